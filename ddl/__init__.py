@@ -1,0 +1,42 @@
+"""ddl: custom training loops on tf.distribute that compute the same thing on any devices.
+
+The public names below are imported on first use, so that ``import ddl`` (and with it
+``python -m ddl.main --help``) does not wait for TensorFlow.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from ddl.experiment import Experiment
+    from ddl.precision import LossScale
+    from ddl.task import PerExample, Task
+    from ddl.tasks.classification import Classification
+    from ddl.trainer import Trainer
+
+_HOME = {
+    "Classification": "ddl.tasks.classification",
+    "Experiment": "ddl.experiment",
+    "LossScale": "ddl.precision",
+    "PerExample": "ddl.task",
+    "Task": "ddl.task",
+    "Trainer": "ddl.trainer",
+}
+
+__all__ = [
+    "Classification",
+    "Experiment",
+    "LossScale",
+    "PerExample",
+    "Task",
+    "Trainer",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'ddl' has no attribute {name!r}")

@@ -1,0 +1,78 @@
+"""Saving and restoring a Trainer."""
+
+import os
+from pathlib import Path
+
+import tensorflow as tf
+
+from ddl.errors import CheckpointError
+from ddl.step import TrainingState
+from ddl.trainer import Trainer
+
+
+class Checkpoints:
+    """The checkpoints of one run: model, optimizer and training state, numbered by step.
+
+    What is saved does not depend on the strategy, so that a run may go on elsewhere.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], trainer: Trainer, keep: int = 3):
+        """Looks what is there; creates nothing.
+
+        Args:
+          directory: Holds the checkpoints.
+          trainer: Is saved from and restored to.
+          keep: How many of the latest checkpoints stay.
+        """
+        self._trainer = trainer
+        # The state lives as tensors in the loop; these variables are its form on disk.
+        self._state = TrainingState(
+            *(tf.Variable(value, trainable=False) for value in trainer.state)
+        )
+        self._checkpoint = tf.train.Checkpoint(
+            model=trainer.model, optimizer=trainer.optimizer, state=self._state._asdict()
+        )
+        self._manager = tf.train.CheckpointManager(
+            self._checkpoint, str(Path(directory)), max_to_keep=keep, checkpoint_name="step"
+        )
+
+    @property
+    def latest(self) -> str | None:
+        """Path prefix of the newest checkpoint; None if there is none."""
+        return self._manager.latest_checkpoint
+
+    def save(self) -> str:
+        """Saves the trainer as it is; returns the checkpoint's path prefix.
+
+        Raises:
+          CheckpointError: If it cannot be written.
+        """
+        for variable, value in zip(self._state, self._trainer.state, strict=True):
+            variable.assign(value)
+        try:
+            return self._manager.save(checkpoint_number=self._trainer.step)
+        except (tf.errors.OpError, OSError) as error:
+            raise CheckpointError(
+                f"the checkpoint of step {self._trainer.step} could not be written to "
+                f"{self._manager.directory}: {error}"
+            ) from error
+
+    def restore_latest(self) -> bool:
+        """Sets the trainer to the newest checkpoint; returns whether there was one.
+
+        Raises:
+          CheckpointError: If it does not fit the trainer or cannot be read.
+        """
+        path = self.latest
+        if path is None:
+            return False
+        try:
+            self._checkpoint.restore(path).assert_existing_objects_matched().expect_partial()
+        except (tf.errors.OpError, AssertionError, ValueError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise CheckpointError(
+                f"{path} cannot be restored into this model and optimizer: {reason}. Give "
+                "another --model_dir, or the config that the checkpoint was made with."
+            ) from error
+        self._trainer.restore(TrainingState(*(tf.identity(value) for value in self._state)))
+        return True

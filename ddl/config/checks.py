@@ -1,0 +1,264 @@
+"""What can be found wrong with a config before anything is built from it."""
+
+import ast
+import dataclasses
+import inspect
+import typing
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from ddl import registry
+from ddl.config.fitting import describe, fits
+from ddl.config.signatures import Signature, signature_of
+from ddl.config.values import (
+    Binding,
+    Key,
+    Location,
+    Macro,
+    MacroCycleError,
+    Reference,
+    enclosing_scopes,
+    expand,
+    leaves,
+    map_leaves,
+    name_of,
+)
+from ddl.errors import ConfigError
+from ddl.suggestions import closest, did_you_mean, either
+
+
+def shown(key: Key) -> str:
+    """Returns the left-hand side for a message: with the shortest name that is not ambiguous."""
+    scope, selector, parameter = key
+    return name_of((scope, registry.short_name(selector), parameter))
+
+
+def macros_of(bindings: Iterable[Binding]) -> dict[str, Any]:
+    """Returns the macros among bindings, by name; the last one of a name counts."""
+    return {binding.scope: binding.value for binding in bindings if binding.is_macro}
+
+
+def checked(bindings: Sequence[Binding], set_later: Collection[str] = ()) -> dict[Key, Binding]:
+    """Returns the bindings that count, by key, after every check.
+
+    Args:
+        bindings: What was written, in its order.
+        set_later: Macros whose None says nothing yet.
+
+    Raises:
+        ConfigError: Tells all that is wrong, each with its file and line.
+    """
+    problems: list[str] = []
+    known: list[Binding] = []
+    for binding in bindings:
+        complaints = list(_unknown_names(binding))
+        if complaints:
+            problems += [_at(binding.location, complaint) for complaint in complaints]
+        else:
+            known.append(with_full_selector(binding))
+    problems += _given_twice(known)
+    problems += _undefined_macros(bindings)
+    if not problems:
+        effective = {binding.key: binding for binding in known}
+        problems += _misfits(effective, set_later)
+    if problems:
+        raise ConfigError("\n".join(dict.fromkeys(problems)))
+    return effective
+
+
+def with_full_selector(binding: Binding) -> Binding:
+    """Returns the binding with the full name of what it binds, where that is known."""
+    found = registry.matches(binding.selector)
+    if len(found) != 1:
+        return binding
+    return dataclasses.replace(binding, selector=found[0].selector)
+
+
+def _at(location: Location | None, complaint: str) -> str:
+    return location.complain(complaint) if location else complaint
+
+
+def _unknown_names(binding: Binding) -> Iterator[str]:
+    """Complains of names that nothing is registered under, or more than one thing is."""
+    found = registry.matches(binding.selector)
+    if len(found) != 1:
+        yield _no_single_match(binding.selector, found)
+    elif not binding.is_macro:
+        yield from _unknown_parameter(binding, found[0])
+    for leaf in leaves(binding.value):
+        if isinstance(leaf, Reference):
+            found = registry.matches(leaf.selector)
+            if len(found) != 1:
+                yield _no_single_match(leaf.selector, found)
+            elif registry.is_broken(found[0]):
+                yield (
+                    f"{leaf.selector} is a Keras class registered by @gin.configurable, which "
+                    "Keras cannot build. Register it by @gin.register."
+                )
+
+
+def _no_single_match(selector: str, found: Sequence[Any]) -> str:
+    if found:
+        candidates = sorted(item.selector for item in found)
+        return f"{selector} is ambiguous: write {either(candidates)}."
+    hint = did_you_mean(selector, registry.names())
+    return f"{selector} is not registered.{hint or ' Is the import of its module missing?'}"
+
+
+def _unknown_parameter(binding: Binding, item: Any) -> Iterator[str]:
+    signature, parameter = signature_of(item.wrapped), binding.parameter
+    explicit = list(signature.annotations)
+    if parameter in explicit:
+        refused = item.denylist and parameter in item.denylist
+        if refused or (item.allowlist and parameter not in item.allowlist):
+            yield f"{binding.selector} does not let a config set its {parameter}."
+    elif not signature.is_open:
+        hint = did_you_mean(parameter, explicit)
+        listing = f" It has: {', '.join(explicit)}." if explicit else " It has none."
+        yield f"{binding.selector} has no parameter {parameter}.{hint or listing}"
+    elif parameter not in signature.inherited:
+        near = [
+            name
+            for name in closest(parameter, [*explicit, *signature.inherited], cutoff=0.8)
+            # block_1 beside block_2 is no typing error.
+            if _without_digits(name) != _without_digits(parameter)
+        ]
+        if near:
+            yield (f"{binding.selector} has no parameter {parameter}. Did you mean {either(near)}?")
+
+
+def _without_digits(name: str) -> str:
+    return "".join(character for character in name if not character.isdigit())
+
+
+def _given_twice(bindings: Iterable[Binding]) -> Iterator[str]:
+    """Complains of a second value in the same file; across files, overriding is the point."""
+    first: dict[tuple[int, Key], Binding] = {}
+    for binding in bindings:
+        earlier = first.setdefault((binding.unit, binding.key), binding)
+        if earlier is not binding:
+            yield _at(
+                binding.location,
+                f"{shown(binding.key)} was already given at {earlier.location}. "
+                "Keep one of the two.",
+            )
+
+
+def _undefined_macros(bindings: Sequence[Binding]) -> Iterator[str]:
+    macros = macros_of(bindings)
+    for binding in bindings:
+        for leaf in leaves(binding.value):
+            if isinstance(leaf, Macro) and not _is_defined(leaf, macros):
+                hint = did_you_mean(leaf.name, macros) or f" Add a line {leaf.name} = …"
+                yield _at(binding.location, f"%{leaf.name} is not defined.{hint}")
+        try:
+            expand(binding.value, macros)
+        except MacroCycleError as error:
+            yield _at(binding.location, f"Macros that are defined by one another: {error}.")
+
+
+def _is_defined(macro: Macro, macros: Mapping[str, Any]) -> bool:
+    if any(name in macros for name in enclosing_scopes(macro.name)):
+        return True
+    try:
+        registry.constant(macro.name)
+    except LookupError:
+        return False
+    return True
+
+
+def _misfits(effective: Mapping[Key, Binding], set_later: Collection[str]) -> Iterator[str]:
+    """Complains of values that their parameter's annotation rules out."""
+    macros = macros_of(effective.values())
+    macros = {k: v for k, v in macros.items() if v is not None or k not in set_later}
+    for binding in effective.values():
+        value = map_leaves(expand(binding.value, macros), _constant_value)
+        if any(registry.is_required(leaf) for leaf in leaves(value)):
+            # A binding to a macro that must be given is told of at the macro.
+            if not _uses_macro(binding.value, macros):
+                name = shown(binding.key)
+                yield _at(binding.location, f"{name} must be given: add a line {name} = …")
+            continue
+        if binding.is_macro:
+            continue
+        signature = signature_of(registry.matches(binding.selector)[0].wrapped)
+        if not _accepts(signature, binding.parameter, value):
+            yield _misfit(binding, value, signature.annotations[binding.parameter], effective)
+
+
+def _uses_macro(value: Any, macros: Mapping[str, Any]) -> bool:
+    return any(isinstance(leaf, Macro) and leaf.name in macros for leaf in leaves(value))
+
+
+def _constant_value(leaf: Any) -> Any:
+    try:
+        return registry.constant(leaf.name) if isinstance(leaf, Macro) else leaf
+    except LookupError:
+        return leaf
+
+
+def _accepts(signature: Signature, parameter: str, value: Any) -> bool:
+    if parameter not in signature.annotations:
+        return True
+    # ``x: int = None`` is common; what the author gives is right, whatever the annotation says.
+    if parameter in signature.defaults and repr(signature.defaults[parameter]) == repr(value):
+        return True
+    return fits(value, signature.annotations[parameter])
+
+
+def _misfit(binding: Binding, value: Any, annotation: Any, effective: Mapping[Key, Binding]) -> str:
+    complaint = f"{shown(binding.key)} must be {describe(annotation)}, not {value!r}."
+    complaint += _remedy(value, annotation)
+    location = binding.location
+    if isinstance(binding.value, Macro):
+        # The line to mend is the macro's; the one that uses it is often shipped with ddl.
+        for name in enclosing_scopes(binding.value.name):
+            macro = next((b for b in effective.values() if b.is_macro and b.scope == name), None)
+            if macro:
+                complaint += f" It is %{name}, used at {location}."
+                location = macro.location
+                break
+    return _at(location, complaint)
+
+
+def _remedy(value: Any, annotation: Any) -> str:
+    """Returns what to write instead, where a small change makes the value fit."""
+    for evaluate, advice in ((True, "with"), (False, "without")):
+
+        def turned(leaf: Any, evaluate: bool = evaluate) -> Any:
+            is_reference = isinstance(leaf, Reference)
+            return dataclasses.replace(leaf, evaluate=evaluate) if is_reference else leaf
+
+        other = map_leaves(value, turned)
+        if other != value and fits(other, annotation):
+            return f" Write {other!r} {advice} parentheses."
+    if isinstance(value, str):
+        hint = did_you_mean(value, _literals(annotation))
+        if hint:
+            return hint
+        try:
+            unquoted = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            pass
+        else:
+            if fits(unquoted, annotation):
+                return f" Write {unquoted!r} without quotation marks."
+    for other in (
+        ((value,), [value])
+        if not isinstance(value, (list, tuple))
+        else (
+            tuple(value),
+            list(value),
+        )
+    ):
+        if fits(other, annotation):
+            return f" Write {other!r}."
+    return ""
+
+
+def _literals(annotation: Any) -> Iterator[str]:
+    if typing.get_origin(annotation) is typing.Literal:
+        yield from (one for one in typing.get_args(annotation) if isinstance(one, str))
+    elif not inspect.isclass(annotation):
+        for member in typing.get_args(annotation):
+            yield from _literals(member)

@@ -1,0 +1,120 @@
+"""Which bindings a run has not used.
+
+The rule: a binding is used when at least one call took its value. A call in scope ``a/b`` takes a
+parameter from the nearest of ``a/b``, ``a`` and no scope; what a caller passes itself is not
+taken from the config. What is handed over uncalled (``@name`` without parentheses) may be called
+any time later, so everything bound for it counts as used, and whatever that refers to.
+"""
+
+import fnmatch
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+from ddl import registry
+from ddl.config.checks import shown
+from ddl.config.parsing import PACKAGE_FOLDER
+from ddl.config.values import (
+    MACRO_SELECTOR,
+    Binding,
+    Key,
+    Macro,
+    Reference,
+    enclosing_scopes,
+    leaves,
+    name_of,
+)
+from ddl.suggestions import closest, did_you_mean, either
+
+# What gin records: (scope, selector) of each call to the values that the call took.
+Calls = Mapping[tuple[str, str], Mapping[str, Any]]
+
+
+def complaints(
+    bindings: Mapping[Key, Binding], calls: Calls, allowed: Collection[str]
+) -> list[str]:
+    """Returns a complaint for each binding that was never used, unless it is allowed.
+
+    The defaults that ddl ships are never complained of, nor what the program bound itself.
+    """
+    used = _used(bindings, calls)
+    return [
+        binding.location.complain(_complaint(binding, bindings, used, calls))
+        for key, binding in bindings.items()
+        if key not in used
+        and binding.location
+        and not _is_shipped(binding)
+        and not _is_allowed(binding, allowed)
+    ]
+
+
+def _is_shipped(binding: Binding) -> bool:
+    file = binding.location.file if binding.location else None
+    return file is not None and os.path.abspath(file).startswith(PACKAGE_FOLDER + os.sep)
+
+
+def _is_allowed(binding: Binding, patterns: Iterable[str]) -> bool:
+    names = (shown(binding.key), binding.name)
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns for name in names)
+
+
+def _used(bindings: Mapping[Key, Binding], calls: Calls) -> set[Key]:
+    used: set[Key] = set()
+    for (scope, selector), values in calls.items():
+        for parameter in values:
+            for enclosing in enclosing_scopes(scope):
+                if (enclosing, selector, parameter) in bindings:
+                    used.add((enclosing, selector, parameter))
+                    break
+    # What a call took was itself called, and so recorded, unless it was handed over uncalled.
+    waiting = [(key, False) for key in used]
+    while waiting:
+        key, is_for_later = waiting.pop()
+        for leaf in leaves(bindings[key].value):
+            for found in _for_later(leaf, is_for_later, bindings):
+                if found not in used:
+                    used.add(found)
+                    waiting.append((found, True))
+    return used
+
+
+def _for_later(leaf: Any, is_for_later: bool, bindings: Mapping[Key, Binding]) -> Iterator[Key]:
+    """Yields the bindings that a part of a value may still take, in a call to come."""
+    if isinstance(leaf, Macro) and is_for_later:
+        scopes: list[str] | None = list(enclosing_scopes(leaf.name))
+        selector = MACRO_SELECTOR
+    elif isinstance(leaf, Reference) and (is_for_later or not leaf.evaluate):
+        scopes = list(enclosing_scopes(leaf.scope)) if leaf.scope else None
+        selector = registry.matches(leaf.selector)[0].selector
+    else:
+        return
+    for key in bindings:
+        if key[1] == selector and (scopes is None or key[0] in scopes):
+            yield key
+
+
+def _complaint(
+    binding: Binding, bindings: Mapping[Key, Binding], used: Collection[Key], calls: Calls
+) -> str:
+    what = f"{shown(binding.key)} is never used"
+    if binding.is_macro:
+        users = [shown(b.key) for b in bindings.values() if Macro(binding.scope) in leaves(b.value)]
+        if users:
+            return f"{what}: what refers to it ({', '.join(users)}) is not used either."
+        others = [key[0] for key in used if key[1] == MACRO_SELECTOR]
+        hint = did_you_mean(binding.scope, others)
+        return f"{what}.{hint or f' Nothing refers to %{binding.scope}.'}"
+    name = registry.short_name(binding.selector)
+    scopes = sorted({scope for scope, selector in calls if selector == binding.selector})
+    if not scopes:
+        called = {registry.short_name(selector) for _, selector in calls}
+        hint = did_you_mean(name, called) or f" Does another binding refer to @{name}()?"
+        return f"{what}: nothing calls {name}.{hint}"
+    if not any(binding.scope in enclosing_scopes(scope) for scope in scopes):
+        all_scopes = {one for scope in scopes for one in enclosing_scopes(scope) if one}
+        near = closest(binding.scope, all_scopes)
+        keys = [name_of((scope, name, binding.parameter)) for scope in near]
+        places = either(f"scope {scope}" if scope else "no scope" for scope in scopes)
+        hint = f" Did you mean {either(keys)}?" if keys else ""
+        return f"{what}: {name} is called in {places}, not in {binding.scope}.{hint}"
+    return f"{what}: each call of {name} takes {binding.parameter} from elsewhere."

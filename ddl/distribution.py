@@ -1,0 +1,223 @@
+"""Where a run takes place: devices, and the `tf.distribute` strategy over them.
+
+Nothing here changes what is computed. `configure_devices` must run before TensorFlow has
+created its devices, `build_strategy` before the model is built.
+"""
+
+import dataclasses
+import json
+import os
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from ddl.choices import CROSS_DEVICE_OPS, STRATEGIES, CrossDeviceOps, StrategyName
+from ddl.errors import ConfigError, DeviceError
+
+_NOT_YET = ("multi_worker_mirrored", "parameter_server", "tpu")
+
+
+@dataclasses.dataclass(frozen=True)
+class Communication:
+    """How gradients travel between the replicas. It moves bytes and changes no mathematics.
+
+    Attributes:
+      cross_device_ops: The all-reduce of `mirrored`. `auto` takes NCCL for GPUs and one
+        hierarchical copy for CPU devices.
+      num_packs: Into how many buffers gradients are packed before the all-reduce; 0 sends
+        each one by itself.
+      bytes_per_pack: Size in bytes of a buffer in collective all-reduces; 0 lets TensorFlow
+        choose.
+      timeout_seconds: After how long a collective that a peer does not join is an error;
+        None waits for ever.
+    """
+
+    cross_device_ops: CrossDeviceOps = "auto"
+    num_packs: int = 1
+    bytes_per_pack: int = 0
+    timeout_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.cross_device_ops not in CROSS_DEVICE_OPS:
+            raise ConfigError(
+                f"cross_device_ops is {self.cross_device_ops!r}; it is one of "
+                f"{', '.join(CROSS_DEVICE_OPS)}"
+            )
+        if self.num_packs < 0 or self.bytes_per_pack < 0:
+            raise ConfigError("num_packs and bytes_per_pack are zero or more")
+        if self.timeout_seconds is not None and self.timeout_seconds <= 0:
+            raise ConfigError("timeout_seconds is more than zero, or None to wait for ever")
+
+    def options(self) -> tf.distribute.experimental.CommunicationOptions:
+        """The same as TensorFlow's hint object, for `extended.batch_reduce_to`."""
+        return tf.distribute.experimental.CommunicationOptions(
+            bytes_per_pack=self.bytes_per_pack, timeout_seconds=self.timeout_seconds
+        )
+
+
+def configure_devices(
+    num_virtual_devices: int | None = None,
+    gpus: Sequence[int] | None = None,
+    memory_growth: bool = True,
+    deterministic_ops: bool = False,
+) -> None:
+    """Chooses the devices that this process sees. Call it before any TensorFlow operation.
+
+    Args:
+      num_virtual_devices: Splits the host CPU into this many logical devices and hides the
+        GPUs: the way to develop and test N replicas without N accelerators. None leaves the
+        CPU whole.
+      gpus: Which GPUs to use, by index; empty for none, None for all.
+      memory_growth: Whether GPU memory is taken as needed rather than all at once.
+      deterministic_ops: Whether every operation must repeat bit for bit on a GPU, at some
+        cost. On CPU operations repeat anyway.
+
+    Raises:
+      ConfigError: If an argument is out of range, or both arguments are given.
+      DeviceError: If a GPU is not there, or TensorFlow has created its devices already and
+        they are not the ones asked for.
+    """
+    if num_virtual_devices is not None and num_virtual_devices < 1:
+        raise ConfigError(f"num_virtual_devices is {num_virtual_devices}; it is 1 or more")
+    if num_virtual_devices is not None and gpus:
+        raise ConfigError(
+            "num_virtual_devices and gpus exclude each other: virtual devices are made of the "
+            "host CPU. Give one of them."
+        )
+    if deterministic_ops:
+        tf.config.experimental.enable_op_determinism()
+    if num_virtual_devices is not None:
+        _split_host_cpu(num_virtual_devices)
+    else:
+        _choose_gpus(gpus, memory_growth)
+
+
+def _split_host_cpu(count: int) -> None:
+    try:
+        tf.config.set_visible_devices([], "GPU")
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        tf.config.set_logical_device_configuration(
+            cpu, [tf.config.LogicalDeviceConfiguration() for _ in range(count)]
+        )
+    except RuntimeError as error:
+        # TensorFlow refuses any change once its devices exist; that the wanted number is
+        # there already (a second run in one process) is no reason to fail.
+        present = len(tf.config.list_logical_devices("CPU"))
+        if present < count:
+            raise DeviceError(
+                f"{count} virtual devices were asked for, but TensorFlow has already started "
+                f"with {present}. Ask for them before the first TensorFlow operation of the "
+                "process, or start a new process."
+            ) from error
+
+
+def _choose_gpus(indices: Sequence[int] | None, memory_growth: bool) -> None:
+    present = tf.config.list_physical_devices("GPU")
+    if indices is None:
+        chosen = present
+    else:
+        absent = [index for index in indices if not 0 <= index < len(present)]
+        if absent:
+            available = ", ".join(str(i) for i in range(len(present))) or "none"
+            raise DeviceError(
+                f"GPU {', '.join(map(str, absent))} was asked for, but TensorFlow sees "
+                f"{len(present)} on this machine (available: {available}). Check the driver "
+                "with nvidia-smi, install the extra 'cuda', or leave the choice out."
+            )
+        chosen = [present[index] for index in indices]
+    try:
+        tf.config.set_visible_devices(chosen, "GPU")
+        for gpu in chosen:
+            tf.config.experimental.set_memory_growth(gpu, memory_growth)
+    except RuntimeError as error:
+        if len(tf.config.list_logical_devices("GPU")) != len(chosen):
+            raise DeviceError(
+                "GPUs cannot be chosen any more: TensorFlow has already started. Choose them "
+                "before the first TensorFlow operation of the process."
+            ) from error
+
+
+def build_strategy(
+    name: StrategyName = "auto", communication: Communication | None = None
+) -> tf.distribute.Strategy:
+    """Builds the strategy called `name` over all devices that this process sees.
+
+    `auto` takes several workers named in TF_CONFIG for `multi_worker_mirrored`, several GPUs
+    for `mirrored`, anything else for `one_device`.
+
+    Raises:
+      ConfigError: If the name is unknown, or the strategy is not supported yet.
+    """
+    if name not in STRATEGIES:
+        raise ConfigError(f"strategy is {name!r}; it is one of {', '.join(STRATEGIES)}")
+    communication = communication or Communication()
+    if name == "auto":
+        name = _choose_strategy()
+    if name in _NOT_YET:
+        raise ConfigError(
+            f"strategy {name!r} is not supported yet in this version of ddl. Use one_device, "
+            "mirrored or central_storage"
+            + (" (TF_CONFIG names several workers: unset it)." if _num_workers() > 1 else ".")
+        )
+    accelerators = [device.name for device in tf.config.list_logical_devices("GPU")]
+    devices = accelerators or [device.name for device in tf.config.list_logical_devices("CPU")]
+    if name == "one_device":
+        return tf.distribute.OneDeviceStrategy(devices[0])
+    if name == "mirrored":
+        return tf.distribute.MirroredStrategy(
+            devices,
+            cross_device_ops=_cross_device_ops(communication, on_gpu=bool(accelerators)),
+        )
+    return tf.distribute.experimental.CentralStorageStrategy(
+        compute_devices=devices, parameter_device="CPU:0"
+    )
+
+
+def _choose_strategy() -> StrategyName:
+    if _num_workers() > 1:
+        return "multi_worker_mirrored"
+    if len(tf.config.list_logical_devices("GPU")) > 1:
+        return "mirrored"
+    return "one_device"
+
+
+def _num_workers() -> int:
+    text = os.environ.get("TF_CONFIG", "")
+    if not text:
+        return 1
+    try:
+        cluster = json.loads(text).get("cluster", {})
+        return len(cluster.get("worker", [])) + len(cluster.get("chief", []))
+    except (ValueError, AttributeError) as error:
+        raise ConfigError(
+            f"the environment variable TF_CONFIG is not a JSON object as TensorFlow wants it: "
+            f"{error}. Correct it, or unset it to run on this machine alone."
+        ) from error
+
+
+def _cross_device_ops(
+    communication: Communication, on_gpu: bool
+) -> tf.distribute.CrossDeviceOps | None:
+    choice = communication.cross_device_ops
+    if choice == "auto":
+        choice = "nccl" if on_gpu else "hierarchical_copy"
+    if choice == "nccl":
+        if not on_gpu:
+            raise ConfigError(
+                "cross_device_ops is 'nccl', but there is no GPU here. Leave it at 'auto'."
+            )
+        return tf.distribute.NcclAllReduce(num_packs=communication.num_packs)
+    if choice == "hierarchical_copy":
+        return tf.distribute.HierarchicalCopyAllReduce(num_packs=communication.num_packs)
+    return tf.distribute.ReductionToOneDevice()
+
+
+def describe_devices(strategy: tf.distribute.Strategy) -> str:
+    """A short text for the start-up summary, such as '4 × CPU (virtual)' or 'GPU:0, GPU:1'."""
+    names = [
+        tf.DeviceSpec.from_string(name) for name in strategy.extended.worker_devices
+    ]
+    virtual = len(tf.config.list_logical_devices("CPU")) > 1
+    if names[0].device_type == "CPU" and virtual:
+        return f"{len(names)} of {len(tf.config.list_logical_devices('CPU'))} virtual CPU devices"
+    return ", ".join(f"{name.device_type}:{name.device_index or 0}" for name in names)

@@ -1,0 +1,39 @@
+"""The errors that ddl raises on purpose: each says what is wrong, where, and what to do.
+
+``ddl.main`` prints such an error's message alone, without a traceback, and exits with its
+``exit_status``. Anything else that escapes is a bug and keeps its traceback.
+"""
+
+
+class DdlError(Exception):
+    """Base of all errors meant for the person who started the run."""
+
+    exit_status = 1
+
+
+class ConfigError(DdlError, ValueError):
+    """A value, a binding or a flag that cannot be used as given."""
+
+
+class DataError(DdlError, ValueError):
+    """Data that is missing, or not what the task needs."""
+
+
+class DeviceError(DdlError, RuntimeError):
+    """A device or a strategy that is not there, or can no longer be set up."""
+
+
+class CheckpointError(DdlError, RuntimeError):
+    """A model directory or a checkpoint that cannot be used, or written."""
+
+
+class TrainingInterrupted(DdlError):
+    """Training stopped on a signal, after saving; the same command goes on from there."""
+
+    exit_status = 75
+
+
+class TrainingDiverged(DdlError, ArithmeticError):
+    """The loss or the gradients stopped being finite."""
+
+    exit_status = 76

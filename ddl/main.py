@@ -1,0 +1,162 @@
+"""Trains, evaluates or exports the experiment that gin files describe.
+
+  python -m ddl.main --gin_file=configs/digits_cnn.gin --model_dir=runs/digits
+
+gin files say what is computed, the other flags where it runs. The same command again goes on
+where the run stopped. Exit status: 0 done; 1 an error in flags, config or data; 75 stopped by a
+signal after saving; 76 training diverged.
+"""
+
+import sys
+from collections.abc import Sequence
+
+from absl import flags
+
+from ddl.choices import CROSS_DEVICE_OPS, MODES, STRATEGIES
+from ddl.errors import DdlError
+
+FLAGS = flags.FLAGS
+
+
+def define_flags() -> None:
+    """Defines every flag of the command line."""
+    flags.DEFINE_multi_string("gin_file", None, "A config. May be given several times, in order.")
+    flags.DEFINE_multi_string(
+        "gin_param",
+        None,
+        "A binding such as \"TRAIN_STEPS = 100\", read after the files. May be given several "
+        "times; --gin_bindings and --gin.NAME=VALUE mean the same.",
+    )
+    flags.DEFINE_multi_string(
+        "gin_search_path", None, "A folder to look for configs and includes in."
+    )
+    flags.DEFINE_list("gin_allow_unused", [], "Names of bindings that may go unused.")
+    flags.DEFINE_string("model_dir", None, "Where the run writes, and where it is gone on with.")
+    flags.DEFINE_enum("mode", "train_and_eval", MODES, "What to do.")
+    flags.DEFINE_bool(
+        "dry_run", False, "Build everything, make one step, print config and plan, write nothing."
+    )
+    flags.DEFINE_enum("strategy", "auto", STRATEGIES, "How devices work together.")
+    flags.DEFINE_integer(
+        "num_virtual_devices", None, "Split the host CPU into this many devices.", lower_bound=1
+    )
+    flags.DEFINE_string(
+        "gpus", "all", "Which GPUs to use: all, none, or their numbers, such as 0,1."
+    )
+    flags.DEFINE_bool("memory_growth", True, "Take GPU memory as needed, not all at once.")
+    flags.DEFINE_bool("deterministic_ops", False, "Make every GPU operation repeat bit for bit.")
+    flags.DEFINE_enum(
+        "cross_device_ops",
+        "auto",
+        CROSS_DEVICE_OPS,
+        "The all-reduce of --strategy=mirrored.",
+    )
+    flags.DEFINE_integer(
+        "num_packs", 1, "Buffers that gradients are packed into for it.", lower_bound=0
+    )
+    flags.DEFINE_integer(
+        "steps_per_loop",
+        None,
+        "Updates a Python call; by default about a second's worth. Never changes results.",
+        lower_bound=1,
+    )
+    flags.DEFINE_enum(
+        "data_on_device",
+        "auto",
+        ("auto", "true", "false"),
+        "Keep arrays on the devices and gather batches there. Never changes results.",
+    )
+
+
+def run(argv: Sequence[str] | None = None) -> None:
+    """The command `ddl`: parses flags, runs, and exits with the status documented above."""
+    arguments = with_aliases(sys.argv if argv is None else argv)
+    if any(argument in ("--help", "-help", "-h", "-?", "--helpfull") for argument in arguments):
+        print(usage())
+        sys.exit(0)
+    try:
+        rest = FLAGS(arguments)
+        if len(rest) > 1:
+            raise flags.Error(f"'{rest[1]}' is not a flag; flags begin with --")
+        if not FLAGS.gin_file:
+            raise flags.Error("--gin_file is missing: name a config, such as configs/digits_cnn.gin")
+        gpus = parse_gpus(FLAGS.gpus)
+    except flags.Error as error:
+        print(f"ddl: {error}\nddl --help lists all flags.", file=sys.stderr)
+        sys.exit(1)
+    try:
+        start(gpus)
+    except DdlError as error:
+        print(f"ddl: {error}", file=sys.stderr)
+        sys.exit(error.exit_status)
+
+
+def start(gpus: Sequence[int] | None) -> None:
+    """From parsed flags to the end of the run."""
+    # TensorFlow takes seconds to import: only now that the flags are known to be right.
+    from ddl.quiet import quiet_start_up
+
+    with quiet_start_up():
+        from ddl import config, distribution, train
+
+        config.load(FLAGS.gin_file, FLAGS.gin_param or (), FLAGS.gin_search_path or ())
+        distribution.configure_devices(
+            num_virtual_devices=FLAGS.num_virtual_devices,
+            gpus=gpus,
+            memory_growth=FLAGS.memory_growth,
+            deterministic_ops=FLAGS.deterministic_ops,
+        )
+        communication = distribution.Communication(
+            cross_device_ops=FLAGS.cross_device_ops, num_packs=FLAGS.num_packs
+        )
+        strategy = distribution.build_strategy(FLAGS.strategy, communication)
+    on_device = {"auto": "auto", "true": True, "false": False}[FLAGS.data_on_device]
+    train.run(
+        train.Placement(strategy, communication, FLAGS.steps_per_loop, on_device),
+        FLAGS.model_dir,
+        mode=FLAGS.mode,
+        dry_run=FLAGS.dry_run,
+        allow_unused=FLAGS.gin_allow_unused,
+    )
+
+
+def with_aliases(arguments: Sequence[str]) -> list[str]:
+    """Rewrites --gin_bindings and --gin.NAME=VALUE to --gin_param, keeping the order of all."""
+    rewritten = []
+    for argument in arguments:
+        name = argument.lstrip("-")
+        if argument.startswith("-") and name.startswith("gin."):
+            rewritten.append(f"--gin_param={name.removeprefix('gin.')}")
+        elif argument.startswith("-") and name.split("=")[0] == "gin_bindings":
+            rewritten.append("--gin_param" + name.removeprefix("gin_bindings"))
+        else:
+            rewritten.append(argument)
+    return rewritten
+
+
+def parse_gpus(text: str) -> list[int] | None:
+    """The value of --gpus as indices; None for all."""
+    if text == "all":
+        return None
+    if text in ("none", ""):
+        return []
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise flags.Error(
+            f"--gpus={text} is neither all, none, nor a list of numbers such as 0,1"
+        ) from None
+
+
+def usage() -> str:
+    """The text of --help."""
+    own = flags.FlagValues()
+    for flag in FLAGS.get_flags_for_module(__name__):
+        own[flag.name] = flag
+    return f"{__doc__}\nFlags:\n{own.get_help()}"
+
+
+define_flags()
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,49 @@
+"""Small convolutional networks for images."""
+
+from collections.abc import Sequence
+
+import keras
+
+
+def cnn(
+    input_shape: Sequence[int],
+    num_classes: int,
+    *,
+    blocks: Sequence[Sequence[int]] = ((32, 64),),
+    hidden_units: Sequence[int] = (128,),
+    block_dropout: float = 0.0,
+    hidden_dropout: float = 0.0,
+    padding: str = "valid",
+    input_scale: float = 1 / 255,
+) -> keras.Model:
+    """Blocks of 3×3 convolutions, each block ending in 2×2 max pooling; dense layers; logits.
+
+    Args:
+      input_shape: Shape of one image: height, width, channels.
+      num_classes: Number of logits.
+      blocks: For each block, the number of filters of each of its convolutions.
+      hidden_units: Width of each dense layer after the blocks.
+      block_dropout: Share of activations dropped after each block.
+      hidden_dropout: Share of activations dropped after each dense layer.
+      padding: "valid" or "same", of the convolutions.
+      input_scale: Raw inputs are multiplied by it; 1/255 takes bytes to [0, 1].
+
+    Returns:
+      A model from [batch, *input_shape], any dtype, to logits [batch, num_classes].
+    """
+    inputs = keras.Input(tuple(input_shape), name="image")
+    x = keras.layers.Rescaling(input_scale, name="scale")(inputs)
+    for block, convolutions in enumerate(blocks, start=1):
+        for number, filters in enumerate(convolutions, start=1):
+            x = keras.layers.Conv2D(
+                filters, 3, padding=padding, activation="relu", name=f"conv_{block}_{number}"
+            )(x)
+        x = keras.layers.MaxPooling2D(name=f"pool_{block}")(x)
+        if block_dropout:
+            x = keras.layers.Dropout(block_dropout, name=f"block_dropout_{block}")(x)
+    x = keras.layers.Flatten(name="flatten")(x)
+    for number, units in enumerate(hidden_units, start=1):
+        x = keras.layers.Dense(units, activation="relu", name=f"hidden_{number}")(x)
+        if hidden_dropout:
+            x = keras.layers.Dropout(hidden_dropout, name=f"hidden_dropout_{number}")(x)
+    return keras.Model(inputs, keras.layers.Dense(num_classes, name="logits")(x), name="cnn")

@@ -1,0 +1,144 @@
+"""From a task's per-example losses to the one number that is differentiated, and the sums.
+
+A mean taken on a replica or a microbatch would weigh it by itself; so only sums are formed
+here, divided by the constant global batch size B to keep their magnitude, and the trainer
+divides by the global Σ weight / B once, after the reduce.
+"""
+
+from collections.abc import Sequence
+
+import keras
+import tensorflow as tf
+
+from ddl.errors import ConfigError
+from ddl.metrics import MetricSums
+from ddl.task import PerExample, Task
+
+
+class Objective:
+    """Σ weight·loss / B of a replica's microbatch, with its metric sums."""
+
+    def __init__(
+        self,
+        task: Task,
+        element_spec: dict[str, tf.TensorSpec],
+        global_batch_size: int,
+        strategy: tf.distribute.Strategy,
+    ):
+        """Runs the task once on symbolic examples, which builds a model not built yet.
+
+        Args:
+          task: The task.
+          element_spec: One example by feature name, without the batch dimension.
+          global_batch_size: B above.
+          strategy: In whose scope a model not built yet gets its variables.
+
+        Raises:
+          ConfigError: If what the task returns cannot be weighed and summed exactly.
+        """
+        self._task = task
+        self._global_batch_size = global_batch_size
+        output = self._trace(element_spec, strategy)
+        self.metrics = MetricSums(["loss", *output.metrics])
+        self.task_weighs = output.weight is not None
+        """Whether the task gives weights of its own, so that Σ weight is not the batch size."""
+        self._penalized = [v for v in task.model.trainable_variables if v.regularizer is not None]
+
+    def __call__(
+        self, features: dict[str, tf.Tensor], training: bool
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Replica context.
+
+        Args:
+          features: The batch; "weight", float32 [batch], is 0 for padding.
+          training: As in `Task.per_example`.
+
+        Returns:
+          The objective, float [], in the dtype of the losses; and the metric sums, float64.
+        """
+        features = dict(features)
+        example_weight = features.pop("weight")
+        output = self._task.per_example(features, training)
+        self._check(output, example_weight.shape[0])
+        loss = output.loss
+        weight = tf.broadcast_to(_align(tf.cast(example_weight, loss.dtype), loss), tf.shape(loss))
+        if output.weight is not None:
+            weight *= _align(tf.cast(output.weight, loss.dtype), loss)
+        objective = tf.reduce_sum(loss * weight)
+        for own_loss in self._losses_of_layers() if training else ():
+            # Such a loss is a mean over the replica's examples, so it counts as they do.
+            objective += tf.reduce_sum(weight) * tf.cast(own_loss, loss.dtype)
+        sums = self.metrics.sums({"loss": loss, **output.metrics}, weight)
+        return objective / tf.cast(self._global_batch_size, loss.dtype), sums
+
+    def _losses_of_layers(self) -> Sequence[tf.Tensor]:
+        """What layers added by `add_loss` or an activity regularizer in the last call."""
+        losses = self._task.model.losses
+        # Keras lists the penalties on weights last. They do not depend on the examples and are
+        # added after the reduce, once (ddl.gradients.add_regularization).
+        return losses[: len(losses) - len(self._penalized)]
+
+    def _trace(
+        self, element_spec: dict[str, tf.TensorSpec], strategy: tf.distribute.Strategy
+    ) -> PerExample:
+        batch = {
+            name: tf.TensorSpec([1, *spec.shape], spec.dtype, name)
+            for name, spec in element_spec.items()
+        }
+        outputs: list[PerExample] = []
+
+        @tf.function(autograph=False)
+        def probe(features: dict[str, tf.Tensor]) -> None:
+            features = dict(features)
+            weight = features.pop("weight")
+            outputs.append(self._task.per_example(features, training=False))
+            self._check(outputs[-1], weight.shape[0])
+
+        with strategy.scope():
+            probe.get_concrete_function(batch)
+        return outputs[-1]
+
+    def _check(self, output: PerExample, batch: int) -> None:
+        name = f"{type(self._task).__name__}.per_example"
+        if not isinstance(output, PerExample):
+            raise ConfigError(
+                f"{name} returned {type(output).__name__}; it returns a ddl.PerExample with one "
+                "loss for each example"
+            )
+        if output.loss.shape.rank == 0:
+            raise ConfigError(
+                f"{name} returned a scalar loss. It returns one loss for each example, shape "
+                "[batch], so that padding, masks and several replicas weigh exactly: leave out "
+                "the reduce_mean, or give a Keras loss reduction=None."
+            )
+        if output.loss.shape[0] != batch:
+            raise ConfigError(
+                f"{name} returned losses of shape {tuple(output.loss.shape)} for a batch of "
+                f"{batch}; the first dimension is the batch"
+            )
+        for metric, values in output.metrics.items():
+            if values.shape.rank != output.loss.shape.rank:
+                raise ConfigError(
+                    f"{name}: the metric {metric!r} has shape {tuple(values.shape)}, the loss "
+                    f"{tuple(output.loss.shape)}; both hold one value for each example"
+                )
+
+
+def check_variables(model: keras.Model, strategy: tf.distribute.Strategy) -> list[keras.Variable]:
+    """The model's trainable variables, if there are any and the strategy can update them."""
+    variables = list(model.trainable_variables)
+    if not variables:
+        raise ConfigError(f"the model {model.name!r} has no trainable variables")
+    for variable in variables:
+        if not strategy.extended.variable_created_in_scope(variable.value):
+            raise ConfigError(
+                f"the model's variable {variable.path!r} was made outside the strategy's scope. "
+                "Build the model under `with strategy.scope():`."
+            )
+    return variables
+
+
+def _align(weight: tf.Tensor, loss: tf.Tensor) -> tf.Tensor:
+    """Appends dimensions to `weight` so that it broadcasts to `loss` from the left."""
+    missing = loss.shape.rank - weight.shape.rank
+    return tf.reshape(weight, tf.concat([tf.shape(weight), [1] * missing], axis=0))

@@ -1,0 +1,56 @@
+"""Keeps TensorFlow's start-up chatter off the screen, and nothing else.
+
+TF_CPP_MIN_LOG_LEVEL silences most of it, but what TensorFlow's libraries log while they are
+being loaded goes to the file descriptor of standard error directly and heeds no setting
+(https://github.com/abseil/abseil-cpp/pull/1957). So that descriptor is caught for the few
+seconds of start-up, and every line but the known chatter is passed on.
+"""
+
+import contextlib
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+
+# Information and warnings, as absl's C++ logger writes them.
+_CHATTER = re.compile(
+    rb"^(?:[IW]\d{4} \d\d:\d\d:|[IW]0000 00:00:"
+    rb"|WARNING: All log messages before absl::InitializeLog"
+    rb"|To enable the following instructions: )"
+)
+# On a machine without an NVIDIA device this error means just that.
+_NO_GPU = re.compile(rb"failed call to cuInit|CUDA_ERROR_NO_DEVICE")
+_NVIDIA_DEVICES = ("/dev/nvidiactl", "/dev/dxg")
+
+
+@contextlib.contextmanager
+def quiet_start_up() -> Iterator[None]:
+    """While TensorFlow is imported and finds its devices, drops information and warnings.
+
+    Errors are passed on when the block ends, also when it ends in an exception. Does nothing if
+    TF_CPP_MIN_LOG_LEVEL is set: who sets it wants to see.
+    """
+    if "TF_CPP_MIN_LOG_LEVEL" in os.environ:
+        yield
+        return
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+    sys.stderr.flush()
+    original = os.dup(2)
+    with tempfile.TemporaryFile() as caught:
+        os.dup2(caught.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(original, 2)
+            os.close(original)
+            caught.seek(0)
+            os.write(2, b"".join(line for line in caught if not _is_chatter(line)))
+
+
+def _is_chatter(line: bytes) -> bool:
+    if _CHATTER.match(line):
+        return True
+    has_gpu = any(os.path.exists(device) for device in _NVIDIA_DEVICES)
+    return not has_gpu and _NO_GPU.search(line) is not None

@@ -1,0 +1,141 @@
+"""What a config can name: ddl's own functions and classes, and those of Keras.
+
+This is the one place that knows how gin keeps its registry.
+"""
+
+import functools
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import gin
+from gin import config as gin_config
+
+# ddl's own: "module:attribute", named in configs as ddl.<attribute>, or <attribute> for short.
+OWN: tuple[str, ...] = ()
+
+# Left out: metrics, whose names are those of the losses; activations, which Keras takes by name
+# ('relu'); and the base classes, which nobody can build anything from.
+KERAS_MODULES = (
+    "keras.optimizers",
+    "keras.optimizers.schedules",
+    "keras.losses",
+    "keras.initializers",
+    "keras.regularizers",
+    "keras.constraints",
+    "keras.layers",
+)
+KERAS_BASES = frozenset(
+    {
+        "Optimizer",
+        "LearningRateSchedule",
+        "Loss",
+        "Initializer",
+        "Regularizer",
+        "Constraint",
+        "Layer",
+        "Wrapper",
+    }
+)
+
+
+def register(item: Callable[..., Any], name: str | None = None, module: str = "ddl") -> None:
+    """Makes a function or a class known to configs as ``module.name``, ``name`` for short.
+
+    The item itself is left as it is, and what is built from it through a config is a plain
+    instance: bindings reach it only where a config refers to it. Registering it again is fine.
+
+    Args:
+        item: The function or class.
+        name: Its name in configs; its own when not given.
+        module: What tells it from another item of the same name.
+    """
+    name = name or item.__name__
+    known = gin_config._REGISTRY.get(f"{module}.{name}")
+    if known is None or known.wrapped is not item:
+        gin.external_configurable(item, name=name, module=module)
+
+
+@functools.cache
+def register_all() -> None:
+    """Registers ddl's own items and those of Keras, which imports Keras."""
+    for path in OWN:
+        module, _, attribute = path.partition(":")
+        register(getattr(importlib.import_module(module), attribute))
+    for module in KERAS_MODULES:
+        for attribute, item in vars(importlib.import_module(module)).items():
+            # Keras also exports its classes under older names; only their own is registered.
+            is_alias = attribute != getattr(item, "__name__", None)
+            if inspect.isclass(item) and not is_alias and attribute not in KERAS_BASES:
+                register(item, module=module)
+
+
+def matches(selector: str) -> list[Any]:
+    """Returns the registered items that a name may mean: one unless unknown or ambiguous.
+
+    Each has ``wrapped`` (the function or class), ``wrapper`` (what takes its arguments from the
+    config), ``selector`` (its full name), ``allowlist`` and ``denylist``.
+    """
+    return gin_config._REGISTRY.get_all_matches(selector)
+
+
+def short_name(selector: str) -> str:
+    """Returns the shortest name that means the item of this full name, and no other."""
+    if not gin_config._REGISTRY.matching_selectors(selector):
+        return selector
+    return gin_config._REGISTRY.minimal_selector(selector)
+
+
+def names() -> list[str]:
+    """Returns the shortest and the full names of all that is registered, without gin's own."""
+    full = [selector for selector, _ in gin_config._REGISTRY.items()]
+    full = [selector for selector in full if not selector.startswith("gin.")]
+    return [short_name(selector) for selector in full] + full
+
+
+def is_broken(item: Any) -> bool:
+    """Whether an item is a Keras layer or model that gin has changed in place.
+
+    ``@gin.configurable`` replaces ``__init__``, whose signature Keras reads and then cannot.
+    """
+    return item.wrapper is item.wrapped and any(
+        base.__name__ == "Operation" and base.__module__.startswith("keras.")
+        for base in getattr(item.wrapped, "__mro__", ())
+    )
+
+
+def constant(name: str) -> Any:
+    """Returns the value of a ``gin.constant``; raises LookupError when there is none."""
+    if len(gin_config._CONSTANTS.matching_selectors(name)) != 1:
+        raise LookupError(name)
+    return gin_config._CONSTANTS.get_match(name)
+
+
+def is_required(value: Any) -> bool:
+    """Whether a value is ``%gin.REQUIRED``, the mark of something that must be given."""
+    return value is gin.REQUIRED
+
+
+def bind(scope: str, selector: str, parameter: str, value: Any) -> None:
+    """Binds a value, whose references are gin's, in gin's own config."""
+    gin.bind_parameter((scope, selector, parameter), value)
+
+
+def gin_reference(scoped_selector: str, evaluate: bool) -> Any:
+    """Returns gin's own form of ``@scope/selector``."""
+    return gin_config.ConfigurableReference(scoped_selector, evaluate)
+
+
+def gin_macro(name: str) -> Any:
+    """Returns gin's own form of ``%NAME``."""
+    return gin_config.ParserDelegate().macro(name)
+
+
+def calls() -> dict[tuple[str, str], dict[str, Any]]:
+    """Returns what was called so far: (scope, selector) to the values that gin gave, or knew.
+
+    That is the bound values and the literal defaults, less those that the caller passed itself.
+    """
+    with gin_config._OPERATIVE_CONFIG_LOCK:
+        return {call: dict(values) for call, values in gin_config._OPERATIVE_CONFIG.items()}

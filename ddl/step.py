@@ -1,0 +1,213 @@
+"""One update on every replica.
+
+    replica         Σ loss·weight / B, backward     for each microbatch, added up
+    cross-replica   all-reduce (SUM) of gradients   once an update
+                    strategy.reduce (SUM) of sums   Σ weight, Σ loss·weight, metrics
+    replica         unscale, clip, apply            the same on every replica
+
+B is the global batch size. Weights that do not add up to B (padding, masks) are made good after
+the reduce by the factor B / Σ weight, with the sum over the global batch: no replica needs to
+know it before its backward pass, so nothing else has to be communicated.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from ddl import gradients as gradient_path
+from ddl.data import BatchPipeline
+from ddl.errors import ConfigError
+from ddl.objective import Objective
+from ddl.precision import LossScale
+
+Sums = tf.Tensor
+_SUM = tf.distribute.ReduceOp.SUM
+
+
+class TrainingState(NamedTuple):
+    """What changes from update to update, beside model and optimizer.
+
+    It travels through the training loop as tensors, so that reading it costs one fetch a loop.
+
+    Attributes:
+      step: int64 [], updates made.
+      batches: int64 [], global batches consumed: the position in the data. It runs ahead of
+        `step` by the updates that were skipped.
+      skipped_in_a_row: int64 [], updates skipped since the last one made.
+      loss_scale: float32 [], 1 where there is none.
+      finite_updates: int64 [], updates since the loss scale last moved.
+      sums: float64 [n], metric sums since they were last read (`ddl.metrics.MetricSums`).
+      gradient_norms: float64 [2], Σ of the global gradient norms since then, and their count.
+    """
+
+    step: tf.Tensor
+    batches: tf.Tensor
+    skipped_in_a_row: tf.Tensor
+    loss_scale: tf.Tensor
+    finite_updates: tf.Tensor
+    sums: tf.Tensor
+    gradient_norms: tf.Tensor
+
+    @classmethod
+    def initial(cls, loss_scale: float, sums: tf.Tensor) -> "TrainingState":
+        """The state before the first update."""
+        zero = tf.zeros([], tf.int64)
+        scale = tf.constant(loss_scale, tf.float32)
+        return cls(zero, zero, zero, scale, zero, sums, tf.zeros([2], tf.float64))
+
+    def without_metrics(self) -> "TrainingState":
+        """The same state with its metric sums started anew."""
+        return self._replace(
+            sums=tf.zeros_like(self.sums), gradient_norms=tf.zeros_like(self.gradient_norms)
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class UpdateStep:
+    """Maps (a distributed batch, state) to the state after the update. Cross-replica context.
+
+    Attributes:
+      strategy: Where it runs.
+      objective: What is minimized.
+      optimizer: Prepared by `ddl.gradients.prepare_optimizer`.
+      variables: The model's trainable variables.
+      pipeline: Whose batches come in.
+      accumulation_steps: Microbatches that a replica's share of the batch is computed in.
+      clip_norm: Largest global norm of the reduced gradient, or None.
+      loss_scale: How the loss scale moves, or None for no loss scale.
+      options: How gradients travel.
+    """
+
+    strategy: tf.distribute.Strategy
+    objective: Objective
+    optimizer: keras.optimizers.Optimizer
+    variables: list[keras.Variable]
+    pipeline: BatchPipeline
+    accumulation_steps: int
+    clip_norm: float | None
+    loss_scale: LossScale | None
+    options: tf.distribute.experimental.CommunicationOptions
+
+    def __call__(self, element: Any, resident: Any, state: TrainingState) -> TrainingState:
+        """Makes one update.
+
+        Args:
+          element: A global batch as the pipeline's distributed iterator gives it.
+          resident: The pipeline's arrays on the devices, or what it gives in their place.
+          state: The state before.
+        """
+        gradients, sums = self._accumulate(element, resident, state.loss_scale)
+        sums = self.strategy.reduce(_SUM, sums, axis=None)
+        gradients = gradient_path.all_reduce(
+            self.strategy, gradients, self.variables, self.options
+        )
+        factor = self._factor(sums[0], state.loss_scale)
+
+        def apply() -> tf.Tensor:
+            norms = self.strategy.run(self._replica_apply, args=(gradients, factor))
+            return self._of_first_replica(norms)
+
+        if self.loss_scale is None:
+            norm, finite = apply(), tf.constant(True)
+        else:
+            finite = gradient_path.all_finite([self._of_first_replica(g) for g in gradients])
+            norm = tf.cond(finite, apply, lambda: tf.zeros([], tf.float64))
+        return self._next_state(state, sums, norm, finite)
+
+    def _accumulate(self, element: Any, resident: Any, scale: tf.Tensor) -> tuple[Any, Any]:
+        """Gradients and metric sums of the batch on each replica, before any reduce."""
+
+        def run(index: tf.Tensor | None, so_far: Any) -> Any:
+            return self.strategy.run(
+                self._replica_gradients, args=(element, resident, scale, index, so_far)
+            )
+
+        if self.accumulation_steps == 1:
+            return run(None, None)
+        # The loop stands outside of strategy.run, so that layers may communicate between the
+        # replicas in each microbatch, as synchronized batch normalization does.
+        _, accumulated = tf.while_loop(
+            lambda index, so_far: index < self.accumulation_steps,
+            lambda index, so_far: (index + 1, run(index, so_far)),
+            (tf.constant(0), self.strategy.run(self._replica_zeros)),
+        )
+        return accumulated
+
+    def _replica_zeros(self) -> tuple[list[tf.Tensor], Sums]:
+        return [tf.zeros_like(v.value) for v in self.variables], self.objective.metrics.zeros()
+
+    def _replica_gradients(
+        self,
+        element: Any,
+        resident: Any,
+        scale: tf.Tensor,
+        microbatch: tf.Tensor | None,
+        so_far: tuple[list[tf.Tensor], Sums] | None,
+    ) -> tuple[list[Any], Sums]:
+        """Forward and backward of one microbatch, added to `so_far`. Replica context."""
+        if microbatch is not None:
+            element = {name: self._rows(rows, microbatch) for name, rows in element.items()}
+        features = self.pipeline.examples(element, resident)
+        with tf.GradientTape() as tape:
+            objective, sums = self.objective(features, training=True)
+            if self.loss_scale is not None:
+                objective *= tf.cast(scale, objective.dtype)
+        gradients = tape.gradient(objective, [v.value for v in self.variables])
+        unused = [v.path for v, g in zip(self.variables, gradients, strict=True) if g is None]
+        if unused:
+            raise ConfigError(
+                f"the loss does not depend on the trainable variables {', '.join(unused)}. Leave "
+                "them out of the model, or set trainable = False on their layers."
+            )
+        if so_far is None:
+            return gradients, sums
+        added = [total + gradient for total, gradient in zip(so_far[0], gradients, strict=True)]
+        return added, so_far[1] + sums
+
+    def _rows(self, rows: tf.Tensor, microbatch: tf.Tensor) -> tf.Tensor:
+        """The microbatch's rows of a replica's [batch, …] tensor; their number is static."""
+        size = rows.shape[0] // self.accumulation_steps
+        part = rows[microbatch * size : (microbatch + 1) * size]
+        return tf.ensure_shape(part, [size, *rows.shape[1:]])
+
+    def _factor(self, weight: tf.Tensor, scale: tf.Tensor) -> tf.Tensor | None:
+        """B / (Σ weight · loss scale): float64 [], or None where it is one by design."""
+        weights_are_one = self.pipeline.always_full and not self.objective.task_weighs
+        if weights_are_one and self.loss_scale is None:
+            return None
+        batch = tf.constant(self.pipeline.global_batch_size, tf.float64)
+        return tf.math.divide_no_nan(batch, weight * tf.cast(scale, tf.float64))
+
+    def _replica_apply(self, gradients: list[Any], factor: tf.Tensor | None) -> tf.Tensor:
+        """Makes the update from reduced gradients; returns their norm. Replica context."""
+        if factor is not None:
+            gradients = gradient_path.multiply(gradients, factor)
+        gradients = gradient_path.add_regularization(gradients, self.variables)
+        norm = tf.zeros([], tf.float64)
+        if self.clip_norm is not None:
+            gradients, norm = gradient_path.clip_by_global_norm(gradients, self.clip_norm)
+        self.optimizer.apply(gradients, self.variables)
+        return tf.cast(norm, tf.float64)
+
+    def _of_first_replica(self, value: Any) -> Any:
+        return self.strategy.experimental_local_results(value)[0]
+
+    def _next_state(
+        self, state: TrainingState, sums: Sums, norm: tf.Tensor, finite: tf.Tensor
+    ) -> TrainingState:
+        made = tf.cast(finite, tf.int64)
+        scale, finite_updates = state.loss_scale, state.finite_updates
+        if self.loss_scale is not None:
+            scale, finite_updates = self.loss_scale.next(scale, finite_updates, finite)
+            sums = tf.where(finite, sums, tf.zeros_like(sums))
+        return TrainingState(
+            step=state.step + made,
+            batches=state.batches + 1,
+            skipped_in_a_row=(state.skipped_in_a_row + 1) * (1 - made),
+            loss_scale=scale,
+            finite_updates=finite_updates,
+            sums=state.sums + sums,
+            gradient_norms=state.gradient_norms + tf.stack([norm, tf.cast(made, tf.float64)]),
+        )

@@ -1,0 +1,173 @@
+"""Classification with integer or one-hot labels."""
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from ddl import metrics
+from ddl.errors import ConfigError, DataError
+from ddl.task import PerExample
+
+_LABEL_CHUNK = 1 << 20
+
+
+class Classification:
+    """Each example has one class; the model gives a logit for each class.
+
+    Reads the features "image" and "label" (or what `input_name` and `label_name` say). Labels
+    are integers [batch], or one-hot rows, float [batch, classes].
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        *,
+        loss: keras.losses.Loss | None = None,
+        top_k: int | None = None,
+        input_name: str = "image",
+        label_name: str = "label",
+    ):
+        """Keeps the model and checks the loss.
+
+        Args:
+          model: Maps inputs [batch, …] to logits [batch, classes].
+          loss: A Keras loss of (label, logits) with reduction=None, in the form that the labels
+            have; None takes the cross-entropy from logits for either form.
+          top_k: Also report how often the label is among the `top_k` largest logits.
+          input_name: The feature that the model is given.
+          label_name: The feature that holds the labels.
+
+        Raises:
+          ConfigError: If `loss` reduces by itself or `top_k` is out of range.
+        """
+        if loss is not None and loss.reduction not in (None, "none"):
+            raise ConfigError(
+                f"the loss {loss.name!r} has reduction={loss.reduction!r}, a mean or sum over "
+                "one replica's examples. Give it reduction=None: one loss for each example."
+            )
+        if top_k is not None and top_k < 1:
+            raise ConfigError(f"top_k is {top_k}; it is 1 or more, or None")
+        self.model = model
+        self._loss = loss
+        self._top_k = top_k
+        self._input_name = input_name
+        self._label_name = label_name
+        takes_logits = loss is None or loss.get_config().get("from_logits", False)
+        if takes_logits and _ends_in_softmax(model):
+            logging.warning(
+                "The model %r ends in a softmax, but the loss takes logits: probabilities would "
+                "be normalized twice, and training is slow and stays poor. Remove the softmax.",
+                model.name,
+            )
+
+    def per_example(self, features: dict[str, Any], training: bool) -> PerExample:
+        """See `ddl.Task.per_example`. Metrics: accuracy, and top_<k>_accuracy if asked for."""
+        logits = self.model(features[self._input_name], training=training)
+        # Sums of exponentials want more than half precision.
+        logits = tf.cast(logits, tf.float64 if logits.dtype == tf.float64 else tf.float32)
+        labels = features[self._label_name]
+        one_hot = labels.shape.rank == 2
+        classes = tf.argmax(labels, axis=-1) if one_hot else tf.cast(labels, tf.int64)
+        if self._loss is not None:
+            loss = self._loss(labels, logits)
+        elif one_hot:
+            loss = tf.nn.softmax_cross_entropy_with_logits(tf.cast(labels, logits.dtype), logits)
+        else:
+            loss = tf.nn.sparse_softmax_cross_entropy_with_logits(classes, logits)
+        values = {"accuracy": metrics.accuracy(classes, logits)}
+        if self._top_k is not None:
+            values[f"top_{self._top_k}_accuracy"] = metrics.top_k_accuracy(
+                classes, logits, self._top_k
+            )
+        return PerExample(loss, values)
+
+    def check(self, source: Any) -> None:
+        """Checks a data source before anything is trained on it.
+
+        Raises:
+          DataError: If a feature is missing, an input does not fit the model, or labels are not
+            integers from 0 to classes - 1 (or one-hot rows of that length).
+        """
+        spec = source.element_spec
+        for name in (self._input_name, self._label_name):
+            if name not in spec:
+                raise DataError(
+                    f"the data have no feature {name!r}, only {', '.join(sorted(spec))}. Rename "
+                    "it in the data, or give Classification input_name and label_name."
+                )
+        self._check_input(spec[self._input_name])
+        classes = self._num_classes()
+        label_spec = spec[self._label_name]
+        arrays = getattr(source, "features", {})
+        labels = arrays.get(self._label_name) if isinstance(arrays, dict) else None
+        if label_spec.shape.rank == 1:
+            self._check_one_hot(label_spec, labels, classes)
+        else:
+            self._check_integers(label_spec, labels, classes)
+
+    def _check_input(self, spec: tf.TensorSpec) -> None:
+        if not getattr(self.model, "inputs", None):
+            return
+        expected = tuple(self.model.inputs[0].shape[1:])
+        given = tuple(spec.shape)
+        fits = len(expected) == len(given) and all(
+            e is None or e == g for e, g in zip(expected, given, strict=True)
+        )
+        if not fits:
+            raise DataError(
+                f"the data's {self._input_name!r} has shape {given}, but the model "
+                f"{self.model.name!r} takes {expected}. Set the model's input_shape to the data's."
+            )
+
+    def _num_classes(self) -> int | None:
+        outputs = getattr(self.model, "outputs", None)
+        return outputs[0].shape[-1] if outputs else None
+
+    def _check_integers(
+        self, spec: tf.TensorSpec, labels: np.ndarray | None, classes: int | None
+    ) -> None:
+        if not spec.dtype.is_integer:
+            scaled = labels is not None and labels.size and 0 <= labels.min() <= labels.max() <= 1
+            raise DataError(
+                f"labels are {spec.dtype.name} and should be integers from 0 to "
+                f"{'classes' if classes is None else classes} - 1."
+                + (" They lie between 0 and 1: were they scaled with the inputs?" if scaled else "")
+            )
+        if labels is None or classes is None:
+            return
+        low, high = int(labels.min()), int(labels.max())
+        if low < 0 or high >= classes:
+            row = int(np.argmax((labels < 0) | (labels >= classes)))
+            raise DataError(
+                f"labels go from {low} to {high}, but the model has {classes} classes, 0 to "
+                f"{classes - 1} (first at example {row}). Correct the labels or the model's "
+                "num_classes."
+            )
+
+    def _check_one_hot(
+        self, spec: tf.TensorSpec, labels: np.ndarray | None, classes: int | None
+    ) -> None:
+        if classes is not None and spec.shape[0] != classes:
+            raise DataError(
+                f"labels are rows of {spec.shape[0]}, but the model has {classes} classes"
+            )
+        if labels is None:
+            return
+        for start in range(0, len(labels), _LABEL_CHUNK):
+            rows = labels[start : start + _LABEL_CHUNK]
+            wrong = (np.count_nonzero(rows, axis=1) != 1) | (rows.max(axis=1) != 1)
+            if wrong.any():
+                raise DataError(
+                    f"labels are rows of {spec.shape[0]} but not one-hot: example "
+                    f"{start + int(np.argmax(wrong))} is {rows[np.argmax(wrong)].tolist()}"
+                )
+
+
+def _ends_in_softmax(model: keras.Model) -> bool:
+    last = model.layers[-1] if model.layers else None
+    return isinstance(last, keras.layers.Softmax) or (
+        getattr(last, "activation", None) is keras.activations.softmax
+    )

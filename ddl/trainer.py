@@ -1,0 +1,315 @@
+"""The Trainer: distributes the data, loops over the update on the devices, reads the results.
+
+One `tf.function` holds a while loop over the updates up to the next thing worth a look: an
+evaluation, a checkpoint, a log, or about a second of work. Python is not asked in between.
+"""
+
+from collections.abc import Iterable
+from typing import Any, Literal, Protocol
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from ddl import gradients as gradient_path
+from ddl.data import BatchPipeline, as_source
+from ddl.distribution import Communication
+from ddl.errors import ConfigError, TrainingDiverged
+from ddl.objective import Objective, check_variables
+from ddl.pace import Pace
+from ddl.precision import LossScale
+from ddl.step import TrainingState, UpdateStep
+from ddl.task import Task
+
+
+class Action(Protocol):
+    """Something done between loops, such as a checkpoint."""
+
+    def next_step(self, step: int) -> int | None:
+        """The first step after `step` at which a loop has to end for this; None if none."""
+        ...
+
+    def __call__(self, step: int) -> None:
+        """Called after every loop with the step reached."""
+        ...
+
+
+class Trainer:
+    """Trains a task with an optimizer on data, under a `tf.distribute` strategy.
+
+    Model and optimizer are made under `strategy.scope()`:
+
+        with strategy.scope():
+            task = ddl.Classification(ddl.models.cnn((8, 8, 1), num_classes=10))
+            optimizer = keras.optimizers.SGD(0.05, momentum=0.9)
+        trainer = ddl.Trainer(task, optimizer, data, global_batch_size=64, strategy=strategy)
+        trainer.train(500)
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        optimizer: keras.optimizers.Optimizer,
+        train_data: Any,
+        *,
+        global_batch_size: int,
+        eval_data: Any = None,
+        strategy: tf.distribute.Strategy | None = None,
+        seed: int = 0,
+        shuffle: bool = True,
+        accumulation_steps: int = 1,
+        clip_norm: float | None = None,
+        loss_scale: LossScale | Literal["auto"] | None = "auto",
+        max_skipped_updates: int = 50,
+        steps_per_loop: int | None = None,
+        data_on_device: bool | Literal["auto"] = "auto",
+        communication: Communication | None = None,
+    ) -> None:
+        """Checks everything that can be checked before training, and builds the slots.
+
+        Args:
+          task: The model and its per-example loss.
+          optimizer: Any Keras optimizer without Keras's own clipping, accumulation or average.
+          train_data: A `ddl.data` source, a mapping of arrays, a pair (images, labels), or an
+            unbatched `tf.data.Dataset` of known length.
+          global_batch_size: Examples that one update consumes, over all replicas and
+            microbatches.
+          eval_data: As `train_data`; None if `evaluate` will not be called.
+          strategy: None takes the one in whose scope this is called, if any.
+          seed: Seed of the order of the examples.
+          shuffle: Whether each epoch has an order of its own.
+          accumulation_steps: Microbatches that a replica's share of a batch is computed in.
+          clip_norm: Largest global norm of the gradient of the global batch; None: no clipping.
+          loss_scale: `auto` takes a dynamic one if the model computes in float16.
+          max_skipped_updates: After how many overflows in a row training counts as diverged.
+          steps_per_loop: Updates a Python call; None adapts to about a second.
+          data_on_device: Whether arrays are kept on the devices and batches gathered there;
+            `auto` decides by size. It never changes results.
+          communication: How gradients travel.
+
+        Raises:
+          ConfigError: If an argument is out of range, or was made outside the scope.
+          DataError: If the data are not what the task needs.
+        """
+        self.strategy = strategy or tf.distribute.get_strategy()
+        self.task = task
+        self.model = task.model
+        self.optimizer = optimizer
+        self.global_batch_size = global_batch_size
+        self.pace = Pace(steps_per_loop)
+        self.trace_count = 0
+        """How often the training loop has been traced: 1 after the first call, for good."""
+        self._max_skipped_updates = max_skipped_updates
+        self._check_batch(accumulation_steps)
+        if clip_norm is not None and not clip_norm > 0:
+            raise ConfigError(f"clip_norm is {clip_norm}; it is more than 0, or None")
+        if max_skipped_updates < 1:
+            raise ConfigError(f"max_skipped_updates is {max_skipped_updates}; it is 1 or more")
+
+        self._train = self._pipeline(train_data, seed, shuffle, data_on_device)
+        self._eval = None
+        if eval_data is not None:
+            self._eval = self._pipeline(eval_data, seed, False, data_on_device)
+        self._objective = Objective(task, self._train.element_spec, global_batch_size, self.strategy)
+        variables = check_variables(self.model, self.strategy)
+        gradient_path.prepare_optimizer(optimizer, variables, self.strategy)
+        if loss_scale == "auto":
+            loss_scale = LossScale() if _computes_in_float16(self.model) else None
+        self._loss_scale = loss_scale
+        self._update = UpdateStep(
+            strategy=self.strategy,
+            objective=self._objective,
+            optimizer=optimizer,
+            variables=variables,
+            pipeline=self._train,
+            accumulation_steps=accumulation_steps,
+            clip_norm=clip_norm,
+            loss_scale=loss_scale,
+            options=(communication or Communication()).options(),
+        )
+        self.state = TrainingState.initial(
+            loss_scale.initial if loss_scale else 1.0, self._objective.metrics.zeros()
+        )
+        self._train_iterator: Any = None
+        self._eval_iterator: Any = None
+
+    # ------------------------------------------------------------ what can be asked
+
+    @property
+    def step(self) -> int:
+        """Updates made so far."""
+        return int(self.state.step)
+
+    @property
+    def num_examples(self) -> int:
+        """Training examples."""
+        return self._train.num_examples
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Updates that see every training example once."""
+        return self._train.steps_per_epoch
+
+    @property
+    def skipped_updates(self) -> int:
+        """Updates skipped so far because a gradient was not finite."""
+        return int(self.state.batches) - int(self.state.step)
+
+    @property
+    def loss_scale(self) -> float | None:
+        """The present loss scale; None where there is none."""
+        return float(self.state.loss_scale) if self._loss_scale else None
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the last update made; of the first one before any."""
+        schedule = self.optimizer._learning_rate
+        if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
+            return float(schedule(max(self.step - 1, 0)))
+        return float(self.optimizer.learning_rate)
+
+    # ------------------------------------------------------------ what can be done
+
+    def train(self, steps: int, actions: Iterable[Action] = ()) -> dict[str, float]:
+        """Makes `steps` further updates.
+
+        Args:
+          steps: How many.
+          actions: Called after every loop; they say where a loop has to end.
+
+        Returns:
+          Means of loss and metrics over the steps since they were last read (`read_metrics`):
+          all of this call's, unless an action read some.
+
+        Raises:
+          TrainingDiverged: If the loss is no longer finite, or too many updates in a row had
+            to be skipped.
+        """
+        actions = list(actions)
+        end = self.step + steps
+        while (step := self.step) < end:
+            ends = [end, step + self.pace.steps_per_loop]
+            ends += [stop for a in actions if (stop := a.next_step(step)) is not None]
+            self._run_loop(min(ends))
+            for action in actions:
+                action(self.step)
+        return self.read_metrics()
+
+    def evaluate(self) -> dict[str, float]:
+        """Means of loss and metrics over the evaluation data, each example counted once."""
+        if self._eval is None:
+            raise ConfigError("there is nothing to evaluate on: give the trainer eval_data")
+        # The input repeats without end and its length is known, so that one iterator serves
+        # every evaluation. It is let go while in use, lest an error leave it half-way.
+        iterator, self._eval_iterator = self._eval_iterator, None
+        iterator = iterator or self._eval.iterator(self.strategy, 0)
+        sums = self._evaluation_loop(iterator, tf.constant(self._eval.steps_per_epoch))
+        self._eval_iterator = iterator
+        return self._objective.metrics.means(sums)
+
+    def read_metrics(self) -> dict[str, float]:
+        """Means since the last reading, with `gradient_norm` where gradients are clipped."""
+        means = self.peek_metrics()
+        self.state = self.state.without_metrics()
+        return means
+
+    def peek_metrics(self) -> dict[str, float]:
+        """As `read_metrics`, but the sums go on."""
+        means = self._objective.metrics.means(self.state.sums)
+        total, count = self.state.gradient_norms.numpy()
+        if self._update.clip_norm is not None and count:
+            means["gradient_norm"] = float(total / count)
+        return means
+
+    def restore(self, state: TrainingState) -> None:
+        """Goes on from `state`, after model and optimizer were given their values of then."""
+        self.state = state
+        self._train_iterator = None
+
+    # ------------------------------------------------------------ the loops
+
+    def _run_loop(self, end: int) -> None:
+        if self._train_iterator is None:
+            position = int(self.state.batches)
+            self._train_iterator = self._train.iterator(self.strategy, position)
+        traces, start = self.trace_count, self.step
+        with self.pace.loop() as timer:
+            self.state = self._training_loop(
+                self._train_iterator, tf.constant(end, tf.int64), self.state
+            )
+            timer.steps = self.step - start
+            timer.traced = self.trace_count > traces
+        self._check_finite()
+
+    @tf.function(autograph=False)
+    def _training_loop(self, iterator: Any, end: tf.Tensor, state: TrainingState) -> TrainingState:
+        self.trace_count += 1
+        resident = self._train.resident_arrays(self.strategy)
+
+        def goes_on(state: TrainingState) -> tf.Tensor:
+            return (state.step < end) & (state.skipped_in_a_row < self._max_skipped_updates)
+
+        def update(state: TrainingState) -> tuple[TrainingState]:
+            return (self._update(next(iterator), resident, state),)
+
+        return tf.while_loop(goes_on, update, (state,))[0]
+
+    @tf.function(autograph=False)
+    def _evaluation_loop(self, iterator: Any, num_batches: tf.Tensor) -> tf.Tensor:
+        pipeline = self._eval
+        resident = pipeline.resident_arrays(self.strategy)
+
+        def replica_sums(element: Any, arrays: Any) -> tf.Tensor:
+            return self._objective(pipeline.examples(element, arrays), training=False)[1]
+
+        def add_batch(batch: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            per_replica = self.strategy.run(replica_sums, args=(next(iterator), resident))
+            return batch + 1, sums + self.strategy.reduce("SUM", per_replica, axis=None)
+
+        start = (tf.constant(0), self._objective.metrics.zeros())
+        return tf.while_loop(lambda batch, sums: batch < num_batches, add_batch, start)[1]
+
+    def _check_finite(self) -> None:
+        skipped = int(self.state.skipped_in_a_row)
+        if skipped >= self._max_skipped_updates:
+            raise TrainingDiverged(
+                f"training diverged after step {self.step}: the gradients of {skipped} batches in "
+                f"a row were not finite, at a loss scale of {self.loss_scale:g} in the end. Lower "
+                "the learning rate, or clip the gradient."
+            )
+        if not np.isfinite(self.state.sums.numpy()).all():
+            raise TrainingDiverged(
+                f"training diverged at or before step {self.step}: the loss is not finite. Lower "
+                "the learning rate, clip the gradient, or look at the data."
+            )
+
+    # ------------------------------------------------------------ checks
+
+    def _check_batch(self, accumulation_steps: int) -> None:
+        if accumulation_steps < 1:
+            raise ConfigError(f"accumulation_steps is {accumulation_steps}; it is 1 or more")
+        replicas = self.strategy.num_replicas_in_sync
+        if self.global_batch_size < 1 or self.global_batch_size % (replicas * accumulation_steps):
+            unit = replicas * accumulation_steps
+            lower = self.global_batch_size // unit * unit
+            nearest = [str(size) for size in (lower, lower + unit) if size > 0]
+            raise ConfigError(
+                f"the global batch size {self.global_batch_size} cannot be split evenly over "
+                f"{replicas} replicas × {accumulation_steps} accumulation steps. Use "
+                f"{' or '.join(nearest)}, or another number of devices."
+            )
+
+    def _pipeline(
+        self, data: Any, seed: int, shuffle: bool, resident: bool | Literal["auto"]
+    ) -> BatchPipeline:
+        source = as_source(data)
+        check = getattr(self.task, "check", None)
+        if check is not None:
+            check(source)
+        return BatchPipeline(
+            source, self.global_batch_size, seed=seed, shuffle=shuffle, resident=resident
+        )
+
+
+def _computes_in_float16(model: keras.Model) -> bool:
+    return any(layer.compute_dtype == "float16" for layer in model._flatten_layers())

@@ -1,0 +1,53 @@
+"""Four virtual CPU devices for the whole test process, and strategies over them."""
+
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+import pytest
+import tensorflow as tf
+
+tf.config.set_visible_devices([], "GPU")
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0],
+    [tf.config.LogicalDeviceConfiguration() for _ in range(4)],
+)
+
+
+def make_strategy(name: str, replicas: int) -> tf.distribute.Strategy:
+    devices = [f"CPU:{index}" for index in range(replicas)]
+    if name == "one_device":
+        return tf.distribute.OneDeviceStrategy("CPU:0")
+    if name == "mirrored":
+        return tf.distribute.MirroredStrategy(
+            devices, cross_device_ops=tf.distribute.HierarchicalCopyAllReduce(num_packs=1)
+        )
+    if name == "central_storage":
+        return tf.distribute.experimental.CentralStorageStrategy(
+            compute_devices=devices, parameter_device="CPU:0"
+        )
+    raise ValueError(name)
+
+
+STRATEGIES = [
+    ("one_device", 1),
+    ("mirrored", 1),
+    ("mirrored", 2),
+    ("mirrored", 4),
+    ("central_storage", 2),
+    ("central_storage", 4),
+]
+
+
+@pytest.fixture(params=STRATEGIES, ids=lambda case: f"{case[0]}-{case[1]}")
+def strategy(request) -> tf.distribute.Strategy:
+    return make_strategy(*request.param)
+
+
+@pytest.fixture(autouse=True)
+def _float32_again():
+    """Whatever precision a test sets, the next one starts from Keras's default."""
+    yield
+    keras.config.set_floatx("float32")
+    keras.config.set_dtype_policy("float32")
