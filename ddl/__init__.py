@@ -25,6 +25,8 @@ _HOME = {
     "Trainer": "ddl.trainer",
 }
 
+_SUBMODULES = ("data", "distribution", "models", "precision", "tasks")
+
 __all__ = [
     "Classification",
     "Experiment",
@@ -39,4 +41,6 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
+    if name in _SUBMODULES:
+        return importlib.import_module(f"ddl.{name}")
     raise AttributeError(f"module 'ddl' has no attribute {name!r}")

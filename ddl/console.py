@@ -32,7 +32,7 @@ class RunConsole:
 
     def line(self, text: str) -> None:
         """Prints one line, above the bar where there is one."""
-        self._console.print(text, markup=False)
+        self._console.print(text, markup=False, highlight=False)
 
     def start(self, step: int, total: int) -> None:
         """Shows the bar, on a terminal."""

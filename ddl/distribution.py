@@ -103,7 +103,7 @@ def _split_host_cpu(count: int) -> None:
         # TensorFlow refuses any change once its devices exist; that the wanted number is
         # there already (a second run in one process) is no reason to fail.
         present = len(tf.config.list_logical_devices("CPU"))
-        if present < count:
+        if present != count:
             raise DeviceError(
                 f"{count} virtual devices were asked for, but TensorFlow has already started "
                 f"with {present}. Ask for them before the first TensorFlow operation of the "
@@ -214,9 +214,7 @@ def _cross_device_ops(
 
 def describe_devices(strategy: tf.distribute.Strategy) -> str:
     """A short text for the start-up summary, such as '4 × CPU (virtual)' or 'GPU:0, GPU:1'."""
-    names = [
-        tf.DeviceSpec.from_string(name) for name in strategy.extended.worker_devices
-    ]
+    names = [tf.DeviceSpec.from_string(name) for name in strategy.extended.worker_devices]
     virtual = len(tf.config.list_logical_devices("CPU")) > 1
     if names[0].device_type == "CPU" and virtual:
         return f"{len(names)} of {len(tf.config.list_logical_devices('CPU'))} virtual CPU devices"

@@ -78,8 +78,8 @@ class Experiment:
 
     def total_steps(self, steps_per_epoch: int) -> int:
         """Length of the run in steps; a part of an epoch counts its last batch whole."""
-        if self.train_steps is not None:
-            return self.train_steps
+        if self.train_epochs is None:
+            return int(self.train_steps or 0)
         return math.ceil(self.train_epochs * steps_per_epoch)
 
 
@@ -100,13 +100,13 @@ def global_batch_size(total: int | None = None, per_replica: int | None = None) 
     Raises:
       ConfigError: If both are given, or neither, or one is not positive.
     """
-    if (total is None) == (per_replica is None):
-        given = "neither" if total is None else "both"
+    size = per_replica if total is None else total
+    if size is None or (total is not None and per_replica is not None):
+        given = "neither" if size is None else "both"
         raise ConfigError(
             f"GLOBAL_BATCH_SIZE is {total} and PER_REPLICA_BATCH_SIZE is {per_replica}: {given} "
             "of them is given. Give exactly one, and None for the other."
         )
-    size = total if total is not None else per_replica
     if size < 1:
         raise ConfigError(f"the batch size is {size}; it is 1 or more")
     if per_replica is None:

@@ -6,14 +6,14 @@ gives the same answer. Keras 3 does both before it, on each replica's own share.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
 
 from ddl.errors import ConfigError
 
-Gradient = tf.Tensor | tf.IndexedSlices
+Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 
 # Keras optimizer arguments that act per replica, before the all-reduce or per micro-step, and
 # ddl's own for each.

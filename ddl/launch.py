@@ -1,6 +1,6 @@
 """Starts and supervises a local cluster. Not supported yet in this version.
 
-  python -m ddl.launch --num_workers=N [--num_ps=M] [--max_restarts=K] -- <ddl.main flags>
+python -m ddl.launch --num_workers=N [--num_ps=M] [--max_restarts=K] -- <ddl.main flags>
 """
 
 import sys

@@ -9,6 +9,7 @@ signal after saving; 76 training diverged.
 
 import sys
 from collections.abc import Sequence
+from typing import Literal
 
 from absl import flags
 
@@ -24,7 +25,7 @@ def define_flags() -> None:
     flags.DEFINE_multi_string(
         "gin_param",
         None,
-        "A binding such as \"TRAIN_STEPS = 100\", read after the files. May be given several "
+        'A binding such as "TRAIN_STEPS = 100", read after the files. May be given several '
         "times; --gin_bindings and --gin.NAME=VALUE mean the same.",
     )
     flags.DEFINE_multi_string(
@@ -79,7 +80,9 @@ def run(argv: Sequence[str] | None = None) -> None:
         if len(rest) > 1:
             raise flags.Error(f"'{rest[1]}' is not a flag; flags begin with --")
         if not FLAGS.gin_file:
-            raise flags.Error("--gin_file is missing: name a config, such as configs/digits_cnn.gin")
+            raise flags.Error(
+                "--gin_file is missing: name a config, such as configs/digits_cnn.gin"
+            )
         gpus = parse_gpus(FLAGS.gpus)
     except flags.Error as error:
         print(f"ddl: {error}\nddl --help lists all flags.", file=sys.stderr)
@@ -110,9 +113,10 @@ def start(gpus: Sequence[int] | None) -> None:
             cross_device_ops=FLAGS.cross_device_ops, num_packs=FLAGS.num_packs
         )
         strategy = distribution.build_strategy(FLAGS.strategy, communication)
-    on_device = {"auto": "auto", "true": True, "false": False}[FLAGS.data_on_device]
     train.run(
-        train.Placement(strategy, communication, FLAGS.steps_per_loop, on_device),
+        train.Placement(
+            strategy, communication, FLAGS.steps_per_loop, parse_on_device(FLAGS.data_on_device)
+        ),
         FLAGS.model_dir,
         mode=FLAGS.mode,
         dry_run=FLAGS.dry_run,
@@ -146,6 +150,11 @@ def parse_gpus(text: str) -> list[int] | None:
         raise flags.Error(
             f"--gpus={text} is neither all, none, nor a list of numbers such as 0,1"
         ) from None
+
+
+def parse_on_device(text: str) -> bool | Literal["auto"]:
+    """The value of --data_on_device as the trainer takes it."""
+    return "auto" if text == "auto" else text == "true"
 
 
 def usage() -> str:

@@ -13,7 +13,17 @@ import gin
 from gin import config as gin_config
 
 # ddl's own: "module:attribute", named in configs as ddl.<attribute>, or <attribute> for short.
-OWN: tuple[str, ...] = ()
+OWN: tuple[str, ...] = (
+    "ddl.data:images",
+    "ddl.experiment:Experiment",
+    "ddl.experiment:global_batch_size",
+    "ddl.experiment:set_numerics",
+    "ddl.learning_rate:scale_learning_rate",
+    "ddl.models:cnn",
+    "ddl.models:mlp",
+    "ddl.precision:LossScale",
+    "ddl.tasks:Classification",
+)
 
 # Left out: metrics, whose names are those of the losses; activations, which Keras takes by name
 # ('relu'); and the base classes, which nobody can build anything from.

@@ -11,7 +11,7 @@ know it before its backward pass, so nothing else has to be communicated.
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -22,7 +22,7 @@ from ddl.errors import ConfigError
 from ddl.objective import Objective
 from ddl.precision import LossScale
 
-Sums = tf.Tensor
+Sums: TypeAlias = tf.Tensor
 _SUM = tf.distribute.ReduceOp.SUM
 
 
@@ -100,9 +100,7 @@ class UpdateStep:
         """
         gradients, sums = self._accumulate(element, resident, state.loss_scale)
         sums = self.strategy.reduce(_SUM, sums, axis=None)
-        gradients = gradient_path.all_reduce(
-            self.strategy, gradients, self.variables, self.options
-        )
+        gradients = gradient_path.all_reduce(self.strategy, gradients, self.variables, self.options)
         factor = self._factor(sums[0], state.loss_scale)
 
         def apply() -> tf.Tensor:

@@ -3,7 +3,7 @@
 import dataclasses
 import re
 import secrets
-from collections.abc import Collection
+from collections.abc import Sequence
 from typing import Literal
 
 import keras
@@ -21,7 +21,7 @@ from ddl.experiment import Experiment
 from ddl.export import export_model
 from ddl.run_directory import RunDirectory
 from ddl.signals import StopSignals
-from ddl.trainer import Trainer
+from ddl.trainer import Action, Trainer
 from ddl.writers import JsonLinesWriter, TensorBoardWriter, Writers
 
 # A run may be lengthened, looked at more or less often, or split into other microbatches: the
@@ -58,7 +58,7 @@ def run(
     model_dir: str | None,
     mode: Mode = "train_and_eval",
     dry_run: bool = False,
-    allow_unused: Collection[str] = (),
+    allow_unused: Sequence[str] = (),
 ) -> None:
     """Runs the experiment that the loaded gin config describes.
 
@@ -157,7 +157,10 @@ def run(
         if trainer.step >= total:
             console.line(f"nothing left to do: step {trainer.step:,} of {total:,} is reached")
             return
-        actions = [EachLoop(show_progress), Periodic(experiment.log_every, log, last=total)]
+        actions: list[Action] = [
+            EachLoop(show_progress),
+            Periodic(experiment.log_every, log, last=total),
+        ]
         if mode == "train_and_eval" and experiment.eval_data is not None:
             actions.append(Periodic(experiment.eval_every, evaluate, last=total))
         actions.append(Periodic(experiment.checkpoint_every, save, last=total))
@@ -193,9 +196,7 @@ def build_trainer(experiment: Experiment, placement: Placement) -> Trainer:
 
 
 def resolve_seed(directory: RunDirectory | None) -> None:
-    """Binds SEED where the config leaves it open: to the earlier run's in this directory, or
-    to one drawn now.
-    """
+    """Binds SEED where the config leaves it open: to the earlier run's here, or to a new one."""
     if config.get("SEED") is not None:
         return
     saved = (directory.saved_config() if directory else None) or ""

@@ -107,10 +107,11 @@ class Trainer:
             raise ConfigError(f"max_skipped_updates is {max_skipped_updates}; it is 1 or more")
 
         self._train = self._pipeline(train_data, seed, shuffle, data_on_device)
-        self._eval = None
+        self._eval: BatchPipeline | None = None
         if eval_data is not None:
             self._eval = self._pipeline(eval_data, seed, False, data_on_device)
-        self._objective = Objective(task, self._train.element_spec, global_batch_size, self.strategy)
+        spec = self._train.element_spec
+        self._objective = Objective(task, spec, global_batch_size, self.strategy)
         variables = check_variables(self.model, self.strategy)
         gradient_path.prepare_optimizer(optimizer, variables, self.strategy)
         if loss_scale == "auto":
@@ -166,7 +167,7 @@ class Trainer:
         schedule = self.optimizer._learning_rate
         if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
             return float(schedule(max(self.step - 1, 0)))
-        return float(self.optimizer.learning_rate)
+        return float(keras.ops.convert_to_numpy(self.optimizer.learning_rate))
 
     # ------------------------------------------------------------ what can be done
 
@@ -257,6 +258,7 @@ class Trainer:
     @tf.function(autograph=False)
     def _evaluation_loop(self, iterator: Any, num_batches: tf.Tensor) -> tf.Tensor:
         pipeline = self._eval
+        assert pipeline is not None  # evaluate() asked
         resident = pipeline.resident_arrays(self.strategy)
 
         def replica_sums(element: Any, arrays: Any) -> tf.Tensor:

@@ -28,8 +28,10 @@ class JsonLinesWriter:
     """Appends one JSON object a line. A figure that is not finite becomes null."""
 
     def __init__(self, path: Path, last_step: int):
-        """Goes on after the lines up to `last_step`; later ones, from a run that was cut off
-        after its last checkpoint, are dropped, since their steps are made again.
+        """Goes on after the lines up to `last_step`.
+
+        Later ones come from a run that was cut off after its last checkpoint: they are dropped,
+        since their steps are made again.
         """
         self._path = path
         kept = []

@@ -16,8 +16,6 @@ from ddl.config.values import Binding, Key, enclosing_scopes, name_of
 from ddl.errors import ConfigError, DdlError
 from ddl.suggestions import did_you_mean
 
-_GIN_FOLDER = os.path.dirname(gin.__file__)
-
 
 def call(name: str, args: Any, kwargs: Any, bindings: Mapping[Key, Binding]) -> Any:
     """Calls a registered item by name, in a scope if the name has one.
@@ -131,10 +129,11 @@ def _given(message: str, scope: str, selector: str, bindings: Iterable[Binding])
 
 
 def _raised_in(error: BaseException) -> str:
+    """Returns the last line of the user's own code, or ddl's, that the error passed through."""
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith(_GIN_FOLDER)
+        if "site-packages" not in frame.filename
         and os.path.dirname(frame.filename) != os.path.dirname(__file__)
     ]
     return f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""

@@ -11,6 +11,7 @@ from ddl import registry
 from ddl.config.fitting import describe, fits
 from ddl.config.signatures import Signature, signature_of
 from ddl.config.values import (
+    MACRO_SELECTOR,
     Binding,
     Key,
     Location,
@@ -30,6 +31,8 @@ from ddl.suggestions import closest, did_you_mean, either
 def shown(key: Key) -> str:
     """Returns the left-hand side for a message: with the shortest name that is not ambiguous."""
     scope, selector, parameter = key
+    if selector == MACRO_SELECTOR:
+        return name_of(key)
     return name_of((scope, registry.short_name(selector), parameter))
 
 
@@ -145,7 +148,7 @@ def _given_twice(bindings: Iterable[Binding]) -> Iterator[str]:
 
 
 def _undefined_macros(bindings: Sequence[Binding]) -> Iterator[str]:
-    macros = macros_of(bindings)
+    macros = macros_of(map(with_full_selector, bindings))
     for binding in bindings:
         for leaf in leaves(binding.value):
             if isinstance(leaf, Macro) and not _is_defined(leaf, macros):

@@ -38,7 +38,9 @@ def fits(value: Any, annotation: Any) -> bool:
         if isinstance(value, (list, tuple, dict)):
             return _container_fits(value, annotation, origin, arguments)
     if any(isinstance(leaf, Reference) for leaf in leaves(value)):
-        return not inspect.isclass(annotation) or isinstance(value, annotation)
+        return not inspect.isclass(annotation) or (
+            not _is_protocol(annotation) and isinstance(value, annotation)
+        )
     try:
         typeguard.check_type(
             value,
@@ -112,7 +114,7 @@ def _product_fits(product: Any, annotation: Any, item: Callable[..., Any]) -> bo
     wanted = typing.get_origin(annotation) or annotation
     if not inspect.isclass(product) or not inspect.isclass(wanted):
         return True
-    if getattr(wanted, "_is_protocol", False):
+    if _is_protocol(wanted):
         return _has_methods(product, wanted)
     if wanted is float and product is int:
         return True
@@ -135,9 +137,13 @@ def _callable_fits(item: Callable[..., Any], annotation: Any) -> bool:
         return inspect.isclass(item) and (not wanted or issubclass(item, tuple(wanted)))
     if not inspect.isclass(origin):
         return origin is not typing.Literal
-    if getattr(origin, "_is_protocol", False):
+    if _is_protocol(origin):
         return _methods(origin) == {"__call__"}
     return isinstance(item, origin)
+
+
+def _is_protocol(annotation: Any) -> bool:
+    return getattr(annotation, "_is_protocol", False)
 
 
 def _methods(protocol: type) -> set[str]:
@@ -145,7 +151,7 @@ def _methods(protocol: type) -> set[str]:
     return {
         name
         for base in protocol.__mro__
-        if getattr(base, "_is_protocol", False) and base is not typing.Protocol
+        if _is_protocol(base) and base is not typing.Protocol
         for name, member in vars(base).items()
         if inspect.isfunction(member) and name not in ("__init__", "__subclasshook__")
     }

@@ -25,7 +25,10 @@ class Location:
     text: str
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}" if self.file else f"--gin_param '{self.text}'"
+        if self.file:
+            return f"{self.file}:{self.line}"
+        quote = '"' if "'" in self.text else "'"
+        return f"--gin_param {quote}{self.text}{quote}"
 
     def complain(self, what: str) -> str:
         """Returns the complaint with its location in front and the line it is about below."""

@@ -1,6 +1,6 @@
 """Plain Keras 3 models. Each begins by scaling raw inputs, so that it is served as trained."""
 
-from ddl.models.cnn import cnn
-from ddl.models.mlp import mlp
+from ddl.models.convolutional import cnn
+from ddl.models.perceptron import mlp
 
 __all__ = ["cnn", "mlp"]

@@ -1,0 +1,42 @@
+# make demo: a CNN learns the digits on two virtual devices. make test: all tests.
+# Both first make a virtual environment in .venv with what requirements.lock names.
+PYTHON ?= $(firstword $(foreach p,python3.13 python3.12 python3.11 python3,$(shell $(p) -c 'import sys; (3,11) <= sys.version_info < (3,14) and print("$(p)")' 2>/dev/null)))
+VENV := .venv
+BIN := $(VENV)/bin
+DEMO_DIR ?= runs/demo
+WORKERS ?= 2
+
+.PHONY: demo test test-quick lint check lock clean
+
+demo: $(VENV)/.installed
+	$(BIN)/python -m ddl.main --gin_file=configs/digits_cnn.gin --model_dir=$(DEMO_DIR) \
+	  --strategy=mirrored --num_virtual_devices=2
+
+test: $(VENV)/.installed
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+
+test-quick: $(VENV)/.installed
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not long"
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+check: lint test
+
+# The exact versions that were tested, of every package the extras need.
+lock: $(VENV)/.installed
+	$(BIN)/pip install --quiet uv
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-emit-index-url \
+	  --no-emit-find-links --no-annotate --extra dev --custom-compile-command "make lock" --upgrade pyproject.toml -o requirements.lock
+
+$(VENV)/.installed: pyproject.toml requirements.lock
+	@test -n "$(PYTHON)" || { echo "ddl needs Python 3.11, 3.12 or 3.13; none was found. Set PYTHON=/path/to/python." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	touch $@
+
+clean:
+	rm -rf $(VENV) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

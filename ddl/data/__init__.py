@@ -1,0 +1,27 @@
+"""Examples: where they come from, in which order, and how they reach the replicas."""
+
+from ddl.data.digits import load_digits
+from ddl.data.images import images
+from ddl.data.keras_datasets import load_keras_dataset
+from ddl.data.order import batch_indices, steps_per_epoch
+from ddl.data.pipeline import BatchPipeline
+from ddl.data.source import ArraySource, IndexedSource, RandomAccessSource, Source
+from ddl.data.stream import StreamSource, as_source
+from ddl.data.synthetic import synthetic_arrays, synthetic_images
+
+__all__ = [
+    "ArraySource",
+    "BatchPipeline",
+    "IndexedSource",
+    "RandomAccessSource",
+    "Source",
+    "StreamSource",
+    "as_source",
+    "batch_indices",
+    "images",
+    "load_digits",
+    "load_keras_dataset",
+    "steps_per_epoch",
+    "synthetic_arrays",
+    "synthetic_images",
+]

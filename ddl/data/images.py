@@ -1,0 +1,90 @@
+"""Labelled images by name."""
+
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+import numpy as np
+
+from ddl.data.digits import load_digits
+from ddl.data.keras_datasets import load_keras_dataset
+from ddl.data.source import ArraySource
+from ddl.data.synthetic import synthetic_images
+from ddl.errors import ConfigError, DataError
+from ddl.suggestions import did_you_mean, either
+
+ImagesName = Literal["digits", "mnist", "fashion_mnist", "cifar10", "synthetic"]
+Split = Literal["train", "test"]
+
+_CLASSES = {"digits": 10, "mnist": 10, "fashion_mnist": 10, "cifar10": 10}
+_SYNTHETIC_EXAMPLES = {"train": 8192, "test": 2048}
+
+
+def images(
+    name: ImagesName,
+    split: Split,
+    *,
+    image_shape: Sequence[int],
+    num_classes: int,
+    num_examples: int | None = None,
+    one_hot: bool = False,
+    seed: int = 0,
+) -> ArraySource:
+    """Loads labelled images.
+
+    Args:
+      name: `digits` comes with ddl; `mnist`, `fashion_mnist` and `cifar10` come from the Keras
+        cache or the network; `synthetic` is made up.
+      split: Which part.
+      image_shape: Height, width and channels. Synthetic images get this shape, others must
+        have it.
+      num_classes: As `image_shape`.
+      num_examples: Take the first so many; None: all, or 8,192 and 2,048 synthetic ones.
+      one_hot: Whether labels are float32 rows [n, classes] rather than int64 [n].
+      seed: Of synthetic images.
+
+    Returns:
+      Features "image", uint8 [n, height, width, channels], and "label".
+
+    Raises:
+      ConfigError: If there is no such name or split, or a number is out of range.
+      DataError: If the data are missing, or not of that shape or number of classes.
+    """
+    _check_one_of("data set", name, get_args(ImagesName))
+    _check_one_of("split", split, get_args(Split))
+    if num_examples is not None and num_examples < 1:
+        raise ConfigError(f"num_examples is {num_examples}; it is 1 or more, or None for all")
+    shape = tuple(image_shape)
+    if name == "synthetic":
+        pixels, labels = synthetic_images(
+            split,
+            image_shape=shape,
+            num_classes=num_classes,
+            num_examples=num_examples or _SYNTHETIC_EXAMPLES[split],
+            seed=seed,
+        )
+    else:
+        pixels, labels = load_digits(split) if name == "digits" else load_keras_dataset(name, split)
+        if pixels.shape[1:] != shape:
+            raise DataError(
+                f"the images of {name} have shape {pixels.shape[1:]}, not {shape}: set "
+                "image_shape to that"
+            )
+        if num_classes != _CLASSES[name]:
+            raise DataError(
+                f"{name} has {_CLASSES[name]} classes, not {num_classes}: set num_classes to that"
+            )
+        if num_examples is not None and num_examples > len(pixels):
+            raise DataError(
+                f"{name} has {len(pixels):,} {split} images; num_examples asks for {num_examples:,}"
+            )
+    pixels, labels = pixels[:num_examples], labels[:num_examples]
+    if one_hot:
+        return ArraySource(image=pixels, label=np.eye(num_classes, dtype=np.float32)[labels])
+    return ArraySource(image=pixels, label=labels)
+
+
+def _check_one_of(what: str, given: str, known: Sequence[str]) -> None:
+    if given not in known:
+        raise ConfigError(
+            f"there is no {what} {given!r}; it is {either(known)}.{did_you_mean(given, known)}"
+        )

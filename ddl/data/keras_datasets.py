@@ -1,0 +1,201 @@
+"""MNIST, Fashion-MNIST and CIFAR-10 through keras.datasets: from its cache, else downloaded."""
+
+import contextlib
+import dataclasses
+import fcntl
+import gzip
+import hashlib
+import os
+import pickle
+import socket
+import tarfile
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import keras
+import numpy as np
+from keras.src.backend import config as keras_config
+
+from ddl.errors import DataError
+
+KerasDatasetName = Literal["mnist", "fashion_mnist", "cifar10"]
+
+_NETWORK_TIMEOUT_SECONDS = 10.0
+_UNREADABLE = (
+    *(OSError, EOFError, ValueError, KeyError, TypeError, IndexError),
+    *(zlib.error, zipfile.BadZipFile, tarfile.TarError, pickle.UnpicklingError),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Files:
+    """What keras.datasets reads.
+
+    Attributes:
+      folder: Within the cache.
+      sha256: By file name, what Keras checks; None where it checks nothing.
+      load: Keras's loader.
+      hint: How the file is called where it comes from, if otherwise.
+    """
+
+    folder: str
+    sha256: dict[str, str | None]
+    load: Callable[[], Any]
+    hint: str = ""
+
+
+_DATASETS: dict[KerasDatasetName, _Files] = {
+    "mnist": _Files(
+        "datasets",
+        {"mnist.npz": "731c5ac602752760c8e48fbffcf8c3b850d9dc2a2aedcf2cc48468fc17b673d1"},
+        keras.datasets.mnist.load_data,
+    ),
+    "fashion_mnist": _Files(
+        "datasets/fashion-mnist",
+        {
+            "train-labels-idx1-ubyte.gz": None,
+            "train-images-idx3-ubyte.gz": None,
+            "t10k-labels-idx1-ubyte.gz": None,
+            "t10k-images-idx3-ubyte.gz": None,
+        },
+        keras.datasets.fashion_mnist.load_data,
+    ),
+    "cifar10": _Files(
+        "datasets",
+        {
+            "cifar-10-batches-py-target_archive": (
+                "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce"
+            )
+        },
+        keras.datasets.cifar10.load_data,
+        " (cifar-10-python.tar.gz under that name)",
+    ),
+}
+
+
+def load_keras_dataset(
+    name: KerasDatasetName, split: Literal["train", "test"]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Loads one part of a data set; processes on one machine take turns.
+
+    Args:
+      name: Which.
+      split: Which part.
+
+    Returns:
+      Images, uint8 [n, height, width, channels], and labels, int64 [n].
+
+    Raises:
+      DataError: If files are neither in the cache nor to be had from the network, or damaged.
+        It names files, folder and checksums.
+    """
+    files = _DATASETS[name]
+    folder = _cache() / files.folder
+    with _turn(folder):
+        missing = [file for file in files.sha256 if not (folder / file).exists()]
+        for file in files.sha256:
+            if file not in missing:
+                _check(name, folder / file, files.sha256[file])
+        try:
+            parts = files.load() if not missing else _download(files, folder, missing)
+        except Exception as error:
+            # Keras wraps what the network says into a bare Exception. With every file at hand,
+            # what is not about their content is a bug and keeps its traceback.
+            if not missing and not isinstance(error, _UNREADABLE):
+                raise
+            raise _unusable(name, files, folder, missing, error) from error
+    images, labels = parts[0 if split == "train" else 1]
+    labels = np.asarray(labels).reshape(-1).astype(np.int64)
+    images = np.ascontiguousarray(images if images.ndim == 4 else images[..., np.newaxis])
+    if len(images) != len(labels) or images.dtype != np.uint8:
+        raise DataError(
+            f"{name} in {folder} holds {len(images):,} images of {images.dtype} and "
+            f"{len(labels):,} labels for {split}; remove the files to have them loaded anew"
+        )
+    return images, labels
+
+
+def _cache() -> Path:
+    # Where get_file looks. Keras reads KERAS_HOME when it is imported, so the environment of now
+    # may say something else than Keras does.
+    home = os.path.expanduser(keras_config.keras_home())
+    if not os.access(home, os.W_OK):
+        home = os.path.join("/tmp" if os.path.isdir("/tmp") else tempfile.gettempdir(), ".keras")
+    return Path(home)
+
+
+@contextlib.contextmanager
+def _turn(folder: Path) -> Iterator[None]:
+    """Waits until no other process of this user checks or fills `folder`."""
+    digest = hashlib.sha256(str(folder).encode()).hexdigest()[:16]
+    lock = Path(tempfile.gettempdir()) / f"ddl-{os.getuid()}-{digest}.lock"
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _check(name: str, path: Path, expected: str | None) -> None:
+    if expected is not None:
+        # Keras would load a file that does not fit anew without asking, over the old one.
+        with path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != expected:
+            raise DataError(
+                f"{path} is damaged or another version: its SHA-256 is {found}, keras.datasets."
+                f"{name} expects {expected}. Remove it, or put the right file there."
+            )
+    elif path.suffix == ".gz":
+        # Keras checks nothing here and skips the header, which says 0, 0, type and rank.
+        magic = bytes([0, 0, 8, 3 if "idx3" in path.name else 1])
+        try:
+            with gzip.open(path) as file:
+                found_magic = file.read(4)
+        except (OSError, EOFError, zlib.error) as error:
+            raise DataError(f"{path} is damaged: {error}. Remove it, or replace it.") from error
+        if found_magic != magic:
+            raise DataError(
+                f"{path} is not an IDX file of this kind: it begins with {found_magic.hex()}, "
+                f"not {magic.hex()}. Remove it, or replace it."
+            )
+
+
+def _download(files: _Files, folder: Path, missing: list[str]) -> Any:
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(_NETWORK_TIMEOUT_SECONDS)
+    done = False
+    try:
+        parts = files.load()
+        done = True
+        return parts
+    finally:
+        socket.setdefaulttimeout(before)
+        if not done:
+            # A file that came whole is as much in doubt as one that came in part.
+            for file in missing:
+                (folder / file).unlink(missing_ok=True)
+            for path in made:
+                with contextlib.suppress(OSError):
+                    path.rmdir()
+
+
+def _unusable(
+    name: str, files: _Files, folder: Path, missing: list[str], error: Exception
+) -> DataError:
+    if not missing:
+        return DataError(
+            f"{name} cannot be read from {folder}: {type(error).__name__}: {error}. Remove "
+            f"{', '.join(files.sha256)} there to have {name} loaded anew."
+        )
+    # Keras puts the address before the dashes.
+    reason = str(error).rsplit(" -- ", maxsplit=1)[-1]
+    wanted = [f"  {file}  SHA-256 {files.sha256[file] or '(none known)'}" for file in missing]
+    return DataError(
+        f"{name} is not in the Keras cache and could not be downloaded "
+        f"({reason}). Put the following into {folder}{files.hint}, from the address "
+        f"that keras.datasets.{name} names:\n" + "\n".join(wanted)
+    )

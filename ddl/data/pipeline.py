@@ -1,0 +1,237 @@
+"""Global batches of static shape, by number, on any strategy."""
+
+from typing import Any, Literal
+
+import tensorflow as tf
+
+from ddl.data import resident as resident_data
+from ddl.data.order import batch_indices, steps_per_epoch
+from ddl.data.source import ArraySource, IndexedSource, Source
+from ddl.data.stream import StreamSource
+from ddl.errors import ConfigError
+
+_RESIDENT_UP_TO_BYTES = 256 << 20
+"""Small beside any accelerator's memory, and larger than CIFAR-10 in bytes (154 MB)."""
+
+
+class BatchPipeline:
+    """Batch k of a run, for every k, whatever the devices.
+
+    Replica r of R gets rows [r·B/R, (r+1)·B/R) of each global batch of B rows, so all replicas
+    together see the same rows in the same order however many there are. The last batch of an
+    epoch is padded to B; padding has weight 0.
+
+    In use, on any strategy:
+
+        iterator = pipeline.iterator(strategy, first_batch)
+        arrays = pipeline.resident_arrays(strategy)
+        # in a tf.function, cross-replica: strategy.run(step, args=(next(iterator), arrays))
+        # in step, replica context: features = pipeline.examples(element, arrays)
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        global_batch_size: int,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        resident: bool | Literal["auto"] = "auto",
+    ):
+        """Takes the source.
+
+        Args:
+          source: The examples.
+          global_batch_size: B. More than the data set has is fine: one padded batch an epoch.
+          seed: Of the order.
+          shuffle: Whether each epoch has an order of its own. Streams keep theirs.
+          resident: Whether arrays are kept on the devices and batches gathered there. `auto`
+            does so up to 256 MiB. The batches are the same to the bit.
+
+        Raises:
+          ConfigError: If the batch size is not positive, or `resident` is True for a source that
+            is not made of numeric arrays.
+          DataError: If there are no examples.
+        """
+        self.source = source
+        self.global_batch_size = global_batch_size
+        self.num_examples = len(source)
+        self.steps_per_epoch = steps_per_epoch(self.num_examples, global_batch_size)
+        self._seed = seed
+        self._shuffle = shuffle
+        can_reside = isinstance(source, ArraySource) and resident_data.can_reside(source)
+        if resident is True and not can_reside:
+            raise ConfigError(
+                f"only arrays of numbers can be kept on the devices, not a {type(source).__name__}"
+                + (" with text" if isinstance(source, ArraySource) else "")
+            )
+        self.resident = (
+            isinstance(source, ArraySource)
+            and can_reside
+            and (
+                resident is True or (resident == "auto" and source.nbytes <= _RESIDENT_UP_TO_BYTES)
+            )
+        )
+        """Whether batches are gathered on the devices."""
+        self._placed: tuple[tf.distribute.Strategy, dict[str, Any]] | None = None
+
+    @property
+    def always_full(self) -> bool:
+        """Whether every weight of every batch is 1."""
+        return (
+            self.num_examples % self.global_batch_size == 0
+            and "weight" not in self.source.element_spec
+        )
+
+    @property
+    def element_spec(self) -> dict[str, tf.TensorSpec]:
+        """One example as `examples` gives it, without the batch dimension; has "weight"."""
+        return {**self.source.element_spec, "weight": tf.TensorSpec([], tf.float32, "weight")}
+
+    def dataset(self, first_batch: int = 0, *, stride: int = 1) -> tf.data.Dataset:
+        """Global batches number first_batch, first_batch + stride, … without end, on the host.
+
+        Args:
+          first_batch: Number of the first batch, counted from 0 over the whole run.
+          stride: More than 1 for workers that take batches in turn, asynchronously.
+
+        Returns:
+          Dicts of features [B, …] and "weight", float32 [B].
+        """
+        if isinstance(self.source, StreamSource):
+            batches = self.source.batches(self.global_batch_size, first_batch)
+            batches = batches.shard(stride, 0) if stride > 1 else batches
+            return _finished(batches)
+
+        def batch(number: tf.Tensor) -> dict[str, tf.Tensor]:
+            index, weight = self._indices(first_batch + number * stride)
+            return self._gathered(index, weight)
+
+        return _finished(_counted(batch))
+
+    def iterator(self, strategy: tf.distribute.Strategy, first_batch: int = 0) -> Any:
+        """An endless distributed iterator from batch number `first_batch` on.
+
+        Cross-replica context, eager. `next(iterator)` gives each replica its rows of the next
+        batch, in the form that `examples` takes. With several workers, each reads only its own
+        replicas' rows, streams apart, which every worker reads through.
+
+        Raises:
+          ConfigError: If the batch cannot be split evenly over the replicas.
+        """
+        replicas = strategy.num_replicas_in_sync
+        if self.global_batch_size % replicas:
+            lower = self.global_batch_size // replicas * replicas
+            nearest = [str(size) for size in (lower, lower + replicas) if size]
+            raise ConfigError(
+                f"the global batch size {self.global_batch_size} cannot be split evenly over "
+                f"{replicas} replicas; use {' or '.join(nearest)}"
+            )
+        devices = resident_data.local_devices(strategy)
+        on_cpu = all("CPU" in device.upper() for device in devices)
+        if replicas == 1 and (self.resident or on_cpu):
+            # Nothing to share out and nothing large to copy ahead: the distributed iterator
+            # would cost 0.2 ms a step (2 CPU cores, any batch size) for nothing.
+            return iter(self._shares(tf.distribute.InputContext(), first_batch))
+        # From a function, since experimental_distribute_dataset without auto-sharding gives every
+        # worker the same rows, and with it does not know how to share an order out.
+        return iter(
+            strategy.distribute_datasets_from_function(
+                lambda context: self._shares(context, first_batch)
+            )
+        )
+
+    def resident_arrays(self, strategy: tf.distribute.Strategy) -> dict[str, Any]:
+        """The arrays on the devices, to be handed to `strategy.run`; {} where not resident.
+
+        They are put there at the first call. Cross-replica context, eager or while tracing.
+        """
+        if not self.resident:
+            return {}
+        if self._placed is None or self._placed[0] is not strategy:
+            assert isinstance(self.source, ArraySource)
+            with tf.init_scope():
+                self._placed = (strategy, resident_data.place(self.source, strategy))
+        return self._placed[1]
+
+    def examples(
+        self, element: dict[str, tf.Tensor], resident: dict[str, tf.Tensor]
+    ) -> dict[str, tf.Tensor]:
+        """A replica's examples. Replica context, in the step.
+
+        Args:
+          element: What the iterator gave this replica, or some rows of it.
+          resident: What `resident_arrays` gave, as `strategy.run` hands it to this replica.
+
+        Returns:
+          Features [b, …] and "weight", float32 [b].
+        """
+        if not resident:
+            return dict(element)
+        features = resident_data.gather(resident, element["index"], self.source.element_spec)
+        return _weighted(features, element["weight"])
+
+    def _shares(self, context: tf.distribute.InputContext, first_batch: int) -> tf.data.Dataset:
+        """The rows of one worker's replicas, each replica's as an element of its own, in turn."""
+        replicas = context.num_replicas_in_sync
+        local = replicas // context.num_input_pipelines
+        first_replica = context.input_pipeline_id * local
+        rows = self.global_batch_size // replicas
+
+        def share(number: tf.Tensor) -> dict[str, tf.Tensor]:
+            first_row = (first_replica + number % local) * rows
+            index, weight = self._indices(first_batch + number // local, first_row, rows)
+            if self.resident:
+                return {"index": index, "weight": weight}
+            return self._gathered(index, weight)
+
+        def split(batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+            return {
+                name: tf.reshape(values, [replicas, rows, *values.shape[1:]])[
+                    first_replica : first_replica + local
+                ]
+                for name, values in batch.items()
+            }
+
+        if isinstance(self.source, StreamSource):
+            batches = self.source.batches(self.global_batch_size, first_batch)
+            return _finished(batches if replicas == 1 else batches.map(split).unbatch())
+        return _finished(_counted(share))
+
+    def _indices(
+        self, batch: tf.Tensor, first_row: tf.Tensor | int = 0, num_rows: int | None = None
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        return batch_indices(
+            batch,
+            num_examples=self.num_examples,
+            global_batch_size=self.global_batch_size,
+            seed=self._seed,
+            shuffle=self._shuffle,
+            first_row=first_row,
+            num_rows=num_rows,
+        )
+
+    def _gathered(self, index: tf.Tensor, weight: tf.Tensor) -> dict[str, tf.Tensor]:
+        assert isinstance(self.source, IndexedSource)
+        return _weighted(self.source.gather(index), weight)
+
+
+def _weighted(features: dict[str, tf.Tensor], padding: tf.Tensor) -> dict[str, tf.Tensor]:
+    """Features with "weight": 0 for padding, and else the example's own where it has one."""
+    if "weight" in features:
+        padding *= tf.cast(features["weight"], tf.float32)
+    return {**features, "weight": padding}
+
+
+def _counted(function: Any) -> tf.data.Dataset:
+    return tf.data.Dataset.counter().map(
+        function, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
+    )
+
+
+def _finished(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    options = tf.data.Options()
+    options.deterministic = True
+    # Each worker is given its own rows already.
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    return dataset.prefetch(tf.data.AUTOTUNE).with_options(options)

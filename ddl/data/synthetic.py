@@ -1,0 +1,97 @@
+"""Made-up data of any shape, the same for the same seed: for benchmarks and tests."""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+
+from ddl.data.source import ArraySource
+from ddl.errors import ConfigError
+
+_NOISE = 0.25
+_CHUNK_VALUES = 1 << 22
+_STREAMS = {"prototypes": 0, "train": 1, "test": 2, "arrays": 3}
+
+
+def synthetic_images(
+    split: Literal["train", "test"],
+    *,
+    image_shape: Sequence[int],
+    num_classes: int,
+    num_examples: int,
+    seed: int = 0,
+    dtype: Literal["uint8", "float32"] = "uint8",
+) -> tuple[np.ndarray, np.ndarray]:
+    """Noisy copies of one random prototype a class: easy to learn, not trivial.
+
+    Both splits share the prototypes; labels and noise are their own.
+
+    Args:
+      split: Which part.
+      image_shape: Of one image, usually height, width, channels.
+      num_classes: Labels go from 0 to num_classes - 1.
+      num_examples: How many. Fewer examples are the first ones of more.
+      seed: Of everything.
+      dtype: uint8 images lie between 0 and 255, float32 ones between 0 and 1.
+
+    Returns:
+      Images [n, *image_shape] and labels, int64 [n].
+
+    Raises:
+      ConfigError: If a size is not positive.
+    """
+    sizes = {"num_classes": num_classes, "num_examples": num_examples}
+    for name, size in {**sizes, "image_shape": min(image_shape, default=1)}.items():
+        if size < 1:
+            raise ConfigError(f"synthetic data: {name} is {size}; it is 1 or more")
+    shape = tuple(image_shape)
+    prototypes = _generator(seed, "prototypes").random((num_classes, *shape), np.float32)
+    generator = _generator(seed, split)
+    images = np.empty((num_examples, *shape), dtype)
+    labels = np.empty(num_examples, np.int64)
+    # Chunks of fixed length keep memory small and make fewer examples a prefix of more.
+    rows = max(1, _CHUNK_VALUES // prototypes[0].size)
+    for start in range(0, num_examples, rows):
+        count = min(rows, num_examples - start)
+        labels[start : start + count] = generator.integers(0, num_classes, rows)[:count]
+        noise = generator.standard_normal((count, *shape), np.float32)
+        values = prototypes[labels[start : start + count]] + _NOISE * noise
+        np.clip(values, 0, 1, out=values)
+        images[start : start + count] = values * 255 if dtype == "uint8" else values
+    return images, labels
+
+
+def synthetic_arrays(
+    elements: Mapping[str, tuple[Sequence[int], str]], num_examples: int, seed: int = 0
+) -> ArraySource:
+    """Random features of any shapes and dtypes, with nothing in them to learn.
+
+    Args:
+      elements: For each feature the shape of one example and the dtype's name; floats are drawn
+        from the standard normal distribution, integers from 0 to 127, booleans evenly.
+      num_examples: How many.
+      seed: Of everything.
+
+    Raises:
+      ConfigError: If `num_examples` is not positive or a dtype is none of these.
+    """
+    if num_examples < 1:
+        raise ConfigError(f"synthetic data: num_examples is {num_examples}; it is 1 or more")
+    generator = _generator(seed, "arrays")
+    features = {}
+    for name, (shape, dtype_name) in elements.items():
+        size = (num_examples, *shape)
+        kind = np.dtype(dtype_name).kind
+        if kind == "f":
+            features[name] = generator.standard_normal(size, np.float32).astype(dtype_name)
+        elif kind in "iu":
+            features[name] = generator.integers(0, 128, size, np.uint8).astype(dtype_name)
+        elif kind == "b":
+            features[name] = generator.random(size) < 0.5
+        else:
+            raise ConfigError(f"synthetic data: {name!r} cannot be made as {dtype_name}")
+    return ArraySource(features)
+
+
+def _generator(seed: int, stream: str) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(key=[seed % 2**64, _STREAMS[stream]]))

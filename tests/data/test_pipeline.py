@@ -1,0 +1,236 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from ddl.data import ArraySource, BatchPipeline, RandomAccessSource, StreamSource
+from ddl.errors import ConfigError
+from tests.conftest import make_strategy
+
+
+def source_of_all_dtypes(num_examples=50):
+    """Features whose packing into words differs, with odd sizes among them."""
+    random = np.random.default_rng(0)
+
+    def array(shape, dtype):
+        return random.integers(0, 100, (num_examples, *shape)).astype(dtype)
+
+    return ArraySource(
+        image=array([3, 3, 1], np.uint8),
+        label=np.arange(num_examples),
+        byte=array([], np.uint8),
+        signed=array([5], np.int8),
+        short=array([3], np.int16),
+        unsigned=array([2, 2], np.uint64),
+        word=array([2], np.uint32),
+        truth=array([2], np.int64) > 50,
+        half=array([3], np.float16),
+        double=random.normal(size=(num_examples, 2)),
+    )
+
+
+def run_steps(pipeline, strategy, steps, first_batch=0):
+    """For each step the replicas' examples, one after the other, from one loop on the device."""
+    spec = pipeline.element_spec
+
+    @tf.function(autograph=False)
+    def loop(iterator):
+        arrays = pipeline.resident_arrays(strategy)
+
+        def body(step, rows):
+            batch = strategy.run(pipeline.examples, args=(next(iterator), arrays))
+            written = {}
+            for name, array in rows.items():
+                parts = strategy.experimental_local_results(batch[name])
+                written[name] = array.write(step, tf.concat(parts, axis=0))
+            return step + 1, written
+
+        empty = {name: tf.TensorArray(spec[name].dtype, steps) for name in spec}
+        _, rows = tf.while_loop(lambda step, _: step < steps, body, (0, empty))
+        return {name: array.stack() for name, array in rows.items()}
+
+    result = loop(pipeline.iterator(strategy, first_batch))
+    return {name: values.numpy() for name, values in result.items()}
+
+
+def host_batches(pipeline, steps, first_batch=0):
+    batches = list(pipeline.dataset(first_batch).take(steps).as_numpy_iterator())
+    return {name: np.stack([batch[name] for batch in batches]) for name in batches[0]}
+
+
+def assert_same(first, second):
+    assert set(first) == set(second)
+    for name, values in first.items():
+        assert values.dtype == second[name].dtype, name
+        np.testing.assert_array_equal(values, second[name], err_msg=name)
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_every_strategy_gets_the_same_rows_in_the_same_order(strategy, resident):
+    pipeline = BatchPipeline(source_of_all_dtypes(), 12, seed=3, resident=resident)
+    # 5 batches an epoch, the last with 2 rows: from the third on, into the next epoch.
+    assert_same(run_steps(pipeline, strategy, 6, 2), host_batches(pipeline, 6, 2))
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_the_default_strategy(resident):
+    pipeline = BatchPipeline(source_of_all_dtypes(), 12, seed=3, resident=resident)
+    strategy = tf.distribute.get_strategy()
+    assert_same(run_steps(pipeline, strategy, 3, 4), host_batches(pipeline, 3, 4))
+
+
+def test_batches_hold_what_the_source_holds():
+    source = source_of_all_dtypes()
+    batches = host_batches(BatchPipeline(source, 50, seed=1), 1)
+    order = batches["label"][0]
+    assert sorted(order) == list(range(50))
+    for name, array in source.features.items():
+        np.testing.assert_array_equal(batches[name][0], array[order])
+
+
+def test_resident_arrays_lie_on_the_replicas_own_devices():
+    pipeline = BatchPipeline(source_of_all_dtypes(), 8, resident=True)
+    strategy = make_strategy("mirrored", 4)
+    image = pipeline.resident_arrays(strategy)["image"]
+    devices = [part.device for part in strategy.experimental_local_results(image)]
+    assert [device[-5:] for device in devices] == ["CPU:0", "CPU:1", "CPU:2", "CPU:3"]
+    assert pipeline.resident_arrays(strategy)["image"] is image
+
+
+def test_resident_bytes_travel_as_words():
+    # There is no GatherV2 for bytes on GPUs: the array would be copied to the host every step.
+    pipeline = BatchPipeline(source_of_all_dtypes(), 8, resident=True)
+    arrays = pipeline.resident_arrays(tf.distribute.get_strategy())
+    assert {name: array.dtype.name for name, array in arrays.items()} == {
+        "image": "int32",
+        "label": "int64",
+        "byte": "int32",
+        "signed": "int32",
+        "short": "int32",
+        "unsigned": "int64",
+        "word": "int32",
+        "truth": "bool",
+        "half": "float16",
+        "double": "float64",
+    }
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_weights_of_examples_count_and_padding_has_none(resident):
+    weight = np.linspace(0.1, 2, 10)
+    source = ArraySource(label=np.arange(10), weight=weight)
+    pipeline = BatchPipeline(source, 8, resident=resident)
+    assert not pipeline.always_full
+    assert not BatchPipeline(source, 5).always_full
+    batches = run_steps(pipeline, make_strategy("mirrored", 2), 2)
+    labels, weights = batches["label"].ravel(), batches["weight"].ravel()
+    assert weights.dtype == np.float32
+    np.testing.assert_array_equal(weights[:10], weight.astype(np.float32)[labels[:10]])
+    assert weights[10:].tolist() == [0] * 6
+
+
+def test_always_full():
+    assert BatchPipeline(ArraySource(x=np.arange(12)), 4).always_full
+    assert not BatchPipeline(ArraySource(x=np.arange(13)), 4).always_full
+    assert not BatchPipeline(ArraySource(x=np.arange(3)), 6).always_full
+
+
+def test_a_batch_larger_than_the_data_set():
+    pipeline = BatchPipeline(ArraySource(x=np.arange(3)), 8)
+    assert pipeline.steps_per_epoch == 1
+    batches = run_steps(pipeline, make_strategy("mirrored", 4), 2)
+    for rows, weights in zip(batches["x"], batches["weight"], strict=True):
+        assert weights.tolist() == [1] * 3 + [0] * 5
+        assert sorted(rows[:3]) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+def test_streams_are_split_in_the_same_way(replicas):
+    data = tf.data.Dataset.range(10).map(lambda x: {"x": x})
+    pipeline = BatchPipeline(StreamSource(data), 4)
+    batches = run_steps(pipeline, make_strategy("mirrored", replicas), 4, 1)
+    assert_same(batches, host_batches(pipeline, 4, 1))
+    assert batches["x"].tolist() == [[4, 5, 6, 7], [8, 9, 8, 9], [0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_looked_up_examples_come_in_the_order_of_arrays():
+    stored = np.arange(40, dtype=np.float32)
+    looked_up = BatchPipeline(RandomAccessSource(lambda i: {"x": stored[i]}, 40), 8, seed=2)
+    in_memory = BatchPipeline(ArraySource(x=stored), 8, seed=2)
+    assert not looked_up.resident
+    assert in_memory.resident
+    strategy = make_strategy("mirrored", 2)
+    assert_same(run_steps(looked_up, strategy, 6), run_steps(in_memory, strategy, 6))
+
+
+@pytest.mark.parametrize("resident", [True, False])
+@pytest.mark.parametrize("kind", ["arrays", "stream"])
+def test_several_workers_read_only_their_own_rows(kind, resident):
+    # Stands in for two processes with two devices each, by the context that each would get.
+    if kind == "arrays":
+        source = ArraySource(x=np.arange(30))
+    else:
+        source = StreamSource(tf.data.Dataset.range(30).map(lambda x: {"x": x}))
+        resident = False
+    pipeline = BatchPipeline(source, 8, seed=4, resident=resident)
+    name = "index" if resident else "x"
+    rows = []
+    for worker in range(2):
+        context = tf.distribute.InputContext(2, worker, 4)
+        shares = pipeline._shares(context, 3).take(4)
+        rows.append(np.stack([share[name] for share in shares.as_numpy_iterator()]))
+    assert rows[0].shape == (4, 2)
+    # Two steps, each worker's two replicas: side by side they are the global batches.
+    together = np.concatenate([part.reshape(2, 4) for part in rows], axis=1)
+    np.testing.assert_array_equal(together, host_batches(pipeline, 2, 3)["x"])
+
+
+def test_batches_taken_in_turn():
+    for source in (
+        ArraySource(x=np.arange(30)),
+        StreamSource(tf.data.Dataset.range(30).map(lambda x: {"x": x})),
+    ):
+        pipeline = BatchPipeline(source, 8)
+        every, third = host_batches(pipeline, 8, 1), pipeline.dataset(1, stride=3).take(3)
+        for batch, number in zip(third.as_numpy_iterator(), (0, 3, 6), strict=True):
+            np.testing.assert_array_equal(batch["x"], every["x"][number])
+
+
+def test_an_uneven_split_is_refused_with_sizes_that_work():
+    pipeline = BatchPipeline(ArraySource(x=np.arange(30)), 10)
+    with pytest.raises(ConfigError, match=r"10 cannot .* over 4 replicas; use 8 or 12"):
+        pipeline.iterator(make_strategy("mirrored", 4))
+
+
+def test_what_can_reside():
+    text = ArraySource(x=np.array(["a", "b"]))
+    assert not BatchPipeline(text, 2).resident
+    with pytest.raises(ConfigError, match="ArraySource with text"):
+        BatchPipeline(text, 2, resident=True)
+    with pytest.raises(ConfigError, match="StreamSource"):
+        BatchPipeline(
+            StreamSource(tf.data.Dataset.range(4).map(lambda x: {"x": x})), 2, resident=True
+        )
+
+
+def test_large_arrays_stay_on_the_host(monkeypatch):
+    source = ArraySource(x=np.zeros(1000, np.uint8))
+    monkeypatch.setattr("ddl.data.pipeline._RESIDENT_UP_TO_BYTES", 999)
+    assert not BatchPipeline(source, 10).resident
+    assert BatchPipeline(source, 10, resident=True).resident
+    monkeypatch.setattr("ddl.data.pipeline._RESIDENT_UP_TO_BYTES", 1000)
+    assert BatchPipeline(source, 10).resident
+
+
+def test_arrays_are_no_constants_of_the_graph():
+    source = ArraySource(x=np.random.default_rng(0).integers(0, 99, (20_000, 10)))
+    for resident in (True, False):
+        pipeline = BatchPipeline(source, 10, resident=resident)
+        strategy = make_strategy("one_device", 1)
+
+        @tf.function
+        def step(iterator, pipeline=pipeline, strategy=strategy):
+            arrays = pipeline.resident_arrays(strategy)
+            return strategy.run(pipeline.examples, args=(next(iterator), arrays))["x"]
+
+        graph = step.get_concrete_function(pipeline.iterator(strategy)).graph
+        assert graph.as_graph_def().ByteSize() < 100_000

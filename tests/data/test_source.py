@@ -1,0 +1,74 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from ddl.data import ArraySource, RandomAccessSource
+from ddl.errors import DataError
+
+
+def test_arrays_keep_their_dtypes_and_are_gathered_by_row():
+    source = ArraySource({"x": np.arange(12.0).reshape(6, 2)}, label=[5, 4, 3, 2, 1, 0])
+    assert len(source) == 6
+    assert source.element_spec["x"] == tf.TensorSpec([2], tf.float64, "x")
+    assert source.element_spec["label"].dtype == tf.int64
+    rows = tf.function(source.gather)(tf.constant([4, 0], tf.int64))
+    assert rows["x"].numpy().tolist() == [[8, 9], [0, 1]]
+    assert rows["label"].numpy().tolist() == [1, 5]
+
+
+@pytest.mark.parametrize(
+    ("features", "message"),
+    [
+        ({}, "at least one feature"),
+        ({"x": []}, "'x' is empty"),
+        ({"x": 3.0}, "'x' is a single value"),
+        ({"x": [1, 2], "y": [1]}, "'x' and 'y' have 2 and 1 examples"),
+        ({"x": np.array([{}, 2], object)}, "'x' is an array of Python objects"),
+        ({"x": [[1, 2], [3]]}, "'x' is not an array"),
+        ({"x": np.array(["2020-01-01"], "datetime64[D]")}, "'x' has dtype datetime64"),
+        ({"x": [0.0, np.nan, np.inf]}, "'x' holds 2 values .* the first in example 1"),
+        ({"x": np.array([0, np.inf], np.float16)}, "'x' holds 1 values .* in example 1"),
+        ({"x": [1, 2], "weight": [1, 2]}, "'weight' is int64"),
+        ({"x": [1, 2], "weight": [[1.0], [2.0]]}, r"'weight' is float64 \(2, 1\)"),
+        ({"x": [1, 2], "weight": [1.0, -2.0]}, "'weight' is negative: -2.0 in example 1"),
+        ({"x": [1, 2], "weight": [1.0, np.nan]}, "'weight' holds 1 values"),
+    ],
+)
+def test_unfit_arrays_are_refused(features, message):
+    with pytest.raises(DataError, match=message):
+        ArraySource(features)
+
+
+def test_values_that_are_not_finite_are_counted_across_chunks(monkeypatch):
+    monkeypatch.setattr("ddl.data.source._CHUNK_BYTES", 32)
+    array = np.zeros([50, 2])
+    array[[17, 33, 49], 1] = np.nan
+    with pytest.raises(DataError, match=r"holds 3 values .* the first in example 17"):
+        ArraySource(x=array)
+
+
+def test_looked_up_examples_have_static_shapes(tmp_path):
+    stored = np.memmap(tmp_path / "x", np.float32, "w+", shape=(20, 3))
+    stored[:] = np.arange(60).reshape(20, 3)
+    source = RandomAccessSource(lambda i: {"x": stored[i], "label": i * 2}, 20)
+    assert source.element_spec["x"] == tf.TensorSpec([3], tf.float32, "x")
+    dataset = tf.data.Dataset.range(4).batch(2, drop_remainder=True).map(source.gather)
+    assert dataset.element_spec["x"].shape == [2, 3]
+    last = list(dataset)[-1]
+    assert last["x"].numpy().tolist() == [[6, 7, 8], [9, 10, 11]]
+    assert last["label"].numpy().tolist() == [4, 6]
+
+
+@pytest.mark.parametrize(
+    ("lookup", "message"),
+    [
+        (lambda i: {"x": np.zeros([1, 3], np.float32)}, r"gave 'x' as float32 \(1, 3\)"),
+        (lambda i: {"x": np.zeros([2, 3])}, "gave 'x' as float64"),
+        (lambda i: {"y": np.zeros([2, 3])}, "gave the features y; expected x"),
+        (lambda i: {"x": {}[int(i[0])]}, "looking up examples 7, 8 failed with KeyError: 7"),
+    ],
+)
+def test_a_failing_lookup_tells_why(lookup, message):
+    source = RandomAccessSource(lookup, 10, {"x": tf.TensorSpec([3], tf.float32)})
+    with pytest.raises(tf.errors.OpError, match=message):
+        tf.function(source.gather)(tf.constant([7, 8], tf.int64))

@@ -1,0 +1,40 @@
+import keras
+import numpy as np
+import pytest
+
+from ddl.models import cnn, mlp
+
+
+def test_mlp_of_the_tutorial():
+    model = mlp((28, 28, 1), 10, hidden_units=(128,), dropout=0.2)
+    assert model.count_params() == 784 * 128 + 128 + 128 * 10 + 10
+    assert [type(layer).__name__ for layer in model.layers[3:]] == ["Dense", "Dropout", "Dense"]
+
+
+def test_cnn_of_the_tutorial():
+    model = cnn((28, 28, 1), 10, block_dropout=0.25, hidden_dropout=0.5)
+    assert [layer.name for layer in model.layers] == [
+        "image",
+        "scale",
+        "conv_1_1",
+        "conv_1_2",
+        "pool_1",
+        "block_dropout_1",
+        "flatten",
+        "hidden_1",
+        "hidden_dropout_1",
+        "logits",
+    ]
+    assert model.get_layer("pool_1").output.shape == (None, 12, 12, 64)
+
+
+@pytest.mark.parametrize("build", [mlp, cnn])
+def test_raw_bytes_come_in_and_logits_go_out(build):
+    model = build((8, 8, 1), 10)
+    images = np.full((2, 8, 8, 1), 255, np.uint8)
+    assert model(images).shape == (2, 10)
+    np.testing.assert_allclose(model.get_layer("scale")(images.astype("float32")), 1.0, rtol=1e-6)
+
+
+def test_the_last_layer_gives_logits():
+    assert cnn((8, 8, 1), 10).layers[-1].activation is keras.activations.linear

@@ -1,0 +1,89 @@
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from absl import logging
+
+from ddl.data import ArraySource
+from ddl.errors import ConfigError, DataError
+from ddl.models import mlp
+from ddl.tasks import Classification
+
+IMAGES = np.zeros((6, 4, 4, 1), np.uint8)
+LABELS = np.array([0, 1, 2, 0, 1, 2])
+
+
+def task(**arguments) -> Classification:
+    return Classification(mlp((4, 4, 1), 3, hidden_units=(5,)), **arguments)
+
+
+def test_integer_and_one_hot_labels_give_the_same():
+    images = tf.random.stateless_uniform([6, 4, 4, 1], [1, 2])
+    one = task(top_k=2)
+    by_integers = one.per_example({"image": images, "label": tf.constant(LABELS)}, False)
+    by_rows = one.per_example({"image": images, "label": tf.one_hot(LABELS, 3)}, False)
+    np.testing.assert_allclose(by_integers.loss, by_rows.loss, rtol=1e-6)
+    for name in ("accuracy", "top_2_accuracy"):
+        np.testing.assert_array_equal(by_integers.metrics[name], by_rows.metrics[name])
+    assert by_integers.loss.shape == (6,)
+
+
+def test_a_keras_loss():
+    loss = keras.losses.CategoricalCrossentropy(
+        from_logits=True, label_smoothing=0.1, reduction=None
+    )
+    features = {"image": tf.constant(IMAGES), "label": tf.one_hot(LABELS, 3)}
+    assert task(loss=loss).per_example(features, False).loss.shape == (6,)
+
+
+def test_a_loss_that_reduces_is_refused():
+    with pytest.raises(ConfigError, match="reduction=None"):
+        task(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+
+
+@pytest.mark.parametrize("labels", [LABELS, LABELS.astype(np.uint8), np.eye(3)[LABELS]])
+def test_good_labels_pass(labels):
+    task().check(ArraySource(image=IMAGES, label=labels))
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (LABELS / 255, "float64 and should be integers.*scaled with the inputs"),
+        (LABELS.astype(np.float32), "float32 and should be integers"),
+        (LABELS + 1, r"go from 1 to 3, but the model has 3 classes, 0 to 2 .first at example 2"),
+        (LABELS - 1, "go from -1 to 1"),
+        (np.eye(4)[LABELS], "rows of 4, but the model has 3 classes"),
+        (np.ones((6, 3)), "not one-hot: example 0"),
+        (np.eye(3)[LABELS] / 2, "not one-hot: example 0"),
+    ],
+)
+def test_bad_labels_are_told(labels, message):
+    with pytest.raises(DataError, match=message):
+        task().check(ArraySource(image=IMAGES, label=labels))
+
+
+def test_images_of_another_shape():
+    with pytest.raises(DataError, match=r"shape \(5, 4, 1\).*takes \(4, 4, 1\)"):
+        task().check(ArraySource(image=np.zeros((6, 5, 4, 1)), label=LABELS))
+
+
+def test_a_missing_feature():
+    with pytest.raises(DataError, match="no feature 'label', only image, target"):
+        task().check(ArraySource(image=IMAGES, target=LABELS))
+
+
+@pytest.mark.parametrize("as_layer", [True, False])
+def test_a_softmax_before_a_loss_from_logits_is_warned_of(as_layer, monkeypatch):
+    warnings = []
+    monkeypatch.setattr(logging, "warning", lambda text, *args: warnings.append(text % args))
+    inputs = keras.Input((4, 4, 1))
+    x = keras.layers.Dense(3, activation=None if as_layer else "softmax")(
+        keras.layers.Flatten()(inputs)
+    )
+    model = keras.Model(inputs, keras.layers.Softmax()(x) if as_layer else x)
+    Classification(model)
+    assert len(warnings) == 1
+    assert "Remove the softmax" in warnings[0]
+    Classification(model, loss=keras.losses.SparseCategoricalCrossentropy(reduction=None))
+    assert len(warnings) == 1

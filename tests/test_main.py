@@ -1,0 +1,113 @@
+"""The command line, as processes of its own."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DIGITS = f"--gin_file={ROOT}/configs/digits_cnn.gin"
+
+
+def ddl(*arguments, cwd=ROOT, imports_tensorflow=True):
+    command = [sys.executable, "-m", "ddl.main", *map(str, arguments)]
+    if not imports_tensorflow:
+        # An import of TensorFlow ends such a process at once, with another status.
+        guard = "import sys; sys.modules['tensorflow'] = sys.modules['keras'] = None; "
+        start = f"from ddl.main import run; run({['ddl', *map(str, arguments)]!r})"
+        command = [sys.executable, "-c", guard + start]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False)
+
+
+def test_help_needs_no_tensorflow():
+    result = ddl("--help", imports_tensorflow=False)
+    assert result.returncode == 0
+    for flag in ("gin_file", "gin_param", "model_dir", "mode", "strategy", "num_virtual_devices"):
+        assert f"--{flag}" in result.stdout or f"--[no]{flag}" in result.stdout
+    assert "--dry_run" in result.stdout.replace("[no]", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--gin_fil=a.gin"], "Did you mean: gin_file"),
+        ([], "--gin_file is missing"),
+        ([DIGITS, "--strategy=miror"], "--strategy=miror"),
+        ([DIGITS, "--num_virtual_devices=0"], "num_virtual_devices"),
+        ([DIGITS, "--gpus=x"], "--gpus=x"),
+        ([DIGITS, "extra"], "'extra' is not a flag"),
+        (["--gin_file=absent.gin"], "no config file absent.gin"),
+    ],
+    ids=str,
+)
+def test_bad_flags_are_told_without_tensorflow(arguments, message):
+    result = ddl(*arguments, imports_tensorflow=False)
+    assert result.returncode == 1
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_aliases_keep_their_order():
+    from ddl.main import with_aliases
+
+    assert with_aliases(
+        ["ddl", "--gin_bindings=A = 1", "--gin.B=2", "--gin_param=C = 3", "--gin_bindings", "D = 4"]
+    ) == [
+        "ddl",
+        "--gin_param=A = 1",
+        "--gin_param=B=2",
+        "--gin_param=C = 3",
+        "--gin_param",
+        "D = 4",
+    ]
+
+
+def test_a_run_from_the_command_line(tmp_path):
+    result = ddl(
+        DIGITS,
+        "--gin.TRAIN_STEPS=30",
+        "--gin_bindings=LOG_EVERY = 10",
+        "--gin_param=EVAL_EVERY = 30",
+        f"--model_dir={tmp_path}/run",
+        "--strategy=mirrored",
+        "--num_virtual_devices=2",
+        cwd=tmp_path,
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    lines = result.stdout.splitlines()
+    assert "replicas: 2" in lines
+    assert [line.split(" ·")[0] for line in lines if "· train ·" in line] == [
+        "step 10",
+        "step 20",
+        "step 30",
+    ]
+    assert (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_an_error_is_a_few_lines_and_status_1(tmp_path):
+    result = ddl(DIGITS, "--gin_param=TRAIN_STEPZ = 3", f"--model_dir={tmp_path}/run")
+    assert result.returncode == 1
+    assert "Did you mean TRAIN_STEPS?" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert len(result.stderr.splitlines()) < 8
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_divergence_is_status_76(tmp_path):
+    result = ddl(DIGITS, "--gin_param=LEARNING_RATE = 1e6", f"--model_dir={tmp_path}/run")
+    assert result.returncode == 76
+    assert "training diverged" in result.stderr
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_launch_says_that_it_is_not_there_yet():
+    result = subprocess.run(
+        [sys.executable, "-m", "ddl.launch", "--num_workers=2"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 1
+    assert "not supported yet" in result.stderr

@@ -1,0 +1,62 @@
+import keras
+import pytest
+import tensorflow as tf
+
+from ddl.errors import ConfigError
+from ddl.precision import LossScale, set_precision
+
+
+@pytest.mark.parametrize(
+    ("precision", "variables", "computes"),
+    [
+        ("float32", "float32", "float32"),
+        ("float64", "float64", "float64"),
+        ("mixed_float16", "float32", "float16"),
+        ("mixed_bfloat16", "float32", "bfloat16"),
+    ],
+)
+def test_layers_follow_the_policy(precision, variables, computes):
+    set_precision(precision)
+    layer = keras.layers.Dense(2)
+    layer.build((None, 3))
+    assert layer.kernel.dtype == variables
+    assert layer.compute_dtype == computes
+
+
+def test_unknown_precision():
+    with pytest.raises(ConfigError, match="'float16'.*mixed_float16"):
+        set_precision("float16")
+
+
+def scales(rule: LossScale, finite: list[bool]) -> list[float]:
+    scale, run = tf.constant(rule.initial), tf.constant(0, tf.int64)
+    seen = []
+    for flag in finite:
+        scale, run = rule.next(scale, run, tf.constant(flag))
+        seen.append(float(scale))
+    return seen
+
+
+def test_halves_at_an_overflow_and_doubles_after_the_interval():
+    rule = LossScale(initial=8.0, growth_interval=2)
+    assert scales(rule, [True, True, True, False, True, True]) == [8, 16, 16, 8, 8, 16]
+
+
+def test_stays_between_one_and_two_to_the_24():
+    assert scales(LossScale(initial=2.0), [False] * 3) == [1, 1, 1]
+    assert scales(LossScale(initial=2.0**24, growth_interval=1), [True]) == [2.0**24]
+
+
+def test_a_fixed_scale_does_not_move():
+    assert scales(LossScale(initial=64.0, growth_interval=None), [True, False]) == [64, 64]
+
+
+@pytest.mark.parametrize("arguments", [{"initial": 0.5}, {"initial": 2.0**25}])
+def test_refuses_a_scale_out_of_range(arguments):
+    with pytest.raises(ConfigError, match="between 1 and"):
+        LossScale(**arguments)
+
+
+def test_refuses_no_interval():
+    with pytest.raises(ConfigError, match="growth_interval is 0"):
+        LossScale(growth_interval=0)

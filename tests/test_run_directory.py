@@ -1,0 +1,37 @@
+import pytest
+
+from ddl.errors import CheckpointError
+from ddl.run_directory import RunDirectory
+
+
+def test_nothing_is_created_before_open(tmp_path):
+    directory = RunDirectory(tmp_path / "a" / "b")
+    assert list(tmp_path.iterdir()) == []
+    directory.open()
+    assert directory.path.is_dir()
+
+
+def test_configs_are_written_and_read_back(tmp_path):
+    directory = RunDirectory(tmp_path)
+    assert directory.saved_config() is None
+    directory.write_configs("SEED = 1\n", "SEED = 1\nX.y = 2\n")
+    assert directory.saved_config() == "SEED = 1\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "config.gin",
+        "operative_config.gin",
+    ]
+
+
+def test_a_file_in_the_way(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("mine")
+    for path in (file, file / "below"):
+        with pytest.raises(CheckpointError, match="is a file, not a directory"):
+            RunDirectory(path)
+    assert file.read_text() == "mine"
+
+
+def test_a_directory_that_cannot_be_written():
+    # Not even root can make a directory in the kernel's process table.
+    with pytest.raises(CheckpointError, match="cannot be"):
+        RunDirectory("/proc/run").open()

@@ -1,0 +1,243 @@
+"""Whole runs in this process: what they write, how they go on, what they refuse."""
+
+import json
+import shutil
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from ddl import config, train
+from ddl.distribution import Communication
+from ddl.errors import CheckpointError, ConfigError, DataError, TrainingInterrupted
+from tests.conftest import make_strategy
+
+CONFIGS = Path(__file__).parent.parent / "configs"
+SHORT = ("TRAIN_STEPS = 40", "EVAL_EVERY = 20", "CHECKPOINT_EVERY = 20", "LOG_EVERY = 10")
+
+
+def run(model_dir, *params, strategy=("one_device", 1), gin_file="digits_cnn.gin", **arguments):
+    config.load([str(CONFIGS / gin_file)], [*SHORT, *params])
+    placement = train.Placement(
+        make_strategy(*strategy), Communication(), arguments.pop("steps_per_loop", None)
+    )
+    train.run(placement, None if model_dir is None else str(model_dir), **arguments)
+
+
+def metrics(model_dir, split):
+    lines = [json.loads(line) for line in (model_dir / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["split"] == split]
+
+
+def tensors(model_dir) -> dict[str, np.ndarray]:
+    reader = tf.train.load_checkpoint(str(model_dir / "checkpoints"))
+    return {
+        name: reader.get_tensor(name)
+        for name, dtype in reader.get_variable_to_dtype_map().items()
+        if dtype != tf.string
+    }
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    model_dir = tmp_path_factory.mktemp("finished") / "run"
+    run(model_dir)
+    return model_dir
+
+
+def test_what_a_run_writes(finished):
+    names = {path.name for path in finished.iterdir()}
+    assert names == {
+        "config.gin",
+        "operative_config.gin",
+        "metrics.jsonl",
+        "train",
+        "eval",
+        "checkpoints",
+    }
+    assert [line["step"] for line in metrics(finished, "train")] == [10, 20, 30, 40]
+    assert [line["step"] for line in metrics(finished, "eval")] == [20, 40]
+    first = metrics(finished, "train")[0]
+    assert {"loss", "accuracy", "learning_rate", "epoch"} <= set(first)
+    assert first["epoch"] == pytest.approx(10 / 23, abs=1e-6)
+    assert "examples_per_second" in metrics(finished, "train")[-1]
+    assert sorted(path.name for path in (finished / "checkpoints").glob("*.index")) == [
+        "step-20.index",
+        "step-40.index",
+    ]
+    assert list((finished / "train").iterdir())
+    assert list((finished / "eval").iterdir())
+
+
+def test_strategies_agree(tmp_path):
+    run(tmp_path / "one", "PRECISION = 'float64'")
+    run(tmp_path / "four", "PRECISION = 'float64'", strategy=("mirrored", 4))
+    one, four = tensors(tmp_path / "one"), tensors(tmp_path / "four")
+    assert one.keys() == four.keys()
+    assert int(one["state/step/.ATTRIBUTES/VARIABLE_VALUE"]) == 40
+    assert any(value.dtype == np.float64 for value in one.values())
+    for name, value in one.items():
+        np.testing.assert_allclose(four[name], value, rtol=0, atol=1e-9, err_msg=name)
+
+
+def test_the_operative_config_repeats_the_run(finished, tmp_path):
+    config.load([str(finished / "operative_config.gin")])
+    placement = train.Placement(make_strategy("one_device", 1), Communication())
+    train.run(placement, str(tmp_path / "again"))
+    for name, value in tensors(finished).items():
+        np.testing.assert_array_equal(tensors(tmp_path / "again")[name], value, err_msg=name)
+
+
+def test_an_open_seed_is_drawn_written_down_and_kept(tmp_path):
+    run(tmp_path / "run", "SEED = None", "TRAIN_STEPS = 5")
+    saved = (tmp_path / "run" / "operative_config.gin").read_text()
+    (line,) = [line for line in saved.splitlines() if line.startswith("SEED = ")]
+    assert line != "SEED = None"
+    run(tmp_path / "run", "SEED = None", "TRAIN_STEPS = 10")
+    assert line in (tmp_path / "run" / "operative_config.gin").read_text().splitlines()
+    assert metrics(tmp_path / "run", "train")[-1]["step"] == 10
+
+
+def test_running_again_goes_on(finished, tmp_path):
+    model_dir = tmp_path / "run"
+    run(model_dir, "TRAIN_STEPS = 20")
+    run(model_dir)
+    assert [line["step"] for line in metrics(model_dir, "train")] == [10, 20, 30, 40]
+    for name, value in tensors(finished).items():
+        np.testing.assert_array_equal(tensors(model_dir)[name], value, err_msg=name)
+
+
+def test_a_finished_run_has_nothing_to_do(finished, tmp_path, capsys):
+    model_dir = tmp_path / "run"
+    shutil.copytree(finished, model_dir)
+    before = contents(model_dir)
+    run(model_dir)
+    assert "nothing left to do" in capsys.readouterr().out
+    after = contents(model_dir)
+    assert {name for name in after if before.get(name) != after[name]} <= {"checkpoints/checkpoint"}
+
+
+def test_a_signal_saves_and_the_run_goes_on(finished, tmp_path, monkeypatch):
+    import os
+    import signal
+
+    model_dir = tmp_path / "run"
+    evaluate = train.Trainer.evaluate
+
+    def interrupted(trainer):
+        if trainer.step == 20:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return evaluate(trainer)
+
+    monkeypatch.setattr(train.Trainer, "evaluate", interrupted)
+    with pytest.raises(TrainingInterrupted, match="SIGTERM at step 20 of 40") as raised:
+        run(model_dir)
+    assert raised.value.exit_status == 75
+    monkeypatch.undo()
+    run(model_dir)
+    for name, value in tensors(finished).items():
+        np.testing.assert_array_equal(tensors(model_dir)[name], value, err_msg=name)
+
+
+def test_another_config_is_refused_and_told(finished):
+    before = contents(finished)
+    with pytest.raises(CheckpointError) as raised:
+        run(finished, "GLOBAL_BATCH_SIZE = 128", "cnn.hidden_units = (32,)")
+    assert "GLOBAL_BATCH_SIZE: 64 → 128" in str(raised.value)
+    assert "cnn.hidden_units: (64,) → (32,)" in str(raised.value)
+    assert contents(finished) == before
+
+
+def test_eval_mode(finished, tmp_path, capsys):
+    model_dir = tmp_path / "run"
+    shutil.copytree(finished, model_dir)
+    run(model_dir, mode="eval")
+    *_, before, last = metrics(model_dir, "eval")
+    assert last == before
+    assert "eval · loss" in capsys.readouterr().out
+
+
+def test_export_mode(finished, tmp_path):
+    model_dir = tmp_path / "run"
+    shutil.copytree(finished, model_dir)
+    run(model_dir, mode="export", strategy=("mirrored", 2))
+    images = np.random.default_rng(0).integers(0, 17, (5, 8, 8, 1)).astype(np.float32)
+    model = keras.models.load_model(model_dir / "export" / "model.keras")
+    served = tf.saved_model.load(str(model_dir / "export" / "saved_model"))
+    np.testing.assert_allclose(served.serve(images), model(images), rtol=1e-5, atol=1e-5)
+    kernel = next(v for n, v in tensors(finished).items() if v.shape == model.weights[-2].shape)
+    assert kernel.shape == (64, 10)
+    assert list(served.signatures) == ["serving_default", "serve"] or served.signatures
+
+
+@pytest.mark.parametrize("mode", ["eval", "export"])
+def test_without_a_checkpoint(tmp_path, mode):
+    with pytest.raises(CheckpointError, match=f"--mode={mode} needs a checkpoint"):
+        run(tmp_path / "none", mode=mode)
+    assert not (tmp_path / "none").exists()
+
+
+def test_train_mode_does_not_evaluate(tmp_path):
+    run(tmp_path / "run", "TRAIN_STEPS = 10", mode="train")
+    assert metrics(tmp_path / "run", "eval") == []
+
+
+def test_dry_run_writes_nothing_and_shows_the_plan(tmp_path, capsys):
+    run(tmp_path / "run", dry_run=True, strategy=("mirrored", 4))
+    assert not (tmp_path / "run").exists()
+    out = capsys.readouterr().out
+    for text in (
+        "replicas: 4",
+        "global batch size: 64 = 4 replicas × 16",
+        "steps: 40 (1.7 epochs)",
+        "learning rate: 0.02 at its peak",
+        "one step on one batch: loss 2.",
+        "SGD.momentum = 0.9",
+    ):
+        assert text in out
+
+
+def test_per_replica_form_scales_batch_and_learning_rate(capsys):
+    arguments = {"dry_run": True, "gin_file": "digits_cnn_per_replica.gin"}
+    params = ("TRAIN_STEPS = None",)
+    run(None, *params, strategy=("mirrored", 2), **arguments)
+    out = capsys.readouterr().out
+    assert "global batch size: 32 = 2 replicas × 16" in out
+    assert "learning rate: 0.01 at its peak" in out
+    run(None, *params, strategy=("mirrored", 4), **arguments)
+    assert "learning rate: 0.02 at its peak" in capsys.readouterr().out
+
+
+def test_model_dir_is_needed():
+    with pytest.raises(ConfigError, match="--model_dir is missing"):
+        run(None)
+
+
+@pytest.mark.parametrize(
+    ("params", "error", "message"),
+    [
+        (["TRAIN_EPOCHS = 1"], ConfigError, "both of them is given"),
+        (["TRAIN_STEPS = None"], ConfigError, "neither of them is given"),
+        (["TRAIN_STEPS = '40'"], ConfigError, "TRAIN_STEPS"),
+        (["TRAIN_STEP = 40"], ConfigError, "TRAIN_STEP is never used.*TRAIN_STEPS"),
+        (["cnn.filter = 40"], ConfigError, "cnn has no parameter filter"),
+        (["SGD.momentun = 0.5"], ConfigError, "Did you mean momentum"),
+        (["trian/images.split = 'train'"], ConfigError, "train/images.split"),
+        (["GLOBAL_BATCH_SIZE = 63"], ConfigError, "split evenly over 2 replicas"),
+        (["PRECISION = 'float16'"], ConfigError, "float16"),
+        (["DATA = 'digit'"], ConfigError, "digits"),
+        (["NUM_CLASSES = 9"], DataError, "10|9"),
+        (["Experiment.task = @Classification"], ConfigError, "parentheses"),
+    ],
+    ids=str,
+)
+def test_bad_input_is_told_and_leaves_nothing(tmp_path, params, error, message):
+    with pytest.raises(error, match=message):
+        run(tmp_path / "run", *params, strategy=("mirrored", 2))
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,269 @@
+"""The Trainer from plain Python, and N replicas against one. SGD: Adam would hide a scale."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ddl
+from ddl.actions import EachLoop
+from ddl.data import ArraySource
+from ddl.errors import ConfigError, TrainingDiverged
+from ddl.precision import set_precision
+from tests.conftest import make_strategy
+
+_RANDOM = np.random.default_rng(0)
+LABELS = _RANDOM.integers(0, 2, 130)
+IMAGES = (_RANDOM.integers(0, 155, (130, 6, 6, 1)) + 100 * LABELS.reshape(-1, 1, 1, 1)).astype("u1")
+DATA = {"image": IMAGES, "label": LABELS}
+UNEVEN = {**DATA, "weight": _RANDOM.uniform(0, 3, 130).astype(np.float32)}
+
+
+def make_trainer(strategy, data=None, batch=32, precision="float64", l2=0.0, **arguments):
+    """A small CNN with momentum, everything from one seed."""
+    set_precision(precision)
+    keras.utils.set_random_seed(3)
+    with strategy.scope():
+        model = ddl.models.cnn((6, 6, 1), 2, blocks=((4,),), hidden_units=(8,))
+        for variable in model.trainable_variables:
+            variable.regularizer = keras.regularizers.L2(l2) if l2 else None
+        weight_decay = arguments.pop("weight_decay", None)
+        optimizer = keras.optimizers.SGD(0.05, momentum=0.9, weight_decay=weight_decay)
+        return ddl.Trainer(
+            ddl.Classification(model),
+            optimizer,
+            DATA if data is None else data,
+            global_batch_size=batch,
+            eval_data=DATA,
+            seed=5,
+            **arguments,
+        )
+
+
+def weights_and_slots(trainer) -> list[np.ndarray]:
+    return [v.numpy() for v in [*trainer.model.variables, *trainer.optimizer.variables]]
+
+
+def assert_same_training(one, other, steps=12, atol=1e-10):
+    ours, theirs = one.train(steps), other.train(steps)
+    for value, reference in zip(weights_and_slots(other), weights_and_slots(one), strict=True):
+        np.testing.assert_allclose(value, reference, rtol=0, atol=atol)
+    for name in ours:
+        assert theirs[name] == pytest.approx(ours[name], abs=atol)
+    assert other.evaluate()["loss"] == pytest.approx(one.evaluate()["loss"], abs=atol)
+
+
+# 130 examples in batches of 32 leave 2 for the last batch of an epoch: most replicas of 4 then
+# see padding alone.
+CASES = {
+    "plain": {},
+    "clipping": {"clip_norm": 0.05},
+    "decoupled weight decay": {"weight_decay": 0.01},
+    "L2": {"l2": 0.01},
+    "accumulation 2, clipping": {"accumulation_steps": 2, "clip_norm": 0.05},
+    "uneven weights": {"data": UNEVEN},
+    "accumulation 4, uneven weights, L2": {"data": UNEVEN, "accumulation_steps": 4, "l2": 0.01},
+    "batches made on the host": {"data_on_device": False},
+}
+
+
+@pytest.mark.parametrize("arguments", CASES.values(), ids=CASES.keys())
+def test_replicas_train_what_one_device_trains(strategy, arguments):
+    reference = {k: v for k, v in arguments.items() if k != "accumulation_steps"}
+    assert_same_training(
+        make_trainer(make_strategy("one_device", 1), **reference),
+        make_trainer(strategy, **arguments),
+    )
+
+
+def test_the_clip_above_bites_on_every_step():
+    trainer = make_trainer(make_strategy("one_device", 1), clip_norm=0.05)
+    norms = [trainer.train(1)["gradient_norm"] for _ in range(20)]
+    assert min(norms) > 0.05
+
+
+def test_float32_agrees_too():
+    assert_same_training(
+        make_trainer(make_strategy("one_device", 1), precision="float32"),
+        make_trainer(make_strategy("mirrored", 4), precision="float32"),
+        atol=1e-5,
+    )
+
+
+def test_the_default_strategy_serves():
+    assert_same_training(
+        make_trainer(make_strategy("one_device", 1)), make_trainer(tf.distribute.get_strategy())
+    )
+
+
+def test_one_trace_and_one_call_a_loop():
+    trainer = make_trainer(make_strategy("mirrored", 2), steps_per_loop=10)
+    calls = []
+    trainer.train(25, [EachLoop(calls.append)])
+    trainer.evaluate()
+    trainer.train(15, [EachLoop(calls.append)])
+    assert calls == [10, 20, 25, 35, 40]
+    assert trainer.trace_count == 1
+
+
+def test_the_loop_calls_no_python_between_its_ends():
+    """Every operation of a loop stands in one graph; Python runs while that is traced only."""
+    trainer = make_trainer(make_strategy("mirrored", 2), steps_per_loop=20)
+    calls = 0
+    per_example = trainer.task.per_example
+
+    def counted(features, training):
+        nonlocal calls
+        calls += 1
+        return per_example(features, training)
+
+    trainer.task.per_example = counted
+    trainer.train(1)
+    traced = calls
+    assert traced == 2  # once a replica
+    trainer.train(40)
+    assert calls == traced
+
+
+@pytest.mark.parametrize("steps_per_loop", [1, 7, None])
+def test_steps_per_loop_changes_no_bit(steps_per_loop):
+    one = make_trainer(make_strategy("mirrored", 2), steps_per_loop=20, precision="float32")
+    other = make_trainer(
+        make_strategy("mirrored", 2), steps_per_loop=steps_per_loop, precision="float32"
+    )
+    assert one.train(20) == other.train(20)
+    for value, reference in zip(weights_and_slots(other), weights_and_slots(one), strict=True):
+        np.testing.assert_array_equal(value, reference)
+
+
+def test_evaluation_counts_each_example_once(strategy):
+    trainer = make_trainer(strategy)
+    logits = trainer.model(IMAGES).numpy()
+    expected = (logits.argmax(-1) == LABELS).mean()
+    losses = keras.losses.sparse_categorical_crossentropy(LABELS, logits, from_logits=True)
+    for _ in range(2):
+        means = trainer.evaluate()
+        assert means["accuracy"] == pytest.approx(expected, abs=1e-12)
+        assert means["loss"] == pytest.approx(float(np.mean(losses)), rel=1e-9)
+
+
+def test_evaluation_does_not_touch_training():
+    one = make_trainer(make_strategy("mirrored", 2))
+    other = make_trainer(make_strategy("mirrored", 2))
+    one.train(10)
+    other.train(5)
+    other.evaluate()
+    other.train(5)
+    for value, reference in zip(weights_and_slots(other), weights_and_slots(one), strict=True):
+        np.testing.assert_array_equal(value, reference)
+
+
+def test_metrics_are_means_over_the_steps_since_the_last_reading():
+    trainer = make_trainer(make_strategy("one_device", 1), batch=130, shuffle=False)
+    before = trainer.evaluate()["loss"]
+    assert trainer.train(1)["loss"] == pytest.approx(before)
+    assert np.isnan(trainer.peek_metrics()["loss"])
+
+
+def test_learns():
+    trainer = make_trainer(make_strategy("mirrored", 2), precision="float32")
+    trainer.train(200)
+    assert trainer.evaluate()["accuracy"] > 0.9
+
+
+@pytest.mark.parametrize("precision", ["mixed_float16", "mixed_bfloat16"])
+def test_mixed_precision_trains(strategy, precision):
+    trainer = make_trainer(strategy, precision=precision, clip_norm=1.0)
+    first = trainer.train(10)
+    assert first["loss"] > trainer.train(40)["loss"]
+    assert (trainer.loss_scale is not None) == (precision == "mixed_float16")
+    assert trainer.step == 50
+
+
+def test_an_overflow_is_skipped_and_halves_the_scale(strategy):
+    scale = ddl.LossScale(initial=2.0**24)
+    trainer = make_trainer(strategy, precision="mixed_float16", loss_scale=scale)
+    before = weights_and_slots(trainer)
+    # One step needs as many batches as overflow first; the scale halves at each.
+    trainer.train(1)
+    assert trainer.step == 1
+    assert trainer.skipped_updates > 0
+    assert trainer.loss_scale == 2.0 ** (24 - trainer.skipped_updates)
+    assert all(np.isfinite(value).all() for value in weights_and_slots(trainer))
+    assert int(trainer.optimizer.iterations.numpy()) == 1
+    assert any((a != b).any() for a, b in zip(before, weights_and_slots(trainer), strict=True))
+
+
+def test_too_many_overflows_in_a_row_are_a_divergence():
+    broken = {"image": IMAGES.astype(np.float32) * 1e30, "label": LABELS}
+    trainer = make_trainer(
+        make_strategy("mirrored", 2), broken, precision="mixed_float16", max_skipped_updates=5
+    )
+    before = weights_and_slots(trainer)
+    with pytest.raises(TrainingDiverged, match="5 batches in a row"):
+        trainer.train(10)
+    assert trainer.step == 0
+    for value, reference in zip(weights_and_slots(trainer), before, strict=True):
+        np.testing.assert_array_equal(value, reference)
+
+
+def test_a_loss_that_is_not_finite_is_a_divergence():
+    trainer = make_trainer(make_strategy("mirrored", 2), precision="float32")
+    # In the last layer: those before it end in max and ReLU, which swallow a NaN.
+    trainer.model.trainable_variables[-1].assign([np.inf, -np.inf])
+    with pytest.raises(TrainingDiverged, match="loss is not finite"):
+        trainer.train(10)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"batch": 30}, "batch size 30 .* 4 replicas.*28 or 32"),
+        ({"batch": 3}, "batch size 3 .*Use 4"),
+        ({"accumulation_steps": 3}, "4 replicas × 3 accumulation steps.*24 or 36"),
+        ({"accumulation_steps": 0}, "accumulation_steps is 0"),
+        ({"clip_norm": 0.0}, "clip_norm is 0.0"),
+        ({"max_skipped_updates": 0}, "max_skipped_updates is 0"),
+    ],
+)
+def test_bad_arguments(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        make_trainer(make_strategy("mirrored", 4), **arguments)
+
+
+def test_nothing_to_evaluate_on():
+    strategy = make_strategy("one_device", 1)
+    with strategy.scope():
+        task = ddl.Classification(ddl.models.mlp((6, 6, 1), 2))
+        trainer = ddl.Trainer(task, keras.optimizers.SGD(0.1), DATA, global_batch_size=8)
+    with pytest.raises(ConfigError, match="eval_data"):
+        trainer.evaluate()
+
+
+def test_a_variable_that_the_loss_does_not_see():
+    inputs = keras.Input((6, 6, 1), name="image")
+    logits = keras.layers.Dense(2)(keras.layers.Flatten()(inputs))
+
+    class Idle(keras.layers.Layer):
+        def build(self, shape):
+            self.extra = self.add_weight(name="extra", shape=(1,))
+
+        def call(self, x):
+            return x
+
+    task = ddl.Classification(keras.Model(inputs, Idle(name="idle")(logits)))
+    trainer = ddl.Trainer(task, keras.optimizers.SGD(0.1), DATA, global_batch_size=8)
+    with pytest.raises(ConfigError, match="does not depend on .*idle/extra"):
+        trainer.train(1)
+
+
+def test_learning_rate_is_that_of_the_last_update():
+    schedule = keras.optimizers.schedules.PiecewiseConstantDecay([1, 2], [0.3, 0.2, 0.1])
+    task = ddl.Classification(ddl.models.mlp((6, 6, 1), 2))
+    optimizer = keras.optimizers.SGD(schedule)
+    trainer = ddl.Trainer(task, optimizer, ArraySource(**DATA), global_batch_size=8)
+    seen = []
+    for _ in range(4):
+        trainer.train(1)
+        seen.append(round(trainer.learning_rate, 6))
+    assert seen == [0.3, 0.3, 0.2, 0.1]
