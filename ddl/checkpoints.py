@@ -49,6 +49,9 @@ class Checkpoints:
         """
         for variable, value in zip(self._state, self._trainer.state, strict=True):
             variable.assign(value)
+        # TensorFlow stores how often it saved, too. Made to follow the step, a checkpoint holds
+        # the same whether the run was interrupted or not.
+        self._checkpoint.save_counter.assign(self._trainer.step - 1)
         try:
             return self._manager.save(checkpoint_number=self._trainer.step)
         except (tf.errors.OpError, OSError) as error:

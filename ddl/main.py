@@ -7,6 +7,7 @@ where the run stopped. Exit status: 0 done; 1 an error in flags, config or data;
 signal after saving; 76 training diverged.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import Literal
@@ -99,10 +100,19 @@ def start(gpus: Sequence[int] | None) -> None:
     # TensorFlow takes seconds to import: only now that the flags are known to be right.
     from ddl.quiet import quiet_start_up
 
-    with quiet_start_up():
-        from ddl import config, distribution, train
+    # A config imports the user's own modules; the command `ddl` finds them where
+    # `python -m ddl.main` does.
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
 
+    with quiet_start_up():
+        from ddl import config
+
+        # First of all: a file that is missing is told before TensorFlow is imported.
         config.load(FLAGS.gin_file, FLAGS.gin_param or (), FLAGS.gin_search_path or ())
+
+        from ddl import distribution, train
+
         distribution.configure_devices(
             num_virtual_devices=FLAGS.num_virtual_devices,
             gpus=gpus,

@@ -29,12 +29,11 @@ def quiet_start_up() -> Iterator[None]:
     """While TensorFlow is imported and finds its devices, drops information and warnings.
 
     Errors are passed on when the block ends, also when it ends in an exception. Does nothing if
-    TF_CPP_MIN_LOG_LEVEL is set: who sets it wants to see.
+    TF_CPP_MIN_LOG_LEVEL asks for information (0) or warnings (1).
     """
-    if "TF_CPP_MIN_LOG_LEVEL" in os.environ:
+    if os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2") in ("0", "1"):
         yield
         return
-    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
     sys.stderr.flush()
     original = os.dup(2)
     with tempfile.TemporaryFile() as caught:

@@ -1,4 +1,4 @@
-"""Strategies; device set-up happens once in a process, so its cases run in processes of their own."""
+"""Strategies over the virtual devices of this process, and device set-up in one of its own."""
 
 import json
 import subprocess

@@ -4,7 +4,9 @@ from ddl.errors import ConfigError
 from ddl.learning_rate import scale_learning_rate
 
 
-@pytest.mark.parametrize(("rule", "expected"), [("linear", 0.4), ("square_root", 0.2), ("none", 0.1)])
+@pytest.mark.parametrize(
+    ("rule", "expected"), [("linear", 0.4), ("square_root", 0.2), ("none", 0.1)]
+)
 def test_rules(rule, expected):
     rate = scale_learning_rate(0.1, global_batch_size=256, base_batch_size=64, rule=rule)
     assert rate == pytest.approx(expected)

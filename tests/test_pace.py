@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 
 from ddl.errors import ConfigError
@@ -25,7 +27,7 @@ def test_grows_to_the_target_and_stays_there():
     pace = Pace(target_seconds=1.0, clock=clock)
     lengths = [run_loop(pace, clock, 0.001) for _ in range(10)]
     assert lengths[0] == 1
-    assert all(later <= 4 * earlier for earlier, later in zip(lengths, lengths[1:], strict=False))
+    assert all(later <= 4 * earlier for earlier, later in itertools.pairwise(lengths))
     assert 999 <= lengths[-1] <= 1000
 
 

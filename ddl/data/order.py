@@ -45,8 +45,6 @@ def batch_indices(
     global_batch_size: int,
     seed: int = 0,
     shuffle: bool = True,
-    first_row: tf.Tensor | int = 0,
-    num_rows: int | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Which examples global batch number `batch` consists of.
 
@@ -62,17 +60,14 @@ def batch_indices(
       global_batch_size: B.
       seed: Any integer; its lowest 64 bits count.
       shuffle: Whether each epoch has a random order of its own, or all have the stored order.
-      first_row: int64 [], the first row wanted, for a replica's share of the batch.
-      num_rows: How many rows are wanted; None: all B.
 
     Returns:
-      Indices into the data, int64 [num_rows], and weights, float32 [num_rows], 1 or 0.
+      Indices into the data, int64 [B], and weights, float32 [B], 1 or 0.
     """
     steps = steps_per_epoch(num_examples, global_batch_size)
-    rows = global_batch_size if num_rows is None else num_rows
     batch = tf.cast(batch, tf.int64)
-    first = (batch % steps) * global_batch_size + tf.cast(first_row, tf.int64)
-    position = first + tf.range(rows, dtype=tf.int64)
+    first = (batch % steps) * global_batch_size
+    position = first + tf.range(global_batch_size, dtype=tf.int64)
     weight = tf.cast(position < num_examples, tf.float32)
     index = position % num_examples
     if shuffle and num_examples > 1:

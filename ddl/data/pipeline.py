@@ -88,23 +88,20 @@ class BatchPipeline:
         """One example as `examples` gives it, without the batch dimension; has "weight"."""
         return {**self.source.element_spec, "weight": tf.TensorSpec([], tf.float32, "weight")}
 
-    def dataset(self, first_batch: int = 0, *, stride: int = 1) -> tf.data.Dataset:
-        """Global batches number first_batch, first_batch + stride, … without end, on the host.
+    def dataset(self, first_batch: int = 0) -> tf.data.Dataset:
+        """Global batches number first_batch, first_batch + 1, … without end, on the host.
 
         Args:
           first_batch: Number of the first batch, counted from 0 over the whole run.
-          stride: More than 1 for workers that take batches in turn, asynchronously.
 
         Returns:
           Dicts of features [B, …] and "weight", float32 [B].
         """
         if isinstance(self.source, StreamSource):
-            batches = self.source.batches(self.global_batch_size, first_batch)
-            batches = batches.shard(stride, 0) if stride > 1 else batches
-            return _finished(batches)
+            return _finished(self.source.batches(self.global_batch_size, first_batch))
 
         def batch(number: tf.Tensor) -> dict[str, tf.Tensor]:
-            index, weight = self._indices(first_batch + number * stride)
+            index, weight = self._indices(first_batch + number)
             return self._gathered(index, weight)
 
         return _finished(_counted(batch))
@@ -113,8 +110,7 @@ class BatchPipeline:
         """An endless distributed iterator from batch number `first_batch` on.
 
         Cross-replica context, eager. `next(iterator)` gives each replica its rows of the next
-        batch, in the form that `examples` takes. With several workers, each reads only its own
-        replicas' rows, streams apart, which every worker reads through.
+        batch, in the form that `examples` takes.
 
         Raises:
           ConfigError: If the batch cannot be split evenly over the replicas.
@@ -129,17 +125,12 @@ class BatchPipeline:
             )
         devices = resident_data.local_devices(strategy)
         on_cpu = all("CPU" in device.upper() for device in devices)
+        dataset = self._elements(first_batch)
         if replicas == 1 and (self.resident or on_cpu):
             # Nothing to share out and nothing large to copy ahead: the distributed iterator
             # would cost 0.2 ms a step (2 CPU cores, any batch size) for nothing.
-            return iter(self._shares(tf.distribute.InputContext(), first_batch))
-        # From a function, since experimental_distribute_dataset without auto-sharding gives every
-        # worker the same rows, and with it does not know how to share an order out.
-        return iter(
-            strategy.distribute_datasets_from_function(
-                lambda context: self._shares(context, first_batch)
-            )
-        )
+            return iter(dataset)
+        return iter(strategy.experimental_distribute_dataset(dataset))
 
     def resident_arrays(self, strategy: tf.distribute.Strategy) -> dict[str, Any]:
         """The arrays on the devices, to be handed to `strategy.run`; {} where not resident.
@@ -171,44 +162,24 @@ class BatchPipeline:
         features = resident_data.gather(resident, element["index"], self.source.element_spec)
         return _weighted(features, element["weight"])
 
-    def _shares(self, context: tf.distribute.InputContext, first_batch: int) -> tf.data.Dataset:
-        """The rows of one worker's replicas, each replica's as an element of its own, in turn."""
-        replicas = context.num_replicas_in_sync
-        local = replicas // context.num_input_pipelines
-        first_replica = context.input_pipeline_id * local
-        rows = self.global_batch_size // replicas
+    def _elements(self, first_batch: int) -> tf.data.Dataset:
+        """Global batches as they are shared out: examples, or where to gather them."""
+        if not self.resident:
+            return self.dataset(first_batch)
 
-        def share(number: tf.Tensor) -> dict[str, tf.Tensor]:
-            first_row = (first_replica + number % local) * rows
-            index, weight = self._indices(first_batch + number // local, first_row, rows)
-            if self.resident:
-                return {"index": index, "weight": weight}
-            return self._gathered(index, weight)
+        def batch(number: tf.Tensor) -> dict[str, tf.Tensor]:
+            index, weight = self._indices(first_batch + number)
+            return {"index": index, "weight": weight}
 
-        def split(batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-            return {
-                name: tf.reshape(values, [replicas, rows, *values.shape[1:]])[
-                    first_replica : first_replica + local
-                ]
-                for name, values in batch.items()
-            }
+        return _finished(_counted(batch))
 
-        if isinstance(self.source, StreamSource):
-            batches = self.source.batches(self.global_batch_size, first_batch)
-            return _finished(batches if replicas == 1 else batches.map(split).unbatch())
-        return _finished(_counted(share))
-
-    def _indices(
-        self, batch: tf.Tensor, first_row: tf.Tensor | int = 0, num_rows: int | None = None
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+    def _indices(self, batch: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         return batch_indices(
             batch,
             num_examples=self.num_examples,
             global_batch_size=self.global_batch_size,
             seed=self._seed,
             shuffle=self._shuffle,
-            first_row=first_row,
-            num_rows=num_rows,
         )
 
     def _gathered(self, index: tf.Tensor, weight: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -232,6 +203,6 @@ def _counted(function: Any) -> tf.data.Dataset:
 def _finished(dataset: tf.data.Dataset) -> tf.data.Dataset:
     options = tf.data.Options()
     options.deterministic = True
-    # Each worker is given its own rows already.
+    # By choice, not by default: one process reads everything, and in this order.
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     return dataset.prefetch(tf.data.AUTOTUNE).with_options(options)

@@ -79,20 +79,6 @@ def test_the_order_never_changes():
     assert large.numpy().tolist() == LARGE
 
 
-def test_a_part_of_the_rows_equals_these_rows_of_the_whole_also_in_a_graph():
-    arguments = {"num_examples": 50_000, "global_batch_size": 48, "seed": 5}
-    index, weight = batch_indices(tf.constant(1041, tf.int64), **arguments)
-
-    @tf.function
-    def part(batch, first_row):
-        return batch_indices(batch, **arguments, first_row=first_row, num_rows=12)
-
-    for first_row in (0, 12, 36):
-        rows, row_weights = part(tf.constant(1041, tf.int64), tf.constant(first_row, tf.int64))
-        assert rows.numpy().tolist() == index.numpy()[first_row : first_row + 12].tolist()
-        assert row_weights.numpy().tolist() == weight.numpy()[first_row : first_row + 12].tolist()
-
-
 def test_impossible_sizes_are_refused():
     with pytest.raises(DataError, match="empty"):
         steps_per_epoch(0, 4)

@@ -162,39 +162,6 @@ def test_looked_up_examples_come_in_the_order_of_arrays():
     assert_same(run_steps(looked_up, strategy, 6), run_steps(in_memory, strategy, 6))
 
 
-@pytest.mark.parametrize("resident", [True, False])
-@pytest.mark.parametrize("kind", ["arrays", "stream"])
-def test_several_workers_read_only_their_own_rows(kind, resident):
-    # Stands in for two processes with two devices each, by the context that each would get.
-    if kind == "arrays":
-        source = ArraySource(x=np.arange(30))
-    else:
-        source = StreamSource(tf.data.Dataset.range(30).map(lambda x: {"x": x}))
-        resident = False
-    pipeline = BatchPipeline(source, 8, seed=4, resident=resident)
-    name = "index" if resident else "x"
-    rows = []
-    for worker in range(2):
-        context = tf.distribute.InputContext(2, worker, 4)
-        shares = pipeline._shares(context, 3).take(4)
-        rows.append(np.stack([share[name] for share in shares.as_numpy_iterator()]))
-    assert rows[0].shape == (4, 2)
-    # Two steps, each worker's two replicas: side by side they are the global batches.
-    together = np.concatenate([part.reshape(2, 4) for part in rows], axis=1)
-    np.testing.assert_array_equal(together, host_batches(pipeline, 2, 3)["x"])
-
-
-def test_batches_taken_in_turn():
-    for source in (
-        ArraySource(x=np.arange(30)),
-        StreamSource(tf.data.Dataset.range(30).map(lambda x: {"x": x})),
-    ):
-        pipeline = BatchPipeline(source, 8)
-        every, third = host_batches(pipeline, 8, 1), pipeline.dataset(1, stride=3).take(3)
-        for batch, number in zip(third.as_numpy_iterator(), (0, 3, 6), strict=True):
-            np.testing.assert_array_equal(batch["x"], every["x"][number])
-
-
 def test_an_uneven_split_is_refused_with_sizes_that_work():
     pipeline = BatchPipeline(ArraySource(x=np.arange(30)), 10)
     with pytest.raises(ConfigError, match=r"10 cannot .* over 4 replicas; use 8 or 12"):
