@@ -87,6 +87,8 @@ def set_numerics(precision: Precision, seed: int) -> None:
     """What must stand before a model is built: number format, and the seed of its weights."""
     set_precision(precision)
     keras.utils.set_random_seed(seed)
+    # A global seed of 0 makes tf.data fail on seeds that are tensors (ddl.data.StreamSource).
+    tf.random.set_seed(seed + 1)
 
 
 def global_batch_size(total: int | None = None, per_replica: int | None = None) -> int:

@@ -1,5 +1,6 @@
 """Global batches of static shape, by number, on any strategy."""
 
+import os
 from typing import Any, Literal
 
 import tensorflow as tf
@@ -12,6 +13,10 @@ from ddl.errors import ConfigError
 
 _RESIDENT_UP_TO_BYTES = 256 << 20
 """Small beside any accelerator's memory, and larger than CIFAR-10 in bytes (154 MB)."""
+
+
+_BATCHES_AHEAD = 4
+"""Enough for the host to be ahead of the devices when one batch takes longer than others."""
 
 
 class BatchPipeline:
@@ -196,7 +201,7 @@ def _weighted(features: dict[str, tf.Tensor], padding: tf.Tensor) -> dict[str, t
 
 def _counted(function: Any) -> tf.data.Dataset:
     return tf.data.Dataset.counter().map(
-        function, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
+        function, num_parallel_calls=os.cpu_count() or 1, deterministic=True
     )
 
 
@@ -205,4 +210,7 @@ def _finished(dataset: tf.data.Dataset) -> tf.data.Dataset:
     options.deterministic = True
     # By choice, not by default: one process reads everything, and in this order.
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    return dataset.prefetch(tf.data.AUTOTUNE).with_options(options)
+    # Letting go of an iterator over several devices waits for tf.data's tuner to wake up, which
+    # it does ever less often, down to once a minute; a map and a buffer need no tuning.
+    options.autotune.enabled = False
+    return dataset.prefetch(_BATCHES_AHEAD).with_options(options)

@@ -18,6 +18,7 @@ class StreamSource(Source):
     goes on. Where runs must be repeatable across interruptions, give a function of the epoch
     that seeds its shuffles by it:
     `StreamSource(lambda epoch: files(seed).shuffle(10_000, seed=epoch), num_examples)`.
+    TensorFlow refuses a seed that is a tensor while its global seed is 0; `tf.random.set_seed(1)`.
     """
 
     def __init__(

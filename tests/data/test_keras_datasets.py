@@ -166,6 +166,7 @@ def test_a_damaged_cached_file_is_named_with_both_checksums_and_left_alone(cache
         (gzip.compress(np.array([0x803, 5, 28, 28], ">i4").tobytes() + b"x"), "cannot be read"),
         (gzip.compress(np.array([0x803] + [0] * 3, ">i4").tobytes() + bytes(999))[:-9], "ubyte.gz"),
     ],
+    ids=["no gzip", "labels for images", "short", "cut off"],
 )
 def test_a_damaged_idx_file_is_refused(cache, content, message):
     path = write_fashion_mnist(cache) / "t10k-images-idx3-ubyte.gz"
