@@ -7,7 +7,6 @@ divides by the global Σ weight / B once, after the reduce.
 
 from collections.abc import Sequence
 
-import keras
 import tensorflow as tf
 
 from ddl.errors import ConfigError
@@ -122,20 +121,6 @@ class Objective:
                     f"{name}: the metric {metric!r} has shape {tuple(values.shape)}, the loss "
                     f"{tuple(output.loss.shape)}; both hold one value for each example"
                 )
-
-
-def check_variables(model: keras.Model, strategy: tf.distribute.Strategy) -> list[keras.Variable]:
-    """The model's trainable variables, if there are any and the strategy can update them."""
-    variables = list(model.trainable_variables)
-    if not variables:
-        raise ConfigError(f"the model {model.name!r} has no trainable variables")
-    for variable in variables:
-        if not strategy.extended.variable_created_in_scope(variable.value):
-            raise ConfigError(
-                f"the model's variable {variable.path!r} was made outside the strategy's scope. "
-                "Build the model under `with strategy.scope():`."
-            )
-    return variables
 
 
 def _align(weight: tf.Tensor, loss: tf.Tensor) -> tf.Tensor:

@@ -15,7 +15,12 @@ from ddl import gradients as gradient_path
 from ddl.data import BatchPipeline, as_source
 from ddl.distribution import Communication
 from ddl.errors import ConfigError, TrainingDiverged
-from ddl.objective import Objective, check_variables
+from ddl.model_checks import (
+    check_variables,
+    computes_in_float16,
+    warn_of_replica_dependence,
+)
+from ddl.objective import Objective
 from ddl.pace import Pace
 from ddl.precision import LossScale
 from ddl.step import TrainingState, UpdateStep
@@ -113,9 +118,10 @@ class Trainer:
         spec = self._train.element_spec
         self._objective = Objective(task, spec, global_batch_size, self.strategy)
         variables = check_variables(self.model, self.strategy)
+        warn_of_replica_dependence(self.model, self.strategy)
         gradient_path.prepare_optimizer(optimizer, variables, self.strategy)
         if loss_scale == "auto":
-            loss_scale = LossScale() if _computes_in_float16(self.model) else None
+            loss_scale = LossScale() if computes_in_float16(self.model) else None
         self._loss_scale = loss_scale
         self._update = UpdateStep(
             strategy=self.strategy,
@@ -311,7 +317,3 @@ class Trainer:
         return BatchPipeline(
             source, self.global_batch_size, seed=seed, shuffle=shuffle, resident=resident
         )
-
-
-def _computes_in_float16(model: keras.Model) -> bool:
-    return any(layer.compute_dtype == "float16" for layer in model._flatten_layers())

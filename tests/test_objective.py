@@ -4,9 +4,8 @@ import pytest
 import tensorflow as tf
 
 from ddl.errors import ConfigError
-from ddl.objective import Objective, check_variables
+from ddl.objective import Objective
 from ddl.task import PerExample
-from tests.conftest import make_strategy
 
 SPEC = {"x": tf.TensorSpec([3], tf.float32), "weight": tf.TensorSpec([], tf.float32)}
 
@@ -74,19 +73,6 @@ def test_losses_added_by_layers_count_as_a_mean_and_penalties_on_weights_do_not(
 def test_what_cannot_be_weighed_is_refused(output, message):
     with pytest.raises(ConfigError, match=message):
         objective(output)
-
-
-def test_variables_must_be_there_and_made_in_the_scope():
-    strategy = make_strategy("mirrored", 2)
-    outside = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
-    with pytest.raises(ConfigError, match="made outside the strategy's scope"):
-        check_variables(outside, strategy)
-    outside.trainable = False
-    with pytest.raises(ConfigError, match="no trainable variables"):
-        check_variables(outside, strategy)
-    with strategy.scope():
-        inside = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
-    assert len(check_variables(inside, strategy)) == 2
 
 
 def test_gradients_do_not_depend_on_the_padding():

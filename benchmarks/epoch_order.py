@@ -1,0 +1,75 @@
+"""How random the order of the examples is: python -m benchmarks.epoch_order.
+
+A batch of b examples drawn at random from 0 … n - 1 has a mean of variance (n² - 1)/12/b, nearly,
+for b much smaller than n. The ratio of what an order shows to that is 1 for a good shuffle; below
+1, batches are more alike than chance would have them. Also times 256 indices.
+"""
+
+import os
+import time
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import numpy as np
+import tensorflow as tf
+
+from ddl.data import batch_indices
+
+BATCH = 32
+EPOCHS = 6
+
+
+def shuffled(num_examples: int, epoch: int, rounds: int | None) -> np.ndarray:
+    """One epoch: ddl's order, or the raw op with so many rounds."""
+    if rounds is None:
+        index, _ = batch_indices(
+            tf.constant(epoch, tf.int64), num_examples=num_examples, global_batch_size=num_examples
+        )
+    else:
+        index = tf.raw_ops.RandomIndexShuffle(
+            index=tf.range(num_examples, dtype=tf.int64),
+            seed=tf.random.stateless_uniform([3], [epoch, 1], None, None, tf.uint32),
+            max_index=tf.constant(num_examples - 1, tf.int64),
+            rounds=rounds,
+        )
+    return index.numpy()
+
+
+def variance_ratio(num_examples: int, rounds: int | None) -> float:
+    """Variance of the means of batches, over what chance gives."""
+    whole = num_examples // BATCH * BATCH
+    variances = [
+        shuffled(num_examples, epoch, rounds)[:whole].reshape(-1, BATCH).mean(axis=1).var()
+        for epoch in range(EPOCHS)
+    ]
+    return float(np.mean(variances) / ((num_examples**2 - 1) / 12 / BATCH))
+
+
+def microseconds(num_examples: int) -> float:
+    """Median time to find the examples of a batch of 256 in ddl's order."""
+
+    @tf.function
+    def indices(batch: tf.Tensor) -> tf.Tensor:
+        return batch_indices(batch, num_examples=num_examples, global_batch_size=256)[0]
+
+    batch = tf.constant(0, tf.int64)
+    indices(batch)
+    times = []
+    for _ in range(100):
+        start = time.perf_counter()
+        indices(batch)
+        times.append(time.perf_counter() - start)
+    return float(np.median(times) * 1e6)
+
+
+def main() -> None:
+    """Prints the table."""
+    print(f"{'examples':>10} {'4 rounds':>10} {'8 rounds':>10} {'ddl':>10} {'µs / 256':>10}")
+    for num_examples in (1_437, 4_096, 8_192, 50_000, 60_000, 65_537):
+        ratios = [variance_ratio(num_examples, rounds) for rounds in (4, 8, None)]
+        cells = " ".join(f"{ratio:>10.3f}" for ratio in ratios)
+        print(f"{num_examples:>10,} {cells} {microseconds(num_examples):>10.0f}")
+
+
+if __name__ == "__main__":
+    main()
