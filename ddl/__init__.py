@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from ddl.experiment import Experiment
     from ddl.precision import LossScale
     from ddl.task import PerExample, Task
     from ddl.tasks.classification import Classification
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Classification": "ddl.tasks.classification",
-    "Experiment": "ddl.experiment",
     "LossScale": "ddl.precision",
     "PerExample": "ddl.task",
     "Task": "ddl.task",
@@ -29,7 +27,6 @@ _SUBMODULES = ("data", "distribution", "models", "precision", "tasks")
 
 __all__ = [
     "Classification",
-    "Experiment",
     "LossScale",
     "PerExample",
     "Task",

@@ -1,6 +1,19 @@
 """Work done between loops at fixed steps: logs, evaluations, checkpoints."""
 
 from collections.abc import Callable
+from typing import Protocol
+
+
+class Action(Protocol):
+    """Something done between loops, such as a checkpoint."""
+
+    def next_step(self, step: int) -> int | None:
+        """The first step after `step` at which a loop has to end for this; None if none."""
+        ...
+
+    def __call__(self, step: int) -> None:
+        """Called after every loop with the step reached."""
+        ...
 
 
 class Periodic:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from ddl.errors import CheckpointError
+from ddl.errors import ModelDirectoryError
 from ddl.step import TrainingState
 from ddl.trainer import Trainer
 
@@ -45,7 +45,7 @@ class Checkpoints:
         """Saves the trainer as it is; returns the checkpoint's path prefix.
 
         Raises:
-          CheckpointError: If it cannot be written.
+          ModelDirectoryError: If it cannot be written.
         """
         for variable, value in zip(self._state, self._trainer.state, strict=True):
             variable.assign(value)
@@ -55,7 +55,7 @@ class Checkpoints:
         try:
             return self._manager.save(checkpoint_number=self._trainer.step)
         except (tf.errors.OpError, OSError) as error:
-            raise CheckpointError(
+            raise ModelDirectoryError(
                 f"the checkpoint of step {self._trainer.step} could not be written to "
                 f"{self._manager.directory}: {error}"
             ) from error
@@ -64,7 +64,7 @@ class Checkpoints:
         """Sets the trainer to the newest checkpoint; returns whether there was one.
 
         Raises:
-          CheckpointError: If it does not fit the trainer or cannot be read.
+          ModelDirectoryError: If it does not fit the trainer or cannot be read.
         """
         path = self.latest
         if path is None:
@@ -73,7 +73,7 @@ class Checkpoints:
             self._checkpoint.restore(path).assert_existing_objects_matched().expect_partial()
         except (tf.errors.OpError, AssertionError, ValueError) as error:
             reason = str(error).strip().splitlines()[0]
-            raise CheckpointError(
+            raise ModelDirectoryError(
                 f"{path} cannot be restored into this model and optimizer: {reason}. Give "
                 "another --model_dir, or the config that the checkpoint was made with."
             ) from error

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from ddl.choices import CROSS_DEVICE_OPS, STRATEGIES, CrossDeviceOps, StrategyName
-from ddl.errors import ConfigError, DeviceError
+from ddl.errors import ConfigError, DeviceError, check_choice
 
 _NOT_YET = ("multi_worker_mirrored", "parameter_server", "tpu")
 
@@ -22,14 +22,13 @@ class Communication:
     """How gradients travel between the replicas. It moves bytes and changes no mathematics.
 
     Attributes:
-      cross_device_ops: The all-reduce of `mirrored`. `auto` takes NCCL for GPUs and one
-        hierarchical copy for CPU devices.
-      num_packs: Into how many buffers gradients are packed before the all-reduce; 0 sends
-        each one by itself.
-      bytes_per_pack: Size in bytes of a buffer in collective all-reduces; 0 lets TensorFlow
-        choose.
-      timeout_seconds: After how long a collective that a peer does not join is an error;
-        None waits for ever.
+      cross_device_ops: The all-reduce of `mirrored`. `auto` takes TensorFlow's collectives for
+        GPUs, which use NCCL, and one hierarchical copy for CPU devices.
+      num_packs: For `nccl` and `hierarchical_copy`: into how many buffers gradients are packed
+        before the all-reduce; 0 sends each one by itself.
+      bytes_per_pack: For collectives: size in bytes of a buffer; 0 lets TensorFlow choose.
+      timeout_seconds: For collectives: after how long one that a peer does not join is an
+        error; None waits for ever.
     """
 
     cross_device_ops: CrossDeviceOps = "auto"
@@ -38,11 +37,7 @@ class Communication:
     timeout_seconds: float | None = None
 
     def __post_init__(self) -> None:
-        if self.cross_device_ops not in CROSS_DEVICE_OPS:
-            raise ConfigError(
-                f"cross_device_ops is {self.cross_device_ops!r}; it is one of "
-                f"{', '.join(CROSS_DEVICE_OPS)}"
-            )
+        check_choice("cross_device_ops", self.cross_device_ops, CROSS_DEVICE_OPS)
         if self.num_packs < 0 or self.bytes_per_pack < 0:
             raise ConfigError("num_packs and bytes_per_pack are zero or more")
         if self.timeout_seconds is not None and self.timeout_seconds <= 0:
@@ -137,6 +132,29 @@ def _choose_gpus(indices: Sequence[int] | None, memory_growth: bool) -> None:
             ) from error
 
 
+def global_batch_size(total: int | None = None, per_replica: int | None = None) -> int:
+    """The global batch size from either form. Call it in the strategy's scope.
+
+    Args:
+      total: Examples an update, whatever the number of replicas.
+      per_replica: Examples a replica and update. The global batch then grows with the number of
+        replicas: this, asked for by name, is how hardware may change what is computed.
+
+    Raises:
+      ConfigError: If both are given, or neither, or one is not positive.
+    """
+    size = per_replica if total is None else total
+    if size is None or (total is not None and per_replica is not None):
+        given = "neither" if size is None else "both"
+        raise ConfigError(
+            f"GLOBAL_BATCH_SIZE is {total} and PER_REPLICA_BATCH_SIZE is {per_replica}: {given} "
+            "of them is given. Give exactly one, and None for the other."
+        )
+    if size < 1:
+        raise ConfigError(f"the batch size is {size}; it is 1 or more")
+    return size if per_replica is None else size * tf.distribute.get_strategy().num_replicas_in_sync
+
+
 def build_strategy(
     name: StrategyName = "auto", communication: Communication | None = None
 ) -> tf.distribute.Strategy:
@@ -148,8 +166,7 @@ def build_strategy(
     Raises:
       ConfigError: If the name is unknown, or the strategy is not supported yet.
     """
-    if name not in STRATEGIES:
-        raise ConfigError(f"strategy is {name!r}; it is one of {', '.join(STRATEGIES)}")
+    check_choice("strategy", name, STRATEGIES)
     communication = communication or Communication()
     if name == "auto":
         name = _choose_strategy()
@@ -200,7 +217,9 @@ def _cross_device_ops(
 ) -> tf.distribute.CrossDeviceOps | None:
     choice = communication.cross_device_ops
     if choice == "auto":
-        choice = "nccl" if on_gpu else "hierarchical_copy"
+        if on_gpu:
+            return None  # TensorFlow's own choice: collectives over NCCL
+        choice = "hierarchical_copy"
     if choice == "nccl":
         if not on_gpu:
             raise ConfigError(
@@ -213,7 +232,7 @@ def _cross_device_ops(
 
 
 def describe_devices(strategy: tf.distribute.Strategy) -> str:
-    """A short text for the start-up summary, such as '4 × CPU (virtual)' or 'GPU:0, GPU:1'."""
+    """The replicas' devices: '2 of 4 virtual CPU devices', 'GPU:0, GPU:1'."""
     names = [tf.DeviceSpec.from_string(name) for name in strategy.extended.worker_devices]
     virtual = len(tf.config.list_logical_devices("CPU")) > 1
     if names[0].device_type == "CPU" and virtual:

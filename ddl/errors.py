@@ -4,6 +4,8 @@
 ``exit_status``. Anything else that escapes is a bug and keeps its traceback.
 """
 
+from collections.abc import Sequence
+
 
 class DdlError(Exception):
     """Base of all errors meant for the person who started the run."""
@@ -15,6 +17,12 @@ class ConfigError(DdlError, ValueError):
     """A value, a binding or a flag that cannot be used as given."""
 
 
+def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    """Raises a ConfigError unless `value` is one of `choices`."""
+    if value not in choices:
+        raise ConfigError(f"{name} is {value!r}; it is one of {', '.join(choices)}")
+
+
 class DataError(DdlError, ValueError):
     """Data that is missing, or not what the task needs."""
 
@@ -23,8 +31,8 @@ class DeviceError(DdlError, RuntimeError):
     """A device or a strategy that is not there, or can no longer be set up."""
 
 
-class CheckpointError(DdlError, RuntimeError):
-    """A model directory or a checkpoint that cannot be used, or written."""
+class ModelDirectoryError(DdlError, RuntimeError):
+    """A model directory, or a checkpoint or file in it, that cannot be used or written."""
 
 
 class TrainingInterrupted(DdlError):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import keras
 
-from ddl.errors import CheckpointError
+from ddl.errors import ModelDirectoryError
 
 
 def export_model(model: keras.Model, directory: Path) -> list[Path]:
@@ -20,7 +20,7 @@ def export_model(model: keras.Model, directory: Path) -> list[Path]:
       The two paths.
 
     Raises:
-      CheckpointError: If they cannot be written.
+      ModelDirectoryError: If they cannot be written.
     """
     partial = directory.with_name(directory.name + ".partial")
     try:
@@ -31,5 +31,5 @@ def export_model(model: keras.Model, directory: Path) -> list[Path]:
         shutil.rmtree(directory, ignore_errors=True)
         partial.rename(directory)
     except OSError as error:
-        raise CheckpointError(f"the export to {directory} failed: {error}") from error
+        raise ModelDirectoryError(f"the export to {directory} failed: {error}") from error
     return [directory / "model.keras", directory / "saved_model"]

@@ -16,14 +16,14 @@ from ddl.errors import ConfigError
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 
 # Keras optimizer arguments that act per replica, before the all-reduce or per micro-step, and
-# ddl's own for each.
+# what to do instead.
 _OURS_INSTEAD = {
-    "clipnorm": "the trainer's clip_norm (of the global gradient)",
-    "global_clipnorm": "the trainer's clip_norm",
-    "clipvalue": "the trainer's clip_norm",
-    "gradient_accumulation_steps": "the trainer's accumulation_steps",
-    "use_ema": "an average kept by the trainer",
-    "loss_scale_factor": "the trainer's loss_scale",
+    "clipnorm": "use the trainer's clip_norm, of the global gradient",
+    "global_clipnorm": "use the trainer's clip_norm",
+    "clipvalue": "use the trainer's clip_norm",
+    "gradient_accumulation_steps": "use the trainer's accumulation_steps",
+    "use_ema": "ddl keeps no average of the weights yet",
+    "loss_scale_factor": "use the trainer's loss_scale",
 }
 
 
@@ -51,7 +51,7 @@ def prepare_optimizer(
         if getattr(optimizer, argument, None):
             raise ConfigError(
                 f"the optimizer {optimizer.name!r} was made with {argument}, which Keras carries "
-                f"out on each replica by itself. Leave it out and use {ours}."
+                f"out on each replica by itself. Leave it out; {ours}."
             )
     if not strategy.extended.variable_created_in_scope(optimizer.iterations.value):
         raise ConfigError(

@@ -2,7 +2,9 @@
 
 from typing import Literal, get_args
 
-from ddl.errors import ConfigError
+import keras
+
+from ddl.errors import ConfigError, check_choice
 
 ScalingRule = Literal["linear", "square_root", "none"]
 
@@ -26,10 +28,7 @@ def scale_learning_rate(
     Raises:
       ConfigError: If a number is not positive, or the rule is unknown.
     """
-    if rule not in get_args(ScalingRule):
-        raise ConfigError(
-            f"the scaling rule is {rule!r}; it is one of {', '.join(get_args(ScalingRule))}"
-        )
+    check_choice("the scaling rule", rule, get_args(ScalingRule))
     for name, value in (
         ("learning_rate", learning_rate),
         ("global_batch_size", global_batch_size),
@@ -40,3 +39,18 @@ def scale_learning_rate(
     ratio = global_batch_size / base_batch_size
     factor = {"linear": ratio, "square_root": ratio**0.5, "none": 1.0}[rule]
     return learning_rate * factor
+
+
+def learning_rate_at(optimizer: keras.optimizers.Optimizer, step: int) -> float:
+    """The learning rate of an optimizer's update number `step`, counted from 0."""
+    # The public property gives a schedule's value at the present step only.
+    learning_rate = optimizer._learning_rate
+    if isinstance(learning_rate, keras.optimizers.schedules.LearningRateSchedule):
+        learning_rate = learning_rate(step)
+    return float(keras.ops.convert_to_numpy(learning_rate))
+
+
+def peak_learning_rate(optimizer: keras.optimizers.Optimizer, steps: int) -> float:
+    """The largest learning rate in `steps` updates, looked for at a thousand of them."""
+    looked_at = range(0, max(steps, 1), max(1, steps // 1000))
+    return max(learning_rate_at(optimizer, step) for step in looked_at)

@@ -29,6 +29,7 @@ def define_flags() -> None:
         'A binding such as "TRAIN_STEPS = 100", read after the files. May be given several '
         "times; --gin_bindings and --gin.NAME=VALUE mean the same.",
     )
+    flags.DEFINE_alias("gin_bindings", "gin_param")
     flags.DEFINE_multi_string(
         "gin_search_path", None, "A folder to look for configs and includes in."
     )
@@ -38,7 +39,13 @@ def define_flags() -> None:
     flags.DEFINE_bool(
         "dry_run", False, "Build everything, make one step, print config and plan, write nothing."
     )
-    flags.DEFINE_enum("strategy", "auto", STRATEGIES, "How devices work together.")
+    flags.DEFINE_enum(
+        "strategy",
+        "auto",
+        STRATEGIES,
+        "How devices work together. multi_worker_mirrored, parameter_server and tpu are not "
+        "supported yet.",
+    )
     flags.DEFINE_integer(
         "num_virtual_devices", None, "Split the host CPU into this many devices.", lower_bound=1
     )
@@ -55,6 +62,14 @@ def define_flags() -> None:
     )
     flags.DEFINE_integer(
         "num_packs", 1, "Buffers that gradients are packed into for it.", lower_bound=0
+    )
+    flags.DEFINE_integer(
+        "bytes_per_pack", 0, "Size of a buffer of collectives; 0: TensorFlow's.", lower_bound=0
+    )
+    flags.DEFINE_float(
+        "communication_timeout",
+        None,
+        "Seconds after which a collective that a peer does not join is an error.",
     )
     flags.DEFINE_integer(
         "steps_per_loop",
@@ -84,6 +99,8 @@ def run(argv: Sequence[str] | None = None) -> None:
             raise flags.Error(
                 "--gin_file is missing: name a config, such as configs/digits_cnn.gin"
             )
+        if FLAGS.model_dir is None and not FLAGS.dry_run:
+            raise flags.Error("--model_dir is missing: name a directory for what the run writes")
         gpus = parse_gpus(FLAGS.gpus)
     except flags.Error as error:
         print(f"ddl: {error}\nddl --help lists all flags.", file=sys.stderr)
@@ -120,7 +137,10 @@ def start(gpus: Sequence[int] | None) -> None:
             deterministic_ops=FLAGS.deterministic_ops,
         )
         communication = distribution.Communication(
-            cross_device_ops=FLAGS.cross_device_ops, num_packs=FLAGS.num_packs
+            cross_device_ops=FLAGS.cross_device_ops,
+            num_packs=FLAGS.num_packs,
+            bytes_per_pack=FLAGS.bytes_per_pack,
+            timeout_seconds=FLAGS.communication_timeout,
         )
         strategy = distribution.build_strategy(FLAGS.strategy, communication)
     train.run(
@@ -135,14 +155,12 @@ def start(gpus: Sequence[int] | None) -> None:
 
 
 def with_aliases(arguments: Sequence[str]) -> list[str]:
-    """Rewrites --gin_bindings and --gin.NAME=VALUE to --gin_param, keeping the order of all."""
+    """Rewrites --gin.NAME=VALUE to --gin_param=NAME=VALUE."""
     rewritten = []
     for argument in arguments:
         name = argument.lstrip("-")
         if argument.startswith("-") and name.startswith("gin."):
             rewritten.append(f"--gin_param={name.removeprefix('gin.')}")
-        elif argument.startswith("-") and name.split("=")[0] == "gin_bindings":
-            rewritten.append("--gin_param" + name.removeprefix("gin_bindings"))
         else:
             rewritten.append(argument)
     return rewritten

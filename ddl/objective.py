@@ -13,6 +13,12 @@ from ddl.errors import ConfigError
 from ddl.metrics import MetricSums
 from ddl.task import PerExample, Task
 
+# Names that a line of metrics.jsonl has besides the task's metrics.
+_RESERVED = (
+    *("loss", "step", "epoch", "split", "learning_rate", "gradient_norm"),
+    *("examples_per_second", "loss_scale", "skipped_updates"),
+)
+
 
 class Objective:
     """Σ weight·loss / B of a replica's microbatch, with its metric sums."""
@@ -53,7 +59,8 @@ class Objective:
           training: As in `Task.per_example`.
 
         Returns:
-          The objective, float [], in the dtype of the losses; and the metric sums, float64.
+          The objective, float [], in the dtype of the losses; and the metric sums, float64,
+          whose "loss" is the task's alone, without penalties on weights and losses of layers.
         """
         features = dict(features)
         example_weight = features.pop("weight")
@@ -116,6 +123,8 @@ class Objective:
                 f"{batch}; the first dimension is the batch"
             )
         for metric, values in output.metrics.items():
+            if metric in _RESERVED:
+                raise ConfigError(f"{name}: a metric cannot be called {metric!r}; ddl writes that")
             if values.shape.rank != output.loss.shape.rank:
                 raise ConfigError(
                     f"{name}: the metric {metric!r} has shape {tuple(values.shape)}, the loss "

@@ -12,10 +12,9 @@ from typing import Literal, get_args
 import keras
 import tensorflow as tf
 
-from ddl.errors import ConfigError
+from ddl.errors import ConfigError, check_choice
 
 Precision = Literal["float32", "float64", "mixed_float16", "mixed_bfloat16"]
-PRECISIONS: tuple[str, ...] = get_args(Precision)
 
 _SMALLEST_SCALE = 1.0
 _LARGEST_SCALE = 2.0**24
@@ -29,11 +28,28 @@ def set_precision(precision: Precision) -> None:
     Raises:
       ConfigError: If the name is unknown.
     """
-    if precision not in PRECISIONS:
-        raise ConfigError(f"precision is {precision!r}; it is one of {', '.join(PRECISIONS)}")
+    check_choice("precision", precision, get_args(Precision))
     # Optimizers and inputs follow floatx, layers follow the policy.
     keras.config.set_floatx("float64" if precision == "float64" else "float32")
     keras.config.set_dtype_policy(precision)
+
+
+def set_numerics(precision: Precision, seed: int) -> None:
+    """What must stand before a model is built: its number format, and the seed of its weights.
+
+    Args:
+      precision: As in `set_precision`.
+      seed: Seeds Python's, NumPy's, Keras's and TensorFlow's global generators.
+
+    Raises:
+      ConfigError: If one is out of range.
+    """
+    if not 0 <= seed < 2**31:
+        raise ConfigError(f"SEED is {seed}; it lies between 0 and 2^31 - 1")
+    set_precision(precision)
+    keras.utils.set_random_seed(seed)
+    # A global seed of 0 makes tf.data fail on seeds that are tensors (ddl.data.StreamSource).
+    tf.random.set_seed(seed + 1)
 
 
 @dataclasses.dataclass(frozen=True)

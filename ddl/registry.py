@@ -15,14 +15,16 @@ from gin import config as gin_config
 # ddl's own: "module:attribute", named in configs as ddl.<attribute>, or <attribute> for short.
 OWN: tuple[str, ...] = (
     "ddl.data:images",
-    "ddl.experiment:Experiment",
-    "ddl.experiment:global_batch_size",
-    "ddl.experiment:set_numerics",
+    "ddl.data:synthetic_arrays",
+    "ddl.distribution:global_batch_size",
     "ddl.learning_rate:scale_learning_rate",
     "ddl.models:cnn",
     "ddl.models:mlp",
     "ddl.precision:LossScale",
+    "ddl.precision:set_numerics",
+    "ddl.run_plan:RunPlan",
     "ddl.tasks:Classification",
+    "ddl.trainer:Trainer",
 )
 
 # Left out: metrics, whose names are those of the losses; activations, which Keras takes by name
@@ -51,15 +53,15 @@ KERAS_BASES = frozenset(
 
 
 def register(item: Callable[..., Any], name: str | None = None, module: str = "ddl") -> None:
-    """Makes a function or a class known to configs as ``module.name``, ``name`` for short.
+    """Makes a function or a class known to configs as `module.name`, `name` for short.
 
     The item itself is left as it is, and what is built from it through a config is a plain
     instance: bindings reach it only where a config refers to it. Registering it again is fine.
 
     Args:
-        item: The function or class.
-        name: Its name in configs; its own when not given.
-        module: What tells it from another item of the same name.
+      item: The function or class.
+      name: Its name in configs; its own when not given.
+      module: What tells it from another item of the same name.
     """
     name = name or item.__name__
     known = gin_config._REGISTRY.get(f"{module}.{name}")
@@ -84,8 +86,8 @@ def register_all() -> None:
 def matches(selector: str) -> list[Any]:
     """Returns the registered items that a name may mean: one unless unknown or ambiguous.
 
-    Each has ``wrapped`` (the function or class), ``wrapper`` (what takes its arguments from the
-    config), ``selector`` (its full name), ``allowlist`` and ``denylist``.
+    Each has `wrapped` (the function or class), `wrapper` (what takes its arguments from the
+    config), `selector` (its full name), `allowlist` and `denylist`.
     """
     return gin_config._REGISTRY.get_all_matches(selector)
 
@@ -107,39 +109,12 @@ def names() -> list[str]:
 def is_broken(item: Any) -> bool:
     """Whether an item is a Keras layer or model that gin has changed in place.
 
-    ``@gin.configurable`` replaces ``__init__``, whose signature Keras reads and then cannot.
+    `@gin.configurable` replaces `__init__`, whose signature Keras reads and then cannot.
     """
     return item.wrapper is item.wrapped and any(
         base.__name__ == "Operation" and base.__module__.startswith("keras.")
         for base in getattr(item.wrapped, "__mro__", ())
     )
-
-
-def constant(name: str) -> Any:
-    """Returns the value of a ``gin.constant``; raises LookupError when there is none."""
-    if len(gin_config._CONSTANTS.matching_selectors(name)) != 1:
-        raise LookupError(name)
-    return gin_config._CONSTANTS.get_match(name)
-
-
-def is_required(value: Any) -> bool:
-    """Whether a value is ``%gin.REQUIRED``, the mark of something that must be given."""
-    return value is gin.REQUIRED
-
-
-def bind(scope: str, selector: str, parameter: str, value: Any) -> None:
-    """Binds a value, whose references are gin's, in gin's own config."""
-    gin.bind_parameter((scope, selector, parameter), value)
-
-
-def gin_reference(scoped_selector: str, evaluate: bool) -> Any:
-    """Returns gin's own form of ``@scope/selector``."""
-    return gin_config.ConfigurableReference(scoped_selector, evaluate)
-
-
-def gin_macro(name: str) -> Any:
-    """Returns gin's own form of ``%NAME``."""
-    return gin_config.ParserDelegate().macro(name)
 
 
 def calls() -> dict[tuple[str, str], dict[str, Any]]:

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from ddl.errors import CheckpointError
+from ddl.errors import ModelDirectoryError
 
 
 class RunDirectory:
@@ -13,7 +13,7 @@ class RunDirectory:
         """Checks, without touching anything, that the directory can be used.
 
         Raises:
-          CheckpointError: If it is a file, or cannot be written.
+          ModelDirectoryError: If it is a file, or cannot be written.
         """
         self.path = Path(path)
         self.checkpoints = self.path / "checkpoints"
@@ -25,11 +25,11 @@ class RunDirectory:
         while not existing.exists() and existing != existing.parent:
             existing = existing.parent
         if not existing.is_dir():
-            raise CheckpointError(
+            raise ModelDirectoryError(
                 f"--model_dir={self.path}: {existing} is a file, not a directory. Give another one."
             )
         if not os.access(existing, os.W_OK | os.X_OK):
-            raise CheckpointError(
+            raise ModelDirectoryError(
                 f"--model_dir={self.path}: {existing} cannot be written. Give another directory, "
                 "or change its permissions."
             )
@@ -41,19 +41,12 @@ class RunDirectory:
         except FileNotFoundError:
             return None
 
-    def saved_operative_config(self) -> str | None:
-        """The text of operative_config.gin that an earlier run left, if any."""
-        try:
-            return self.operative_config.read_text()
-        except FileNotFoundError:
-            return None
-
     def open(self) -> None:
         """Creates the directory."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise CheckpointError(
+            raise ModelDirectoryError(
                 f"--model_dir={self.path} cannot be created: {error.strerror}"
             ) from error
 
@@ -68,4 +61,4 @@ class RunDirectory:
             partial.write_text(text)
             os.replace(partial, path)
         except OSError as error:
-            raise CheckpointError(f"{path} cannot be written: {error.strerror}") from error
+            raise ModelDirectoryError(f"{path} cannot be written: {error.strerror}") from error

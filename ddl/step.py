@@ -11,7 +11,7 @@ know it before its backward pass, so nothing else has to be communicated.
 """
 
 import dataclasses
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -22,7 +22,6 @@ from ddl.errors import ConfigError
 from ddl.objective import Objective
 from ddl.precision import LossScale
 
-Sums: TypeAlias = tf.Tensor
 _SUM = tf.distribute.ReduceOp.SUM
 
 
@@ -133,7 +132,7 @@ class UpdateStep:
         )
         return accumulated
 
-    def _replica_zeros(self) -> tuple[list[tf.Tensor], Sums]:
+    def _replica_zeros(self) -> tuple[list[tf.Tensor], tf.Tensor]:
         return [tf.zeros_like(v.value) for v in self.variables], self.objective.metrics.zeros()
 
     def _replica_gradients(
@@ -142,8 +141,8 @@ class UpdateStep:
         resident: Any,
         scale: tf.Tensor,
         microbatch: tf.Tensor | None,
-        so_far: tuple[list[tf.Tensor], Sums] | None,
-    ) -> tuple[list[Any], Sums]:
+        so_far: tuple[list[tf.Tensor], tf.Tensor] | None,
+    ) -> tuple[list[Any], tf.Tensor]:
         """Forward and backward of one microbatch, added to `so_far`. Replica context."""
         if microbatch is not None:
             element = {name: self._rows(rows, microbatch) for name, rows in element.items()}
@@ -193,7 +192,7 @@ class UpdateStep:
         return self.strategy.experimental_local_results(value)[0]
 
     def _next_state(
-        self, state: TrainingState, sums: Sums, norm: tf.Tensor, finite: tf.Tensor
+        self, state: TrainingState, sums: tf.Tensor, norm: tf.Tensor, finite: tf.Tensor
     ) -> TrainingState:
         made = tf.cast(finite, tf.int64)
         scale, finite_updates = state.loss_scale, state.finite_updates

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 
 
 def closest(word: str, candidates: Iterable[str], cutoff: float = 0.75) -> list[str]:
-    """Returns up to three candidates that look like ``word``, the most alike first.
+    """Returns up to three candidates that look like `word`, the most alike first.
 
-    Case counts for nothing: ``sgd`` finds ``SGD``.
+    Case counts for nothing: `sgd` finds `SGD`.
     """
     by_lower: dict[str, str] = {}
     for candidate in candidates:
@@ -17,12 +17,12 @@ def closest(word: str, candidates: Iterable[str], cutoff: float = 0.75) -> list[
 
 
 def either(names: Iterable[str]) -> str:
-    """Joins names as ``a``, ``a or b``, ``a, b or c``."""
+    """Joins names as `a`, `a or b`, `a, b or c`."""
     *most, last = names
     return f"{', '.join(most)} or {last}" if most else last
 
 
 def did_you_mean(word: str, candidates: Iterable[str]) -> str:
-    """Returns `` Did you mean x?`` (with its leading space), or nothing when nothing is close."""
+    """Returns ` Did you mean x?` (with its leading space), or nothing when nothing is close."""
     found = closest(word, candidates)
     return f" Did you mean {either(found)}?" if found else ""

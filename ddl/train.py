@@ -11,28 +11,30 @@ import numpy as np
 import tensorflow as tf
 
 from ddl import config
-from ddl.actions import EachLoop, Periodic
+from ddl.actions import Action, EachLoop, Periodic
 from ddl.checkpoints import Checkpoints
 from ddl.choices import Mode
 from ddl.console import RunConsole, format_figures
 from ddl.distribution import Communication, describe_devices
-from ddl.errors import CheckpointError, ConfigError, TrainingInterrupted
-from ddl.experiment import Experiment
+from ddl.errors import ModelDirectoryError, TrainingInterrupted
 from ddl.export import export_model
+from ddl.learning_rate import peak_learning_rate
 from ddl.run_directory import RunDirectory
+from ddl.run_plan import RunPlan
 from ddl.signals import StopSignals
-from ddl.trainer import Action, Trainer
+from ddl.trainer import Trainer
 from ddl.writers import JsonLinesWriter, TensorBoardWriter, Writers
 
 # A run may be lengthened, looked at more or less often, or split into other microbatches: the
 # updates stay the same. Any other difference makes it another run.
 _MAY_CHANGE = (
-    "TRAIN_STEPS",
-    "TRAIN_EPOCHS",
-    "EVAL_EVERY",
-    "CHECKPOINT_EVERY",
-    "LOG_EVERY",
-    "ACCUMULATION_STEPS",
+    "RunPlan.train_steps",
+    "RunPlan.train_epochs",
+    "RunPlan.eval_every",
+    "RunPlan.checkpoint_every",
+    "RunPlan.log_every",
+    "RunPlan.checkpoints_to_keep",
+    "Trainer.accumulation_steps",
 )
 
 
@@ -60,11 +62,11 @@ def run(
     dry_run: bool = False,
     allow_unused: Sequence[str] = (),
 ) -> None:
-    """Runs the experiment that the loaded gin config describes.
+    """Runs what the loaded gin config describes.
 
     Args:
       placement: Where.
-      model_dir: Where files are written; only a dry run goes without.
+      model_dir: Where files are written; None for a dry run only.
       mode: What to do.
       dry_run: Build everything, make one step, print the plan, write nothing.
       allow_unused: Names of bindings that may go unused.
@@ -74,196 +76,175 @@ def run(
     """
     # ------------------------------------------------------------------ build
     console = RunConsole()
-    directory = RunDirectory(model_dir) if model_dir is not None else None
+    directory = None if model_dir is None else RunDirectory(model_dir)
     resolve_seed(directory)
     with placement.strategy.scope():
         config.build("set_numerics")
-        experiment = config.build("Experiment")
-    trainer = build_trainer(experiment, placement)
+        run_plan: RunPlan = config.build("RunPlan")
+        trainer: Trainer = config.build("Trainer", **vars(placement))
     config.check_all_used(allow_unused)
-    total = experiment.total_steps(trainer.steps_per_epoch)
-    console.summary("ddl", plan(experiment, trainer, total))
-    if dry_run:
-        show_dry_run(console, trainer)
+    total = run_plan.total_steps(trainer.steps_per_epoch)
+    console.summary("ddl", summary(trainer, total))
+    if dry_run or directory is None:
+        console.line(f"one step on one batch: {format_figures(trainer.train(1))}")
+        console.line("\n" + config.operative_config_text().strip())
         return
-    if directory is None:
-        raise ConfigError("--model_dir is missing: give the directory for what the run writes")
 
     # ------------------------------------------------------------------ compare, restore
-    compare_with_saved_config(directory, console, strict=mode in ("train", "train_and_eval"))
-    checkpoints = Checkpoints(directory.checkpoints, trainer, experiment.checkpoints_to_keep)
-    restored = checkpoints.restore_latest()
-    if restored:
+    trains = mode in ("train", "train_and_eval")
+    compare_with_saved_config(directory, console, strict=trains)
+    checkpoints = Checkpoints(directory.checkpoints, trainer, run_plan.checkpoints_to_keep)
+    if checkpoints.restore_latest():
         console.line(f"restored step {trainer.step:,} from {checkpoints.latest}")
-    elif mode in ("eval", "export"):
-        raise CheckpointError(
+    elif not trains:
+        raise ModelDirectoryError(
             f"--mode={mode} needs a checkpoint, and there is none under {directory.checkpoints}"
         )
+
+    # ------------------------------------------------------------------ do what was asked
     if mode == "export":
         for path in export_model(trainer.model, directory.export):
             console.line(f"exported {path}")
         return
-
-    # ------------------------------------------------------------------ open
     directory.open()
-    if mode != "eval":
-        directory.write_configs(config.config_text(), config.operative_config_text())
-    writers = Writers(
-        [
-            JsonLinesWriter(directory.metrics, trainer.step),
-            TensorBoardWriter(directory.path),
-            console,
-        ]
-    )
+    json_lines = JsonLinesWriter(directory.metrics)
+    writers = Writers([json_lines, TensorBoardWriter(directory.path), console])
+    try:
+        if mode == "eval":
+            evaluate(trainer, writers)
+        elif trainer.step >= total:
+            console.line(f"nothing left to do: step {trainer.step:,} of {total:,} is reached")
+        else:
+            directory.write_configs(config.config_text(), config.operative_config_text())
+            json_lines.drop_after(trainer.step)
+            evaluates = mode == "train_and_eval" and trainer.has_eval_data
+            loop(trainer, run_plan, total, checkpoints, writers, console, evaluates)
+            console.line(f"done: step {total:,}, written to {directory.path}")
+    finally:
+        writers.close()
 
-    # ------------------------------------------------------------------ what happens between loops
-    def epoch(step: int) -> float:
-        return step / trainer.steps_per_epoch
+
+def loop(
+    trainer: Trainer,
+    run_plan: RunPlan,
+    total: int,
+    checkpoints: Checkpoints,
+    writers: Writers,
+    console: RunConsole,
+    evaluates: bool,
+) -> None:
+    """Trains up to step `total`, and does between loops what the run plan says.
+
+    Raises:
+      TrainingInterrupted: If a signal asked to stop; after saving.
+      TrainingDiverged: If the loss is no longer finite.
+    """
+
+    def show_progress(step: int) -> None:
+        if console.shows_progress:
+            figures = trainer.peek_metrics()
+            console.advance(step, with_speed(figures, trainer, trainer.pace.steps_per_second))
 
     def log(step: int) -> None:
-        values = trainer.read_metrics()
-        values["learning_rate"] = trainer.learning_rate
-        speed = trainer.pace.take_steps_per_second()
-        if speed is not None:
-            values["examples_per_second"] = speed * experiment.global_batch_size
+        figures = trainer.read_metrics()
+        figures["learning_rate"] = trainer.learning_rate
         if trainer.loss_scale is not None:
-            values["loss_scale"] = trainer.loss_scale
-            values["skipped_updates"] = trainer.skipped_updates
-        writers.write(step, epoch(step), "train", values)
+            figures["loss_scale"] = trainer.loss_scale
+            figures["skipped_updates"] = trainer.skipped_updates
+        with_speed(figures, trainer, trainer.pace.take_steps_per_second())
+        writers.write(step, step / trainer.steps_per_epoch, "train", figures)
 
-    def evaluate(step: int) -> None:
-        writers.write(step, epoch(step), "eval", trainer.evaluate())
+    def look(step: int) -> None:
+        evaluate(trainer, writers)
 
     def save(step: int) -> None:
         checkpoints.save()
 
-    def show_progress(step: int) -> None:
-        if console.shows_progress:
-            console.advance(step, trainer.peek_metrics() | speed_of(trainer))
+    with StopSignals() as stop:
 
-    def stop_if_asked(step: int) -> None:
-        if stop.received is not None and step < total:
-            checkpoints.save()
-            raise TrainingInterrupted(
-                f"stopped by {stop.received.name} at step {step:,} of {total:,}, after saving. "
-                "The same command goes on from there."
-            )
+        def stop_if_asked(step: int) -> None:
+            if stop.received is not None and step < total:
+                checkpoints.save()
+                raise TrainingInterrupted(
+                    f"stopped by {stop.received.name} at step {step:,} of {total:,}, after "
+                    "saving. The same command goes on from there."
+                )
 
-    # ------------------------------------------------------------------ loop
-    try:
-        if mode == "eval":
-            evaluate(trainer.step)
-            return
-        if trainer.step >= total:
-            console.line(f"nothing left to do: step {trainer.step:,} of {total:,} is reached")
-            return
+        # The checkpoint comes last: once a step is saved, all that belongs to it is written.
         actions: list[Action] = [
             EachLoop(show_progress),
-            Periodic(experiment.log_every, log, last=total),
+            Periodic(run_plan.log_every, log, last=total),
+            *([Periodic(run_plan.eval_every, look, last=total)] if evaluates else []),
+            Periodic(run_plan.checkpoint_every, save, last=total),
+            EachLoop(stop_if_asked),
         ]
-        if mode == "train_and_eval" and experiment.eval_data is not None:
-            actions.append(Periodic(experiment.eval_every, evaluate, last=total))
-        actions.append(Periodic(experiment.checkpoint_every, save, last=total))
-        actions.append(EachLoop(stop_if_asked))
-        with StopSignals() as stop:
-            console.start(trainer.step, total)
-            trainer.train(total - trainer.step, actions)
-    finally:
-        # ---------------------------------------------------------------- close
-        console.close()
-        writers.close()
-    console.line(f"done: step {total:,}, written to {directory.path}")
+        console.start(trainer.step, total)
+        trainer.train(total - trainer.step, actions)
 
 
-def build_trainer(experiment: Experiment, placement: Placement) -> Trainer:
-    """The Trainer of an experiment in its place."""
-    return Trainer(
-        experiment.task,
-        experiment.optimizer,
-        experiment.train_data,
-        global_batch_size=experiment.global_batch_size,
-        eval_data=experiment.eval_data,
-        strategy=placement.strategy,
-        seed=experiment.seed,
-        accumulation_steps=experiment.accumulation_steps,
-        clip_norm=experiment.clip_norm,
-        loss_scale=experiment.loss_scale or "auto",
-        max_skipped_updates=experiment.max_skipped_updates,
-        steps_per_loop=placement.steps_per_loop,
-        data_on_device=placement.data_on_device,
-        communication=placement.communication,
-    )
+def evaluate(trainer: Trainer, writers: Writers) -> None:
+    """Evaluates at the present step, and writes the figures."""
+    epoch = trainer.step / trainer.steps_per_epoch
+    writers.write(trainer.step, epoch, "eval", trainer.evaluate())
+
+
+def with_speed(
+    figures: dict[str, float], trainer: Trainer, steps_per_second: float | None
+) -> dict[str, float]:
+    """Adds examples per second, where it was measured."""
+    if steps_per_second is not None:
+        figures["examples_per_second"] = steps_per_second * trainer.global_batch_size
+    return figures
 
 
 def resolve_seed(directory: RunDirectory | None) -> None:
     """Binds SEED where the config leaves it open: to the earlier run's here, or to a new one."""
-    if config.get("SEED") is not None:
+    if config.get_macro("SEED") is not None:
         return
     saved = (directory.saved_config() if directory else None) or ""
     earlier = re.search(r"^SEED = (\d+)", saved, re.MULTILINE)
-    config.set("SEED", int(earlier[1]) if earlier else secrets.randbelow(2**31))
+    config.set_macro("SEED", int(earlier[1]) if earlier else secrets.randbelow(2**31))
 
 
 def compare_with_saved_config(directory: RunDirectory, console: RunConsole, strict: bool) -> None:
-    """Makes sure that a directory with checkpoints belongs to this experiment.
+    """Makes sure that a directory with checkpoints belongs to this config.
 
     Raises:
-      CheckpointError: If `strict` and it was written by another config.
+      ModelDirectoryError: If `strict` and it was written by another config.
     """
     saved = directory.saved_config()
-    if saved is None:
-        return
-    changes = config.differences(saved, ignore=_MAY_CHANGE)
+    changes = [] if saved is None else config.differences(saved, ignore=_MAY_CHANGE)
     if not changes:
         return
     listing = "\n".join(f"  {line}" for line in changes)
     if strict:
-        raise CheckpointError(
+        raise ModelDirectoryError(
             f"--model_dir={directory.path} holds a run of another config. It differs in\n"
             f"{listing}\nGive a new --model_dir, or the config of that run."
         )
     console.line(f"the config differs from that of the run in {directory.path}:\n{listing}")
 
 
-def plan(experiment: Experiment, trainer: Trainer, total: int) -> dict[str, str]:
+def summary(trainer: Trainer, total: int) -> dict[str, str]:
     """What is about to happen, as names and texts."""
     replicas = trainer.strategy.num_replicas_in_sync
-    batch = experiment.global_batch_size
-    microbatch = batch // replicas // experiment.accumulation_steps
-    split = f"{replicas} replicas × " if replicas > 1 else ""
-    if experiment.accumulation_steps > 1:
-        split += f"{experiment.accumulation_steps} microbatches × "
+    batch = trainer.global_batch_size
+    microbatches = trainer.accumulation_steps
+    split = f" = {replicas} replicas × " if replicas > 1 else ""
+    if microbatches > 1:
+        split = f"{split or ' = '}{microbatches} microbatches × "
+    split += f"{batch // replicas // microbatches:,}" if split else ""
     parameters = sum(int(np.prod(v.shape)) for v in trainer.model.trainable_variables)
+    steps_per_epoch = trainer.steps_per_epoch
     return {
         "devices": f"{describe_devices(trainer.strategy)}, {type(trainer.strategy).__name__}",
         "replicas": str(replicas),
-        "global batch size": f"{batch:,} = {split}{microbatch:,}" if split else f"{batch:,}",
+        "global batch size": f"{batch:,}{split}",
         "batch per replica": f"{batch // replicas:,}",
         "precision": keras.config.dtype_policy().name,
         "model": f"{trainer.model.name}, {parameters:,} trainable parameters",
-        "training data": f"{trainer.num_examples:,} examples, "
-        f"{trainer.steps_per_epoch:,} steps an epoch",
-        "steps": f"{total:,} ({total / trainer.steps_per_epoch:.1f} epochs)",
-        "learning rate": f"{peak_learning_rate(trainer, total):.6g} at its peak",
-        "seed": str(experiment.seed),
+        "training data": f"{trainer.num_examples:,} examples, {steps_per_epoch:,} steps an epoch",
+        "steps": f"{total:,} ({total / steps_per_epoch:.1f} epochs)",
+        "learning rate": f"{peak_learning_rate(trainer.optimizer, total):.6g} at its peak",
+        "seed": str(config.get_macro("SEED")),
     }
-
-
-def peak_learning_rate(trainer: Trainer, total: int) -> float:
-    """The largest learning rate of the run, to the nearest thousandth of its length."""
-    schedule = trainer.optimizer._learning_rate
-    if not isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
-        return trainer.learning_rate
-    return max(float(schedule(step)) for step in {*range(0, total, max(1, total // 1000)), 0})
-
-
-def show_dry_run(console: RunConsole, trainer: Trainer) -> None:
-    """Makes one step and prints what came of it, with the resolved config."""
-    console.line(f"one step on one batch: {format_figures(trainer.train(1))}")
-    console.line("\n" + config.operative_config_text().strip())
-
-
-def speed_of(trainer: Trainer) -> dict[str, float]:
-    """Examples per second of the latest loops, for the progress bar."""
-    speed = trainer.pace.steps_per_second
-    return {} if speed is None else {"examples_per_second": speed * trainer.global_batch_size}

@@ -5,16 +5,18 @@ evaluation, a checkpoint, a log, or about a second of work. Python is not asked 
 """
 
 from collections.abc import Iterable
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from ddl import gradients as gradient_path
+from ddl.actions import Action
 from ddl.data import BatchPipeline, as_source
 from ddl.distribution import Communication
 from ddl.errors import ConfigError, TrainingDiverged
+from ddl.learning_rate import learning_rate_at
 from ddl.model_checks import (
     check_variables,
     computes_in_float16,
@@ -25,18 +27,6 @@ from ddl.pace import Pace
 from ddl.precision import LossScale
 from ddl.step import TrainingState, UpdateStep
 from ddl.task import Task
-
-
-class Action(Protocol):
-    """Something done between loops, such as a checkpoint."""
-
-    def next_step(self, step: int) -> int | None:
-        """The first step after `step` at which a loop has to end for this; None if none."""
-        ...
-
-    def __call__(self, step: int) -> None:
-        """Called after every loop with the step reached."""
-        ...
 
 
 class Trainer:
@@ -101,11 +91,12 @@ class Trainer:
         self.model = task.model
         self.optimizer = optimizer
         self.global_batch_size = global_batch_size
+        self.accumulation_steps = accumulation_steps
         self.pace = Pace(steps_per_loop)
         self.trace_count = 0
         """How often the training loop has been traced: 1 after the first call, for good."""
         self._max_skipped_updates = max_skipped_updates
-        self._check_batch(accumulation_steps)
+        self._check_batch()
         if clip_norm is not None and not clip_norm > 0:
             raise ConfigError(f"clip_norm is {clip_norm}; it is more than 0, or None")
         if max_skipped_updates < 1:
@@ -158,6 +149,11 @@ class Trainer:
         return self._train.steps_per_epoch
 
     @property
+    def has_eval_data(self) -> bool:
+        """Whether `evaluate` has something to evaluate on."""
+        return self._eval is not None
+
+    @property
     def skipped_updates(self) -> int:
         """Updates skipped so far because a gradient was not finite."""
         return int(self.state.batches) - int(self.state.step)
@@ -170,10 +166,7 @@ class Trainer:
     @property
     def learning_rate(self) -> float:
         """The learning rate of the last update made; of the first one before any."""
-        schedule = self.optimizer._learning_rate
-        if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
-            return float(schedule(max(self.step - 1, 0)))
-        return float(keras.ops.convert_to_numpy(self.optimizer.learning_rate))
+        return learning_rate_at(self.optimizer, max(self.step - 1, 0))
 
     # ------------------------------------------------------------ what can be done
 
@@ -293,7 +286,8 @@ class Trainer:
 
     # ------------------------------------------------------------ checks
 
-    def _check_batch(self, accumulation_steps: int) -> None:
+    def _check_batch(self) -> None:
+        accumulation_steps = self.accumulation_steps
         if accumulation_steps < 1:
             raise ConfigError(f"accumulation_steps is {accumulation_steps}; it is 1 or more")
         replicas = self.strategy.num_replicas_in_sync

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import tensorflow as tf
 
-from ddl.errors import CheckpointError
+from ddl.errors import ModelDirectoryError
 
 
 class Writer(Protocol):
@@ -27,21 +27,22 @@ class Writer(Protocol):
 class JsonLinesWriter:
     """Appends one JSON object a line. A figure that is not finite becomes null."""
 
-    def __init__(self, path: Path, last_step: int):
-        """Goes on after the lines up to `last_step`.
-
-        Later ones come from a run that was cut off after its last checkpoint: they are dropped,
-        since their steps are made again.
-        """
+    def __init__(self, path: Path):
+        """Goes on at the end of the file, if there is one."""
         self._path = path
-        kept = []
-        if path.exists():
-            for line in path.read_text().splitlines(keepends=True):
-                if line.endswith("\n") and json.loads(line)["step"] <= last_step:
-                    kept.append(line)
-            partial = path.with_name(path.name + ".partial")
-            partial.write_text("".join(kept))
-            os.replace(partial, path)
+
+    def drop_after(self, last_step: int) -> None:
+        """Drops lines of later steps than `last_step`, and what was cut off in a line.
+
+        They come from a run that ended between two checkpoints: their steps are made again.
+        """
+        if not self._path.exists():
+            return
+        lines = self._path.read_text().splitlines(keepends=True)
+        kept = [x for x in lines if x.endswith("\n") and json.loads(x)["step"] <= last_step]
+        partial = self._path.with_name(self._path.name + ".partial")
+        partial.write_text("".join(kept))
+        os.replace(partial, self._path)
 
     def write(self, step: int, epoch: float, split: str, values: Mapping[str, float]) -> None:
         """See `Writer`."""
@@ -51,7 +52,9 @@ class JsonLinesWriter:
             with self._path.open("a") as file:
                 file.write(line + "\n")
         except OSError as error:
-            raise CheckpointError(f"{self._path} cannot be written: {error.strerror}") from error
+            raise ModelDirectoryError(
+                f"{self._path} cannot be written: {error.strerror}"
+            ) from error
 
     def close(self) -> None:
         """Nothing is kept back."""

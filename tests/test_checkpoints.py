@@ -3,7 +3,7 @@ import pytest
 import tensorflow as tf
 
 from ddl.checkpoints import Checkpoints
-from ddl.errors import CheckpointError
+from ddl.errors import ModelDirectoryError
 from tests.conftest import make_strategy
 from tests.test_trainer import make_trainer, weights_and_slots
 
@@ -97,5 +97,5 @@ def test_a_checkpoint_of_another_model(tmp_path):
     trainer = make_trainer(make_strategy("one_device", 1))
     Checkpoints(tmp_path, trainer).save()
     other = make_trainer(make_strategy("one_device", 1), precision="float32")
-    with pytest.raises(CheckpointError, match=r"step-0 cannot be restored"):
+    with pytest.raises(ModelDirectoryError, match=r"step-0 cannot be restored"):
         Checkpoints(tmp_path, other).restore_latest()

@@ -21,7 +21,7 @@ def model_and_optimizer(strategy, **arguments):
         ({"global_clipnorm": 1.0}, "clip_norm"),
         ({"clipvalue": 1.0}, "clip_norm"),
         ({"gradient_accumulation_steps": 2}, "accumulation_steps"),
-        ({"use_ema": True}, "average"),
+        ({"use_ema": True}, "average of the weights"),
         ({"loss_scale_factor": 8.0}, "loss_scale"),
     ],
 )

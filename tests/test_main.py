@@ -33,11 +33,12 @@ def test_help_needs_no_tensorflow():
     [
         (["--gin_fil=a.gin"], "Did you mean: gin_file"),
         ([], "--gin_file is missing"),
+        ([DIGITS], "--model_dir is missing"),
         ([DIGITS, "--strategy=miror"], "--strategy=miror"),
         ([DIGITS, "--num_virtual_devices=0"], "num_virtual_devices"),
-        ([DIGITS, "--gpus=x"], "--gpus=x"),
-        ([DIGITS, "extra"], "'extra' is not a flag"),
-        (["--gin_file=absent.gin"], "no config file absent.gin"),
+        ([DIGITS, "--dry_run", "--gpus=x"], "--gpus=x"),
+        ([DIGITS, "--dry_run", "extra"], "'extra' is not a flag"),
+        (["--gin_file=absent.gin", "--dry_run"], "no config file absent.gin"),
     ],
     ids=str,
 )
@@ -52,14 +53,13 @@ def test_aliases_keep_their_order():
     from ddl.main import with_aliases
 
     assert with_aliases(
-        ["ddl", "--gin_bindings=A = 1", "--gin.B=2", "--gin_param=C = 3", "--gin_bindings", "D = 4"]
+        ["ddl", "--gin_param=A = 1", "--gin.B=2", "-gin.train/C.d='x=y'", "--ginger=1"]
     ) == [
         "ddl",
         "--gin_param=A = 1",
         "--gin_param=B=2",
-        "--gin_param=C = 3",
-        "--gin_param",
-        "D = 4",
+        "--gin_param=train/C.d='x=y'",
+        "--ginger=1",
     ]
 
 

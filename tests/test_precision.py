@@ -3,7 +3,7 @@ import pytest
 import tensorflow as tf
 
 from ddl.errors import ConfigError
-from ddl.precision import LossScale, set_precision
+from ddl.precision import LossScale, set_numerics, set_precision
 
 
 @pytest.mark.parametrize(
@@ -60,3 +60,20 @@ def test_refuses_a_scale_out_of_range(arguments):
 def test_refuses_no_interval():
     with pytest.raises(ConfigError, match="growth_interval is 0"):
         LossScale(growth_interval=0)
+
+
+def test_the_seed_decides_the_weights():
+    def kernel(seed):
+        set_numerics("float32", seed)
+        layer = keras.layers.Dense(3)
+        layer.build((None, 4))
+        return layer.kernel.numpy().tolist()
+
+    assert kernel(1) == kernel(1)
+    assert kernel(1) != kernel(2)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**31])
+def test_refuses_a_seed_out_of_range(seed):
+    with pytest.raises(ConfigError, match=f"SEED is {seed}"):
+        set_numerics("float32", seed)

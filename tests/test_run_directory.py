@@ -1,6 +1,6 @@
 import pytest
 
-from ddl.errors import CheckpointError
+from ddl.errors import ModelDirectoryError
 from ddl.run_directory import RunDirectory
 
 
@@ -26,12 +26,12 @@ def test_a_file_in_the_way(tmp_path):
     file = tmp_path / "file"
     file.write_text("mine")
     for path in (file, file / "below"):
-        with pytest.raises(CheckpointError, match="is a file, not a directory"):
+        with pytest.raises(ModelDirectoryError, match="is a file, not a directory"):
             RunDirectory(path)
     assert file.read_text() == "mine"
 
 
 def test_a_directory_that_cannot_be_written():
     # Not even root can make a directory in the kernel's process table.
-    with pytest.raises(CheckpointError, match="cannot be"):
+    with pytest.raises(ModelDirectoryError, match="cannot be"):
         RunDirectory("/proc/run").open()

@@ -3,7 +3,7 @@ import json
 import pytest
 import tensorflow as tf
 
-from ddl.errors import CheckpointError
+from ddl.errors import ModelDirectoryError
 from ddl.writers import JsonLinesWriter, TensorBoardWriter, Writers
 
 
@@ -12,7 +12,7 @@ def lines(path):
 
 
 def test_json_lines(tmp_path):
-    writer = JsonLinesWriter(tmp_path / "metrics.jsonl", last_step=0)
+    writer = JsonLinesWriter(tmp_path / "metrics.jsonl")
     writer.write(10, 0.5, "train", {"loss": 1.5, "learning_rate": 0.1})
     writer.write(10, 0.5, "eval", {"loss": float("nan")})
     assert lines(tmp_path / "metrics.jsonl") == [
@@ -23,18 +23,20 @@ def test_json_lines(tmp_path):
 
 def test_lines_after_the_restored_step_are_dropped(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    writer = JsonLinesWriter(path, last_step=0)
+    writer = JsonLinesWriter(path)
     for step in (10, 20, 30):
         writer.write(step, 0.0, "train", {"loss": float(step)})
     with path.open("a") as file:
         file.write('{"step": 40, "lo')  # cut off in the middle of a line
-    JsonLinesWriter(path, last_step=20).write(30, 0.0, "train", {"loss": 3.0})
+    writer = JsonLinesWriter(path)
+    writer.drop_after(20)
+    writer.write(30, 0.0, "train", {"loss": 3.0})
     assert [(line["step"], line["loss"]) for line in lines(path)] == [(10, 10), (20, 20), (30, 3)]
 
 
 def test_a_path_that_cannot_be_written(tmp_path):
-    writer = JsonLinesWriter(tmp_path / "absent" / "metrics.jsonl", last_step=0)
-    with pytest.raises(CheckpointError, match="cannot be written"):
+    writer = JsonLinesWriter(tmp_path / "absent" / "metrics.jsonl")
+    with pytest.raises(ModelDirectoryError, match="cannot be written"):
         writer.write(1, 0.0, "train", {})
 
 
@@ -52,7 +54,7 @@ def test_tensorboard_events_hold_the_figures(tmp_path):
 
 
 def test_writers_write_to_each(tmp_path):
-    both = Writers([JsonLinesWriter(tmp_path / name, 0) for name in ("a", "b")])
+    both = Writers([JsonLinesWriter(tmp_path / name) for name in ("a", "b")])
     both.write(1, 0.0, "train", {"loss": 1.0})
     both.close()
     assert lines(tmp_path / "a") == lines(tmp_path / "b") != []

@@ -4,12 +4,13 @@ import ast
 import dataclasses
 import inspect
 import typing
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ddl import registry
 from ddl.config.fitting import describe, fits
 from ddl.config.signatures import Signature, signature_of
+from ddl.config.text import is_writable
 from ddl.config.values import (
     MACRO_SELECTOR,
     Binding,
@@ -21,64 +22,44 @@ from ddl.config.values import (
     enclosing_scopes,
     expand,
     leaves,
+    macros_of,
     map_leaves,
-    name_of,
+    shown,
+    values_of,
+    with_full_selector,
 )
 from ddl.errors import ConfigError
 from ddl.suggestions import closest, did_you_mean, either
 
-
-def shown(key: Key) -> str:
-    """Returns the left-hand side for a message: with the shortest name that is not ambiguous."""
-    scope, selector, parameter = key
-    if selector == MACRO_SELECTOR:
-        return name_of(key)
-    return name_of((scope, registry.short_name(selector), parameter))
+# Macros that the program sets before it builds: their None says nothing yet.
+_SET_LATER = ("SEED",)
 
 
-def macros_of(bindings: Iterable[Binding]) -> dict[str, Any]:
-    """Returns the macros among bindings, by name; the last one of a name counts."""
-    return {binding.scope: binding.value for binding in bindings if binding.is_macro}
-
-
-def checked(bindings: Sequence[Binding], set_later: Collection[str] = ()) -> dict[Key, Binding]:
+def checked(bindings: Sequence[Binding]) -> dict[Key, Binding]:
     """Returns the bindings that count, by key, after every check.
 
     Args:
-        bindings: What was written, in its order.
-        set_later: Macros whose None says nothing yet.
+      bindings: What was written, in its order.
 
     Raises:
-        ConfigError: Tells all that is wrong, each with its file and line.
+      ConfigError: Tells all that is wrong, each with its file and line.
     """
     problems: list[str] = []
     known: list[Binding] = []
     for binding in bindings:
         complaints = list(_unknown_names(binding))
         if complaints:
-            problems += [_at(binding.location, complaint) for complaint in complaints]
+            problems += map(binding.complain, complaints)
         else:
             known.append(with_full_selector(binding))
     problems += _given_twice(known)
     problems += _undefined_macros(bindings)
+    effective = {binding.key: binding for binding in known}
     if not problems:
-        effective = {binding.key: binding for binding in known}
-        problems += _misfits(effective, set_later)
+        problems += _misfits(effective)
     if problems:
         raise ConfigError("\n".join(dict.fromkeys(problems)))
     return effective
-
-
-def with_full_selector(binding: Binding) -> Binding:
-    """Returns the binding with the full name of what it binds, where that is known."""
-    found = registry.matches(binding.selector)
-    if len(found) != 1:
-        return binding
-    return dataclasses.replace(binding, selector=found[0].selector)
-
-
-def _at(location: Location | None, complaint: str) -> str:
-    return location.complain(complaint) if location else complaint
 
 
 def _unknown_names(binding: Binding) -> Iterator[str]:
@@ -136,74 +117,51 @@ def _without_digits(name: str) -> str:
 
 def _given_twice(bindings: Iterable[Binding]) -> Iterator[str]:
     """Complains of a second value in the same file; across files, overriding is the point."""
-    first: dict[tuple[int, Key], Binding] = {}
+    first: dict[tuple[str, Key], Location] = {}
     for binding in bindings:
-        earlier = first.setdefault((binding.unit, binding.key), binding)
-        if earlier is not binding:
-            yield _at(
-                binding.location,
-                f"{shown(binding.key)} was already given at {earlier.location}. "
-                "Keep one of the two.",
+        here = binding.location
+        if here is None or here.file is None:
+            continue
+        # A file that is read twice, as an include of two others, gives the same lines again.
+        earlier = first.setdefault((here.file, binding.key), here)
+        if earlier != here:
+            yield here.complain(
+                f"{shown(binding.key)} was already given at {earlier}. Keep one of the two."
             )
 
 
 def _undefined_macros(bindings: Sequence[Binding]) -> Iterator[str]:
-    macros = macros_of(map(with_full_selector, bindings))
+    macros = macros_of(values_of(map(with_full_selector, bindings)))
     for binding in bindings:
         for leaf in leaves(binding.value):
-            if isinstance(leaf, Macro) and not _is_defined(leaf, macros):
+            if isinstance(leaf, Macro) and not macros.keys() & set(enclosing_scopes(leaf.name)):
                 hint = did_you_mean(leaf.name, macros) or f" Add a line {leaf.name} = …"
-                yield _at(binding.location, f"%{leaf.name} is not defined.{hint}")
+                yield binding.complain(f"%{leaf.name} is not defined.{hint}")
         try:
             expand(binding.value, macros)
         except MacroCycleError as error:
-            yield _at(binding.location, f"Macros that are defined by one another: {error}.")
+            yield binding.complain(f"Macros that are defined by one another: {error}.")
 
 
-def _is_defined(macro: Macro, macros: Mapping[str, Any]) -> bool:
-    if any(name in macros for name in enclosing_scopes(macro.name)):
-        return True
-    try:
-        registry.constant(macro.name)
-    except LookupError:
-        return False
-    return True
-
-
-def _misfits(effective: Mapping[Key, Binding], set_later: Collection[str]) -> Iterator[str]:
+def _misfits(effective: Mapping[Key, Binding]) -> Iterator[str]:
     """Complains of values that their parameter's annotation rules out."""
-    macros = macros_of(effective.values())
-    macros = {k: v for k, v in macros.items() if v is not None or k not in set_later}
+    macros = macros_of(values_of(effective.values()))
+    macros = {k: v for k, v in macros.items() if v is not None or k not in _SET_LATER}
     for binding in effective.values():
-        value = map_leaves(expand(binding.value, macros), _constant_value)
-        if any(registry.is_required(leaf) for leaf in leaves(value)):
-            # A binding to a macro that must be given is told of at the macro.
-            if not _uses_macro(binding.value, macros):
-                name = shown(binding.key)
-                yield _at(binding.location, f"{name} must be given: add a line {name} = …")
-            continue
+        if not is_writable(binding.value):
+            yield binding.complain(f"{binding.value!r} cannot be written to a config.")
         if binding.is_macro:
             continue
+        value = expand(binding.value, macros)
         signature = signature_of(registry.matches(binding.selector)[0].wrapped)
         if not _accepts(signature, binding.parameter, value):
             yield _misfit(binding, value, signature.annotations[binding.parameter], effective)
 
 
-def _uses_macro(value: Any, macros: Mapping[str, Any]) -> bool:
-    return any(isinstance(leaf, Macro) and leaf.name in macros for leaf in leaves(value))
-
-
-def _constant_value(leaf: Any) -> Any:
-    try:
-        return registry.constant(leaf.name) if isinstance(leaf, Macro) else leaf
-    except LookupError:
-        return leaf
-
-
 def _accepts(signature: Signature, parameter: str, value: Any) -> bool:
     if parameter not in signature.annotations:
         return True
-    # ``x: int = None`` is common; what the author gives is right, whatever the annotation says.
+    # `x: int = None` is common; what the author gives is right, whatever the annotation says.
     if parameter in signature.defaults and repr(signature.defaults[parameter]) == repr(value):
         return True
     return fits(value, signature.annotations[parameter])
@@ -212,16 +170,13 @@ def _accepts(signature: Signature, parameter: str, value: Any) -> bool:
 def _misfit(binding: Binding, value: Any, annotation: Any, effective: Mapping[Key, Binding]) -> str:
     complaint = f"{shown(binding.key)} must be {describe(annotation)}, not {value!r}."
     complaint += _remedy(value, annotation)
-    location = binding.location
     if isinstance(binding.value, Macro):
         # The line to mend is the macro's; the one that uses it is often shipped with ddl.
         for name in enclosing_scopes(binding.value.name):
-            macro = next((b for b in effective.values() if b.is_macro and b.scope == name), None)
+            macro = effective.get((name, MACRO_SELECTOR, "value"))
             if macro:
-                complaint += f" It is %{name}, used at {location}."
-                location = macro.location
-                break
-    return _at(location, complaint)
+                return macro.complain(f"{complaint} It is %{name}, used at {binding.location}.")
+    return binding.complain(complaint)
 
 
 def _remedy(value: Any, annotation: Any) -> str:
@@ -246,14 +201,8 @@ def _remedy(value: Any, annotation: Any) -> str:
         else:
             if fits(unquoted, annotation):
                 return f" Write {unquoted!r} without quotation marks."
-    for other in (
-        ((value,), [value])
-        if not isinstance(value, (list, tuple))
-        else (
-            tuple(value),
-            list(value),
-        )
-    ):
+    items = value if isinstance(value, (list, tuple)) else [value]
+    for other in (tuple(items), list(items)):
         if fits(other, annotation):
             return f" Write {other!r}."
     return ""

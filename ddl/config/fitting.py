@@ -21,7 +21,7 @@ _UNIONS = (typing.Union, types.UnionType)
 
 
 def fits(value: Any, annotation: Any) -> bool:
-    """Whether a value, whose macros are expanded, may be given where ``annotation`` stands."""
+    """Whether a value, whose macros are expanded, may be given where `annotation` stands."""
     annotation = _plain(annotation)
     if annotation is UNKNOWN or isinstance(value, Macro):
         return True
@@ -104,7 +104,7 @@ def _reference_fits(reference: Reference, annotation: Any) -> bool:
 
 
 def _product_fits(product: Any, annotation: Any, item: Callable[..., Any]) -> bool:
-    """Whether what calling ``item`` gives fits; ``product`` is its class or annotation."""
+    """Whether what calling `item` gives fits; `product` is its class or annotation."""
     product = _plain(product)
     if product is UNKNOWN:
         return True

@@ -4,7 +4,6 @@ The grammar is gin's own parser; finding files is ours, since gin looks for an i
 working directory only and then says neither who included it nor what is there instead.
 """
 
-import itertools
 import os
 import pathlib
 import re
@@ -40,18 +39,17 @@ class Reader:
 
     def __init__(self, search_path: Sequence[str] = ()):
         self._folders = ["", *search_path, PACKAGE_FOLDER]
-        self._units = itertools.count()
 
     def file(self, name: str) -> Iterator[Statement]:
         """Yields the statements of a file, those it includes in their place."""
         return self._file(name, self._folders, included_at=None, including=())
 
     def parameter(self, text: str) -> Iterator[Statement]:
-        """Yields the statements of one ``--gin_param``."""
+        """Yields the statements of one `--gin_param`."""
         return self._statements(text, file=None, including=())
 
     def text(self, text: str, name: str) -> Iterator[Statement]:
-        """Yields the statements of a text that is already read; ``name`` says whose it is."""
+        """Yields the statements of a text that is already read; `name` says whose it is."""
         return self._statements(text, file=name, including=())
 
     def _file(
@@ -65,7 +63,7 @@ class Reader:
         if os.path.abspath(path) in including:
             raise _error(f"{path} includes itself, in the end.", included_at)
         try:
-            text = _read(path)
+            text = pathlib.Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise _error(f"Cannot read the config file {path}: {error}", included_at) from error
         return self._statements(text, file=path, including=(*including, os.path.abspath(path)))
@@ -73,7 +71,6 @@ class Reader:
     def _statements(
         self, text: str, file: str | None, including: tuple[str, ...]
     ) -> Iterator[Statement]:
-        unit = next(self._units)
         lines = text.splitlines()
 
         def locate(line: int) -> Location:
@@ -83,14 +80,8 @@ class Reader:
         for statement in _parse(text, locate):
             location = locate(statement.location.line_num)
             if isinstance(statement, config_parser.BindingStatement):
-                yield _binding(statement, location, unit)
+                yield _binding(statement, location)
             elif isinstance(statement, config_parser.ImportStatement):
-                if statement.module.startswith("__gin__."):
-                    raise _error(
-                        "ddl does not support gin's dynamic registration. "
-                        "Import a module that registers its functions and classes.",
-                        location,
-                    )
                 yield Import(statement.module, location)
             elif isinstance(statement, config_parser.IncludeStatement):
                 here = [os.path.dirname(file)] if file else []
@@ -115,47 +106,31 @@ def _parse(text: str, locate: Any) -> Iterator[Any]:
         raise _error(what, locate(min(line, text.count("\n") + 1))) from None
 
 
-def _binding(statement: config_parser.BindingStatement, location: Location, unit: int) -> Binding:
-    if statement.arg_name:
-        return Binding(
-            statement.scope,
-            statement.selector,
-            statement.arg_name,
-            statement.value,
-            location,
-            unit,
-        )
-    scope = f"{statement.scope}/" if statement.scope else ""
-    name = f"{scope}{statement.selector}"
-    return Binding(name, MACRO_SELECTOR, "value", statement.value, location, unit)
+def _binding(statement: config_parser.BindingStatement, location: Location) -> Binding:
+    scope, selector, parameter, value = statement[:4]
+    if parameter:
+        return Binding(scope, selector, parameter, value, location)
+    name = f"{scope}/{selector}" if scope else selector
+    return Binding(name, MACRO_SELECTOR, "value", value, location)
 
 
 def _in_plain_words(reason: str) -> str:
-    token = re.search(r"Failed to parse token '(.*)'", reason, re.DOTALL)
-    if token and token[1].isidentifier():
+    token = re.search(r"Failed to parse token '(\w+)'", reason)
+    if token:
         word = token[1]
         return (
             f"{word} is not a value. Text needs quotation marks ('{word}'), a macro a percent "
             f"sign (%{word}), something to be called an at sign (@{word}())."
         )
-    if token:
-        return f"{token[1]} is not a value that a config can hold."
-    if "Expected newline" in reason:
-        return "More text after the value. A line holds one plain value, without arithmetic."
     if "Couldn't parse statement" in reason:
         return "Expected NAME = value."
-    if "Malformatted" in reason:
-        return "This name cannot be read: scopes end in /, modules in ., without spaces."
-    if "Unable to parse value" in reason:
-        return "Expected a value: a number, text in quotation marks, True, None, %NAME or @name()."
     return f"This cannot be read. {reason}"
 
 
 def _find(name: str, folders: Sequence[str], included_at: Location | None) -> str:
-    places = [""] if os.path.isabs(name) or "://" in name else list(dict.fromkeys(folders))
-    paths = [_join(folder, name) for folder in places]
+    paths = [os.path.normpath(os.path.join(folder, name)) for folder in folders]
     for path in paths:
-        if _is_file(path):
+        if os.path.isfile(path):
             return path
     searched = list(dict.fromkeys(os.path.dirname(path) or "." for path in paths))
     hint = did_you_mean(os.path.basename(name), _config_files(searched))
@@ -164,35 +139,10 @@ def _find(name: str, folders: Sequence[str], included_at: Location | None) -> st
     )
 
 
-def _join(folder: str, name: str) -> str:
-    path = os.path.join(folder, name)
-    return path if "://" in path else os.path.normpath(path)
-
-
 def _config_files(folders: Iterable[str]) -> Iterator[str]:
     for folder in folders:
-        if "://" not in folder and os.path.isdir(folder):
+        if os.path.isdir(folder):
             yield from sorted(entry for entry in os.listdir(folder) if entry.endswith(".gin"))
-
-
-def _is_file(path: str) -> bool:
-    if "://" in path:
-        return _remote_files().exists(path)
-    return os.path.isfile(path)
-
-
-def _read(path: str) -> str:
-    if "://" in path:
-        with _remote_files().GFile(path) as file:
-            return file.read()
-    return pathlib.Path(path).read_text(encoding="utf-8")
-
-
-def _remote_files() -> Any:
-    # Only a remote path (gs://…) is worth the seconds that TensorFlow takes to import.
-    import tensorflow as tf
-
-    return tf.io.gfile
 
 
 def _error(what: str, location: Location | None) -> ConfigError:

@@ -17,11 +17,11 @@ class Signature:
     """The parameters that can be bound by name.
 
     Attributes:
-        annotations: Each parameter's type, or ``UNKNOWN``.
-        defaults: The defaults of those that have one.
-        inherited: Further names that are taken through ``**kwargs`` by a base class.
-        is_open: Whether there is a ``**kwargs``.
-        returns: What a call gives: the class itself, or the function's return annotation.
+      annotations: Each parameter's type, or `UNKNOWN`.
+      defaults: The defaults of those that have one.
+      inherited: Further names that are taken through `**kwargs` by a base class.
+      is_open: Whether there is a `**kwargs`.
+      returns: What a call gives: the class itself, or the function's return annotation.
     """
 
     annotations: Mapping[str, Any]

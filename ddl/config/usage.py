@@ -1,8 +1,8 @@
 """Which bindings a run has not used.
 
-The rule: a binding is used when at least one call took its value. A call in scope ``a/b`` takes a
-parameter from the nearest of ``a/b``, ``a`` and no scope; what a caller passes itself is not
-taken from the config. What is handed over uncalled (``@name`` without parentheses) may be called
+The rule: a binding is used when at least one call took its value. A call in scope `a/b` takes a
+parameter from the nearest of `a/b`, `a` and no scope; what a caller passes itself is not
+taken from the config. What is handed over uncalled (`@name` without parentheses) may be called
 any time later, so everything bound for it counts as used, and whatever that refers to.
 """
 
@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from ddl import registry
-from ddl.config.checks import shown
 from ddl.config.parsing import PACKAGE_FOLDER
 from ddl.config.values import (
     MACRO_SELECTOR,
@@ -21,8 +20,10 @@ from ddl.config.values import (
     Macro,
     Reference,
     enclosing_scopes,
+    full_selector,
     leaves,
     name_of,
+    shown,
 )
 from ddl.suggestions import closest, did_you_mean, either
 
@@ -54,7 +55,7 @@ def _is_shipped(binding: Binding) -> bool:
 
 
 def _is_allowed(binding: Binding, patterns: Iterable[str]) -> bool:
-    names = (shown(binding.key), binding.name)
+    names = (shown(binding.key), name_of(binding.key))
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns for name in names)
 
 
@@ -85,7 +86,7 @@ def _for_later(leaf: Any, is_for_later: bool, bindings: Mapping[Key, Binding]) -
         selector = MACRO_SELECTOR
     elif isinstance(leaf, Reference) and (is_for_later or not leaf.evaluate):
         scopes = list(enclosing_scopes(leaf.scope)) if leaf.scope else None
-        selector = registry.matches(leaf.selector)[0].selector
+        selector = full_selector(leaf.selector)
     else:
         return
     for key in bindings:
@@ -113,7 +114,7 @@ def _complaint(
     if not any(binding.scope in enclosing_scopes(scope) for scope in scopes):
         all_scopes = {one for scope in scopes for one in enclosing_scopes(scope) if one}
         near = closest(binding.scope, all_scopes)
-        keys = [name_of((scope, name, binding.parameter)) for scope in near]
+        keys = [shown((scope, binding.selector, binding.parameter)) for scope in near]
         places = either(f"scope {scope}" if scope else "no scope" for scope in scopes)
         hint = f" Did you mean {either(keys)}?" if keys else ""
         return f"{what}: {name} is called in {places}, not in {binding.scope}.{hint}"

@@ -7,7 +7,6 @@ licence and split are told in files/digits.txt.
 import hashlib
 import io
 from importlib import resources
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -17,14 +16,11 @@ from ddl.errors import DataError
 DIGITS_SHA256 = "a78b65c1040dbb98f15cad82c868f2a76683f97fb1f6a61338968f04e85025fc"
 
 
-def load_digits(
-    split: Literal["train", "test"], path: Path | None = None
-) -> tuple[np.ndarray, np.ndarray]:
+def load_digits(split: Literal["train", "test"]) -> tuple[np.ndarray, np.ndarray]:
     """Reads one part of the digits.
 
     Args:
       split: "train" has 1,437 images, "test" the 360 held out.
-      path: Another copy of the file than the package's.
 
     Returns:
       Images, uint8 [n, 8, 8, 1] with values from 0 to 16, and labels, int64 [n].
@@ -32,7 +28,7 @@ def load_digits(
     Raises:
       DataError: If the file is missing or not the one that was packaged.
     """
-    file = path or resources.files("ddl.data").joinpath("files", "digits.npz")
+    file = resources.files("ddl.data").joinpath("files", "digits.npz")
     try:
         content = file.read_bytes()
     except OSError as error:

@@ -1,14 +1,12 @@
 """Global batches of static shape, by number, on any strategy."""
 
-import os
 from typing import Any, Literal
 
 import tensorflow as tf
 
 from ddl.data import resident as resident_data
 from ddl.data.order import batch_indices, steps_per_epoch
-from ddl.data.source import ArraySource, IndexedSource, Source
-from ddl.data.stream import StreamSource
+from ddl.data.source import ArraySource, Source, numbered_batches, weighted
 from ddl.errors import ConfigError
 
 _RESIDENT_UP_TO_BYTES = 256 << 20
@@ -102,38 +100,23 @@ class BatchPipeline:
         Returns:
           Dicts of features [B, …] and "weight", float32 [B].
         """
-        if isinstance(self.source, StreamSource):
-            return _finished(self.source.batches(self.global_batch_size, first_batch))
-
-        def batch(number: tf.Tensor) -> dict[str, tf.Tensor]:
-            index, weight = self._indices(first_batch + number)
-            return self._gathered(index, weight)
-
-        return _finished(_counted(batch))
+        batches = self.source.batches(
+            self.global_batch_size, first_batch, seed=self._seed, shuffle=self._shuffle
+        )
+        return _finished(batches)
 
     def iterator(self, strategy: tf.distribute.Strategy, first_batch: int = 0) -> Any:
         """An endless distributed iterator from batch number `first_batch` on.
 
         Cross-replica context, eager. `next(iterator)` gives each replica its rows of the next
         batch, in the form that `examples` takes.
-
-        Raises:
-          ConfigError: If the batch cannot be split evenly over the replicas.
         """
-        replicas = strategy.num_replicas_in_sync
-        if self.global_batch_size % replicas:
-            lower = self.global_batch_size // replicas * replicas
-            nearest = [str(size) for size in (lower, lower + replicas) if size]
-            raise ConfigError(
-                f"the global batch size {self.global_batch_size} cannot be split evenly over "
-                f"{replicas} replicas; use {' or '.join(nearest)}"
-            )
         devices = resident_data.local_devices(strategy)
         on_cpu = all("CPU" in device.upper() for device in devices)
         dataset = self._elements(first_batch)
-        if replicas == 1 and (self.resident or on_cpu):
+        if strategy.num_replicas_in_sync == 1 and (self.resident or on_cpu):
             # Nothing to share out and nothing large to copy ahead: the distributed iterator
-            # would cost 0.2 ms a step (2 CPU cores, any batch size) for nothing.
+            # would cost time in each step for nothing.
             return iter(dataset)
         return iter(strategy.experimental_distribute_dataset(dataset))
 
@@ -165,7 +148,7 @@ class BatchPipeline:
         if not resident:
             return dict(element)
         features = resident_data.gather(resident, element["index"], self.source.element_spec)
-        return _weighted(features, element["weight"])
+        return weighted(features, element["weight"])
 
     def _elements(self, first_batch: int) -> tf.data.Dataset:
         """Global batches as they are shared out: examples, or where to gather them."""
@@ -173,36 +156,16 @@ class BatchPipeline:
             return self.dataset(first_batch)
 
         def batch(number: tf.Tensor) -> dict[str, tf.Tensor]:
-            index, weight = self._indices(first_batch + number)
+            index, weight = batch_indices(
+                number,
+                num_examples=self.num_examples,
+                global_batch_size=self.global_batch_size,
+                seed=self._seed,
+                shuffle=self._shuffle,
+            )
             return {"index": index, "weight": weight}
 
-        return _finished(_counted(batch))
-
-    def _indices(self, batch: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        return batch_indices(
-            batch,
-            num_examples=self.num_examples,
-            global_batch_size=self.global_batch_size,
-            seed=self._seed,
-            shuffle=self._shuffle,
-        )
-
-    def _gathered(self, index: tf.Tensor, weight: tf.Tensor) -> dict[str, tf.Tensor]:
-        assert isinstance(self.source, IndexedSource)
-        return _weighted(self.source.gather(index), weight)
-
-
-def _weighted(features: dict[str, tf.Tensor], padding: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Features with "weight": 0 for padding, and else the example's own where it has one."""
-    if "weight" in features:
-        padding *= tf.cast(features["weight"], tf.float32)
-    return {**features, "weight": padding}
-
-
-def _counted(function: Any) -> tf.data.Dataset:
-    return tf.data.Dataset.counter().map(
-        function, num_parallel_calls=os.cpu_count() or 1, deterministic=True
-    )
+        return _finished(numbered_batches(batch, first_batch))
 
 
 def _finished(dataset: tf.data.Dataset) -> tf.data.Dataset:

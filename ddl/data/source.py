@@ -6,12 +6,14 @@ features. A feature named "weight" (float, []) says how much an example counts.
 
 import abc
 import functools
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from ddl.data.order import batch_indices
 from ddl.errors import DataError
 
 _CHUNK_BYTES = 1 << 24
@@ -29,9 +31,43 @@ class Source(abc.ABC):
     def element_spec(self) -> dict[str, tf.TensorSpec]:
         """Shape and dtype of each feature of one example; shapes are fully known."""
 
+    @abc.abstractmethod
+    def batches(
+        self, global_batch_size: int, first_batch: int, *, seed: int, shuffle: bool
+    ) -> tf.data.Dataset:
+        """Global batches from number `first_batch` of the run on, without end, on the host.
+
+        Args:
+          global_batch_size: B.
+          first_batch: Counted from 0 over the whole run.
+          seed: Of the order of the examples, where the source can choose it.
+          shuffle: Whether each epoch has an order of its own, likewise.
+
+        Returns:
+          Dicts of features [B, …] and "weight", float32 [B], 0 for the padding of an epoch's
+          last batch, which consists of examples too.
+        """
+
 
 class IndexedSource(Source):
     """A source with random access. Derive from it to bring your own."""
+
+    def batches(
+        self, global_batch_size: int, first_batch: int, *, seed: int, shuffle: bool
+    ) -> tf.data.Dataset:
+        """See `Source`. Any batch is found at once, and each epoch is shuffled whole."""
+
+        def batch(number: tf.Tensor) -> dict[str, tf.Tensor]:
+            index, padding = batch_indices(
+                number,
+                num_examples=len(self),
+                global_batch_size=global_batch_size,
+                seed=seed,
+                shuffle=shuffle,
+            )
+            return weighted(self.gather(index), padding)
+
+        return numbered_batches(batch, first_batch)
 
     @abc.abstractmethod
     def gather(self, indices: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -189,6 +225,22 @@ class RandomAccessSource(IndexedSource):
                     f"{rows[name].shape}; expected {spec.dtype.name} {shape}"
                 )
         return [rows[name] for name in self._element_spec]
+
+
+def numbered_batches(
+    batch: Callable[[tf.Tensor], dict[str, tf.Tensor]], first_batch: int
+) -> tf.data.Dataset:
+    """The batches that a function makes of their numbers, int64 [], from `first_batch` on."""
+    return tf.data.Dataset.counter(first_batch).map(
+        batch, num_parallel_calls=os.cpu_count() or 1, deterministic=True
+    )
+
+
+def weighted(features: dict[str, tf.Tensor], padding: tf.Tensor) -> dict[str, tf.Tensor]:
+    """Features with "weight": 0 for padding, and else the example's own where it has one."""
+    if "weight" in features:
+        padding *= tf.cast(features["weight"], tf.float32)
+    return {**features, "weight": padding}
 
 
 def checked_element_spec(spec: Any) -> dict[str, tf.TensorSpec]:

@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from ddl.data.order import steps_per_epoch
-from ddl.data.source import ArraySource, Source, checked_element_spec
+from ddl.data.source import ArraySource, Source, checked_element_spec, weighted
 from ddl.errors import DataError
 
 
@@ -71,13 +71,10 @@ class StreamSource(Source):
         """See `Source`."""
         return dict(self._element_spec)
 
-    def batches(self, global_batch_size: int, first_batch: int) -> tf.data.Dataset:
-        """All global batches from number `first_batch` of the run on, without end.
-
-        Returns:
-          Dicts of features [B, …] and "weight", float32 [B], 0 for the padding of an epoch's
-          last batch, which repeats examples of that batch.
-        """
+    def batches(
+        self, global_batch_size: int, first_batch: int, *, seed: int = 0, shuffle: bool = False
+    ) -> tf.data.Dataset:
+        """See `Source`. The order is the data set's own, whatever is asked for."""
         steps = steps_per_epoch(self._num_examples, global_batch_size)
         first_epoch, skipped = divmod(first_batch, steps)
 
@@ -112,10 +109,7 @@ def _padded(batch: Mapping[str, tf.Tensor], size: int) -> dict[str, tf.Tensor]:
         return tf.ensure_shape(full, [size, *values.shape[1:]])
 
     filled = {name: fill(values) for name, values in batch.items()}
-    weight = tf.cast(rows < count, tf.float32)
-    if "weight" in filled:
-        weight *= tf.cast(filled["weight"], tf.float32)
-    return {**filled, "weight": weight}
+    return weighted(filled, tf.cast(rows < count, tf.float32))
 
 
 def as_source(data: Any) -> Source:

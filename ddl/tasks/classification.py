@@ -26,6 +26,7 @@ class Classification:
         model: keras.Model,
         *,
         loss: keras.losses.Loss | None = None,
+        label_smoothing: float = 0.0,
         top_k: int | None = None,
         input_name: str = "image",
         label_name: str = "label",
@@ -36,22 +37,31 @@ class Classification:
           model: Maps inputs [batch, …] to logits [batch, classes].
           loss: A Keras loss of (label, logits) with reduction=None, in the form that the labels
             have; None takes the cross-entropy from logits for either form.
+          label_smoothing: Share of a label that is spread evenly over all classes (Szegedy et al.
+            2016, "Rethinking the Inception Architecture"), in the cross-entropy that loss=None
+            stands for.
           top_k: Also report how often the label is among the `top_k` largest logits.
           input_name: The feature that the model is given.
           label_name: The feature that holds the labels.
 
         Raises:
-          ConfigError: If `loss` reduces by itself or `top_k` is out of range.
+          ConfigError: If `loss` reduces by itself, or another argument is out of range.
         """
         if loss is not None and loss.reduction not in (None, "none"):
             raise ConfigError(
                 f"the loss {loss.name!r} has reduction={loss.reduction!r}, a mean or sum over "
                 "one replica's examples. Give it reduction=None: one loss for each example."
             )
+        if not 0 <= label_smoothing < 1 or (label_smoothing and loss is not None):
+            raise ConfigError(
+                f"label_smoothing is {label_smoothing}; it lies between 0 and 1, and goes with the "
+                "cross-entropy only: give a Keras loss its own."
+            )
         if top_k is not None and top_k < 1:
             raise ConfigError(f"top_k is {top_k}; it is 1 or more, or None")
         self.model = model
         self._loss = loss
+        self._label_smoothing = label_smoothing
         self._top_k = top_k
         self._input_name = input_name
         self._label_name = label_name
@@ -73,8 +83,11 @@ class Classification:
         classes = tf.argmax(labels, axis=-1) if one_hot else tf.cast(labels, tf.int64)
         if self._loss is not None:
             loss = self._loss(labels, logits)
-        elif one_hot:
-            loss = tf.nn.softmax_cross_entropy_with_logits(tf.cast(labels, logits.dtype), logits)
+        elif one_hot or self._label_smoothing:
+            rows = labels if one_hot else tf.one_hot(classes, logits.shape[-1])
+            rows = tf.cast(rows, logits.dtype)
+            rows += self._label_smoothing * (1 / logits.shape[-1] - rows)
+            loss = tf.nn.softmax_cross_entropy_with_logits(rows, logits)
         else:
             loss = tf.nn.sparse_softmax_cross_entropy_with_logits(classes, logits)
         values = {"accuracy": metrics.accuracy(classes, logits)}

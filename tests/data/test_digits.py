@@ -1,4 +1,5 @@
 import hashlib
+from importlib import resources
 
 import numpy as np
 import pytest
@@ -28,18 +29,17 @@ def test_no_image_is_in_both_parts():
     assert not rows & {image.tobytes() for image in test}
 
 
-def test_a_damaged_file_is_refused(tmp_path):
-    damaged = tmp_path / "digits.npz"
-    damaged.write_bytes(b"PK")
-    with pytest.raises(DataError, match=hashlib.sha256(b"PK").hexdigest()):
-        load_digits("train", damaged)
+def test_a_damaged_file_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(resources, "files", lambda package: tmp_path)
     with pytest.raises(DataError, match="cannot be read"):
-        load_digits("train", tmp_path / "none.npz")
+        load_digits("train")
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "digits.npz").write_bytes(b"PK")
+    with pytest.raises(DataError, match=hashlib.sha256(b"PK").hexdigest()):
+        load_digits("train")
 
 
 def test_both_parts_together_are_the_published_set():
-    from importlib import resources
-
     with resources.files("ddl.data").joinpath("files", "digits.npz").open("rb") as file:
         arrays = dict(np.load(file))
     rows = np.concatenate([arrays["train_row"], arrays["test_row"]])

@@ -162,12 +162,6 @@ def test_looked_up_examples_come_in_the_order_of_arrays():
     assert_same(run_steps(looked_up, strategy, 6), run_steps(in_memory, strategy, 6))
 
 
-def test_an_uneven_split_is_refused_with_sizes_that_work():
-    pipeline = BatchPipeline(ArraySource(x=np.arange(30)), 10)
-    with pytest.raises(ConfigError, match=r"10 cannot .* over 4 replicas; use 8 or 12"):
-        pipeline.iterator(make_strategy("mirrored", 4))
-
-
 def test_what_can_reside():
     text = ArraySource(x=np.array(["a", "b"]))
     assert not BatchPipeline(text, 2).resident

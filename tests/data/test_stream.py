@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from ddl.data import ArraySource, BatchPipeline, StreamSource, as_source
 from ddl.errors import DataError
-from ddl.experiment import set_numerics
+from ddl.precision import set_numerics
 
 
 def numbers(count):

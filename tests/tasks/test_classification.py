@@ -28,6 +28,25 @@ def test_integer_and_one_hot_labels_give_the_same():
     assert by_integers.loss.shape == (6,)
 
 
+@pytest.mark.parametrize("one_hot", [False, True])
+def test_label_smoothing_is_that_of_keras(one_hot):
+    reference = keras.losses.CategoricalCrossentropy(
+        from_logits=True, label_smoothing=0.1, reduction=None
+    )
+    made = task(label_smoothing=0.1)
+    images = tf.random.stateless_uniform([6, 4, 4, 1], [1, 2], maxval=255.0)
+    label = tf.one_hot(LABELS, 3) if one_hot else tf.constant(LABELS)
+    loss = made.per_example({"image": images, "label": label}, False).loss
+    expected = reference(tf.one_hot(LABELS, 3), made.model(images))
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("label_smoothing", [1.0, -0.1])
+def test_label_smoothing_out_of_range(label_smoothing):
+    with pytest.raises(ConfigError, match="label_smoothing is"):
+        task(label_smoothing=label_smoothing)
+
+
 def test_a_keras_loss():
     loss = keras.losses.CategoricalCrossentropy(
         from_logits=True, label_smoothing=0.1, reduction=None

@@ -1,0 +1,79 @@
+"""Calls that succeed, and what is told of those that do not."""
+
+import re
+
+import gin
+import pytest
+
+from ddl import config
+from ddl.errors import ConfigError, DataError
+from tests.config.dummies import complaint
+
+
+def test_a_refused_value_names_its_binding(load):
+    load("Trial.steps = 3\nTrial.rate = -1.0")
+    with pytest.raises(ConfigError) as caught:
+        config.build("Trial")
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "Trial cannot be built: rate is -1.0, below 0"
+    assert lines[1] == "  run.gin:2: Trial.rate = -1.0"
+    assert re.fullmatch(r"  raised in dummies.py:\d+", lines[2])
+    assert len(lines) == 3
+    assert type(caught.value.__cause__) is ValueError
+
+
+def test_a_refused_value_deep_inside_names_the_inner_binding(load):
+    load("Trial.tower = @Conv2D()\nConv2D.filters = -3\nConv2D.kernel_size = 3")
+    message = complaint(config.build, "Trial")
+    assert message.startswith("Conv2D cannot be built: ")
+    assert "  run.gin:2: Conv2D.filters = -3" in message
+    assert "run.gin:1" not in message
+
+
+def test_our_own_errors_keep_their_type(load):
+    load("Trial.rate = 101.0\nforwarding.momentum = @a/Trial()")
+    with pytest.raises(DataError) as caught:
+        config.build("forwarding")
+    assert type(caught.value) is DataError
+    assert str(caught.value) == ("rate is 101.0, a strange one\n  in call to Trial in scope a")
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "wanted"),
+    [
+        ("", "tower", ["tower.filters"]),
+        ("Trial.tower = @wide/tower()", "Trial", ["wide/tower.filters"]),
+        ("demanding.amount = 1", "demanding", ["demanding.of"]),
+        ("", "Dense", ["Dense.units"]),
+        ("", "Heir", ["Heir.amount"]),
+        ("calling.what = @a/right.Twin", "b/calling", ["a/right.Twin.of"]),
+    ],
+)
+def test_a_missing_value(load, text, name, wanted):
+    load(text)
+    message = complaint(config.build, name)
+    assert "needs a value for" in message
+    assert message.splitlines()[1:] == [f"    {one} = …" for one in wanted]
+
+
+def test_a_missing_value_that_no_binding_can_give(load):
+    load()
+    message = complaint(config.build, "BadHeir")
+    assert message.startswith("BadHeir cannot be built: ")
+    assert "missing 1 required" in message
+    assert "No values supplied" not in message
+
+
+def test_other_errors_stay_as_they_are(load):
+    @gin.register(module="dummies")
+    def crashing():
+        raise KeyError("a bug")
+
+    load()
+    with pytest.raises(KeyError):
+        config.build("crashing")
+
+
+def test_what_builds_itself(load):
+    load("tower.filters = @tower()")
+    assert "one of its own parameters" in complaint(config.build, "tower")

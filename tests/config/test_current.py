@@ -1,0 +1,67 @@
+"""Loading, macros read and set, imports."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from ddl import config
+from tests.config.dummies import complaint
+
+
+def test_import_registers_and_is_written_down(write):
+    module = "import gin\n@gin.register\ndef from_far_away(x): return x"
+    write(module, "far_away.py")
+    config.load([write("import far_away\nfrom_far_away.x = 3")])
+    assert config.build("from_far_away") == 3
+    assert config.operative_config_text().startswith("import far_away\n")
+    message = complaint(config.load, [write("\nimport far_awya")])
+    assert message.startswith("run.gin:2: Cannot import far_awya")
+
+
+def test_a_macro_set_by_the_program_stands_in_both_texts(load):
+    load("SEED = None\nTrial.seed = %SEED")
+    assert config.get_macro("SEED") is None
+    assert config.get_macro("OTHER") is None
+    config.set_macro("SEED", 7)
+    config.set_macro("OTHER", (1, 2))
+    assert config.get_macro("SEED") == 7
+    assert config.build("Trial").values["seed"] == 7
+    config.check_all_used()
+    for text in (config.config_text(), config.operative_config_text()):
+        assert re.search(r"^SEED = 7$", text, re.MULTILINE)
+        assert re.search(r"^OTHER = \(1, 2\)$", text, re.MULTILINE)
+    with pytest.raises(ValueError, match="cannot be written"):
+        config.set_macro("SEED", object())
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        -1.5e-300,
+        {"long": "word " * 60, "deep": ["word " * 60, {"bytes": (b"ab" * 80, None, {})}]},
+        {("word " * 60, 1): "a = b\nc # no comment"},
+        'it\'s "quoted" \\ \t' * 20,
+        list(range(300)),
+    ],
+    ids=lambda value: repr(value)[:20],
+)
+def test_values_arrive_as_written(load, value):
+    load(f"MACRO = {value!r}\nOTHER = %MACRO\nTrial.tower = %OTHER\nTrial.pictures = {value!r}")
+    values = config.build("Trial").values
+    assert values["tower"] == values["pictures"] == config.get_macro("OTHER") == value
+
+
+def test_reading_a_macro_uses_it(load):
+    load("SEED = 3")
+    assert config.get_macro("SEED") == 3
+    config.check_all_used()
+
+
+def test_importing_config_does_not_import_tensorflow():
+    program = (
+        "import sys, ddl.config; sys.exit('tensorflow' in sys.modules or 'keras' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

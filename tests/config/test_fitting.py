@@ -1,0 +1,77 @@
+"""Values of the right and of the wrong type."""
+
+import pytest
+
+from tests.config.dummies import complaint
+
+
+@pytest.mark.parametrize(
+    ("binding", "words"),
+    [
+        ("Trial.steps = '5'", "must be int | None, not '5'. Write 5 without quotation marks."),
+        ("Trial.steps = 5.0", "must be int | None, not 5.0"),
+        ("Trial.steps = True", "must be int | None, not True"),
+        ("Trial.rate = False", "must be float, not False"),
+        ("Trial.rate = None", "must be float, not None"),
+        ("Trial.shape = (8, 'a')", "must be tuple[int, ...], not (8, 'a')"),
+        ("Trial.shape = (8, True)", "not (8, True)"),
+        ("Trial.shape = [8, 8]", "Write (8, 8)."),
+        ("Trial.shape = (8)", "Write (8,)."),
+        ("Trial.names = 'loss'", "Write ('loss',)."),
+        ("Trial.mode = 'trian'", "Did you mean train?"),
+        ("Trial.judge = @Lenient", "Write @Lenient() with parentheses."),
+        ("Trial.judges = [@Lenient]", "Write [@Lenient()] with parentheses."),
+        ("Trial.judge = @Mute()", "not @Mute()"),
+        ("Trial.judge = 'Lenient'", "Judge"),
+        ("Trial.schedule = @halving()", "Write @halving without parentheses."),
+        ("Trial.schedule = @Mute()", "Write @Mute without parentheses."),
+        ("Trial.kind = @Mute()", "Write @Mute without parentheses."),
+        ("Trial.kind = @halving", "not @halving"),
+        ("Trial.optimizer = @SGD", "Write @SGD() with parentheses."),
+        ("Trial.optimizer = @Dense()", "not @Dense()"),
+        ("Trial.steps = @halving()", "not @halving()"),
+    ],
+)
+def test_values_of_the_wrong_type(load, binding, words):
+    message = complaint(load, f"\n\n{binding}")
+    name = binding.partition(" ")[0]
+    assert message.startswith(f"run.gin:3: {name} must be ")
+    assert words in message
+
+
+@pytest.mark.parametrize(
+    "binding",
+    [
+        "Trial.rate = 3",
+        "Trial.steps = None",
+        "Trial.factor = None",
+        "Trial.shape = ()",
+        "Trial.names = ['a', 'b']",
+        "Trial.judge = @Lenient()",
+        "Trial.judge = @scope/Lenient()",
+        "Trial.judge = @tower()",  # says nothing of what it returns
+        "Trial.judges = (@Lenient(), @tower())",
+        "Trial.things = [@Lenient()]",
+        "Trial.schedule = @halving",
+        "Trial.kind = @Lenient",
+        "Trial.tower = [1, {'a': (True, @tower)}]",
+        "Trial.unknown = 3",
+        "Trial.optimizer = @SGD()",
+        "Trial.rate = @halving()",
+        "Trial.steps = %SEED",  # set by the program
+    ],
+)
+def test_values_of_the_right_type(load, binding):
+    load(f"SEED = None\n{binding}")
+
+
+def test_a_macro_of_the_wrong_type_is_told_of_where_it_is_given(load, write):
+    write("RATE = 1.0\nTrial.rate = %RATE", "other.gin")
+    message = complaint(load, "include 'other.gin'\nRATE = %OTHER\nOTHER = 'fast'")
+    assert message.startswith("run.gin:2: Trial.rate must be float, not 'fast'.")
+    assert "It is %RATE, used at other.gin:2." in message
+
+
+def test_a_macro_inside_a_value(load):
+    message = complaint(load, "SIDE = 'a'\nTrial.shape = (8, %SIDE)")
+    assert message.startswith("run.gin:2: Trial.shape must be tuple[int, ...], not (8, 'a')")

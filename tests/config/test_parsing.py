@@ -1,0 +1,83 @@
+"""Reading files: where they are found, and what cannot be read."""
+
+import os
+
+import pytest
+
+from ddl import config, registry
+from ddl.config.parsing import PACKAGE_FOLDER
+from tests.config.dummies import complaint
+
+
+def test_later_files_and_params_override(write):
+    one = write("RATE = 1.0\nTrial.rate = %RATE\nTrial.steps = 1")
+    two = write("Trial.steps = 2", "other.gin")
+    config.load([one, two], ["RATE = 3.0"])
+    values = config.build("Trial").values
+    assert (values["steps"], values["rate"]) == (2, 3.0)
+    config.check_all_used()
+    config.load([one])
+    assert config.build("Trial").values["steps"] == 1
+
+
+def test_include_is_found_beside_the_includer_then_on_the_search_path(write):
+    write("Trial.steps = 5", "deep/other.gin")
+    write("Trial.rate = 6.0", "library/shared.gin")
+    run = write("include 'other.gin'\ninclude 'shared.gin'", "deep/run.gin")
+    config.load([run], search_path=["library"])
+    values = config.build("Trial").values
+    assert (values["steps"], values["rate"]) == (5, 6.0)
+
+
+def test_the_package_folder_is_searched():
+    assert os.path.dirname(registry.__file__) == PACKAGE_FOLDER
+
+
+def test_missing_file(write):
+    write("", "configs/digits_cnn.gin")
+    message = complaint(config.load, ["configs/digit_cnn.gin"])
+    assert "no config file configs/digit_cnn.gin. Did you mean digits_cnn.gin?" in message
+    assert "Looked in: configs" in message
+
+
+def test_missing_include(write):
+    write("", "deep/other.gin")
+    run = write("\ninclude 'othre.gin'", "deep/run.gin")
+    message = complaint(config.load, [run])
+    assert message.startswith("deep/run.gin:2: There is no config file othre.gin.")
+    assert "Did you mean other.gin?" in message
+
+
+def test_unreadable_file(write, tmp_path):
+    (tmp_path / "run.gin").write_bytes(b"A = '\xff'")
+    assert "Cannot read the config file run.gin" in complaint(config.load, ["run.gin"])
+
+
+def test_files_that_include_one_another(write):
+    write("include 'run.gin'", "other.gin")
+    message = complaint(config.load, [write("include 'other.gin'")])
+    assert message.startswith("other.gin:1: run.gin includes itself")
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        ("A = 1\nMODE = train", 2, "Text needs quotation marks ('train')"),
+        ("RATE = 1/3", 1, "Expected newline"),
+        ("Trial.rate", 1, "Expected NAME = value"),
+        ("A =\nB = 1", 1, "Unable to parse value"),
+        ("A = 1\nB = (1, 2\nC = 3\n", 3, ""),
+        ("A = (1,\n", 2, "never closed"),
+        ("Trial . rate = 3", 1, "Malformatted scope or selector"),
+        ("from __gin__ import dynamic_registration", 1, "Cannot import __gin__"),
+    ],
+)
+def test_what_cannot_be_parsed(load, text, line, words):
+    message = complaint(load, text)
+    assert message.startswith(f"run.gin:{line}: ")
+    assert words in message
+
+
+def test_a_param_is_shown_as_typed(load):
+    message = complaint(load, "", "RATE = fast")
+    assert message.startswith("--gin_param 'RATE = fast': fast is not a value.")

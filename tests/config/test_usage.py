@@ -1,0 +1,81 @@
+"""Bindings that no call has taken."""
+
+import pytest
+
+from ddl import config
+from tests.config.dummies import complaint
+
+USED = """
+RATE = 0.5
+Trial.rate = %RATE
+Trial.pictures = [@train/pictures(), @test/pictures()]
+pictures.size = 1
+train/pictures.split = 'a'
+test/pictures.split = 'b'
+"""
+
+
+def unused(text: str, load) -> str:
+    load(text)
+    config.build("Trial")
+    return complaint(config.check_all_used)
+
+
+def test_all_used(load):
+    load(USED)
+    config.build("Trial")
+    config.check_all_used()
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("RATES = 3", "RATES is never used. Did you mean RATE?"),
+        ("FAR = 3", "FAR is never used. Nothing refers to %FAR."),
+        ("trian/pictures.size = 3", "called in scope test or scope train, not in trian. "
+         "Did you mean train/pictures.size?"),
+        ("tower.width = 3", "nothing calls tower. Does another binding refer to @tower()?"),
+        ("train/test/pictures.size = 3", "not in train/test"),
+        ("pictures.split = 'c'", "each call of pictures takes split from elsewhere"),
+        ("tower.width = %WIDTH\nWIDTH = 3", "what refers to it (tower.width) is not used either"),
+    ],
+)  # fmt: skip
+def test_unused(load, line, words):
+    message = unused(USED + line, load)
+    assert message.splitlines()[0].startswith("run.gin:8: ")
+    assert words in message
+
+
+def test_a_shadowed_binding_is_used_if_one_call_takes_it(load):
+    load(USED + "train/pictures.size = 3")
+    config.build("Trial")
+    config.check_all_used()
+    message = unused(USED + "train/pictures.size = 3\ntest/pictures.size = 4", load)
+    assert message.startswith("run.gin:5: pictures.size is never used")
+
+
+def test_what_the_caller_passes_is_not_taken_from_the_config(load):
+    load("Trial.rate = 0.5")
+    config.build("Trial", rate=1.0)
+    assert "Trial.rate is never used" in complaint(config.check_all_used)
+
+
+def test_unused_may_be_allowed(load):
+    load(USED + "tower.width = 3\nFAR = 1\ntrian/pictures.size = 2")
+    config.build("Trial")
+    config.check_all_used(["dummies.tower.*", "F*", "trian/pictures.size"])
+    assert "FAR" not in complaint(config.check_all_used, ["FAR"])
+
+
+def test_what_is_handed_over_uncalled_may_be_called_later(load):
+    load("Trial.schedule = @late/halving\nhalving.every = %EVERY\nEVERY = 3\nb/halving.every = 1")
+    config.build("Trial")
+    message = complaint(config.check_all_used)
+    assert message.startswith("run.gin:4: b/halving.every is never used")
+    assert "EVERY =" not in message
+
+
+def test_shipped_defaults_are_never_reported(load, monkeypatch, tmp_path):
+    monkeypatch.setattr("ddl.config.usage.PACKAGE_FOLDER", str(tmp_path))
+    load("FAR = 3")
+    config.check_all_used()
