@@ -60,8 +60,12 @@ class Checkpoints:
                 f"{self._manager.directory}: {error}"
             ) from error
 
-    def restore_latest(self) -> bool:
+    def restore_latest(self, model_only: bool = False) -> bool:
         """Sets the trainer to the newest checkpoint; returns whether there was one.
+
+        Args:
+          model_only: Restore weights and step alone, for looking at a model and not for training
+            on; then metrics and optimizer need not be those of the run.
 
         Raises:
           ModelDirectoryError: If it does not fit the trainer or cannot be read.
@@ -69,8 +73,13 @@ class Checkpoints:
         path = self.latest
         if path is None:
             return False
+        checkpoint = self._checkpoint
+        if model_only:
+            state = {"step": self._state.step, "batches": self._state.batches}
+            checkpoint = tf.train.Checkpoint(model=self._trainer.model, state=state)
         try:
-            self._checkpoint.restore(path).assert_existing_objects_matched().expect_partial()
+            status = checkpoint.restore(path).expect_partial()
+            status.assert_existing_objects_matched()
         except (tf.errors.OpError, AssertionError, ValueError) as error:
             reason = str(error).strip().splitlines()[0]
             raise ModelDirectoryError(

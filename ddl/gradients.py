@@ -110,14 +110,14 @@ def clip_by_global_norm(
     Pascanu et al. 2013, "On the difficulty of training recurrent neural networks".
 
     Args:
-      gradients: The gradients of the global batch, after the all-reduce.
+      gradients: The gradients of the global batch, after the all-reduce, sparse ones with each
+        row once (`merge_duplicates`).
       clip_norm: The largest norm allowed.
 
     Returns:
       The clipped gradients, and the norm before clipping: a scalar in the widest dtype of
       the gradients.
     """
-    gradients = [merge_duplicates(gradient) for gradient in gradients]
     norm = tf.linalg.global_norm(gradients)
     # Below the limit the factor is exactly one, so that nothing is rounded.
     limit = tf.cast(clip_norm, norm.dtype)
@@ -127,8 +127,9 @@ def clip_by_global_norm(
 def merge_duplicates(gradient: Gradient) -> Gradient:
     """A sparse gradient with each row once; a dense one as it is.
 
-    Replicas send rows for the same index each, and so does one batch: they must be added
-    before any square is taken of them, or the norm would depend on the number of replicas.
+    Replicas send rows for the same index each, and so does one batch: they must be added before
+    any square is taken of them, by the norm or by an optimizer such as Adam, or the result would
+    depend on the number of replicas.
     """
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient

@@ -1,4 +1,4 @@
-"""What can be told of a model before it is trained on several replicas."""
+"""What can be told of a model before it is trained."""
 
 import keras
 import tensorflow as tf
@@ -30,26 +30,45 @@ def computes_in_float16(model: keras.Model) -> bool:
     return any(layer.compute_dtype == "float16" for layer in model._flatten_layers())
 
 
-def warn_of_replica_dependence(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
-    """Logs which layers make a run depend on the number of replicas, if there are several."""
+def has_synchronized_layers(model: keras.Model) -> bool:
+    """Whether any layer communicates between the replicas in its forward pass."""
+    return any(getattr(layer, "synchronized", False) for layer in model._flatten_layers())
+
+
+def check_layers(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
+    """Looks for layers that a strategy cannot run, or that make it matter.
+
+    Logs which layers make a run depend on the number of replicas, if there are several.
+
+    Raises:
+      ConfigError: If the strategy is CentralStorageStrategy and a layer updates variables in its
+        forward pass: Keras gives them no aggregation, without which it refuses.
+    """
+    layers = list(model._flatten_layers())
+    norms = [layer for layer in layers if isinstance(layer, keras.layers.BatchNormalization)]
+    random = [layer for layer in layers if getattr(layer, "seed_generator", None)]
+    central = isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy)
+    if central and (norms or random):
+        raise ConfigError(
+            f"central_storage cannot run the layers {_names(norms + random)} yet, which update "
+            "variables of their own in the forward pass. Use mirrored."
+        )
     if strategy.num_replicas_in_sync == 1:
         return
-    layers = model._flatten_layers()
-    random = [layer.name for layer in layers if getattr(layer, "seed_generator", None)]
     if random:
         logging.warning(
             "The layers %s draw their own random numbers: all replicas draw the same, so what "
             "is trained depends on the number of replicas.",
-            ", ".join(random),
+            _names(random),
         )
-    unsynchronized = [
-        layer.name
-        for layer in model._flatten_layers()
-        if isinstance(layer, keras.layers.BatchNormalization) and not layer.synchronized
-    ]
+    unsynchronized = [layer for layer in norms if not layer.synchronized]
     if unsynchronized:
         logging.warning(
             "The layers %s take their statistics from each replica's examples alone, and keep "
             "those of the first. Build them with synchronized=True.",
-            ", ".join(unsynchronized),
+            _names(unsynchronized),
         )
+
+
+def _names(layers: list[keras.layers.Layer]) -> str:
+    return ", ".join(layer.name for layer in layers)

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from ddl.errors import ConfigError
 from ddl.metrics import MetricSums
+from ddl.model_checks import has_synchronized_layers
 from ddl.task import PerExample, Task
 
 # Names that a line of metrics.jsonl has besides the task's metrics.
@@ -18,6 +19,10 @@ _RESERVED = (
     *("loss", "step", "epoch", "split", "learning_rate", "gradient_norm"),
     *("examples_per_second", "loss_scale", "skipped_updates"),
 )
+
+
+# More than one, so that a mean over the batch or a squeeze shows in the shapes.
+_PROBE_ROWS = 2
 
 
 class Objective:
@@ -43,6 +48,7 @@ class Objective:
         """
         self._task = task
         self._global_batch_size = global_batch_size
+        self._replicas = strategy.num_replicas_in_sync
         output = self._trace(element_spec, strategy)
         self.metrics = MetricSums(["loss", *output.metrics])
         self.task_weighs = output.weight is not None
@@ -82,13 +88,21 @@ class Objective:
         losses = self._task.model.losses
         # Keras lists the penalties on weights last. They do not depend on the examples and are
         # added after the reduce, once (ddl.gradients.add_regularization).
-        return losses[: len(losses) - len(self._penalized)]
+        own = losses[: len(losses) - len(self._penalized)]
+        if own and self._replicas > 1 and has_synchronized_layers(self._task.model):
+            # While one replica waits for the others, these overwrite the list that Keras keeps.
+            raise ConfigError(
+                "the model adds losses of its own (add_loss, or an activity regularizer) and has "
+                "synchronized BatchNormalization, which Keras mixes up on several replicas. Return "
+                "these losses from the task instead."
+            )
+        return own
 
     def _trace(
         self, element_spec: dict[str, tf.TensorSpec], strategy: tf.distribute.Strategy
     ) -> PerExample:
         batch = {
-            name: tf.TensorSpec([1, *spec.shape], spec.dtype, name)
+            name: tf.TensorSpec([_PROBE_ROWS, *spec.shape], spec.dtype, name)
             for name, spec in element_spec.items()
         }
         outputs: list[PerExample] = []
@@ -122,14 +136,27 @@ class Objective:
                 f"{name} returned losses of shape {tuple(output.loss.shape)} for a batch of "
                 f"{batch}; the first dimension is the batch"
             )
+        if output.weight is not None and not _broadcasts(output.weight.shape, output.loss.shape):
+            raise ConfigError(
+                f"{name}: the weight has shape {tuple(output.weight.shape)}, the loss "
+                f"{tuple(output.loss.shape)}; it is one weight for each loss, or for the first "
+                "dimensions of the losses"
+            )
         for metric, values in output.metrics.items():
             if metric in _RESERVED:
                 raise ConfigError(f"{name}: a metric cannot be called {metric!r}; ddl writes that")
-            if values.shape.rank != output.loss.shape.rank:
+            if not values.shape.is_compatible_with(output.loss.shape):
                 raise ConfigError(
                     f"{name}: the metric {metric!r} has shape {tuple(values.shape)}, the loss "
                     f"{tuple(output.loss.shape)}; both hold one value for each example"
                 )
+
+
+def _broadcasts(weight: tf.TensorShape, loss: tf.TensorShape) -> bool:
+    """Whether `weight` broadcasts to `loss` from the left."""
+    if weight.rank is None or loss.rank is None or weight.rank > loss.rank:
+        return False
+    return all(w in (1, x) or None in (w, x) for w, x in zip(weight, loss, strict=False))
 
 
 def _align(weight: tf.Tensor, loss: tf.Tensor) -> tf.Tensor:

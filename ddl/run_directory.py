@@ -15,6 +15,11 @@ class RunDirectory:
         Raises:
           ModelDirectoryError: If it is a file, or cannot be written.
         """
+        if "://" in str(path):
+            raise ModelDirectoryError(
+                f"--model_dir={path}: only folders of this machine can be written. Give one, or "
+                "mount the remote one."
+            )
         self.path = Path(path)
         self.checkpoints = self.path / "checkpoints"
         self.config = self.path / "config.gin"

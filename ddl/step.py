@@ -179,6 +179,7 @@ class UpdateStep:
 
     def _replica_apply(self, gradients: list[Any], factor: tf.Tensor | None) -> tf.Tensor:
         """Makes the update from reduced gradients; returns their norm. Replica context."""
+        gradients = [gradient_path.merge_duplicates(gradient) for gradient in gradients]
         if factor is not None:
             gradients = gradient_path.multiply(gradients, factor)
         gradients = gradient_path.add_regularization(gradients, self.variables)

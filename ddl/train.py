@@ -16,7 +16,7 @@ from ddl.checkpoints import Checkpoints
 from ddl.choices import Mode
 from ddl.console import RunConsole, format_figures
 from ddl.distribution import Communication, describe_devices
-from ddl.errors import ModelDirectoryError, TrainingInterrupted
+from ddl.errors import ConfigError, ModelDirectoryError, TrainingInterrupted
 from ddl.export import export_model
 from ddl.learning_rate import peak_learning_rate
 from ddl.run_directory import RunDirectory
@@ -84,6 +84,8 @@ def run(
         trainer: Trainer = config.build("Trainer", **vars(placement))
     config.check_all_used(allow_unused)
     total = run_plan.total_steps(trainer.steps_per_epoch)
+    if not (peak := peak_learning_rate(trainer.optimizer, total)) > 0:
+        raise ConfigError(f"the learning rate is {peak:g} at its peak; it is more than 0")
     console.summary("ddl", summary(trainer, total))
     if dry_run or directory is None:
         console.line(f"one step on one batch: {format_figures(trainer.train(1))}")
@@ -92,9 +94,10 @@ def run(
 
     # ------------------------------------------------------------------ compare, restore
     trains = mode in ("train", "train_and_eval")
-    compare_with_saved_config(directory, console, strict=trains)
     checkpoints = Checkpoints(directory.checkpoints, trainer, run_plan.checkpoints_to_keep)
-    if checkpoints.restore_latest():
+    if checkpoints.latest is not None:
+        compare_with_saved_config(directory, console, strict=trains)
+    if checkpoints.restore_latest(model_only=not trains):
         console.line(f"restored step {trainer.step:,} from {checkpoints.latest}")
     elif not trains:
         raise ModelDirectoryError(
@@ -106,6 +109,8 @@ def run(
         for path in export_model(trainer.model, directory.export):
             console.line(f"exported {path}")
         return
+    if trains and trainer.step < total:
+        trainer.trace()
     directory.open()
     json_lines = JsonLinesWriter(directory.metrics)
     writers = Writers([json_lines, TensorBoardWriter(directory.path), console])
@@ -158,13 +163,14 @@ def loop(
         evaluate(trainer, writers)
 
     def save(step: int) -> None:
+        trainer.check_weights()
         checkpoints.save()
 
     with StopSignals() as stop:
 
         def stop_if_asked(step: int) -> None:
             if stop.received is not None and step < total:
-                checkpoints.save()
+                save(step)
                 raise TrainingInterrupted(
                     f"stopped by {stop.received.name} at step {step:,} of {total:,}, after "
                     "saving. The same command goes on from there."

@@ -4,7 +4,9 @@ One `tf.function` holds a while loop over the updates up to the next thing worth
 evaluation, a checkpoint, a log, or about a second of work. Python is not asked in between.
 """
 
-from collections.abc import Iterable
+import contextlib
+import re
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 import keras
@@ -15,12 +17,12 @@ from ddl import gradients as gradient_path
 from ddl.actions import Action
 from ddl.data import BatchPipeline, as_source
 from ddl.distribution import Communication
-from ddl.errors import ConfigError, TrainingDiverged
+from ddl.errors import ConfigError, DataError, TrainingDiverged
 from ddl.learning_rate import learning_rate_at
 from ddl.model_checks import (
+    check_layers,
     check_variables,
     computes_in_float16,
-    warn_of_replica_dependence,
 )
 from ddl.objective import Objective
 from ddl.pace import Pace
@@ -102,14 +104,15 @@ class Trainer:
         if max_skipped_updates < 1:
             raise ConfigError(f"max_skipped_updates is {max_skipped_updates}; it is 1 or more")
 
+        check_layers(self.model, self.strategy)
         self._train = self._pipeline(train_data, seed, shuffle, data_on_device)
         self._eval: BatchPipeline | None = None
         if eval_data is not None:
             self._eval = self._pipeline(eval_data, seed, False, data_on_device)
+            _check_same_features(self._train.element_spec, self._eval.element_spec)
         spec = self._train.element_spec
         self._objective = Objective(task, spec, global_batch_size, self.strategy)
         variables = check_variables(self.model, self.strategy)
-        warn_of_replica_dependence(self.model, self.strategy)
         gradient_path.prepare_optimizer(optimizer, variables, self.strategy)
         if loss_scale == "auto":
             loss_scale = LossScale() if computes_in_float16(self.model) else None
@@ -128,6 +131,7 @@ class Trainer:
         self.state = TrainingState.initial(
             loss_scale.initial if loss_scale else 1.0, self._objective.metrics.zeros()
         )
+        self._first_loop = True
         self._train_iterator: Any = None
         self._eval_iterator: Any = None
 
@@ -195,6 +199,23 @@ class Trainer:
                 action(self.step)
         return self.read_metrics()
 
+    def trace(self) -> None:
+        """Traces the training loop without running it, so that errors in the task show early."""
+        self._train_iterator = self._train.iterator(self.strategy, int(self.state.batches))
+        self._training_loop.get_concrete_function(
+            self._train_iterator, tf.constant(0, tf.int64), self.state
+        )
+
+    def check_weights(self) -> None:
+        """Raises TrainingDiverged if a weight or an optimizer's slot is not finite."""
+        for variable in [*self.model.variables, *self.optimizer.variables]:
+            values = keras.ops.convert_to_numpy(variable)
+            if not np.isfinite(values.astype(np.float64)).all():
+                raise TrainingDiverged(
+                    f"training diverged at step {self.step}: {variable.path} is not finite. Lower "
+                    "the learning rate, clip the gradient, or look at the data."
+                )
+
     def evaluate(self) -> dict[str, float]:
         """Means of loss and metrics over the evaluation data, each example counted once."""
         if self._eval is None:
@@ -203,7 +224,8 @@ class Trainer:
         # every evaluation. It is let go while in use, lest an error leave it half-way.
         iterator, self._eval_iterator = self._eval_iterator, None
         iterator = iterator or self._eval.iterator(self.strategy, 0)
-        sums = self._evaluation_loop(iterator, tf.constant(self._eval.steps_per_epoch))
+        with data_errors():
+            sums = self._evaluation_loop(iterator, tf.constant(self._eval.steps_per_epoch))
         self._eval_iterator = iterator
         return self._objective.metrics.means(sums)
 
@@ -229,16 +251,16 @@ class Trainer:
     # ------------------------------------------------------------ the loops
 
     def _run_loop(self, end: int) -> None:
-        if self._train_iterator is None:
-            position = int(self.state.batches)
-            self._train_iterator = self._train.iterator(self.strategy, position)
-        traces, start = self.trace_count, self.step
-        with self.pace.loop() as timer:
-            self.state = self._training_loop(
-                self._train_iterator, tf.constant(end, tf.int64), self.state
-            )
+        # Let go of while in use: after an error it would be ahead of the state.
+        iterator, self._train_iterator = self._train_iterator, None
+        iterator = iterator or self._train.iterator(self.strategy, int(self.state.batches))
+        start = self.step
+        with self.pace.loop() as timer, data_errors():
+            self.state = self._training_loop(iterator, tf.constant(end, tf.int64), self.state)
             timer.steps = self.step - start
-            timer.traced = self.trace_count > traces
+            timer.traced = self._first_loop
+        self._first_loop = False
+        self._train_iterator = iterator
         self._check_finite()
 
     @tf.function(autograph=False)
@@ -288,11 +310,13 @@ class Trainer:
 
     def _check_batch(self) -> None:
         accumulation_steps = self.accumulation_steps
-        if accumulation_steps < 1:
-            raise ConfigError(f"accumulation_steps is {accumulation_steps}; it is 1 or more")
+        for name in ("global_batch_size", "accumulation_steps"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ConfigError(f"{name} is {value!r}; it is an integer, 1 or more")
         replicas = self.strategy.num_replicas_in_sync
-        if self.global_batch_size < 1 or self.global_batch_size % (replicas * accumulation_steps):
-            unit = replicas * accumulation_steps
+        unit = replicas * accumulation_steps
+        if self.global_batch_size % unit:
             lower = self.global_batch_size // unit * unit
             nearest = [str(size) for size in (lower, lower + unit) if size > 0]
             raise ConfigError(
@@ -311,3 +335,30 @@ class Trainer:
         return BatchPipeline(
             source, self.global_batch_size, seed=seed, shuffle=shuffle, resident=resident
         )
+
+
+def _check_same_features(
+    train: dict[str, tf.TensorSpec], evaluation: dict[str, tf.TensorSpec]
+) -> None:
+    for name, spec in train.items():
+        if name not in evaluation:
+            raise DataError(f"the evaluation data have no feature {name!r}, the training data do")
+        if evaluation[name].shape != spec.shape:
+            raise DataError(
+                f"the feature {name!r} has shape {evaluation[name].shape} in the evaluation data "
+                f"and {spec.shape} in the training data"
+            )
+
+
+@contextlib.contextmanager
+def data_errors() -> Iterator[None]:
+    """Turns what TensorFlow says of bad data, in a page of graph, into a few words."""
+    try:
+        yield
+    except (tf.errors.InvalidArgumentError, tf.errors.UnknownError) as error:
+        # The reason stands between the trace of the graph and the name of its node; or it is our
+        # own, raised in a Python function that the graph called.
+        text = str(error.message)
+        own = re.findall(r"ddl\.errors\.DataError: (.*)", text)
+        reason = own[-1] if own else text.split("[[{{node")[0].strip().splitlines()[-1].strip()
+        raise DataError(f"a batch of the data could not be made or used: {reason}") from None

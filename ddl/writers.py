@@ -39,7 +39,18 @@ class JsonLinesWriter:
         if not self._path.exists():
             return
         lines = self._path.read_text().splitlines(keepends=True)
-        kept = [x for x in lines if x.endswith("\n") and json.loads(x)["step"] <= last_step]
+        kept = []
+        for number, line in enumerate(lines, start=1):
+            if not line.endswith("\n"):
+                continue
+            try:
+                step = json.loads(line)["step"]
+            except (ValueError, KeyError, TypeError) as error:
+                raise ModelDirectoryError(
+                    f"{self._path}:{number} is not a line that ddl wrote. Correct or remove it."
+                ) from error
+            if step <= last_step:
+                kept.append(line)
         partial = self._path.with_name(self._path.name + ".partial")
         partial.write_text("".join(kept))
         os.replace(partial, self._path)

@@ -3,7 +3,7 @@ import pytest
 from absl import logging
 
 from ddl.errors import ConfigError
-from ddl.model_checks import check_variables, computes_in_float16, warn_of_replica_dependence
+from ddl.model_checks import check_layers, check_variables, computes_in_float16
 from tests.conftest import make_strategy
 
 
@@ -43,8 +43,16 @@ def test_what_depends_on_the_replicas_is_told(layers, words, monkeypatch):
     told = []
     monkeypatch.setattr(logging, "warning", lambda text, *args: told.append(text % args))
     model = keras.Sequential([keras.Input((3,)), *layers])
-    warn_of_replica_dependence(model, make_strategy("one_device", 1))
+    check_layers(model, make_strategy("one_device", 1))
     assert told == []
-    warn_of_replica_dependence(model, make_strategy("mirrored", 2))
+    check_layers(model, make_strategy("mirrored", 2))
     assert [any(word in text for text in told) for word in words] == [True] * len(words)
     assert len(told) == len(words)
+
+
+@pytest.mark.parametrize("layer", [keras.layers.Dropout, keras.layers.BatchNormalization])
+def test_central_storage_says_what_it_cannot_run(layer):
+    arguments = {"rate": 0.5} if layer is keras.layers.Dropout else {}
+    model = keras.Sequential([keras.Input((3,)), layer(name="mine", **arguments)])
+    with pytest.raises(ConfigError, match="cannot run the layers mine yet"):
+        check_layers(model, make_strategy("central_storage", 2))

@@ -66,7 +66,9 @@ def test_losses_added_by_layers_count_as_a_mean_and_penalties_on_weights_do_not(
     [
         (lambda y: PerExample(tf.reduce_mean(y)), "returned a scalar loss.*one loss for each"),
         (lambda y: tf.reduce_mean(y), "returned.*Tensor.*ddl.PerExample"),
-        (lambda y: PerExample(tf.zeros([5])), r"shape \(5,\) for a batch of 1"),
+        (lambda y: PerExample(tf.zeros([5])), r"shape \(5,\) for a batch of 2"),
+        (lambda y: PerExample(tf.reduce_mean(y, 0, keepdims=True)[0, :1]), "for a batch of 2"),
+        (lambda y: PerExample(y[:, 0], weight=y[:, :1]), r"weight has shape \(2, 1\)"),
         (lambda y: PerExample(y[:, 0], {"step": y[:, 0]}), "cannot be called 'step'"),
         (lambda y: PerExample(y[:, 0], {"mean": tf.reduce_mean(y)}), "metric 'mean' has shape"),
     ],

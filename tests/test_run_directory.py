@@ -31,6 +31,11 @@ def test_a_file_in_the_way(tmp_path):
     assert file.read_text() == "mine"
 
 
+def test_a_remote_path_is_not_taken_for_a_local_one():
+    with pytest.raises(ModelDirectoryError, match="only folders of this machine"):
+        RunDirectory("gs://bucket/run")
+
+
 def test_a_directory_that_cannot_be_written():
     # Not even root can make a directory in the kernel's process table.
     with pytest.raises(ModelDirectoryError, match="cannot be"):

@@ -11,7 +11,13 @@ import tensorflow as tf
 
 from ddl import config, train
 from ddl.distribution import Communication
-from ddl.errors import ConfigError, DataError, ModelDirectoryError, TrainingInterrupted
+from ddl.errors import (
+    ConfigError,
+    DataError,
+    ModelDirectoryError,
+    TrainingDiverged,
+    TrainingInterrupted,
+)
 from tests.conftest import make_strategy
 
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -176,6 +182,42 @@ def test_export_mode(finished, tmp_path):
     assert list(served.signatures) == ["serving_default", "serve"] or served.signatures
 
 
+def test_eval_beside_a_run_that_is_further_drops_none_of_its_lines(finished, tmp_path):
+    model_dir = tmp_path / "run"
+    shutil.copytree(finished, model_dir)
+    with (model_dir / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 99, "split": "train"}\n')
+    run(model_dir, mode="eval")
+    assert [line["step"] for line in metrics(model_dir, "train")][-1] == 99
+
+
+def test_eval_with_other_metrics(finished, tmp_path):
+    model_dir = tmp_path / "run"
+    shutil.copytree(finished, model_dir)
+    run(model_dir, "Classification.top_k = 3", mode="eval")
+    assert metrics(model_dir, "eval")[-1]["top_3_accuracy"] > 0.5
+
+
+def test_weights_that_are_not_finite_are_not_saved(tmp_path):
+    # One update: its loss is still finite, the weights after it are not.
+    rates = ["LEARNING_RATE = 1e40", "TRAIN_STEPS = 1"]
+    with pytest.raises(TrainingDiverged, match="is not finite"):
+        run(tmp_path / "run", *rates)
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_a_directory_without_checkpoints_can_be_used_again(tmp_path):
+    with pytest.raises(TrainingDiverged):
+        run(tmp_path / "run", "LEARNING_RATE = 1e6")
+    run(tmp_path / "run", "TRAIN_STEPS = 5")
+    assert metrics(tmp_path / "run", "train")[-1]["step"] == 5
+
+
+def test_an_integer_is_a_learning_rate(capsys):
+    run(None, "LEARNING_RATE = 1", dry_run=True)
+    assert "learning rate: 1 at its peak" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("mode", ["eval", "export"])
 def test_without_a_checkpoint(tmp_path, mode):
     with pytest.raises(ModelDirectoryError, match=f"--mode={mode} needs a checkpoint"):
@@ -196,7 +238,7 @@ def test_dry_run_writes_nothing_and_shows_the_plan(tmp_path, capsys):
         "replicas: 4",
         "global batch size: 64 = 4 replicas × 16",
         "steps: 40 (1.7 epochs)",
-        "learning rate: 0.02 at its peak",
+        "learning rate: 0.05 at its peak",
         "one step on one batch: loss 2.",
         "SGD.momentum = 0.9",
     ):
@@ -209,9 +251,9 @@ def test_per_replica_form_scales_batch_and_learning_rate(capsys):
     run(None, *params, strategy=("mirrored", 2), **arguments)
     out = capsys.readouterr().out
     assert "global batch size: 32 = 2 replicas × 16" in out
-    assert "learning rate: 0.01 at its peak" in out
+    assert "learning rate: 0.025 at its peak" in out
     run(None, *params, strategy=("mirrored", 4), **arguments)
-    assert "learning rate: 0.02 at its peak" in capsys.readouterr().out
+    assert "learning rate: 0.05 at its peak" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -228,7 +270,9 @@ def test_per_replica_form_scales_batch_and_learning_rate(capsys):
         (["PRECISION = 'float16'"], ConfigError, "float16"),
         (["DATA = 'digit'"], ConfigError, "digits"),
         (["NUM_CLASSES = 9"], DataError, "10|9"),
-        (["Experiment.task = @Classification"], ConfigError, "parentheses"),
+        (["Trainer.task = @Classification"], ConfigError, "parentheses"),
+        (["LEARNING_RATE = -1"], ConfigError, "learning rate is -.* at its peak"),
+        (["SEED = -1"], ConfigError, "SEED is -1"),
     ],
     ids=str,
 )

@@ -8,7 +8,7 @@ import tensorflow as tf
 import ddl
 from ddl.actions import EachLoop
 from ddl.data import ArraySource
-from ddl.errors import ConfigError, TrainingDiverged
+from ddl.errors import ConfigError, DataError, TrainingDiverged
 from ddl.precision import set_precision
 from tests.conftest import make_strategy
 
@@ -215,9 +215,78 @@ def test_a_loss_that_is_not_finite_is_a_divergence():
         trainer.train(10)
 
 
+class WordBag:
+    """A task with an embedding, whose gradient is sparse and names rows more than once."""
+
+    def __init__(self):
+        table = keras.layers.Embedding(5, 3, name="table")
+        words = keras.Input((4,), dtype="int64")
+        x = keras.layers.GlobalAveragePooling1D()(table(words))
+        self.model = keras.Model(words, keras.layers.Dense(1)(x))
+
+    def per_example(self, features, training):
+        y = self.model(features["words"], training=training)[:, 0]
+        return ddl.PerExample((y - features["target"]) ** 2)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{}, {"accumulation_steps": 2}, {"clip_norm": 1e9}], ids=["plain", "2", "clip"]
+)
+def test_sparse_gradients_with_adam(strategy, arguments):
+    """Adam squares the gradient: rows that come in several parts must be added before."""
+    random = np.random.default_rng(1)
+    data = {"words": random.integers(0, 5, (32, 4)), "target": random.normal(size=32)}
+
+    def weights(strategy, **arguments):
+        set_precision("float64")
+        keras.utils.set_random_seed(3)
+        with strategy.scope():
+            task, optimizer = WordBag(), keras.optimizers.Adam(0.05)
+        trainer = ddl.Trainer(
+            task, optimizer, data, global_batch_size=16, strategy=strategy, **arguments
+        )
+        trainer.train(6)
+        return [variable.numpy() for variable in task.model.variables]
+
+    reference = weights(make_strategy("one_device", 1), accumulation_steps=4)
+    for value, expected in zip(weights(strategy, **arguments), reference, strict=True):
+        np.testing.assert_allclose(value, expected, rtol=0, atol=1e-10)
+
+
+def test_tracing_ahead_is_the_only_trace():
+    trainer = make_trainer(make_strategy("mirrored", 2))
+    trainer.trace()
+    assert (trainer.step, trainer.trace_count) == (0, 1)
+    trainer.train(3)
+    assert trainer.trace_count == 1
+
+
+def test_bad_data_in_a_stream_are_told_in_a_few_words():
+    labels = tf.data.Dataset.from_tensor_slices((IMAGES, LABELS + 5))
+    trainer = make_trainer(make_strategy("one_device", 1), labels)
+    with pytest.raises(DataError, match="label value") as raised:
+        trainer.train(2)
+    assert len(str(raised.value)) < 500
+    images = IMAGES.astype("float64")
+    images[100] = np.nan
+    stream = tf.data.Dataset.from_tensor_slices((images, LABELS))
+    with pytest.raises(DataError, match="'image' holds NaN"):
+        make_trainer(make_strategy("one_device", 1), stream).train(10)
+
+
+def test_evaluation_data_must_have_the_same_features():
+    strategy = make_strategy("one_device", 1)
+    with strategy.scope():
+        task, optimizer = WordBag(), keras.optimizers.SGD(0.1)
+    data = {"words": np.zeros([8, 4], "int64"), "target": np.zeros(8)}
+    with pytest.raises(DataError, match="no feature 'target'"):
+        ddl.Trainer(task, optimizer, data, eval_data={"words": data["words"]}, global_batch_size=4)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ({"batch": 32.0}, "global_batch_size is 32.0; it is an integer"),
         ({"batch": 30}, "batch size 30 .* 4 replicas.*28 or 32"),
         ({"batch": 3}, "batch size 3 .*Use 4"),
         ({"accumulation_steps": 3}, "4 replicas × 3 accumulation steps.*24 or 36"),

@@ -34,6 +34,14 @@ def test_lines_after_the_restored_step_are_dropped(tmp_path):
     assert [(line["step"], line["loss"]) for line in lines(path)] == [(10, 10), (20, 20), (30, 3)]
 
 
+def test_a_line_of_somebody_else_is_told(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\ngarbage\n')
+    with pytest.raises(ModelDirectoryError, match=r"metrics.jsonl:2 is not a line"):
+        JsonLinesWriter(path).drop_after(5)
+    assert path.read_text() == '{"step": 1}\ngarbage\n'
+
+
 def test_a_path_that_cannot_be_written(tmp_path):
     writer = JsonLinesWriter(tmp_path / "absent" / "metrics.jsonl")
     with pytest.raises(ModelDirectoryError, match="cannot be written"):

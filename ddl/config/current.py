@@ -61,8 +61,17 @@ def load(files: Sequence[str], params: Sequence[str] = (), search_path: Sequence
     for statement in imports:
         _import(statement)
     bindings = checked([statement for statement in statements if isinstance(statement, Binding)])
+    bindings = {key: _with_float_rate(binding) for key, binding in bindings.items()}
     _loaded = _Loaded(bindings, list(dict.fromkeys(statement.module for statement in imports)))
     gin.parse_config(config_text())
+
+
+def _with_float_rate(binding: Binding) -> Binding:
+    """Keras refuses an integer as a learning rate; who writes 1 means 1.0."""
+    is_rate = "LEARNING_RATE" in binding.key or binding.parameter.endswith("learning_rate")
+    if is_rate and type(binding.value) is int:
+        return dataclasses.replace(binding, value=float(binding.value))
+    return binding
 
 
 def _import(statement: Import) -> None:

@@ -219,6 +219,10 @@ class RandomAccessSource(IndexedSource):
             shape = (len(indices), *spec.shape)
             # tf.numpy_function knows text as objects or bytes, TensorFlow as string.
             same_dtype = spec.dtype == tf.string or rows[name].dtype == spec.dtype.as_numpy_dtype
+            if spec.dtype.is_floating and not np.isfinite(rows[name]).all():
+                raise DataError(
+                    f"looking up examples {_some(indices)} gave NaN or infinity in {name!r}"
+                )
             if rows[name].shape != shape or not same_dtype:
                 raise DataError(
                     f"looking up examples {_some(indices)} gave {name!r} as {rows[name].dtype} "
@@ -255,6 +259,11 @@ def checked_element_spec(spec: Any) -> dict[str, tf.TensorSpec]:
         if not isinstance(feature, tf.TensorSpec):
             raise DataError(f"the feature {name!r} is {feature!r}; only dense tensors can be used")
         if not feature.shape.is_fully_defined():
+            if feature.shape.rank and feature.shape[0] is None:
+                raise DataError(
+                    f"the feature {name!r} has shape {feature.shape}: is the data set batched? "
+                    "Give single examples, without .batch(…), or features of static shape."
+                )
             raise DataError(
                 f"the feature {name!r} has shape {feature.shape}; give it a static shape, for "
                 "instance by padding or tf.ensure_shape"

@@ -108,6 +108,10 @@ def _padded(batch: Mapping[str, tf.Tensor], size: int) -> dict[str, tf.Tensor]:
         full = tf.cond(count < size, lambda: tf.gather(values, rows % count), lambda: values)
         return tf.ensure_shape(full, [size, *values.shape[1:]])
 
+    for name, values in batch.items():
+        if values.dtype.is_floating:
+            message = f"the feature {name!r} holds NaN or infinity"
+            batch = {**batch, name: tf.debugging.check_numerics(values, message)}
     filled = {name: fill(values) for name, values in batch.items()}
     return weighted(filled, tf.cast(rows < count, tf.float32))
 

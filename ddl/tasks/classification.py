@@ -163,6 +163,8 @@ class Classification:
     def _check_one_hot(
         self, spec: tf.TensorSpec, labels: np.ndarray | None, classes: int | None
     ) -> None:
+        if spec.shape[0] == 1:
+            raise DataError("labels have shape (n, 1); give labels[:, 0], of shape (n,)")
         if classes is not None and spec.shape[0] != classes:
             raise DataError(
                 f"labels are rows of {spec.shape[0]}, but the model has {classes} classes"

@@ -72,6 +72,7 @@ def test_good_labels_pass(labels):
         (LABELS.astype(np.float32), "float32 and should be integers"),
         (LABELS + 1, r"go from 1 to 3, but the model has 3 classes, 0 to 2 .first at example 2"),
         (LABELS - 1, "go from -1 to 1"),
+        (LABELS[:, np.newaxis], r"shape \(n, 1\)"),
         (np.eye(4)[LABELS], "rows of 4, but the model has 3 classes"),
         (np.ones((6, 3)), "not one-hot: example 0"),
         (np.eye(3)[LABELS] / 2, "not one-hot: example 0"),
