@@ -1,6 +1,7 @@
 """A run from top to bottom: build → compare → restore → loop → close."""
 
 import dataclasses
+import math
 import re
 import secrets
 from collections.abc import Sequence
@@ -16,7 +17,12 @@ from ddl.checkpoints import Checkpoints
 from ddl.choices import Mode
 from ddl.console import RunConsole, format_figures
 from ddl.distribution import Communication, describe_devices
-from ddl.errors import ConfigError, ModelDirectoryError, TrainingInterrupted
+from ddl.errors import (
+    ConfigError,
+    ModelDirectoryError,
+    TrainingDiverged,
+    TrainingInterrupted,
+)
 from ddl.export import export_model
 from ddl.learning_rate import peak_learning_rate
 from ddl.run_directory import RunDirectory
@@ -160,7 +166,11 @@ def loop(
         writers.write(step, step / trainer.steps_per_epoch, "train", figures)
 
     def look(step: int) -> None:
-        evaluate(trainer, writers)
+        if not math.isfinite(evaluate(trainer, writers)["loss"]):
+            raise TrainingDiverged(
+                f"training diverged by step {step:,}: the loss on the evaluation data is not "
+                "finite. Lower the learning rate, or clip the gradient."
+            )
 
     def save(step: int) -> None:
         trainer.check_weights()
@@ -188,10 +198,11 @@ def loop(
         trainer.train(total - trainer.step, actions)
 
 
-def evaluate(trainer: Trainer, writers: Writers) -> None:
-    """Evaluates at the present step, and writes the figures."""
-    epoch = trainer.step / trainer.steps_per_epoch
-    writers.write(trainer.step, epoch, "eval", trainer.evaluate())
+def evaluate(trainer: Trainer, writers: Writers) -> dict[str, float]:
+    """Evaluates at the present step, and writes and returns the figures."""
+    figures = trainer.evaluate()
+    writers.write(trainer.step, trainer.step / trainer.steps_per_epoch, "eval", figures)
+    return figures
 
 
 def with_speed(

@@ -198,11 +198,11 @@ def test_eval_with_other_metrics(finished, tmp_path):
     assert metrics(model_dir, "eval")[-1]["top_3_accuracy"] > 0.5
 
 
-def test_weights_that_are_not_finite_are_not_saved(tmp_path):
-    # One update: its loss is still finite, the weights after it are not.
-    rates = ["LEARNING_RATE = 1e40", "TRAIN_STEPS = 1"]
-    with pytest.raises(TrainingDiverged, match="is not finite"):
-        run(tmp_path / "run", *rates)
+def test_what_diverged_in_the_last_update_is_not_saved(tmp_path):
+    # One update: its loss is still finite, what the weights after it give is not.
+    rates = ["LEARNING_RATE = 1e38", "TRAIN_STEPS = 1"]
+    with pytest.raises(TrainingDiverged, match="evaluation data is not finite"):
+        run(tmp_path / "run", *rates, gin_file="digits_mlp.gin")
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
