@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 DEMO_DIR ?= runs/demo
 WORKERS ?= 2
 
-.PHONY: demo test test-quick lint check lock clean
+.PHONY: demo test lint check lock clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m ddl.main --gin_file=configs/digits_cnn.gin --model_dir=$(DEMO_DIR) \
@@ -14,9 +14,6 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
-
-test-quick: $(VENV)/.installed
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not long"
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
@@ -33,6 +30,7 @@ lock: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml requirements.lock
 	@test -n "$(PYTHON)" || { echo "ddl needs Python 3.11, 3.12 or 3.13; none was found. Set PYTHON=/path/to/python." >&2; exit 1; }
+	@echo "making $(VENV) and installing TensorFlow and the rest into it: a minute or more"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
