@@ -76,6 +76,32 @@ def test_replicas_train_what_one_device_trains(strategy, arguments):
     )
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    # Keras rounds the factor of L2 to float32, so one that needs no rounding.
+    [{}, {"accumulation_steps": 2}, {"loss_scale": ddl.LossScale(1024.0)}, {"l2": 2.0**-7}],
+    ids=["plain", "accumulation", "loss scale", "L2"],
+)
+@pytest.mark.parametrize("data", [DATA, UNEVEN], ids=["ones", "uneven"])
+def test_an_update_follows_the_gradient_of_the_weighted_mean(strategy, data, arguments):
+    """Against plain TensorFlow on the whole set: 160 rows, of which 30 are padding."""
+    trainer = make_trainer(strategy, data, batch=160, **arguments)
+    model, penalty = trainer.model, arguments.get("l2", 0.0)
+    weight = data.get("weight", np.ones(130))
+    with tf.GradientTape() as tape:
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(LABELS, model(IMAGES))
+        loss = tf.reduce_sum(losses * weight) / weight.sum(dtype=np.float64)
+        l2 = penalty * tf.add_n([tf.reduce_sum(v.value**2) for v in model.trainable_variables])
+        total = loss + l2
+    values = [v.value for v in model.trainable_variables]
+    expected = [
+        v.numpy() - 0.05 * g for v, g in zip(values, tape.gradient(total, values), strict=True)
+    ]
+    assert trainer.train(1)["loss"] == pytest.approx(float(loss), abs=1e-12)
+    for variable, value in zip(model.trainable_variables, expected, strict=True):
+        np.testing.assert_allclose(variable.numpy(), value, rtol=0, atol=1e-12)
+
+
 def test_the_clip_above_bites_on_every_step():
     trainer = make_trainer(make_strategy("one_device", 1), clip_norm=0.05)
     norms = [trainer.train(1)["gradient_norm"] for _ in range(20)]

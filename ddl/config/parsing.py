@@ -103,7 +103,7 @@ def _parse(text: str, locate: Any) -> Iterator[Any]:
         # The tokenizer only notices at the end of the text, far from where the fault is.
         line = error.args[1][0] if len(error.args) > 1 else 0
         what = "A bracket or a quotation mark is opened at or before this line and never closed."
-        raise _error(what, locate(min(line, text.count("\n") + 1))) from None
+        raise _error(what, locate(min(line, len(text.splitlines())))) from None
 
 
 def _binding(statement: config_parser.BindingStatement, location: Location) -> Binding:

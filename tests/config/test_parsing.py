@@ -67,7 +67,7 @@ def test_files_that_include_one_another(write):
         ("Trial.rate", 1, "Expected NAME = value"),
         ("A =\nB = 1", 1, "Unable to parse value"),
         ("A = 1\nB = (1, 2\nC = 3\n", 3, ""),
-        ("A = (1,\n", 2, "never closed"),
+        ("A = (1,\n", 1, "never closed"),
         ("Trial . rate = 3", 1, "Malformatted scope or selector"),
         ("from __gin__ import dynamic_registration", 1, "Cannot import __gin__"),
     ],
