@@ -4,9 +4,7 @@ One `tf.function` holds a while loop over the updates up to the next thing worth
 evaluation, a checkpoint, a log, or about a second of work. Python is not asked in between.
 """
 
-import contextlib
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import keras
@@ -16,8 +14,9 @@ import tensorflow as tf
 from ddl import gradients as gradient_path
 from ddl.actions import Action
 from ddl.data import BatchPipeline, as_source
+from ddl.data.checks import check_same_features, data_errors
 from ddl.distribution import Communication
-from ddl.errors import ConfigError, DataError, TrainingDiverged
+from ddl.errors import ConfigError, TrainingDiverged
 from ddl.learning_rate import learning_rate_at
 from ddl.model_checks import (
     check_layers,
@@ -104,15 +103,16 @@ class Trainer:
         if max_skipped_updates < 1:
             raise ConfigError(f"max_skipped_updates is {max_skipped_updates}; it is 1 or more")
 
-        check_layers(self.model, self.strategy)
         self._train = self._pipeline(train_data, seed, shuffle, data_on_device)
         self._eval: BatchPipeline | None = None
         if eval_data is not None:
             self._eval = self._pipeline(eval_data, seed, False, data_on_device)
-            _check_same_features(self._train.element_spec, self._eval.element_spec)
+            check_same_features(self._train.element_spec, self._eval.element_spec)
         spec = self._train.element_spec
         self._objective = Objective(task, spec, global_batch_size, self.strategy)
+        # The objective has built the model by now, if it was not.
         variables = check_variables(self.model, self.strategy)
+        check_layers(self.model, self.strategy)
         gradient_path.prepare_optimizer(optimizer, variables, self.strategy)
         if loss_scale == "auto":
             loss_scale = LossScale() if computes_in_float16(self.model) else None
@@ -335,30 +335,3 @@ class Trainer:
         return BatchPipeline(
             source, self.global_batch_size, seed=seed, shuffle=shuffle, resident=resident
         )
-
-
-def _check_same_features(
-    train: dict[str, tf.TensorSpec], evaluation: dict[str, tf.TensorSpec]
-) -> None:
-    for name, spec in train.items():
-        if name not in evaluation:
-            raise DataError(f"the evaluation data have no feature {name!r}, the training data do")
-        if evaluation[name].shape != spec.shape:
-            raise DataError(
-                f"the feature {name!r} has shape {evaluation[name].shape} in the evaluation data "
-                f"and {spec.shape} in the training data"
-            )
-
-
-@contextlib.contextmanager
-def data_errors() -> Iterator[None]:
-    """Turns what TensorFlow says of bad data, in a page of graph, into a few words."""
-    try:
-        yield
-    except (tf.errors.InvalidArgumentError, tf.errors.UnknownError) as error:
-        # The reason stands between the trace of the graph and the name of its node; or it is our
-        # own, raised in a Python function that the graph called.
-        text = str(error.message)
-        own = re.findall(r"ddl\.errors\.DataError: (.*)", text)
-        reason = own[-1] if own else text.split("[[{{node")[0].strip().splitlines()[-1].strip()
-        raise DataError(f"a batch of the data could not be made or used: {reason}") from None
