@@ -3,13 +3,13 @@
 PYTHON ?= $(firstword $(foreach p,python3.13 python3.12 python3.11 python3,$(shell $(p) -c 'import sys; (3,11) <= sys.version_info < (3,14) and print("$(p)")' 2>/dev/null)))
 VENV := .venv
 BIN := $(VENV)/bin
-DEMO_DIR ?= runs/demo
 WORKERS ?= 2
 
 .PHONY: demo test lint check lock clean
 
 demo: $(VENV)/.installed
-	$(BIN)/python -m ddl.main --gin_file=configs/digits_cnn.gin --model_dir=$(DEMO_DIR) \
+	rm -rf runs/demo
+	$(BIN)/python -m ddl.main --gin_file=configs/digits_cnn.gin --model_dir=runs/demo \
 	  --strategy=mirrored --num_virtual_devices=2
 
 test: $(VENV)/.installed
