@@ -114,11 +114,17 @@ class BatchPipeline:
         devices = resident_data.local_devices(strategy)
         on_cpu = all("CPU" in device.upper() for device in devices)
         dataset = self._elements(first_batch)
-        if strategy.num_replicas_in_sync == 1 and (self.resident or on_cpu):
-            # Nothing to share out and nothing large to copy ahead: the distributed iterator
-            # would cost time in each step for nothing.
+        nothing_to_copy_ahead = self.resident or on_cpu
+        if strategy.num_replicas_in_sync == 1 and nothing_to_copy_ahead:
+            # Nothing to share out either: the distributed iterator would cost time in each step.
             return iter(dataset)
-        return iter(strategy.experimental_distribute_dataset(dataset))
+        # An iterator that fetches to devices keeps a tuner of tf.data there, which no option
+        # reaches and which letting go of the iterator waits for, up to a minute.
+        options = None
+        central = isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy)
+        if nothing_to_copy_ahead and not central:  # TensorFlow 2.21 fails on options there
+            options = tf.distribute.InputOptions(experimental_fetch_to_device=False)
+        return iter(strategy.experimental_distribute_dataset(dataset, options))
 
     def resident_arrays(self, strategy: tf.distribute.Strategy) -> dict[str, Any]:
         """The arrays on the devices, to be handed to `strategy.run`; {} where not resident.
@@ -173,7 +179,7 @@ def _finished(dataset: tf.data.Dataset) -> tf.data.Dataset:
     options.deterministic = True
     # By choice, not by default: one process reads everything, and in this order.
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    # Letting go of an iterator over several devices waits for tf.data's tuner to wake up, which
-    # it does ever less often, down to once a minute; a map and a buffer need no tuning.
+    # Letting go of an iterator waits for tf.data's tuner to wake up, which it does ever less
+    # often, down to once a minute; a map and a buffer need no tuning.
     options.autotune.enabled = False
     return dataset.prefetch(_BATCHES_AHEAD).with_options(options)
