@@ -14,19 +14,22 @@ if TYPE_CHECKING:
     from ddl.task import PerExample, Task
     from ddl.tasks.classification import Classification
     from ddl.trainer import Trainer
+    from ddl.weight_average import ExponentialMovingAverage
 
 _HOME = {
     "Classification": "ddl.tasks.classification",
+    "ExponentialMovingAverage": "ddl.weight_average",
     "LossScale": "ddl.precision",
     "PerExample": "ddl.task",
     "Task": "ddl.task",
     "Trainer": "ddl.trainer",
 }
 
-_SUBMODULES = ("data", "distribution", "models", "precision", "tasks")
+_SUBMODULES = ("data", "distribution", "layers", "models", "precision", "random", "tasks")
 
 __all__ = [
     "Classification",
+    "ExponentialMovingAverage",
     "LossScale",
     "PerExample",
     "Task",

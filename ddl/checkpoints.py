@@ -29,8 +29,12 @@ class Checkpoints:
         self._state = TrainingState(
             *(tf.Variable(value, trainable=False) for value in trainer.state)
         )
+        # What an evaluation or an export needs, and what going on needs besides.
+        self._model = {"model": trainer.model}
+        if trainer.weight_average is not None:
+            self._model["weight_average"] = trainer.weight_average.variables
         self._checkpoint = tf.train.Checkpoint(
-            model=trainer.model, optimizer=trainer.optimizer, state=self._state._asdict()
+            **self._model, optimizer=trainer.optimizer, state=self._state._asdict()
         )
         self._manager = tf.train.CheckpointManager(
             self._checkpoint, str(Path(directory)), max_to_keep=keep, checkpoint_name="step"
@@ -47,6 +51,7 @@ class Checkpoints:
         Raises:
           ModelDirectoryError: If it cannot be written.
         """
+        self._trainer.average_statistics()
         for variable, value in zip(self._state, self._trainer.state, strict=True):
             variable.assign(value)
         # TensorFlow stores how often it saved, too. Made to follow the step, a checkpoint holds
@@ -76,7 +81,7 @@ class Checkpoints:
         checkpoint = self._checkpoint
         if model_only:
             state = {"step": self._state.step, "batches": self._state.batches}
-            checkpoint = tf.train.Checkpoint(model=self._trainer.model, state=state)
+            checkpoint = tf.train.Checkpoint(**self._model, state=state)
         try:
             status = checkpoint.restore(path).expect_partial()
             status.assert_existing_objects_matched()

@@ -20,9 +20,9 @@ Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 _OURS_INSTEAD = {
     "clipnorm": "use the trainer's clip_norm, of the global gradient",
     "global_clipnorm": "use the trainer's clip_norm",
-    "clipvalue": "use the trainer's clip_norm",
+    "clipvalue": "use the trainer's clip_value",
     "gradient_accumulation_steps": "use the trainer's accumulation_steps",
-    "use_ema": "ddl keeps no average of the weights yet",
+    "use_ema": "use the trainer's weight_average, which moves once an update",
     "loss_scale_factor": "use the trainer's loss_scale",
 }
 
@@ -88,10 +88,14 @@ def all_reduce(
     return list(strategy.extended.batch_reduce_to(tf.distribute.ReduceOp.SUM, pairs, options))
 
 
+def each_finite(gradients: Sequence[Gradient]) -> tf.Tensor:
+    """Which gradients hold neither an infinity nor a NaN: bool [gradients]."""
+    return tf.stack([tf.reduce_all(tf.math.is_finite(_values(g))) for g in gradients])
+
+
 def all_finite(gradients: Sequence[Gradient]) -> tf.Tensor:
-    """Whether no gradient holds an infinity or a NaN: bool []."""
-    finite = [tf.reduce_all(tf.math.is_finite(_values(gradient))) for gradient in gradients]
-    return tf.reduce_all(tf.stack(finite))
+    """Whether none of them does: bool []."""
+    return tf.reduce_all(each_finite(gradients))
 
 
 def multiply(gradients: Sequence[Gradient], factor: tf.Tensor) -> list[Gradient]:
@@ -122,6 +126,18 @@ def clip_by_global_norm(
     # Below the limit the factor is exactly one, so that nothing is rounded.
     limit = tf.cast(clip_norm, norm.dtype)
     return multiply(gradients, limit / tf.maximum(norm, limit)), norm
+
+
+def clip_by_value(gradients: Sequence[Gradient], clip_value: float) -> list[Gradient]:
+    """Moves each entry into [-clip_value, clip_value].
+
+    Args:
+      gradients: As in `clip_by_global_norm`.
+      clip_value: The largest absolute value allowed.
+    """
+    return [
+        _with_values(g, tf.clip_by_value(_values(g), -clip_value, clip_value)) for g in gradients
+    ]
 
 
 def merge_duplicates(gradient: Gradient) -> Gradient:

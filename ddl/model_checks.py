@@ -1,10 +1,15 @@
 """What can be told of a model before it is trained."""
 
+from collections.abc import Sequence
+
 import keras
 import tensorflow as tf
 from absl import logging
 
 from ddl.errors import ConfigError
+from ddl.normalization import take_over_moments
+from ddl.random import seed_by_replica
+from ddl.task import Task
 
 
 def check_variables(model: keras.Model, strategy: tf.distribute.Strategy) -> list[keras.Variable]:
@@ -35,39 +40,44 @@ def has_synchronized_layers(model: keras.Model) -> bool:
     return any(getattr(layer, "synchronized", False) for layer in model._flatten_layers())
 
 
-def check_layers(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
-    """Looks for layers that a strategy cannot run, or that make it matter.
+def prepare_layers(layers: Sequence[keras.layers.Layer], strategy: tf.distribute.Strategy) -> None:
+    """Makes Keras's layers compute and draw as a distributed step needs it.
 
-    Logs which layers make a run depend on the number of replicas, if there are several.
-
-    Raises:
-      ConfigError: If the strategy is CentralStorageStrategy and a layer updates variables in its
-        forward pass: Keras gives them no aggregation, without which it refuses.
+    Their random generators give each replica a stream of its own (`ddl.random`), and their batch
+    statistics leave padding out (`ddl.normalization`). Logs which layers make a run depend on
+    the number of replicas, if there are several.
     """
-    layers = list(model._flatten_layers())
     norms = [layer for layer in layers if isinstance(layer, keras.layers.BatchNormalization)]
-    random = [layer for layer in layers if getattr(layer, "seed_generator", None)]
-    central = isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy)
-    if central and (norms or random):
-        raise ConfigError(
-            f"central_storage cannot run the layers {_names(norms + random)} yet, which update "
-            "variables of their own in the forward pass. Use mirrored."
-        )
+    random = [layer for layer in layers if layer._seed_generators]
+    for layer in norms:
+        take_over_moments(layer)
+    seed_by_replica(generator for layer in random for generator in layer._seed_generators)
     if strategy.num_replicas_in_sync == 1:
         return
-    if random:
+    by_replica = [layer for layer in random if not getattr(layer, "draws_by_position", False)]
+    if by_replica:
         logging.warning(
-            "The layers %s draw their own random numbers: all replicas draw the same, so what "
-            "is trained depends on the number of replicas.",
-            _names(random),
+            "The layers %s draw by replica, so what is trained depends on the number of replicas. "
+            "Those of ddl.layers draw the same on any number.",
+            _names(by_replica),
         )
     unsynchronized = [layer for layer in norms if not layer.synchronized]
     if unsynchronized:
         logging.warning(
-            "The layers %s take their statistics from each replica's examples alone, and keep "
-            "those of the first. Build them with synchronized=True.",
+            "The layers %s take their statistics from each replica's examples alone; before an "
+            "evaluation or a checkpoint they are averaged. Build them with synchronized=True.",
             _names(unsynchronized),
         )
+
+
+def layers_of(task: Task) -> list[keras.layers.Layer]:
+    """The layers of the task's model, and others that the task holds, each once."""
+    found = list(task.model._flatten_layers())
+    for value in getattr(task, "__dict__", {}).values():
+        for item in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(item, keras.layers.Layer):
+                found += item._flatten_layers()
+    return list({id(layer): layer for layer in found}.values())
 
 
 def _names(layers: list[keras.layers.Layer]) -> str:

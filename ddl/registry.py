@@ -12,7 +12,8 @@ from typing import Any
 import gin
 from gin import config as gin_config
 
-# ddl's own: "module:attribute", named in configs as ddl.<attribute>, or <attribute> for short.
+# ddl's own: "module:attribute", named in configs as ddl.<attribute>, or <attribute> for short. Its
+# layers, which bear the names of Keras's, are named as ddl.layers.<attribute>.
 OWN: tuple[str, ...] = (
     "ddl.data:images",
     "ddl.data:synthetic_arrays",
@@ -25,7 +26,10 @@ OWN: tuple[str, ...] = (
     "ddl.run_plan:RunPlan",
     "ddl.tasks:Classification",
     "ddl.trainer:Trainer",
+    "ddl.weight_average:ExponentialMovingAverage",
 )
+
+LAYERS = "ddl.layers"
 
 # Left out: metrics, whose names are those of the losses; activations, which Keras takes by name
 # ('relu'); and the base classes, which nobody can build anything from.
@@ -75,6 +79,9 @@ def register_all() -> None:
     for path in OWN:
         module, _, attribute = path.partition(":")
         register(getattr(importlib.import_module(module), attribute))
+    layers = importlib.import_module(LAYERS)
+    for attribute in layers.__all__:
+        register(getattr(layers, attribute), module=LAYERS)
     for module in KERAS_MODULES:
         for attribute, item in vars(importlib.import_module(module)).items():
             # Keras also exports its classes under older names; only their own is registered.

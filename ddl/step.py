@@ -3,7 +3,9 @@
     replica         Σ loss·weight / B, backward     for each microbatch, added up
     cross-replica   all-reduce (SUM) of gradients   once an update
                     strategy.reduce (SUM) of sums   Σ weight, Σ loss·weight, metrics
+    cross-replica   finite?                         asked once, of the sum; if not: undo
     replica         unscale, clip, apply            the same on every replica
+    cross-replica   average of the weights          once an update made
 
 B is the global batch size. Weights that do not add up to B (padding, masks) are made good after
 the reduce by the factor B / Σ weight, with the sum over the global batch: no replica needs to
@@ -19,8 +21,11 @@ import tensorflow as tf
 from ddl import gradients as gradient_path
 from ddl.data import BatchPipeline
 from ddl.errors import ConfigError
+from ddl.microbatch import Microbatch
 from ddl.objective import Objective
 from ddl.precision import LossScale
+from ddl.statistics import Statistics
+from ddl.weight_average import WeightAverage
 
 _SUM = tf.distribute.ReduceOp.SUM
 
@@ -72,9 +77,12 @@ class UpdateStep:
       objective: What is minimized.
       optimizer: Prepared by `ddl.gradients.prepare_optimizer`.
       variables: The model's trainable variables.
-      pipeline: Whose batches come in.
-      accumulation_steps: Microbatches that a replica's share of the batch is computed in.
+      statistics: What the model's forward pass changes; set back when an update is skipped.
+      weight_average: Moves with every update made; None for none.
+      pipeline: Whose batches come in, in as many microbatches as it makes.
+      seed: Of what layers draw.
       clip_norm: Largest global norm of the reduced gradient, or None.
+      clip_value: Largest absolute value of its entries, or None.
       loss_scale: How the loss scale moves, or None for no loss scale.
       options: How gradients travel.
     """
@@ -83,9 +91,12 @@ class UpdateStep:
     objective: Objective
     optimizer: keras.optimizers.Optimizer
     variables: list[keras.Variable]
+    statistics: Statistics
+    weight_average: WeightAverage | None
     pipeline: BatchPipeline
-    accumulation_steps: int
+    seed: int
     clip_norm: float | None
+    clip_value: float | None
     loss_scale: LossScale | None
     options: tf.distribute.experimental.CommunicationOptions
 
@@ -97,36 +108,56 @@ class UpdateStep:
           resident: The pipeline's arrays on the devices, or what it gives in their place.
           state: The state before.
         """
-        gradients, sums = self._accumulate(element, resident, state.loss_scale)
+        statistics = [] if self.loss_scale is None else self.statistics.values()
+        gradients, sums = self._accumulate(element, resident, state)
         sums = self.strategy.reduce(_SUM, sums, axis=None)
         gradients = gradient_path.all_reduce(self.strategy, gradients, self.variables, self.options)
         factor = self._factor(sums[0], state.loss_scale)
 
         def apply() -> tf.Tensor:
             norms = self.strategy.run(self._replica_apply, args=(gradients, factor))
+            if self.weight_average is not None:
+                self.weight_average.update(state.step + 1)
             return self._of_first_replica(norms)
+
+        def skip() -> tf.Tensor:
+            self.statistics.restore(statistics)
+            return tf.zeros([], tf.float64)
 
         if self.loss_scale is None:
             norm, finite = apply(), tf.constant(True)
         else:
             finite = gradient_path.all_finite([self._of_first_replica(g) for g in gradients])
-            norm = tf.cond(finite, apply, lambda: tf.zeros([], tf.float64))
+            norm = tf.cond(finite, apply, skip)
         return self._next_state(state, sums, norm, finite)
 
-    def _accumulate(self, element: Any, resident: Any, scale: tf.Tensor) -> tuple[Any, Any]:
+    def finite_gradients(self, element: Any, resident: Any, state: TrainingState) -> tf.Tensor:
+        """Which gradients of each replica are finite, before the reduce; changes nothing.
+
+        Takes what `__call__` takes.
+
+        Returns:
+          bool [replicas, variables].
+        """
+        statistics = self.statistics.values()
+        gradients, _ = self._accumulate(element, resident, state)
+        finite = self.strategy.run(gradient_path.each_finite, args=(gradients,))
+        self.statistics.restore(statistics)
+        return tf.stack(self.strategy.experimental_local_results(finite))
+
+    def _accumulate(self, element: Any, resident: Any, state: TrainingState) -> tuple[Any, Any]:
         """Gradients and metric sums of the batch on each replica, before any reduce."""
 
-        def run(index: tf.Tensor | None, so_far: Any) -> Any:
-            return self.strategy.run(
-                self._replica_gradients, args=(element, resident, scale, index, so_far)
-            )
+        def run(index: tf.Tensor | int, so_far: Any) -> Any:
+            args = (element, resident, state.loss_scale, state.batches, index, so_far)
+            return self.strategy.run(self._replica_gradients, args=args)
 
-        if self.accumulation_steps == 1:
-            return run(None, None)
+        if self.pipeline.microbatches == 1:
+            return run(0, None)
         # The loop stands outside of strategy.run, so that layers may communicate between the
         # replicas in each microbatch, as synchronized batch normalization does.
         _, accumulated = tf.while_loop(
-            lambda index, so_far: index < self.accumulation_steps,
+            lambda index, so_far: index < self.pipeline.microbatches,
             lambda index, so_far: (index + 1, run(index, so_far)),
             (tf.constant(0), self.strategy.run(self._replica_zeros)),
         )
@@ -140,18 +171,26 @@ class UpdateStep:
         element: Any,
         resident: Any,
         scale: tf.Tensor,
-        microbatch: tf.Tensor | None,
+        batch: tf.Tensor,
+        index: tf.Tensor | int,
         so_far: tuple[list[tf.Tensor], tf.Tensor] | None,
     ) -> tuple[list[Any], tf.Tensor]:
-        """Forward and backward of one microbatch, added to `so_far`. Replica context."""
-        if microbatch is not None:
-            element = {name: self._rows(rows, microbatch) for name, rows in element.items()}
-        features = self.pipeline.examples(element, resident)
-        with tf.GradientTape() as tape:
+        """Forward and backward of microbatch `index`, added to `so_far`. Replica context."""
+        features = self.pipeline.examples(element, resident, index)
+        microbatch = Microbatch(
+            seed=self.seed,
+            training=True,
+            batch=batch,
+            first_row=self.pipeline.first_row(index),
+            rows=features["weight"].shape[0],
+            counts=None if self.pipeline.always_full else features["weight"] > 0,
+        )
+        with tf.GradientTape() as tape, microbatch.forward():
             objective, sums = self.objective(features, training=True)
             if self.loss_scale is not None:
                 objective *= tf.cast(scale, objective.dtype)
-        gradients = tape.gradient(objective, [v.value for v in self.variables])
+        with microbatch.backward():
+            gradients = tape.gradient(objective, [v.value for v in self.variables])
         unused = [v.path for v, g in zip(self.variables, gradients, strict=True) if g is None]
         if unused:
             raise ConfigError(
@@ -162,12 +201,6 @@ class UpdateStep:
             return gradients, sums
         added = [total + gradient for total, gradient in zip(so_far[0], gradients, strict=True)]
         return added, so_far[1] + sums
-
-    def _rows(self, rows: tf.Tensor, microbatch: tf.Tensor) -> tf.Tensor:
-        """The microbatch's rows of a replica's [batch, …] tensor; their number is static."""
-        size = rows.shape[0] // self.accumulation_steps
-        part = rows[microbatch * size : (microbatch + 1) * size]
-        return tf.ensure_shape(part, [size, *rows.shape[1:]])
 
     def _factor(self, weight: tf.Tensor, scale: tf.Tensor) -> tf.Tensor | None:
         """B / (Σ weight · loss scale): float64 [], or None where it is one by design."""
@@ -186,6 +219,8 @@ class UpdateStep:
         norm = tf.zeros([], tf.float64)
         if self.clip_norm is not None:
             gradients, norm = gradient_path.clip_by_global_norm(gradients, self.clip_norm)
+        if self.clip_value is not None:
+            gradients = gradient_path.clip_by_value(gradients, self.clip_value)
         self.optimizer.apply(gradients, self.variables)
         return tf.cast(norm, tf.float64)
 

@@ -29,6 +29,7 @@ from ddl.run_directory import RunDirectory
 from ddl.run_plan import RunPlan
 from ddl.signals import StopSignals
 from ddl.trainer import Trainer
+from ddl.weight_average import WeightAverage
 from ddl.writers import JsonLinesWriter, TensorBoardWriter, Writers
 
 # A run may be lengthened, looked at more or less often, or split into other microbatches: the
@@ -112,8 +113,9 @@ def run(
 
     # ------------------------------------------------------------------ do what was asked
     if mode == "export":
-        for path in export_model(trainer.model, directory.export):
-            console.line(f"exported {path}")
+        with trainer.averaged_weights():
+            for path in export_model(trainer.model, directory.export):
+                console.line(f"exported {path}")
         return
     if trains and trainer.step < total:
         trainer.trace()
@@ -261,7 +263,12 @@ def summary(trainer: Trainer, total: int) -> dict[str, str]:
         "precision": keras.config.dtype_policy().name,
         "model": f"{trainer.model.name}, {parameters:,} trainable parameters",
         "training data": f"{trainer.num_examples:,} examples, {steps_per_epoch:,} steps an epoch",
+        **({"weight average": _describe(trainer.weight_average)} if trainer.weight_average else {}),
         "steps": f"{total:,} ({total / steps_per_epoch:.1f} epochs)",
         "learning rate": f"{peak_learning_rate(trainer.optimizer, total):.6g} at its peak",
         "seed": str(config.get_macro("SEED")),
     }
+
+
+def _describe(average: WeightAverage) -> str:
+    return f"decay {average.rule.decay:g}{', with a warm-up' if average.rule.warm_up else ''}"

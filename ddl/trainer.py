@@ -4,7 +4,8 @@ One `tf.function` holds a while loop over the updates up to the next thing worth
 evaluation, a checkpoint, a log, or about a second of work. Python is not asked in between.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import keras
@@ -18,16 +19,20 @@ from ddl.data.checks import check_same_features, data_errors
 from ddl.distribution import Communication
 from ddl.errors import ConfigError, TrainingDiverged
 from ddl.learning_rate import learning_rate_at
+from ddl.microbatch import Microbatch
 from ddl.model_checks import (
-    check_layers,
     check_variables,
     computes_in_float16,
+    layers_of,
+    prepare_layers,
 )
 from ddl.objective import Objective
 from ddl.pace import Pace
 from ddl.precision import LossScale
+from ddl.statistics import Statistics, average_over_replicas
 from ddl.step import TrainingState, UpdateStep
 from ddl.task import Task
+from ddl.weight_average import ExponentialMovingAverage, WeightAverage
 
 
 class Trainer:
@@ -55,6 +60,8 @@ class Trainer:
         shuffle: bool = True,
         accumulation_steps: int = 1,
         clip_norm: float | None = None,
+        clip_value: float | None = None,
+        weight_average: ExponentialMovingAverage | None = None,
         loss_scale: LossScale | Literal["auto"] | None = "auto",
         max_skipped_updates: int = 50,
         steps_per_loop: int | None = None,
@@ -72,10 +79,12 @@ class Trainer:
             microbatches.
           eval_data: As `train_data`; None if `evaluate` will not be called.
           strategy: None takes the one in whose scope this is called, if any.
-          seed: Seed of the order of the examples.
+          seed: Seed of the order of the examples, and of what layers of `ddl.layers` draw.
           shuffle: Whether each epoch has an order of its own.
           accumulation_steps: Microbatches that a replica's share of a batch is computed in.
           clip_norm: Largest global norm of the gradient of the global batch; None: no clipping.
+          clip_value: Largest absolute value of its entries, instead of `clip_norm`.
+          weight_average: Also keep an average of the weights, which evaluation and export use.
           loss_scale: `auto` takes a dynamic one if the model computes in float16.
           max_skipped_updates: After how many overflows in a row training counts as diverged.
           steps_per_loop: Updates a Python call; None adapts to about a second.
@@ -98,33 +107,44 @@ class Trainer:
         """How often the training loop has been traced: 1 after the first call, for good."""
         self._max_skipped_updates = max_skipped_updates
         self._check_batch()
-        if clip_norm is not None and not clip_norm > 0:
-            raise ConfigError(f"clip_norm is {clip_norm}; it is more than 0, or None")
+        for name, limit in (("clip_norm", clip_norm), ("clip_value", clip_value)):
+            if limit is not None and not limit > 0:
+                raise ConfigError(f"{name} is {limit}; it is more than 0, or None")
+        if clip_norm is not None and clip_value is not None:
+            raise ConfigError("both clip_norm and clip_value are given; give one of them")
         if max_skipped_updates < 1:
             raise ConfigError(f"max_skipped_updates is {max_skipped_updates}; it is 1 or more")
 
-        self._train = self._pipeline(train_data, seed, shuffle, data_on_device)
+        self._seed = seed
+        self._train = self._pipeline(train_data, shuffle, data_on_device, accumulation_steps)
         self._eval: BatchPipeline | None = None
         if eval_data is not None:
-            self._eval = self._pipeline(eval_data, seed, False, data_on_device)
+            self._eval = self._pipeline(eval_data, False, data_on_device)
             check_same_features(self._train.element_spec, self._eval.element_spec)
         spec = self._train.element_spec
         self._objective = Objective(task, spec, global_batch_size, self.strategy)
         # The objective has built the model by now, if it was not.
         variables = check_variables(self.model, self.strategy)
-        check_layers(self.model, self.strategy)
+        prepare_layers(layers_of(task), self.strategy)
+        self._statistics = Statistics(self.model, self.strategy)
         gradient_path.prepare_optimizer(optimizer, variables, self.strategy)
         if loss_scale == "auto":
             loss_scale = LossScale() if computes_in_float16(self.model) else None
         self._loss_scale = loss_scale
+        self.weight_average = (
+            WeightAverage(weight_average, self.model, self.strategy) if weight_average else None
+        )
         self._update = UpdateStep(
             strategy=self.strategy,
             objective=self._objective,
             optimizer=optimizer,
             variables=variables,
+            statistics=self._statistics,
+            weight_average=self.weight_average,
             pipeline=self._train,
-            accumulation_steps=accumulation_steps,
+            seed=seed,
             clip_norm=clip_norm,
+            clip_value=clip_value,
             loss_scale=loss_scale,
             options=(communication or Communication()).options(),
         )
@@ -189,6 +209,8 @@ class Trainer:
           TrainingDiverged: If the loss is no longer finite, or too many updates in a row had
             to be skipped.
         """
+        if self.weight_average is not None and self.weight_average.is_applied:
+            raise ConfigError("the model has its averaged weights: leave averaged_weights() first")
         actions = list(actions)
         end = self.step + steps
         while (step := self.step) < end:
@@ -217,17 +239,46 @@ class Trainer:
                 )
 
     def evaluate(self) -> dict[str, float]:
-        """Means of loss and metrics over the evaluation data, each example counted once."""
+        """Means of loss and metrics over the evaluation data, each example counted once.
+
+        Of the averaged weights, where the trainer keeps an average.
+        """
         if self._eval is None:
             raise ConfigError("there is nothing to evaluate on: give the trainer eval_data")
         # The input repeats without end and its length is known, so that one iterator serves
         # every evaluation. It is let go while in use, lest an error leave it half-way.
         iterator, self._eval_iterator = self._eval_iterator, None
         iterator = iterator or self._eval.iterator(self.strategy, 0)
-        with data_errors():
-            sums = self._evaluation_loop(iterator, tf.constant(self._eval.steps_per_epoch))
+        with data_errors(), self.averaged_weights():
+            sums = self._evaluation_loop(
+                iterator, tf.constant(self._eval.steps_per_epoch, tf.int64)
+            )
         self._eval_iterator = iterator
         return self._objective.metrics.means(sums)
+
+    @contextmanager
+    def averaged_weights(self) -> Iterator[None]:
+        """Gives the model its averaged weights in the `with` block; its own where none are kept.
+
+        The weights come back to the bit afterwards. In the block the model can be evaluated,
+        saved or exported, not trained.
+        """
+        self.average_statistics()
+        if self.weight_average is None or self.weight_average.is_applied:
+            yield
+            return
+        with self.weight_average.applied():
+            yield
+
+    def average_statistics(self) -> None:
+        """Gives every replica the mean of what each has in layers that are not synchronized.
+
+        Done before evaluations and checkpoints, which know one value of each.
+        """
+        variables = self._statistics.variables
+        if self.weight_average is not None:
+            variables = variables + self.weight_average.of(variables)
+        average_over_replicas(variables, self.strategy)
 
     def read_metrics(self) -> dict[str, float]:
         """Means since the last reading, with `gradient_norm` where gradients are clipped."""
@@ -282,14 +333,24 @@ class Trainer:
         assert pipeline is not None  # evaluate() asked
         resident = pipeline.resident_arrays(self.strategy)
 
-        def replica_sums(element: Any, arrays: Any) -> tf.Tensor:
-            return self._objective(pipeline.examples(element, arrays), training=False)[1]
+        def replica_sums(element: Any, arrays: Any, batch: tf.Tensor) -> tf.Tensor:
+            features = pipeline.examples(element, arrays)
+            microbatch = Microbatch(
+                seed=self._seed,
+                training=False,
+                batch=batch,
+                first_row=pipeline.first_row(),
+                rows=features["weight"].shape[0],
+            )
+            with microbatch.forward():
+                return self._objective(features, training=False)[1]
 
         def add_batch(batch: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            per_replica = self.strategy.run(replica_sums, args=(next(iterator), resident))
+            args = (next(iterator), resident, batch)
+            per_replica = self.strategy.run(replica_sums, args=args)
             return batch + 1, sums + self.strategy.reduce("SUM", per_replica, axis=None)
 
-        start = (tf.constant(0), self._objective.metrics.zeros())
+        start = (tf.zeros([], tf.int64), self._objective.metrics.zeros())
         return tf.while_loop(lambda batch, sums: batch < num_batches, add_batch, start)[1]
 
     def _check_finite(self) -> None:
@@ -297,14 +358,38 @@ class Trainer:
         if skipped >= self._max_skipped_updates:
             raise TrainingDiverged(
                 f"training diverged after step {self.step}: the gradients of {skipped} batches in "
-                f"a row were not finite, at a loss scale of {self.loss_scale:g} in the end. Lower "
-                "the learning rate, or clip the gradient."
+                f"a row were not finite, at a loss scale of {self.loss_scale:g} in the end. "
+                f"{self._first_overflow()} Lower the learning rate, or clip the gradient."
             )
         if not np.isfinite(self.state.sums.numpy()).all():
             raise TrainingDiverged(
                 f"training diverged at or before step {self.step}: the loss is not finite. Lower "
                 "the learning rate, clip the gradient, or look at the data."
             )
+
+    def _first_overflow(self) -> str:
+        """Says where the last batch's gradients were not finite, by computing them again."""
+        batch = int(self.state.batches) - 1
+        iterator = self._train.iterator(self.strategy, batch)
+        state = self.state._replace(batches=tf.constant(batch, tf.int64))
+
+        @tf.function(autograph=False)
+        def finite_gradients(iterator: Any, state: TrainingState) -> tf.Tensor:
+            resident = self._train.resident_arrays(self.strategy)
+            return self._update.finite_gradients(next(iterator), resident, state)
+
+        # The scale was halved after that batch: what is not finite now was not before either.
+        finite = finite_gradients(iterator, state).numpy()
+        if finite.all():
+            return "On each replica they are finite at that scale."
+        # From the last variable on, as the backward pass goes: what is not finite in one layer
+        # spreads to those before it, and through synchronized layers to other replicas.
+        variable = np.flatnonzero(~finite.all(axis=0))[-1]
+        replica = np.argmin(finite[:, variable])
+        return (
+            f"In the last batch, number {batch}, the first on the way back from the loss was that "
+            f"of {self._update.variables[variable].path} on replica {replica}."
+        )
 
     # ------------------------------------------------------------ checks
 
@@ -326,12 +411,17 @@ class Trainer:
             )
 
     def _pipeline(
-        self, data: Any, seed: int, shuffle: bool, resident: bool | Literal["auto"]
+        self, data: Any, shuffle: bool, resident: bool | Literal["auto"], microbatches: int = 1
     ) -> BatchPipeline:
         source = as_source(data)
         check = getattr(self.task, "check", None)
         if check is not None:
             check(source)
         return BatchPipeline(
-            source, self.global_batch_size, seed=seed, shuffle=shuffle, resident=resident
+            source,
+            self.global_batch_size,
+            seed=self._seed,
+            shuffle=shuffle,
+            resident=resident,
+            microbatches=microbatches,
         )

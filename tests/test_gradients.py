@@ -19,9 +19,9 @@ def model_and_optimizer(strategy, **arguments):
     [
         ({"clipnorm": 1.0}, "clip_norm"),
         ({"global_clipnorm": 1.0}, "clip_norm"),
-        ({"clipvalue": 1.0}, "clip_norm"),
+        ({"clipvalue": 1.0}, "clip_value"),
         ({"gradient_accumulation_steps": 2}, "accumulation_steps"),
-        ({"use_ema": True}, "average of the weights"),
+        ({"use_ema": True}, "weight_average"),
         ({"loss_scale_factor": 8.0}, "loss_scale"),
     ],
 )
@@ -105,6 +105,15 @@ def test_clipping_changes_no_bit_below_the_limit():
     gradient = tf.constant(np.random.default_rng(0).normal(size=100))
     clipped, _ = gradient_path.clip_by_global_norm([gradient], 1e3)
     np.testing.assert_array_equal(clipped[0], gradient)
+
+
+def test_clipping_by_value_moves_each_entry():
+    clipped = gradient_path.clip_by_value(
+        [tf.constant([3.0, -0.5, -2.0]), slices([[5.0, 0.1]], [2])], 1.0
+    )
+    np.testing.assert_array_equal(clipped[0], [1.0, -0.5, -1.0])
+    assert isinstance(clipped[1], tf.IndexedSlices)
+    np.testing.assert_array_equal(clipped[1].values, np.float32([[1.0, 0.1]]))
 
 
 def test_a_repeated_row_is_counted_once():

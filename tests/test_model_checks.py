@@ -2,8 +2,14 @@ import keras
 import pytest
 from absl import logging
 
+import ddl
 from ddl.errors import ConfigError
-from ddl.model_checks import check_layers, check_variables, computes_in_float16
+from ddl.model_checks import (
+    check_variables,
+    computes_in_float16,
+    layers_of,
+    prepare_layers,
+)
 from tests.conftest import make_strategy
 
 
@@ -32,27 +38,28 @@ def test_float16_is_seen():
 @pytest.mark.parametrize(
     ("layers", "words"),
     [
-        ([keras.layers.Dropout(0.5, name="drop")], ["drop draw their own random"]),
+        ([keras.layers.Dropout(0.5, name="drop")], ["drop draw by replica"]),
+        ([ddl.layers.Dropout(0.5), ddl.layers.RandomFlip()], []),
         ([keras.layers.BatchNormalization(name="norm")], ["norm take their statistics"]),
         ([keras.layers.BatchNormalization(synchronized=True)], []),
         ([keras.layers.Dense(2)], []),
     ],
-    ids=["dropout", "batch norm", "synchronized batch norm", "dense"],
+    ids=["dropout", "by position", "batch norm", "synchronized batch norm", "dense"],
 )
 def test_what_depends_on_the_replicas_is_told(layers, words, monkeypatch):
     told = []
     monkeypatch.setattr(logging, "warning", lambda text, *args: told.append(text % args))
-    model = keras.Sequential([keras.Input((3,)), *layers])
-    check_layers(model, make_strategy("one_device", 1))
+    prepare_layers(layers, make_strategy("one_device", 1))
     assert told == []
-    check_layers(model, make_strategy("mirrored", 2))
+    prepare_layers(layers, make_strategy("mirrored", 2))
     assert [any(word in text for text in told) for word in words] == [True] * len(words)
     assert len(told) == len(words)
 
 
-@pytest.mark.parametrize("layer", [keras.layers.Dropout, keras.layers.BatchNormalization])
-def test_central_storage_says_what_it_cannot_run(layer):
-    arguments = {"rate": 0.5} if layer is keras.layers.Dropout else {}
-    model = keras.Sequential([keras.Input((3,)), layer(name="mine", **arguments)])
-    with pytest.raises(ConfigError, match="cannot run the layers mine yet"):
-        check_layers(model, make_strategy("central_storage", 2))
+def test_layers_that_the_task_holds_are_found_too():
+    flip = keras.layers.RandomFlip()
+    task = ddl.Classification(ddl.models.mlp((6, 6, 1), 2, dropout=0.1), augmentations=[flip])
+    found = layers_of(task)
+    assert flip in found
+    assert any(isinstance(layer, ddl.layers.Dropout) for layer in found)
+    assert len({id(layer) for layer in found}) == len(found)

@@ -20,16 +20,17 @@ _BATCHES_AHEAD = 4
 class BatchPipeline:
     """Batch k of a run, for every k, whatever the devices.
 
-    Replica r of R gets rows [r·B/R, (r+1)·B/R) of each global batch of B rows, so all replicas
-    together see the same rows in the same order however many there are. The last batch of an
-    epoch is padded to B; padding has weight 0.
+    A global batch of B rows is cut into A microbatches of B/A rows, and each of these is shared
+    out: in microbatch m, replica r of R computes the b = B/A/R rows from m·B/A + r·b on. So all
+    replicas together see the same rows in the same order however many there are, in each
+    microbatch too. The last batch of an epoch is padded to B; padding has weight 0.
 
     In use, on any strategy:
 
         iterator = pipeline.iterator(strategy, first_batch)
         arrays = pipeline.resident_arrays(strategy)
         # in a tf.function, cross-replica: strategy.run(step, args=(next(iterator), arrays))
-        # in step, replica context: features = pipeline.examples(element, arrays)
+        # in step, replica context: features = pipeline.examples(element, arrays, microbatch)
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class BatchPipeline:
         seed: int = 0,
         shuffle: bool = True,
         resident: bool | Literal["auto"] = "auto",
+        microbatches: int = 1,
     ):
         """Takes the source.
 
@@ -50,6 +52,7 @@ class BatchPipeline:
           shuffle: Whether each epoch has an order of its own. Streams keep theirs.
           resident: Whether arrays are kept on the devices and batches gathered there. `auto`
             does so up to 256 MiB. The batches are the same to the bit.
+          microbatches: A. B must be a multiple of A · R.
 
         Raises:
           ConfigError: If the batch size is not positive, or `resident` is True for a source that
@@ -58,6 +61,7 @@ class BatchPipeline:
         """
         self.source = source
         self.global_batch_size = global_batch_size
+        self.microbatches = microbatches
         self.num_examples = len(source)
         self.steps_per_epoch = steps_per_epoch(self.num_examples, global_batch_size)
         self._seed = seed
@@ -100,20 +104,17 @@ class BatchPipeline:
         Returns:
           Dicts of features [B, …] and "weight", float32 [B].
         """
-        batches = self.source.batches(
-            self.global_batch_size, first_batch, seed=self._seed, shuffle=self._shuffle
-        )
-        return _finished(batches)
+        return _finished(self._examples(first_batch))
 
     def iterator(self, strategy: tf.distribute.Strategy, first_batch: int = 0) -> Any:
         """An endless distributed iterator from batch number `first_batch` on.
 
         Cross-replica context, eager. `next(iterator)` gives each replica its rows of the next
-        batch, in the form that `examples` takes.
+        batch, all its microbatches, in the form that `examples` takes.
         """
         devices = resident_data.local_devices(strategy)
         on_cpu = all("CPU" in device.upper() for device in devices)
-        dataset = self._elements(first_batch)
+        dataset = _finished(self._arranged(first_batch, strategy.num_replicas_in_sync))
         nothing_to_copy_ahead = self.resident or on_cpu
         if strategy.num_replicas_in_sync == 1 and nothing_to_copy_ahead:
             # Nothing to share out either: the distributed iterator would cost time in each step.
@@ -140,26 +141,60 @@ class BatchPipeline:
         return self._placed[1]
 
     def examples(
-        self, element: dict[str, tf.Tensor], resident: dict[str, tf.Tensor]
+        self,
+        element: dict[str, tf.Tensor],
+        resident: dict[str, tf.Tensor],
+        microbatch: tf.Tensor | int = 0,
     ) -> dict[str, tf.Tensor]:
-        """A replica's examples. Replica context, in the step.
+        """A replica's examples of one microbatch. Replica context, in the step.
 
         Args:
-          element: What the iterator gave this replica, or some rows of it.
+          element: What the iterator gave this replica.
           resident: What `resident_arrays` gave, as `strategy.run` hands it to this replica.
+          microbatch: Which one: int32 [], from 0 on.
 
         Returns:
           Features [b, …] and "weight", float32 [b].
         """
+        if self.microbatches > 1:
+            size = self._rows_of_replica()
+            first = tf.cast(microbatch, tf.int32) * size
+            element = {name: _static_slice(rows, first, size) for name, rows in element.items()}
         if not resident:
             return dict(element)
         features = resident_data.gather(resident, element["index"], self.source.element_spec)
         return weighted(features, element["weight"])
 
+    def first_row(self, microbatch: tf.Tensor | int = 0) -> tf.Tensor:
+        """Where in the global batch the rows of `examples` begin: int64 []. Replica context."""
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        first_of_microbatch = tf.cast(microbatch, tf.int64) * (
+            self.global_batch_size // self.microbatches
+        )
+        return first_of_microbatch + tf.cast(replica, tf.int64) * self._rows_of_replica()
+
+    def _rows_of_replica(self) -> int:
+        """b: rows that a replica computes at once. Replica context."""
+        replicas = tf.distribute.get_replica_context().num_replicas_in_sync
+        return self.global_batch_size // self.microbatches // replicas
+
+    def _arranged(self, first_batch: int, replicas: int) -> tf.data.Dataset:
+        """Elements whose rows stand replica by replica, since they are shared out in this order."""
+        elements = self._elements(first_batch)
+        if self.microbatches == 1 or replicas == 1:
+            return elements
+
+        def by_replica(rows: tf.Tensor) -> tf.Tensor:
+            parts = tf.reshape(rows, [self.microbatches, replicas, -1, *rows.shape[1:]])
+            swapped = tf.transpose(parts, [1, 0, *range(2, len(parts.shape))])
+            return tf.reshape(swapped, rows.shape)
+
+        return elements.map(lambda element: tf.nest.map_structure(by_replica, element))
+
     def _elements(self, first_batch: int) -> tf.data.Dataset:
         """Global batches as they are shared out: examples, or where to gather them."""
         if not self.resident:
-            return self.dataset(first_batch)
+            return self._examples(first_batch)
 
         def batch(number: tf.Tensor) -> dict[str, tf.Tensor]:
             index, weight = batch_indices(
@@ -171,7 +206,16 @@ class BatchPipeline:
             )
             return {"index": index, "weight": weight}
 
-        return _finished(numbered_batches(batch, first_batch))
+        return numbered_batches(batch, first_batch)
+
+    def _examples(self, first_batch: int) -> tf.data.Dataset:
+        return self.source.batches(
+            self.global_batch_size, first_batch, seed=self._seed, shuffle=self._shuffle
+        )
+
+
+def _static_slice(rows: tf.Tensor, first: tf.Tensor, size: int) -> tf.Tensor:
+    return tf.ensure_shape(rows[first : first + size], [size, *rows.shape[1:]])
 
 
 def _finished(dataset: tf.data.Dataset) -> tf.data.Dataset:

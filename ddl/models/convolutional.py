@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 import keras
 
+from ddl import layers
+
 
 def cnn(
     input_shape: Sequence[int],
@@ -13,6 +15,7 @@ def cnn(
     hidden_units: Sequence[int] = (128,),
     block_dropout: float = 0.0,
     hidden_dropout: float = 0.0,
+    batch_normalization: bool = False,
     padding: str = "valid",
     input_scale: float = 1 / 255,
 ) -> keras.Model:
@@ -25,6 +28,7 @@ def cnn(
       hidden_units: Width of each dense layer after the blocks.
       block_dropout: Share of activations dropped after each block.
       hidden_dropout: Share of activations dropped after each dense layer.
+      batch_normalization: Whether each convolution is followed by it, over all replicas.
       padding: "valid" or "same", of the convolutions.
       input_scale: Raw inputs are multiplied by it; 1/255 takes bytes to [0, 1].
 
@@ -35,15 +39,20 @@ def cnn(
     x = keras.layers.Rescaling(input_scale, name="scale")(inputs)
     for block, convolutions in enumerate(blocks, start=1):
         for number, filters in enumerate(convolutions, start=1):
+            name = f"{block}_{number}"
+            activation = None if batch_normalization else "relu"
             x = keras.layers.Conv2D(
-                filters, 3, padding=padding, activation="relu", name=f"conv_{block}_{number}"
+                filters, 3, padding=padding, activation=activation, name=f"conv_{name}"
             )(x)
+            if batch_normalization:
+                x = keras.layers.BatchNormalization(synchronized=True, name=f"norm_{name}")(x)
+                x = keras.layers.ReLU(name=f"relu_{name}")(x)
         x = keras.layers.MaxPooling2D(name=f"pool_{block}")(x)
         if block_dropout:
-            x = keras.layers.Dropout(block_dropout, name=f"block_dropout_{block}")(x)
+            x = layers.Dropout(block_dropout, name=f"block_dropout_{block}")(x)
     x = keras.layers.Flatten(name="flatten")(x)
     for number, units in enumerate(hidden_units, start=1):
         x = keras.layers.Dense(units, activation="relu", name=f"hidden_{number}")(x)
         if hidden_dropout:
-            x = keras.layers.Dropout(hidden_dropout, name=f"hidden_dropout_{number}")(x)
+            x = layers.Dropout(hidden_dropout, name=f"hidden_dropout_{number}")(x)
     return keras.Model(inputs, keras.layers.Dense(num_classes, name="logits")(x), name="cnn")

@@ -1,6 +1,7 @@
 """Classification with integer or one-hot labels."""
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import keras
 import numpy as np
@@ -10,6 +11,9 @@ from absl import logging
 from ddl import metrics
 from ddl.errors import ConfigError, DataError
 from ddl.task import PerExample
+
+# Called with inputs [batch, …] and training=True.
+Augmentation: TypeAlias = Callable[..., tf.Tensor]
 
 _LABEL_CHUNK = 1 << 20
 
@@ -28,6 +32,7 @@ class Classification:
         loss: keras.losses.Loss | None = None,
         label_smoothing: float = 0.0,
         top_k: int | None = None,
+        augmentations: Sequence[Augmentation] = (),
         input_name: str = "image",
         label_name: str = "label",
     ):
@@ -41,6 +46,8 @@ class Classification:
             2016, "Rethinking the Inception Architecture"), in the cross-entropy that loss=None
             stands for.
           top_k: Also report how often the label is among the `top_k` largest logits.
+          augmentations: Change the inputs in training, one after the other, before the model sees
+            them; such as layers of `ddl.layers`. They are no part of what is exported.
           input_name: The feature that the model is given.
           label_name: The feature that holds the labels.
 
@@ -63,6 +70,7 @@ class Classification:
         self._loss = loss
         self._label_smoothing = label_smoothing
         self._top_k = top_k
+        self._augmentations = list(augmentations)
         self._input_name = input_name
         self._label_name = label_name
         takes_logits = loss is None or loss.get_config().get("from_logits", False)
@@ -75,7 +83,11 @@ class Classification:
 
     def per_example(self, features: dict[str, Any], training: bool) -> PerExample:
         """See `ddl.Task.per_example`. Metrics: accuracy, and top_<k>_accuracy if asked for."""
-        logits = self.model(features[self._input_name], training=training)
+        inputs = features[self._input_name]
+        if training:
+            for augmentation in self._augmentations:
+                inputs = augmentation(inputs, training=True)
+        logits = self.model(inputs, training=training)
         # Sums of exponentials want more than half precision.
         logits = tf.cast(logits, tf.float64 if logits.dtype == tf.float64 else tf.float32)
         labels = features[self._label_name]

@@ -1,0 +1,109 @@
+"""An exponential moving average of the weights, which often evaluates better than they do."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ddl.errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True)
+class ExponentialMovingAverage:
+    """The rule: average ← average + (1 - d)·(weight - average), once an update.
+
+    Polyak and Juditsky 1992, "Acceleration of stochastic approximation by averaging". With a
+    warm-up d = min(decay, (1 + t) / (10 + t)) at update number t, counted from 1: the average
+    forgets the first weights soon, however slow it is later.
+
+    Attributes:
+      decay: Share of the average that stays in an update, between 0 and 1.
+      warm_up: Whether the decay begins small.
+    """
+
+    decay: float = 0.999
+    warm_up: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.decay < 1:
+            raise ConfigError(f"the decay of the weight average is {self.decay}; 0 ≤ decay < 1")
+
+    def decay_at(self, update: tf.Tensor) -> tf.Tensor:
+        """The decay of update number `update`, int64 []: float64 []."""
+        decay = tf.constant(self.decay, tf.float64)
+        if not self.warm_up:
+            return decay
+        count = tf.cast(update, tf.float64)
+        return tf.minimum(decay, (1 + count) / (10 + count))
+
+
+class WeightAverage:
+    """The averages of a model's weights and statistics, one variable for each.
+
+    What BatchNormalization has learned of the activations belongs to the weights that gave them,
+    so its moving moments are averaged along with these.
+    """
+
+    def __init__(
+        self,
+        rule: ExponentialMovingAverage,
+        model: keras.Model,
+        strategy: tf.distribute.Strategy,
+    ):
+        """Starts at the present values."""
+        self.rule = rule
+        self._strategy = strategy
+        self._weights = [v.value for v in model.variables if tf.as_dtype(v.dtype).is_floating]
+        with strategy.scope():
+            self.variables = [
+                tf.Variable(weight, trainable=False, name="average") for weight in self._weights
+            ]
+        self._is_applied = False
+
+    def update(self, update: tf.Tensor) -> None:
+        """Moves the averages after update number `update`, int64 []. Cross-replica, in a graph."""
+        step = 1 - self.rule.decay_at(update)
+
+        def move(average: tf.Variable, weight: tf.Tensor) -> tf.Operation:
+            return average.assign_add(tf.cast(step, average.dtype) * (weight - average))
+
+        for average, weight in zip(self.variables, self._weights, strict=True):
+            self._strategy.extended.update(average, move, args=(weight,))
+
+    def of(self, variables: Sequence[tf.Variable]) -> list[tf.Variable]:
+        """The averages of some of the model's variables."""
+        averages = dict(zip(map(id, self._weights), self.variables, strict=True))
+        return [averages[id(variable)] for variable in variables]
+
+    @property
+    def is_applied(self) -> bool:
+        """Whether the model has the averages at present."""
+        return self._is_applied
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Gives the model the averages in the `with` block, and its own weights back after it.
+
+        They come back to the bit, also when the block raises. Eager, cross-replica context.
+        """
+        own = [
+            [(copy, copy.read_value()) for copy in self._copies(weight)] for weight in self._weights
+        ]
+        self._is_applied = True
+        try:
+            for average, weight in zip(self.variables, self._weights, strict=True):
+                for copy, value in zip(self._copies(weight), self._copies(average), strict=True):
+                    copy.assign(value)
+            yield
+        finally:
+            for copies in own:
+                for copy, value in copies:
+                    copy.assign(value)
+            self._is_applied = False
+
+    def _copies(self, variable: Any) -> tuple[tf.Variable, ...]:
+        """Each local replica's copy."""
+        return self._strategy.experimental_local_results(variable)

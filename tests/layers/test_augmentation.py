@@ -1,0 +1,120 @@
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ddl
+from ddl.errors import ConfigError
+from tests.test_random import microbatch
+
+IMAGES = np.random.default_rng(0).integers(0, 256, (64, 6, 5, 3)).astype("u1")
+LAYERS = {
+    "flip": (ddl.layers.RandomFlip, {"mode": "horizontal_and_vertical"}),
+    "shift": (ddl.layers.RandomShift, {"height": 2, "width": 1}),
+    "cutout": (ddl.layers.Cutout, {"size": 3}),
+    "brightness": (ddl.layers.RandomBrightness, {"delta": 30.0}),
+    "contrast": (ddl.layers.RandomContrast, {"factor": 0.5}),
+}
+every_layer = pytest.mark.parametrize(
+    ("layer_class", "arguments"), LAYERS.values(), ids=LAYERS.keys()
+)
+
+
+def augmented(layer, images=IMAGES, first_row=0, batch=3) -> np.ndarray:
+    with microbatch(first_row, len(images), batch=batch).forward():
+        return layer(images, training=True).numpy()
+
+
+@every_layer
+def test_replicas_change_images_as_one_device_does(layer_class, arguments):
+    layer = layer_class(**arguments)
+    whole = augmented(layer)
+    assert whole.dtype == np.uint8
+    assert (whole != IMAGES).any(axis=(1, 2, 3)).mean() > 0.5
+    np.testing.assert_array_equal(augmented(layer, IMAGES[16:40], first_row=16), whole[16:40])
+    assert (augmented(layer, batch=4) != whole).any()
+
+
+@every_layer
+@pytest.mark.parametrize("dtype", ["uint8", "float32", "float64", "float16"])
+def test_leaves_images_alone_outside_of_training(layer_class, arguments, dtype):
+    layer, images = layer_class(**arguments), IMAGES.astype(dtype)
+    with microbatch(rows=64).forward():
+        np.testing.assert_array_equal(layer(images, training=False), images)
+    assert augmented(layer, images).dtype == dtype
+
+
+@every_layer
+def test_outside_of_a_trainer_it_draws_as_a_keras_layer_does(layer_class, arguments):
+    layer = layer_class(**arguments, seed=1)
+    assert (layer(IMAGES, training=True).numpy() != layer(IMAGES, training=True).numpy()).any()
+    again = keras.layers.deserialize(keras.layers.serialize(layer))
+    assert again.get_config() == layer.get_config()
+
+
+def test_flips():
+    across = augmented(ddl.layers.RandomFlip())
+    kept = (across == IMAGES).all(axis=(1, 2, 3))
+    flipped = (across == IMAGES[:, :, ::-1]).all(axis=(1, 2, 3))
+    assert (kept | flipped).all()
+    assert 0.25 < flipped.mean() < 0.75
+    down = augmented(ddl.layers.RandomFlip("vertical"))
+    assert ((down == IMAGES) | (down == IMAGES[:, ::-1])).all(axis=(1, 2, 3)).all()
+
+
+def test_shifts_by_whole_pixels_each_way_and_zeros_come_in():
+    moved = augmented(ddl.layers.RandomShift(2, 1))
+    padded = np.pad(IMAGES, [(0, 0), (2, 2), (1, 1), (0, 0)])
+    found = set()
+    for image, source in zip(moved, padded, strict=True):
+        crops = {(y, x): source[y : y + 6, x : x + 5] for y in range(5) for x in range(3)}
+        (place,) = [place for place, crop in crops.items() if (crop == image).all()]
+        found.add(place)
+    assert len(found) > 10
+
+
+def test_cuts_a_square_out():
+    ones = np.ones([64, 6, 5, 3], "f4")
+    holes = augmented(ddl.layers.Cutout(3), ones)[..., 0] == 0
+    sizes = holes.sum(axis=(1, 2))
+    assert sizes.max() == 9
+    assert sizes.min() >= 4  # the centre is in the image
+    # A rectangle each: as many as rows times columns that are touched.
+    np.testing.assert_array_equal(sizes, holes.any(1).sum(1) * holes.any(2).sum(1))
+
+
+def test_brightness_and_contrast():
+    images = IMAGES.astype("f4")
+    change = augmented(ddl.layers.RandomBrightness(30.0), images) - images
+    np.testing.assert_allclose(change, change[:, :1, :1, :1] * np.ones_like(change), atol=1e-3)
+    assert -30 <= change.min() < -20 < 20 < change.max() <= 30
+    mean = images.mean(axis=(1, 2), keepdims=True)
+    far = abs(images - mean) > 10
+    ratio = (augmented(ddl.layers.RandomContrast(0.5), images) - mean)[far] / (images - mean)[far]
+    assert 0.5 - 1e-3 <= ratio.min() < 0.6 < 1.4 < ratio.max() <= 1.5 + 1e-3
+
+
+def test_bytes_stay_in_their_range():
+    bright = augmented(ddl.layers.RandomBrightness(200.0), np.full_like(IMAGES, 200))
+    assert bright.max() == 255
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ddl.layers.RandomFlip("sideways"), "mode is 'sideways'"),
+        (lambda: ddl.layers.RandomShift(-1, 0), "-1 and 0 pixels"),
+        (lambda: ddl.layers.Cutout(0), "0 pixels"),
+        (lambda: ddl.layers.RandomContrast(2.0), "factor is 2.0"),
+    ],
+)
+def test_bad_arguments(make, message):
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+def test_an_augmentation_may_be_part_of_a_model():
+    inputs = keras.Input((6, 5, 3))
+    model = keras.Model(inputs, ddl.layers.RandomFlip()(inputs))
+    with microbatch(rows=64).forward():
+        assert (model(tf.cast(IMAGES, tf.float32), training=True).numpy() != IMAGES).any()

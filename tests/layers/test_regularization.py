@@ -1,0 +1,183 @@
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ddl
+from ddl.precision import set_precision
+from tests.conftest import make_strategy
+from tests.test_random import microbatch
+
+LAYERS = [
+    (ddl.layers.Dropout, {"rate": 0.3}, (8, 5)),
+    (ddl.layers.Dropout, {"rate": 0.3, "noise_shape": (None, 1, 4)}, (8, 3, 4)),
+    (ddl.layers.SpatialDropout1D, {"rate": 0.3}, (8, 5, 6)),
+    (ddl.layers.SpatialDropout2D, {"rate": 0.3}, (8, 3, 3, 6)),
+    (ddl.layers.SpatialDropout3D, {"rate": 0.3}, (8, 2, 2, 2, 6)),
+    (ddl.layers.GaussianDropout, {"rate": 0.3}, (8, 5)),
+    (ddl.layers.GaussianNoise, {"stddev": 0.3}, (8, 5)),
+    (ddl.layers.AlphaDropout, {"rate": 0.3}, (8, 5)),
+]
+every_layer = pytest.mark.parametrize(
+    ("layer_class", "arguments", "shape"), LAYERS, ids=[f"{c.__name__}{a}" for c, a, _ in LAYERS]
+)
+
+
+@every_layer
+def test_replicas_get_slices_of_what_one_device_gets(layer_class, arguments, shape):
+    layer = layer_class(**arguments)
+    x = tf.ones(shape)
+    with microbatch(rows=8).forward():
+        whole = layer(x, training=True).numpy()
+    assert (whole != x.numpy()).any()
+    for replicas in (2, 4, 8):
+        rows = 8 // replicas
+        for replica in range(replicas):
+            with microbatch(first_row=replica * rows, rows=rows).forward():
+                part = layer(x[:rows], training=True)
+            np.testing.assert_array_equal(part, whole[replica * rows : (replica + 1) * rows])
+
+
+@every_layer
+def test_drops_in_for_the_one_of_keras(layer_class, arguments, shape):
+    """Same arguments, same config, and outside of a trainer the same draws."""
+    theirs_class = getattr(keras.layers, layer_class.__name__)
+    ours, theirs = layer_class(**arguments, seed=4), theirs_class(**arguments, seed=4)
+    assert isinstance(ours, theirs_class)
+    x = tf.ones(shape)
+    np.testing.assert_array_equal(ours(x, training=True), theirs(x, training=True))
+    np.testing.assert_array_equal(ours(x, training=False), x)
+    without_name = [{**layer.get_config(), "name": None} for layer in (ours, theirs)]
+    assert without_name[0] == without_name[1]
+    with microbatch(rows=8).forward():
+        np.testing.assert_array_equal(ours(x, training=False), x)
+
+
+@every_layer
+def test_is_saved_with_a_model(layer_class, arguments, shape, tmp_path):
+    model = keras.Sequential([keras.Input(shape[1:]), layer_class(**arguments)])
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert type(loaded.layers[0]) is layer_class
+
+
+@pytest.mark.parametrize("precision", ["float64", "mixed_float16", "mixed_bfloat16"])
+def test_the_mask_is_the_same_in_every_precision(precision):
+    def mask(precision):
+        set_precision(precision)
+        layer = ddl.layers.Dropout(0.3)
+        with microbatch(rows=8).forward():
+            return layer(tf.ones([8, 100], layer.compute_dtype), training=True).numpy() != 0
+
+    np.testing.assert_array_equal(mask(precision), mask("float32"))
+
+
+def test_dropout_keeps_its_share_and_the_mean():
+    layer = ddl.layers.Dropout(0.3)
+    with microbatch(rows=1000).forward():
+        y = layer(tf.ones([1000, 100]), training=True).numpy()
+    assert (y == 0).mean() == pytest.approx(0.3, abs=0.005)
+    np.testing.assert_allclose(y[y != 0], 1 / 0.7, rtol=1e-6)
+
+
+def test_alpha_dropout_keeps_mean_and_variance():
+    layer = ddl.layers.AlphaDropout(0.2)
+    x = tf.random.stateless_normal([2000, 100], [1, 2])
+    with microbatch(rows=2000).forward():
+        y = layer(x, training=True).numpy()
+    assert y.mean() == pytest.approx(0, abs=0.01)
+    assert y.std() == pytest.approx(1, abs=0.01)
+
+
+@pytest.mark.parametrize("rate", [0.0, 1.0])
+def test_all_or_nothing(rate):
+    with microbatch(rows=8).forward():
+        y = ddl.layers.Dropout(rate)(tf.ones([8, 4]), training=True)
+    np.testing.assert_array_equal(y, np.full([8, 4], 1 - rate))
+
+
+def test_one_mask_for_the_batch_where_asked_for():
+    layer = ddl.layers.Dropout(0.5, noise_shape=(1, 20))
+    with microbatch(rows=8).forward():
+        y = layer(tf.ones([8, 20]), training=True).numpy()
+    assert (y == y[0]).all()
+    # One row a replica: still the mask of all.
+    with microbatch(first_row=5, rows=1).forward():
+        np.testing.assert_array_equal(layer(tf.ones([1, 20]), training=True), y[:1])
+
+
+class Recorder(keras.layers.Layer):
+    """Keeps what passed through on each replica."""
+
+    def build(self, shape):
+        self.seen = self.add_weight(
+            name="seen", shape=shape, dtype="float32", trainable=False, initializer="zeros"
+        )
+
+    def call(self, x, training=False):
+        if training:
+            self.seen.assign(x)
+        return x
+
+
+def recorded(strategy, layer_class, steps, accumulation_steps=1, nested=False):
+    """Masks of the last microbatch of the last of some steps, of every replica."""
+    with strategy.scope():
+        inputs = keras.Input((10,), name="image")
+        drop = layer_class(0.5, seed=9)
+        x = keras.layers.Rescaling(0.0, offset=1.0)(inputs)
+        x = Compiled(drop)(x) if nested else drop(x)
+        recorder = Recorder()
+        rows = 24 // strategy.num_replicas_in_sync // accumulation_steps
+        recorder.build((rows, 10))
+        model = keras.Model(inputs, keras.layers.Dense(2)(recorder(x)))
+        model_data = (np.zeros([24, 10], "f4"), np.zeros(24, "i8"))
+        trainer = ddl.Trainer(
+            ddl.Classification(model),
+            keras.optimizers.SGD(0.1),
+            model_data,
+            global_batch_size=24,
+            accumulation_steps=accumulation_steps,
+        )
+    masks = []
+    for _ in range(steps):
+        trainer.train(1)
+        copies = strategy.experimental_local_results(recorder.seen.value)
+        masks.append([copy.numpy() != 0 for copy in copies])
+    return masks
+
+
+class Compiled(keras.layers.Layer):
+    """Calls a layer from a tf.function of its own, as many models do."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    @tf.function(autograph=False)
+    def call(self, x, training=False):
+        return self.layer(x, training=training)
+
+
+@pytest.mark.parametrize("nested", [False, True], ids=["plain", "in a tf.function"])
+@pytest.mark.parametrize("replicas", [2, 4])
+@pytest.mark.parametrize("accumulation_steps", [1, 2])
+def test_masks_in_training_are_slices_of_one_devices(replicas, accumulation_steps, nested):
+    arguments = {"steps": 3, "nested": nested}
+    one = [
+        step[0]
+        for step in recorded(make_strategy("one_device", 1), ddl.layers.Dropout, **arguments)
+    ]
+    strategy = make_strategy("mirrored", replicas)
+    arguments["accumulation_steps"] = accumulation_steps
+    for whole, parts in zip(one, recorded(strategy, ddl.layers.Dropout, **arguments), strict=True):
+        seen = np.concatenate(parts)
+        np.testing.assert_array_equal(seen, whole[24 - len(seen) :])
+
+
+def test_keras_masks_differ_between_replicas_and_steps():
+    masks = recorded(make_strategy("mirrored", 2), keras.layers.Dropout, steps=2)
+    flat = [mask for step in masks for mask in step]
+    for i, one in enumerate(flat):
+        for other in flat[i + 1 :]:
+            assert 0.2 < (one != other).mean() < 0.8

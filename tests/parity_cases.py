@@ -1,0 +1,229 @@
+"""What is trained on one device and on several, to be the same: tests and table share it.
+
+Each case trains for 20 updates from one seed. `differences` compares all that a run leaves: the
+logged losses, weights, slots of the optimizer, averages of the weights and moving moments.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import ddl
+from ddl.precision import set_precision
+
+STEPS = 20
+_BATCH = 32
+
+
+def _data(examples: int, **features: np.ndarray) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(0)
+    labels = random.integers(0, 3, examples)
+    images = random.integers(0, 56, (examples, 6, 6, 1)) + 100 * labels.reshape(-1, 1, 1, 1)
+    return {"image": images.astype("u1"), "label": labels, **features}
+
+
+EVEN = _data(128)  # a whole number of batches
+UNEVEN = _data(131)  # a prime: three rows are left for the last batch of an epoch
+WEIGHED = _data(131, weight=np.random.default_rng(1).uniform(0, 3, 131).astype("f4"))
+
+
+def mlp(**arguments: Any) -> ddl.Classification:
+    return ddl.Classification(ddl.models.mlp((6, 6, 1), 3, hidden_units=(16,), **arguments))
+
+
+def cnn() -> ddl.Classification:
+    model = ddl.models.cnn(
+        (6, 6, 1), 3, blocks=((4,),), hidden_units=(8,), batch_normalization=True
+    )
+    return ddl.Classification(model)
+
+
+def augmented() -> ddl.Classification:
+    augmentations = [
+        ddl.layers.RandomFlip("horizontal_and_vertical"),
+        ddl.layers.RandomShift(2, 1),
+        ddl.layers.Cutout(3),
+        ddl.layers.RandomBrightness(20.0),
+        ddl.layers.RandomContrast(0.3),
+    ]
+    model = ddl.models.mlp((6, 6, 1), 3, hidden_units=(16,))
+    return ddl.Classification(model, augmentations=augmentations)
+
+
+def noisy() -> ddl.Classification:
+    layers = ddl.layers
+    return ddl.Classification(
+        keras.Sequential(
+            [
+                keras.Input((6, 6, 1)),
+                keras.layers.Rescaling(1 / 255),
+                layers.GaussianNoise(0.1),
+                layers.SpatialDropout2D(0.3),
+                keras.layers.Flatten(),
+                keras.layers.Dense(16, "selu"),
+                layers.AlphaDropout(0.2),
+                layers.GaussianDropout(0.2),
+                layers.Dropout(0.2, noise_shape=(1, 16)),
+                layers.Dropout(0.2),
+                keras.layers.Dense(3),
+            ]
+        )
+    )
+
+
+def l2() -> ddl.Classification:
+    task = mlp()
+    for variable in task.model.trainable_variables:
+        variable.regularizer = keras.regularizers.L2(0.01)
+    return task
+
+
+class Tagging:
+    """A class for each token, with a mask; the table of its words has sparse gradients."""
+
+    def __init__(self) -> None:
+        words = keras.Input((5,), dtype="int64", name="words")
+        x = keras.layers.Embedding(7, 4, name="table")(words)
+        x = ddl.layers.Dropout(0.2)(x)
+        self.model = keras.Model(words, keras.layers.Dense(3)(x))
+
+    def per_example(self, features: dict[str, Any], training: bool) -> ddl.PerExample:
+        logits = self.model(features["words"], training=training)
+        loss = tf.nn.sparse_softmax_cross_entropy_with_logits(features["tags"], logits)
+        mask = tf.sequence_mask(features["length"], 5, loss.dtype)
+        return ddl.PerExample(loss, weight=mask)
+
+
+def _sentences() -> dict[str, np.ndarray]:
+    random = np.random.default_rng(2)
+    return {
+        "words": random.integers(0, 7, (131, 5)),
+        "tags": random.integers(0, 3, (131, 5)),
+        "length": random.integers(0, 6, 131),
+        "weight": random.uniform(0, 2, 131).astype("f4"),
+    }
+
+
+def sgd(**arguments: Any) -> keras.optimizers.Optimizer:
+    return keras.optimizers.SGD(0.05, momentum=0.9, **arguments)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """How to build a run, and what the run on one device that it must equal does otherwise."""
+
+    task: Callable[[], Any] = mlp
+    optimizer: Callable[[], keras.optimizers.Optimizer] = sgd
+    data: Mapping[str, np.ndarray] = dataclasses.field(default_factory=lambda: EVEN)
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    reference: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    in_float32: bool = True  # well enough conditioned for it
+
+
+_WHOLE = {"accumulation_steps": 1}
+
+CASES: dict[str, Case] = {
+    "plain": Case(),
+    "clipping by global norm, biting at every step": Case(arguments={"clip_norm": 0.05}),
+    "clipping by value": Case(arguments={"clip_value": 0.002}),
+    "decoupled weight decay": Case(optimizer=lambda: sgd(weight_decay=0.01)),
+    "L2": Case(task=l2),
+    "accumulation 2 against the whole batch": Case(
+        arguments={"accumulation_steps": 2, "clip_norm": 0.05}, reference=_WHOLE
+    ),
+    "accumulation 4 against the whole batch": Case(
+        task=l2, data=WEIGHED, arguments={"accumulation_steps": 4}, reference=_WHOLE
+    ),
+    "unequal weights": Case(data=WEIGHED),
+    "weights of tokens, sparse gradients": Case(
+        task=Tagging,
+        data=_sentences(),
+        optimizer=lambda: keras.optimizers.AdamW(0.01),
+        # The first updates of Adam are ±1 times the learning rate, even where a gradient is all
+        # rounding.
+        in_float32=False,
+    ),
+    "131 examples in batches of 32": Case(data=UNEVEN),
+    "synchronized BatchNormalization": Case(task=cnn, in_float32=False),
+    "synchronized BatchNormalization, 131 examples": Case(task=cnn, data=UNEVEN, in_float32=False),
+    "synchronized BatchNormalization, accumulation 2": Case(
+        task=cnn, data=UNEVEN, arguments={"accumulation_steps": 2}, in_float32=False
+    ),
+    "ddl.layers.Dropout": Case(task=lambda: mlp(dropout=0.3), data=UNEVEN),
+    "ddl.layers.Dropout, accumulation 4": Case(
+        task=lambda: mlp(dropout=0.3),
+        data=UNEVEN,
+        arguments={"accumulation_steps": 4},
+        reference=_WHOLE,
+    ),
+    "all dropout and noise layers": Case(task=noisy, data=UNEVEN),
+    "augmentation": Case(task=augmented, data=UNEVEN),
+    "augmentation, batches made on the host": Case(
+        task=augmented,
+        data=UNEVEN,
+        arguments={"data_on_device": False, "accumulation_steps": 2},
+        reference=_WHOLE,
+    ),
+    "AdamW": Case(optimizer=lambda: keras.optimizers.AdamW(0.01), in_float32=False),
+    "Lamb": Case(optimizer=lambda: keras.optimizers.Lamb(0.01), in_float32=False),
+}
+
+
+def make_trainer(case: Case, strategy: tf.distribute.Strategy, precision: str, **arguments: Any):
+    """A trainer that also averages the weights, everything from one seed."""
+    set_precision(precision)
+    keras.utils.set_random_seed(3)
+    with strategy.scope():
+        return ddl.Trainer(
+            case.task(),
+            case.optimizer(),
+            dict(case.data),
+            global_batch_size=_BATCH,
+            seed=5,
+            weight_average=ddl.ExponentialMovingAverage(0.9),
+            **{**case.arguments, **arguments},
+        )
+
+
+def figures(trainer: ddl.Trainer) -> dict[str, np.ndarray]:
+    """Trains, and gives all that should not depend on where: by name and place."""
+    losses = [trainer.train(1)["loss"] for _ in range(STEPS)]
+    trainer.average_statistics()
+    kinds = {
+        "weights": trainer.model.trainable_variables,
+        "slots": trainer.optimizer.variables,
+        "moments": trainer.model.non_trainable_variables,
+        "averages": trainer.weight_average.variables,
+    }
+    values = {
+        f"{kind} {place}": variable.numpy()
+        for kind, variables in kinds.items()
+        for place, variable in enumerate(variables)
+    }
+    return {"losses": np.array(losses), **values}
+
+
+@functools.cache
+def reference(name: str, precision: str) -> dict[str, np.ndarray]:
+    """What one device gives."""
+    case = CASES[name]
+    strategy = tf.distribute.OneDeviceStrategy("CPU:0")
+    return figures(make_trainer(case, strategy, precision, **case.reference))
+
+
+def differences(name: str, strategy: tf.distribute.Strategy, precision: str) -> dict[str, float]:
+    """The largest absolute difference from one device, by kind."""
+    ours = figures(make_trainer(CASES[name], strategy, precision))
+    largest: dict[str, float] = {}
+    for key, expected in reference(name, precision).items():
+        kind = key.partition(" ")[0]
+        if expected.dtype.kind == "f":
+            difference = float(np.max(np.abs(ours[key] - expected), initial=0.0))
+            # A NaN is the largest difference of all.
+            largest[kind] = max(largest.get(kind, 0.0), np.nan_to_num(difference, nan=np.inf))
+    return largest

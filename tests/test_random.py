@@ -1,0 +1,164 @@
+"""Random numbers by position, and Keras's generators by replica."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ddl.random
+from ddl.errors import ConfigError
+from ddl.microbatch import Microbatch
+
+
+def microbatch(first_row=0, rows=8, batch=3, seed=5, training=True) -> Microbatch:
+    return Microbatch(
+        seed=seed,
+        training=training,
+        batch=tf.constant(batch, tf.int64),
+        first_row=tf.constant(first_row, tf.int64),
+        rows=rows,
+    )
+
+
+class Owner:
+    name = "owner"
+
+
+def drawn(draw, shape, **where) -> np.ndarray:
+    current = microbatch(rows=where.pop("rows", shape[0]), **where)
+    with current.forward():
+        return draw(Owner(), shape).numpy()
+
+
+@pytest.mark.parametrize("draw", [ddl.random.uniform, ddl.random.normal])
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.integers(1, 40),
+    features=st.lists(st.integers(1, 7), max_size=3),
+    cut=st.tuples(st.integers(0, 40), st.integers(0, 40)),
+)
+def test_some_rows_are_a_slice_of_all_rows(draw, rows, features, cut):
+    start, end = sorted(min(c, rows) for c in cut)
+    if start == end:
+        return
+    whole = drawn(draw, [rows, *features])
+    part = drawn(draw, [end - start, *features], first_row=start)
+    np.testing.assert_array_equal(part, whole[start:end])
+
+
+def test_parts_of_examples_belong_to_them():
+    """As [batch, time] reshaped to [batch·time]."""
+    whole = drawn(ddl.random.uniform, [24, 3], rows=8)
+    part = drawn(ddl.random.uniform, [12, 3], rows=4, first_row=4)
+    np.testing.assert_array_equal(part, whole[12:])
+
+
+def test_shared_numbers_are_the_same_for_every_row_and_place():
+    def shared(first_row, rows):
+        with microbatch(first_row, rows).forward():
+            return ddl.random.uniform(Owner(), [1, 5], shared=True).numpy()
+
+    np.testing.assert_array_equal(shared(0, 8), shared(4, 4))
+    np.testing.assert_array_equal(shared(0, 8), shared(7, 1))
+
+
+@pytest.mark.parametrize("where", [{"batch": 4}, {"seed": 6}, {"training": False}], ids=str)
+def test_batches_seeds_and_evaluation_draw_apart(where):
+    one, other = (drawn(ddl.random.uniform, [8, 4], **w) for w in ({}, where))
+    assert not (one == other).any()
+
+
+def test_layers_and_calls_draw_apart():
+    first, second = Owner(), Owner()
+    with microbatch().forward():
+        values = [
+            ddl.random.uniform(owner, [8, 4], seed=seed).numpy()
+            for owner, seed in [(first, None), (first, None), (second, None), (second, 1)]
+        ]
+    for i, one in enumerate(values):
+        for other in values[i + 1 :]:
+            assert not (one == other).any()
+
+
+def test_rows_that_belong_to_no_example():
+    with microbatch(rows=8).forward(), pytest.raises(ConfigError, match="'owner' draws 12 rows"):
+        ddl.random.uniform(Owner(), [12, 3])
+
+
+def test_the_numbers_are_distributed_as_they_should_be():
+    uniform = drawn(ddl.random.uniform, [1000, 50])
+    assert 0 <= uniform.min() < 0.001 < 0.999 < uniform.max() < 1
+    counts = np.histogram(uniform, 20, (0, 1))[0] / 2500
+    assert abs(counts - 1).max() < 0.1
+    normal = drawn(ddl.random.normal, [1000, 50])
+    assert abs(normal.mean()) < 0.02
+    assert abs(normal.std() - 1) < 0.02
+    # Neighbours, in rows and in columns, know nothing of one another.
+    for one, other in [(uniform[1:], uniform[:-1]), (uniform[:, 1:], uniform[:, :-1])]:
+        assert abs(np.corrcoef(one.ravel(), other.ravel())[0, 1]) < 0.02
+
+
+def test_outside_of_a_trainer_keras_draws():
+    keras.utils.set_random_seed(1)
+    one = ddl.random.normal(Owner(), [2, 3])
+    assert not (one.numpy() == ddl.random.normal(Owner(), [2, 3]).numpy()).any()
+
+
+def seeds(generator, **where):
+    with microbatch(**where).forward():
+        return [generator.next().numpy().tolist() for _ in range(3)]
+
+
+def test_a_generator_gives_each_replica_and_batch_its_own_seeds():
+    generator = keras.random.SeedGenerator(7)
+    ddl.random.seed_by_replica([generator])
+    state = generator.state.numpy().tolist()
+    here = seeds(generator)
+    assert here == seeds(generator)
+    assert len({tuple(seed) for seed in here}) == 3
+    assert here != seeds(generator, first_row=8)
+    assert here != seeds(generator, batch=4)
+    assert here != seeds(generator, training=False)
+    assert generator.state.numpy().tolist() == state
+    other = keras.random.SeedGenerator(8)
+    ddl.random.seed_by_replica([other])
+    assert here != seeds(other)
+
+
+def test_a_generator_goes_on_as_keras_wants_outside():
+    generator, plain = keras.random.SeedGenerator(7), keras.random.SeedGenerator(7)
+    ddl.random.seed_by_replica([generator])
+    for _ in range(2):
+        assert generator.next().numpy().tolist() == plain.next().numpy().tolist()
+
+
+def test_what_is_recomputed_for_the_backward_pass_draws_the_same():
+    layer = ddl.layers.Dropout(0.5)
+    x = tf.ones([8, 16])
+
+    @tf.function(autograph=False)
+    def forward_and_gradient():
+        current = microbatch()
+        with tf.GradientTape() as tape, current.forward():
+            tape.watch(x)
+            y = tf.recompute_grad(lambda x: layer(x, training=True) ** 2)(x)
+        with current.backward():
+            return y, tape.gradient(y, x)
+
+    y, gradient = forward_and_gradient()
+    # y = (2·mask)², so its gradient is 8·mask: another mask would not fit.
+    np.testing.assert_array_equal(gradient, 2 * y)
+    assert {0.0, 4.0} == set(y.numpy().ravel())
+
+
+def test_a_layer_called_twice_cannot_be_recomputed():
+    layer = ddl.layers.Dropout(0.5, name="twice")
+    x = tf.ones([8, 16])
+    current = microbatch()
+    with tf.GradientTape() as tape, current.forward():
+        tape.watch(x)
+        y = tf.recompute_grad(lambda x: layer(layer(x, training=True), training=True))(x)
+    with current.backward(), pytest.raises(ConfigError, match="'twice'.* called 2 times"):
+        tape.gradient(y, x)
