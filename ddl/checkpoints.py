@@ -34,7 +34,10 @@ class Checkpoints:
         if trainer.weight_average is not None:
             self._model["weight_average"] = trainer.weight_average.variables
         self._checkpoint = tf.train.Checkpoint(
-            **self._model, optimizer=trainer.optimizer, state=self._state._asdict()
+            **self._model,
+            optimizer=trainer.optimizer,
+            state=self._state._asdict(),
+            seeds=trainer.seeds,
         )
         self._manager = tf.train.CheckpointManager(
             self._checkpoint, str(Path(directory)), max_to_keep=keep, checkpoint_name="step"

@@ -6,6 +6,7 @@ all-reduce a layer where Keras makes three.
 """
 
 import functools
+import math
 from collections.abc import Sequence
 
 import keras
@@ -110,11 +111,11 @@ def _numbers(inputs: tf.Tensor, axes: Sequence[int], counts: tf.Tensor | None) -
     counted = tf.ones([], inputs.dtype) if counts is None else tf.cast(counts, inputs.dtype)
     rank = len(counted.shape)
     numbers = tf.reduce_sum(counted, [axis for axis in axes if axis < rank])
-    others = tf.gather(tf.shape(inputs), [axis for axis in axes if axis >= rank])
-    return tf.reshape(numbers * tf.cast(tf.reduce_prod(others), inputs.dtype), [-1])
+    shape = keras.ops.shape(inputs)
+    others = math.prod(shape[axis] for axis in axes if axis >= rank)
+    return tf.reshape(numbers * tf.cast(others, inputs.dtype), [-1])
 
 
 def _with_rank(values: tf.Tensor, rank: int) -> tf.Tensor:
     """The same values with dimensions of one after their own."""
-    missing = rank - len(values.shape)
-    return tf.reshape(values, tf.concat([tf.shape(values), [1] * missing], axis=0))
+    return tf.reshape(values, [*keras.ops.shape(values), *[1] * (rank - len(values.shape))])

@@ -125,7 +125,10 @@ class Trainer:
         self._objective = Objective(task, spec, global_batch_size, self.strategy)
         # The objective has built the model by now, if it was not.
         variables = check_variables(self.model, self.strategy)
-        prepare_layers(layers_of(task), self.strategy)
+        layers = layers_of(task)
+        prepare_layers(layers, self.strategy)
+        self.seeds = [g.state.value for layer in layers for g in layer._seed_generators]
+        """States of Keras's random generators, which Keras leaves out of checkpoints."""
         self._statistics = Statistics(self.model, self.strategy)
         gradient_path.prepare_optimizer(optimizer, variables, self.strategy)
         if loss_scale == "auto":

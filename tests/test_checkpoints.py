@@ -1,11 +1,13 @@
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+import ddl
 from ddl.checkpoints import Checkpoints
 from ddl.errors import ModelDirectoryError
 from tests.conftest import make_strategy
-from tests.test_trainer import make_trainer, weights_and_slots
+from tests.test_trainer import DATA, make_trainer, weights_and_slots
 
 
 def assert_equal(one, other, atol=0.0):
@@ -28,6 +30,25 @@ def test_goes_on_where_it_was_in_the_middle_of_an_epoch(tmp_path):
     assert_equal(second, straight)
     assert second.evaluate() == straight.evaluate()
     assert metrics["loss"] > 0
+
+
+@pytest.mark.parametrize("layer", [ddl.layers.Dropout, keras.layers.Dropout])
+def test_what_is_drawn_at_random_goes_on_too(tmp_path, layer):
+    def trainer(seed):
+        keras.utils.set_random_seed(seed)
+        strategy = make_strategy("mirrored", 2)
+        with strategy.scope():
+            layers = [keras.layers.Flatten(), layer(0.5), keras.layers.Dense(2)]
+            model = keras.Sequential([keras.Input((6, 6, 1)), *layers])
+            task = ddl.Classification(model, augmentations=[ddl.layers.RandomShift(1, 1)])
+            return ddl.Trainer(task, keras.optimizers.SGD(1e-3), DATA, global_batch_size=32)
+
+    first, second = trainer(1), trainer(2)  # another seed: what counts is in the checkpoint
+    first.train(3)
+    Checkpoints(tmp_path, first).save()
+    Checkpoints(tmp_path, second).restore_latest()
+    assert first.train(4) == second.train(4)
+    assert_equal(first, second)
 
 
 def test_metrics_since_the_last_log_are_saved(tmp_path):

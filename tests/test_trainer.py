@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import ddl
+from ddl import microbatch
 from ddl.actions import EachLoop
 from ddl.data import ArraySource
 from ddl.errors import ConfigError, DataError, TrainingDiverged
@@ -220,6 +221,105 @@ def test_an_overflow_is_skipped_and_halves_the_scale(strategy):
     assert any((a != b).any() for a, b in zip(before, weights_and_slots(trainer), strict=True))
 
 
+class Overflowing(ddl.Classification):
+    """One replica's loss is infinite in one batch; in all if that is number 0."""
+
+    def __init__(self, model, replica, batch=1):
+        super().__init__(model)
+        self.replica, self.batch = replica, batch
+
+    def per_example(self, features, training):
+        output = super().per_example(features, training)
+        if not training:
+            return output
+        here = tf.distribute.get_replica_context().replica_id_in_sync_group
+        batch = microbatch.current().batch
+        now = tf.equal(batch, self.batch) if self.batch else tf.constant(True)
+        bad = now & tf.equal(here, self.replica)
+        return output._replace(loss=tf.where(bad, np.inf, 1.0) * output.loss)
+
+
+def overflowing_trainer(strategy, replica, batch=1, batch_normalization=True, **arguments):
+    set_precision("mixed_float16")
+    keras.utils.set_random_seed(3)
+    with strategy.scope():
+        model = ddl.models.cnn(
+            (6, 6, 1),
+            2,
+            blocks=((4,),),
+            hidden_units=(8,),
+            batch_normalization=batch_normalization,
+        )
+        return ddl.Trainer(
+            Overflowing(model, replica, batch),
+            keras.optimizers.SGD(0.05, momentum=0.9),
+            DATA,
+            global_batch_size=32,
+            loss_scale=ddl.LossScale(1024.0),
+            weight_average=ddl.ExponentialMovingAverage(0.9),
+            **arguments,
+        )
+
+
+def all_copies(trainer) -> list[list[np.ndarray]]:
+    """Every replica's copy of weights, moments, slots and averages."""
+    variables = [v.value for v in [*trainer.model.variables, *trainer.optimizer.variables]]
+    return [
+        [copy.numpy() for copy in trainer.strategy.experimental_local_results(variable)]
+        for variable in [*variables, *trainer.weight_average.variables]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "replicas", "replica", "accumulation_steps"),
+    [
+        ("one_device", 1, 0, 1),
+        *[("mirrored", 2, replica, 2) for replica in range(2)],
+        *[("mirrored", 4, replica, 1) for replica in range(4)],
+        *[("central_storage", 2, replica, 1) for replica in range(2)],
+    ],
+)
+def test_an_overflow_on_any_one_replica_changes_no_replica(
+    name, replicas, replica, accumulation_steps
+):
+    strategy = make_strategy(name, replicas)
+    check_that_an_overflow_changes_nothing(strategy, replica, accumulation_steps=accumulation_steps)
+
+
+def check_that_an_overflow_changes_nothing(strategy, replica, **arguments):
+    # Stops at the skipped update, to be looked at.
+    trainer = overflowing_trainer(strategy, replica, max_skipped_updates=1, **arguments)
+    trainer.train(1)
+    before = all_copies(trainer)
+    with pytest.raises(TrainingDiverged):
+        trainer.train(1)
+    for ours, theirs in zip(all_copies(trainer), before, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert (trainer.step, trainer.skipped_updates, trainer.loss_scale) == (1, 1, 512.0)
+
+
+def test_training_goes_on_after_an_overflow():
+    trainer = overflowing_trainer(make_strategy("mirrored", 2), 1)
+    trainer.train(1)
+    before = [v.numpy() for v in trainer.model.variables]
+    assert np.isfinite(trainer.train(1)["loss"])
+    assert (trainer.step, trainer.skipped_updates, trainer.loss_scale) == (2, 1, 512.0)
+    for one, other in all_copies(trainer):
+        np.testing.assert_array_equal(one, other)
+    for variable, was in zip(trainer.model.variables, before, strict=True):
+        assert (variable.numpy() != was).any()
+
+
+@pytest.mark.parametrize("replica", [0, 1])
+def test_the_first_overflow_is_named(replica):
+    strategy = make_strategy("mirrored", 2)
+    trainer = overflowing_trainer(strategy, replica, batch=0, max_skipped_updates=3)
+    with pytest.raises(TrainingDiverged) as raised:
+        trainer.train(1)
+    assert f"that of logits/bias on replica {replica}" in str(raised.value)
+    assert "number 2" in str(raised.value)
+
+
 def test_too_many_overflows_in_a_row_are_a_divergence():
     broken = {"image": IMAGES.astype(np.float32) * 1e30, "label": LABELS}
     trainer = make_trainer(
@@ -322,10 +422,12 @@ def test_weights_that_are_not_finite_are_named():
     [
         ({"batch": 32.0}, "global_batch_size is 32.0; it is an integer"),
         ({"batch": 30}, "batch size 30 .* 4 replicas.*28 or 32"),
+        ({"clip_norm": 0.0}, "clip_norm is 0.0"),
+        ({"clip_value": -1.0}, "clip_value is -1.0"),
+        ({"clip_norm": 1.0, "clip_value": 1.0}, "both clip_norm and clip_value"),
         ({"batch": 3}, "batch size 3 .*Use 4"),
         ({"accumulation_steps": 3}, "4 replicas × 3 accumulation steps.*24 or 36"),
         ({"accumulation_steps": 0}, "accumulation_steps is 0"),
-        ({"clip_norm": 0.0}, "clip_norm is 0.0"),
         ({"max_skipped_updates": 0}, "max_skipped_updates is 0"),
     ],
 )

@@ -175,7 +175,7 @@ def test_masks_in_training_are_slices_of_one_devices(replicas, accumulation_step
         np.testing.assert_array_equal(seen, whole[24 - len(seen) :])
 
 
-def test_keras_masks_differ_between_replicas_and_steps():
+def test_keras_masks_differ():
     masks = recorded(make_strategy("mirrored", 2), keras.layers.Dropout, steps=2)
     flat = [mask for step in masks for mask in step]
     for i, one in enumerate(flat):

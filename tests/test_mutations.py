@@ -1,0 +1,168 @@
+"""What the parity tests are worth: one thing is taken out at a time, and a test must fail.
+
+Every mutation first sees its test pass on the code as it is.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+import ddl.normalization
+import ddl.random
+from ddl import gradients as gradient_path
+from ddl.data import BatchPipeline
+from ddl.objective import Objective
+from ddl.statistics import Statistics
+from ddl.step import UpdateStep
+from tests import test_parity, test_trainer
+from tests.conftest import make_strategy
+from tests.layers import test_regularization
+from tests.parity_cases import differences, reference
+
+Patch = pytest.MonkeyPatch
+
+
+def parity(case: str) -> Callable[[], None]:
+    def check() -> None:
+        largest = differences(case, make_strategy("mirrored", 4), "float64")
+        test_parity.assert_small(largest, 1e-10)
+
+    check.__name__ = case
+    # On one device, before anything is taken out.
+    check.prepare = lambda: reference(case, "float64")
+    return check
+
+
+def overflow_on_replica_1() -> None:
+    test_trainer.check_that_an_overflow_changes_nothing(make_strategy("mirrored", 4), 1)
+
+
+def overflow_without_layers_that_spread_it() -> None:
+    """Synchronized layers carry an infinity to the other replicas' gradients."""
+    test_trainer.check_that_an_overflow_changes_nothing(
+        make_strategy("mirrored", 4), 1, batch_normalization=False
+    )
+
+
+def divide_by_the_replicas_own_rows(patch: Patch) -> None:
+    initialize = Objective.__init__
+
+    def mutated(self, task, spec, global_batch_size, strategy):
+        initialize(self, task, spec, global_batch_size, strategy)
+        self._global_batch_size //= strategy.num_replicas_in_sync
+
+    patch.setattr(Objective, "__init__", mutated)
+
+
+def leave_out_the_reduce(patch: Patch) -> None:
+    patch.setattr(gradient_path, "all_reduce", lambda strategy, gradients, *_: list(gradients))
+
+
+def let_keras_reduce_again(patch: Patch) -> None:
+    prepare = gradient_path.prepare_optimizer
+
+    def mutated(optimizer, *arguments):
+        prepare(optimizer, *arguments)
+        del optimizer._all_reduce_sum_gradients
+
+    patch.setattr(gradient_path, "prepare_optimizer", mutated)
+
+
+def clip_before_the_reduce(patch: Patch) -> None:
+    clip, reduce = gradient_path.clip_by_global_norm, gradient_path.all_reduce
+
+    def mutated(strategy, gradients, *arguments):
+        clipped = strategy.run(lambda own: clip(own, 0.05)[0], args=(gradients,))
+        return reduce(strategy, clipped, *arguments)
+
+    patch.setattr(gradient_path, "all_reduce", mutated)
+    patch.setattr(gradient_path, "clip_by_global_norm", lambda g, _: (g, tf.constant(0.0)))
+
+
+def ask_the_first_replica_before_the_reduce(patch: Patch) -> None:
+    reduce, finite, own = gradient_path.all_reduce, gradient_path.all_finite, []
+
+    def mutated(strategy, gradients, *arguments):
+        own[:] = [strategy.experimental_local_results(gradient)[0] for gradient in gradients]
+        return reduce(strategy, gradients, *arguments)
+
+    patch.setattr(gradient_path, "all_reduce", mutated)
+    patch.setattr(gradient_path, "all_finite", lambda reduced: finite(own))
+
+
+def give_all_replicas_one_stream(patch: Patch) -> None:
+    words = ddl.random._words
+    patch.setattr(ddl.random, "_words", lambda low, high: words(tf.zeros_like(low), high))
+
+
+def forget_the_position(patch: Patch) -> None:
+    patch.setattr(BatchPipeline, "first_row", lambda *_: tf.zeros([], tf.int64))
+
+
+def take_moments_of_each_replica(patch: Patch) -> None:
+    moments = ddl.normalization.batch_moments
+    patch.setattr(
+        ddl.normalization, "batch_moments", lambda *arguments: moments(*arguments[:-1], False)
+    )
+
+
+def cut_microbatches_out_of_each_share(patch: Patch) -> None:
+    patch.setattr(BatchPipeline, "_arranged", lambda self, first, _: self._elements(first))
+
+
+def leave_out_the_weights(patch: Patch) -> None:
+    patch.setattr(UpdateStep, "_factor", lambda *_: None)
+
+
+def add_the_penalty_on_each_replica(patch: Patch) -> None:
+    add = gradient_path.add_regularization
+    patch.setattr(
+        gradient_path,
+        "add_regularization",
+        lambda gradients, variables: add(add(gradients, variables), variables),
+    )
+
+
+def square_the_parts_of_a_row(patch: Patch) -> None:
+    patch.setattr(gradient_path, "merge_duplicates", lambda gradient: gradient)
+
+
+def keep_the_moments_of_a_skipped_update(patch: Patch) -> None:
+    patch.setattr(Statistics, "restore", lambda *_: None)
+
+
+CLIPPING = "clipping by global norm, biting at every step"
+SYNCHRONIZED = "synchronized BatchNormalization"
+
+MUTATIONS: list[tuple[Callable[[Patch], None], Callable[[], Any]]] = [
+    (divide_by_the_replicas_own_rows, parity("plain")),
+    (leave_out_the_reduce, parity("plain")),
+    (let_keras_reduce_again, parity("plain")),
+    (clip_before_the_reduce, parity(CLIPPING)),
+    (ask_the_first_replica_before_the_reduce, overflow_without_layers_that_spread_it),
+    (give_all_replicas_one_stream, test_regularization.test_keras_masks_differ),
+    (forget_the_position, parity("ddl.layers.Dropout")),
+    (forget_the_position, parity("augmentation")),
+    (take_moments_of_each_replica, parity(SYNCHRONIZED)),
+    (cut_microbatches_out_of_each_share, parity(f"{SYNCHRONIZED}, accumulation 2")),
+    (cut_microbatches_out_of_each_share, parity("ddl.layers.Dropout, accumulation 4")),
+    (leave_out_the_weights, parity("131 examples in batches of 32")),
+    (leave_out_the_weights, parity("unequal weights")),
+    (add_the_penalty_on_each_replica, parity("L2")),
+    (square_the_parts_of_a_row, parity("weights of tokens, sparse gradients")),
+    (keep_the_moments_of_a_skipped_update, overflow_on_replica_1),
+]
+
+
+@pytest.mark.parametrize(
+    ("take_out", "check"),
+    MUTATIONS,
+    ids=[f"{number}-{m.__name__}" for number, (m, _) in enumerate(MUTATIONS)],
+)
+def test_a_test_fails_without(take_out, check, monkeypatch):
+    getattr(check, "prepare", lambda: None)()
+    take_out(monkeypatch)
+    with pytest.raises((AssertionError, ValueError, tf.errors.OpError)):
+        check()
