@@ -5,6 +5,8 @@ workers, threads or timing. Any batch of the run is computed directly from its n
 on from step one million costs what starting from step 0 does.
 """
 
+import os
+
 import tensorflow as tf
 
 from ddl.errors import ConfigError, DataError
@@ -68,10 +70,54 @@ def batch_indices(
     batch = tf.cast(batch, tf.int64)
     first = (batch % steps) * global_batch_size
     position = first + tf.range(global_batch_size, dtype=tf.int64)
+    return _indices(position, batch // steps, num_examples, seed, shuffle)
+
+
+def index_batches(
+    first_batch: int, *, num_examples: int, global_batch_size: int, seed: int, shuffle: bool
+) -> tf.data.Dataset:
+    """What `batch_indices` gives for batches first_batch, first_batch + 1, … without end.
+
+    Returns:
+      Dicts of "index", int64 [B], and "weight", float32 [B].
+    """
+    if num_examples > _SORTED_UP_TO:
+
+        def batch(number: tf.Tensor) -> dict[str, tf.Tensor]:
+            index, weight = batch_indices(
+                number,
+                num_examples=num_examples,
+                global_batch_size=global_batch_size,
+                seed=seed,
+                shuffle=shuffle,
+            )
+            return {"index": index, "weight": weight}
+
+        return tf.data.Dataset.counter(first_batch).map(
+            batch, num_parallel_calls=os.cpu_count() or 1, deterministic=True
+        )
+    # One sort serves the whole epoch, which is small enough to be made at once.
+    steps = steps_per_epoch(num_examples, global_batch_size)
+
+    def batches_of_epoch(epoch: tf.Tensor) -> dict[str, tf.Tensor]:
+        position = tf.range(steps * global_batch_size, dtype=tf.int64)
+        index, weight = _indices(position, epoch, num_examples, seed, shuffle)
+        shape = [steps, global_batch_size]
+        return {"index": tf.reshape(index, shape), "weight": tf.reshape(weight, shape)}
+
+    first_epoch, skipped = divmod(first_batch, steps)
+    epochs = tf.data.Dataset.counter(first_epoch).map(batches_of_epoch)
+    return epochs.unbatch().skip(skipped)
+
+
+def _indices(
+    position: tf.Tensor, epoch: tf.Tensor, num_examples: int, seed: int, shuffle: bool
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Indices and weights of the rows at some positions of an epoch, int64 [b] and []."""
     weight = tf.cast(position < num_examples, tf.float32)
     index = position % num_examples
     if shuffle and num_examples > 1:
-        index = _permute(index, num_examples, _epoch_key(seed, batch // steps))
+        index = _permute(index, num_examples, _epoch_key(seed, epoch))
     return index, weight
 
 

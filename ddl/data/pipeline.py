@@ -5,8 +5,8 @@ from typing import Any, Literal
 import tensorflow as tf
 
 from ddl.data import resident as resident_data
-from ddl.data.order import batch_indices, steps_per_epoch
-from ddl.data.source import ArraySource, Source, numbered_batches, weighted
+from ddl.data.order import index_batches, steps_per_epoch
+from ddl.data.source import ArraySource, Source, weighted
 from ddl.errors import ConfigError
 
 _RESIDENT_UP_TO_BYTES = 256 << 20
@@ -195,18 +195,13 @@ class BatchPipeline:
         """Global batches as they are shared out: examples, or where to gather them."""
         if not self.resident:
             return self._examples(first_batch)
-
-        def batch(number: tf.Tensor) -> dict[str, tf.Tensor]:
-            index, weight = batch_indices(
-                number,
-                num_examples=self.num_examples,
-                global_batch_size=self.global_batch_size,
-                seed=self._seed,
-                shuffle=self._shuffle,
-            )
-            return {"index": index, "weight": weight}
-
-        return numbered_batches(batch, first_batch)
+        return index_batches(
+            first_batch,
+            num_examples=self.num_examples,
+            global_batch_size=self.global_batch_size,
+            seed=self._seed,
+            shuffle=self._shuffle,
+        )
 
     def _examples(self, first_batch: int) -> tf.data.Dataset:
         return self.source.batches(

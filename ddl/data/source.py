@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ddl.data.order import batch_indices
+from ddl.data.order import index_batches
 from ddl.errors import DataError
 
 _CHUNK_BYTES = 1 << 24
@@ -56,18 +56,18 @@ class IndexedSource(Source):
         self, global_batch_size: int, first_batch: int, *, seed: int, shuffle: bool
     ) -> tf.data.Dataset:
         """See `Source`. Any batch is found at once, and each epoch is shuffled whole."""
-
-        def batch(number: tf.Tensor) -> dict[str, tf.Tensor]:
-            index, padding = batch_indices(
-                number,
-                num_examples=len(self),
-                global_batch_size=global_batch_size,
-                seed=seed,
-                shuffle=shuffle,
-            )
-            return weighted(self.gather(index), padding)
-
-        return numbered_batches(batch, first_batch)
+        batches = index_batches(
+            first_batch,
+            num_examples=len(self),
+            global_batch_size=global_batch_size,
+            seed=seed,
+            shuffle=shuffle,
+        )
+        return batches.map(
+            lambda batch: weighted(self.gather(batch["index"]), batch["weight"]),
+            num_parallel_calls=os.cpu_count() or 1,
+            deterministic=True,
+        )
 
     @abc.abstractmethod
     def gather(self, indices: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -229,15 +229,6 @@ class RandomAccessSource(IndexedSource):
                     f"{rows[name].shape}; expected {spec.dtype.name} {shape}"
                 )
         return [rows[name] for name in self._element_spec]
-
-
-def numbered_batches(
-    batch: Callable[[tf.Tensor], dict[str, tf.Tensor]], first_batch: int
-) -> tf.data.Dataset:
-    """The batches that a function makes of their numbers, int64 [], from `first_batch` on."""
-    return tf.data.Dataset.counter(first_batch).map(
-        batch, num_parallel_calls=os.cpu_count() or 1, deterministic=True
-    )
 
 
 def weighted(features: dict[str, tf.Tensor], padding: tf.Tensor) -> dict[str, tf.Tensor]:

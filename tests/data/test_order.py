@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ddl.data.order import _SORTED_UP_TO, batch_indices, steps_per_epoch
+from ddl.data.order import _SORTED_UP_TO, batch_indices, index_batches, steps_per_epoch
 from ddl.errors import ConfigError, DataError
 
 
@@ -35,6 +35,24 @@ def test_every_example_comes_once_an_epoch(num_examples, batch_size, seed):
         assert sorted(index[weight == 1]) == list(range(num_examples))
         assert ((index >= 0) & (index < num_examples)).all()
         assert set(weight) <= {0.0, 1.0}
+
+
+@pytest.mark.parametrize("first_batch", [0, 1, 5, 13])
+@pytest.mark.parametrize("num_examples", [10, _SORTED_UP_TO + 1])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_a_data_set_of_batches_begins_anywhere(first_batch, num_examples, shuffle):
+    arguments = {
+        "num_examples": num_examples,
+        "global_batch_size": 4,
+        "seed": 3,
+        "shuffle": shuffle,
+    }
+    batches = index_batches(first_batch, **arguments).take(7)
+    for number, batch in enumerate(batches, start=first_batch):
+        index, weight = batch_indices(tf.constant(number, tf.int64), **arguments)
+        np.testing.assert_array_equal(batch["index"], index)
+        np.testing.assert_array_equal(batch["weight"], weight)
+        assert batch["index"].shape == (4,)
 
 
 def test_unshuffled_order_is_the_stored_one_and_padding_comes_last():

@@ -1,0 +1,153 @@
+"""What ddl's step costs beside the plainest one: python -m benchmarks.step_cost.
+
+The digits CNN in global batches of 64, mirrored on 2 virtual CPU devices, everything else as
+alike as can be. The plain loop is what a tutorial ends with: a tf.while of strategy.run,
+Keras's optimizer.apply, and strategy.reduce of the loss; no clipping, no loss scale. It runs with
+TensorFlow's own all-reduce and with the one that ddl takes on CPUs. ddl runs the same model in
+float32, and in mixed_float16 without and with its loss scale, finite check and skipping.
+
+Rounds are interleaved, so that what else the machine does hits all alike; the figures are medians,
+and medians of ratios within a round.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import ddl
+from ddl import distribution
+from ddl.precision import set_precision
+
+BATCH = 64
+STEPS = 200
+ROUNDS = 25
+REPLICAS = 2
+
+Loop = Callable[[], None]
+
+
+def model() -> keras.Model:
+    """The network of configs/digits_cnn.gin."""
+    return ddl.models.cnn(
+        (8, 8, 1), 10, blocks=((32,), (64,)), hidden_units=(64,), padding="same", input_scale=1 / 16
+    )
+
+
+def optimizer() -> keras.optimizers.Optimizer:
+    """Its optimizer, at a constant rate."""
+    return keras.optimizers.SGD(0.01, momentum=0.9, nesterov=True, weight_decay=0.02)
+
+
+def data() -> tuple[np.ndarray, np.ndarray]:
+    """Its data, in a whole number of batches, so that no weights are needed."""
+    images, labels = ddl.data.load_digits("train")
+    whole = len(images) // BATCH * BATCH
+    return images[:whole], labels[:whole]
+
+
+def plain_loop(strategy: tf.distribute.Strategy) -> Loop:
+    """`STEPS` updates of the plainest loop a call."""
+    set_precision("float32")
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        network, update = model(), optimizer()
+        update.build(network.trainable_variables)
+    images, labels = data()
+    dataset = tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(len(images)).repeat()
+    dataset = dataset.batch(BATCH, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
+    iterator = iter(strategy.experimental_distribute_dataset(dataset))
+
+    def replica_step(inputs: Any) -> tf.Tensor:
+        image, label = inputs
+        with tf.GradientTape() as tape:
+            logits = network(image, training=True)
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(label, logits)
+            loss = tf.reduce_sum(losses) / BATCH
+        variables = network.trainable_variables
+        update.apply(tape.gradient(loss, [v.value for v in variables]), variables)
+        return loss
+
+    @tf.function(autograph=False)
+    def loop() -> tf.Tensor:
+        def step(count: tf.Tensor, total: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            loss = strategy.run(replica_step, args=(next(iterator),))
+            return count + 1, total + strategy.reduce("SUM", loss, axis=None)
+
+        start = (tf.constant(0), tf.constant(0.0))
+        return tf.while_loop(lambda count, _: count < STEPS, step, start)[1]
+
+    return lambda: loop().numpy()
+
+
+def ddl_loop(precision: str, **arguments: Any) -> Loop:
+    """`STEPS` updates of ddl's trainer a call."""
+    set_precision(precision)
+    keras.utils.set_random_seed(0)
+    strategy = distribution.build_strategy("mirrored")
+    with strategy.scope():
+        trainer = ddl.Trainer(
+            ddl.Classification(model()),
+            optimizer(),
+            data(),
+            global_batch_size=BATCH,
+            steps_per_loop=STEPS,
+            **arguments,
+        )
+    return lambda: trainer.train(STEPS)
+
+
+def milliseconds(loops: dict[str, Loop]) -> dict[str, np.ndarray]:
+    """Time a step of each loop in each round, one after the other in every round."""
+    for loop in loops.values():
+        loop()  # traces
+    times: dict[str, list[float]] = {name: [] for name in loops}
+    for _ in range(ROUNDS):
+        for name, loop in loops.items():
+            start = time.perf_counter()
+            loop()
+            times[name].append((time.perf_counter() - start) / STEPS * 1e3)
+    return {name: np.array(values) for name, values in times.items()}
+
+
+def main() -> None:
+    """Prints the table; with an argument, also writes the figures there as JSON."""
+    distribution.configure_devices(num_virtual_devices=REPLICAS)
+    plain, same_reduce = "plain, TensorFlow's all-reduce", "plain, the all-reduce of ddl"
+    unscaled = "ddl, mixed_float16 without loss scale"
+    times = milliseconds(
+        {
+            plain: plain_loop(tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])),
+            same_reduce: plain_loop(distribution.build_strategy("mirrored")),
+            "ddl, float32": ddl_loop("float32"),
+            "ddl, float32, clip_norm": ddl_loop("float32", clip_norm=1.0),
+            "ddl, float32, weight average": ddl_loop(
+                "float32", weight_average=ddl.ExponentialMovingAverage()
+            ),
+            unscaled: ddl_loop("mixed_float16", loss_scale=None),
+            "ddl, mixed_float16": ddl_loop("mixed_float16"),
+        }
+    )
+    medians = {name: float(np.median(values)) for name, values in times.items()}
+    print(f"{'':40} {'ms a step':>10} {'of plain':>10} {'same reduce':>12} {'unscaled':>10}")
+    for name, values in times.items():
+        ratios = [np.median(values / times[base]) for base in (plain, same_reduce, unscaled)]
+        print(
+            f"{name:40} {medians[name]:>10.3f} {ratios[0]:>10.3f} {ratios[1]:>12.3f} "
+            f"{ratios[2]:>10.3f}"
+        )
+    if len(sys.argv) > 1:
+        Path(sys.argv[1]).write_text(json.dumps(medians, indent=1))
+
+
+if __name__ == "__main__":
+    main()
