@@ -4,7 +4,8 @@ The digits CNN in global batches of 64, mirrored on 2 virtual CPU devices, every
 alike as can be. The plain loop is what a tutorial ends with: a tf.while of strategy.run,
 Keras's optimizer.apply, and strategy.reduce of the loss; no clipping, no loss scale. It runs with
 TensorFlow's own all-reduce and with the one that ddl takes on CPUs. ddl runs the same model in
-float32, and in mixed_float16 without and with its loss scale, finite check and skipping.
+float32, and in mixed_float16 without and with its loss scale, finite check and skipping. A second
+table holds layers that draw and that normalize against Keras's.
 
 Rounds are interleaved, so that what else the machine does hits all alike; the figures are medians,
 and medians of ratios within a round.
@@ -36,10 +37,16 @@ REPLICAS = 2
 Loop = Callable[[], None]
 
 
-def model() -> keras.Model:
-    """The network of configs/digits_cnn.gin."""
+def model(**layers: Any) -> keras.Model:
+    """The network of configs/digits_cnn.gin, and more layers if asked for."""
     return ddl.models.cnn(
-        (8, 8, 1), 10, blocks=((32,), (64,)), hidden_units=(64,), padding="same", input_scale=1 / 16
+        (8, 8, 1),
+        10,
+        blocks=((32,), (64,)),
+        hidden_units=(64,),
+        padding="same",
+        input_scale=1 / 16,
+        **layers,
     )
 
 
@@ -55,12 +62,12 @@ def data() -> tuple[np.ndarray, np.ndarray]:
     return images[:whole], labels[:whole]
 
 
-def plain_loop(strategy: tf.distribute.Strategy) -> Loop:
-    """`STEPS` updates of the plainest loop a call."""
+def plain_loop(strategy: tf.distribute.Strategy, **layers: Any) -> Loop:
+    """`STEPS` updates of the plainest loop a call; layers of ddl are as Keras's in it."""
     set_precision("float32")
     keras.utils.set_random_seed(0)
     with strategy.scope():
-        network, update = model(), optimizer()
+        network, update = model(**layers), optimizer()
         update.build(network.trainable_variables)
     images, labels = data()
     dataset = tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(len(images)).repeat()
@@ -89,14 +96,14 @@ def plain_loop(strategy: tf.distribute.Strategy) -> Loop:
     return lambda: loop().numpy()
 
 
-def ddl_loop(precision: str, **arguments: Any) -> Loop:
+def ddl_loop(precision: str, layers: dict[str, Any] | None = None, **arguments: Any) -> Loop:
     """`STEPS` updates of ddl's trainer a call."""
     set_precision(precision)
     keras.utils.set_random_seed(0)
     strategy = distribution.build_strategy("mirrored")
     with strategy.scope():
         trainer = ddl.Trainer(
-            ddl.Classification(model()),
+            ddl.Classification(model(**(layers or {}))),
             optimizer(),
             data(),
             global_batch_size=BATCH,
@@ -119,32 +126,52 @@ def milliseconds(loops: dict[str, Loop]) -> dict[str, np.ndarray]:
     return {name: np.array(values) for name, values in times.items()}
 
 
+def table(loops: dict[str, Loop], bases: list[str]) -> dict[str, float]:
+    """Prints medians, and median ratios to the loops named; returns the medians."""
+    times = milliseconds(loops)
+    print(f"{'':44} {'ms a step':>10} " + " ".join(f"{f'of ({n})':>8}" for n in range(len(bases))))
+    for name, values in times.items():
+        ratios = " ".join(f"{np.median(values / times[base]):>8.3f}" for base in bases)
+        mark = f"({bases.index(name)}) " if name in bases else ""
+        print(f"{mark + name:44} {np.median(values):>10.3f} {ratios}")
+    print()
+    return {name: float(np.median(values)) for name, values in times.items()}
+
+
 def main() -> None:
-    """Prints the table; with an argument, also writes the figures there as JSON."""
+    """Prints the tables; with an argument, also writes the medians there as JSON."""
     distribution.configure_devices(num_virtual_devices=REPLICAS)
+    mirrored = distribution.build_strategy("mirrored")
     plain, same_reduce = "plain, TensorFlow's all-reduce", "plain, the all-reduce of ddl"
     unscaled = "ddl, mixed_float16 without loss scale"
-    times = milliseconds(
+    average = ddl.ExponentialMovingAverage()
+    medians = table(
         {
             plain: plain_loop(tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])),
-            same_reduce: plain_loop(distribution.build_strategy("mirrored")),
+            same_reduce: plain_loop(mirrored),
             "ddl, float32": ddl_loop("float32"),
             "ddl, float32, clip_norm": ddl_loop("float32", clip_norm=1.0),
-            "ddl, float32, weight average": ddl_loop(
-                "float32", weight_average=ddl.ExponentialMovingAverage()
-            ),
+            "ddl, float32, weight average": ddl_loop("float32", weight_average=average),
             unscaled: ddl_loop("mixed_float16", loss_scale=None),
             "ddl, mixed_float16": ddl_loop("mixed_float16"),
-        }
+        },
+        [plain, same_reduce, unscaled],
     )
-    medians = {name: float(np.median(values)) for name, values in times.items()}
-    print(f"{'':40} {'ms a step':>10} {'of plain':>10} {'same reduce':>12} {'unscaled':>10}")
-    for name, values in times.items():
-        ratios = [np.median(values / times[base]) for base in (plain, same_reduce, unscaled)]
-        print(
-            f"{name:40} {medians[name]:>10.3f} {ratios[0]:>10.3f} {ratios[1]:>12.3f} "
-            f"{ratios[2]:>10.3f}"
-        )
+    dropout = {"block_dropout": 0.25, "hidden_dropout": 0.5}
+    normalization = {"batch_normalization": True}
+    keras_dropout, keras_normalization = (
+        "plain, Keras's Dropout",
+        "plain, Keras's synchronized norm",
+    )
+    medians |= table(
+        {
+            keras_dropout: plain_loop(mirrored, **dropout),
+            "ddl, ddl.layers.Dropout": ddl_loop("float32", dropout),
+            keras_normalization: plain_loop(mirrored, **normalization),
+            "ddl, the same layers": ddl_loop("float32", normalization),
+        },
+        [keras_dropout, keras_normalization],
+    )
     if len(sys.argv) > 1:
         Path(sys.argv[1]).write_text(json.dumps(medians, indent=1))
 

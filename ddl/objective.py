@@ -8,7 +8,9 @@ divides by the global Σ weight / B once, after the reduce.
 from collections.abc import Sequence
 
 import tensorflow as tf
+from absl import logging
 
+from ddl import microbatch
 from ddl.errors import ConfigError
 from ddl.metrics import MetricSums
 from ddl.model_checks import has_synchronized_layers
@@ -95,6 +97,15 @@ class Objective:
                 "the model adds losses of its own (add_loss, or an activity regularizer) and has "
                 "synchronized BatchNormalization, which Keras mixes up on several replicas. Return "
                 "these losses from the task instead."
+            )
+        current = microbatch.current()
+        if own and current is not None and current.counts is not None:
+            logging.log_first_n(
+                logging.WARNING,
+                "The model adds losses of its own (add_loss, or an activity regularizer). They are "
+                "means over all rows of a replica, padding too: in a batch that is not full they "
+                "depend on the number of replicas. Return them from the task to have them weighed.",
+                1,
             )
         return own
 

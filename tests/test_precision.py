@@ -1,6 +1,8 @@
 import keras
 import pytest
 import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ddl.errors import ConfigError
 from ddl.precision import LossScale, set_numerics, set_precision
@@ -49,6 +51,26 @@ def test_stays_between_one_and_two_to_the_24():
 
 def test_a_fixed_scale_does_not_move():
     assert scales(LossScale(initial=64.0, growth_interval=None), [True, False]) == [64, 64]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    exponent=st.integers(0, 24),
+    interval=st.integers(1, 4),
+    finite=st.lists(st.booleans(), max_size=40),
+)
+def test_the_loss_scale_moves_as_it_should(exponent, interval, finite):
+    rule = LossScale(2.0**exponent, interval)
+    scale, run = tf.constant(rule.initial), tf.constant(0, tf.int64)
+    expected, since = rule.initial, 0
+    for flag in finite:
+        scale, run = rule.next(scale, run, tf.constant(flag))
+        since = since + 1 if flag else 0
+        if not flag:
+            expected = max(expected / 2, 1.0)
+        elif since == interval:
+            expected, since = min(expected * 2, 2.0**24), 0
+        assert (float(scale), int(run)) == (expected, since)
 
 
 @pytest.mark.parametrize("arguments", [{"initial": 0.5}, {"initial": 2.0**25}])

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import keras
@@ -9,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import ddl
 from ddl import config, train
 from ddl.distribution import Communication
 from ddl.errors import (
@@ -180,6 +183,50 @@ def test_export_mode(finished, tmp_path):
     kernel = next(v for n, v in tensors(finished).items() if v.shape == model.weights[-2].shape)
     assert kernel.shape == (64, 10)
     assert list(served.signatures) == ["serving_default", "serve"] or served.signatures
+
+
+REGULARIZED = {"gin_file": "digits_cnn_regularized.gin"}
+
+
+def test_the_averaged_weights_are_evaluated_and_exported(tmp_path):
+    model_dir = tmp_path / "run"
+    run(model_dir, **REGULARIZED, strategy=("mirrored", 2))
+    run(model_dir, **REGULARIZED, mode="eval")
+    *_, last, again = metrics(model_dir, "eval")
+    assert again["loss"] == pytest.approx(last["loss"], rel=1e-5)
+    run(model_dir, **REGULARIZED, mode="export")
+    saved = tensors(model_dir)
+    averages = [v for n, v in saved.items() if n.startswith("weight_average/")]
+    exported = keras.models.load_model(model_dir / "export" / "model.keras")
+    for weight in exported.weights:
+        if weight.dtype == "float32":
+            assert any(np.array_equal(weight.numpy(), average) for average in averages), weight.path
+    images, labels = ddl.data.load_digits("test")
+    accuracy = (exported(images).numpy().argmax(-1) == labels).mean()
+    assert accuracy == pytest.approx(last["accuracy"], abs=1e-6)
+
+
+def test_an_export_needs_keras_alone(tmp_path):
+    """A model with ddl's dropout is loaded where there is no ddl."""
+    run(tmp_path / "run", **REGULARIZED, mode="train")
+    run(tmp_path / "run", **REGULARIZED, mode="export")
+    load = (
+        "import sys, keras; print(keras.models.load_model(sys.argv[1]).name, 'ddl' in sys.modules)"
+    )
+    path = str(tmp_path / "run" / "export" / "model.keras")
+    done = subprocess.run(
+        [sys.executable, "-c", load, path], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == "cnn False", done.stderr[-1000:]
+
+
+def test_a_loss_scale_is_logged_and_overflows_are_counted(tmp_path):
+    scale = ["Trainer.loss_scale = @LossScale()", "LossScale.initial = 16777216.0"]
+    run(tmp_path / "run", "PRECISION = 'mixed_float16'", *scale)
+    last = metrics(tmp_path / "run", "train")[-1]
+    assert last["skipped_updates"] > 0
+    assert last["loss_scale"] == 2.0 ** (24 - last["skipped_updates"])
+    assert last["step"] == 40
 
 
 def test_eval_beside_a_run_that_is_further_drops_none_of_its_lines(finished, tmp_path):
