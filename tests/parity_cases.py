@@ -144,15 +144,12 @@ CASES: dict[str, Case] = {
         task=Tagging,
         data=_sentences(),
         optimizer=lambda: keras.optimizers.AdamW(0.01),
-        # The first updates of Adam are ±1 times the learning rate, even where a gradient is all
-        # rounding.
-        in_float32=False,
     ),
     "131 examples in batches of 32": Case(data=UNEVEN),
-    "synchronized BatchNormalization": Case(task=cnn, in_float32=False),
+    "synchronized BatchNormalization": Case(task=cnn),
     "synchronized BatchNormalization, 131 examples": Case(task=cnn, data=UNEVEN, in_float32=False),
     "synchronized BatchNormalization, accumulation 2": Case(
-        task=cnn, data=UNEVEN, arguments={"accumulation_steps": 2}, in_float32=False
+        task=cnn, data=UNEVEN, arguments={"accumulation_steps": 2}
     ),
     "ddl.layers.Dropout": Case(task=lambda: mlp(dropout=0.3), data=UNEVEN),
     "ddl.layers.Dropout, accumulation 4": Case(
@@ -169,8 +166,8 @@ CASES: dict[str, Case] = {
         arguments={"data_on_device": False, "accumulation_steps": 2},
         reference=_WHOLE,
     ),
-    "AdamW": Case(optimizer=lambda: keras.optimizers.AdamW(0.01), in_float32=False),
-    "Lamb": Case(optimizer=lambda: keras.optimizers.Lamb(0.01), in_float32=False),
+    "AdamW": Case(optimizer=lambda: keras.optimizers.AdamW(0.01)),
+    "Lamb": Case(optimizer=lambda: keras.optimizers.Lamb(0.01)),
 }
 
 

@@ -5,6 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import keras
+import numpy as np
+import pytest
+
+import ddl
+from tests.conftest import make_strategy
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -17,7 +24,7 @@ def readme_blocks() -> dict[str, str]:
 
 def test_the_example_of_the_readme(tmp_path):
     blocks = readme_blocks()
-    assert set(blocks) == {"denoise.py", "denoise.gin", "notebook.py"}
+    assert set(blocks) == {"denoise.py", "denoise.gin", "notebook.py", "jitter.py"}
     own = [*blocks["denoise.py"].splitlines(), *blocks["denoise.gin"].splitlines()]
     assert len([line for line in own if line.strip()]) < 40
     for name, text in blocks.items():
@@ -49,3 +56,21 @@ def test_the_notebook_of_the_readme(tmp_path):
     )
     assert result.returncode == 0, result.stderr
     assert "accuracy" in result.stdout
+
+
+def test_the_random_layer_of_the_readme():
+    """Two replicas draw what one device draws."""
+    namespace: dict = {}
+    exec(readme_blocks()["jitter.py"], namespace)
+    results = []
+    for place in [("one_device", 1), ("mirrored", 2)]:
+        keras.utils.set_random_seed(0)
+        strategy = make_strategy(*place)
+        with strategy.scope():
+            layers = [namespace["Jitter"](), keras.layers.Dense(2)]
+            task = ddl.Classification(keras.Sequential([keras.Input((3,)), *layers]))
+            optimizer = keras.optimizers.SGD(0.1)
+        data = (np.ones([8, 3], "f4"), np.arange(8) % 2)
+        trainer = ddl.Trainer(task, optimizer, data, global_batch_size=8, strategy=strategy)
+        results.append(trainer.train(3)["loss"])
+    assert results[0] == pytest.approx(results[1], rel=1e-6)
