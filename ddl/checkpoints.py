@@ -31,13 +31,13 @@ class Checkpoints:
         )
         # What an evaluation or an export needs, and what going on needs besides.
         self._model = {"model": trainer.model}
-        if trainer.weight_average is not None:
-            self._model["weight_average"] = trainer.weight_average.variables
+        if trainer.averages is not None:
+            self._model["averages"] = trainer.averages.variables
         self._checkpoint = tf.train.Checkpoint(
             **self._model,
             optimizer=trainer.optimizer,
             state=self._state._asdict(),
-            seeds=trainer.seeds,
+            random_generators=trainer.generator_states,
         )
         self._manager = tf.train.CheckpointManager(
             self._checkpoint, str(Path(directory)), max_to_keep=keep, checkpoint_name="step"
@@ -54,7 +54,8 @@ class Checkpoints:
         Raises:
           ModelDirectoryError: If it cannot be written.
         """
-        self._trainer.average_statistics()
+        self._trainer.check_has_own_weights()
+        self._trainer.synchronize_statistics()
         for variable, value in zip(self._state, self._trainer.state, strict=True):
             variable.assign(value)
         # TensorFlow stores how often it saved, too. Made to follow the step, a checkpoint holds
@@ -78,6 +79,7 @@ class Checkpoints:
         Raises:
           ModelDirectoryError: If it does not fit the trainer or cannot be read.
         """
+        self._trainer.check_has_own_weights()
         path = self.latest
         if path is None:
             return False

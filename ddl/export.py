@@ -1,11 +1,16 @@
 """Writing a trained model for use elsewhere."""
 
+import json
 import shutil
+import zipfile
 from pathlib import Path
+from typing import Any
 
 import keras
 
+from ddl import layers
 from ddl.errors import ModelDirectoryError
+from ddl.layers.by_position import ByPosition
 
 
 def export_model(model: keras.Model, directory: Path) -> list[Path]:
@@ -27,8 +32,8 @@ def export_model(model: keras.Model, directory: Path) -> list[Path]:
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        model = _of_keras_layers(model)
         model.save(partial / "model.keras")
+        _name_layers_of_keras(partial / "model.keras")
         model.export(str(partial / "saved_model"), verbose=False)
         shutil.rmtree(directory, ignore_errors=True)
         partial.rename(directory)
@@ -37,24 +42,28 @@ def export_model(model: keras.Model, directory: Path) -> list[Path]:
     return [directory / "model.keras", directory / "saved_model"]
 
 
-def _of_keras_layers(model: keras.Model) -> keras.Model:
-    """The same model, with Keras's layer in the place of each of ddl's that derives from one."""
-    if all(_of_keras(layer) is None for layer in model._flatten_layers()):
-        return model
+def _name_layers_of_keras(path: Path) -> None:
+    """Names in a .keras file, for each of ddl's layers that stands before one of Keras, that one.
 
-    def clone(layer: keras.layers.Layer) -> keras.layers.Layer:
-        keras_class = _of_keras(layer) or type(layer)
-        return keras_class.from_config(layer.get_config())
-
-    try:
-        copy = keras.models.clone_model(model, clone_function=clone, recursive=True)
-    except ValueError:  # A class of the user's own, which cannot be taken apart.
-        return model
-    copy.set_weights(model.get_weights())
-    return copy
+    Both have the same config and no weights.
+    """
+    rewritten = path.with_suffix(".rewritten")
+    with zipfile.ZipFile(path) as source, zipfile.ZipFile(rewritten, "w") as target:
+        for item in source.infolist():
+            content = source.read(item)
+            if item.filename == "config.json":
+                content = json.dumps(_renamed(json.loads(content))).encode()
+            target.writestr(item, content)
+    rewritten.replace(path)
 
 
-def _of_keras(layer: keras.layers.Layer) -> type[keras.layers.Layer] | None:
-    keras_class = getattr(keras.layers, type(layer).__name__, None)
-    is_ours = type(layer).__module__.startswith("ddl.layers.")
-    return keras_class if is_ours and keras_class in type(layer).__mro__ else None
+def _renamed(config: Any) -> Any:
+    if isinstance(config, list):
+        return [_renamed(item) for item in config]
+    if not isinstance(config, dict):
+        return config
+    config = {key: _renamed(value) for key, value in config.items()}
+    ours = getattr(layers, str(config.get("class_name")), None)
+    if config.get("module") == getattr(ours, "__module__", "") and issubclass(ours, ByPosition):
+        config |= {"module": "keras.layers", "registered_name": None}
+    return config

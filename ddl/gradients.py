@@ -94,7 +94,7 @@ def each_finite(gradients: Sequence[Gradient]) -> tf.Tensor:
 
 
 def all_finite(gradients: Sequence[Gradient]) -> tf.Tensor:
-    """Whether none of them does: bool []."""
+    """Whether no gradient holds an infinity or a NaN: bool []."""
     return tf.reduce_all(each_finite(gradients))
 
 
@@ -122,7 +122,9 @@ def clip_by_global_norm(
       The clipped gradients, and the norm before clipping: a scalar in the widest dtype of
       the gradients.
     """
-    norm = tf.linalg.global_norm(gradients)
+    widest = _widest(gradients)
+    halves = [tf.cast(tf.nn.l2_loss(_values(gradient)), widest) for gradient in gradients]
+    norm = tf.sqrt(2 * tf.add_n(halves))
     # Below the limit the factor is exactly one, so that nothing is rounded.
     limit = tf.cast(clip_norm, norm.dtype)
     return multiply(gradients, limit / tf.maximum(norm, limit)), norm
@@ -166,12 +168,17 @@ def add_regularization(
     if not regularized:
         return list(gradients)
     with tf.GradientTape() as tape:
-        penalty = tf.add_n([v.regularizer(v) for v in regularized])
+        penalties = [v.regularizer(v) for v in regularized]
+        penalty = tf.add_n([tf.cast(p, _widest(penalties)) for p in penalties])
     extra = iter(tape.gradient(penalty, [v.value for v in regularized]))
     return [
         tf.convert_to_tensor(gradient) + next(extra) if variable.regularizer else gradient
         for gradient, variable in zip(gradients, variables, strict=True)
     ]
+
+
+def _widest(values: Sequence[Gradient]) -> tf.DType:
+    return max((value.dtype for value in values), key=lambda dtype: dtype.size)
 
 
 def _values(gradient: Gradient) -> tf.Tensor:

@@ -25,15 +25,35 @@ def current() -> "Microbatch | None":
     return getattr(_OF_THREAD, "microbatch", None)
 
 
+@contextmanager
+def explaining_stale_traces() -> Iterator[None]:
+    """Says what to do where a tf.function within the model holds tensors of an earlier trace.
+
+    Raises:
+      ConfigError: In place of TensorFlow's error.
+    """
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        if "out of scope" not in str(error):
+            raise
+        raise ConfigError(
+            "a tf.function within the task or the model was traced by another trainer, or called "
+            "in training beforehand, and keeps what it saw then. Make task and model anew for each "
+            "Trainer, or leave the tf.function out: the trainer compiles the whole step."
+        ) from error
+
+
 @dataclasses.dataclass
 class _Calls:
-    """How often an object drew; holding it keeps its id from being given again."""
+    """How often an object drew. It is held, so that its id is not given to another."""
 
     owner: Any
     place: int
     count: int = 0
 
 
+@dataclasses.dataclass(kw_only=True)
 class Microbatch:
     """The rows that one replica computes at once. Replica context.
 
@@ -44,28 +64,21 @@ class Microbatch:
       first_row: int64 [], position of the first row in the global batch. The rows follow one
         another there.
       rows: How many they are; static.
-      counts: bool [rows], False for padding and whatever else weighs 0; None if every row counts.
+      mask: bool [rows], False for padding and for examples that the data give the weight 0;
+        None if there is neither.
     """
 
-    def __init__(
-        self,
-        *,
-        seed: int,
-        training: bool,
-        batch: tf.Tensor,
-        first_row: tf.Tensor,
-        rows: int,
-        counts: tf.Tensor | None = None,
-    ):
-        """Takes the attributes."""
-        self.seed = seed
-        self.training = training
-        self.batch = batch
-        self.first_row = first_row
-        self.rows = rows
-        self.counts = counts
-        self._calls: dict[int, _Calls] = {}
-        self._is_backward = False
+    seed: int
+    training: bool
+    batch: tf.Tensor
+    first_row: tf.Tensor
+    rows: int
+    mask: tf.Tensor | None = None
+    _calls: dict[int, _Calls] = dataclasses.field(default_factory=dict)
+    _is_backward: bool = False
+
+    def __post_init__(self) -> None:
+        self._graph = tf.compat.v1.get_default_graph()
 
     @contextmanager
     def forward(self) -> Iterator[None]:
@@ -87,19 +100,50 @@ class Microbatch:
         finally:
             self._is_backward = False
 
+    @property
+    def in_loop(self) -> bool:
+        """Whether the model has a loop on tensors around what is being traced.
+
+        A loop is traced once and run often: what is numbered while tracing would repeat in it.
+        """
+        graph = tf.compat.v1.get_default_graph()
+        while graph is not self._graph and graph is not None:
+            if type(graph).__name__ == "WhileBodyFuncGraph":
+                return True
+            graph = getattr(graph, "outer_graph", None)
+        return False
+
+    def rows_per_example(self, rows: Any, asking: str) -> Any:
+        """How many of a layer's rows belong to an example, where a model splits examples.
+
+        Args:
+          rows: How many rows the layer has: an integer, or int32 [] where it is not static.
+          asking: Who asks, for the error.
+
+        Raises:
+          ConfigError: If it cannot be known which example a row belongs to.
+        """
+        if isinstance(rows, int) and rows % self.rows:
+            raise ConfigError(
+                f"{asking} has {rows} rows for {self.rows} examples: which example they belong to "
+                "cannot be known. Keep the batch as the first dimension, or examples in parts that "
+                "follow one another."
+            )
+        return rows // self.rows
+
     def call_number(self, owner: Any) -> tuple[int, int]:
-        """Counts a layer's calls in this pass, to tell apart what they draw.
+        """Counts the draws of a layer in this pass, to tell them apart.
 
         Args:
           owner: The layer, or another object that draws.
 
         Returns:
-          Its place in the order of first calls, which is the same on every replica and in every
-          run of the same model; and how often it was called before in this pass.
+          Its place in the order of first draws, which is the same on every replica and in every
+          run of the same model; and how often it drew before in this pass.
 
         Raises:
-          ConfigError: If a layer called more than once is recomputed for the backward pass
-            (tf.recompute_grad): which of its calls is meant cannot be known.
+          ConfigError: If what is recomputed for the backward pass (tf.recompute_grad) did not draw
+            exactly once in the forward pass: which of its draws is meant cannot be known.
         """
         calls = self._calls.setdefault(id(owner), _Calls(owner, place=len(self._calls)))
         if not self._is_backward:
@@ -107,8 +151,8 @@ class Microbatch:
             return calls.place, calls.count - 1
         if calls.count != 1:
             raise ConfigError(
-                f"the layer {getattr(owner, 'name', owner)!r} draws random numbers, is called "
-                f"{calls.count} times and is recomputed for the backward pass (tf.recompute_grad). "
-                "Use a layer of its own for each call."
+                f"{getattr(owner, 'name', owner)!r} drew random numbers {calls.count} times and is "
+                "recomputed for the backward pass (tf.recompute_grad), where it draws what it drew "
+                "before. Use a layer of its own for each call."
             )
         return calls.place, 0

@@ -7,8 +7,6 @@ import tensorflow as tf
 from absl import logging
 
 from ddl.errors import ConfigError
-from ddl.normalization import take_over_moments
-from ddl.random import seed_by_replica
 from ddl.task import Task
 
 
@@ -40,28 +38,24 @@ def has_synchronized_layers(model: keras.Model) -> bool:
     return any(getattr(layer, "synchronized", False) for layer in model._flatten_layers())
 
 
-def prepare_layers(layers: Sequence[keras.layers.Layer], strategy: tf.distribute.Strategy) -> None:
-    """Makes Keras's layers compute and draw as a distributed step needs it.
-
-    Their random generators give each replica a stream of its own (`ddl.random`), and their batch
-    statistics leave padding out (`ddl.normalization`). Logs which layers make a run depend on
-    the number of replicas, if there are several.
-    """
-    norms = [layer for layer in layers if isinstance(layer, keras.layers.BatchNormalization)]
-    random = [layer for layer in layers if layer._seed_generators]
-    for layer in norms:
-        take_over_moments(layer)
-    seed_by_replica(generator for layer in random for generator in layer._seed_generators)
+def warn_of_what_depends_on_replicas(
+    layers: Sequence[keras.layers.Layer], strategy: tf.distribute.Strategy
+) -> None:
+    """Logs which layers make a run depend on the number of replicas, if there are several."""
     if strategy.num_replicas_in_sync == 1:
         return
-    by_replica = [layer for layer in random if not getattr(layer, "draws_by_position", False)]
+    by_replica = [layer for layer in layers if _draws_by_replica(layer)]
     if by_replica:
         logging.warning(
             "The layers %s draw by replica, so what is trained depends on the number of replicas. "
             "Those of ddl.layers draw the same on any number.",
             _names(by_replica),
         )
-    unsynchronized = [layer for layer in norms if not layer.synchronized]
+    unsynchronized = [
+        layer
+        for layer in layers
+        if isinstance(layer, keras.layers.BatchNormalization) and not layer.synchronized
+    ]
     if unsynchronized:
         logging.warning(
             "The layers %s take their statistics from each replica's examples alone; before an "
@@ -71,13 +65,43 @@ def prepare_layers(layers: Sequence[keras.layers.Layer], strategy: tf.distribute
 
 
 def layers_of(task: Task) -> list[keras.layers.Layer]:
-    """The layers of the task's model, and others that the task holds, each once."""
-    found = list(task.model._flatten_layers())
-    for value in getattr(task, "__dict__", {}).values():
-        for item in value if isinstance(value, list | tuple) else [value]:
+    """The layers of the task's model, and others that the task holds, each once.
+
+    Those that it holds are its attributes, stand in lists, tuples or dicts that are, or belong to
+    a task in it.
+    """
+    found: dict[int, keras.layers.Layer] = {}
+    seen: set[int] = set()
+
+    def look(holder: object) -> None:
+        if id(holder) in seen:
+            return
+        seen.add(id(holder))
+        names = [*getattr(holder, "__dict__", ()), *getattr(type(holder), "__slots__", ())]
+        for item in keras.tree.flatten([getattr(holder, name, None) for name in names]):
             if isinstance(item, keras.layers.Layer):
-                found += item._flatten_layers()
-    return list({id(layer): layer for layer in found}.values())
+                found.update({id(layer): layer for layer in item._flatten_layers()})
+            elif hasattr(item, "per_example"):
+                look(item)
+
+    found.update({id(layer): layer for layer in task.model._flatten_layers()})
+    look(task)
+    return list(found.values())
+
+
+def depends_on_microbatches(layers: Sequence[keras.layers.Layer]) -> bool:
+    """Whether another number of microbatches trains something else.
+
+    It does where a layer takes statistics of a microbatch, or draws by replica.
+    """
+    return any(
+        isinstance(layer, keras.layers.BatchNormalization) or _draws_by_replica(layer)
+        for layer in layers
+    )
+
+
+def _draws_by_replica(layer: keras.layers.Layer) -> bool:
+    return bool(layer._seed_generators) and not getattr(layer, "draws_by_position", False)
 
 
 def _names(layers: list[keras.layers.Layer]) -> str:

@@ -1,50 +1,55 @@
 """BatchNormalization whose moments are those of the examples that count, wherever they lie.
 
 Ioffe and Szegedy 2015, "Batch Normalization". In a trainer Keras's layer gets its moments from
-here: padding and other rows of weight 0 never reach them, and `synchronized=True` costs one
-all-reduce a layer where Keras makes three.
+here: padding and other rows of weight 0 never reach them, and with `synchronized=True` the squares
+are summed around the mean, in two all-reduces, where Keras makes three and loses the digits of a
+variance that is small beside the mean.
 """
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import keras
 import tensorflow as tf
 
 from ddl import microbatch
-from ddl.errors import ConfigError
+from ddl.broadcasting import with_rank
 
 
-def take_over_moments(layer: keras.layers.BatchNormalization) -> None:
-    """Makes the layer ask `batch_moments` within a trainer, and Keras's own code elsewhere.
+def take_over_moments(layers: Iterable[keras.layers.Layer]) -> None:
+    """Makes BatchNormalization ask `batch_moments` within a trainer, and Keras's code elsewhere.
 
     The hook is private to Keras and held by tests/test_normalization.py.
     """
-    layer._moments = functools.partial(_moments, layer)
+    for layer in layers:
+        if isinstance(layer, keras.layers.BatchNormalization):
+            layer._moments = functools.partial(_moments, layer)
 
 
 def _moments(
-    layer: keras.layers.BatchNormalization,
-    inputs: tf.Tensor,
-    mask: tf.Tensor | None,
+    layer: keras.layers.BatchNormalization, inputs: tf.Tensor, mask: tf.Tensor | None
 ) -> tuple[tf.Tensor, tf.Tensor]:
     current = microbatch.current()
-    all_count = mask is None and (current is None or current.counts is None)
-    if current is None or (all_count and not layer.synchronized):
+    if current is None:
         return type(layer)._moments(layer, inputs, mask)
-    counts = None if mask is None else tf.cast(mask, tf.bool)
-    if current.counts is not None:
-        rows = _of_rows(current, inputs)
-        counts = rows if counts is None else counts & _with_rank(rows, len(counts.shape))
+    if mask is not None:
+        mask = tf.cast(mask, tf.bool)
+    if current.mask is not None:
+        rows = keras.ops.shape(inputs)[0]
+        each = current.rows_per_example(rows, f"the layer {layer.name!r}, in a batch with padding,")
+        of_rows = tf.repeat(current.mask, each)
+        mask = of_rows if mask is None else mask & with_rank(of_rows, len(mask.shape))
+    if mask is None and not layer.synchronized:
+        return type(layer)._moments(layer, inputs, None)
     moving = [tf.cast(v, inputs.dtype) for v in (layer.moving_mean, layer.moving_variance)]
-    return batch_moments(inputs, layer._reduction_axes, counts, moving, layer.synchronized)
+    return batch_moments(inputs, layer._reduction_axes, mask, moving, layer.synchronized)
 
 
 def batch_moments(
     inputs: tf.Tensor,
     axes: list[int],
-    counts: tf.Tensor | None,
+    mask: tf.Tensor | None,
     moving: Sequence[tf.Tensor],
     synchronized: bool,
 ) -> tuple[tf.Tensor, tf.Tensor]:
@@ -53,69 +58,45 @@ def batch_moments(
     Args:
       inputs: float32 or float64 [batch, …, channels], or with channels elsewhere.
       axes: Those to reduce, all but the channels.
-      counts: bool, the first dimensions of the inputs; None if every entry counts.
-      moving: The moments [channels] to give where no entry counts. Around this mean, too, the
-        squares are summed, which keeps digits that a sum around 0 would lose (Chan et al.
-        1983, "Algorithms for computing the sample variance").
-      synchronized: Whether to sum over all replicas. `moving` must then be the same on each.
+      mask: bool, the first dimensions of the inputs, True for what counts; None: all does.
+      moving: The moments [channels] to give where no entry counts.
+      synchronized: Whether to sum over all replicas.
 
     Returns:
       Mean and variance, [channels].
     """
     (channels_axis,) = set(range(len(inputs.shape))) - set(axes)
-    center = tf.stop_gradient(moving[0])
-    after_channels = len(inputs.shape) - channels_axis - 1
-    deviations = inputs - _with_rank(center, 1 + after_channels)
-    if counts is not None:
+
+    def total(values: tf.Tensor) -> tf.Tensor:
+        context = tf.distribute.get_replica_context()
+        if not synchronized or context.num_replicas_in_sync == 1:
+            return values
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, values)
+
+    def counted(values: tf.Tensor) -> tf.Tensor:
+        if mask is None:
+            return values
         # Chosen, not multiplied: what does not count may be infinite.
-        chosen = _with_rank(counts, len(inputs.shape))
-        deviations = tf.where(chosen, deviations, tf.zeros([], inputs.dtype))
-    sums = [
-        tf.reduce_sum(deviations, axes),
-        tf.reduce_sum(deviations * deviations, axes),
-        _numbers(inputs, axes, counts),
-    ]
-    context = tf.distribute.get_replica_context()
-    if synchronized and context.num_replicas_in_sync > 1:
-        sizes = [tf.shape(part)[0] for part in sums]
-        packed = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.concat(sums, axis=0))
-        sums = tf.split(packed, sizes)
-    mean = tf.math.divide_no_nan(sums[0], sums[2])
-    variance = tf.maximum(tf.math.divide_no_nan(sums[1], sums[2]) - mean * mean, 0.0)
-    if counts is None:
-        return center + mean, variance
-    some = sums[2] > 0
-    return tf.where(some, center + mean, moving[0]), tf.where(some, variance, moving[1])
+        zero = tf.zeros([], values.dtype)
+        return tf.where(with_rank(mask, len(inputs.shape)), values, zero)
+
+    numbers = _numbers(inputs, axes, mask)
+    sums = total(tf.concat([tf.reduce_sum(counted(inputs), axes), numbers], axis=0))
+    sums, numbers = tf.split(sums, [-1, tf.shape(numbers)[0]])
+    mean = tf.math.divide_no_nan(sums, numbers)
+    distances = inputs - with_rank(mean, len(inputs.shape) - channels_axis)
+    squares = total(tf.reduce_sum(tf.square(counted(distances)), axes))
+    variance = tf.math.divide_no_nan(squares, numbers)
+    if mask is None:
+        return mean, variance
+    return tf.where(numbers > 0, mean, moving[0]), tf.where(numbers > 0, variance, moving[1])
 
 
-def _of_rows(current: microbatch.Microbatch, inputs: tf.Tensor) -> tf.Tensor:
-    """Which rows of the inputs count: bool [rows]. They hold examples, or parts of them in order.
-
-    Raises:
-      ConfigError: If it cannot be known which example a row belongs to.
-    """
-    rows = inputs.shape[0]
-    if rows == current.rows:
-        return current.counts
-    if rows is None or rows % current.rows:
-        raise ConfigError(
-            f"BatchNormalization was given {rows} rows for {current.rows} examples, some of which "
-            "are padding: which rows they are cannot be known. Keep the batch as the first "
-            "dimension."
-        )
-    return tf.repeat(current.counts, rows // current.rows)
-
-
-def _numbers(inputs: tf.Tensor, axes: Sequence[int], counts: tf.Tensor | None) -> tf.Tensor:
-    """How many entries count: [1] or, where that depends on the channel, [channels]."""
-    counted = tf.ones([], inputs.dtype) if counts is None else tf.cast(counts, inputs.dtype)
+def _numbers(inputs: tf.Tensor, axes: Sequence[int], mask: tf.Tensor | None) -> tf.Tensor:
+    """How many entries count: [1] or, where the mask reaches the channels, [channels]."""
+    counted = tf.ones([], inputs.dtype) if mask is None else tf.cast(mask, inputs.dtype)
     rank = len(counted.shape)
     numbers = tf.reduce_sum(counted, [axis for axis in axes if axis < rank])
     shape = keras.ops.shape(inputs)
     others = math.prod(shape[axis] for axis in axes if axis >= rank)
     return tf.reshape(numbers * tf.cast(others, inputs.dtype), [-1])
-
-
-def _with_rank(values: tf.Tensor, rank: int) -> tf.Tensor:
-    """The same values with dimensions of one after their own."""
-    return tf.reshape(values, [*keras.ops.shape(values), *[1] * (rank - len(values.shape))])

@@ -11,6 +11,7 @@ import tensorflow as tf
 from absl import logging
 
 from ddl import microbatch
+from ddl.broadcasting import broadcasts, with_rank
 from ddl.errors import ConfigError
 from ddl.metrics import MetricSums
 from ddl.model_checks import has_synchronized_layers
@@ -67,18 +68,22 @@ class Objective:
           training: As in `Task.per_example`.
 
         Returns:
-          The objective, float [], in the dtype of the losses; and the metric sums, float64,
+          The objective, float32 [] or float64 []; and the metric sums, float64,
           whose "loss" is the task's alone, without penalties on weights and losses of layers.
         """
         features = dict(features)
         example_weight = features.pop("weight")
         output = self._task.per_example(features, training)
         self._check(output, example_weight.shape[0])
-        loss = output.loss
-        weight = tf.broadcast_to(_align(tf.cast(example_weight, loss.dtype), loss), tf.shape(loss))
+        # Weights and sums want more than half precision.
+        half = output.loss.dtype in (tf.float16, tf.bfloat16)
+        loss = tf.cast(output.loss, tf.float32) if half else output.loss
+        weight = tf.broadcast_to(
+            with_rank(tf.cast(example_weight, loss.dtype), loss.shape.rank), tf.shape(loss)
+        )
         if output.weight is not None:
-            weight *= _align(tf.cast(output.weight, loss.dtype), loss)
-        objective = tf.reduce_sum(loss * weight)
+            weight *= with_rank(tf.cast(output.weight, loss.dtype), loss.shape.rank)
+        objective = tf.reduce_sum(tf.math.multiply_no_nan(loss, weight))
         for own_loss in self._losses_of_layers() if training else ():
             # Such a loss is a mean over the replica's examples, so it counts as they do.
             objective += tf.reduce_sum(weight) * tf.cast(own_loss, loss.dtype)
@@ -99,7 +104,7 @@ class Objective:
                 "these losses from the task instead."
             )
         current = microbatch.current()
-        if own and current is not None and current.counts is not None:
+        if own and current is not None and current.mask is not None:
             logging.log_first_n(
                 logging.WARNING,
                 "The model adds losses of its own (add_loss, or an activity regularizer). They are "
@@ -147,7 +152,7 @@ class Objective:
                 f"{name} returned losses of shape {tuple(output.loss.shape)} for a batch of "
                 f"{batch}; the first dimension is the batch"
             )
-        if output.weight is not None and not _broadcasts(output.weight.shape, output.loss.shape):
+        if output.weight is not None and not broadcasts(output.weight.shape, output.loss.shape):
             raise ConfigError(
                 f"{name}: the weight has shape {tuple(output.weight.shape)}, the loss "
                 f"{tuple(output.loss.shape)}; it is one weight for each loss, or for the first "
@@ -161,16 +166,3 @@ class Objective:
                     f"{name}: the metric {metric!r} has shape {tuple(values.shape)}, the loss "
                     f"{tuple(output.loss.shape)}; both hold one value for each example"
                 )
-
-
-def _broadcasts(weight: tf.TensorShape, loss: tf.TensorShape) -> bool:
-    """Whether `weight` broadcasts to `loss` from the left."""
-    if weight.rank is None or loss.rank is None or weight.rank > loss.rank:
-        return False
-    return all(w in (1, x) or None in (w, x) for w, x in zip(weight, loss, strict=False))
-
-
-def _align(weight: tf.Tensor, loss: tf.Tensor) -> tf.Tensor:
-    """Appends dimensions to `weight` so that it broadcasts to `loss` from the left."""
-    missing = loss.shape.rank - weight.shape.rank
-    return tf.reshape(weight, tf.concat([tf.shape(weight), [1] * missing], axis=0))

@@ -4,7 +4,7 @@ Each replica may hold values of its own (of a layer that is not synchronized), a
 update must leave them as they were.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
@@ -12,21 +12,17 @@ import tensorflow as tf
 
 
 class Statistics:
-    """The variables of a model that are floating-point numbers and not trained."""
+    """The variables that layers write in their forward pass."""
 
-    def __init__(self, model: keras.Model, strategy: tf.distribute.Strategy):
-        """Finds them, and lets CentralStorageStrategy's replicas write them."""
+    def __init__(self, layers: Iterable[keras.layers.Layer], strategy: tf.distribute.Strategy):
+        """Finds them: what a layer made not to be trained. So frozen weights are none."""
         self._strategy = strategy
-        self.variables = [
-            variable.value
-            for variable in model.non_trainable_variables
-            if tf.as_dtype(variable.dtype).is_floating
-        ]
-        for variable in self.variables:
-            if isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy):
-                # Keras gives no aggregation, without which TensorFlow refuses to write the one
-                # copy from several replicas.
-                variable._aggregation = tf.VariableAggregation.MEAN
+        self.variables = [v.value for layer in layers for v in layer._non_trainable_variables]
+
+    @property
+    def floating(self) -> list[tf.Variable]:
+        """Those that can be averaged."""
+        return [variable for variable in self.variables if variable.dtype.is_floating]
 
     def values(self) -> list[Any]:
         """The values on every replica, as they are now. Cross-replica context, in a graph."""
@@ -38,7 +34,7 @@ class Statistics:
             self._strategy.extended.update(variable, _assign, args=(value,))
 
 
-def average_over_replicas(variables: Sequence[Any], strategy: tf.distribute.Strategy) -> None:
+def synchronize(variables: Sequence[Any], strategy: tf.distribute.Strategy) -> None:
     """Sets every replica's copy of each variable to the mean of all. Eager, cross-replica context.
 
     Where the copies agree, their value stays to the bit.
@@ -47,8 +43,29 @@ def average_over_replicas(variables: Sequence[Any], strategy: tf.distribute.Stra
         first, *others = strategy.experimental_local_results(variable)
         if others:
             start = first.read_value()
-            distances = [other.read_value() - start for other in others]
+            # Equal infinities have no distance.
+            distances = [_distance(start, other.read_value()) for other in others]
             variable.assign(start + tf.add_n(distances) / (1 + len(others)))
+
+
+def let_replicas_write(
+    layers: Iterable[keras.layers.Layer], strategy: tf.distribute.Strategy
+) -> None:
+    """Lets layers write their variables in a forward pass under CentralStorageStrategy.
+
+    There is one copy of each, and Keras does not say how the values of several replicas make
+    one, without which TensorFlow refuses: numbers are averaged, counts are the first replica's.
+    """
+    if isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy):
+        for layer in layers:
+            for variable in layer.variables:
+                floating = variable.value.dtype.is_floating
+                how = tf.VariableAggregation
+                variable.value._aggregation = how.MEAN if floating else how.ONLY_FIRST_REPLICA
+
+
+def _distance(start: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
+    return tf.where(tf.equal(start, other), tf.zeros_like(start), other - start)
 
 
 def _assign(variable: tf.Variable, value: tf.Tensor) -> tf.Operation:

@@ -21,11 +21,10 @@ import tensorflow as tf
 from ddl import gradients as gradient_path
 from ddl.data import BatchPipeline
 from ddl.errors import ConfigError
-from ddl.microbatch import Microbatch
 from ddl.objective import Objective
 from ddl.precision import LossScale
 from ddl.statistics import Statistics
-from ddl.weight_average import WeightAverage
+from ddl.weight_average import WeightAverages
 
 _SUM = tf.distribute.ReduceOp.SUM
 
@@ -78,9 +77,8 @@ class UpdateStep:
       optimizer: Prepared by `ddl.gradients.prepare_optimizer`.
       variables: The model's trainable variables.
       statistics: What the model's forward pass changes; set back when an update is skipped.
-      weight_average: Moves with every update made; None for none.
+      averages: Of the weights, moving with every update made; None for none.
       pipeline: Whose batches come in, in as many microbatches as it makes.
-      seed: Of what layers draw.
       clip_norm: Largest global norm of the reduced gradient, or None.
       clip_value: Largest absolute value of its entries, or None.
       loss_scale: How the loss scale moves, or None for no loss scale.
@@ -92,9 +90,8 @@ class UpdateStep:
     optimizer: keras.optimizers.Optimizer
     variables: list[keras.Variable]
     statistics: Statistics
-    weight_average: WeightAverage | None
+    averages: WeightAverages | None
     pipeline: BatchPipeline
-    seed: int
     clip_norm: float | None
     clip_value: float | None
     loss_scale: LossScale | None
@@ -116,8 +113,8 @@ class UpdateStep:
 
         def apply() -> tf.Tensor:
             norms = self.strategy.run(self._replica_apply, args=(gradients, factor))
-            if self.weight_average is not None:
-                self.weight_average.update(state.step + 1)
+            if self.averages is not None:
+                self.averages.update(state.step + 1)
             return self._of_first_replica(norms)
 
         def skip() -> tf.Tensor:
@@ -127,7 +124,10 @@ class UpdateStep:
         if self.loss_scale is None:
             norm, finite = apply(), tf.constant(True)
         else:
-            finite = gradient_path.all_finite([self._of_first_replica(g) for g in gradients])
+            reduced = [self._of_first_replica(gradient) for gradient in gradients]
+            # Rows of a sparse one may be finite each, and not together.
+            merged = [gradient_path.merge_duplicates(gradient) for gradient in reduced]
+            finite = gradient_path.all_finite(merged)
             norm = tf.cond(finite, apply, skip)
         return self._next_state(state, sums, norm, finite)
 
@@ -177,14 +177,7 @@ class UpdateStep:
     ) -> tuple[list[Any], tf.Tensor]:
         """Forward and backward of microbatch `index`, added to `so_far`. Replica context."""
         features = self.pipeline.examples(element, resident, index)
-        microbatch = Microbatch(
-            seed=self.seed,
-            training=True,
-            batch=batch,
-            first_row=self.pipeline.first_row(index),
-            rows=features["weight"].shape[0],
-            counts=None if self.pipeline.always_full else features["weight"] > 0,
-        )
+        microbatch = self.pipeline.microbatch(features, batch, index, training=True)
         with tf.GradientTape() as tape, microbatch.forward():
             objective, sums = self.objective(features, training=True)
             if self.loss_scale is not None:

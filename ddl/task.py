@@ -29,6 +29,8 @@ class PerExample(NamedTuple):
 class Task(Protocol):
     """A model and what is asked of it. Any class with these two members is a task.
 
+    It may hold further Keras layers, such as augmentations, as attributes or in lists and dicts.
+
     A task may also have a method `check(source)`, called once with each data source before
     training, which raises `ddl.errors.DataError` if the source is not what the task needs.
     """

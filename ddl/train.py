@@ -29,11 +29,10 @@ from ddl.run_directory import RunDirectory
 from ddl.run_plan import RunPlan
 from ddl.signals import StopSignals
 from ddl.trainer import Trainer
-from ddl.weight_average import WeightAverage
 from ddl.writers import JsonLinesWriter, TensorBoardWriter, Writers
 
-# A run may be lengthened, looked at more or less often, or split into other microbatches: the
-# updates stay the same. Any other difference makes it another run.
+# A run may be lengthened, looked at more or less often, or (nearly always) split into other
+# microbatches: the updates stay the same. Any other difference makes it another run.
 _MAY_CHANGE = (
     "RunPlan.train_steps",
     "RunPlan.train_epochs",
@@ -41,8 +40,8 @@ _MAY_CHANGE = (
     "RunPlan.checkpoint_every",
     "RunPlan.log_every",
     "RunPlan.checkpoints_to_keep",
-    "Trainer.accumulation_steps",
 )
+_MICROBATCHES = ("Trainer.accumulation_steps",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +102,9 @@ def run(
     trains = mode in ("train", "train_and_eval")
     checkpoints = Checkpoints(directory.checkpoints, trainer, run_plan.checkpoints_to_keep)
     if checkpoints.latest is not None:
-        compare_with_saved_config(directory, console, strict=trains)
+        # Where a layer takes statistics of a microbatch, their number is part of the computation.
+        may_change = _MAY_CHANGE + (() if trainer.depends_on_microbatches else _MICROBATCHES)
+        compare_with_saved_config(directory, console, may_change, strict=trains)
     if checkpoints.restore_latest(model_only=not trains):
         console.line(f"restored step {trainer.step:,} from {checkpoints.latest}")
     elif not trains:
@@ -113,7 +114,7 @@ def run(
 
     # ------------------------------------------------------------------ do what was asked
     if mode == "export":
-        with trainer.averaged_weights():
+        with trainer.evaluation_weights():
             for path in export_model(trainer.model, directory.export):
                 console.line(f"exported {path}")
         return
@@ -225,14 +226,16 @@ def resolve_seed(directory: RunDirectory | None) -> None:
     config.set_macro("SEED", int(earlier[1]) if earlier else secrets.randbelow(2**31))
 
 
-def compare_with_saved_config(directory: RunDirectory, console: RunConsole, strict: bool) -> None:
+def compare_with_saved_config(
+    directory: RunDirectory, console: RunConsole, may_change: Sequence[str], strict: bool
+) -> None:
     """Makes sure that a directory with checkpoints belongs to this config.
 
     Raises:
       ModelDirectoryError: If `strict` and it was written by another config.
     """
     saved = directory.saved_config()
-    changes = [] if saved is None else config.differences(saved, ignore=_MAY_CHANGE)
+    changes = [] if saved is None else config.differences(saved, ignore=may_change)
     if not changes:
         return
     listing = "\n".join(f"  {line}" for line in changes)
@@ -263,12 +266,8 @@ def summary(trainer: Trainer, total: int) -> dict[str, str]:
         "precision": keras.config.dtype_policy().name,
         "model": f"{trainer.model.name}, {parameters:,} trainable parameters",
         "training data": f"{trainer.num_examples:,} examples, {steps_per_epoch:,} steps an epoch",
-        **({"weight average": _describe(trainer.weight_average)} if trainer.weight_average else {}),
+        "weight average": str(trainer.averages.rule) if trainer.averages else "none",
         "steps": f"{total:,} ({total / steps_per_epoch:.1f} epochs)",
         "learning rate": f"{peak_learning_rate(trainer.optimizer, total):.6g} at its peak",
         "seed": str(config.get_macro("SEED")),
     }
-
-
-def _describe(average: WeightAverage) -> str:
-    return f"decay {average.rule.decay:g}{', with a warm-up' if average.rule.warm_up else ''}"

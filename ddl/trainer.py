@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from ddl import gradients as gradient_path
@@ -17,22 +16,27 @@ from ddl.actions import Action
 from ddl.data import BatchPipeline, as_source
 from ddl.data.checks import check_same_features, data_errors
 from ddl.distribution import Communication
-from ddl.errors import ConfigError, TrainingDiverged
+from ddl.divergence import check_state_finite, check_variables_finite
+from ddl.errors import ConfigError
+from ddl.evaluation import Evaluation
 from ddl.learning_rate import learning_rate_at
-from ddl.microbatch import Microbatch
+from ddl.microbatch import explaining_stale_traces
 from ddl.model_checks import (
     check_variables,
     computes_in_float16,
+    depends_on_microbatches,
     layers_of,
-    prepare_layers,
+    warn_of_what_depends_on_replicas,
 )
+from ddl.normalization import take_over_moments
 from ddl.objective import Objective
 from ddl.pace import Pace
 from ddl.precision import LossScale
-from ddl.statistics import Statistics, average_over_replicas
+from ddl.random import seed_by_replica
+from ddl.statistics import Statistics, let_replicas_write, synchronize
 from ddl.step import TrainingState, UpdateStep
 from ddl.task import Task
-from ddl.weight_average import ExponentialMovingAverage, WeightAverage
+from ddl.weight_average import ExponentialMovingAverage, WeightAverages
 
 
 class Trainer:
@@ -117,35 +121,41 @@ class Trainer:
 
         self._seed = seed
         self._train = self._pipeline(train_data, shuffle, data_on_device, accumulation_steps)
-        self._eval: BatchPipeline | None = None
-        if eval_data is not None:
-            self._eval = self._pipeline(eval_data, False, data_on_device)
-            check_same_features(self._train.element_spec, self._eval.element_spec)
         spec = self._train.element_spec
+        pipeline = None
+        if eval_data is not None:
+            pipeline = self._pipeline(eval_data, False, data_on_device)
+            check_same_features(spec, pipeline.element_spec)
         self._objective = Objective(task, spec, global_batch_size, self.strategy)
+        self._evaluation = pipeline and Evaluation(self._objective, pipeline, self.strategy)
         # The objective has built the model by now, if it was not.
         variables = check_variables(self.model, self.strategy)
         layers = layers_of(task)
-        prepare_layers(layers, self.strategy)
-        self.seeds = [g.state.value for layer in layers for g in layer._seed_generators]
-        """States of Keras's random generators, which Keras leaves out of checkpoints."""
-        self._statistics = Statistics(self.model, self.strategy)
+        warn_of_what_depends_on_replicas(layers, self.strategy)
+        self.depends_on_microbatches = depends_on_microbatches(layers)
+        """Whether another number of accumulation steps would train something else."""
+        take_over_moments(layers)
+        self.generator_states = seed_by_replica(layers)
+        """States of Keras's random generators."""
+        let_replicas_write(layers, self.strategy)
+        self._statistics = Statistics(layers, self.strategy)
         gradient_path.prepare_optimizer(optimizer, variables, self.strategy)
         if loss_scale == "auto":
             loss_scale = LossScale() if computes_in_float16(self.model) else None
         self._loss_scale = loss_scale
-        self.weight_average = (
-            WeightAverage(weight_average, self.model, self.strategy) if weight_average else None
-        )
+        self.averages: WeightAverages | None = None
+        """The averages of the weights and of the statistics that belong to them."""
+        if weight_average is not None:
+            weights = [v.value for v in variables] + self._statistics.floating
+            self.averages = WeightAverages(weight_average, weights, self.strategy)
         self._update = UpdateStep(
             strategy=self.strategy,
             objective=self._objective,
             optimizer=optimizer,
             variables=variables,
             statistics=self._statistics,
-            weight_average=self.weight_average,
+            averages=self.averages,
             pipeline=self._train,
-            seed=seed,
             clip_norm=clip_norm,
             clip_value=clip_value,
             loss_scale=loss_scale,
@@ -156,7 +166,6 @@ class Trainer:
         )
         self._first_loop = True
         self._train_iterator: Any = None
-        self._eval_iterator: Any = None
 
     # ------------------------------------------------------------ what can be asked
 
@@ -178,7 +187,7 @@ class Trainer:
     @property
     def has_eval_data(self) -> bool:
         """Whether `evaluate` has something to evaluate on."""
-        return self._eval is not None
+        return self._evaluation is not None
 
     @property
     def skipped_updates(self) -> int:
@@ -211,9 +220,10 @@ class Trainer:
         Raises:
           TrainingDiverged: If the loss is no longer finite, or too many updates in a row had
             to be skipped.
+          ConfigError: If the task cannot be trained, or the model has its averaged weights.
+          DataError: If the data cannot be read.
         """
-        if self.weight_average is not None and self.weight_average.is_applied:
-            raise ConfigError("the model has its averaged weights: leave averaged_weights() first")
+        self.check_has_own_weights()
         actions = list(actions)
         end = self.step + steps
         while (step := self.step) < end:
@@ -227,61 +237,63 @@ class Trainer:
     def trace(self) -> None:
         """Traces the training loop without running it, so that errors in the task show early."""
         self._train_iterator = self._train.iterator(self.strategy, int(self.state.batches))
-        self._training_loop.get_concrete_function(
-            self._train_iterator, tf.constant(0, tf.int64), self.state
-        )
+        with explaining_stale_traces():
+            self._training_loop.get_concrete_function(
+                self._train_iterator, tf.constant(0, tf.int64), self.state
+            )
 
     def check_weights(self) -> None:
         """Raises TrainingDiverged if a weight or an optimizer's slot is not finite."""
-        for variable in [*self.model.variables, *self.optimizer.variables]:
-            values = keras.ops.convert_to_numpy(variable)
-            if not np.isfinite(values.astype(np.float64)).all():
-                raise TrainingDiverged(
-                    f"training diverged at step {self.step}: {variable.path} is not finite. Lower "
-                    "the learning rate, clip the gradient, or look at the data."
-                )
+        variables = [*self.model.variables, *self.optimizer.variables]
+        check_variables_finite(variables, self.step)
+
+    def check_has_own_weights(self) -> None:
+        """Raises ConfigError if the model has its averages, within `evaluation_weights`."""
+        if self.averages is not None and self.averages.is_applied:
+            raise ConfigError(
+                "the model has its averages: leave evaluation_weights() to train, save or restore"
+            )
 
     def evaluate(self) -> dict[str, float]:
         """Means of loss and metrics over the evaluation data, each example counted once.
 
         Of the averaged weights, where the trainer keeps an average.
+
+        Raises:
+          ConfigError: If there is no evaluation data.
+          DataError: If the data cannot be read.
         """
-        if self._eval is None:
+        if self._evaluation is None:
             raise ConfigError("there is nothing to evaluate on: give the trainer eval_data")
-        # The input repeats without end and its length is known, so that one iterator serves
-        # every evaluation. It is let go while in use, lest an error leave it half-way.
-        iterator, self._eval_iterator = self._eval_iterator, None
-        iterator = iterator or self._eval.iterator(self.strategy, 0)
-        with data_errors(), self.averaged_weights():
-            sums = self._evaluation_loop(
-                iterator, tf.constant(self._eval.steps_per_epoch, tf.int64)
-            )
-        self._eval_iterator = iterator
-        return self._objective.metrics.means(sums)
+        with self.evaluation_weights():
+            return self._evaluation.run()
 
     @contextmanager
-    def averaged_weights(self) -> Iterator[None]:
-        """Gives the model its averaged weights in the `with` block; its own where none are kept.
+    def evaluation_weights(self) -> Iterator[None]:
+        """Gives the model, in the `with` block, the weights that are evaluated and exported.
 
-        The weights come back to the bit afterwards. In the block the model can be evaluated,
-        saved or exported, not trained.
+        They are the averages, where the trainer keeps any, and else the model's own; the moments
+        of layers that are not synchronized are the mean over the replicas. The model's own weights
+        come back to the bit afterwards. In the block the model can be evaluated or exported;
+        training and checkpoints want its own. Eager, cross-replica context.
         """
-        self.average_statistics()
-        if self.weight_average is None or self.weight_average.is_applied:
+        self.synchronize_statistics()
+        if self.averages is None or self.averages.is_applied:
             yield
             return
-        with self.weight_average.applied():
+        with self.averages.applied():
             yield
 
-    def average_statistics(self) -> None:
+    def synchronize_statistics(self) -> None:
         """Gives every replica the mean of what each has in layers that are not synchronized.
 
-        Done before evaluations and checkpoints, which know one value of each.
+        Done before evaluations and checkpoints, which know one value of each. Eager,
+        cross-replica context.
         """
-        variables = self._statistics.variables
-        if self.weight_average is not None:
-            variables = variables + self.weight_average.of(variables)
-        average_over_replicas(variables, self.strategy)
+        variables = self._statistics.floating
+        if self.averages is not None:
+            variables = variables + self.averages.of(variables)
+        synchronize(variables, self.strategy)
 
     def read_metrics(self) -> dict[str, float]:
         """Means since the last reading, with `gradient_norm` where gradients are clipped."""
@@ -309,13 +321,13 @@ class Trainer:
         iterator, self._train_iterator = self._train_iterator, None
         iterator = iterator or self._train.iterator(self.strategy, int(self.state.batches))
         start = self.step
-        with self.pace.loop() as timer, data_errors():
+        with self.pace.loop() as timer, data_errors(), explaining_stale_traces():
             self.state = self._training_loop(iterator, tf.constant(end, tf.int64), self.state)
             timer.steps = self.step - start
             timer.traced = self._first_loop
         self._first_loop = False
         self._train_iterator = iterator
-        self._check_finite()
+        check_state_finite(self.state, self._update, self._max_skipped_updates)
 
     @tf.function(autograph=False)
     def _training_loop(self, iterator: Any, end: tf.Tensor, state: TrainingState) -> TrainingState:
@@ -329,70 +341,6 @@ class Trainer:
             return (self._update(next(iterator), resident, state),)
 
         return tf.while_loop(goes_on, update, (state,))[0]
-
-    @tf.function(autograph=False)
-    def _evaluation_loop(self, iterator: Any, num_batches: tf.Tensor) -> tf.Tensor:
-        pipeline = self._eval
-        assert pipeline is not None  # evaluate() asked
-        resident = pipeline.resident_arrays(self.strategy)
-
-        def replica_sums(element: Any, arrays: Any, batch: tf.Tensor) -> tf.Tensor:
-            features = pipeline.examples(element, arrays)
-            microbatch = Microbatch(
-                seed=self._seed,
-                training=False,
-                batch=batch,
-                first_row=pipeline.first_row(),
-                rows=features["weight"].shape[0],
-            )
-            with microbatch.forward():
-                return self._objective(features, training=False)[1]
-
-        def add_batch(batch: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            args = (next(iterator), resident, batch)
-            per_replica = self.strategy.run(replica_sums, args=args)
-            return batch + 1, sums + self.strategy.reduce("SUM", per_replica, axis=None)
-
-        start = (tf.zeros([], tf.int64), self._objective.metrics.zeros())
-        return tf.while_loop(lambda batch, sums: batch < num_batches, add_batch, start)[1]
-
-    def _check_finite(self) -> None:
-        skipped = int(self.state.skipped_in_a_row)
-        if skipped >= self._max_skipped_updates:
-            raise TrainingDiverged(
-                f"training diverged after step {self.step}: the gradients of {skipped} batches in "
-                f"a row were not finite, at a loss scale of {self.loss_scale:g} in the end. "
-                f"{self._first_overflow()} Lower the learning rate, or clip the gradient."
-            )
-        if not np.isfinite(self.state.sums.numpy()).all():
-            raise TrainingDiverged(
-                f"training diverged at or before step {self.step}: the loss is not finite. Lower "
-                "the learning rate, clip the gradient, or look at the data."
-            )
-
-    def _first_overflow(self) -> str:
-        """Says where the last batch's gradients were not finite, by computing them again."""
-        batch = int(self.state.batches) - 1
-        iterator = self._train.iterator(self.strategy, batch)
-        state = self.state._replace(batches=tf.constant(batch, tf.int64))
-
-        @tf.function(autograph=False)
-        def finite_gradients(iterator: Any, state: TrainingState) -> tf.Tensor:
-            resident = self._train.resident_arrays(self.strategy)
-            return self._update.finite_gradients(next(iterator), resident, state)
-
-        # The scale was halved after that batch: what is not finite now was not before either.
-        finite = finite_gradients(iterator, state).numpy()
-        if finite.all():
-            return "On each replica they are finite at that scale."
-        # From the last variable on, as the backward pass goes: what is not finite in one layer
-        # spreads to those before it, and through synchronized layers to other replicas.
-        variable = np.flatnonzero(~finite.all(axis=0))[-1]
-        replica = np.argmin(finite[:, variable])
-        return (
-            f"In the last batch, number {batch}, the first on the way back from the loss was that "
-            f"of {self._update.variables[variable].path} on replica {replica}."
-        )
 
     # ------------------------------------------------------------ checks
 

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from ddl.errors import ConfigError
@@ -15,9 +14,10 @@ from ddl.errors import ConfigError
 class ExponentialMovingAverage:
     """The rule: average ← average + (1 - d)·(weight - average), once an update.
 
-    Polyak and Juditsky 1992, "Acceleration of stochastic approximation by averaging". With a
-    warm-up d = min(decay, (1 + t) / (10 + t)) at update number t, counted from 1: the average
-    forgets the first weights soon, however slow it is later.
+    Ruppert 1988 and Polyak and Juditsky 1992, "Acceleration of stochastic approximation by
+    averaging", take plain means; this one forgets, at the decay d. With a warm-up, that of
+    tf.train.ExponentialMovingAverage, d = min(decay, (1 + t) / (10 + t)) at update number t,
+    counted from 1: the average forgets the first weights soon, however slow it is later.
 
     Attributes:
       decay: Share of the average that stays in an update, between 0 and 1.
@@ -31,6 +31,9 @@ class ExponentialMovingAverage:
         if not 0 <= self.decay < 1:
             raise ConfigError(f"the decay of the weight average is {self.decay}; 0 ≤ decay < 1")
 
+    def __str__(self) -> str:
+        return f"decay {self.decay:g}{', with a warm-up' if self.warm_up else ''}"
+
     def decay_at(self, update: tf.Tensor) -> tf.Tensor:
         """The decay of update number `update`, int64 []: float64 []."""
         decay = tf.constant(self.decay, tf.float64)
@@ -40,7 +43,7 @@ class ExponentialMovingAverage:
         return tf.minimum(decay, (1 + count) / (10 + count))
 
 
-class WeightAverage:
+class WeightAverages:
     """The averages of a model's weights and statistics, one variable for each.
 
     What BatchNormalization has learned of the activations belongs to the weights that gave them,
@@ -50,13 +53,13 @@ class WeightAverage:
     def __init__(
         self,
         rule: ExponentialMovingAverage,
-        model: keras.Model,
+        weights: Sequence[tf.Variable],
         strategy: tf.distribute.Strategy,
     ):
-        """Starts at the present values."""
+        """Starts at the present values of the weights and statistics given."""
         self.rule = rule
         self._strategy = strategy
-        self._weights = [v.value for v in model.variables if tf.as_dtype(v.dtype).is_floating]
+        self._weights = list(weights)
         with strategy.scope():
             self.variables = [
                 tf.Variable(weight, trainable=False, name="average") for weight in self._weights
@@ -68,7 +71,9 @@ class WeightAverage:
         step = 1 - self.rule.decay_at(update)
 
         def move(average: tf.Variable, weight: tf.Tensor) -> tf.Operation:
-            return average.assign_add(tf.cast(step, average.dtype) * (weight - average))
+            # Equal infinities, such as a constant mask, have no distance.
+            distance = tf.where(tf.equal(weight, average), tf.zeros_like(weight), weight - average)
+            return average.assign_add(tf.cast(step, average.dtype) * distance)
 
         for average, weight in zip(self.variables, self._weights, strict=True):
             self._strategy.extended.update(average, move, args=(weight,))

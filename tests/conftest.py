@@ -8,6 +8,8 @@ import keras
 import pytest
 import tensorflow as tf
 
+from ddl.microbatch import Microbatch
+
 tf.config.set_visible_devices([], "GPU")
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0],
@@ -28,6 +30,18 @@ def make_strategy(name: str, replicas: int) -> tf.distribute.Strategy:
             compute_devices=devices, parameter_device="CPU:0"
         )
     raise ValueError(name)
+
+
+def microbatch(first_row=0, rows=8, batch=3, seed=5, training=True, mask=None) -> Microbatch:
+    """What the trainer tells layers, for calling them without one."""
+    return Microbatch(
+        seed=seed,
+        training=training,
+        batch=tf.constant(batch, tf.int64),
+        first_row=tf.constant(first_row, tf.int64),
+        rows=rows,
+        mask=None if mask is None else tf.constant(mask),
+    )
 
 
 STRATEGIES = [

@@ -48,7 +48,7 @@ def augmented() -> ddl.Classification:
         ddl.layers.RandomFlip("horizontal_and_vertical"),
         ddl.layers.RandomShift(2, 1),
         ddl.layers.Cutout(3),
-        ddl.layers.RandomBrightness(20.0),
+        ddl.layers.RandomBrightness(0.1),
         ddl.layers.RandomContrast(0.3),
     ]
     model = ddl.models.mlp((6, 6, 1), 3, hidden_units=(16,))
@@ -187,26 +187,28 @@ def make_trainer(case: Case, strategy: tf.distribute.Strategy, precision: str, *
         )
 
 
-def figures(trainer: ddl.Trainer) -> dict[str, np.ndarray]:
-    """Trains, and gives all that should not depend on where: by name and place."""
+def figures(trainer: ddl.Trainer) -> dict[str, list[np.ndarray]]:
+    """Trains, and gives all that should not depend on where: every replica's copy, by name."""
     losses = [trainer.train(1)["loss"] for _ in range(STEPS)]
-    trainer.average_statistics()
+    trainer.synchronize_statistics()
     kinds = {
         "weights": trainer.model.trainable_variables,
         "slots": trainer.optimizer.variables,
         "moments": trainer.model.non_trainable_variables,
-        "averages": trainer.weight_average.variables,
+        "averages": trainer.averages.variables,
     }
-    values = {
-        f"{kind} {place}": variable.numpy()
-        for kind, variables in kinds.items()
-        for place, variable in enumerate(variables)
-    }
-    return {"losses": np.array(losses), **values}
+    values = {"losses": [np.array(losses)]}
+    for kind, variables in kinds.items():
+        for place, variable in enumerate(variables):
+            copies = trainer.strategy.experimental_local_results(
+                getattr(variable, "value", variable)
+            )
+            values[f"{kind} {place}"] = [copy.numpy() for copy in copies]
+    return values
 
 
 @functools.cache
-def reference(name: str, precision: str) -> dict[str, np.ndarray]:
+def reference(name: str, precision: str) -> dict[str, list[np.ndarray]]:
     """What one device gives."""
     case = CASES[name]
     strategy = tf.distribute.OneDeviceStrategy("CPU:0")
@@ -217,10 +219,10 @@ def differences(name: str, strategy: tf.distribute.Strategy, precision: str) -> 
     """The largest absolute difference from one device, by kind."""
     ours = figures(make_trainer(CASES[name], strategy, precision))
     largest: dict[str, float] = {}
-    for key, expected in reference(name, precision).items():
+    for key, (expected,) in reference(name, precision).items():
         kind = key.partition(" ")[0]
         if expected.dtype.kind == "f":
-            difference = float(np.max(np.abs(ours[key] - expected), initial=0.0))
+            difference = float(np.max(np.abs(np.array(ours[key]) - expected), initial=0.0))
             # A NaN is the largest difference of all.
             largest[kind] = max(largest.get(kind, 0.0), np.nan_to_num(difference, nan=np.inf))
     return largest

@@ -101,6 +101,14 @@ def test_clipping_scales_all_gradients_together():
     np.testing.assert_allclose(clipped[1], [[0.8]], rtol=1e-6)
 
 
+def test_gradients_of_several_number_formats_have_one_norm():
+    gradients = [tf.constant([3.0]), tf.constant([4.0], tf.float64)]
+    clipped, norm = gradient_path.clip_by_global_norm(gradients, 1.0)
+    assert (norm.dtype, float(norm)) == (tf.float64, pytest.approx(5.0))
+    assert [g.dtype for g in clipped] == [tf.float32, tf.float64]
+    np.testing.assert_allclose([float(g[0]) for g in clipped], [0.6, 0.8], rtol=1e-6)
+
+
 def test_clipping_changes_no_bit_below_the_limit():
     gradient = tf.constant(np.random.default_rng(0).normal(size=100))
     clipped, _ = gradient_path.clip_by_global_norm([gradient], 1e3)

@@ -8,7 +8,7 @@ from ddl.model_checks import (
     check_variables,
     computes_in_float16,
     layers_of,
-    prepare_layers,
+    warn_of_what_depends_on_replicas,
 )
 from tests.conftest import make_strategy
 
@@ -49,17 +49,32 @@ def test_float16_is_seen():
 def test_what_depends_on_the_replicas_is_told(layers, words, monkeypatch):
     told = []
     monkeypatch.setattr(logging, "warning", lambda text, *args: told.append(text % args))
-    prepare_layers(layers, make_strategy("one_device", 1))
+    warn_of_what_depends_on_replicas(layers, make_strategy("one_device", 1))
     assert told == []
-    prepare_layers(layers, make_strategy("mirrored", 2))
+    warn_of_what_depends_on_replicas(layers, make_strategy("mirrored", 2))
     assert [any(word in text for text in told) for word in words] == [True] * len(words)
     assert len(told) == len(words)
 
 
+class Wrapped:
+    """A task around another, with slots."""
+
+    __slots__ = ("inner", "model")
+
+    def __init__(self, inner):
+        self.inner, self.model = inner, inner.model
+
+    def per_example(self, features, training):
+        return self.inner.per_example(features, training)
+
+
 def test_layers_that_the_task_holds_are_found_too():
-    flip = keras.layers.RandomFlip()
+    flip, noise = keras.layers.RandomFlip(), keras.layers.GaussianNoise(0.1)
     task = ddl.Classification(ddl.models.mlp((6, 6, 1), 2, dropout=0.1), augmentations=[flip])
+    task.by_name = {"noise": (noise,), 3: None}
     found = layers_of(task)
     assert flip in found
+    assert noise in found
     assert any(isinstance(layer, ddl.layers.Dropout) for layer in found)
+    assert set(map(id, found)) <= set(map(id, layers_of(Wrapped(task))))
     assert len({id(layer) for layer in found}) == len(found)

@@ -38,6 +38,21 @@ def test_weighted_sum_over_the_constant_batch_size():
     assert sums.numpy().tolist() == [1.5, 4.5]
 
 
+def test_losses_in_half_precision_are_weighed_in_float32():
+    total, sums = objective(lambda y: PerExample(tf.cast(y[:, 0], tf.bfloat16)))(
+        features(1.001, 0.0), True
+    )
+    assert total.dtype == tf.float32
+    assert float(total) == pytest.approx(3 * 1.001 / 4, rel=1e-6)
+
+
+def test_a_row_of_weight_zero_may_be_anything():
+    made = objective(lambda y: PerExample(y[:, 0] * tf.constant([1.0, np.nan])))
+    total, sums = made(features(1.0, 0.0), True)
+    assert float(total) == pytest.approx(3 / 4)
+    assert sums.numpy().tolist() == [1.0, 3.0]
+
+
 def test_weights_of_tokens():
     mask = tf.constant([[1.0, 0.0]])
     made = objective(lambda y: PerExample(y, {"first": y}, mask))

@@ -9,21 +9,24 @@ from tests.parity_cases import CASES, STEPS, differences, make_trainer, referenc
 IN_FLOAT32 = [name for name, case in CASES.items() if case.in_float32]
 
 
-def assert_small(largest: dict[str, float], bound: float) -> None:
+def assert_small(name: str, largest: dict[str, float], bound: float) -> None:
     assert {"losses", "weights", "slots", "averages"} <= largest.keys()
+    assert ("moments" in largest) == ("BatchNormalization" in name)
     assert max(largest.values()) <= bound, largest
 
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("where", STRATEGIES, ids=lambda where: f"{where[0]}-{where[1]}")
 def test_in_float64(name, where):
-    assert_small(differences(name, make_strategy(*where), "float64"), 1e-10)
+    assert_small(name, differences(name, make_strategy(*where), "float64"), 1e-10)
 
 
 @pytest.mark.parametrize("name", IN_FLOAT32)
-@pytest.mark.parametrize("where", [("mirrored", 4), ("central_storage", 2)], ids=str)
+@pytest.mark.parametrize(
+    "where", [("mirrored", 2), ("mirrored", 4), ("central_storage", 4)], ids=str
+)
 def test_in_float32(name, where):
-    assert_small(differences(name, make_strategy(*where), "float32"), 1e-5)
+    assert_small(name, differences(name, make_strategy(*where), "float32"), 1e-5)
 
 
 def test_the_clip_bites_at_every_step():
@@ -36,4 +39,4 @@ def test_the_clip_bites_at_every_step():
 def test_a_case_is_not_the_plain_one(name):
     """Else it would pass without what it is about."""
     plain, other = reference("plain", "float64"), reference(name, "float64")
-    assert np.max(np.abs(plain["losses"] - other["losses"])) > 1e-4
+    assert np.max(np.abs(plain["losses"][0] - other["losses"][0])) > 1e-4

@@ -3,23 +3,12 @@
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ddl.random
 from ddl.errors import ConfigError
-from ddl.microbatch import Microbatch
-
-
-def microbatch(first_row=0, rows=8, batch=3, seed=5, training=True) -> Microbatch:
-    return Microbatch(
-        seed=seed,
-        training=training,
-        batch=tf.constant(batch, tf.int64),
-        first_row=tf.constant(first_row, tf.int64),
-        rows=rows,
-    )
+from tests.conftest import microbatch
 
 
 class Owner:
@@ -71,19 +60,25 @@ def test_batches_seeds_and_evaluation_draw_apart(where):
 
 
 def test_layers_and_calls_draw_apart():
-    first, second = Owner(), Owner()
+    first, second, seeded = Owner(), Owner(), Owner()
+    seeded.seed = 1
     with microbatch().forward():
         values = [
-            ddl.random.uniform(owner, [8, 4], seed=seed).numpy()
-            for owner, seed in [(first, None), (first, None), (second, None), (second, 1)]
+            ddl.random.uniform(owner, [8, 4]).numpy() for owner in (first, first, second, seeded)
         ]
+    with microbatch().forward():
+        # Called first, as the first one was, but with a seed of its own.
+        values.append(ddl.random.uniform(seeded, [8, 4]).numpy())
     for i, one in enumerate(values):
         for other in values[i + 1 :]:
             assert not (one == other).any()
 
 
 def test_rows_that_belong_to_no_example():
-    with microbatch(rows=8).forward(), pytest.raises(ConfigError, match="'owner' draws 12 rows"):
+    with (
+        microbatch(rows=8).forward(),
+        pytest.raises(ConfigError, match="'owner' draws random .* 12 rows for 8"),
+    ):
         ddl.random.uniform(Owner(), [12, 3])
 
 
@@ -106,6 +101,12 @@ def test_outside_of_a_trainer_keras_draws():
     assert not (one.numpy() == ddl.random.normal(Owner(), [2, 3]).numpy()).any()
 
 
+class Holder(keras.layers.Layer):
+    def __init__(self, generator):
+        super().__init__()
+        self.generator = generator
+
+
 def seeds(generator, **where):
     with microbatch(**where).forward():
         return [generator.next().numpy().tolist() for _ in range(3)]
@@ -113,7 +114,7 @@ def seeds(generator, **where):
 
 def test_a_generator_gives_each_replica_and_batch_its_own_seeds():
     generator = keras.random.SeedGenerator(7)
-    ddl.random.seed_by_replica([generator])
+    ddl.random.seed_by_replica([Holder(generator)])
     state = generator.state.numpy().tolist()
     here = seeds(generator)
     assert here == seeds(generator)
@@ -123,42 +124,45 @@ def test_a_generator_gives_each_replica_and_batch_its_own_seeds():
     assert here != seeds(generator, training=False)
     assert generator.state.numpy().tolist() == state
     other = keras.random.SeedGenerator(8)
-    ddl.random.seed_by_replica([other])
+    ddl.random.seed_by_replica([Holder(other)])
     assert here != seeds(other)
+
+
+def test_no_two_draws_of_a_batch_share_a_seed():
+    generator = keras.random.SeedGenerator(7)
+    ddl.random.seed_by_replica([Holder(generator)])
+    drawn = [tuple(seed) for row in range(8) for seed in seeds(generator, first_row=row)]
+    assert len(set(drawn)) == 24
+
+
+def test_a_loop_on_tensors_would_draw_the_same_in_each_turn():
+    layer = ddl.layers.Dropout(0.5, name="drop")
+
+    @tf.function(autograph=False)
+    def loop():
+        with microbatch().forward():
+            return tf.map_fn(lambda x: layer(x, training=True), tf.ones([3, 8, 4]))
+
+    with pytest.raises(ConfigError, match="'drop' draws random numbers in a loop"):
+        loop()
+
+
+def test_keras_layers_draw_anew_in_each_turn_of_a_loop():
+    layer = keras.layers.Dropout(0.5)
+    ddl.random.seed_by_replica([layer])
+
+    @tf.function(autograph=False)
+    def loop():
+        with microbatch().forward():
+            return tf.map_fn(lambda x: layer(x, training=True), tf.ones([3, 8, 4]))
+
+    first, second, third = loop().numpy()
+    assert (first != second).any()
+    assert (second != third).any()
 
 
 def test_a_generator_goes_on_as_keras_wants_outside():
     generator, plain = keras.random.SeedGenerator(7), keras.random.SeedGenerator(7)
-    ddl.random.seed_by_replica([generator])
+    ddl.random.seed_by_replica([Holder(generator)])
     for _ in range(2):
         assert generator.next().numpy().tolist() == plain.next().numpy().tolist()
-
-
-def test_what_is_recomputed_for_the_backward_pass_draws_the_same():
-    layer = ddl.layers.Dropout(0.5)
-    x = tf.ones([8, 16])
-
-    @tf.function(autograph=False)
-    def forward_and_gradient():
-        current = microbatch()
-        with tf.GradientTape() as tape, current.forward():
-            tape.watch(x)
-            y = tf.recompute_grad(lambda x: layer(x, training=True) ** 2)(x)
-        with current.backward():
-            return y, tape.gradient(y, x)
-
-    y, gradient = forward_and_gradient()
-    # y = (2·mask)², so its gradient is 8·mask: another mask would not fit.
-    np.testing.assert_array_equal(gradient, 2 * y)
-    assert {0.0, 4.0} == set(y.numpy().ravel())
-
-
-def test_a_layer_called_twice_cannot_be_recomputed():
-    layer = ddl.layers.Dropout(0.5, name="twice")
-    x = tf.ones([8, 16])
-    current = microbatch()
-    with tf.GradientTape() as tape, current.forward():
-        tape.watch(x)
-        y = tf.recompute_grad(lambda x: layer(layer(x, training=True), training=True))(x)
-    with current.backward(), pytest.raises(ConfigError, match="'twice'.* called 2 times"):
-        tape.gradient(y, x)

@@ -196,7 +196,7 @@ def test_the_averaged_weights_are_evaluated_and_exported(tmp_path):
     assert again["loss"] == pytest.approx(last["loss"], rel=1e-5)
     run(model_dir, **REGULARIZED, mode="export")
     saved = tensors(model_dir)
-    averages = [v for n, v in saved.items() if n.startswith("weight_average/")]
+    averages = [v for n, v in saved.items() if n.startswith("averages/")]
     exported = keras.models.load_model(model_dir / "export" / "model.keras")
     for weight in exported.weights:
         if weight.dtype == "float32":
@@ -218,6 +218,14 @@ def test_an_export_needs_keras_alone(tmp_path):
         [sys.executable, "-c", load, path], cwd=tmp_path, capture_output=True, text=True
     )
     assert done.stdout.strip() == "cnn False", done.stderr[-1000:]
+
+
+def test_other_microbatches_are_another_run_where_statistics_are_taken_of_them(finished, tmp_path):
+    with pytest.raises(ModelDirectoryError, match=r"ACCUMULATION_STEPS: 2 → 1"):
+        for steps in (2, 1):
+            run(tmp_path / "run", f"ACCUMULATION_STEPS = {steps}", **REGULARIZED, mode="train")
+    shutil.copytree(finished, tmp_path / "other")
+    run(tmp_path / "other", "ACCUMULATION_STEPS = 2", "TRAIN_STEPS = 42")
 
 
 def test_a_loss_scale_is_logged_and_overflows_are_counted(tmp_path):

@@ -13,7 +13,7 @@ RULE = ddl.ExponentialMovingAverage(0.9)
 
 
 def averages(trainer):
-    return [v.numpy() for v in trainer.weight_average.variables]
+    return [v.numpy() for v in trainer.averages.variables]
 
 
 def weights(trainer):
@@ -49,7 +49,7 @@ def test_evaluates_the_average_and_leaves_training_alone(strategy):
     evaluated = other.evaluate()
     assert_same(weights_and_slots(other) + averages(other), before)
     logits = None
-    with other.averaged_weights():
+    with other.evaluation_weights():
         assert_same(weights(other), averages(other))
         logits = other.model(IMAGES).numpy()
         assert other.evaluate() == evaluated
@@ -86,10 +86,13 @@ def test_the_weights_come_back_when_evaluation_raises():
     trainer.train(1)
 
 
-def test_does_not_train_with_the_average_in_place():
+def test_neither_trains_nor_saves_nor_restores_with_the_average_in_place(tmp_path):
     trainer = make_trainer(make_strategy("one_device", 1), weight_average=RULE)
-    with trainer.averaged_weights(), pytest.raises(ConfigError, match="averaged weights"):
-        trainer.train(1)
+    checkpoints = Checkpoints(tmp_path, trainer)
+    for refused in (lambda: trainer.train(1), checkpoints.save, checkpoints.restore_latest):
+        with trainer.evaluation_weights(), pytest.raises(ConfigError, match="has its averages"):
+            refused()
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_skipped_update_does_not_move_it():
@@ -129,7 +132,7 @@ def test_is_restored_for_looking_at_the_model_alone(tmp_path):
 def test_without_one_the_weights_are_evaluated():
     trainer = make_trainer(make_strategy("one_device", 1))
     before = weights(trainer)
-    with trainer.averaged_weights():
+    with trainer.evaluation_weights():
         assert_same(weights(trainer), before)
 
 

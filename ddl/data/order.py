@@ -10,6 +10,7 @@ import os
 import tensorflow as tf
 
 from ddl.errors import ConfigError, DataError
+from ddl.random import PHILOX
 
 # The cipher under RandomIndexShuffle works on blocks of 16 bits or more and tries again until it
 # lands below n, which small n pays for with n/65,536 of success a try; sorting random keys is
@@ -23,7 +24,6 @@ _ROUNDS = 8
 
 # Sets this use of the seed apart from others (weights, dropout) that draw from the same seed.
 _DOMAIN = int.from_bytes(b"ddlorder", "big")
-_PHILOX = 1
 
 
 def steps_per_epoch(num_examples: int, global_batch_size: int) -> int:
@@ -81,33 +81,23 @@ def index_batches(
     Returns:
       Dicts of "index", int64 [B], and "weight", float32 [B].
     """
-    if num_examples > _SORTED_UP_TO:
-
-        def batch(number: tf.Tensor) -> dict[str, tf.Tensor]:
-            index, weight = batch_indices(
-                number,
-                num_examples=num_examples,
-                global_batch_size=global_batch_size,
-                seed=seed,
-                shuffle=shuffle,
-            )
-            return {"index": index, "weight": weight}
-
-        return tf.data.Dataset.counter(first_batch).map(
-            batch, num_parallel_calls=os.cpu_count() or 1, deterministic=True
-        )
-    # One sort serves the whole epoch, which is small enough to be made at once.
     steps = steps_per_epoch(num_examples, global_batch_size)
+    # A small data set's epoch is made at once, so that one sort serves it.
+    at_once = steps if num_examples <= _SORTED_UP_TO else 1
 
-    def batches_of_epoch(epoch: tf.Tensor) -> dict[str, tf.Tensor]:
-        position = tf.range(steps * global_batch_size, dtype=tf.int64)
-        index, weight = _indices(position, epoch, num_examples, seed, shuffle)
-        shape = [steps, global_batch_size]
+    def batches(number: tf.Tensor) -> dict[str, tf.Tensor]:
+        batch = number * at_once
+        first = (batch % steps) * global_batch_size
+        position = first + tf.range(at_once * global_batch_size, dtype=tf.int64)
+        index, weight = _indices(position, batch // steps, num_examples, seed, shuffle)
+        shape = [at_once, global_batch_size]
         return {"index": tf.reshape(index, shape), "weight": tf.reshape(weight, shape)}
 
-    first_epoch, skipped = divmod(first_batch, steps)
-    epochs = tf.data.Dataset.counter(first_epoch).map(batches_of_epoch)
-    return epochs.unbatch().skip(skipped)
+    first, skipped = divmod(first_batch, at_once)
+    made = tf.data.Dataset.counter(first).map(
+        batches, num_parallel_calls=os.cpu_count() or 1, deterministic=True
+    )
+    return made.unbatch().skip(skipped)
 
 
 def _indices(
@@ -149,6 +139,6 @@ def _random_words(key: int, counter: tf.Tensor, count: int, dtype: tf.DType) -> 
         shape=[count],
         key=tf.constant([key], tf.uint64),
         counter=counter,
-        alg=_PHILOX,
+        alg=PHILOX,
         dtype=dtype,
     )

@@ -8,6 +8,7 @@ from ddl.data import resident as resident_data
 from ddl.data.order import index_batches, steps_per_epoch
 from ddl.data.source import ArraySource, Source, weighted
 from ddl.errors import ConfigError
+from ddl.microbatch import Microbatch
 
 _RESIDENT_UP_TO_BYTES = 256 << 20
 """Small beside any accelerator's memory, and larger than CIFAR-10 in bytes (154 MB)."""
@@ -48,7 +49,7 @@ class BatchPipeline:
         Args:
           source: The examples.
           global_batch_size: B. More than the data set has is fine: one padded batch an epoch.
-          seed: Of the order.
+          seed: Of the order, and of what layers draw.
           shuffle: Whether each epoch has an order of its own. Streams keep theirs.
           resident: Whether arrays are kept on the devices and batches gathered there. `auto`
             does so up to 256 MiB. The batches are the same to the bit.
@@ -165,13 +166,39 @@ class BatchPipeline:
         features = resident_data.gather(resident, element["index"], self.source.element_spec)
         return weighted(features, element["weight"])
 
-    def first_row(self, microbatch: tf.Tensor | int = 0) -> tf.Tensor:
+    def microbatch(
+        self,
+        features: dict[str, tf.Tensor],
+        batch: tf.Tensor,
+        number: tf.Tensor | int = 0,
+        *,
+        training: bool,
+    ) -> Microbatch:
+        """What layers may ask of the rows that `examples` gave. Replica context.
+
+        Args:
+          features: These rows.
+          batch: Number of the global batch, int64 [].
+          number: Of the microbatch in it.
+          training: As in `Microbatch`.
+        """
+        return Microbatch(
+            seed=self._seed,
+            training=training,
+            batch=batch,
+            first_row=self._first_row(number),
+            rows=self._rows_of_replica(),
+            mask=None if self.always_full else features["weight"] > 0,
+        )
+
+    def _first_row(self, microbatch: tf.Tensor | int) -> tf.Tensor:
         """Where in the global batch the rows of `examples` begin: int64 []. Replica context."""
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        first_of_microbatch = tf.cast(microbatch, tf.int64) * (
-            self.global_batch_size // self.microbatches
+        rows_of_microbatch = self.global_batch_size // self.microbatches
+        return (
+            tf.cast(microbatch, tf.int64) * rows_of_microbatch
+            + tf.cast(replica, tf.int64) * self._rows_of_replica()
         )
-        return first_of_microbatch + tf.cast(replica, tf.int64) * self._rows_of_replica()
 
     def _rows_of_replica(self) -> int:
         """b: rows that a replica computes at once. Replica context."""

@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 import ddl.random
+from ddl.broadcasting import with_rank
 from ddl.errors import ConfigError, check_choice
 
 FlipMode = Literal["horizontal", "vertical", "horizontal_and_vertical"]
@@ -20,13 +21,13 @@ register = keras.saving.register_keras_serializable("ddl")
 class _Augmentation(keras.layers.Layer):
     """What the augmentations share: a seed, and leaving images alone outside of training."""
 
+    draws_by_position = True
+
     def __init__(self, seed: int | None = None, **kwargs: Any):
         # Nothing here is computed in the precision of the model: bytes stay bytes.
         super().__init__(autocast=False, **kwargs)
         self.seed = seed
         self.seed_generator = keras.random.SeedGenerator(seed)
-
-    draws_by_position = True
 
     def call(self, images: tf.Tensor, training: bool = False) -> tf.Tensor:
         """From [batch, height, width, channels] to the same."""
@@ -36,31 +37,22 @@ class _Augmentation(keras.layers.Layer):
         """The images, each changed by what is drawn for it."""
         raise NotImplementedError
 
-    def uniform(self, images: tf.Tensor, count: int, low: float, high: float) -> list[tf.Tensor]:
-        """`count` tensors of numbers in [low, high), float32 [batch], for these images."""
-        values = ddl.random.uniform(self, [keras.ops.shape(images)[0], count], seed=self.seed)
-        return tf.unstack(low + (high - low) * values, axis=1)
+    def uniform(self, images: tf.Tensor, count: int) -> list[tf.Tensor]:
+        """`count` tensors of numbers in [0, 1), float32 [batch], for these images."""
+        return tf.unstack(ddl.random.uniform(self, [keras.ops.shape(images)[0], count]), axis=1)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         """The same."""
         return input_shape
 
-    def get_config(self) -> dict[str, Any]:
-        """See Keras."""
-        config = {name: getattr(self, name) for name in self.arguments}
-        return {**super().get_config(), "seed": self.seed, **config}
-
-    arguments: tuple[str, ...] = ()
-    """Names of a layer's own arguments, which are attributes too."""
-
 
 @register
 class RandomFlip(_Augmentation):
-    """Mirrors half of the images, chosen at random."""
+    """Mirrors half of the images, chosen at random, as Keras's layer of this name does."""
 
-    arguments = ("mode",)
-
-    def __init__(self, mode: FlipMode = "horizontal", seed: int | None = None, **kwargs: Any):
+    def __init__(
+        self, mode: FlipMode = "horizontal_and_vertical", seed: int | None = None, **kwargs: Any
+    ):
         """Takes the direction; with "horizontal_and_vertical" each is drawn by itself."""
         super().__init__(seed, **kwargs)
         check_choice("RandomFlip's mode", mode, get_args(FlipMode))
@@ -68,11 +60,11 @@ class RandomFlip(_Augmentation):
 
     def augmented(self, images: tf.Tensor) -> tf.Tensor:
         """See `RandomFlip`."""
-        across, down = self.uniform(images, 2, 0, 1)
+        across, down = self.uniform(images, 2)
         if "horizontal" in self.mode:
-            images = tf.where(_of_image(across) < 0.5, tf.reverse(images, [2]), images)
+            images = tf.where(with_rank(across < 0.5, 4), tf.reverse(images, [2]), images)
         if "vertical" in self.mode:
-            images = tf.where(_of_image(down) < 0.5, tf.reverse(images, [1]), images)
+            images = tf.where(with_rank(down < 0.5, 4), tf.reverse(images, [1]), images)
         return images
 
 
@@ -80,10 +72,9 @@ class RandomFlip(_Augmentation):
 class RandomShift(_Augmentation):
     """Moves each image by whole pixels; what comes in is zero.
 
-    The same as padding by so many pixels and cropping at random (He et al. 2015, section 4.2).
+    The same as padding by so many pixels and cropping at random (He et al. 2015, "Deep residual
+    learning", section 4.2). Keras's RandomTranslation moves by fractions of a pixel.
     """
-
-    arguments = ("height", "width")
 
     def __init__(self, height: int, width: int, seed: int | None = None, **kwargs: Any):
         """Takes the largest shifts in pixels, each way."""
@@ -95,20 +86,23 @@ class RandomShift(_Augmentation):
 
     def augmented(self, images: tf.Tensor) -> tf.Tensor:
         """See `RandomShift`."""
-        down, across = self.uniform(images, 2, 0, 1)
+        down, across = self.uniform(images, 2)
         zero, one = tf.zeros_like(down), tf.ones_like(down)
         down = tf.floor(down * (2 * self.height + 1)) - self.height
         across = tf.floor(across * (2 * self.width + 1)) - self.width
         # Where each pixel comes from: (x + across, y + down).
         source = tf.stack([one, zero, across, zero, one, down, zero, zero], axis=1)
-        return tf.raw_ops.ImageProjectiveTransformV3(
-            images=images,
+        # The operation knows few types; float32 holds the values of the small ones.
+        known = images.dtype.is_floating or images.dtype.name in ("uint8", "int32", "int64")
+        shifted = tf.raw_ops.ImageProjectiveTransformV3(
+            images=images if known else tf.cast(images, tf.float32),
             transforms=source,
             output_shape=tf.shape(images)[1:3],
             fill_value=0.0,
             interpolation="NEAREST",
             fill_mode="CONSTANT",
         )
+        return tf.cast(shifted, images.dtype)
 
 
 @register
@@ -116,10 +110,8 @@ class Cutout(_Augmentation):
     """Sets a square of each image to zero, its centre anywhere in the image.
 
     DeVries and Taylor 2017, "Improved regularization of convolutional neural networks with
-    cutout".
+    cutout". Keras's RandomErasing takes rectangles of random sizes.
     """
-
-    arguments = ("size",)
 
     def __init__(self, size: int, seed: int | None = None, **kwargs: Any):
         """Takes the side of the square in pixels."""
@@ -133,7 +125,7 @@ class Cutout(_Augmentation):
         _, height, width, _ = keras.ops.shape(images)
         inside = [
             self._covered(center, length)
-            for center, length in zip(self.uniform(images, 2, 0, 1), (height, width), strict=True)
+            for center, length in zip(self.uniform(images, 2), (height, width), strict=True)
         ]
         square = inside[0][:, :, tf.newaxis, tf.newaxis] & inside[1][:, tf.newaxis, :, tf.newaxis]
         return tf.where(square, tf.zeros([], images.dtype), images)
@@ -147,55 +139,78 @@ class Cutout(_Augmentation):
 
 @register
 class RandomBrightness(_Augmentation):
-    """Adds one number to all of an image, drawn from [-delta, delta)."""
+    """Adds one number to all of an image, as Keras's layer of this name does.
 
-    arguments = ("delta",)
+    It is drawn from [-factor, factor) times the width of the value range, and the sum is kept
+    within that range.
+    """
 
-    def __init__(self, delta: float, seed: int | None = None, **kwargs: Any):
-        """Takes the largest change, in the units of the images."""
+    def __init__(
+        self,
+        factor: float,
+        value_range: tuple[float, float] = (0, 255),
+        seed: int | None = None,
+        **kwargs: Any,
+    ):
+        """Takes the largest change, as a share of the value range, and that range."""
         super().__init__(seed, **kwargs)
-        self.delta = delta
+        _check_factor("RandomBrightness", factor)
+        self.factor = factor
+        self.value_range = value_range
 
     def augmented(self, images: tf.Tensor) -> tf.Tensor:
         """See `RandomBrightness`."""
-        (change,) = self.uniform(images, 1, -self.delta, self.delta)
+        (share,) = self.uniform(images, 1)
+        low, high = self.value_range
+        change = (2 * share - 1) * self.factor * (high - low)
         values = _floats(images)
-        return _like(values + tf.cast(_of_image(change), values.dtype), images)
+        return _within(values + _of_images(change, values), self.value_range, images)
 
 
 @register
 class RandomContrast(_Augmentation):
-    """Multiplies each image's distance from its own mean by a number from [1 - f, 1 + f)."""
+    """Multiplies each image's distance from its own mean, as Keras's layer of this name does.
 
-    arguments = ("factor",)
+    By a number from [1 - factor, 1 + factor); what comes out is kept within the value range.
+    """
 
-    def __init__(self, factor: float, seed: int | None = None, **kwargs: Any):
-        """Takes f, between 0 and 1."""
+    def __init__(
+        self,
+        factor: float,
+        value_range: tuple[float, float] = (0, 255),
+        seed: int | None = None,
+        **kwargs: Any,
+    ):
+        """Takes the largest change and the value range."""
         super().__init__(seed, **kwargs)
-        if not 0 <= factor <= 1:
-            raise ConfigError(f"RandomContrast's factor is {factor}; it lies between 0 and 1")
+        _check_factor("RandomContrast", factor)
         self.factor = factor
+        self.value_range = value_range
 
     def augmented(self, images: tf.Tensor) -> tf.Tensor:
         """See `RandomContrast`."""
-        (contrast,) = self.uniform(images, 1, 1 - self.factor, 1 + self.factor)
+        (share,) = self.uniform(images, 1)
         values = _floats(images)
         mean = tf.reduce_mean(values, axis=[1, 2], keepdims=True)
-        contrast = tf.cast(_of_image(contrast), values.dtype)
-        return _like(mean + contrast * (values - mean), images)
+        contrast = _of_images(1 + (2 * share - 1) * self.factor, values)
+        return _within(mean + contrast * (values - mean), self.value_range, images)
 
 
-def _of_image(values: tf.Tensor) -> tf.Tensor:
-    """[batch] as [batch, 1, 1, 1]."""
-    return tf.reshape(values, [-1, 1, 1, 1])
+def _check_factor(layer: str, factor: float) -> None:
+    if not 0 <= factor <= 1:
+        raise ConfigError(f"{layer}'s factor is {factor}; it lies between 0 and 1")
 
 
 def _floats(images: tf.Tensor) -> tf.Tensor:
     return images if images.dtype.is_floating else tf.cast(images, tf.float32)
 
 
-def _like(values: tf.Tensor, images: tf.Tensor) -> tf.Tensor:
-    """Back to the dtype of the images; integers are kept within its range, as a camera does."""
-    if images.dtype.is_integer:
-        values = tf.round(values)
-    return tf.saturate_cast(values, images.dtype)
+def _of_images(drawn: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+    """What was drawn, float32 [batch], to be added to or multiplied with images."""
+    return with_rank(tf.cast(drawn, values.dtype), 4)
+
+
+def _within(values: tf.Tensor, value_range: tuple[float, float], images: tf.Tensor) -> tf.Tensor:
+    """Clipped to a range, in the dtype of the images."""
+    values = tf.clip_by_value(values, *value_range)
+    return tf.cast(tf.round(values) if images.dtype.is_integer else values, images.dtype)

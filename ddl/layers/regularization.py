@@ -12,36 +12,28 @@ import keras
 import tensorflow as tf
 
 import ddl.random
-from ddl import microbatch
+from ddl.layers.by_position import ByPosition
 
 register = keras.saving.register_keras_serializable("ddl")
 
 
 @register
-class Dropout(keras.layers.Dropout):
+class Dropout(ByPosition, keras.layers.Dropout):
     """Drops a share `rate` of its input in training and scales the rest by 1 / (1 - rate).
 
     Srivastava et al. 2014, "Dropout: a simple way to prevent neural networks from overfitting".
     """
 
-    draws_by_position = True
-
-    def call(self, inputs: tf.Tensor, training: bool = False) -> tf.Tensor:
-        """From float [batch, …] to the same."""
-        if not _draws(self, training):
-            return super().call(inputs, training=training)
+    def drawn(self, inputs: tf.Tensor) -> tf.Tensor:
+        """See `Dropout`."""
         return _dropped(self, inputs, self.noise_shape)
 
 
-class _SpatialDropout(keras.layers.Layer):
+class _SpatialDropout(ByPosition):
     """Drops whole feature maps. Tompson et al. 2015, "Efficient object localization"."""
 
-    draws_by_position = True
-
-    def call(self, inputs: tf.Tensor, training: bool = False) -> tf.Tensor:
-        """From float [batch, …, channels] to the same."""
-        if not _draws(self, training):
-            return super().call(inputs, training=training)
+    def drawn(self, inputs: tf.Tensor) -> tf.Tensor:
+        """See `Dropout`."""
         return _dropped(self, inputs, (None, *self._get_noise_shape(inputs)[1:]))
 
 
@@ -61,61 +53,44 @@ class SpatialDropout3D(_SpatialDropout, keras.layers.SpatialDropout3D):
 
 
 @register
-class GaussianDropout(keras.layers.GaussianDropout):
+class GaussianDropout(ByPosition, keras.layers.GaussianDropout):
     """Multiplies by normal noise of mean 1 and variance rate / (1 - rate) in training."""
 
-    draws_by_position = True
-
-    def call(self, inputs: tf.Tensor, training: bool = False) -> tf.Tensor:
-        """From float [batch, …] to the same."""
-        if not _draws(self, training):
-            return super().call(inputs, training=training)
-        noise = ddl.random.normal(self, _shape(inputs), seed=self.seed)
+    def drawn(self, inputs: tf.Tensor) -> tf.Tensor:
+        """See `GaussianDropout`."""
+        noise = ddl.random.normal(self, _shape(inputs))
         deviation = (self.rate / (1 - self.rate)) ** 0.5
         return inputs * tf.cast(1 + deviation * noise, inputs.dtype)
 
 
 @register
-class GaussianNoise(keras.layers.GaussianNoise):
+class GaussianNoise(ByPosition, keras.layers.GaussianNoise):
     """Adds normal noise of standard deviation `stddev` in training."""
 
-    draws_by_position = True
-
-    def call(self, inputs: tf.Tensor, training: bool = False) -> tf.Tensor:
-        """From float [batch, …] to the same."""
-        if not microbatch.current() or not training or not self.stddev:
-            return super().call(inputs, training=training)
-        noise = ddl.random.normal(self, _shape(inputs), seed=self.seed)
-        return inputs + tf.cast(self.stddev * noise, inputs.dtype)
+    def drawn(self, inputs: tf.Tensor) -> tf.Tensor:
+        """See `GaussianNoise`."""
+        return inputs + tf.cast(self.stddev * ddl.random.normal(self, _shape(inputs)), inputs.dtype)
 
 
 @register
-class AlphaDropout(keras.layers.AlphaDropout):
+class AlphaDropout(ByPosition, keras.layers.AlphaDropout):
     """Dropout that keeps mean and variance of SELU activations.
 
     Klambauer et al. 2017, "Self-Normalizing Neural Networks".
     """
 
-    draws_by_position = True
-
-    def call(self, inputs: tf.Tensor, training: bool = False) -> tf.Tensor:
-        """From float [batch, …] to the same."""
-        if not _draws(self, training):
-            return super().call(inputs, training=training)
+    def drawn(self, inputs: tf.Tensor) -> tf.Tensor:
+        """See `AlphaDropout`."""
         # What the SELU saturates to: -scale · alpha of that paper.
         saturated = -1.7580993408473766
-        keep = 1 - self.rate
-        factor = (keep * (1 + self.rate * saturated**2)) ** -0.5
+        factor = ((1 - self.rate) * (1 + self.rate * saturated**2)) ** -0.5
         dropped = tf.where(_kept(self, inputs, self.noise_shape), inputs, saturated)
         return factor * dropped - factor * saturated * self.rate
 
 
-def _draws(layer: Any, training: bool) -> bool:
-    """Whether the layer drops at random, by position; Keras's own call does all else."""
-    return microbatch.current() is not None and training and 0 < layer.rate < 1
-
-
 def _dropped(layer: Any, inputs: tf.Tensor, noise_shape: Sequence[int | None] | None) -> tf.Tensor:
+    if layer.rate == 1:
+        return tf.zeros_like(inputs)
     scaled = inputs * tf.cast(1 / (1 - layer.rate), inputs.dtype)
     return tf.where(_kept(layer, inputs, noise_shape), scaled, tf.zeros([], inputs.dtype))
 
@@ -125,8 +100,7 @@ def _kept(layer: Any, inputs: tf.Tensor, noise_shape: Sequence[int | None] | Non
     given = noise_shape or [None] * len(inputs.shape)
     shape = [d if n is None else n for n, d in zip(given, _shape(inputs), strict=True)]
     # A first dimension of one, asked for by name, is one mask for the whole batch.
-    values = ddl.random.uniform(layer, shape, seed=layer.seed, shared=given[0] == 1)
-    return values >= layer.rate
+    return ddl.random.uniform(layer, shape, shared=given[0] == 1) >= layer.rate
 
 
 def _shape(inputs: tf.Tensor) -> list[Any]:

@@ -5,14 +5,14 @@ import tensorflow as tf
 
 import ddl
 from ddl.errors import ConfigError
-from tests.test_random import microbatch
+from tests.conftest import microbatch
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (64, 6, 5, 3)).astype("u1")
 LAYERS = {
     "flip": (ddl.layers.RandomFlip, {"mode": "horizontal_and_vertical"}),
     "shift": (ddl.layers.RandomShift, {"height": 2, "width": 1}),
     "cutout": (ddl.layers.Cutout, {"size": 3}),
-    "brightness": (ddl.layers.RandomBrightness, {"delta": 30.0}),
+    "brightness": (ddl.layers.RandomBrightness, {"factor": 0.1}),
     "contrast": (ddl.layers.RandomContrast, {"factor": 0.5}),
 }
 every_layer = pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_replicas_change_images_as_one_device_does(layer_class, arguments):
 
 
 @every_layer
-@pytest.mark.parametrize("dtype", ["uint8", "float32", "float64", "float16"])
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32", "float64", "float16"])
 def test_leaves_images_alone_outside_of_training(layer_class, arguments, dtype):
     layer, images = layer_class(**arguments), IMAGES.astype(dtype)
     with microbatch(rows=64).forward():
@@ -53,7 +53,7 @@ def test_outside_of_a_trainer_it_draws_as_a_keras_layer_does(layer_class, argume
 
 
 def test_flips():
-    across = augmented(ddl.layers.RandomFlip())
+    across = augmented(ddl.layers.RandomFlip("horizontal"))
     kept = (across == IMAGES).all(axis=(1, 2, 3))
     flipped = (across == IMAGES[:, :, ::-1]).all(axis=(1, 2, 3))
     assert (kept | flipped).all()
@@ -83,20 +83,26 @@ def test_cuts_a_square_out():
     np.testing.assert_array_equal(sizes, holes.any(1).sum(1) * holes.any(2).sum(1))
 
 
+WIDE = {"value_range": (-1000.0, 1000.0)}  # so that nothing is clipped
+
+
 def test_brightness_and_contrast():
     images = IMAGES.astype("f4")
-    change = augmented(ddl.layers.RandomBrightness(30.0), images) - images
+    change = augmented(ddl.layers.RandomBrightness(0.015, **WIDE), images) - images
     np.testing.assert_allclose(change, change[:, :1, :1, :1] * np.ones_like(change), atol=1e-3)
     assert -30 <= change.min() < -20 < 20 < change.max() <= 30
     mean = images.mean(axis=(1, 2), keepdims=True)
     far = abs(images - mean) > 10
-    ratio = (augmented(ddl.layers.RandomContrast(0.5), images) - mean)[far] / (images - mean)[far]
+    contrasted = augmented(ddl.layers.RandomContrast(0.5, **WIDE), images)
+    ratio = (contrasted - mean)[far] / (images - mean)[far]
     assert 0.5 - 1e-3 <= ratio.min() < 0.6 < 1.4 < ratio.max() <= 1.5 + 1e-3
 
 
-def test_bytes_stay_in_their_range():
-    bright = augmented(ddl.layers.RandomBrightness(200.0), np.full_like(IMAGES, 200))
-    assert bright.max() == 255
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+def test_values_stay_in_their_range(dtype):
+    for layer in (ddl.layers.RandomBrightness(0.9), ddl.layers.RandomContrast(1.0)):
+        changed = augmented(layer, IMAGES.astype(dtype))
+        assert 0 <= changed.min() < changed.max() <= 255
 
 
 @pytest.mark.parametrize(

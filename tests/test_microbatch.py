@@ -1,0 +1,108 @@
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ddl
+from ddl.errors import ConfigError, TrainingDiverged
+from ddl.microbatch import current
+from ddl.precision import set_precision
+from tests.conftest import microbatch
+from tests.test_trainer import DATA
+
+
+def test_is_current_within_its_passes_alone():
+    outer, inner = microbatch(), microbatch()
+    assert current() is None
+    with outer.forward():
+        with inner.backward():
+            assert current() is inner
+        assert current() is outer
+    assert current() is None
+
+
+def test_is_let_go_after_an_error():
+    with pytest.raises(RuntimeError), microbatch().forward():
+        raise RuntimeError
+    assert current() is None
+
+
+def test_rows_of_an_example():
+    assert microbatch(rows=4).rows_per_example(12, "x") == 3
+    with pytest.raises(ConfigError, match="the layer has 6 rows for 4 examples"):
+        microbatch(rows=4).rows_per_example(6, "the layer")
+
+
+def test_counts_draws_by_owner():
+    one, other = object(), object()
+    counted = microbatch()
+    calls = [counted.call_number(owner) for owner in (one, other, one)]
+    assert calls == [(0, 0), (1, 0), (0, 1)]
+
+
+def test_what_is_recomputed_for_the_backward_pass_draws_the_same():
+    layer = ddl.layers.Dropout(0.5)
+    x = tf.ones([8, 16])
+
+    @tf.function(autograph=False)
+    def forward_and_gradient():
+        current = microbatch()
+        with tf.GradientTape() as tape, current.forward():
+            tape.watch(x)
+            y = tf.recompute_grad(lambda x: layer(x, training=True) ** 2)(x)
+        with current.backward():
+            return y, tape.gradient(y, x)
+
+    y, gradient = forward_and_gradient()
+    # y = (2·mask)², so its gradient is 8·mask: another mask would not fit.
+    np.testing.assert_array_equal(gradient, 2 * y)
+    assert {0.0, 4.0} == set(y.numpy().ravel())
+
+
+def test_a_layer_called_twice_cannot_be_recomputed():
+    layer = ddl.layers.Dropout(0.5, name="twice")
+    x = tf.ones([8, 16])
+    current = microbatch()
+    with tf.GradientTape() as tape, current.forward():
+        tape.watch(x)
+        y = tf.recompute_grad(lambda x: layer(layer(x, training=True), training=True))(x)
+    with (
+        current.backward(),
+        pytest.raises(ConfigError, match="'twice' drew random numbers 2 times"),
+    ):
+        tape.gradient(y, x)
+
+
+class Compiled:
+    """A task that compiles itself."""
+
+    def __init__(self):
+        layers = [keras.layers.Flatten(), ddl.layers.Dropout(0.5), keras.layers.Dense(2)]
+        self.model = keras.Sequential([keras.Input((6, 6, 1)), *layers])
+
+    @tf.function(autograph=False)
+    def per_example(self, features, training):
+        logits = tf.cast(self.model(features["image"], training=training), tf.float32)
+        loss = tf.nn.sparse_softmax_cross_entropy_with_logits(features["label"], logits)
+        return ddl.PerExample(loss)
+
+
+def test_a_trace_of_an_earlier_trainer_is_explained():
+    task = Compiled()
+    for error in (None, ConfigError):
+        trainer = ddl.Trainer(task, keras.optimizers.SGD(1e-3), DATA, global_batch_size=32)
+        if error is None:
+            trainer.train(2)
+        else:
+            with pytest.raises(error, match="Make task and model anew"):
+                trainer.train(2)
+
+
+def test_a_divergence_is_told_though_a_task_compiles_itself():
+    set_precision("mixed_float16")
+    broken = {"image": DATA["image"].astype("f4") * 1e30, "label": DATA["label"]}
+    trainer = ddl.Trainer(
+        Compiled(), keras.optimizers.SGD(0.1), broken, global_batch_size=32, max_skipped_updates=2
+    )
+    with pytest.raises(TrainingDiverged, match="2 batches in a row"):
+        trainer.train(2)
