@@ -63,7 +63,7 @@ def _renamed(config: Any) -> Any:
     if not isinstance(config, dict):
         return config
     config = {key: _renamed(value) for key, value in config.items()}
-    ours = getattr(layers, str(config.get("class_name")), None)
-    if config.get("module") == getattr(ours, "__module__", "") and issubclass(ours, ByPosition):
+    is_ours = str(config.get("registered_name", "")).startswith("ddl>")
+    if is_ours and issubclass(getattr(layers, config["class_name"]), ByPosition):
         config |= {"module": "keras.layers", "registered_name": None}
     return config

@@ -127,7 +127,9 @@ class Trainer:
             pipeline = self._pipeline(eval_data, False, data_on_device)
             check_same_features(spec, pipeline.element_spec)
         self._objective = Objective(task, spec, global_batch_size, self.strategy)
-        self._evaluation = pipeline and Evaluation(self._objective, pipeline, self.strategy)
+        self._evaluation = (
+            Evaluation(self._objective, pipeline, self.strategy) if pipeline else None
+        )
         # The objective has built the model by now, if it was not.
         variables = check_variables(self.model, self.strategy)
         layers = layers_of(task)

@@ -200,9 +200,8 @@ def figures(trainer: ddl.Trainer) -> dict[str, list[np.ndarray]]:
     values = {"losses": [np.array(losses)]}
     for kind, variables in kinds.items():
         for place, variable in enumerate(variables):
-            copies = trainer.strategy.experimental_local_results(
-                getattr(variable, "value", variable)
-            )
+            own = getattr(variable, "value", variable)  # of a Keras variable, TensorFlow's
+            copies = trainer.strategy.experimental_local_results(own)
             values[f"{kind} {place}"] = [copy.numpy() for copy in copies]
     return values
 

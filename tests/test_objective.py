@@ -39,9 +39,8 @@ def test_weighted_sum_over_the_constant_batch_size():
 
 
 def test_losses_in_half_precision_are_weighed_in_float32():
-    total, sums = objective(lambda y: PerExample(tf.cast(y[:, 0], tf.bfloat16)))(
-        features(1.001, 0.0), True
-    )
+    made = objective(lambda y: PerExample(tf.cast(y[:, 0], tf.bfloat16)))
+    total, _ = made(features(1.001, 0.0), True)
     assert total.dtype == tf.float32
     assert float(total) == pytest.approx(3 * 1.001 / 4, rel=1e-6)
 

@@ -95,7 +95,8 @@ def test_any_variable_that_a_layer_writes(strategy):
     set_precision("mixed_float16")
     with strategy.scope():
         counter = Counter()
-        layers = [keras.layers.Flatten(), counter, keras.layers.Dense(2)]
+        scaled = keras.layers.Rescaling(1 / 255)
+        layers = [scaled, keras.layers.Flatten(), counter, keras.layers.Dense(2)]
         task = test_trainer.Overflowing(keras.Sequential([keras.Input((6, 6, 1)), *layers]), 0)
         trainer = ddl.Trainer(
             task,

@@ -221,9 +221,9 @@ def test_an_export_needs_keras_alone(tmp_path):
 
 
 def test_other_microbatches_are_another_run_where_statistics_are_taken_of_them(finished, tmp_path):
+    run(tmp_path / "run", **REGULARIZED, mode="train")
     with pytest.raises(ModelDirectoryError, match=r"ACCUMULATION_STEPS: 2 → 1"):
-        for steps in (2, 1):
-            run(tmp_path / "run", f"ACCUMULATION_STEPS = {steps}", **REGULARIZED, mode="train")
+        run(tmp_path / "run", "ACCUMULATION_STEPS = 1", **REGULARIZED, mode="train")
     shutil.copytree(finished, tmp_path / "other")
     run(tmp_path / "other", "ACCUMULATION_STEPS = 2", "TRAIN_STEPS = 42")
 
