@@ -200,7 +200,7 @@ def figures(trainer: ddl.Trainer) -> dict[str, list[np.ndarray]]:
     values = {"losses": [np.array(losses)]}
     for kind, variables in kinds.items():
         for place, variable in enumerate(variables):
-            own = getattr(variable, "value", variable)  # of a Keras variable, TensorFlow's
+            own = variable.value if isinstance(variable, keras.Variable) else variable
             copies = trainer.strategy.experimental_local_results(own)
             values[f"{kind} {place}"] = [copy.numpy() for copy in copies]
     return values

@@ -137,80 +137,63 @@ class Cutout(_Augmentation):
         return (pixel >= 0) & (pixel < self.size)
 
 
+class _WithinRange(_Augmentation):
+    """What changes values by a factor drawn for each image, and keeps them within a range."""
+
+    def __init__(
+        self,
+        factor: float,
+        value_range: tuple[float, float] = (0, 255),
+        seed: int | None = None,
+        **kwargs: Any,
+    ):
+        """Takes the largest change, a share between 0 and 1, and the range of the values."""
+        super().__init__(seed, **kwargs)
+        if not 0 <= factor <= 1:
+            raise ConfigError(
+                f"{type(self).__name__}'s factor is {factor}; it lies between 0 and 1"
+            )
+        self.factor = factor
+        self.value_range = value_range
+
+    def augmented(self, images: tf.Tensor) -> tf.Tensor:
+        """Images whose values were changed, rounded where they are integers."""
+        (drawn,) = self.uniform(images, 1)
+        values = _floats(images)
+        factor = with_rank(tf.cast((2 * drawn - 1) * self.factor, values.dtype), 4)
+        values = tf.clip_by_value(self.changed(values, factor), *self.value_range)
+        return tf.cast(tf.round(values) if images.dtype.is_integer else values, images.dtype)
+
+    def changed(self, values: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+        """The values changed by a factor from [-self.factor, self.factor), [batch, 1, 1, 1]."""
+        raise NotImplementedError
+
+
 @register
-class RandomBrightness(_Augmentation):
+class RandomBrightness(_WithinRange):
     """Adds one number to all of an image, as Keras's layer of this name does.
 
-    It is drawn from [-factor, factor) times the width of the value range, and the sum is kept
-    within that range.
+    It is drawn from [-factor, factor) times the width of the value range.
     """
 
-    def __init__(
-        self,
-        factor: float,
-        value_range: tuple[float, float] = (0, 255),
-        seed: int | None = None,
-        **kwargs: Any,
-    ):
-        """Takes the largest change, as a share of the value range, and that range."""
-        super().__init__(seed, **kwargs)
-        _check_factor("RandomBrightness", factor)
-        self.factor = factor
-        self.value_range = value_range
-
-    def augmented(self, images: tf.Tensor) -> tf.Tensor:
+    def changed(self, values: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
         """See `RandomBrightness`."""
-        (share,) = self.uniform(images, 1)
         low, high = self.value_range
-        change = (2 * share - 1) * self.factor * (high - low)
-        values = _floats(images)
-        return _within(values + _of_images(change, values), self.value_range, images)
+        return values + factor * (high - low)
 
 
 @register
-class RandomContrast(_Augmentation):
+class RandomContrast(_WithinRange):
     """Multiplies each image's distance from its own mean, as Keras's layer of this name does.
 
-    By a number from [1 - factor, 1 + factor); what comes out is kept within the value range.
+    By a number from [1 - factor, 1 + factor).
     """
 
-    def __init__(
-        self,
-        factor: float,
-        value_range: tuple[float, float] = (0, 255),
-        seed: int | None = None,
-        **kwargs: Any,
-    ):
-        """Takes the largest change and the value range."""
-        super().__init__(seed, **kwargs)
-        _check_factor("RandomContrast", factor)
-        self.factor = factor
-        self.value_range = value_range
-
-    def augmented(self, images: tf.Tensor) -> tf.Tensor:
+    def changed(self, values: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
         """See `RandomContrast`."""
-        (share,) = self.uniform(images, 1)
-        values = _floats(images)
         mean = tf.reduce_mean(values, axis=[1, 2], keepdims=True)
-        contrast = _of_images(1 + (2 * share - 1) * self.factor, values)
-        return _within(mean + contrast * (values - mean), self.value_range, images)
-
-
-def _check_factor(layer: str, factor: float) -> None:
-    if not 0 <= factor <= 1:
-        raise ConfigError(f"{layer}'s factor is {factor}; it lies between 0 and 1")
+        return mean + (1 + factor) * (values - mean)
 
 
 def _floats(images: tf.Tensor) -> tf.Tensor:
     return images if images.dtype.is_floating else tf.cast(images, tf.float32)
-
-
-def _of_images(drawn: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
-    """What was drawn, float32 [batch], to be added to or multiplied with images."""
-    return with_rank(tf.cast(drawn, values.dtype), 4)
-
-
-def _within(values: tf.Tensor, value_range: tuple[float, float], images: tf.Tensor) -> tf.Tensor:
-    """Clipped to a range, in the dtype of the images."""
-    values = tf.clip_by_value(values, *value_range)
-    return tf.cast(tf.round(values) if images.dtype.is_integer else values, images.dtype)
