@@ -64,29 +64,30 @@ class WeightAverages:
             self.variables = [
                 tf.Variable(weight, trainable=False, name="average") for weight in self._weights
             ]
-        self._is_applied = False
+        self.is_applied = False
+        """Whether the model has the averages at present."""
 
     def update(self, update: tf.Tensor) -> None:
         """Moves the averages after update number `update`, int64 []. Cross-replica, in a graph."""
         step = 1 - self.rule.decay_at(update)
 
         def move(average: tf.Variable, weight: tf.Tensor) -> tf.Operation:
-            # Equal infinities, such as a constant mask, have no distance.
+            return average.assign_add(tf.cast(step, average.dtype) * (weight - average))
+
+        def move_unless_equal(average: tf.Variable, weight: tf.Tensor) -> tf.Operation:
+            # What is not trained may be infinite, such as a mask, and then has no distance.
+            weight = tf.convert_to_tensor(weight)
             distance = tf.where(tf.equal(weight, average), tf.zeros_like(weight), weight - average)
             return average.assign_add(tf.cast(step, average.dtype) * distance)
 
         for average, weight in zip(self.variables, self._weights, strict=True):
-            self._strategy.extended.update(average, move, args=(weight,))
+            how = move if weight.trainable else move_unless_equal
+            self._strategy.extended.update(average, how, args=(weight,))
 
     def of(self, variables: Sequence[tf.Variable]) -> list[tf.Variable]:
         """The averages of some of the model's variables."""
         averages = dict(zip(map(id, self._weights), self.variables, strict=True))
         return [averages[id(variable)] for variable in variables]
-
-    @property
-    def is_applied(self) -> bool:
-        """Whether the model has the averages at present."""
-        return self._is_applied
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -97,7 +98,7 @@ class WeightAverages:
         own = [
             [(copy, copy.read_value()) for copy in self._copies(weight)] for weight in self._weights
         ]
-        self._is_applied = True
+        self.is_applied = True
         try:
             for average, weight in zip(self.variables, self._weights, strict=True):
                 for copy, value in zip(self._copies(weight), self._copies(average), strict=True):
@@ -107,7 +108,7 @@ class WeightAverages:
             for copies in own:
                 for copy, value in copies:
                     copy.assign(value)
-            self._is_applied = False
+            self.is_applied = False
 
     def _copies(self, variable: Any) -> tuple[tf.Variable, ...]:
         """Each local replica's copy."""
