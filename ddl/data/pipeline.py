@@ -1,8 +1,11 @@
 """Global batches of static shape, by number, on any strategy."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import tensorflow as tf
+from tensorflow.python.data.ops import multi_device_iterator_ops
 
 from ddl.data import resident as resident_data
 from ddl.data.order import index_batches, steps_per_epoch
@@ -116,17 +119,13 @@ class BatchPipeline:
         devices = resident_data.local_devices(strategy)
         on_cpu = all("CPU" in device.upper() for device in devices)
         dataset = _finished(self._arranged(first_batch, strategy.num_replicas_in_sync))
-        nothing_to_copy_ahead = self.resident or on_cpu
-        if strategy.num_replicas_in_sync == 1 and nothing_to_copy_ahead:
+        if strategy.num_replicas_in_sync == 1 and (self.resident or on_cpu):
             # Nothing to share out either: the distributed iterator would cost time in each step.
             return iter(dataset)
-        # An iterator that fetches to devices keeps a tuner of tf.data there, which no option
-        # reaches and which letting go of the iterator waits for, up to a minute.
-        options = None
-        central = isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy)
-        if nothing_to_copy_ahead and not central:  # TensorFlow 2.21 fails on options there
-            options = tf.distribute.InputOptions(experimental_fetch_to_device=False)
-        return iter(strategy.experimental_distribute_dataset(dataset, options))
+        if not on_cpu:
+            return iter(strategy.experimental_distribute_dataset(dataset))
+        with _untuned_on_devices():
+            return iter(strategy.experimental_distribute_dataset(dataset))
 
     def resident_arrays(self, strategy: tf.distribute.Strategy) -> dict[str, Any]:
         """The arrays on the devices, to be handed to `strategy.run`; {} where not resident.
@@ -245,7 +244,30 @@ def _finished(dataset: tf.data.Dataset) -> tf.data.Dataset:
     options.deterministic = True
     # By choice, not by default: one process reads everything, and in this order.
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    # Letting go of an iterator waits for tf.data's tuner to wake up, which it does ever less
-    # often, down to once a minute; a map and a buffer need no tuning.
+    return _untuned(dataset.prefetch(_BATCHES_AHEAD)).with_options(options)
+
+
+def _untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """The same without tf.data's tuner, which a map and a buffer do not need.
+
+    Letting go of an iterator waits for it to wake up, which it does ever less often, down to once
+    a minute.
+    """
+    options = tf.data.Options()
     options.autotune.enabled = False
-    return dataset.prefetch(_BATCHES_AHEAD).with_options(options)
+    return dataset.with_options(options)
+
+
+@contextmanager
+def _untuned_on_devices() -> Iterator[None]:
+    """Makes the data sets of a distributed iterator, one a device, without a tuner.
+
+    TensorFlow makes them itself and lets no option reach them. Held by
+    tests/data/test_pipeline.py; on CPU devices only, where it was tried.
+    """
+    create = multi_device_iterator_ops._create_device_dataset
+    multi_device_iterator_ops._create_device_dataset = lambda *args: _untuned(create(*args))
+    try:
+        yield
+    finally:
+        multi_device_iterator_ops._create_device_dataset = create
