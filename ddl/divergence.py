@@ -63,7 +63,7 @@ def _first_overflow(state: TrainingState, update: UpdateStep) -> str:
         with explaining_stale_traces():
             finite = finite_gradients(iterator, state).numpy()
     except ConfigError:
-        return "Where it began cannot be told: the model has a tf.function of its own."
+        return "Where it began cannot be told: the model keeps tensors of an earlier trace."
     if finite.all():
         return "On each replica they are finite at that scale."
     # From the last variable on, as the backward pass goes: what is not finite in one layer

@@ -63,7 +63,8 @@ def _renamed(config: Any) -> Any:
     if not isinstance(config, dict):
         return config
     config = {key: _renamed(value) for key, value in config.items()}
-    is_ours = str(config.get("registered_name", "")).startswith("ddl>")
-    if is_ours and issubclass(getattr(layers, config["class_name"]), ByPosition):
+    module, _, name = str(config.get("registered_name", "")).partition(">")
+    ours = getattr(layers, name, None) if module == "ddl" else None
+    if isinstance(ours, type) and issubclass(ours, ByPosition):
         config |= {"module": "keras.layers", "registered_name": None}
     return config

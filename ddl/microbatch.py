@@ -27,7 +27,7 @@ def current() -> "Microbatch | None":
 
 @contextmanager
 def explaining_stale_traces() -> Iterator[None]:
-    """Says what to do where a tf.function within the model holds tensors of an earlier trace.
+    """Says what to do where a task or model holds tensors of an earlier trace.
 
     Raises:
       ConfigError: In place of TensorFlow's error.
@@ -38,9 +38,10 @@ def explaining_stale_traces() -> Iterator[None]:
         if "out of scope" not in str(error):
             raise
         raise ConfigError(
-            "a tf.function within the task or the model was traced by another trainer, or called "
-            "in training beforehand, and keeps what it saw then. Make task and model anew for each "
-            "Trainer, or leave the tf.function out: the trainer compiles the whole step."
+            "the task or the model uses a tensor of an earlier trace, kept on an attribute or by a "
+            "tf.function of its own that another trainer traced, or a call in training beforehand. "
+            "Make task and model anew for each Trainer, keep no tensors, and leave such a "
+            f"tf.function out: the trainer compiles the whole step. ({str(error).splitlines()[0]})"
         ) from error
 
 
@@ -113,20 +114,21 @@ class Microbatch:
             graph = getattr(graph, "outer_graph", None)
         return False
 
-    def rows_per_example(self, rows: Any, asking: str) -> Any:
+    def rows_per_example(self, rows: Any, asking: str) -> int:
         """How many of a layer's rows belong to an example, where a model splits examples.
 
         Args:
-          rows: How many rows the layer has: an integer, or int32 [] where it is not static.
+          rows: How many rows the layer has; a tensor where that is not static.
           asking: Who asks, for the error.
 
         Raises:
           ConfigError: If it cannot be known which example a row belongs to.
         """
-        if isinstance(rows, int) and rows % self.rows:
+        if not isinstance(rows, int) or rows < self.rows or rows % self.rows:
+            number = rows if isinstance(rows, int) else "an unknown number of"
             raise ConfigError(
-                f"{asking} has {rows} rows for {self.rows} examples: which example they belong to "
-                "cannot be known. Keep the batch as the first dimension, or examples in parts that "
+                f"{asking} has {number} rows for {self.rows} examples: which example they belong "
+                "to cannot be known. Keep the batch as the first dimension, or examples in parts that "
                 "follow one another."
             )
         return rows // self.rows

@@ -1,5 +1,6 @@
 """What can be told of a model before it is trained."""
 
+import itertools
 from collections.abc import Sequence
 
 import keras
@@ -77,7 +78,8 @@ def layers_of(task: Task) -> list[keras.layers.Layer]:
         if id(holder) in seen:
             return
         seen.add(id(holder))
-        names = [*getattr(holder, "__dict__", ()), *getattr(type(holder), "__slots__", ())]
+        slots = (getattr(cls, "__slots__", ()) for cls in type(holder).__mro__)
+        names = [*getattr(holder, "__dict__", ()), *itertools.chain(*slots)]
         for item in keras.tree.flatten([getattr(holder, name, None) for name in names]):
             if isinstance(item, keras.layers.Layer):
                 found.update({id(layer): layer for layer in item._flatten_layers()})
@@ -92,7 +94,8 @@ def layers_of(task: Task) -> list[keras.layers.Layer]:
 def depends_on_microbatches(layers: Sequence[keras.layers.Layer]) -> bool:
     """Whether another number of microbatches trains something else.
 
-    It does where a layer takes statistics of a microbatch, or draws by replica.
+    It does where a layer takes statistics of a microbatch, or draws by replica. What a layer of the
+    user's own writes in its forward pass is not looked at.
     """
     return any(
         isinstance(layer, keras.layers.BatchNormalization) or _draws_by_replica(layer)

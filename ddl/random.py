@@ -32,6 +32,7 @@ from ddl import microbatch
 from ddl.errors import ConfigError
 
 PHILOX = tf.random.Algorithm.PHILOX.value
+_SPREAD = -7046029254386353131  # 2^64 over the golden ratio, odd, as an int64
 _WORDS = 4  # what one count of Philox gives: as many float32
 
 
@@ -42,7 +43,7 @@ def uniform(owner: Any, shape: Sequence[Any], *, shared: bool = False) -> tf.Ten
       owner: The layer that draws. Each layer, and each of its draws, has a stream of its own;
         its `seed`, where it has one, makes it another. Outside of a trainer its `seed_generator`
         draws, where it has one, or Keras's global one.
-      shape: Of what is drawn, as Python integers or int32 []. The first dimension is the batch,
+      shape: Of what is drawn. The first dimension is a Python integer, the batch,
         or a multiple of it where the model splits examples into parts, example by example.
       shared: Whether all examples of the global batch get the same numbers, of any shape.
 
@@ -50,8 +51,9 @@ def uniform(owner: Any, shape: Sequence[Any], *, shared: bool = False) -> tf.Ten
       float32 of that shape.
 
     Raises:
-      ConfigError: If the first dimension is not a multiple of the microbatch; or in a loop on
-        tensors, such as that of a recurrent layer, whose every turn would draw the same.
+      ConfigError: If the first dimension is unknown, or no multiple of the microbatch; or in a
+        loop on tensors, such as that of a recurrent layer, whose every turn would draw the same.
+        (`tf.vectorized_map` is not noticed: what it maps draws the same for each element.)
     """
     operation = tf.raw_ops.StatelessRandomUniformV2
     return _draw(operation, keras.random.uniform, owner, shape, shared)
@@ -133,6 +135,7 @@ def _next_seed(generator: keras.random.SeedGenerator, ordered: bool = True) -> t
     state = generator.state.value
     # In a loop the call's number stays while tensors change; then the state moves, as in Keras.
     turn = type(generator).next(generator, ordered=True)[1] if current.in_loop else 0
+    turn *= _SPREAD  # lest a turn look like the next one of a neighbouring seed
     _, call = current.call_number(generator)
     key = state[:1] + tf.constant(_hashed(current.training, call), tf.int64) + turn
     return tf.raw_ops.StatelessRandomUniformFullIntV2(

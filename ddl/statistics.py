@@ -15,9 +15,14 @@ class Statistics:
     """The variables that layers write in their forward pass."""
 
     def __init__(self, layers: Iterable[keras.layers.Layer], strategy: tf.distribute.Strategy):
-        """Finds them: what a layer made not to be trained. So frozen weights are none."""
+        """Finds them: what a layer made not to be trained, in the strategy's scope.
+
+        So frozen weights are none, nor is what a layer learned outside, such as Normalization's
+        moments: the replicas read these alone.
+        """
         self._strategy = strategy
-        self.variables = [v.value for layer in layers for v in layer._non_trainable_variables]
+        made = [v.value for layer in layers for v in layer._non_trainable_variables]
+        self.variables = [v for v in made if strategy.extended.variable_created_in_scope(v)]
 
     @property
     def floating(self) -> list[tf.Variable]:

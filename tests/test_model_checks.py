@@ -56,10 +56,14 @@ def test_what_depends_on_the_replicas_is_told(layers, words, monkeypatch):
     assert len(told) == len(words)
 
 
-class Wrapped:
+class Holding:
+    __slots__ = ("inner",)
+
+
+class Wrapped(Holding):
     """A task around another, with slots."""
 
-    __slots__ = ("inner", "model")
+    __slots__ = ("model",)
 
     def __init__(self, inner):
         self.inner, self.model = inner, inner.model

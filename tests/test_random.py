@@ -129,6 +129,16 @@ def test_a_generator_gives_each_replica_and_batch_its_own_seeds():
     assert here != seeds(other)
 
 
+def test_rows_that_are_not_known():
+    @tf.function(input_signature=[tf.TensorSpec([None, 3])], autograph=False)
+    def drawn(x):
+        with microbatch(rows=8).forward():
+            return ddl.random.uniform(Owner(), keras.ops.shape(x))
+
+    with pytest.raises(ConfigError, match="an unknown number of rows"):
+        drawn(tf.ones([8, 3]))
+
+
 def test_no_two_draws_of_a_batch_share_a_seed():
     generator = keras.random.SeedGenerator(7)
     ddl.random.seed_by_replica([Holder(generator)])
@@ -155,11 +165,12 @@ def test_a_loop_on_tensors_would_draw_the_same_in_each_turn():
 
 
 def test_keras_layers_draw_anew_in_each_turn_of_a_loop():
-    layer = keras.layers.Dropout(0.5)
-    ddl.random.seed_by_replica([layer])
-    first, second, third = in_three_turns(layer).numpy()
-    assert (first != second).any()
-    assert (second != third).any()
+    layers = [keras.layers.Dropout(0.5, seed=seed) for seed in (1, 2)]
+    ddl.random.seed_by_replica(layers)
+    turns = [turn for layer in layers for turn in in_three_turns(layer).numpy()]
+    for i, one in enumerate(turns):
+        for other in turns[i + 1 :]:
+            assert (one != other).any()
 
 
 def test_a_generator_goes_on_as_keras_wants_outside():

@@ -128,12 +128,40 @@ def test_what_agrees_is_not_changed_by_a_bit(replicas):
     np.testing.assert_array_equal(variable.numpy(), before)
 
 
+def test_a_layer_that_learned_outside_of_the_scope():
+    """As Normalization does by `adapt`: it is read alone, on every replica."""
+    set_precision("float32")
+    outside = keras.layers.Normalization()
+    outside.adapt(np.array([[1.0], [3.0]], "f4"))
+    strategy = make_strategy("mirrored", 2)
+    with strategy.scope():
+        model = keras.Sequential(
+            [keras.Input((6, 6, 1)), keras.layers.Flatten(), keras.layers.Dense(2)]
+        )
+        task = ddl.Classification(model, augmentations=[lambda x, training: outside(x)])
+        task.normalization = outside
+        trainer = ddl.Trainer(
+            task,
+            keras.optimizers.SGD(1e-5),
+            test_trainer.DATA,
+            eval_data=test_trainer.DATA,
+            global_batch_size=32,
+            weight_average=ddl.ExponentialMovingAverage(),
+            loss_scale=ddl.LossScale(2.0),
+        )
+    trainer.train(2)
+    assert np.isfinite(trainer.evaluate()["loss"])
+
+
 def test_frozen_weights_are_no_statistics():
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2), keras.layers.Dropout(0.5)])
-    model.trainable = False
-    layers = [*model.layers, keras.layers.BatchNormalization()]
-    layers[-1].build((None, 3))
-    assert len(Statistics(layers, make_strategy("one_device", 1)).variables) == 2
+    strategy = make_strategy("one_device", 1)
+    with strategy.scope():
+        layers = [keras.layers.Dense(2), keras.layers.Dropout(0.5)]
+        model = keras.Sequential([keras.Input((3,)), *layers])
+        model.trainable = False
+        layers.append(keras.layers.BatchNormalization())
+        layers[-1].build((None, 3))
+    assert len(Statistics(layers, strategy).variables) == 2
 
 
 def test_a_replica_of_padding_alone_keeps_its_statistics():
