@@ -128,8 +128,8 @@ class Microbatch:
             number = rows if isinstance(rows, int) else "an unknown number of"
             raise ConfigError(
                 f"{asking} has {number} rows for {self.rows} examples: which example they belong "
-                "to cannot be known. Keep the batch as the first dimension, or examples in parts that "
-                "follow one another."
+                "to cannot be known. Keep the batch as the first dimension, or examples in parts "
+                "that follow one another."
             )
         return rows // self.rows
 
