@@ -155,6 +155,27 @@ def global_batch_size(total: int | None = None, per_replica: int | None = None) 
     return size if per_replica is None else size * tf.distribute.get_strategy().num_replicas_in_sync
 
 
+def check_batch_split(global_batch_size: int, replicas: int, accumulation_steps: int) -> None:
+    """Checks that a global batch can be cut into equal microbatches on equal replicas.
+
+    Raises:
+      ConfigError: If not, with the nearest batch sizes that can.
+    """
+    sizes = {"global_batch_size": global_batch_size, "accumulation_steps": accumulation_steps}
+    for name, value in sizes.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ConfigError(f"{name} is {value!r}; it is an integer, 1 or more")
+    unit = replicas * accumulation_steps
+    if global_batch_size % unit:
+        lower = global_batch_size // unit * unit
+        nearest = [str(size) for size in (lower, lower + unit) if size > 0]
+        raise ConfigError(
+            f"the global batch size {global_batch_size} cannot be split evenly over {replicas} "
+            f"replicas × {accumulation_steps} accumulation steps. Use {' or '.join(nearest)}, or "
+            "another number of devices."
+        )
+
+
 def build_strategy(
     name: StrategyName = "auto", communication: Communication | None = None
 ) -> tf.distribute.Strategy:

@@ -97,6 +97,14 @@ class UpdateStep:
     loss_scale: LossScale | None
     options: tf.distribute.experimental.CommunicationOptions
 
+    def __post_init__(self) -> None:
+        for name in ("clip_norm", "clip_value"):
+            limit = getattr(self, name)
+            if limit is not None and not limit > 0:
+                raise ConfigError(f"{name} is {limit}; it is more than 0, or None")
+        if self.clip_norm is not None and self.clip_value is not None:
+            raise ConfigError("both clip_norm and clip_value are given; give one of them")
+
     def __call__(self, element: Any, resident: Any, state: TrainingState) -> TrainingState:
         """Makes one update.
 

@@ -25,6 +25,7 @@ from ddl.errors import (
 )
 from ddl.export import export_model
 from ddl.learning_rate import peak_learning_rate
+from ddl.model_checks import depends_on_microbatches, layers_of
 from ddl.run_directory import RunDirectory
 from ddl.run_plan import RunPlan
 from ddl.signals import StopSignals
@@ -103,7 +104,8 @@ def run(
     checkpoints = Checkpoints(directory.checkpoints, trainer, run_plan.checkpoints_to_keep)
     if checkpoints.latest is not None:
         # Where a layer takes statistics of a microbatch, their number is part of the computation.
-        may_change = _MAY_CHANGE + (() if trainer.depends_on_microbatches else _MICROBATCHES)
+        fixed = depends_on_microbatches(layers_of(trainer.task))
+        may_change = _MAY_CHANGE + (() if fixed else _MICROBATCHES)
         compare_with_saved_config(directory, console, may_change, strict=trains)
     if checkpoints.restore_latest(model_only=not trains):
         console.line(f"restored step {trainer.step:,} from {checkpoints.latest}")

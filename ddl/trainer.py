@@ -15,7 +15,7 @@ from ddl import gradients as gradient_path
 from ddl.actions import Action
 from ddl.data import BatchPipeline, as_source
 from ddl.data.checks import check_same_features, data_errors
-from ddl.distribution import Communication
+from ddl.distribution import Communication, check_batch_split
 from ddl.divergence import check_state_finite, check_variables_finite
 from ddl.errors import ConfigError
 from ddl.evaluation import Evaluation
@@ -24,7 +24,6 @@ from ddl.microbatch import explaining_stale_traces
 from ddl.model_checks import (
     check_variables,
     computes_in_float16,
-    depends_on_microbatches,
     layers_of,
     warn_of_what_depends_on_replicas,
 )
@@ -110,12 +109,7 @@ class Trainer:
         self.trace_count = 0
         """How often the training loop has been traced: 1 after the first call, for good."""
         self._max_skipped_updates = max_skipped_updates
-        self._check_batch()
-        for name, limit in (("clip_norm", clip_norm), ("clip_value", clip_value)):
-            if limit is not None and not limit > 0:
-                raise ConfigError(f"{name} is {limit}; it is more than 0, or None")
-        if clip_norm is not None and clip_value is not None:
-            raise ConfigError("both clip_norm and clip_value are given; give one of them")
+        check_batch_split(global_batch_size, self.strategy.num_replicas_in_sync, accumulation_steps)
         if max_skipped_updates < 1:
             raise ConfigError(f"max_skipped_updates is {max_skipped_updates}; it is 1 or more")
 
@@ -123,19 +117,16 @@ class Trainer:
         self._train = self._pipeline(train_data, shuffle, data_on_device, accumulation_steps)
         spec = self._train.element_spec
         pipeline = None
-        if eval_data is not None:
+        if eval_data is not None:  # before the task is tried, which may miss a feature
             pipeline = self._pipeline(eval_data, False, data_on_device)
             check_same_features(spec, pipeline.element_spec)
-        self._objective = Objective(task, spec, global_batch_size, self.strategy)
-        self._evaluation = (
-            Evaluation(self._objective, pipeline, self.strategy) if pipeline else None
-        )
+        objective = Objective(task, spec, global_batch_size, self.strategy)
+        self._objective = objective
+        self._evaluation = Evaluation(objective, pipeline, self.strategy) if pipeline else None
         # The objective has built the model by now, if it was not.
         variables = check_variables(self.model, self.strategy)
         layers = layers_of(task)
         warn_of_what_depends_on_replicas(layers, self.strategy)
-        self.depends_on_microbatches = depends_on_microbatches(layers)
-        """Whether another number of accumulation steps would train something else."""
         take_over_moments(layers)
         self.generator_states = seed_by_replica(layers)
         """States of Keras's random generators."""
@@ -343,25 +334,6 @@ class Trainer:
             return (self._update(next(iterator), resident, state),)
 
         return tf.while_loop(goes_on, update, (state,))[0]
-
-    # ------------------------------------------------------------ checks
-
-    def _check_batch(self) -> None:
-        accumulation_steps = self.accumulation_steps
-        for name in ("global_batch_size", "accumulation_steps"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigError(f"{name} is {value!r}; it is an integer, 1 or more")
-        replicas = self.strategy.num_replicas_in_sync
-        unit = replicas * accumulation_steps
-        if self.global_batch_size % unit:
-            lower = self.global_batch_size // unit * unit
-            nearest = [str(size) for size in (lower, lower + unit) if size > 0]
-            raise ConfigError(
-                f"the global batch size {self.global_batch_size} cannot be split evenly over "
-                f"{replicas} replicas × {accumulation_steps} accumulation steps. Use "
-                f"{' or '.join(nearest)}, or another number of devices."
-            )
 
     def _pipeline(
         self, data: Any, shuffle: bool, resident: bool | Literal["auto"], microbatches: int = 1
