@@ -117,6 +117,7 @@ class UpdateStep:
         gradients, sums = self._accumulate(element, resident, state)
         sums = self.strategy.reduce(_SUM, sums, axis=None)
         gradients = gradient_path.all_reduce(self.strategy, gradients, self.variables, self.options)
+        gradients = self._with_each_row_once(gradients)
         factor = self._factor(sums[0], state.loss_scale)
 
         def apply() -> tf.Tensor:
@@ -132,10 +133,7 @@ class UpdateStep:
         if self.loss_scale is None:
             norm, finite = apply(), tf.constant(True)
         else:
-            reduced = [self._of_first_replica(gradient) for gradient in gradients]
-            # Rows of a sparse one may be finite each, and not together.
-            merged = [gradient_path.merge_duplicates(gradient) for gradient in reduced]
-            finite = gradient_path.all_finite(merged)
+            finite = gradient_path.all_finite([self._of_first_replica(g) for g in gradients])
             norm = tf.cond(finite, apply, skip)
         return self._next_state(state, sums, norm, finite)
 
@@ -213,7 +211,6 @@ class UpdateStep:
 
     def _replica_apply(self, gradients: list[Any], factor: tf.Tensor | None) -> tf.Tensor:
         """Makes the update from reduced gradients; returns their norm. Replica context."""
-        gradients = [gradient_path.merge_duplicates(gradient) for gradient in gradients]
         if factor is not None:
             gradients = gradient_path.multiply(gradients, factor)
         gradients = gradient_path.add_regularization(gradients, self.variables)
@@ -224,6 +221,16 @@ class UpdateStep:
             gradients = gradient_path.clip_by_value(gradients, self.clip_value)
         self.optimizer.apply(gradients, self.variables)
         return tf.cast(norm, tf.float64)
+
+    def _with_each_row_once(self, gradients: list[Any]) -> list[Any]:
+        """Reduced gradients, the sparse ones merged before anything is asked or made of them."""
+        first = map(self._of_first_replica, gradients)
+        if not any(isinstance(gradient, tf.IndexedSlices) for gradient in first):
+            return gradients
+        return self.strategy.run(
+            lambda own: [gradient_path.merge_duplicates(gradient) for gradient in own],
+            args=(gradients,),
+        )
 
     def _of_first_replica(self, value: Any) -> Any:
         return self.strategy.experimental_local_results(value)[0]

@@ -120,8 +120,7 @@ class Trainer:
         if eval_data is not None:  # before the task is tried, which may miss a feature
             pipeline = self._pipeline(eval_data, False, data_on_device)
             check_same_features(spec, pipeline.element_spec)
-        objective = Objective(task, spec, global_batch_size, self.strategy)
-        self._objective = objective
+        self._objective = objective = Objective(task, spec, global_batch_size, self.strategy)
         self._evaluation = Evaluation(objective, pipeline, self.strategy) if pipeline else None
         # The objective has built the model by now, if it was not.
         variables = check_variables(self.model, self.strategy)
@@ -237,8 +236,7 @@ class Trainer:
 
     def check_weights(self) -> None:
         """Raises TrainingDiverged if a weight or an optimizer's slot is not finite."""
-        variables = [*self.model.variables, *self.optimizer.variables]
-        check_variables_finite(variables, self.step)
+        check_variables_finite([*self.model.variables, *self.optimizer.variables], self.step)
 
     def check_has_own_weights(self) -> None:
         """Raises ConfigError if the model has its averages, within `evaluation_weights`."""

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import ddl
+from ddl.errors import TrainingDiverged
 from ddl.objective import Objective
 from ddl.precision import set_precision
 from tests.conftest import make_strategy
@@ -108,3 +109,36 @@ def test_microbatches_of_any_sizes_add_up(data, cuts):
     loss, expected, _ = weighted_mean_gradient(data)
     assert sums[1] / sums[0] == pytest.approx(loss, rel=1e-12)
     np.testing.assert_allclose(kernel * 24 / sums[0], expected, rtol=0, atol=1e-12)
+
+
+class HugeRows:
+    """An embedding whose row gets two gradients, each finite, that are not so together."""
+
+    def __init__(self):
+        words = keras.Input((2,), dtype="int64")
+        self.model = keras.Model(words, keras.layers.Embedding(3, 1, name="table")(words))
+
+    def per_example(self, features, training):
+        y = self.model(features["words"], training=training)
+        return ddl.PerExample(tf.reduce_sum(y, [1, 2]) * 3e38)
+
+
+@pytest.mark.parametrize("place", [("one_device", 1), ("mirrored", 2)], ids=str)
+def test_rows_are_added_before_they_are_asked_to_be_finite(place):
+    set_precision("float32")
+    strategy = make_strategy(*place)
+    with strategy.scope():
+        task, optimizer = HugeRows(), keras.optimizers.SGD(1.0)
+    trainer = ddl.Trainer(
+        task,
+        optimizer,
+        {"words": np.ones([2, 2], "i8")},
+        global_batch_size=2,
+        strategy=strategy,
+        loss_scale=ddl.LossScale(1.0, growth_interval=None),
+        max_skipped_updates=1,
+    )
+    before = task.model.weights[0].numpy()
+    with pytest.raises(TrainingDiverged):
+        trainer.train(1)
+    np.testing.assert_array_equal(task.model.weights[0].numpy(), before)
