@@ -1,11 +1,21 @@
-"""Saving and restoring a Trainer."""
+"""Saving and restoring a Trainer: what a checkpoint consists of, and when it is written."""
 
 import os
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import tensorflow as tf
+from absl import logging
 
+from ddl.checkpoint_directory import (
+    CheckpointDamagedError,
+    CheckpointDirectory,
+    Facts,
+    SavedCheckpoint,
+)
 from ddl.errors import ModelDirectoryError
+from ddl.retention import Retention
+from ddl.snapshot import Snapshots
 from ddl.step import TrainingState
 from ddl.trainer import Trainer
 
@@ -13,18 +23,30 @@ from ddl.trainer import Trainer
 class Checkpoints:
     """The checkpoints of one run: model, optimizer and training state, numbered by step.
 
-    What is saved does not depend on the strategy, so that a run may go on elsewhere.
+    What is saved does not depend on the strategy, so that a run may go on elsewhere. Files are
+    written by a thread while training goes on, one checkpoint at a time.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], trainer: Trainer, keep: int = 3):
-        """Looks what is there; creates nothing.
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        trainer: Trainer,
+        retention: Retention | None = None,
+        report: Callable[[str], None] = logging.warning,
+    ):
+        """Creates nothing.
 
         Args:
           directory: Holds the checkpoints.
           trainer: Is saved from and restored to.
-          keep: How many of the latest checkpoints stay.
+          retention: Which checkpoints stay; None keeps the last three.
+          report: Called, from any thread, with what a person should know: a checkpoint that
+            could not be written, or was damaged and set aside.
         """
+        self._directory = CheckpointDirectory(directory)
         self._trainer = trainer
+        self._retention = retention or Retention()
+        self._report = report
         # The state lives as tensors in the loop; these variables are its form on disk.
         self._state = TrainingState(
             *(tf.Variable(value, trainable=False) for value in trainer.state)
@@ -39,62 +61,233 @@ class Checkpoints:
             state=self._state._asdict(),
             random_generators=trainer.generator_states,
         )
-        self._manager = tf.train.CheckpointManager(
-            self._checkpoint, str(Path(directory)), max_to_keep=keep, checkpoint_name="step"
-        )
+        self._snapshots: Snapshots | None = None
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._writing: Future[None] | None = None
+        self._failure: ModelDirectoryError | None = None
+        self._held_step: int | None = None  # the step that is saved, or was restored
+
+    # ------------------------------------------------------------ what is there
+
+    def saved(self) -> list[SavedCheckpoint]:
+        """The checkpoints there are, by step, once none is being written any more."""
+        self._wait()
+        return self._directory.saved()
+
+    def best(self) -> SavedCheckpoint | None:
+        """The best by the metric of the retention; None if none was evaluated."""
+        return self._retention.best(self.saved())
 
     @property
-    def latest(self) -> str | None:
-        """Path prefix of the newest checkpoint; None if there is none."""
-        return self._manager.latest_checkpoint
+    def keeps_best(self) -> bool:
+        """Whether there is a metric for it."""
+        return self._retention.metric is not None
 
-    def save(self) -> str:
-        """Saves the trainer as it is; returns the checkpoint's path prefix.
+    def would_be_best(self, metrics: Mapping[str, float]) -> bool:
+        """Whether a checkpoint with these figures would be the best so far."""
+        return self.keeps_best and self._retention.improves(metrics, self.saved())
+
+    # ------------------------------------------------------------ saving
+
+    def save(
+        self,
+        metrics: Mapping[str, float] | None = None,
+        first: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Takes the trainer as it is, and has that written while training goes on.
+
+        Does nothing if this step is saved. A failure to write is reported when it happens, and
+        raised by `finish`. Eager, cross-replica context.
+
+        Args:
+          metrics: What an evaluation at this step gave.
+          first: Called by the writing thread before a file of the checkpoint is.
+        """
+        trainer = self._trainer
+        trainer.weights.check_not_applied()
+        self._wait()
+        if self._held_step == trainer.step:
+            return
+        tensors = self._take()
+        facts = Facts(
+            metrics=dict(metrics or {}),
+            global_batch_size=trainer.global_batch_size,
+            num_examples=trainer.num_examples,
+            replicas=trainer.strategy.num_replicas_in_sync,
+            seconds=trainer.pace.total_seconds,
+            since_log=trainer.pace.since_taken,
+        )
+        self._held_step = trainer.step
+        self._writing = self._writer.submit(self._write, trainer.step, tensors, facts, first)
+
+    def finish(self) -> None:
+        """Waits until all is written.
 
         Raises:
-          ModelDirectoryError: If it cannot be written.
+          ModelDirectoryError: If the checkpoint saved last could not be.
         """
-        self._trainer.check_has_own_weights()
-        self._trainer.synchronize_statistics()
-        for variable, value in zip(self._state, self._trainer.state, strict=True):
+        self._wait()
+        if self._failure is not None:
+            raise self._failure
+
+    def _take(self) -> dict[str, tf.Tensor]:
+        trainer = self._trainer
+        for variable, value in zip(self._state, trainer.state, strict=True):
             variable.assign(value)
         # TensorFlow stores how often it saved, too. Made to follow the step, a checkpoint holds
         # the same whether the run was interrupted or not.
-        self._checkpoint.save_counter.assign(self._trainer.step - 1)
+        self._checkpoint.save_counter.assign(trainer.step)
+        if self._snapshots is None:
+            self._snapshots = Snapshots(self._checkpoint)
+        of_replicas = {}
+        for number, copies in enumerate(trainer.weights.copies):
+            values = tf.stack([copy.read_value() for copy in copies])
+            if tf.reduce_any(values != values[0]):
+                of_replicas[_replica_name(number)] = values
+        with trainer.weights.applied(averaged=False):
+            return self._snapshots.take() | of_replicas
+
+    def _write(
+        self, step: int, tensors: dict[str, tf.Tensor], facts: Facts, first: Callable[[], None]
+    ) -> None:
         try:
-            return self._manager.save(checkpoint_number=self._trainer.step)
-        except (tf.errors.OpError, OSError) as error:
-            raise ModelDirectoryError(
-                f"the checkpoint of step {self._trainer.step} could not be written to "
-                f"{self._manager.directory}: {error}"
-            ) from error
+            first()
+            self._directory.write(step, tensors, facts)
+            self._failure = None
+        except ModelDirectoryError as error:
+            self._failure = error
+            self._held_step = None
+            self._report(str(error))
+            return
+        self._directory.remove(self._retention.superfluous(self._directory.saved()))
 
-    def restore_latest(self, model_only: bool = False) -> bool:
-        """Sets the trainer to the newest checkpoint; returns whether there was one.
+    def _wait(self) -> None:
+        if self._writing is not None:
+            self._writing.result()
+            self._writing = None
 
-        Args:
-          model_only: Restore weights and step alone, for looking at a model and not for training
-            on; then metrics and optimizer need not be those of the run.
+    # ------------------------------------------------------------ restoring
+
+    def restore_latest(self) -> SavedCheckpoint | None:
+        """Sets the trainer to the newest checkpoint that can be read, to train on from it.
+
+        Newer ones that are damaged are set aside, and reported.
+
+        Returns:
+          Which one that was; None if there is none at all.
 
         Raises:
-          ModelDirectoryError: If it does not fit the trainer or cannot be read.
+          ModelDirectoryError: If all are damaged, or it does not fit the trainer.
         """
-        self._trainer.check_has_own_weights()
-        path = self.latest
-        if path is None:
-            return False
-        checkpoint = self._checkpoint
-        if model_only:
-            state = {"step": self._state.step, "batches": self._state.batches}
-            checkpoint = tf.train.Checkpoint(**self._model, state=state)
+        self._trainer.weights.check_not_applied()
+        self._wait()
+        saved, damaged = self._newest_readable()
+        for each, error in damaged:
+            where = self._directory.set_aside(each)
+            self._report(f"{each} is damaged ({error}); it was set aside in {where}")
+        self._directory.clear_partial()
+        if saved is None:
+            return None
+        self._check_fits(saved)
+        self._restore(self._checkpoint, saved)
+        self._restore_of_replicas(saved)
+        self._trainer.restore(TrainingState(*(tf.identity(value) for value in self._state)))
+        self._trainer.pace.go_on_from(saved.facts.seconds, saved.facts.since_log)
+        self._held_step = saved.step
+        return saved
+
+    def restore_model(self, saved: SavedCheckpoint | None = None) -> SavedCheckpoint | None:
+        """Sets weights and step alone, to look at a model and not to train on.
+
+        Metrics and optimizer need not be those of the run, and nothing in the folder is changed.
+
+        Args:
+          saved: Which one; None takes the newest that can be read.
+
+        Returns:
+          Which one it was; None if there is none at all.
+
+        Raises:
+          ModelDirectoryError: If it is damaged, is gone, or does not fit the trainer.
+        """
+        self._trainer.weights.check_not_applied()
+        if saved is None:
+            saved, damaged = self._newest_readable()
+            for each, error in damaged:
+                self._report(f"{each} is damaged ({error}); taking the one before")
+            if saved is None:
+                return None
+        else:
+            try:
+                self._directory.check(saved)
+            except CheckpointDamagedError as error:
+                raise ModelDirectoryError(f"{saved} cannot be read: {error}") from error
+        state = {"step": self._state.step, "batches": self._state.batches}
+        self._restore(tf.train.Checkpoint(**self._model, state=state), saved)
+        self._trainer.restore(TrainingState(*(tf.identity(value) for value in self._state)))
+        return saved
+
+    def _newest_readable(
+        self,
+    ) -> tuple[SavedCheckpoint | None, list[tuple[SavedCheckpoint, CheckpointDamagedError]]]:
+        """The newest checkpoint that can be read, and the damaged ones after it.
+
+        Raises:
+          ModelDirectoryError: If there are some and all are damaged.
+        """
+        damaged = []
+        for saved in reversed(self._directory.saved()):
+            try:
+                self._directory.check(saved)
+            except CheckpointDamagedError as error:
+                damaged.append((saved, error))
+            else:
+                return saved, damaged
+        if damaged:
+            listing = "\n".join(f"  {saved}: {error}" for saved, error in damaged)
+            raise ModelDirectoryError(
+                f"no checkpoint in {self._directory.path} can be read:\n{listing}\n"
+                "Bring one back from a copy, or begin again in another --model_dir."
+            )
+        return None, []
+
+    def _check_fits(self, saved: SavedCheckpoint) -> None:
+        """What a step and a position in the data mean must not change on the way."""
+        trainer, facts = self._trainer, saved.facts
+        for name, was, now in (
+            ("global batch size", facts.global_batch_size, trainer.global_batch_size),
+            ("number of training examples", facts.num_examples, trainer.num_examples),
+        ):
+            if was is not None and was != now:
+                raise ModelDirectoryError(
+                    f"{saved} is of a run whose {name} is {was:,}; here it is {now:,}. Its step "
+                    "and its place in the data mean something else then. Keep the number, or "
+                    "begin a run in another --model_dir from its weights (WarmStart)."
+                )
+
+    def _restore(self, checkpoint: tf.train.Checkpoint, saved: SavedCheckpoint) -> None:
         try:
-            status = checkpoint.restore(path).expect_partial()
+            status = checkpoint.restore(saved.prefix).expect_partial()
             status.assert_existing_objects_matched()
         except (tf.errors.OpError, AssertionError, ValueError) as error:
             reason = str(error).strip().splitlines()[0]
             raise ModelDirectoryError(
-                f"{path} cannot be restored into this model and optimizer: {reason}. Give "
+                f"{saved} cannot be restored into this model and optimizer: {reason}. Give "
                 "another --model_dir, or the config that the checkpoint was made with."
             ) from error
-        self._trainer.restore(TrainingState(*(tf.identity(value) for value in self._state)))
-        return True
+
+    def _restore_of_replicas(self, saved: SavedCheckpoint) -> None:
+        """Gives each replica what it had, if there are as many; else all have the mean."""
+        reader = tf.train.load_checkpoint(saved.prefix)
+        for number, copies in enumerate(self._trainer.weights.copies):
+            name = _replica_name(number)
+            if reader.has_tensor(name):
+                values = reader.get_tensor(name)
+                if len(values) == len(copies):
+                    for copy, value in zip(copies, values, strict=True):
+                        copy.assign(value)
+
+
+def _replica_name(number: int) -> str:
+    """The name in a checkpoint of what the replicas have each, float [replicas, …]."""
+    return f"statistics_of_replicas/{number}"

@@ -67,6 +67,9 @@ class RunConsole:
             return
         self.line(f"step {step:,} · epoch {epoch:.2f} · {split} · {format_figures(values)}")
 
+    def drop_after(self, last_step: int) -> None:
+        """Nothing that was shown can be taken back."""
+
     def close(self) -> None:
         """Leaves the bar as it stands."""
         if self._progress is not None:
@@ -83,7 +86,7 @@ def format_figures(figures: Mapping[str, float]) -> str:
         value = figures[name]
         if name == "examples_per_second":
             parts.append(f"{value:,.0f} examples/s")
-        elif name in ("loss_scale", "skipped_updates"):
+        elif name in ("loss_scale", "skipped_updates", "rewinds"):
             parts.append(f"{name.replace('_', ' ')} {value:,.0f}")
         elif name.endswith("accuracy"):
             parts.append(f"{name.replace('_', ' ')} {value:.4f}")

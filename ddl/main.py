@@ -14,7 +14,7 @@ from typing import Literal
 
 from absl import flags
 
-from ddl.choices import CROSS_DEVICE_OPS, MODES, STRATEGIES
+from ddl.choices import CROSS_DEVICE_OPS, MODES, STRATEGIES, WEIGHTS
 from ddl.errors import DdlError
 
 FLAGS = flags.FLAGS
@@ -36,6 +36,22 @@ def define_flags() -> None:
     flags.DEFINE_list("gin_allow_unused", [], "Names of bindings that may go unused.")
     flags.DEFINE_string("model_dir", None, "Where the run writes, and where it is gone on with.")
     flags.DEFINE_enum("mode", "train_and_eval", MODES, "What to do.")
+    flags.DEFINE_string(
+        "checkpoint", "latest", "What --mode=eval or export reads: latest, best, or a step."
+    )
+    flags.DEFINE_enum(
+        "weights",
+        "averaged",
+        WEIGHTS,
+        "Which weights --mode=eval or export takes where the run keeps an average of them.",
+    )
+    flags.DEFINE_float(
+        "follow_timeout",
+        None,
+        "--mode=eval evaluates each new checkpoint as it comes, to the last step of the run or "
+        "until none has come for so many seconds.",
+        lower_bound=0,
+    )
     flags.DEFINE_bool(
         "dry_run", False, "Build everything, make one step, print config and plan, write nothing."
     )
@@ -102,17 +118,18 @@ def run(argv: Sequence[str] | None = None) -> None:
         if FLAGS.model_dir is None and not FLAGS.dry_run:
             raise flags.Error("--model_dir is missing: name a directory for what the run writes")
         gpus = parse_gpus(FLAGS.gpus)
+        checkpoint = parse_checkpoint(FLAGS.checkpoint)
     except flags.Error as error:
         print(f"ddl: {error}\nddl --help lists all flags.", file=sys.stderr)
         sys.exit(1)
     try:
-        start(gpus)
+        start(gpus, checkpoint)
     except DdlError as error:
         print(f"ddl: {error}", file=sys.stderr)
         sys.exit(error.exit_status)
 
 
-def start(gpus: Sequence[int] | None) -> None:
+def start(gpus: Sequence[int] | None, checkpoint: str | int) -> None:
     """From parsed flags to the end of the run."""
     # TensorFlow takes seconds to import: only now that the flags are known to be right.
     from ddl.quiet import quiet_start_up
@@ -128,7 +145,7 @@ def start(gpus: Sequence[int] | None) -> None:
         # First of all: a file that is missing is told before TensorFlow is imported.
         config.load(FLAGS.gin_file, FLAGS.gin_param or (), FLAGS.gin_search_path or ())
 
-        from ddl import distribution, train
+        from ddl import distribution, reading, train
 
         distribution.configure_devices(
             num_virtual_devices=FLAGS.num_virtual_devices,
@@ -151,6 +168,7 @@ def start(gpus: Sequence[int] | None) -> None:
         mode=FLAGS.mode,
         dry_run=FLAGS.dry_run,
         allow_unused=FLAGS.gin_allow_unused,
+        reading=reading.Reading(checkpoint, FLAGS.weights == "averaged", FLAGS.follow_timeout),
     )
 
 
@@ -178,6 +196,15 @@ def parse_gpus(text: str) -> list[int] | None:
         raise flags.Error(
             f"--gpus={text} is neither all, none, nor a list of numbers such as 0,1"
         ) from None
+
+
+def parse_checkpoint(text: str) -> str | int:
+    """The value of --checkpoint as a name or a step."""
+    if text in ("latest", "best"):
+        return text
+    if text.isdecimal():
+        return int(text)
+    raise flags.Error(f"--checkpoint={text} is neither latest, best, nor a step")
 
 
 def parse_on_device(text: str) -> bool | Literal["auto"]:

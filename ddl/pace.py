@@ -40,6 +40,8 @@ class Pace:
         self._next = steps_per_loop or 1
         self._steps = 0
         self._seconds = 0.0
+        self.total_seconds = 0.0
+        """Time spent in loops, tracing included."""
         self.steps_per_second: float | None = None
         """Speed of the latest loop that was timed; None before it."""
 
@@ -54,8 +56,10 @@ class Pace:
         timer = LoopTimer()
         start = self._clock()
         yield timer
+        seconds = self._clock() - start
+        self.total_seconds += seconds
         if not timer.traced:
-            self._record(timer.steps, self._clock() - start)
+            self._record(timer.steps, seconds)
 
     def _record(self, steps: int, seconds: float) -> None:
         self._steps += steps
@@ -72,6 +76,16 @@ class Pace:
         speed = self._steps / self._seconds if self._steps and self._seconds > 0 else None
         self._steps, self._seconds = 0, 0.0
         return speed
+
+    @property
+    def since_taken(self) -> tuple[int, float]:
+        """Steps timed since `take_steps_per_second`, and their seconds."""
+        return self._steps, self._seconds
+
+    def go_on_from(self, total_seconds: float, since_taken: tuple[int, float]) -> None:
+        """Sets the clock to what an earlier run of the same training had measured."""
+        self.total_seconds = total_seconds
+        self._steps, self._seconds = since_taken
 
 
 class LoopTimer:

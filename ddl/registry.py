@@ -26,6 +26,7 @@ OWN: tuple[str, ...] = (
     "ddl.run_plan:RunPlan",
     "ddl.tasks:Classification",
     "ddl.trainer:Trainer",
+    "ddl.warm_start:WarmStart",
     "ddl.weight_average:ExponentialMovingAverage",
 )
 

@@ -1,8 +1,10 @@
 """The directory of a run: what lies where, and that it belongs to this run."""
 
+import fcntl
 import os
 from pathlib import Path
 
+from ddl.durable_files import write_whole
 from ddl.errors import ModelDirectoryError
 
 
@@ -20,6 +22,7 @@ class RunDirectory:
                 f"--model_dir={path}: only folders of this machine can be written. Give one, or "
                 "mount the remote one."
             )
+        self._claim: int | None = None
         self.path = Path(path)
         self.checkpoints = self.path / "checkpoints"
         self.config = self.path / "config.gin"
@@ -47,7 +50,11 @@ class RunDirectory:
             return None
 
     def open(self) -> None:
-        """Creates the directory."""
+        """Creates the directory.
+
+        Raises:
+          ModelDirectoryError: If that is not possible.
+        """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -55,15 +62,41 @@ class RunDirectory:
                 f"--model_dir={self.path} cannot be created: {error.strerror}"
             ) from error
 
+    def claim(self) -> None:
+        """Keeps other trainings out of the directory, if it exists, until `release`.
+
+        The claim is the process's own and gone with it, however it ends.
+
+        Raises:
+          ModelDirectoryError: If another process has claimed it.
+        """
+        if self._claim is not None or not self.path.exists():
+            return
+        self._claim = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.flock(self._claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.release()
+            raise ModelDirectoryError(
+                f"--model_dir={self.path}: another process trains there. Wait for it, or give "
+                "another directory."
+            ) from None
+        except OSError:
+            pass  # some network file systems have no locks
+
+    def release(self) -> None:
+        """Gives the claim up, if there is one."""
+        if self._claim is not None:
+            os.close(self._claim)
+            self._claim = None
+
     def write_configs(self, given: str, operative: str) -> None:
         """Writes config.gin and operative_config.gin, each at once or not at all."""
         self._write(self.config, given)
         self._write(self.operative_config, operative)
 
     def _write(self, path: Path, text: str) -> None:
-        partial = path.with_name(path.name + ".partial")
         try:
-            partial.write_text(text)
-            os.replace(partial, path)
+            write_whole(path, text)
         except OSError as error:
             raise ModelDirectoryError(f"{path} cannot be written: {error.strerror}") from error

@@ -1,9 +1,12 @@
-"""How long a run is, and what happens when."""
+"""How long a run is, what happens when, and what a run may go on with."""
 
 import dataclasses
 import math
+from typing import Literal
 
-from ddl.errors import ConfigError
+from ddl.errors import ConfigError, check_choice
+from ddl.retention import Retention
+from ddl.warm_start import WarmStart
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,6 +20,15 @@ class RunPlan:
       checkpoint_every: Period of checkpoints; None saves at the end only.
       log_every: Period of lines in metrics.jsonl.
       checkpoints_to_keep: How many of the latest checkpoints stay.
+      keep_checkpoint_every: Checkpoints of steps that are multiples of this stay for good.
+      best_metric: The evaluation figure, such as `accuracy`, by which the best checkpoint stays.
+        Each evaluation that is better than all before it is saved.
+      best_mode: `max` or `min`; None takes the smallest of a loss and the largest of all else.
+      on_divergence: `stop` ends the run with status 76. `rewind` goes back to the last checkpoint
+        and leaves out the batches from there to the one with which training diverged, as
+        Chowdhery et al. 2022, "PaLM: Scaling Language Modeling with Pathways", section 5.1.
+      max_rewinds: How often a run may do that.
+      warm_start: Weights that a new run begins with.
     """
 
     train_steps: int | None = None
@@ -25,6 +37,12 @@ class RunPlan:
     checkpoint_every: int | None = None
     log_every: int = 100
     checkpoints_to_keep: int = 3
+    keep_checkpoint_every: int | None = None
+    best_metric: str | None = None
+    best_mode: Literal["max", "min"] | None = None
+    on_divergence: Literal["stop", "rewind"] = "stop"
+    max_rewinds: int = 3
+    warm_start: WarmStart | None = None
 
     def __post_init__(self) -> None:
         if (self.train_steps is None) == (self.train_epochs is None):
@@ -35,11 +53,19 @@ class RunPlan:
             )
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if value is not None and not value > 0:
+            if isinstance(value, (int, float)) and not value > 0:
                 raise ConfigError(f"{field.name} is {value}; it is more than 0")
+        check_choice("on_divergence", self.on_divergence, ("stop", "rewind"))
+        self.retention()  # checks what is given for it
 
     def total_steps(self, steps_per_epoch: int) -> int:
         """Length of the run in steps; a part of an epoch counts its last batch whole."""
         if self.train_epochs is None:
             return int(self.train_steps or 0)
         return math.ceil(self.train_epochs * steps_per_epoch)
+
+    def retention(self) -> Retention:
+        """Which checkpoints stay."""
+        return Retention(
+            self.checkpoints_to_keep, self.keep_checkpoint_every, self.best_metric, self.best_mode
+        )

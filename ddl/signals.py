@@ -1,6 +1,13 @@
-"""Stopping on request: SIGTERM and SIGINT ask, between two loops the run answers."""
+"""Stopping on request: at the first SIGTERM or SIGINT a run saves and ends, at the second it ends.
 
+Python answers a signal between two of its own instructions, and a training loop is one call that
+may take long. So a thread waits for signals beside it.
+"""
+
+import os
 import signal
+import threading
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -8,16 +15,35 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopSignals:
-    """Within the `with` block the first signal is noted; a second one stops at once."""
+    """Within the `with` block the first signal is noted; a second one ends the process at once.
+
+    The status is then 128 + the signal's number, as in a shell.
+    """
 
     def __init__(self) -> None:
         """Nothing received yet."""
         self.received: signal.Signals | None = None
-        self._previous: dict[int, Any] = {}
+        self._answer: Callable[[], None] = lambda: None
+        self._lock = threading.Lock()
+
+    def answer(self, call: Callable[[], None]) -> None:
+        """Has a function called, from a thread, when the first signal comes; now if it has come."""
+        with self._lock:
+            self._answer = call
+            if self.received is not None:
+                call()
 
     def __enter__(self) -> "StopSignals":
         """Takes the signals over. Main thread only."""
-        self._previous = {number: signal.signal(number, self._note) for number in _SIGNALS}
+        self._reading, self._writing = os.pipe()
+        os.set_blocking(self._writing, False)
+        # Every signal that Python handles writes its number there as soon as it comes.
+        self._previous_descriptor = signal.set_wakeup_fd(self._writing)
+        self._previous: dict[int, Any] = {
+            number: signal.signal(number, _handle) for number in _SIGNALS
+        }
+        self._thread = threading.Thread(target=self._watch, name="signals", daemon=True)
+        self._thread.start()
         return self
 
     def __exit__(
@@ -29,8 +55,24 @@ class StopSignals:
         """Gives them back."""
         for number, handler in self._previous.items():
             signal.signal(number, handler)
+        signal.set_wakeup_fd(self._previous_descriptor)
+        os.close(self._writing)  # which ends the thread
+        self._thread.join()
+        os.close(self._reading)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.received = signal.Signals(number)
-        for other in _SIGNALS:
-            signal.signal(other, signal.SIG_DFL)
+    def _watch(self) -> None:
+        while numbers := os.read(self._reading, 64):
+            for number in numbers:
+                if number in _SIGNALS:
+                    self._note(signal.Signals(number))
+
+    def _note(self, number: signal.Signals) -> None:
+        with self._lock:
+            if self.received is not None:
+                os._exit(128 + number)
+            self.received = number
+            self._answer()
+
+
+def _handle(number: int, frame: FrameType | None) -> None:
+    """Does nothing: that there is a handler makes Python write to the descriptor."""

@@ -4,7 +4,8 @@ Each replica may hold values of its own (of a layer that is not synchronized), a
 update must leave them as they were.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -39,18 +40,36 @@ class Statistics:
             self._strategy.extended.update(variable, _assign, args=(value,))
 
 
-def synchronize(variables: Sequence[Any], strategy: tf.distribute.Strategy) -> None:
-    """Sets every replica's copy of each variable to the mean of all. Eager, cross-replica context.
+@contextmanager
+def kept(variables: Iterable[tf.Variable]) -> Iterator[None]:
+    """Gives variables their values back after the `with` block, to the bit, also when it raises."""
+    own = [(variable, variable.read_value()) for variable in variables]
+    try:
+        yield
+    finally:
+        for variable, value in own:
+            variable.assign(value)
 
-    Where the copies agree, their value stays to the bit.
+
+@contextmanager
+def synchronized(all_copies: Sequence[Sequence[tf.Variable]]) -> Iterator[None]:
+    """Gives the replicas' copies of each variable their mean in the `with` block.
+
+    Where the copies agree, their value stays to the bit. Eager, cross-replica context.
+
+    Args:
+      all_copies: For each variable every replica's copy.
     """
-    for variable in variables:
-        first, *others = strategy.experimental_local_results(variable)
-        if others:
+    several = [copies for copies in all_copies if len(copies) > 1]
+    with kept(copy for copies in several for copy in copies):
+        for first, *others in several:
             start = first.read_value()
             # Equal infinities have no distance.
             distances = [_distance(start, other.read_value()) for other in others]
-            variable.assign(start + tf.add_n(distances) / (1 + len(others)))
+            mean = start + tf.add_n(distances) / (1 + len(others))
+            for copy in (first, *others):
+                copy.assign(mean)
+        yield
 
 
 def let_replicas_write(

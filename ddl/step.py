@@ -37,12 +37,14 @@ class TrainingState(NamedTuple):
     Attributes:
       step: int64 [], updates made.
       batches: int64 [], global batches consumed: the position in the data. It runs ahead of
-        `step` by the updates that were skipped.
+        `step` by the updates that were skipped and the batches that were left out.
       skipped_in_a_row: int64 [], updates skipped since the last one made.
       loss_scale: float32 [], 1 where there is none.
       finite_updates: int64 [], updates since the loss scale last moved.
       sums: float64 [n], metric sums since they were last read (`ddl.metrics.MetricSums`).
       gradient_norms: float64 [2], Σ of the global gradient norms since then, and their count.
+      rewinds: int64 [], how often training diverged and went back to a checkpoint.
+      batches_left_out: int64 [], how many batches it did not see again then.
     """
 
     step: tf.Tensor
@@ -52,13 +54,16 @@ class TrainingState(NamedTuple):
     finite_updates: tf.Tensor
     sums: tf.Tensor
     gradient_norms: tf.Tensor
+    rewinds: tf.Tensor
+    batches_left_out: tf.Tensor
 
     @classmethod
     def initial(cls, loss_scale: float, sums: tf.Tensor) -> "TrainingState":
         """The state before the first update."""
         zero = tf.zeros([], tf.int64)
         scale = tf.constant(loss_scale, tf.float32)
-        return cls(zero, zero, zero, scale, zero, sums, tf.zeros([2], tf.float64))
+        norms = tf.zeros([2], tf.float64)
+        return cls(zero, zero, zero, scale, zero, sums, norms, zero, zero)
 
     def without_metrics(self) -> "TrainingState":
         """The same state with its metric sums started anew."""
@@ -243,7 +248,7 @@ class UpdateStep:
         if self.loss_scale is not None:
             scale, finite_updates = self.loss_scale.next(scale, finite_updates, finite)
             sums = tf.where(finite, sums, tf.zeros_like(sums))
-        return TrainingState(
+        return state._replace(
             step=state.step + made,
             batches=state.batches + 1,
             skipped_in_a_row=(state.skipped_in_a_row + 1) * (1 - made),

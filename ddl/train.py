@@ -1,10 +1,10 @@
 """A run from top to bottom: build → compare → restore → loop → close."""
 
 import dataclasses
-import math
 import re
 import secrets
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Literal
 
 import keras
@@ -12,28 +12,24 @@ import numpy as np
 import tensorflow as tf
 
 from ddl import config
-from ddl.actions import Action, EachLoop, Periodic
+from ddl.checkpoint_directory import SavedCheckpoint
 from ddl.checkpoints import Checkpoints
 from ddl.choices import Mode
 from ddl.console import RunConsole, format_figures
 from ddl.distribution import Communication, describe_devices
-from ddl.errors import (
-    ConfigError,
-    ModelDirectoryError,
-    TrainingDiverged,
-    TrainingInterrupted,
-)
-from ddl.export import export_model
+from ddl.errors import ConfigError, ModelDirectoryError
 from ddl.learning_rate import peak_learning_rate
 from ddl.model_checks import depends_on_microbatches, layers_of
+from ddl.outer_loop import OuterLoop
+from ddl.reading import Reading, evaluate_saved, export_saved
 from ddl.run_directory import RunDirectory
 from ddl.run_plan import RunPlan
 from ddl.signals import StopSignals
 from ddl.trainer import Trainer
 from ddl.writers import JsonLinesWriter, TensorBoardWriter, Writers
 
-# A run may be lengthened, looked at more or less often, or (nearly always) split into other
-# microbatches: the updates stay the same. Any other difference makes it another run.
+# A run may be lengthened, looked at more or less often, and split into other microbatches: the
+# updates stay the same. Any other difference makes it another run.
 _MAY_CHANGE = (
     "RunPlan.train_steps",
     "RunPlan.train_epochs",
@@ -41,8 +37,13 @@ _MAY_CHANGE = (
     "RunPlan.checkpoint_every",
     "RunPlan.log_every",
     "RunPlan.checkpoints_to_keep",
+    "RunPlan.keep_checkpoint_every",
+    "RunPlan.best_metric",
+    "RunPlan.best_mode",
+    "RunPlan.on_divergence",
+    "RunPlan.max_rewinds",
 )
-_MICROBATCHES = ("Trainer.accumulation_steps",)
+_MICROBATCHES = "Trainer.accumulation_steps"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +69,7 @@ def run(
     mode: Mode = "train_and_eval",
     dry_run: bool = False,
     allow_unused: Sequence[str] = (),
+    reading: Reading | None = None,
 ) -> None:
     """Runs what the loaded gin config describes.
 
@@ -77,6 +79,7 @@ def run(
       mode: What to do.
       dry_run: Build everything, make one step, print the plan, write nothing.
       allow_unused: Names of bindings that may go unused.
+      reading: What is evaluated or exported; None takes the newest checkpoint.
 
     Raises:
       DdlError: For anything that the person who started the run can put right.
@@ -90,133 +93,91 @@ def run(
         run_plan: RunPlan = config.build("RunPlan")
         trainer: Trainer = config.build("Trainer", **vars(placement))
     config.check_all_used(allow_unused)
+    check_best_metric(run_plan, trainer)
     total = run_plan.total_steps(trainer.steps_per_epoch)
     if not (peak := peak_learning_rate(trainer.optimizer, total)) > 0:
         raise ConfigError(f"the learning rate is {peak:g} at its peak; it is more than 0")
     console.summary("ddl", summary(trainer, total))
     if dry_run or directory is None:
+        begin_warm(trainer, run_plan, console)
         console.line(f"one step on one batch: {format_figures(trainer.train(1))}")
         console.line("\n" + config.operative_config_text().strip())
         return
 
-    # ------------------------------------------------------------------ compare, restore
-    trains = mode in ("train", "train_and_eval")
-    checkpoints = Checkpoints(directory.checkpoints, trainer, run_plan.checkpoints_to_keep)
-    if checkpoints.latest is not None:
-        # Where a layer takes statistics of a microbatch, their number is part of the computation.
-        fixed = depends_on_microbatches(layers_of(trainer.task))
-        may_change = _MAY_CHANGE + (() if fixed else _MICROBATCHES)
-        compare_with_saved_config(directory, console, may_change, strict=trains)
-    if checkpoints.restore_latest(model_only=not trains):
-        console.line(f"restored step {trainer.step:,} from {checkpoints.latest}")
-    elif not trains:
-        raise ModelDirectoryError(
-            f"--mode={mode} needs a checkpoint, and there is none under {directory.checkpoints}"
+    # ------------------------------------------------------------------ evaluate, export
+    checkpoints = Checkpoints(
+        directory.checkpoints, trainer, run_plan.retention(), report=console.line
+    )
+    if mode in ("eval", "export"):
+        compare_with_saved_config(directory, trainer, console, strict=False)
+        parts = (reading or Reading(), trainer, checkpoints, directory, console)
+        if mode == "eval":
+            evaluate_saved(*parts, total)
+        else:
+            export_saved(*parts)
+        return
+
+    # ------------------------------------------------------------------ compare, restore, train
+    with ExitStack() as stack:
+        stack.callback(directory.release)
+        directory.claim()
+        stop = stack.enter_context(StopSignals())
+        if checkpoints.saved():
+            compare_with_saved_config(directory, trainer, console, strict=True)
+        if (saved := checkpoints.restore_latest()) is not None:
+            console.line(f"restored step {trainer.step:,} from {saved}")
+            tell_of_another_shape(saved, trainer, console)
+        else:
+            begin_warm(trainer, run_plan, console)
+        if trainer.step < total:
+            trainer.trace()
+        directory.open()
+        if trainer.step >= total:
+            console.line(f"nothing left to do: step {trainer.step:,} of {total:,} is reached")
+            return
+        directory.write_configs(config.config_text(), config.operative_config_text())
+        json_lines = JsonLinesWriter(directory.metrics, report=console.line)
+        events = TensorBoardWriter(directory.path, report=console.line)
+        writers = Writers([json_lines, events, console])
+        writers.drop_after(trainer.step)
+        evaluates = mode == "train_and_eval" and trainer.has_eval_data
+        try:
+            OuterLoop(
+                trainer, run_plan, checkpoints, writers, json_lines, console, stop, evaluates
+            ).run()
+        finally:
+            writers.close()
+        console.line(
+            f"done: step {total:,} after {trainer.pace.total_seconds:,.1f} s of training, written "
+            f"to {directory.path}"
         )
 
-    # ------------------------------------------------------------------ do what was asked
-    if mode == "export":
-        with trainer.evaluation_weights():
-            for path in export_model(trainer.model, directory.export):
-                console.line(f"exported {path}")
-        return
-    if trains and trainer.step < total:
-        trainer.trace()
-    directory.open()
-    json_lines = JsonLinesWriter(directory.metrics)
-    writers = Writers([json_lines, TensorBoardWriter(directory.path), console])
-    try:
-        if mode == "eval":
-            evaluate(trainer, writers)
-        elif trainer.step >= total:
-            console.line(f"nothing left to do: step {trainer.step:,} of {total:,} is reached")
-        else:
-            directory.write_configs(config.config_text(), config.operative_config_text())
-            json_lines.drop_after(trainer.step)
-            evaluates = mode == "train_and_eval" and trainer.has_eval_data
-            loop(trainer, run_plan, total, checkpoints, writers, console, evaluates)
-            console.line(f"done: step {total:,}, written to {directory.path}")
-    finally:
-        writers.close()
+
+def check_best_metric(run_plan: RunPlan, trainer: Trainer) -> None:
+    """Raises ConfigError if the best checkpoint is to be kept by what no evaluation gives."""
+    metric = run_plan.best_metric
+    if metric is not None and not trainer.has_eval_data:
+        raise ConfigError(f"RunPlan.best_metric is {metric!r}, but there is no data to evaluate on")
+    if metric is not None and metric not in trainer.metric_names:
+        raise ConfigError(
+            f"RunPlan.best_metric is {metric!r}; an evaluation gives "
+            + ", ".join(trainer.metric_names)
+        )
 
 
-def loop(
-    trainer: Trainer,
-    run_plan: RunPlan,
-    total: int,
-    checkpoints: Checkpoints,
-    writers: Writers,
-    console: RunConsole,
-    evaluates: bool,
-) -> None:
-    """Trains up to step `total`, and does between loops what the run plan says.
-
-    Raises:
-      TrainingInterrupted: If a signal asked to stop; after saving.
-      TrainingDiverged: If the loss is no longer finite.
-    """
-
-    def show_progress(step: int) -> None:
-        if console.shows_progress:
-            figures = trainer.peek_metrics()
-            console.advance(step, with_speed(figures, trainer, trainer.pace.steps_per_second))
-
-    def log(step: int) -> None:
-        figures = trainer.read_metrics()
-        figures["learning_rate"] = trainer.learning_rate
-        if trainer.loss_scale is not None:
-            figures["loss_scale"] = trainer.loss_scale
-            figures["skipped_updates"] = trainer.skipped_updates
-        with_speed(figures, trainer, trainer.pace.take_steps_per_second())
-        writers.write(step, step / trainer.steps_per_epoch, "train", figures)
-
-    def look(step: int) -> None:
-        if not math.isfinite(evaluate(trainer, writers)["loss"]):
-            raise TrainingDiverged(
-                f"training diverged by step {step:,}: the loss on the evaluation data is not "
-                "finite. Lower the learning rate, or clip the gradient."
-            )
-
-    def save(step: int) -> None:
-        trainer.check_weights()
-        checkpoints.save()
-
-    with StopSignals() as stop:
-
-        def stop_if_asked(step: int) -> None:
-            if stop.received is not None and step < total:
-                save(step)
-                raise TrainingInterrupted(
-                    f"stopped by {stop.received.name} at step {step:,} of {total:,}, after "
-                    "saving. The same command goes on from there."
-                )
-
-        # The checkpoint comes last: once a step is saved, all that belongs to it is written.
-        actions: list[Action] = [
-            EachLoop(show_progress),
-            Periodic(run_plan.log_every, log, last=total),
-            *([Periodic(run_plan.eval_every, look, last=total)] if evaluates else []),
-            Periodic(run_plan.checkpoint_every, save, last=total),
-            EachLoop(stop_if_asked),
-        ]
-        console.start(trainer.step, total)
-        trainer.train(total - trainer.step, actions)
+def begin_warm(trainer: Trainer, run_plan: RunPlan, console: RunConsole) -> None:
+    """Gives a new run the weights that it is to begin with, and says what was found."""
+    if run_plan.warm_start is not None:
+        console.line(str(run_plan.warm_start.apply(trainer.model)))
+        if trainer.averages is not None:
+            trainer.averages.start_again()
 
 
-def evaluate(trainer: Trainer, writers: Writers) -> dict[str, float]:
-    """Evaluates at the present step, and writes and returns the figures."""
-    figures = trainer.evaluate()
-    writers.write(trainer.step, trainer.step / trainer.steps_per_epoch, "eval", figures)
-    return figures
-
-
-def with_speed(
-    figures: dict[str, float], trainer: Trainer, steps_per_second: float | None
-) -> dict[str, float]:
-    """Adds examples per second, where it was measured."""
-    if steps_per_second is not None:
-        figures["examples_per_second"] = steps_per_second * trainer.global_batch_size
-    return figures
+def tell_of_another_shape(saved: SavedCheckpoint, trainer: Trainer, console: RunConsole) -> None:
+    """Says so if a run goes on with another number of replicas."""
+    was, now = saved.facts.replicas, trainer.strategy.num_replicas_in_sync
+    if was is not None and was != now:
+        console.line(f"the run goes on with {now} replicas; it had {was}")
 
 
 def resolve_seed(directory: RunDirectory | None) -> None:
@@ -229,7 +190,7 @@ def resolve_seed(directory: RunDirectory | None) -> None:
 
 
 def compare_with_saved_config(
-    directory: RunDirectory, console: RunConsole, may_change: Sequence[str], strict: bool
+    directory: RunDirectory, trainer: Trainer, console: RunConsole, strict: bool
 ) -> None:
     """Makes sure that a directory with checkpoints belongs to this config.
 
@@ -237,16 +198,22 @@ def compare_with_saved_config(
       ModelDirectoryError: If `strict` and it was written by another config.
     """
     saved = directory.saved_config()
-    changes = [] if saved is None else config.differences(saved, ignore=may_change)
-    if not changes:
+    if saved is None:
         return
-    listing = "\n".join(f"  {line}" for line in changes)
-    if strict:
-        raise ModelDirectoryError(
-            f"--model_dir={directory.path} holds a run of another config. It differs in\n"
-            f"{listing}\nGive a new --model_dir, or the config of that run."
+    if changes := config.differences(saved, ignore=(*_MAY_CHANGE, _MICROBATCHES)):
+        listing = "\n".join(f"  {line}" for line in changes)
+        if strict:
+            raise ModelDirectoryError(
+                f"--model_dir={directory.path} holds a run of another config. It differs in\n"
+                f"{listing}\nGive a new --model_dir, or the config of that run."
+            )
+        console.line(f"the config differs from that of the run in {directory.path}:\n{listing}")
+    other = config.differences(saved, ignore=_MAY_CHANGE) if strict else []
+    if other and depends_on_microbatches(layers_of(trainer.task)):
+        console.line(
+            f"{other[0]}: this model takes statistics, or draws at random, by microbatch. From "
+            "here on it trains otherwise than it would have with the earlier number."
         )
-    console.line(f"the config differs from that of the run in {directory.path}:\n{listing}")
 
 
 def summary(trainer: Trainer, total: int) -> dict[str, str]:

@@ -4,8 +4,8 @@ One `tf.function` holds a while loop over the updates up to the next thing worth
 evaluation, a checkpoint, a log, or about a second of work. Python is not asked in between.
 """
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 import keras
@@ -16,9 +16,10 @@ from ddl.actions import Action
 from ddl.data import BatchPipeline, as_source
 from ddl.data.checks import check_same_features, data_errors
 from ddl.distribution import Communication, check_batch_split
-from ddl.divergence import check_state_finite, check_variables_finite
+from ddl.divergence import VariablesFinite, check_state_finite
 from ddl.errors import ConfigError
 from ddl.evaluation import Evaluation
+from ddl.evaluation_weights import EvaluationWeights
 from ddl.learning_rate import learning_rate_at
 from ddl.microbatch import explaining_stale_traces
 from ddl.model_checks import (
@@ -32,7 +33,7 @@ from ddl.objective import Objective
 from ddl.pace import Pace
 from ddl.precision import LossScale
 from ddl.random import seed_by_replica
-from ddl.statistics import Statistics, let_replicas_write, synchronize
+from ddl.statistics import Statistics, let_replicas_write
 from ddl.step import TrainingState, UpdateStep
 from ddl.task import Task
 from ddl.weight_average import ExponentialMovingAverage, WeightAverages
@@ -140,6 +141,8 @@ class Trainer:
         if weight_average is not None:
             weights = [v.value for v in variables] + self._statistics.floating
             self.averages = WeightAverages(weight_average, weights, self.strategy)
+        self.weights = EvaluationWeights(self.averages, self._statistics, self.strategy)
+        """What the model has in an evaluation, and what replicas have of their own."""
         self._update = UpdateStep(
             strategy=self.strategy,
             objective=self._objective,
@@ -156,8 +159,17 @@ class Trainer:
         self.state = TrainingState.initial(
             loss_scale.initial if loss_scale else 1.0, self._objective.metrics.zeros()
         )
+        self._finite = VariablesFinite(
+            [
+                *(v.value for v in (*self.model.variables, *optimizer.variables)),
+                *(self.averages.variables if self.averages else ()),
+                *(copy for copies in self.weights.copies for copy in copies[1:]),
+            ]
+        )
         self._first_loop = True
         self._train_iterator: Any = None
+        with tf.device("CPU:0"):
+            self._stop = tf.Variable(False, trainable=False)
 
     # ------------------------------------------------------------ what can be asked
 
@@ -184,7 +196,18 @@ class Trainer:
     @property
     def skipped_updates(self) -> int:
         """Updates skipped so far because a gradient was not finite."""
-        return int(self.state.batches) - int(self.state.step)
+        state = self.state
+        return int(state.batches) - int(state.batches_left_out) - int(state.step)
+
+    @property
+    def rewinds(self) -> int:
+        """How often training went back to a checkpoint after it had diverged."""
+        return int(self.state.rewinds)
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """Names of the figures that `train` and `evaluate` return."""
+        return self._objective.metrics.names
 
     @property
     def loss_scale(self) -> float | None:
@@ -211,11 +234,11 @@ class Trainer:
 
         Raises:
           TrainingDiverged: If the loss is no longer finite, or too many updates in a row had
-            to be skipped.
-          ConfigError: If the task cannot be trained, or the model has its averaged weights.
+            to be skipped; `state` is then that after the batch with which it happened.
+          ConfigError: If the task cannot be trained, or the model has its weights for evaluation.
           DataError: If the data cannot be read.
         """
-        self.check_has_own_weights()
+        self.weights.check_not_applied()
         actions = list(actions)
         end = self.step + steps
         while (step := self.step) < end:
@@ -224,7 +247,17 @@ class Trainer:
             self._run_loop(min(ends))
             for action in actions:
                 action(self.step)
+            if self._stop.numpy():
+                self._stop.assign(False)
+                break
         return self.read_metrics()
+
+    def request_stop(self) -> None:
+        """Ends the loop that runs after the update it is at, and then `train`.
+
+        Where none runs, the next `train` makes no update. To be called from any thread.
+        """
+        self._stop.assign(True)
 
     def trace(self) -> None:
         """Traces the training loop without running it, so that errors in the task show early."""
@@ -235,20 +268,14 @@ class Trainer:
             )
 
     def check_weights(self) -> None:
-        """Raises TrainingDiverged if a weight or an optimizer's slot is not finite."""
-        check_variables_finite([*self.model.variables, *self.optimizer.variables], self.step)
+        """Raises TrainingDiverged if a weight, a slot, a statistic or an average is not finite."""
+        self._finite.check(self.step)
 
-    def check_has_own_weights(self) -> None:
-        """Raises ConfigError if the model has its averages, within `evaluation_weights`."""
-        if self.averages is not None and self.averages.is_applied:
-            raise ConfigError(
-                "the model has its averages: leave evaluation_weights() to train, save or restore"
-            )
-
-    def evaluate(self) -> dict[str, float]:
+    def evaluate(self, averaged: bool = True) -> dict[str, float]:
         """Means of loss and metrics over the evaluation data, each example counted once.
 
-        Of the averaged weights, where the trainer keeps an average.
+        Args:
+          averaged: Of the averaged weights, where the trainer keeps an average.
 
         Raises:
           ConfigError: If there is no evaluation data.
@@ -256,35 +283,19 @@ class Trainer:
         """
         if self._evaluation is None:
             raise ConfigError("there is nothing to evaluate on: give the trainer eval_data")
-        with self.evaluation_weights():
+        with self.evaluation_weights(averaged):
             return self._evaluation.run()
 
-    @contextmanager
-    def evaluation_weights(self) -> Iterator[None]:
+    def evaluation_weights(self, averaged: bool = True) -> AbstractContextManager[None]:
         """Gives the model, in the `with` block, the weights that are evaluated and exported.
 
-        They are the averages, where the trainer keeps any, and else the model's own; the moments
-        of layers that are not synchronized are the mean over the replicas. The model's own weights
-        come back to the bit afterwards. In the block the model can be evaluated or exported;
-        training and checkpoints want its own. Eager, cross-replica context.
+        They are the averages, where the trainer keeps any and `averaged` is not False, and else
+        the model's own; the moments of layers that are not synchronized are the mean over the
+        replicas. The model's own weights come back to the bit afterwards. In the block the model
+        can be evaluated or exported; training and checkpoints want its own. Eager, cross-replica
+        context.
         """
-        self.synchronize_statistics()
-        if self.averages is None or self.averages.is_applied:
-            yield
-            return
-        with self.averages.applied():
-            yield
-
-    def synchronize_statistics(self) -> None:
-        """Gives every replica the mean of what each has in layers that are not synchronized.
-
-        Done before evaluations and checkpoints, which know one value of each. Eager,
-        cross-replica context.
-        """
-        variables = self._statistics.floating
-        if self.averages is not None:
-            variables = variables + self.averages.of(variables)
-        synchronize(variables, self.strategy)
+        return self.weights.applied(averaged)
 
     def read_metrics(self) -> dict[str, float]:
         """Means since the last reading, with `gradient_norm` where gradients are clipped."""
@@ -304,6 +315,23 @@ class Trainer:
         """Goes on from `state`, after model and optimizer were given their values of then."""
         self.state = state
         self._train_iterator = None
+
+    def leave_out_batches(self, position: int, rewinds: int) -> None:
+        """Goes on with batch `position` of the run, as after so many rewinds.
+
+        Raises:
+          ValueError: If the training is past it.
+        """
+        left_out = position - int(self.state.batches)
+        if left_out < 0:
+            raise ValueError(f"the training is {-left_out} batches past {position}")
+        self.restore(
+            self.state._replace(
+                batches=tf.constant(position, tf.int64),
+                batches_left_out=self.state.batches_left_out + left_out,
+                rewinds=tf.constant(rewinds, tf.int64),
+            )
+        )
 
     # ------------------------------------------------------------ the loops
 
@@ -326,7 +354,11 @@ class Trainer:
         resident = self._train.resident_arrays(self.strategy)
 
         def goes_on(state: TrainingState) -> tf.Tensor:
-            return (state.step < end) & (state.skipped_in_a_row < self._max_skipped_updates)
+            # It ends with the very batch that makes a loss infinite: where loops end must not
+            # decide what is left out when training goes back.
+            finite = tf.reduce_all(tf.math.is_finite(state.sums))
+            skips = state.skipped_in_a_row < self._max_skipped_updates
+            return (state.step < end) & finite & skips & ~self._stop.read_value()
 
         def update(state: TrainingState) -> tuple[TrainingState]:
             return (self._update(next(iterator), resident, state),)

@@ -8,6 +8,10 @@ from typing import Any
 import tensorflow as tf
 
 from ddl.errors import ConfigError
+from ddl.statistics import kept
+
+AVERAGE_PREFIX = "average/"
+"""What the name of an average has before that of its weight."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,10 +66,11 @@ class WeightAverages:
         self._weights = list(weights)
         with strategy.scope():
             self.variables = [
-                tf.Variable(weight, trainable=False, name="average") for weight in self._weights
+                tf.Variable(
+                    weight, trainable=False, name=f"{AVERAGE_PREFIX}{weight.name.split(':')[0]}"
+                )
+                for weight in self._weights
             ]
-        self.is_applied = False
-        """Whether the model has the averages at present."""
 
     def update(self, update: tf.Tensor) -> None:
         """Moves the averages after update number `update`, int64 []. Cross-replica, in a graph."""
@@ -95,20 +100,17 @@ class WeightAverages:
 
         They come back to the bit, also when the block raises. Eager, cross-replica context.
         """
-        own = [
-            [(copy, copy.read_value()) for copy in self._copies(weight)] for weight in self._weights
-        ]
-        self.is_applied = True
-        try:
+        with kept(copy for weight in self._weights for copy in self._copies(weight)):
             for average, weight in zip(self.variables, self._weights, strict=True):
                 for copy, value in zip(self._copies(weight), self._copies(average), strict=True):
                     copy.assign(value)
             yield
-        finally:
-            for copies in own:
-                for copy, value in copies:
-                    copy.assign(value)
-            self.is_applied = False
+
+    def start_again(self) -> None:
+        """Sets the averages to the present values. Eager, cross-replica context."""
+        for average, weight in zip(self.variables, self._weights, strict=True):
+            for copy, value in zip(self._copies(average), self._copies(weight), strict=True):
+                copy.assign(value)
 
     def _copies(self, variable: Any) -> tuple[tf.Variable, ...]:
         """Each local replica's copy."""

@@ -8,6 +8,7 @@ import keras
 import pytest
 import tensorflow as tf
 
+from ddl.checkpoints import Checkpoints
 from ddl.microbatch import Microbatch
 
 tf.config.set_visible_devices([], "GPU")
@@ -42,6 +43,14 @@ def microbatch(first_row=0, rows=8, batch=3, seed=5, training=True, mask=None) -
         rows=rows,
         mask=None if mask is None else tf.constant(mask),
     )
+
+
+def save(folder, trainer) -> str:
+    """Saves a trainer and waits for it; the checkpoint's path, as TensorFlow takes it."""
+    checkpoints = Checkpoints(folder, trainer)
+    checkpoints.save()
+    checkpoints.finish()
+    return checkpoints.saved()[-1].prefix
 
 
 STRATEGIES = [

@@ -190,7 +190,6 @@ def make_trainer(case: Case, strategy: tf.distribute.Strategy, precision: str, *
 def figures(trainer: ddl.Trainer) -> dict[str, list[np.ndarray]]:
     """Trains, and gives all that should not depend on where: every replica's copy, by name."""
     losses = [trainer.train(1)["loss"] for _ in range(STEPS)]
-    trainer.synchronize_statistics()
     kinds = {
         "weights": trainer.model.trainable_variables,
         "slots": trainer.optimizer.variables,
@@ -198,11 +197,12 @@ def figures(trainer: ddl.Trainer) -> dict[str, list[np.ndarray]]:
         "averages": trainer.averages.variables,
     }
     values = {"losses": [np.array(losses)]}
-    for kind, variables in kinds.items():
-        for place, variable in enumerate(variables):
-            own = variable.value if isinstance(variable, keras.Variable) else variable
-            copies = trainer.strategy.experimental_local_results(own)
-            values[f"{kind} {place}"] = [copy.numpy() for copy in copies]
+    with trainer.evaluation_weights(averaged=False):
+        for kind, variables in kinds.items():
+            for place, variable in enumerate(variables):
+                own = variable.value if isinstance(variable, keras.Variable) else variable
+                copies = trainer.strategy.experimental_local_results(own)
+                values[f"{kind} {place}"] = [copy.numpy() for copy in copies]
     return values
 
 

@@ -4,12 +4,11 @@ import pytest
 import tensorflow as tf
 
 import ddl
-from ddl.checkpoints import Checkpoints
 from ddl.errors import TrainingDiverged
 from ddl.precision import set_precision
-from ddl.statistics import Statistics, synchronize
+from ddl.statistics import Statistics, synchronized
 from tests import test_trainer
-from tests.conftest import make_strategy
+from tests.conftest import make_strategy, save
 
 
 def unsynchronized_trainer(strategy, examples=32, **arguments):
@@ -52,26 +51,30 @@ def trained_on_two(rule=None):
     return trainer, (first + second) / 2
 
 
-def test_statistics_of_replicas_are_averaged_before_an_evaluation():
+def test_statistics_of_replicas_are_averaged_for_an_evaluation_and_come_back():
     trainer, mean = trained_on_two()
-    trainer.evaluate()
-    for copy in copies(trainer):
-        np.testing.assert_allclose(copy, mean, rtol=1e-15)
+    before = copies(trainer)
+    with trainer.evaluation_weights():
+        for copy in copies(trainer):
+            np.testing.assert_allclose(copy, mean, rtol=1e-15)
+        inside = trainer.evaluate()
+    np.testing.assert_array_equal(copies(trainer), before)
+    assert trainer.evaluate() == inside
+    np.testing.assert_array_equal(copies(trainer), before)
 
 
 def test_a_checkpoint_holds_the_mean_of_all_replicas(tmp_path):
     # An average that forgets all else is the moving mean itself.
     trainer, mean = trained_on_two(ddl.ExponentialMovingAverage(0.0, warm_up=False))
-    reader = tf.train.load_checkpoint(Checkpoints(tmp_path, trainer).save())
+    before = copies(trainer)
+    reader = tf.train.load_checkpoint(save(tmp_path, trainer))
     saved = [
         reader.get_tensor(name)
         for name, shape in reader.get_variable_to_shape_map().items()
         if ("moving_mean" in name or "averages" in name) and shape == [3]
     ]
     assert sum(np.allclose(value, mean) for value in saved) == 2
-    average = trainer.averages.of(trainer._statistics.floating)[0]
-    for copy in [*trainer.strategy.experimental_local_results(average)]:
-        np.testing.assert_allclose(copy.numpy(), mean, rtol=1e-15)
+    np.testing.assert_array_equal(copies(trainer), before)
 
 
 class Counter(keras.layers.Layer):
@@ -124,8 +127,8 @@ def test_what_agrees_is_not_changed_by_a_bit(replicas):
     with strategy.scope():
         variable = tf.Variable(np.random.default_rng(0).normal(size=100).astype("f4"))
     before = variable.numpy()
-    synchronize([variable], strategy)
-    np.testing.assert_array_equal(variable.numpy(), before)
+    with synchronized([strategy.experimental_local_results(variable)]):
+        np.testing.assert_array_equal(variable.numpy(), before)
 
 
 def test_a_layer_that_learned_outside_of_the_scope():

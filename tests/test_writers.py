@@ -42,10 +42,21 @@ def test_a_line_of_somebody_else_is_told(tmp_path):
     assert path.read_text() == '{"step": 1}\ngarbage\n'
 
 
-def test_a_path_that_cannot_be_written(tmp_path):
-    writer = JsonLinesWriter(tmp_path / "absent" / "metrics.jsonl")
+def test_lines_that_cannot_be_written_wait(tmp_path):
+    told = []
+    path = tmp_path / "absent" / "metrics.jsonl"
+    writer = JsonLinesWriter(path, told.append)
+    for step in (1, 2, 3):
+        writer.write(step, 0.0, "train", {})
+    writer.drop_after(2)
+    assert len(told) == 1
+    assert "metrics.jsonl cannot be written: No such file" in told[0]
     with pytest.raises(ModelDirectoryError, match="cannot be written"):
-        writer.write(1, 0.0, "train", {})
+        writer.close()
+    path.parent.mkdir()
+    writer.write(3, 0.0, "train", {})
+    writer.close()
+    assert [line["step"] for line in lines(path)] == [1, 2, 3]
 
 
 def test_tensorboard_events_hold_the_figures(tmp_path):
@@ -59,6 +70,33 @@ def test_tensorboard_events_hold_the_figures(tmp_path):
         for value in event.summary.value
     }
     assert found == {"loss": (7, 0.5), "epoch": (7, 0.25)}
+
+
+def test_tensorboard_events_after_the_restored_step_are_dropped(tmp_path):
+    def steps():
+        return [
+            event.step
+            for file in sorted((tmp_path / "train").iterdir())
+            for event in tf.compat.v1.train.summary_iterator(str(file))
+            if event.summary.value
+        ]
+
+    writer = TensorBoardWriter(tmp_path)
+    for step in (10, 20, 30):
+        writer.write(step, 0.0, "train", {})
+    writer.close()
+    (file,) = (tmp_path / "train").iterdir()
+    content = file.read_bytes()
+    file.write_bytes(content[:-5])  # cut off in the middle of a record
+    writer = TensorBoardWriter(tmp_path)
+    writer.drop_after(20)
+    assert steps() == [10, 20]
+    writer.write(30, 0.0, "train", {})
+    writer.drop_after(25)
+    assert steps() == [10, 20]
+    before = file.read_bytes()
+    writer.drop_after(25)
+    assert file.read_bytes() == before
 
 
 def test_writers_write_to_each(tmp_path):
