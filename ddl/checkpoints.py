@@ -71,7 +71,7 @@ class Checkpoints:
 
     def saved(self) -> list[SavedCheckpoint]:
         """The checkpoints there are, by step, once none is being written any more."""
-        self._wait()
+        self.wait()
         return self._directory.saved()
 
     def best(self) -> SavedCheckpoint | None:
@@ -105,7 +105,7 @@ class Checkpoints:
         """
         trainer = self._trainer
         trainer.weights.check_not_applied()
-        self._wait()
+        self.wait()
         if self._held_step == trainer.step:
             return
         tensors = self._take()
@@ -120,13 +120,19 @@ class Checkpoints:
         self._held_step = trainer.step
         self._writing = self._writer.submit(self._write, trainer.step, tensors, facts, first)
 
+    def wait(self) -> None:
+        """Waits until nothing is being written."""
+        if self._writing is not None:
+            self._writing.result()
+            self._writing = None
+
     def finish(self) -> None:
         """Waits until all is written.
 
         Raises:
           ModelDirectoryError: If the checkpoint saved last could not be.
         """
-        self._wait()
+        self.wait()
         if self._failure is not None:
             raise self._failure
 
@@ -161,11 +167,6 @@ class Checkpoints:
             return
         self._directory.remove(self._retention.superfluous(self._directory.saved()))
 
-    def _wait(self) -> None:
-        if self._writing is not None:
-            self._writing.result()
-            self._writing = None
-
     # ------------------------------------------------------------ restoring
 
     def restore_latest(self) -> SavedCheckpoint | None:
@@ -180,7 +181,7 @@ class Checkpoints:
           ModelDirectoryError: If all are damaged, or it does not fit the trainer.
         """
         self._trainer.weights.check_not_applied()
-        self._wait()
+        self.wait()
         saved, damaged = self._newest_readable()
         for each, error in damaged:
             where = self._directory.set_aside(each)

@@ -69,13 +69,16 @@ class OuterLoop:
         self._console.start(trainer.step, self._total)
         if self._run_plan.on_divergence == "rewind":
             self._save(trainer.step)  # so that there is one to go back to
-        while trainer.step < self._total:
-            try:
-                trainer.train(self._total - trainer.step, self._actions)
-            except TrainingDiverged as error:
-                self._rewind(error)
-            self._stop_if_asked(trainer.step)
-        self._checkpoints.finish()
+        try:
+            while trainer.step < self._total:
+                try:
+                    trainer.train(self._total - trainer.step, self._actions)
+                except TrainingDiverged as error:
+                    self._rewind(error)
+                self._stop_if_asked(trainer.step)
+            self._checkpoints.finish()
+        finally:
+            self._checkpoints.wait()
 
     def _show_progress(self, step: int) -> None:
         if self._console.shows_progress:

@@ -1,7 +1,5 @@
 """The tensors of a checkpoint as they are at one moment, for writing them later."""
 
-from typing import Any
-
 import keras
 import tensorflow as tf
 
@@ -19,31 +17,31 @@ class Snapshots:
 
     def __init__(self, checkpoint: tf.train.Checkpoint):
         """Learns what the checkpoint consists of, which must not change any more."""
-        # TensorFlow offers no public way to the names of a checkpoint's tensors before it is
-        # written; tests/test_snapshot.py tells when this one changes.
-        gathered, _, registered, graph = checkpoint._saver._gather_serialized_tensors()
-        if registered:
-            raise NotImplementedError(f"checkpoints of {', '.join(registered)}")
-        self._parts = [
-            (part, list(names)) for part, names in gathered.items() if part is not None and names
-        ]
-        self._graph = tf.constant(graph.SerializeToString())
+        self._checkpoint = checkpoint
+        self._variables: dict[str, tf.Variable] = {}
+        self._others: dict[str, tf.Tensor] = {}
+        self._gather()
 
     def take(self) -> dict[str, tf.Tensor]:
         """The tensors by name, on the host. Eager, cross-replica context."""
-        tensors = {"_CHECKPOINTABLE_OBJECT_GRAPH": self._graph}
+        if len(self._others) > 1:
+            self._gather()  # what is no variable, such as a table, is read when it is gathered
         with tf.device("CPU:0"):
-            for part, names in self._parts:
-                for name, value in zip(names, _values(part), strict=True):
-                    tensors[name] = tf.identity(value)
-        return tensors
+            # Not TensorFlow's own way to read, whose results sparse updates change in place.
+            values = {name: tf.identity(v.read_value()) for name, v in self._variables.items()}
+            return values | {name: tf.identity(value) for name, value in self._others.items()}
 
-
-def _values(part: Any) -> list[tf.Tensor]:
-    if isinstance(part, keras.Variable):
-        part = part.value
-    if isinstance(part, tf.Variable):
-        # Not what TensorFlow itself would save, which sparse updates change in place.
-        return [part.read_value()]
-    values = part._serialize_to_tensors().values()  # such as a lookup table
-    return [getattr(value, "tensor", value) for value in values]
+    def _gather(self) -> None:
+        # TensorFlow offers no public way to the names of a checkpoint's tensors before it is
+        # written; tests/test_snapshot.py tells when this one changes. It takes a while for a large
+        # model, so that it is done once where there are variables alone beside the object graph.
+        gathered, _, registered, _ = self._checkpoint._saver._gather_serialized_tensors()
+        if registered:
+            raise NotImplementedError(f"checkpoints of {', '.join(registered)}")
+        for part, tensors in gathered.items():
+            variable = part.value if isinstance(part, keras.Variable) else part
+            for name, tensor in tensors.items():
+                if isinstance(variable, tf.Variable):
+                    self._variables[name] = variable
+                else:
+                    self._others[name] = getattr(tensor, "tensor", tensor)

@@ -19,8 +19,8 @@ from ddl.weight_average import AVERAGE_PREFIX
 class WarmStart:
     """Which weights of a model are read from another model's checkpoint, and under which names.
 
-    A weight's name is its path in the model, such as `conv_1/kernel`; `--dry_run` prints what
-    matches. What is read must have the shape that it has here.
+    A weight's name is its path in the model, such as `conv_1/kernel`, without the model's own
+    name; `--dry_run` prints what matches. What is read must have the shape that it has here.
 
     Attributes:
       checkpoint: A model directory, a folder of checkpoints (their newest is taken), or a
@@ -59,55 +59,43 @@ class WarmStart:
         prefix = _find(self.checkpoint)
         try:
             reader = tf.train.load_checkpoint(prefix)
-            there = _names(reader)
+            there = _names(reader, self.averaged)
         except Exception as error:  # TensorFlow raises errors of many kinds here
             raise ConfigError(f"WarmStart: {prefix} cannot be read: {error}") from error
-        wanted = [v for v in model.variables if re.match(self.include, v.path)]
-        sources = {v.path: self._name_there(v.path) for v in wanted}
-        read = [v for v in wanted if sources[v.path] in there]
+        here = _without_model({v.path: v for v in model.variables})
+        sources = {
+            name: re.sub(*self.rename, name) if self.rename else name
+            for name in here
+            if re.match(self.include, name)
+        }
+        read = {name: source for name, source in sources.items() if source in there}
+        if not sources:
+            raise ConfigError(
+                f"WarmStart.include = {self.include!r} matches no weight; there are "
+                + _some(list(here))
+            )
         if not read:
-            raise ConfigError(self._nothing_matches(model, sources, prefix, there))
+            kind = "averages" if self.averaged else "weights"
+            raise ConfigError(
+                f"WarmStart: none of {_some(list(sources.values()))} is among the {kind} in "
+                f"{prefix}: {_some(list(there)) or 'there are none'}. WarmStart.rename turns names "
+                "here into those there."
+            )
         shapes = reader.get_variable_to_shape_map()
-        for variable in read:
-            shape = tuple(shapes[there[sources[variable.path]]])
-            if shape != tuple(variable.shape):
+        for name, source in read.items():
+            shape_there, shape_here = tuple(shapes[there[source]]), tuple(here[name].shape)
+            if shape_there != shape_here:
                 raise ConfigError(
-                    f"WarmStart: {sources[variable.path]} in {prefix} has the shape {shape}, and "
-                    f"{variable.path} here {tuple(variable.shape)}. Leave it out with "
-                    "WarmStart.include, such as '(?!logits)'."
+                    f"WarmStart: {source} in {prefix} has the shape {shape_there}, and {name} here "
+                    f"{shape_here}. Leave it out with WarmStart.include, such as '(?!logits)'."
                 )
-        for variable in read:
-            variable.assign(reader.get_tensor(there[sources[variable.path]]))
-        taken = {sources[v.path] for v in read}
+        for name, source in read.items():
+            here[name].assign(reader.get_tensor(there[source]))
         return Matches(
             prefix=prefix,
-            read={v.path: sources[v.path] for v in read},
-            kept=[v.path for v in model.variables if v not in read],
-            unused=[name for name in there if name not in taken and self._is_weight(name)],
-        )
-
-    def _name_there(self, name: str) -> str:
-        if self.rename is not None:
-            name = re.sub(*self.rename, name)
-        return AVERAGE_PREFIX + name if self.averaged else name
-
-    def _is_weight(self, name: str) -> bool:
-        return name.startswith(AVERAGE_PREFIX) == self.averaged
-
-    def _nothing_matches(
-        self,
-        model: keras.Model,
-        sources: Mapping[str, str],
-        prefix: str,
-        there: Mapping[str, str],
-    ) -> str:
-        if not sources:
-            names = _some([v.path for v in model.variables])
-            return f"WarmStart.include = {self.include!r} matches no weight; there are {names}"
-        names = _some([name for name in there if self._is_weight(name)])
-        return (
-            f"WarmStart: none of {_some(list(sources.values()))} is in {prefix}, which has "
-            f"{names}. Set WarmStart.rename to the names there."
+            read=read,
+            kept=[name for name in here if name not in read],
+            unused=[name for name in there if name not in read.values()],
         )
 
 
@@ -148,17 +136,26 @@ def _find(checkpoint: str) -> str:
     raise ConfigError(f"WarmStart.checkpoint = {checkpoint!r}: there is no checkpoint")
 
 
-def _names(reader: Any) -> dict[str, str]:
-    """Keys in the checkpoint by the names of the variables, without slots and training state."""
+def _names(reader: Any, averaged: bool) -> dict[str, str]:
+    """Keys in the checkpoint by the names of weights, or of averages, without slots and state."""
     graph = trackable_object_graph_pb2.TrackableObjectGraph.FromString(
         reader.get_tensor("_CHECKPOINTABLE_OBJECT_GRAPH")
     )
     names = {}
     for number in _within(graph, {"model", "averages"}):
         for attribute in graph.nodes[number].attributes:
-            if attribute.full_name:
-                names[attribute.full_name] = attribute.checkpoint_key
-    return names
+            name = attribute.full_name
+            if name and name.startswith(AVERAGE_PREFIX) == averaged:
+                names[name.removeprefix(AVERAGE_PREFIX)] = attribute.checkpoint_key
+    return _without_model(names)
+
+
+def _without_model(named: Mapping[str, Any]) -> dict[str, Any]:
+    """The same by shorter names, where all begin with that of the model: model/layer/weight."""
+    first = {name.split("/")[0] for name in named}
+    if len(first) == 1 and all(name.count("/") > 1 for name in named):
+        return {name.partition("/")[2]: value for name, value in named.items()}
+    return dict(named)
 
 
 def _within(graph: trackable_object_graph_pb2.TrackableObjectGraph, parts: set[str]) -> list[int]:

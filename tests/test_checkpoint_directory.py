@@ -93,7 +93,7 @@ def test_a_crash_between_any_two_calls_leaves_the_one_before(tmp_path, monkeypat
 
 @pytest.mark.parametrize("end", ["index", "data-00000-of-00001"])
 def test_any_byte_that_is_missing_or_changed_is_noticed(tmp_path, end):
-    """Or harmless: in the index a few bytes have no meaning."""
+    """Or harmless: the index has some 50 bytes of padding."""
     directory = write(tmp_path, 1)
     (saved,) = directory.saved()
     path = tmp_path / f"step-1.{end}"
@@ -112,7 +112,7 @@ def test_any_byte_that_is_missing_or_changed_is_noticed(tmp_path, end):
         else:
             value = tf.train.load_checkpoint(saved.prefix).get_tensor("weights")
             np.testing.assert_array_equal(value, TENSORS["weights"].numpy())
-    assert noticed >= 0.8 * len(places)
+    assert noticed >= len(places) - (60 if end == "index" else 0)
 
 
 def test_one_that_lost_its_data_is_damaged(tmp_path):
