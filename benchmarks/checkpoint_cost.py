@@ -1,0 +1,136 @@
+"""What saving costs a run: python -m benchmarks.checkpoint_cost.
+
+ResNet-50 (25.6 million weights, with as many momenta) on one device, images of 32×32 in batches of
+64. A block is as many updates as fit into 10 seconds, with one checkpoint at its beginning or
+none; both kinds alternate, and each round's first kind does too. The figure is the ratio of their
+times, so that it holds all of it: the look at the weights, the snapshot, the copies that the next
+update makes, the file, and its way to the disk. A block with a checkpoint ends when that is
+written. The same is measured with `tf.train.Checkpoint` as it comes and with its asynchronous
+option.
+"""
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import ddl
+from ddl import distribution
+from ddl.checkpoints import Checkpoints
+from ddl.retention import Retention
+
+BATCH = 64
+SECONDS = 10.0
+ROUNDS = {"ddl": 12, "TensorFlow": 4, "TensorFlow, asynchronous": 4}
+
+
+def make_trainer() -> ddl.Trainer:
+    """ResNet-50 on noise."""
+    keras.utils.set_random_seed(0)
+    strategy = distribution.build_strategy("one_device")
+    images = np.random.default_rng(0).normal(size=(BATCH * 8, 32, 32, 3)).astype("f4")
+    with strategy.scope():
+        network = keras.applications.ResNet50(
+            weights=None, input_shape=(32, 32, 3), classes=10, classifier_activation=None
+        )
+        return ddl.Trainer(
+            ddl.Classification(network),
+            keras.optimizers.SGD(1e-4, momentum=0.9),
+            (images, np.arange(len(images)) % 10),
+            global_batch_size=BATCH,
+        )
+
+
+def seconds(call: Callable[[], object]) -> float:
+    """How long a call takes."""
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def ways_to_save(
+    trainer: ddl.Trainer, folder: Path
+) -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:
+    """By name: what begins a save, and what waits for its end."""
+    checkpoints = Checkpoints(folder / "ddl", trainer, Retention(last=2))
+
+    def save() -> None:
+        trainer.check_weights()
+        checkpoints.save()
+
+    theirs = tf.train.Checkpoint(model=trainer.model, optimizer=trainer.optimizer)
+    asynchronous = tf.train.Checkpoint(model=trainer.model, optimizer=trainer.optimizer)
+    options = tf.train.CheckpointOptions(experimental_enable_async_checkpoint=True)
+    return {
+        "ddl": (save, checkpoints.finish),
+        "TensorFlow": (lambda: theirs.write(str(folder / "plain")), lambda: None),
+        "TensorFlow, asynchronous": (
+            lambda: asynchronous.write(str(folder / "asynchronous"), options),
+            asynchronous.sync,
+        ),
+    }
+
+
+def main() -> None:
+    """Prints the table; with an argument, also writes it there as JSON."""
+    distribution.configure_devices()
+    folder = Path(tempfile.mkdtemp(prefix="checkpoint_cost"))
+    trainer = make_trainer()
+    trainer.train(3)  # traces
+    steps = max(1, round(SECONDS / (seconds(lambda: trainer.train(10)) / 10)))
+    ways = ways_to_save(trainer, folder)
+    results = {}
+    for name, (begin, end) in ways.items():
+        begin()
+        end()
+        times: dict[bool, list[float]] = {True: [], False: []}
+        begins = []
+
+        def block(saves: bool, begin=begin, end=end, begins=begins) -> None:  # type: ignore[no-untyped-def]
+            if saves:
+                begins.append(seconds(begin))
+            trainer.train(steps)
+            if saves:
+                end()
+
+        for number in range(ROUNDS[name]):
+            for saves in (True, False) if number % 2 else (False, True):
+                times[saves].append(seconds(lambda saves=saves: block(saves)))
+        with_save, without = np.array(times[True]), np.array(times[False])
+        ratios = with_save / without
+        results[name] = {
+            "ratio": float(np.median(ratios)),
+            "ratio_quartiles": [float(q) for q in np.percentile(ratios, (25, 75))],
+            "seconds_without": float(np.median(without)),
+            "seconds_with": float(np.median(with_save)),
+            "seconds_in_call": float(np.median(begins)),
+        }
+    size = sum(path.stat().st_size for path in (folder / "plain").parent.glob("plain.*"))
+    shutil.rmtree(folder)
+    print(f"{size / 1e6:.0f} MB a checkpoint, {steps} updates a block, {ROUNDS} rounds")
+    print(
+        f"{'':26} {'cost':>7} {'quartiles':>17} {'block':>8} {'with save':>10} {'in the call':>12}"
+    )
+    for name, row in results.items():
+        low, high = (100 * (q - 1) for q in row["ratio_quartiles"])
+        print(
+            f"{name:26} {ROUNDS[name]:>6} {100 * (row['ratio'] - 1):>6.2f}% {low:>7.2f}% {high:>7.2f}% "
+            f"{row['seconds_without']:>7.2f}s {row['seconds_with']:>9.2f}s "
+            f"{row['seconds_in_call']:>11.3f}s"
+        )
+    if len(sys.argv) > 1:
+        Path(sys.argv[1]).write_text(json.dumps({"megabytes": size / 1e6, **results}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
