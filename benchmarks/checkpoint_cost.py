@@ -5,8 +5,8 @@ ResNet-50 (25.6 million weights, with as many momenta) on one device, images of 
 none; both kinds alternate, and each round's first kind does too. The figure is the ratio of their
 times, so that it holds all of it: the look at the weights, the snapshot, the copies that the next
 update makes, the file, and its way to the disk. A block with a checkpoint ends when that is
-written. The same is measured with `tf.train.Checkpoint` as it comes and with its asynchronous
-option.
+written. The same is measured with `tf.train.Checkpoint` as it comes, which the loop waits for. (Its
+asynchronous option fails with Keras 3 at the second save: tests/test_keras_canaries.py.)
 """
 
 import json
@@ -31,7 +31,7 @@ from ddl.retention import Retention
 
 BATCH = 64
 SECONDS = 10.0
-ROUNDS = {"ddl": 12, "TensorFlow": 4, "TensorFlow, asynchronous": 4}
+ROUNDS = {"ddl": 15, "TensorFlow": 5}
 
 
 def make_trainer() -> ddl.Trainer:
@@ -69,15 +69,9 @@ def ways_to_save(
         checkpoints.save()
 
     theirs = tf.train.Checkpoint(model=trainer.model, optimizer=trainer.optimizer)
-    asynchronous = tf.train.Checkpoint(model=trainer.model, optimizer=trainer.optimizer)
-    options = tf.train.CheckpointOptions(experimental_enable_async_checkpoint=True)
     return {
         "ddl": (save, checkpoints.finish),
         "TensorFlow": (lambda: theirs.write(str(folder / "plain")), lambda: None),
-        "TensorFlow, asynchronous": (
-            lambda: asynchronous.write(str(folder / "asynchronous"), options),
-            asynchronous.sync,
-        ),
     }
 
 
@@ -117,16 +111,16 @@ def main() -> None:
         }
     size = sum(path.stat().st_size for path in (folder / "plain").parent.glob("plain.*"))
     shutil.rmtree(folder)
-    print(f"{size / 1e6:.0f} MB a checkpoint, {steps} updates a block, {ROUNDS} rounds")
-    print(
-        f"{'':26} {'cost':>7} {'quartiles':>17} {'block':>8} {'with save':>10} {'in the call':>12}"
-    )
+    print(f"{size / 1e6:.0f} MB a checkpoint, {steps} updates a block")
+    titles = ("rounds", "cost", "quartiles", "", "block", "with save", "in the call")
+    print(f"{'':12}" + "".join(f"{title:>12}" for title in titles))
     for name, row in results.items():
-        low, high = (100 * (q - 1) for q in row["ratio_quartiles"])
+        shares = [row["ratio"], *row["ratio_quartiles"]]
+        times = (row["seconds_without"], row["seconds_with"], row["seconds_in_call"])
         print(
-            f"{name:26} {ROUNDS[name]:>6} {100 * (row['ratio'] - 1):>6.2f}% {low:>7.2f}% {high:>7.2f}% "
-            f"{row['seconds_without']:>7.2f}s {row['seconds_with']:>9.2f}s "
-            f"{row['seconds_in_call']:>11.3f}s"
+            f"{name:12}{ROUNDS[name]:>12}"
+            + "".join(f"{100 * (share - 1):>11.2f}%" for share in shares)
+            + "".join(f"{time:>11.3f}s" for time in times)
         )
     if len(sys.argv) > 1:
         Path(sys.argv[1]).write_text(json.dumps({"megabytes": size / 1e6, **results}, indent=1))

@@ -10,30 +10,39 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from ddl.checkpoints import Checkpoints
     from ddl.precision import LossScale
+    from ddl.retention import Retention
     from ddl.task import PerExample, Task
     from ddl.tasks.classification import Classification
     from ddl.trainer import Trainer
+    from ddl.warm_start import WarmStart
     from ddl.weight_average import ExponentialMovingAverage
 
 _HOME = {
+    "Checkpoints": "ddl.checkpoints",
     "Classification": "ddl.tasks.classification",
     "ExponentialMovingAverage": "ddl.weight_average",
     "LossScale": "ddl.precision",
     "PerExample": "ddl.task",
+    "Retention": "ddl.retention",
     "Task": "ddl.task",
     "Trainer": "ddl.trainer",
+    "WarmStart": "ddl.warm_start",
 }
 
 _SUBMODULES = ("data", "distribution", "layers", "models", "precision", "random", "tasks")
 
 __all__ = [
+    "Checkpoints",
     "Classification",
     "ExponentialMovingAverage",
     "LossScale",
     "PerExample",
+    "Retention",
     "Task",
     "Trainer",
+    "WarmStart",
     "__version__",
 ]
 

@@ -11,8 +11,8 @@ class Snapshots:
     is shared and put their result elsewhere. So a snapshot costs a few milliseconds, and the
     memory of what changes while it is held. What lies on another device is copied to the host.
 
-    TensorFlow's own asynchronous checkpoints keep a second copy of every variable for good, and
-    do not tell what became of a save.
+    TensorFlow's own asynchronous checkpoints fail with Keras 3 at the second save
+    (tests/test_keras_canaries.py), and keep a second copy of every variable for good.
     """
 
     def __init__(self, checkpoint: tf.train.Checkpoint):
