@@ -13,12 +13,7 @@ import time
 from pathlib import Path
 
 STEPS = (2_000, 20_000)
-PLAN = (
-    f"TRAIN_STEPS = {STEPS[-1]}",
-    "EVAL_EVERY = 200",
-    "CHECKPOINT_EVERY = 100",
-    "LOG_EVERY = 50",
-)
+PERIODS = ("EVAL_EVERY = 200", "CHECKPOINT_EVERY = 100", "LOG_EVERY = 50")
 
 
 def peak_megabytes(process_id: int) -> float:

@@ -11,19 +11,25 @@ import json
 import os
 import re
 import shutil
+import zlib
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import tensorflow as tf
 
 from ddl.durable_files import sync, write_whole
 from ddl.errors import ModelDirectoryError
 
+_FILE = re.compile(r"step-(?P<step>\d+)\.(?P<ending>index|json|partial|data-\d+-of-\d+)")
+
+
+class CheckpointDamagedError(Exception):
+    """Bytes of a checkpoint are missing or changed; says which way it was noticed."""
+
 
 @dataclasses.dataclass(frozen=True)
-class Facts:
+class Metadata:
     """What is known of a checkpoint beside its tensors.
 
     Attributes:
@@ -32,7 +38,7 @@ class Facts:
       num_examples: Training examples.
       replicas: How many replicas the run had.
       seconds: Time the run had spent on updates.
-      since_log: Updates timed since the last log, and their seconds.
+      scheduled: Whether it was saved at a step that the run plan names, and not on a signal.
     """
 
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -40,7 +46,28 @@ class Facts:
     num_examples: int | None = None
     replicas: int | None = None
     seconds: float = 0.0
-    since_log: tuple[int, float] = (0, 0.0)
+    scheduled: bool = True
+
+    def to_json(self) -> str:
+        """A text with a checksum."""
+        text = json.dumps(dataclasses.asdict(self))
+        return json.dumps({"metadata": text, "crc32": zlib.crc32(text.encode())})
+
+    @classmethod
+    def from_json(cls, text: str) -> "Metadata":
+        """Reads what `to_json` gave.
+
+        Raises:
+          CheckpointDamagedError: If a byte of it is missing or changed.
+        """
+        try:
+            outer = json.loads(text)
+            inner = outer["metadata"]
+            if zlib.crc32(inner.encode()) == outer["crc32"]:
+                return cls(**json.loads(inner))
+        except (ValueError, TypeError, KeyError, AttributeError):
+            pass
+        raise CheckpointDamagedError("its JSON file is not as it was written")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,19 +77,15 @@ class SavedCheckpoint:
     Attributes:
       step: Updates made before it.
       prefix: Path of its files less their endings, as TensorFlow takes it.
-      facts: What is known of it.
+      metadata: What is known of it.
     """
 
     step: int
     prefix: str
-    facts: Facts = Facts()
+    metadata: Metadata = Metadata()
 
     def __str__(self) -> str:
         return self.prefix
-
-
-class CheckpointDamagedError(Exception):
-    """Bytes of a checkpoint are missing or changed; says which way it was noticed."""
 
 
 class CheckpointDirectory:
@@ -75,14 +98,10 @@ class CheckpointDirectory:
 
     def saved(self) -> list[SavedCheckpoint]:
         """What is there, by step. Read from the files alone, not from any list of them."""
-        steps = [
-            int(found[1])
-            for path in self.path.glob("step-*.index")
-            if (found := re.fullmatch(r"step-(\d+)\.index", path.name))
-        ]
+        steps = [step for step, files in self._files().items() if "index" in files]
         return [self._at(step) for step in sorted(steps)]
 
-    def write(self, step: int, tensors: Mapping[str, tf.Tensor], facts: Facts) -> SavedCheckpoint:
+    def write(self, step: int, tensors: Mapping[str, tf.Tensor], metadata: Metadata) -> None:
         """Writes a checkpoint, in the place of one of the same step if there is one.
 
         The list of checkpoints is left as it is; see `remove`.
@@ -90,7 +109,7 @@ class CheckpointDirectory:
         Args:
           step: Names it.
           tensors: By the names in TensorFlow's checkpoint, its object graph among them.
-          facts: What goes into the JSON file.
+          metadata: What goes into the JSON file.
 
         Raises:
           ModelDirectoryError: If it cannot be written; then nothing of it is left.
@@ -108,7 +127,7 @@ class CheckpointDirectory:
                     shape_and_slices=[""] * len(tensors),
                     tensors=list(tensors.values()),
                 )
-            (partial / f"step-{step}.json").write_text(json.dumps(dataclasses.asdict(facts)))
+            (partial / f"step-{step}.json").write_text(metadata.to_json())
             files = list(partial.iterdir())
             for path in [*files, partial]:
                 sync(path)
@@ -123,9 +142,8 @@ class CheckpointDirectory:
                 self._remove_files(step)
             raise ModelDirectoryError(
                 f"the checkpoint of step {step} could not be written to {self.path}: "
-                + _reason(error)
+                + first_line(error)
             ) from error
-        return self._at(step)
 
     def check(self, saved: SavedCheckpoint) -> None:
         """Reads every byte, of which TensorFlow keeps checksums.
@@ -133,28 +151,43 @@ class CheckpointDirectory:
         Raises:
           CheckpointDamagedError: If it cannot be read as it was written.
         """
+        self._metadata(saved.step)
         try:
             reader = tf.train.load_checkpoint(saved.prefix)
             for name in reader.get_variable_to_shape_map():
                 reader.get_tensor(name)
         except Exception as error:  # TensorFlow raises errors of many kinds here
-            raise CheckpointDamagedError(_reason(error)) from error
+            raise CheckpointDamagedError(first_line(error)) from error
 
     def set_aside(self, saved: SavedCheckpoint) -> Path:
-        """Moves a damaged checkpoint's files into a folder where nobody takes them for good."""
-        target = self.damaged / Path(saved.prefix).name
+        """Moves a damaged checkpoint's files into a folder where nobody takes them for good.
+
+        Raises:
+          ModelDirectoryError: If that is not possible.
+        """
+        target = self.damaged / f"step-{saved.step}"
         number = 1
         while target.exists():
             number += 1
-            target = target.with_name(f"{Path(saved.prefix).name}.{number}")
-        target.mkdir(parents=True)
-        for path in self._files(saved.step):
-            os.replace(path, target / path.name)
+            target = target.with_name(f"step-{saved.step}.{number}")
+        try:
+            target.mkdir(parents=True)
+            # The index last: what has none is taken for the rest of a removal.
+            for path in reversed(self._files()[saved.step].values()):
+                os.replace(path, target / path.name)
+        except OSError as error:
+            raise ModelDirectoryError(
+                f"{saved} is damaged and could not be moved to {target}: {error.strerror}"
+            ) from error
         self._write_list()
         return target
 
     def remove(self, many: Iterable[SavedCheckpoint]) -> None:
-        """Removes checkpoints, none or more, and brings the list of those that stay up to date."""
+        """Removes checkpoints, none or more, and brings the list of those that stay up to date.
+
+        Raises:
+          OSError: If a file cannot be removed.
+        """
         steps = {saved.step for saved in many}
         self._write_list(without=steps)
         for step in steps:
@@ -162,51 +195,52 @@ class CheckpointDirectory:
 
     def clear_partial(self) -> None:
         """Removes what an interrupted save or removal left."""
-        whole = {saved.step for saved in self.saved()}
-        for path in self.path.glob("step-*"):
-            found = re.fullmatch(r"step-(\d+)\.(partial|json|data-\d+-of-\d+)", path.name)
-            if found is None or (found[2] != "partial" and int(found[1]) in whole):
-                continue
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
+        for files in self._files().values():
+            for ending, path in files.items():
+                if ending == "partial":
+                    shutil.rmtree(path, ignore_errors=True)
+                elif "index" not in files:
+                    path.unlink(missing_ok=True)
 
     def _write_list(self, without: Collection[int] = ()) -> None:
         """Writes the file that `tf.train.latest_checkpoint` reads, from what is there.
 
-        ddl itself does not need it, so that it may fall behind where a disk is full.
+        No run goes by it, so that it may fall behind where a disk is full.
         """
-        names = [
-            json.dumps(Path(saved.prefix).name)
-            for saved in self.saved()
-            if saved.step not in without
-        ]
-        lines = [f"model_checkpoint_path: {names[-1]}"] if names else []
-        lines += [f"all_model_checkpoint_paths: {name}" for name in names]
+        names = [f"step-{saved.step}" for saved in self.saved() if saved.step not in without]
+        lines = [f'model_checkpoint_path: "{names[-1]}"'] if names else []
+        lines += [f'all_model_checkpoint_paths: "{name}"' for name in names]
         with suppress(OSError):
             write_whole(self.path / "checkpoint", "".join(f"{line}\n" for line in lines))
 
     def _at(self, step: int) -> SavedCheckpoint:
-        prefix = self.path / f"step-{step}"
         try:
-            facts = Facts(**json.loads(prefix.with_name(prefix.name + ".json").read_text()))
-        except (OSError, ValueError, TypeError):
-            facts = Facts()  # the tensors are what counts, and they can be had without
-        return SavedCheckpoint(step, str(prefix), facts)
+            metadata = self._metadata(step)
+        except CheckpointDamagedError:
+            metadata = Metadata()  # told by `check`
+        return SavedCheckpoint(step, str(self.path / f"step-{step}"), metadata)
 
-    def _files(self, step: int) -> list[Path]:
-        """Its files, the index first."""
-        paths = [
-            path
-            for path in self.path.glob(f"step-{step}.*")
-            if path.suffix in (".index", ".json") or path.suffix.startswith(".data-")
-        ]
-        return sorted(paths, key=lambda path: path.suffix != ".index")
+    def _metadata(self, step: int) -> Metadata:
+        """What the JSON file says; nothing if there is none, as in checkpoints of others."""
+        try:
+            return Metadata.from_json((self.path / f"step-{step}.json").read_text())
+        except UnicodeDecodeError as error:
+            raise CheckpointDamagedError("its JSON file is no text") from error
+        except OSError:
+            return Metadata()
+
+    def _files(self) -> dict[int, dict[str, Path]]:
+        """Files by step and ending, each step's index first, since it makes the others count."""
+        found: dict[int, dict[str, Path]] = {}
+        for path in sorted(self.path.glob("step-*"), key=lambda path: path.suffix != ".index"):
+            if name := _FILE.fullmatch(path.name):
+                found.setdefault(int(name["step"]), {})[name["ending"]] = path
+        return found
 
     def _remove_files(self, step: int) -> None:
-        for path in self._files(step):
-            path.unlink(missing_ok=True)
+        for ending, path in self._files().get(step, {}).items():
+            if ending != "partial":
+                path.unlink(missing_ok=True)
 
     def _check_space(self, needed: int) -> None:
         """Raises OSError, before anything is written, if so many bytes are not free."""
@@ -219,7 +253,7 @@ def _bytes(tensor: tf.Tensor) -> int:
     return 0 if tensor.dtype == tf.string else tensor.shape.num_elements() * tensor.dtype.size
 
 
-def _reason(error: Any) -> str:
-    """The first line of what an error says, without TensorFlow's wrapping."""
+def first_line(error: Exception) -> str:
+    """What an error says first, without TensorFlow's wrapping."""
     text = str(getattr(error, "strerror", None) or getattr(error, "message", None) or error)
     return (text.strip().splitlines() or [type(error).__name__])[0].split(" [Op:")[0]

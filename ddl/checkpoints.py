@@ -1,8 +1,12 @@
 """Saving and restoring a Trainer: what a checkpoint consists of, and when it is written."""
 
 import os
+import sys
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
 
 import tensorflow as tf
 from absl import logging
@@ -10,8 +14,9 @@ from absl import logging
 from ddl.checkpoint_directory import (
     CheckpointDamagedError,
     CheckpointDirectory,
-    Facts,
+    Metadata,
     SavedCheckpoint,
+    first_line,
 )
 from ddl.errors import ModelDirectoryError
 from ddl.retention import Retention
@@ -33,6 +38,7 @@ class Checkpoints:
         trainer: Trainer,
         retention: Retention | None = None,
         report: Callable[[str], None] = logging.warning,
+        before_write: Callable[[], None] = lambda: None,
     ):
         """Creates nothing.
 
@@ -42,11 +48,14 @@ class Checkpoints:
           retention: Which checkpoints stay; None keeps the last three.
           report: Called, from any thread, with what a person should know: a checkpoint that
             could not be written, or was damaged and set aside.
+          before_write: Called by the thread before it writes; a ModelDirectoryError that it raises
+            stands for a checkpoint that could not be written.
         """
         self._directory = CheckpointDirectory(directory)
         self._trainer = trainer
         self._retention = retention or Retention()
         self._report = report
+        self._before_write = before_write
         # The state lives as tensors in the loop; these variables are its form on disk.
         self._state = TrainingState(
             *(tf.Variable(value, trainable=False) for value in trainer.state)
@@ -62,12 +71,16 @@ class Checkpoints:
             random_generators=trainer.generator_states,
         )
         self._snapshots: Snapshots | None = None
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._writer = ThreadPoolExecutor(1, "checkpoint", _be_polite)
         self._writing: Future[None] | None = None
-        self._failure: ModelDirectoryError | None = None
-        self._held_step: int | None = None  # the step that is saved, or was restored
+        self._held_step: int | None = None  # the one that was saved or restored last
 
     # ------------------------------------------------------------ what is there
+
+    @property
+    def folder(self) -> Path:
+        """Where they lie."""
+        return self._directory.path
 
     def saved(self) -> list[SavedCheckpoint]:
         """The checkpoints there are, by step, once none is being written any more."""
@@ -81,7 +94,7 @@ class Checkpoints:
     @property
     def keeps_best(self) -> bool:
         """Whether there is a metric for it."""
-        return self._retention.metric is not None
+        return self._retention.best_metric is not None
 
     def would_be_best(self, metrics: Mapping[str, float]) -> bool:
         """Whether a checkpoint with these figures would be the best so far."""
@@ -89,11 +102,7 @@ class Checkpoints:
 
     # ------------------------------------------------------------ saving
 
-    def save(
-        self,
-        metrics: Mapping[str, float] | None = None,
-        first: Callable[[], None] = lambda: None,
-    ) -> None:
+    def save(self, metrics: Mapping[str, float] | None = None, scheduled: bool = True) -> None:
         """Takes the trainer as it is, and has that written while training goes on.
 
         Does nothing if this step is saved. A failure to write is reported when it happens, and
@@ -101,30 +110,33 @@ class Checkpoints:
 
         Args:
           metrics: What an evaluation at this step gave.
-          first: Called by the writing thread before a file of the checkpoint is.
+          scheduled: Whether a run always saves at this step. Others are no place to go back to,
+            lest a signal change where a run that diverges goes on.
+
+        Raises:
+          ConfigError: Within the trainer's `evaluation_weights`.
         """
         trainer = self._trainer
-        trainer.weights.check_not_applied()
+        trainer.check_has_own_weights()
         self.wait()
-        if self._held_step == trainer.step:
+        failed = self._writing is not None and self._writing.exception() is not None
+        if self._held_step == trainer.step and not failed:
             return
-        tensors = self._take()
-        facts = Facts(
+        metadata = Metadata(
             metrics=dict(metrics or {}),
             global_batch_size=trainer.global_batch_size,
             num_examples=trainer.num_examples,
             replicas=trainer.strategy.num_replicas_in_sync,
             seconds=trainer.pace.total_seconds,
-            since_log=trainer.pace.since_taken,
+            scheduled=scheduled,
         )
+        self._writing = self._writer.submit(self._write, trainer.step, self._take(), metadata)
         self._held_step = trainer.step
-        self._writing = self._writer.submit(self._write, trainer.step, tensors, facts, first)
 
     def wait(self) -> None:
         """Waits until nothing is being written."""
-        if self._writing is not None:
-            self._writing.result()
-            self._writing = None
+        with suppress(ModelDirectoryError):
+            self.finish()
 
     def finish(self) -> None:
         """Waits until all is written.
@@ -132,9 +144,8 @@ class Checkpoints:
         Raises:
           ModelDirectoryError: If the checkpoint saved last could not be.
         """
-        self.wait()
-        if self._failure is not None:
-            raise self._failure
+        if self._writing is not None:
+            self._writing.result()
 
     def _take(self) -> dict[str, tf.Tensor]:
         trainer = self._trainer
@@ -146,61 +157,74 @@ class Checkpoints:
         if self._snapshots is None:
             self._snapshots = Snapshots(self._checkpoint)
         of_replicas = {}
-        for number, copies in enumerate(trainer.weights.copies):
-            values = tf.stack([copy.read_value() for copy in copies])
-            if tf.reduce_any(values != values[0]):
-                of_replicas[_replica_name(number)] = values
-        with trainer.weights.applied(averaged=False):
+        for number, copies in enumerate(trainer.replica_statistics):
+            if len(copies) > 1:
+                values = tf.stack([copy.read_value() for copy in copies])
+                if tf.reduce_any(values != values[0]):
+                    of_replicas[_replica_name(number)] = values
+        with trainer.evaluation_weights(averaged=False):
             return self._snapshots.take() | of_replicas
 
-    def _write(
-        self, step: int, tensors: dict[str, tf.Tensor], facts: Facts, first: Callable[[], None]
-    ) -> None:
+    def _write(self, step: int, tensors: dict[str, tf.Tensor], metadata: Metadata) -> None:
         try:
-            first()
-            self._directory.write(step, tensors, facts)
-            self._failure = None
+            self._before_write()
+            self._directory.write(step, tensors, metadata)
         except ModelDirectoryError as error:
-            self._failure = error
-            self._held_step = None
             self._report(str(error))
-            return
-        self._directory.remove(self._retention.superfluous(self._directory.saved()))
+            raise
+        self._tidy()
+
+    def _tidy(self) -> None:
+        """Removes what need not stay, and brings the list of the rest up to date."""
+        try:
+            self._directory.remove(self._retention.superfluous(self._directory.saved()))
+        except OSError as error:
+            self._report(f"an old checkpoint could not be removed: {error}")
 
     # ------------------------------------------------------------ restoring
 
-    def restore_latest(self) -> SavedCheckpoint | None:
+    def restore_latest(self, scheduled: bool = False) -> SavedCheckpoint | None:
         """Sets the trainer to the newest checkpoint that can be read, to train on from it.
 
-        Newer ones that are damaged are set aside, and reported.
+        Newer ones that are damaged are set aside, and reported. Eager, cross-replica context.
+
+        Args:
+          scheduled: Pass over those that were saved on a signal, and remove what is newer: training
+            is to take another way from there.
 
         Returns:
           Which one that was; None if there is none at all.
 
         Raises:
           ModelDirectoryError: If all are damaged, or it does not fit the trainer.
+          ConfigError: Within the trainer's `evaluation_weights`.
         """
-        self._trainer.weights.check_not_applied()
+        self._trainer.check_has_own_weights()
         self.wait()
-        saved, damaged = self._newest_readable()
+        saved, damaged = self._newest_readable(scheduled)
         for each, error in damaged:
             where = self._directory.set_aside(each)
             self._report(f"{each} is damaged ({error}); it was set aside in {where}")
-        self._directory.clear_partial()
+        if self._directory.path.exists():
+            self._directory.clear_partial()
+            self._tidy()
         if saved is None:
             return None
         self._check_fits(saved)
         self._restore(self._checkpoint, saved)
         self._restore_of_replicas(saved)
-        self._trainer.restore(TrainingState(*(tf.identity(value) for value in self._state)))
-        self._trainer.pace.go_on_from(saved.facts.seconds, saved.facts.since_log)
-        self._held_step = saved.step
+        if scheduled:
+            self._directory.remove(s for s in self._directory.saved() if s.step > saved.step)
+        pace = self._trainer.pace
+        pace.total_seconds = max(pace.total_seconds, saved.metadata.seconds)
+        self._held_step, self._writing = saved.step, None
         return saved
 
     def restore_model(self, saved: SavedCheckpoint | None = None) -> SavedCheckpoint | None:
         """Sets weights and step alone, to look at a model and not to train on.
 
         Metrics and optimizer need not be those of the run, and nothing in the folder is changed.
+        Eager, cross-replica context.
 
         Args:
           saved: Which one; None takes the newest that can be read.
@@ -210,8 +234,9 @@ class Checkpoints:
 
         Raises:
           ModelDirectoryError: If it is damaged, is gone, or does not fit the trainer.
+          ConfigError: Within the trainer's `evaluation_weights`.
         """
-        self._trainer.weights.check_not_applied()
+        self._trainer.check_has_own_weights()
         if saved is None:
             saved, damaged = self._newest_readable()
             for each, error in damaged:
@@ -223,13 +248,12 @@ class Checkpoints:
                 self._directory.check(saved)
             except CheckpointDamagedError as error:
                 raise ModelDirectoryError(f"{saved} cannot be read: {error}") from error
-        state = {"step": self._state.step, "batches": self._state.batches}
-        self._restore(tf.train.Checkpoint(**self._model, state=state), saved)
-        self._trainer.restore(TrainingState(*(tf.identity(value) for value in self._state)))
+        only_step = {"step": self._state.step}
+        self._restore(tf.train.Checkpoint(**self._model, state=only_step), saved)
         return saved
 
     def _newest_readable(
-        self,
+        self, scheduled: bool = False
     ) -> tuple[SavedCheckpoint | None, list[tuple[SavedCheckpoint, CheckpointDamagedError]]]:
         """The newest checkpoint that can be read, and the damaged ones after it.
 
@@ -238,9 +262,14 @@ class Checkpoints:
         """
         damaged = []
         for saved in reversed(self._directory.saved()):
+            if scheduled and not saved.metadata.scheduled:
+                continue
             try:
                 self._directory.check(saved)
             except CheckpointDamagedError as error:
+                if saved.step not in [each.step for each in self._directory.saved()]:
+                    # The run that it belongs to has just removed it, and has newer ones.
+                    return self._newest_readable(scheduled)
                 damaged.append((saved, error))
             else:
                 return saved, damaged
@@ -254,10 +283,10 @@ class Checkpoints:
 
     def _check_fits(self, saved: SavedCheckpoint) -> None:
         """What a step and a position in the data mean must not change on the way."""
-        trainer, facts = self._trainer, saved.facts
+        trainer, metadata = self._trainer, saved.metadata
         for name, was, now in (
-            ("global batch size", facts.global_batch_size, trainer.global_batch_size),
-            ("number of training examples", facts.num_examples, trainer.num_examples),
+            ("global batch size", metadata.global_batch_size, trainer.global_batch_size),
+            ("number of training examples", metadata.num_examples, trainer.num_examples),
         ):
             if was is not None and was != now:
                 raise ModelDirectoryError(
@@ -271,16 +300,16 @@ class Checkpoints:
             status = checkpoint.restore(saved.prefix).expect_partial()
             status.assert_existing_objects_matched()
         except (tf.errors.OpError, AssertionError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0]
             raise ModelDirectoryError(
-                f"{saved} cannot be restored into this model and optimizer: {reason}. Give "
-                "another --model_dir, or the config that the checkpoint was made with."
+                f"{saved} cannot be restored into this model and optimizer: {first_line(error)}. "
+                "Give another --model_dir, or the config that the checkpoint was made with."
             ) from error
+        self._trainer.restore(TrainingState(*(tf.identity(value) for value in self._state)))
 
     def _restore_of_replicas(self, saved: SavedCheckpoint) -> None:
         """Gives each replica what it had, if there are as many; else all have the mean."""
         reader = tf.train.load_checkpoint(saved.prefix)
-        for number, copies in enumerate(self._trainer.weights.copies):
+        for number, copies in enumerate(self._trainer.replica_statistics):
             name = _replica_name(number)
             if reader.has_tensor(name):
                 values = reader.get_tensor(name)
@@ -292,3 +321,13 @@ class Checkpoints:
 def _replica_name(number: int) -> str:
     """The name in a checkpoint of what the replicas have each, float [replicas, …]."""
     return f"statistics_of_replicas/{number}"
+
+
+def _be_polite() -> None:
+    """Gives the calling thread the time that training leaves.
+
+    An update that is computed on all cores waits for the slowest of them.
+    """
+    if sys.platform == "linux":  # where a priority is that of a thread
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)

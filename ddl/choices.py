@@ -17,4 +17,3 @@ Mode = Literal["train_and_eval", "train", "eval", "export"]
 STRATEGIES: tuple[str, ...] = get_args(StrategyName)
 CROSS_DEVICE_OPS: tuple[str, ...] = get_args(CrossDeviceOps)
 MODES: tuple[str, ...] = get_args(Mode)
-WEIGHTS = ("averaged", "own")

@@ -18,26 +18,31 @@ class VariablesFinite:
 
     def __init__(self, variables: Iterable[tf.Variable]):
         """Leaves out, for good, what is not finite now: such as a mask that is not trained."""
-        floating = [variable for variable in variables if variable.dtype.is_floating]
-        self._variables = [variable for variable in floating if _is_finite(variable)]
+        self._variables = [
+            variable
+            for variable in variables
+            if variable.dtype.is_floating and _is_finite(variable).numpy()
+        ]
 
     def check(self, step: int) -> None:
         """Raises TrainingDiverged, naming the first variable that is not finite, if one is not."""
-        for variable in self._variables:
-            if not _is_finite(variable):
+        if not self._variables:
+            return
+        for variable, finite in zip(self._variables, self._finite().numpy(), strict=True):
+            if not finite:
                 raise TrainingDiverged(
                     f"training diverged at step {step}: {variable.name.split(':')[0]} is not "
                     f"finite. {_REMEDY}"
                 )
 
+    @tf.function(autograph=False)
+    def _finite(self) -> tf.Tensor:
+        """Bool [variables]."""
+        return tf.stack([_is_finite(variable) for variable in self._variables])
 
-def _is_finite(variable: tf.Variable) -> bool:
-    value = variable.read_value()
-    # One pass and no copy; it may overflow where all is finite, and so is not the last word.
-    return bool(
-        np.isfinite(tf.nn.l2_loss(value).numpy())
-        or np.isfinite(value.numpy().astype(np.float64)).all()
-    )
+
+def _is_finite(variable: tf.Variable) -> tf.Tensor:
+    return tf.reduce_all(tf.math.is_finite(variable.read_value()))
 
 
 def check_state_finite(state: TrainingState, update: UpdateStep, max_skipped_updates: int) -> None:
@@ -53,10 +58,10 @@ def check_state_finite(state: TrainingState, update: UpdateStep, max_skipped_upd
             f"in a row were not finite, at a loss scale of {float(state.loss_scale):g} in the end. "
             f"{_first_overflow(state, update)} {_REMEDY}"
         )
-    if not np.isfinite(state.sums.numpy()).all():
+    if at := int(state.diverged_at):
         raise TrainingDiverged(
-            f"training diverged at or before step {int(state.step)}: the loss is not finite. "
-            + _REMEDY
+            f"training diverged: the loss of batch {at - 1} is not finite, at step "
+            f"{int(state.step) - (int(state.batches) - at)}. {_REMEDY}"
         )
 
 

@@ -28,7 +28,7 @@ class EvaluationWeights:
         variables = statistics.floating
         if averages is not None:
             variables = variables + averages.of(variables)
-        self.copies: list[Sequence[tf.Variable]] = [
+        self.replica_statistics: list[Sequence[tf.Variable]] = [
             strategy.experimental_local_results(variable) for variable in variables
         ]
         """For each variable in which replicas may differ, the copy of each."""
@@ -38,14 +38,15 @@ class EvaluationWeights:
     def applied(self, averaged: bool = True) -> Iterator[None]:
         """The averages, where any are kept and wanted, and statistics that are means over replicas.
 
-        All values come back to the bit afterwards. Eager, cross-replica context.
+        All values come back to the bit afterwards. Within another such block this one changes
+        nothing. Eager, cross-replica context.
         """
         if self._are_applied:
             yield
             return
         self._are_applied = True
         try:
-            with synchronized(self.copies):
+            with synchronized(self.replica_statistics):
                 if averaged and self._averages is not None:
                     with self._averages.applied():
                         yield

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from ddl import layers
 from ddl.errors import ModelDirectoryError
@@ -37,7 +38,8 @@ def export_model(model: keras.Model, directory: Path) -> list[Path]:
         model.export(str(partial / "saved_model"), verbose=False)
         shutil.rmtree(directory, ignore_errors=True)
         partial.rename(directory)
-    except OSError as error:
+    except (OSError, tf.errors.OpError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
         raise ModelDirectoryError(f"the export to {directory} failed: {error}") from error
     return [directory / "model.keras", directory / "saved_model"]
 

@@ -14,7 +14,7 @@ from typing import Literal
 
 from absl import flags
 
-from ddl.choices import CROSS_DEVICE_OPS, MODES, STRATEGIES, WEIGHTS
+from ddl.choices import CROSS_DEVICE_OPS, MODES, STRATEGIES
 from ddl.errors import DdlError
 
 FLAGS = flags.FLAGS
@@ -39,11 +39,10 @@ def define_flags() -> None:
     flags.DEFINE_string(
         "checkpoint", "latest", "What --mode=eval or export reads: latest, best, or a step."
     )
-    flags.DEFINE_enum(
-        "weights",
-        "averaged",
-        WEIGHTS,
-        "Which weights --mode=eval or export takes where the run keeps an average of them.",
+    flags.DEFINE_bool(
+        "averaged_weights",
+        True,
+        "--mode=eval or export takes the average of the weights, where the run keeps one.",
     )
     flags.DEFINE_float(
         "follow_timeout",
@@ -119,6 +118,7 @@ def run(argv: Sequence[str] | None = None) -> None:
             raise flags.Error("--model_dir is missing: name a directory for what the run writes")
         gpus = parse_gpus(FLAGS.gpus)
         checkpoint = parse_checkpoint(FLAGS.checkpoint)
+        check_flags_fit_mode()
     except flags.Error as error:
         print(f"ddl: {error}\nddl --help lists all flags.", file=sys.stderr)
         sys.exit(1)
@@ -127,6 +127,9 @@ def run(argv: Sequence[str] | None = None) -> None:
     except DdlError as error:
         print(f"ddl: {error}", file=sys.stderr)
         sys.exit(error.exit_status)
+    except KeyboardInterrupt:  # before training begins, or in an evaluation or an export
+        print("ddl: interrupted", file=sys.stderr)
+        sys.exit(130)
 
 
 def start(gpus: Sequence[int] | None, checkpoint: str | int) -> None:
@@ -145,7 +148,7 @@ def start(gpus: Sequence[int] | None, checkpoint: str | int) -> None:
         # First of all: a file that is missing is told before TensorFlow is imported.
         config.load(FLAGS.gin_file, FLAGS.gin_param or (), FLAGS.gin_search_path or ())
 
-        from ddl import distribution, reading, train
+        from ddl import distribution, saved_weights, train
 
         distribution.configure_devices(
             num_virtual_devices=FLAGS.num_virtual_devices,
@@ -168,7 +171,8 @@ def start(gpus: Sequence[int] | None, checkpoint: str | int) -> None:
         mode=FLAGS.mode,
         dry_run=FLAGS.dry_run,
         allow_unused=FLAGS.gin_allow_unused,
-        reading=reading.Reading(checkpoint, FLAGS.weights == "averaged", FLAGS.follow_timeout),
+        saved_weights=saved_weights.SavedWeights(checkpoint, FLAGS.averaged_weights),
+        follow_timeout=FLAGS.follow_timeout,
     )
 
 
@@ -205,6 +209,19 @@ def parse_checkpoint(text: str) -> str | int:
     if text.isdecimal():
         return int(text)
     raise flags.Error(f"--checkpoint={text} is neither latest, best, nor a step")
+
+
+def check_flags_fit_mode() -> None:
+    """Raises flags.Error if a flag was given that the mode does not read."""
+    reads_saved = FLAGS.mode in ("eval", "export")
+    for name, is_read in (
+        ("checkpoint", reads_saved and FLAGS.follow_timeout is None),
+        ("averaged_weights", reads_saved),
+        ("follow_timeout", FLAGS.mode == "eval"),
+    ):
+        if FLAGS[name].present and not is_read:
+            following = " and --follow_timeout" if FLAGS.mode == "eval" else ""
+            raise flags.Error(f"--{name} has no use with --mode={FLAGS.mode}{following}")
 
 
 def parse_on_device(text: str) -> bool | Literal["auto"]:

@@ -9,7 +9,7 @@ from ddl.errors import TrainingDiverged, TrainingInterrupted
 from ddl.run_plan import RunPlan
 from ddl.signals import StopSignals
 from ddl.trainer import Trainer
-from ddl.writers import JsonLinesWriter, Writers
+from ddl.writers import Writers
 
 
 class OuterLoop:
@@ -21,7 +21,6 @@ class OuterLoop:
         run_plan: RunPlan,
         checkpoints: Checkpoints,
         writers: Writers,
-        json_lines: JsonLinesWriter,
         console: RunConsole,
         stop: StopSignals,
         evaluates: bool,
@@ -33,7 +32,6 @@ class OuterLoop:
           run_plan: What happens when.
           checkpoints: Of this trainer.
           writers: Get the figures.
-          json_lines: One of them, whose lines are on the disk before a checkpoint is.
           console: Shows progress.
           stop: Says when a signal has asked to stop.
           evaluates: Whether there are evaluations.
@@ -43,17 +41,17 @@ class OuterLoop:
         self._total = run_plan.total_steps(trainer.steps_per_epoch)
         self._checkpoints = checkpoints
         self._writers = writers
-        self._json_lines = json_lines
         self._console = console
         self._stop = stop
         self._evaluated: tuple[int, dict[str, float]] = (-1, {})
+        last = self._total
+        evaluations = [Periodic(run_plan.eval_every, self._evaluate, last)] if evaluates else []
         # The checkpoint comes last: once a step is saved, all that belongs to it is written.
         self._actions: list[Action] = [
             EachLoop(self._show_progress),
-            Periodic(run_plan.log_every, self._log, last=self._total),
-            *([Periodic(run_plan.eval_every, self._look, last=self._total)] if evaluates else []),
-            Periodic(run_plan.checkpoint_every, self._save, last=self._total),
-            EachLoop(self._stop_if_asked),
+            Periodic(run_plan.log_every, self._log, last),
+            *evaluations,
+            Periodic(run_plan.checkpoint_every, self._save, last),
         ]
 
     def run(self) -> None:
@@ -65,7 +63,6 @@ class OuterLoop:
           ModelDirectoryError: If the last checkpoint could not be written.
         """
         trainer = self._trainer
-        self._stop.answer(trainer.request_stop)
         self._console.start(trainer.step, self._total)
         if self._run_plan.on_divergence == "rewind":
             self._save(trainer.step)  # so that there is one to go back to
@@ -73,9 +70,11 @@ class OuterLoop:
             while trainer.step < self._total:
                 try:
                     trainer.train(self._total - trainer.step, self._actions)
+                    self._stop_if_asked(trainer.step)
                 except TrainingDiverged as error:
+                    if self._run_plan.on_divergence == "stop":
+                        raise
                     self._rewind(error)
-                self._stop_if_asked(trainer.step)
             self._checkpoints.finish()
         finally:
             self._checkpoints.wait()
@@ -93,12 +92,12 @@ class OuterLoop:
         if trainer.loss_scale is not None:
             figures["loss_scale"] = trainer.loss_scale
             figures["skipped_updates"] = trainer.skipped_updates
-        if trainer.rewinds:
-            figures["rewinds"] = trainer.rewinds
+        if rewinds := int(trainer.state.rewinds):
+            figures["rewinds"] = rewinds
         self._add_speed(figures, trainer.pace.take_steps_per_second())
         self._writers.write(step, step / trainer.steps_per_epoch, "train", figures)
 
-    def _look(self, step: int) -> None:
+    def _evaluate(self, step: int) -> None:
         figures = self._trainer.evaluate()
         self._writers.write(step, step / self._trainer.steps_per_epoch, "eval", figures)
         if not math.isfinite(figures["loss"]):
@@ -110,40 +109,44 @@ class OuterLoop:
         if self._checkpoints.would_be_best(figures):
             self._save(step)
 
-    def _save(self, step: int) -> None:
-        self._trainer.check_weights()
+    def _save(self, step: int, scheduled: bool = True) -> None:
+        self._trainer.check_finite()
         evaluated_at, figures = self._evaluated
-        metrics = figures if evaluated_at == step else {}
-        self._checkpoints.save(metrics, first=self._json_lines.sync)
+        self._checkpoints.save(figures if evaluated_at == step else None, scheduled)
 
     def _stop_if_asked(self, step: int) -> None:
-        if self._stop.received is not None and step < self._total:
-            self._save(step)
-            self._checkpoints.finish()
+        if self._stop.received is None or step >= self._total:
+            return
+        where = f"stopped by {self._stop.received.name} at step {step:,} of {self._total:,}"
+        try:
+            self._save(step, scheduled=False)
+        except TrainingDiverged as error:
+            # Started again it gets there again, and there is dealt with as the plan says.
             raise TrainingInterrupted(
-                f"stopped by {self._stop.received.name} at step {step:,} of {self._total:,}, "
-                "after saving. The same command goes on from there."
-            )
+                f"{where}, without saving: {error} The same command goes on from the last "
+                "checkpoint."
+            ) from error
+        self._checkpoints.finish()
+        raise TrainingInterrupted(f"{where}, after saving. The same command goes on from there.")
 
     def _rewind(self, error: TrainingDiverged) -> None:
         """Goes back to the last checkpoint and past the batch with which training diverged.
 
-        All of this follows from the checkpoint and the data: a run that is killed meanwhile does
-        the same again.
+        All of this follows from the plan and the data, but for checkpoints that were damaged or
+        could not be written: a run that is stopped or killed meanwhile does the same again.
         """
         trainer = self._trainer
-        rewinds, position = trainer.rewinds, int(trainer.state.batches)
-        if self._run_plan.on_divergence == "stop":
-            raise error
+        state, rewinds = trainer.state, int(trainer.state.rewinds)
         if rewinds >= self._run_plan.max_rewinds:
             raise TrainingDiverged(f"{error} It had gone back {rewinds} times before.") from error
-        self._checkpoints.restore_latest()
-        first = int(trainer.state.batches)
-        trainer.leave_out_batches(position, rewinds + 1)
+        if self._checkpoints.restore_latest(scheduled=True) is None:
+            raise TrainingDiverged(f"{error} There is no checkpoint to go back to.") from error
+        first, end = int(trainer.state.batches), int(state.diverged_at) or int(state.batches)
+        trainer.restore(trainer.state.leaving_out(end, rewinds + 1))
         self._writers.drop_after(trainer.step)
         self._console.line(
             f"{error}\nGoing back to step {trainer.step:,}, and leaving out the batches from "
-            f"{first:,} to {position - 1:,}. Rewind {rewinds + 1} of {self._run_plan.max_rewinds}."
+            f"{first:,} to {end - 1:,}. Rewind {rewinds + 1} of {self._run_plan.max_rewinds}."
         )
 
     def _add_speed(self, figures: dict[str, float], steps_per_second: float | None) -> None:

@@ -41,7 +41,8 @@ class Pace:
         self._steps = 0
         self._seconds = 0.0
         self.total_seconds = 0.0
-        """Time spent in loops, tracing included."""
+        """Time spent in loops, tracing included, and in those of the runs that this one goes on
+        with."""
         self.steps_per_second: float | None = None
         """Speed of the latest loop that was timed; None before it."""
 
@@ -76,16 +77,6 @@ class Pace:
         speed = self._steps / self._seconds if self._steps and self._seconds > 0 else None
         self._steps, self._seconds = 0, 0.0
         return speed
-
-    @property
-    def since_taken(self) -> tuple[int, float]:
-        """Steps timed since `take_steps_per_second`, and their seconds."""
-        return self._steps, self._seconds
-
-    def go_on_from(self, total_seconds: float, since_taken: tuple[int, float]) -> None:
-        """Sets the clock to what an earlier run of the same training had measured."""
-        self.total_seconds = total_seconds
-        self._steps, self._seconds = since_taken
 
 
 class LoopTimer:

@@ -23,6 +23,7 @@ OWN: tuple[str, ...] = (
     "ddl.models:mlp",
     "ddl.precision:LossScale",
     "ddl.precision:set_numerics",
+    "ddl.retention:Retention",
     "ddl.run_plan:RunPlan",
     "ddl.tasks:Classification",
     "ddl.trainer:Trainer",

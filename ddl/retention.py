@@ -17,50 +17,55 @@ class Retention:
     to be kept in step with them.
 
     Attributes:
-      last: How many of the latest stay.
+      last: How many of the latest stay, not counting one that was saved on a signal, which stays
+        until the next is saved.
       every: Checkpoints of steps that are multiples of this stay for good; None: of none.
-      metric: The evaluation figure by which the best one stays; None: no best one.
-      mode: Whether the largest or the smallest is best; None takes the smallest of a loss and
-        the largest of all else.
+      best_metric: The evaluation figure, such as `accuracy`, by which the best one stays; None: no
+        best one. Each evaluation that is better than all before it is saved.
+      best_mode: `max` or `min`; None takes the smallest of a loss and the largest of all else.
     """
 
     last: int = 3
     every: int | None = None
-    metric: str | None = None
-    mode: Literal["max", "min"] | None = None
+    best_metric: str | None = None
+    best_mode: Literal["max", "min"] | None = None
 
     def __post_init__(self) -> None:
-        if self.mode is not None:
-            check_choice("the mode of the best checkpoint", self.mode, ("max", "min"))
-            if self.metric is None:
-                raise ConfigError("a mode of the best checkpoint is given, but no metric for it")
+        for name in ("last", "every"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"Retention.{name} is {value}; it is 1 or more")
+        if self.best_mode is not None:
+            check_choice("Retention.best_mode", self.best_mode, ("max", "min"))
+            if self.best_metric is None:
+                raise ConfigError("Retention.best_mode is given, but no best_metric for it")
 
     def best(self, saved: Sequence[SavedCheckpoint]) -> SavedCheckpoint | None:
         """The best by the metric, the earliest of equals; None if none was evaluated."""
-        rated = [each for each in saved if not math.isnan(self._rating(each.facts.metrics))]
-        return max(rated, key=lambda each: self._rating(each.facts.metrics), default=None)
+        rated = [each for each in saved if not math.isnan(self._rating(each.metadata.metrics))]
+        return max(rated, key=lambda each: self._rating(each.metadata.metrics), default=None)
 
-    def improves(self, figures: Mapping[str, float], saved: Sequence[SavedCheckpoint]) -> bool:
+    def improves(self, metrics: Mapping[str, float], saved: Sequence[SavedCheckpoint]) -> bool:
         """Whether a checkpoint with these figures would be the best."""
         best = self.best(saved)
-        rating = self._rating(figures)
-        if best is None:
-            return not math.isnan(rating)
-        return rating > self._rating(best.facts.metrics)
+        # Nothing is greater than a NaN, nor is one greater than anything.
+        return self._rating(metrics) > (
+            -math.inf if best is None else self._rating(best.metadata.metrics)
+        )
 
     def superfluous(self, saved: Sequence[SavedCheckpoint]) -> list[SavedCheckpoint]:
         """Those that need not stay."""
-        best = self.best(saved)
-        return [
-            each
-            for each in saved[: -self.last]
-            if each is not best and not (self.every and each.step % self.every == 0)
-        ]
+        scheduled = [each for each in saved if each.metadata.scheduled]
+        stays = {each.step for each in (*saved[-1:], *scheduled[-self.last :])}
+        stays |= {each.step for each in scheduled if self.every and each.step % self.every == 0}
+        if best := self.best(saved):
+            stays.add(best.step)
+        return [each for each in saved if each.step not in stays]
 
-    def _rating(self, figures: Mapping[str, float]) -> float:
+    def _rating(self, metrics: Mapping[str, float]) -> float:
         """The higher the better; NaN where there is no such figure."""
-        if self.metric is None:
+        if self.best_metric is None:
             return math.nan
-        value = figures.get(self.metric, math.nan)
-        mode = self.mode or ("min" if self.metric.endswith("loss") else "max")
+        value = metrics.get(self.best_metric, math.nan)
+        mode = self.best_mode or ("min" if self.best_metric.endswith("loss") else "max")
         return value if mode == "max" else -value

@@ -50,7 +50,7 @@ class RunDirectory:
             return None
 
     def open(self) -> None:
-        """Creates the directory.
+        """Creates the directory, and claims it.
 
         Raises:
           ModelDirectoryError: If that is not possible.
@@ -61,6 +61,7 @@ class RunDirectory:
             raise ModelDirectoryError(
                 f"--model_dir={self.path} cannot be created: {error.strerror}"
             ) from error
+        self.claim()
 
     def claim(self) -> None:
         """Keeps other trainings out of the directory, if it exists, until `release`.

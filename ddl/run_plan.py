@@ -19,11 +19,7 @@ class RunPlan:
       eval_every: Period of evaluations; None evaluates at the end only.
       checkpoint_every: Period of checkpoints; None saves at the end only.
       log_every: Period of lines in metrics.jsonl.
-      checkpoints_to_keep: How many of the latest checkpoints stay.
-      keep_checkpoint_every: Checkpoints of steps that are multiples of this stay for good.
-      best_metric: The evaluation figure, such as `accuracy`, by which the best checkpoint stays.
-        Each evaluation that is better than all before it is saved.
-      best_mode: `max` or `min`; None takes the smallest of a loss and the largest of all else.
+      retention: Which checkpoints stay.
       on_divergence: `stop` ends the run with status 76. `rewind` goes back to the last checkpoint
         and leaves out the batches from there to the one with which training diverged, as
         Chowdhery et al. 2022, "PaLM: Scaling Language Modeling with Pathways", section 5.1.
@@ -36,10 +32,7 @@ class RunPlan:
     eval_every: int | None = None
     checkpoint_every: int | None = None
     log_every: int = 100
-    checkpoints_to_keep: int = 3
-    keep_checkpoint_every: int | None = None
-    best_metric: str | None = None
-    best_mode: Literal["max", "min"] | None = None
+    retention: Retention = dataclasses.field(default_factory=Retention)
     on_divergence: Literal["stop", "rewind"] = "stop"
     max_rewinds: int = 3
     warm_start: WarmStart | None = None
@@ -56,16 +49,9 @@ class RunPlan:
             if isinstance(value, (int, float)) and not value > 0:
                 raise ConfigError(f"{field.name} is {value}; it is more than 0")
         check_choice("on_divergence", self.on_divergence, ("stop", "rewind"))
-        self.retention()  # checks what is given for it
 
     def total_steps(self, steps_per_epoch: int) -> int:
         """Length of the run in steps; a part of an epoch counts its last batch whole."""
         if self.train_epochs is None:
             return int(self.train_steps or 0)
         return math.ceil(self.train_epochs * steps_per_epoch)
-
-    def retention(self) -> Retention:
-        """Which checkpoints stay."""
-        return Retention(
-            self.checkpoints_to_keep, self.keep_checkpoint_every, self.best_metric, self.best_mode
-        )

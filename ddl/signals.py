@@ -20,18 +20,14 @@ class StopSignals:
     The status is then 128 + the signal's number, as in a shell.
     """
 
-    def __init__(self) -> None:
-        """Nothing received yet."""
-        self.received: signal.Signals | None = None
-        self._answer: Callable[[], None] = lambda: None
-        self._lock = threading.Lock()
+    def __init__(self, answer: Callable[[], None]) -> None:
+        """Nothing received yet.
 
-    def answer(self, call: Callable[[], None]) -> None:
-        """Has a function called, from a thread, when the first signal comes; now if it has come."""
-        with self._lock:
-            self._answer = call
-            if self.received is not None:
-                call()
+        Args:
+          answer: Called, from a thread of its own, when the first signal comes.
+        """
+        self.received: signal.Signals | None = None
+        self._answer = answer
 
     def __enter__(self) -> "StopSignals":
         """Takes the signals over. Main thread only."""
@@ -67,11 +63,10 @@ class StopSignals:
                     self._note(signal.Signals(number))
 
     def _note(self, number: signal.Signals) -> None:
-        with self._lock:
-            if self.received is not None:
-                os._exit(128 + number)
-            self.received = number
-            self._answer()
+        if self.received is not None:
+            os._exit(128 + number)
+        self.received = number
+        self._answer()
 
 
 def _handle(number: int, frame: FrameType | None) -> None:

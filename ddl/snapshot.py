@@ -26,10 +26,13 @@ class Snapshots:
         """The tensors by name, on the host. Eager, cross-replica context."""
         if len(self._others) > 1:
             self._gather()  # what is no variable, such as a table, is read when it is gathered
+        return self._read() | {name: tf.identity(value) for name, value in self._others.items()}
+
+    @tf.function(autograph=False)
+    def _read(self) -> dict[str, tf.Tensor]:
         with tf.device("CPU:0"):
             # Not TensorFlow's own way to read, whose results sparse updates change in place.
-            values = {name: tf.identity(v.read_value()) for name, v in self._variables.items()}
-            return values | {name: tf.identity(value) for name, value in self._others.items()}
+            return {name: tf.identity(v.read_value()) for name, v in self._variables.items()}
 
     def _gather(self) -> None:
         # TensorFlow offers no public way to the names of a checkpoint's tensors before it is

@@ -43,6 +43,8 @@ class TrainingState(NamedTuple):
       finite_updates: int64 [], updates since the loss scale last moved.
       sums: float64 [n], metric sums since they were last read (`ddl.metrics.MetricSums`).
       gradient_norms: float64 [2], Σ of the global gradient norms since then, and their count.
+      diverged_at: int64 [], what `batches` was after the first loss that was not finite; 0 as
+        long as all were.
       rewinds: int64 [], how often training diverged and went back to a checkpoint.
       batches_left_out: int64 [], how many batches it did not see again then.
     """
@@ -54,6 +56,7 @@ class TrainingState(NamedTuple):
     finite_updates: tf.Tensor
     sums: tf.Tensor
     gradient_norms: tf.Tensor
+    diverged_at: tf.Tensor
     rewinds: tf.Tensor
     batches_left_out: tf.Tensor
 
@@ -63,7 +66,15 @@ class TrainingState(NamedTuple):
         zero = tf.zeros([], tf.int64)
         scale = tf.constant(loss_scale, tf.float32)
         norms = tf.zeros([2], tf.float64)
-        return cls(zero, zero, zero, scale, zero, sums, norms, zero, zero)
+        return cls(zero, zero, zero, scale, zero, sums, norms, zero, zero, zero)
+
+    def leaving_out(self, position: int, rewinds: int) -> "TrainingState":
+        """The same state, to go on with batch `position` as after so many rewinds."""
+        return self._replace(
+            batches=tf.constant(position, tf.int64),
+            batches_left_out=self.batches_left_out + position - self.batches,
+            rewinds=tf.constant(rewinds, tf.int64),
+        )
 
     def without_metrics(self) -> "TrainingState":
         """The same state with its metric sums started anew."""
@@ -248,12 +259,18 @@ class UpdateStep:
         if self.loss_scale is not None:
             scale, finite_updates = self.loss_scale.next(scale, finite_updates, finite)
             sums = tf.where(finite, sums, tf.zeros_like(sums))
+        sums = state.sums + sums
+        batches = state.batches + 1
+        # Noted in passing, and looked at after the loop: to end the loop for it, each update would
+        # have to wait for the one before.
+        first = (state.diverged_at == 0) & ~tf.reduce_all(tf.math.is_finite(sums))
         return state._replace(
             step=state.step + made,
-            batches=state.batches + 1,
+            batches=batches,
             skipped_in_a_row=(state.skipped_in_a_row + 1) * (1 - made),
             loss_scale=scale,
             finite_updates=finite_updates,
-            sums=state.sums + sums,
+            sums=sums,
             gradient_norms=state.gradient_norms + tf.stack([norm, tf.cast(made, tf.float64)]),
+            diverged_at=tf.where(first, batches, state.diverged_at),
         )

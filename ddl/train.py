@@ -21,9 +21,10 @@ from ddl.errors import ConfigError, ModelDirectoryError
 from ddl.learning_rate import peak_learning_rate
 from ddl.model_checks import depends_on_microbatches, layers_of
 from ddl.outer_loop import OuterLoop
-from ddl.reading import Reading, evaluate_saved, export_saved
+from ddl.retention import Retention
 from ddl.run_directory import RunDirectory
 from ddl.run_plan import RunPlan
+from ddl.saved_weights import SavedWeights, evaluate_saved, export_saved, follow
 from ddl.signals import StopSignals
 from ddl.trainer import Trainer
 from ddl.writers import JsonLinesWriter, TensorBoardWriter, Writers
@@ -36,10 +37,8 @@ _MAY_CHANGE = (
     "RunPlan.eval_every",
     "RunPlan.checkpoint_every",
     "RunPlan.log_every",
-    "RunPlan.checkpoints_to_keep",
-    "RunPlan.keep_checkpoint_every",
-    "RunPlan.best_metric",
-    "RunPlan.best_mode",
+    "RunPlan.retention",
+    *(f"Retention.{field.name}" for field in dataclasses.fields(Retention)),
     "RunPlan.on_divergence",
     "RunPlan.max_rewinds",
 )
@@ -69,7 +68,8 @@ def run(
     mode: Mode = "train_and_eval",
     dry_run: bool = False,
     allow_unused: Sequence[str] = (),
-    reading: Reading | None = None,
+    saved_weights: SavedWeights | None = None,
+    follow_timeout: float | None = None,
 ) -> None:
     """Runs what the loaded gin config describes.
 
@@ -79,7 +79,9 @@ def run(
       mode: What to do.
       dry_run: Build everything, make one step, print the plan, write nothing.
       allow_unused: Names of bindings that may go unused.
-      reading: What is evaluated or exported; None takes the newest checkpoint.
+      saved_weights: What is evaluated or exported; None takes the newest checkpoint.
+      follow_timeout: In an evaluation, seconds to wait for each next checkpoint; None evaluates
+        one and ends.
 
     Raises:
       DdlError: For anything that the person who started the run can put right.
@@ -99,52 +101,57 @@ def run(
         raise ConfigError(f"the learning rate is {peak:g} at its peak; it is more than 0")
     console.summary("ddl", summary(trainer, total))
     if dry_run or directory is None:
-        begin_warm(trainer, run_plan, console)
+        warm_start(trainer, run_plan, console)
         console.line(f"one step on one batch: {format_figures(trainer.train(1))}")
         console.line("\n" + config.operative_config_text().strip())
         return
 
     # ------------------------------------------------------------------ evaluate, export
+    json_lines = JsonLinesWriter(directory.metrics, report=console.line)
+    events = TensorBoardWriter(directory.path, report=console.line)
     checkpoints = Checkpoints(
-        directory.checkpoints, trainer, run_plan.retention(), report=console.line
+        directory.checkpoints,
+        trainer,
+        run_plan.retention,
+        report=console.line,
+        before_write=json_lines.sync,
     )
     if mode in ("eval", "export"):
         compare_with_saved_config(directory, trainer, console, strict=False)
-        parts = (reading or Reading(), trainer, checkpoints, directory, console)
-        if mode == "eval":
-            evaluate_saved(*parts, total)
+        what = saved_weights or SavedWeights()
+        if mode == "export":
+            export_saved(what, trainer, checkpoints, directory, console)
+        elif follow_timeout is None:
+            evaluate_saved(what, trainer, checkpoints, json_lines, events, console)
         else:
-            export_saved(*parts)
+            follow(what, follow_timeout, total, trainer, checkpoints, json_lines, events, console)
         return
 
     # ------------------------------------------------------------------ compare, restore, train
     with ExitStack() as stack:
         stack.callback(directory.release)
         directory.claim()
-        stop = stack.enter_context(StopSignals())
+        stop = stack.enter_context(StopSignals(trainer.request_stop))
         if checkpoints.saved():
             compare_with_saved_config(directory, trainer, console, strict=True)
         if (saved := checkpoints.restore_latest()) is not None:
             console.line(f"restored step {trainer.step:,} from {saved}")
-            tell_of_another_shape(saved, trainer, console)
+            report_replica_change(saved, trainer, console)
         else:
-            begin_warm(trainer, run_plan, console)
-        if trainer.step < total:
-            trainer.trace()
-        directory.open()
+            warm_start(trainer, run_plan, console)
         if trainer.step >= total:
             console.line(f"nothing left to do: step {trainer.step:,} of {total:,} is reached")
             return
+        trainer.trace()
+        directory.open()
         directory.write_configs(config.config_text(), config.operative_config_text())
-        json_lines = JsonLinesWriter(directory.metrics, report=console.line)
-        events = TensorBoardWriter(directory.path, report=console.line)
         writers = Writers([json_lines, events, console])
         writers.drop_after(trainer.step)
         evaluates = mode == "train_and_eval" and trainer.has_eval_data
+        if checkpoints.keeps_best and not evaluates:
+            console.line(f"--mode={mode} evaluates nothing, so that no checkpoint is the best")
         try:
-            OuterLoop(
-                trainer, run_plan, checkpoints, writers, json_lines, console, stop, evaluates
-            ).run()
+            OuterLoop(trainer, run_plan, checkpoints, writers, console, stop, evaluates).run()
         finally:
             writers.close()
         console.line(
@@ -155,27 +162,27 @@ def run(
 
 def check_best_metric(run_plan: RunPlan, trainer: Trainer) -> None:
     """Raises ConfigError if the best checkpoint is to be kept by what no evaluation gives."""
-    metric = run_plan.best_metric
+    metric = run_plan.retention.best_metric
     if metric is not None and not trainer.has_eval_data:
-        raise ConfigError(f"RunPlan.best_metric is {metric!r}, but there is no data to evaluate on")
+        raise ConfigError(
+            f"Retention.best_metric is {metric!r}, but there is no data to evaluate on"
+        )
     if metric is not None and metric not in trainer.metric_names:
         raise ConfigError(
-            f"RunPlan.best_metric is {metric!r}; an evaluation gives "
+            f"Retention.best_metric is {metric!r}; an evaluation gives "
             + ", ".join(trainer.metric_names)
         )
 
 
-def begin_warm(trainer: Trainer, run_plan: RunPlan, console: RunConsole) -> None:
+def warm_start(trainer: Trainer, run_plan: RunPlan, console: RunConsole) -> None:
     """Gives a new run the weights that it is to begin with, and says what was found."""
     if run_plan.warm_start is not None:
-        console.line(str(run_plan.warm_start.apply(trainer.model)))
-        if trainer.averages is not None:
-            trainer.averages.start_again()
+        console.line(str(run_plan.warm_start.apply(trainer.model, trainer.averages)))
 
 
-def tell_of_another_shape(saved: SavedCheckpoint, trainer: Trainer, console: RunConsole) -> None:
+def report_replica_change(saved: SavedCheckpoint, trainer: Trainer, console: RunConsole) -> None:
     """Says so if a run goes on with another number of replicas."""
-    was, now = saved.facts.replicas, trainer.strategy.num_replicas_in_sync
+    was, now = saved.metadata.replicas, trainer.strategy.num_replicas_in_sync
     if was is not None and was != now:
         console.line(f"the run goes on with {now} replicas; it had {was}")
 

@@ -35,6 +35,7 @@ from ddl.precision import LossScale
 from ddl.random import seed_by_replica
 from ddl.statistics import Statistics, let_replicas_write
 from ddl.step import TrainingState, UpdateStep
+from ddl.stop_flag import StopFlag
 from ddl.task import Task
 from ddl.weight_average import ExponentialMovingAverage, WeightAverages
 
@@ -116,12 +117,20 @@ class Trainer:
 
         self._seed = seed
         self._train = self._pipeline(train_data, shuffle, data_on_device, accumulation_steps)
+        self.num_examples = self._train.num_examples
+        """Training examples."""
+        self.steps_per_epoch = self._train.steps_per_epoch
+        """Updates that see every training example once."""
+        self.has_eval_data = eval_data is not None
+        """Whether `evaluate` has something to evaluate on."""
         spec = self._train.element_spec
         pipeline = None
         if eval_data is not None:  # before the task is tried, which may miss a feature
             pipeline = self._pipeline(eval_data, False, data_on_device)
             check_same_features(spec, pipeline.element_spec)
         self._objective = objective = Objective(task, spec, global_batch_size, self.strategy)
+        self.metric_names = objective.metrics.names
+        """Names of the figures that `train` and `evaluate` return."""
         self._evaluation = Evaluation(objective, pipeline, self.strategy) if pipeline else None
         # The objective has built the model by now, if it was not.
         variables = check_variables(self.model, self.strategy)
@@ -141,8 +150,9 @@ class Trainer:
         if weight_average is not None:
             weights = [v.value for v in variables] + self._statistics.floating
             self.averages = WeightAverages(weight_average, weights, self.strategy)
-        self.weights = EvaluationWeights(self.averages, self._statistics, self.strategy)
-        """What the model has in an evaluation, and what replicas have of their own."""
+        self._evaluation_weights = EvaluationWeights(self.averages, self._statistics, self.strategy)
+        self.replica_statistics = self._evaluation_weights.replica_statistics
+        """Each replica's copies of statistics, and of their averages, in which they may differ."""
         self._update = UpdateStep(
             strategy=self.strategy,
             objective=self._objective,
@@ -163,13 +173,12 @@ class Trainer:
             [
                 *(v.value for v in (*self.model.variables, *optimizer.variables)),
                 *(self.averages.variables if self.averages else ()),
-                *(copy for copies in self.weights.copies for copy in copies[1:]),
+                *(copy for copies in self.replica_statistics for copy in copies[1:]),
             ]
         )
         self._first_loop = True
         self._train_iterator: Any = None
-        with tf.device("CPU:0"):
-            self._stop = tf.Variable(False, trainable=False)
+        self._stop = StopFlag()
 
     # ------------------------------------------------------------ what can be asked
 
@@ -179,35 +188,10 @@ class Trainer:
         return int(self.state.step)
 
     @property
-    def num_examples(self) -> int:
-        """Training examples."""
-        return self._train.num_examples
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Updates that see every training example once."""
-        return self._train.steps_per_epoch
-
-    @property
-    def has_eval_data(self) -> bool:
-        """Whether `evaluate` has something to evaluate on."""
-        return self._evaluation is not None
-
-    @property
     def skipped_updates(self) -> int:
         """Updates skipped so far because a gradient was not finite."""
         state = self.state
         return int(state.batches) - int(state.batches_left_out) - int(state.step)
-
-    @property
-    def rewinds(self) -> int:
-        """How often training went back to a checkpoint after it had diverged."""
-        return int(self.state.rewinds)
-
-    @property
-    def metric_names(self) -> tuple[str, ...]:
-        """Names of the figures that `train` and `evaluate` return."""
-        return self._objective.metrics.names
 
     @property
     def loss_scale(self) -> float | None:
@@ -230,7 +214,7 @@ class Trainer:
 
         Returns:
           Means of loss and metrics over the steps since they were last read (`read_metrics`):
-          all of this call's, unless an action read some.
+          all of this call's, unless an action read some. After `request_stop` the sums go on.
 
         Raises:
           TrainingDiverged: If the loss is no longer finite, or too many updates in a row had
@@ -238,18 +222,19 @@ class Trainer:
           ConfigError: If the task cannot be trained, or the model has its weights for evaluation.
           DataError: If the data cannot be read.
         """
-        self.weights.check_not_applied()
+        self.check_has_own_weights()
         actions = list(actions)
         end = self.step + steps
         while (step := self.step) < end:
             ends = [end, step + self.pace.steps_per_loop]
             ends += [stop for a in actions if (stop := a.next_step(step)) is not None]
             self._run_loop(min(ends))
-            for action in actions:
-                action(self.step)
-            if self._stop.numpy():
-                self._stop.assign(False)
-                break
+            if self.step > step:  # else what was to be done at this step has been done
+                for action in actions:
+                    action(self.step)
+            if self._stop.read().numpy():
+                self._stop.set(False)
+                return self.peek_metrics()
         return self.read_metrics()
 
     def request_stop(self) -> None:
@@ -257,7 +242,7 @@ class Trainer:
 
         Where none runs, the next `train` makes no update. To be called from any thread.
         """
-        self._stop.assign(True)
+        self._stop.set(True)
 
     def trace(self) -> None:
         """Traces the training loop without running it, so that errors in the task show early."""
@@ -267,7 +252,7 @@ class Trainer:
                 self._train_iterator, tf.constant(0, tf.int64), self.state
             )
 
-    def check_weights(self) -> None:
+    def check_finite(self) -> None:
         """Raises TrainingDiverged if a weight, a slot, a statistic or an average is not finite."""
         self._finite.check(self.step)
 
@@ -275,7 +260,8 @@ class Trainer:
         """Means of loss and metrics over the evaluation data, each example counted once.
 
         Args:
-          averaged: Of the averaged weights, where the trainer keeps an average.
+          averaged: Of the averaged weights, where the trainer keeps an average. Within
+            `evaluation_weights` the model is evaluated as it is there.
 
         Raises:
           ConfigError: If there is no evaluation data.
@@ -295,7 +281,11 @@ class Trainer:
         can be evaluated or exported; training and checkpoints want its own. Eager, cross-replica
         context.
         """
-        return self.weights.applied(averaged)
+        return self._evaluation_weights.applied(averaged)
+
+    def check_has_own_weights(self) -> None:
+        """Raises ConfigError within `evaluation_weights`."""
+        self._evaluation_weights.check_not_applied()
 
     def read_metrics(self) -> dict[str, float]:
         """Means since the last reading, with `gradient_norm` where gradients are clipped."""
@@ -315,23 +305,6 @@ class Trainer:
         """Goes on from `state`, after model and optimizer were given their values of then."""
         self.state = state
         self._train_iterator = None
-
-    def leave_out_batches(self, position: int, rewinds: int) -> None:
-        """Goes on with batch `position` of the run, as after so many rewinds.
-
-        Raises:
-          ValueError: If the training is past it.
-        """
-        left_out = position - int(self.state.batches)
-        if left_out < 0:
-            raise ValueError(f"the training is {-left_out} batches past {position}")
-        self.restore(
-            self.state._replace(
-                batches=tf.constant(position, tf.int64),
-                batches_left_out=self.state.batches_left_out + left_out,
-                rewinds=tf.constant(rewinds, tf.int64),
-            )
-        )
 
     # ------------------------------------------------------------ the loops
 
@@ -354,11 +327,8 @@ class Trainer:
         resident = self._train.resident_arrays(self.strategy)
 
         def goes_on(state: TrainingState) -> tf.Tensor:
-            # It ends with the very batch that makes a loss infinite: where loops end must not
-            # decide what is left out when training goes back.
-            finite = tf.reduce_all(tf.math.is_finite(state.sums))
             skips = state.skipped_in_a_row < self._max_skipped_updates
-            return (state.step < end) & finite & skips & ~self._stop.read_value()
+            return (state.step < end) & skips & ~self._stop.read()
 
         def update(state: TrainingState) -> tuple[TrainingState]:
             return (self._update(next(iterator), resident, state),)

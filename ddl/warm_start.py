@@ -3,7 +3,8 @@
 import dataclasses
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import keras
 import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2
 
+from ddl.checkpoint_directory import CheckpointDirectory, first_line
 from ddl.errors import ConfigError
-from ddl.weight_average import AVERAGE_PREFIX
+from ddl.weight_average import AVERAGE_PREFIX, WeightAverages
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,16 +40,25 @@ class WarmStart:
     averaged: bool = False
 
     def __post_init__(self) -> None:
-        for pattern in (self.include, *(self.rename or ())[:1]):
+        if self.rename is not None and len(self.rename) != 2:
+            raise ConfigError(
+                f"WarmStart.rename is {self.rename}; it is an expression and what takes its place"
+            )
+        for name, arguments in (
+            ("include", (self.include, "")),
+            ("rename", self.rename or ("", "")),
+        ):
             try:
-                re.compile(pattern)
+                re.sub(*arguments, "")
             except re.error as error:
-                raise ConfigError(
-                    f"WarmStart: {pattern!r} is not a regular expression: {error}"
-                ) from error
+                raise ConfigError(f"WarmStart.{name} is {arguments}: {error}") from error
 
-    def apply(self, model: keras.Model) -> "Matches":
+    def apply(self, model: keras.Model, averages: WeightAverages | None = None) -> "Matches":
         """Sets the model's weights. Eager, cross-replica context.
+
+        Args:
+          model: A built one.
+          averages: Of its weights, if a trainer keeps any; they begin at what was read.
 
         Returns:
           What was read and what was not.
@@ -57,11 +68,9 @@ class WarmStart:
             to be read has another shape there; then the model is as it was.
         """
         prefix = _find(self.checkpoint)
-        try:
+        with _read_errors(prefix):
             reader = tf.train.load_checkpoint(prefix)
             there = _names(reader, self.averaged)
-        except Exception as error:  # TensorFlow raises errors of many kinds here
-            raise ConfigError(f"WarmStart: {prefix} cannot be read: {error}") from error
         here = _without_model({v.path: v for v in model.variables})
         sources = {
             name: re.sub(*self.rename, name) if self.rename else name
@@ -89,8 +98,12 @@ class WarmStart:
                     f"WarmStart: {source} in {prefix} has the shape {shape_there}, and {name} here "
                     f"{shape_here}. Leave it out with WarmStart.include, such as '(?!logits)'."
                 )
-        for name, source in read.items():
-            here[name].assign(reader.get_tensor(there[source]))
+        with _read_errors(prefix):
+            values = {name: reader.get_tensor(there[source]) for name, source in read.items()}
+        for name, value in values.items():
+            here[name].assign(value)
+        if averages is not None:
+            averages.reset()
         return Matches(
             prefix=prefix,
             read=read,
@@ -126,11 +139,21 @@ class Matches:
         return "\n".join(lines)
 
 
+@contextmanager
+def _read_errors(prefix: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # TensorFlow raises errors of many kinds here
+        raise ConfigError(f"WarmStart: {prefix} cannot be read: {first_line(error)}") from error
+
+
 def _find(checkpoint: str) -> str:
     """The prefix that a path means."""
     for path in (Path(checkpoint), Path(checkpoint) / "checkpoints"):
         if os.path.exists(f"{path}.index"):
             return str(path)
+        if saved := CheckpointDirectory(path).saved():
+            return saved[-1].prefix
         if path.is_dir() and (latest := tf.train.latest_checkpoint(str(path))):
             return latest
     raise ConfigError(f"WarmStart.checkpoint = {checkpoint!r}: there is no checkpoint")

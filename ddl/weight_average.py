@@ -106,7 +106,7 @@ class WeightAverages:
                     copy.assign(value)
             yield
 
-    def start_again(self) -> None:
+    def reset(self) -> None:
         """Sets the averages to the present values. Eager, cross-replica context."""
         for average, weight in zip(self.variables, self._weights, strict=True):
             for copy, value in zip(self._copies(average), self._copies(weight), strict=True):

@@ -58,13 +58,14 @@ class JsonLinesWriter:
 
     def drop_after(self, last_step: int) -> None:
         """Drops lines of later steps than `last_step`, and what was cut off in a line."""
-        self._waiting = [line for line in self._waiting if json.loads(line)["step"] <= last_step]
-        if self._path.exists():
-            kept = [line for line, values in self._lines() if values["step"] <= last_step]
-            try:
-                write_whole(self._path, "".join(kept))
-            except OSError as error:
-                raise self._error(error) from error
+        with self._lock:
+            self._waiting = [x for x in self._waiting if json.loads(x)["step"] <= last_step]
+            kept = "".join(line for line, x in self._lines() if x["step"] <= last_step)
+            if self._path.exists() and kept != self._path.read_text():
+                try:
+                    write_whole(self._path, kept)
+                except OSError as error:
+                    raise self._error(error) from error
 
     def write(self, step: int, epoch: float, split: str, values: Mapping[str, float]) -> None:
         """See `Writer`."""
@@ -165,7 +166,10 @@ class TensorBoardWriter:
         self.close()
         for split in ("train", "eval"):
             for path in (self._directory / split).glob("events.out.tfevents.*"):
-                _drop_events_after(path, last_step)
+                try:
+                    _drop_events_after(path, last_step)
+                except (tf.errors.OpError, OSError) as error:
+                    self._report(f"{path} has events of later steps than {last_step}: {error}")
 
     def close(self) -> None:
         """Closes the event files."""
@@ -185,11 +189,15 @@ def _drop_events_after(path: Path, last_step: int) -> None:
     except tf.errors.DataLossError:
         whole = False
     if not whole:
-        partial = path.with_name(f"partial.{path.name}")
-        with tf.io.TFRecordWriter(str(partial)) as writer:
-            for record in kept:
-                writer.write(record)
-        os.replace(partial, path)
+        partial = path.with_name("partial")  # TensorBoard reads what is named as events
+        try:
+            with tf.io.TFRecordWriter(str(partial)) as writer:
+                for record in kept:
+                    writer.write(record)
+            sync(partial)
+            os.replace(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
 
 
 class Writers:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ddl.checkpoint_directory import CheckpointDamagedError, CheckpointDirectory, Facts
+from ddl.checkpoint_directory import CheckpointDamagedError, CheckpointDirectory, Metadata
 from ddl.errors import ModelDirectoryError
 
 # Text that a reader of checkpoints asks for, and numbers enough for several blocks.
@@ -17,10 +17,10 @@ TENSORS = {
 }
 
 
-def write(folder, *steps, facts=Facts()):  # noqa: B008
+def write(folder, *steps, metadata=Metadata()):  # noqa: B008
     directory = CheckpointDirectory(folder)
     for step in steps:
-        directory.write(step, TENSORS, facts)
+        directory.write(step, TENSORS, metadata)
     directory.remove([])
     return directory
 
@@ -30,11 +30,10 @@ def names(folder):
 
 
 def test_what_is_written_is_what_tensorflow_reads(tmp_path):
-    facts = Facts({"accuracy": 0.5}, 64, 1000, 2, 3.25, (10, 0.5))
-    directory = write(tmp_path, 3, 10, facts=facts)
+    metadata = Metadata({"accuracy": 0.5}, 64, 1000, 2, 3.25, False)
+    directory = write(tmp_path, 3, 10, metadata=metadata)
     assert [each.step for each in directory.saved()] == [3, 10]
-    assert directory.saved()[0].facts.metrics == {"accuracy": 0.5}
-    assert directory.saved()[0].facts.seconds == 3.25
+    assert directory.saved()[0].metadata == metadata
     assert tf.train.latest_checkpoint(str(tmp_path)) == str(tmp_path / "step-10")
     state = tf.train.get_checkpoint_state(str(tmp_path))
     assert [os.path.basename(p) for p in state.all_model_checkpoint_paths] == ["step-3", "step-10"]
@@ -74,7 +73,7 @@ def test_a_crash_between_any_two_calls_leaves_the_one_before(tmp_path, monkeypat
         monkeypatch.setattr(name, counted(getattr(os, name.split(".")[1])))
     monkeypatch.setattr(tf.raw_ops, "SaveV2", counted(tf.raw_ops.SaveV2))
     with pytest.raises(Crash):
-        directory.write(2, TENSORS, Facts())
+        directory.write(2, TENSORS, Metadata())
     monkeypatch.undo()
     after = CheckpointDirectory(tmp_path)
     there = [each.step for each in after.saved()]
@@ -87,18 +86,18 @@ def test_a_crash_between_any_two_calls_leaves_the_one_before(tmp_path, monkeypat
         "checkpoint",
         *(f"step-{step}" for step in there),
     }
-    after.write(2, TENSORS, Facts())
+    after.write(2, TENSORS, Metadata())
     assert [each.step for each in after.saved()] == [1, 2]
 
 
-@pytest.mark.parametrize("end", ["index", "data-00000-of-00001"])
+@pytest.mark.parametrize("end", ["index", "data-00000-of-00001", "json"])
 def test_any_byte_that_is_missing_or_changed_is_noticed(tmp_path, end):
     """Or harmless: the index has some 50 bytes of padding."""
     directory = write(tmp_path, 1)
     (saved,) = directory.saved()
     path = tmp_path / f"step-1.{end}"
     content = path.read_bytes()
-    places = range(0, len(content), 1 if end == "index" else 97)
+    places = range(0, len(content), 97 if end.startswith("data") else 1)
     noticed = 0
     for place in places:
         path.write_bytes(content[:place])
@@ -122,12 +121,13 @@ def test_one_that_lost_its_data_is_damaged(tmp_path):
         directory.check(directory.saved()[0])
 
 
-def test_one_that_lost_its_json_can_be_read(tmp_path):
-    directory = write(tmp_path, 1, facts=Facts({"accuracy": 1.0}))
-    (tmp_path / "step-1.json").write_text('{"metr')
+def test_one_without_json_can_be_read(tmp_path):
+    """As those of others are."""
+    directory = write(tmp_path, 1, metadata=Metadata({"accuracy": 1.0}))
+    (tmp_path / "step-1.json").unlink()
     (saved,) = directory.saved()
     directory.check(saved)
-    assert saved.facts == Facts()
+    assert saved.metadata == Metadata()
 
 
 def test_damaged_ones_are_set_aside_and_none_is_lost(tmp_path):
@@ -139,6 +139,42 @@ def test_damaged_ones_are_set_aside_and_none_is_lost(tmp_path):
     second = directory.set_aside(directory.saved()[-1])
     assert second != first
     assert names(tmp_path / "damaged") == ["step-2", "step-2.2"]
+
+
+@pytest.mark.parametrize("calls_before", [1, 2])
+def test_a_crash_while_it_is_set_aside_loses_nothing(tmp_path, monkeypatch, calls_before):
+    directory = write(tmp_path, 1, 2)
+    content = {path.name: path.read_bytes() for path in tmp_path.glob("step-2.*")}
+    replace, calls = os.replace, []
+
+    class Crash(BaseException):
+        pass
+
+    def counted(*arguments):
+        if len(calls) == calls_before:
+            raise Crash
+        calls.append(arguments)
+        replace(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.replace", counted)
+        with pytest.raises(Crash):
+            directory.set_aside(directory.saved()[-1])
+    after = CheckpointDirectory(tmp_path)
+    for saved in after.saved()[1:]:
+        with pytest.raises(CheckpointDamagedError):
+            after.check(saved)
+        after.set_aside(saved)
+    after.clear_partial()
+    found = {path.name: path.read_bytes() for path in tmp_path.rglob("step-2.*") if path.is_file()}
+    assert found == content
+
+
+def test_one_that_cannot_be_set_aside_is_told(tmp_path):
+    directory = write(tmp_path, 1)
+    (tmp_path / "damaged").write_text("a file is in the way")
+    with pytest.raises(ModelDirectoryError, match=r"step-1 is damaged and could not be moved"):
+        directory.set_aside(directory.saved()[0])
 
 
 def test_removal(tmp_path):
@@ -155,7 +191,7 @@ def test_a_disk_without_room_is_told_before_anything_is_written(tmp_path, monkey
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     monkeypatch.setattr(tf.raw_ops, "SaveV2", None)
     with pytest.raises(ModelDirectoryError, match=r"needs 0.0 MB and 0.0 MB are free"):
-        directory.write(2, TENSORS, Facts())
+        directory.write(2, TENSORS, Metadata())
     assert [each.step for each in directory.saved()] == [1]
     assert not list(tmp_path.glob("step-2*"))
 
@@ -170,7 +206,7 @@ def test_a_failure_in_a_save_leaves_nothing_of_it(tmp_path, monkeypatch):
 
     monkeypatch.setattr(tf.raw_ops, "SaveV2", full)
     with pytest.raises(ModelDirectoryError, match="step 2 could not be written.*No space left"):
-        directory.write(2, TENSORS, Facts())
+        directory.write(2, TENSORS, Metadata())
     assert names(tmp_path) == before
 
 

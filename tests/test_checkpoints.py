@@ -232,7 +232,7 @@ def unsynchronized(replicas):
 
 
 def copies(trainer):
-    return [copy.numpy() for each in trainer.weights.copies for copy in each]
+    return [copy.numpy() for each in trainer.replica_statistics for copy in each]
 
 
 def test_what_each_replica_has_of_its_own_is_saved_too(tmp_path):
@@ -246,8 +246,8 @@ def test_what_each_replica_has_of_its_own_is_saved_too(tmp_path):
     np.testing.assert_array_equal(copies(second), copies(straight))
     assert_equal(second, straight)
     Checkpoints(tmp_path, other).restore_latest()
-    means = [np.mean([c.numpy() for c in each], axis=0) for each in first.weights.copies]
-    for each, mean in zip(other.weights.copies, means, strict=True):
+    means = [np.mean([c.numpy() for c in each], axis=0) for each in first.replica_statistics]
+    for each, mean in zip(other.replica_statistics, means, strict=True):
         for copy in each:
             np.testing.assert_allclose(copy.numpy(), mean, rtol=1e-15)
 
@@ -292,18 +292,70 @@ def test_a_save_that_fails_is_told_and_the_next_one_counts(tmp_path, monkeypatch
     assert [each.step for each in checkpoints.saved()] == [2, 3]
 
 
-def test_lines_come_before_their_checkpoint(tmp_path):
-    """If what must be on the disk first cannot be, there is no checkpoint either."""
-    trainer = make_trainer(make_strategy("one_device", 1))
-    checkpoints = Checkpoints(tmp_path, trainer, report=lambda text: None)
+def test_what_must_come_first_does(tmp_path):
+    """If lines cannot be brought to the disk, there is no checkpoint either."""
 
     def fails():
         raise ModelDirectoryError("metrics.jsonl cannot be written")
 
-    checkpoints.save(first=fails)
+    trainer = make_trainer(make_strategy("one_device", 1))
+    checkpoints = Checkpoints(tmp_path, trainer, report=lambda text: None, before_write=fails)
+    checkpoints.save()
     with pytest.raises(ModelDirectoryError, match=r"metrics.jsonl"):
         checkpoints.finish()
     assert checkpoints.saved() == []
+
+
+def test_a_list_that_fell_behind_catches_up(tmp_path):
+    """As after a kill between a checkpoint's index and the list."""
+    trainer = saved_at(tmp_path, 2, 4)
+    (tmp_path / "checkpoint").write_text('model_checkpoint_path: "step-2"\n')
+    Checkpoints(tmp_path, trainer, Retention(1)).restore_latest()
+    assert tf.train.latest_checkpoint(str(tmp_path)) == str(tmp_path / "step-4")
+    assert not list(tmp_path.glob("step-2.*"))
+
+
+def test_an_old_one_that_cannot_be_removed_is_told(tmp_path, monkeypatch):
+    trainer = saved_at(tmp_path, 2)
+    told = []
+    checkpoints = Checkpoints(tmp_path, trainer, Retention(1), told.append)
+
+    def refuses(path, missing_ok):
+        raise PermissionError(1, "Operation not permitted")
+
+    trainer.train(1)
+    with monkeypatch.context() as patched:
+        patched.setattr("pathlib.Path.unlink", refuses)
+        checkpoints.save()
+        checkpoints.finish()
+    assert [text for text in told if "could not be removed" in text]
+    assert [each.step for each in checkpoints.saved()] == [2, 3]
+
+
+def test_one_that_its_run_has_just_removed_is_not_damaged(tmp_path):
+    """As when an evaluation looks beside a training that keeps one checkpoint."""
+    trainer = saved_at(tmp_path, 2, 4)
+    checkpoints = Checkpoints(tmp_path, trainer, report=pytest.fail)
+    directory = checkpoints._directory
+    check = directory.check
+
+    def removed_first(saved):
+        if saved.step == 4:
+            directory.remove([saved])
+        check(saved)
+
+    directory.check = removed_first
+    assert checkpoints.restore_model().step == 2
+
+
+def test_going_back_passes_over_what_was_saved_on_a_signal(tmp_path):
+    trainer = saved_at(tmp_path, 2)
+    checkpoints = Checkpoints(tmp_path, trainer)
+    trainer.train(1)
+    checkpoints.save(scheduled=False)
+    assert checkpoints.restore_latest().step == 3
+    assert checkpoints.restore_latest(scheduled=True).step == 2
+    assert [each.step for each in checkpoints.saved()] == [2]
 
 
 def test_a_step_is_saved_once(tmp_path):
@@ -318,7 +370,7 @@ def test_a_step_is_saved_once(tmp_path):
 
 def test_the_best(tmp_path):
     trainer = make_trainer(make_strategy("one_device", 1))
-    checkpoints = Checkpoints(tmp_path, trainer, Retention(1, metric="accuracy"))
+    checkpoints = Checkpoints(tmp_path, trainer, Retention(1, best_metric="accuracy"))
     for accuracy in (0.5, 0.9, 0.7):
         trainer.train(1)
         checkpoints.save({"accuracy": accuracy})
@@ -336,4 +388,3 @@ def test_the_clock_goes_on(tmp_path):
     second = make_trainer(make_strategy("one_device", 1))
     Checkpoints(tmp_path, second).restore_latest()
     assert second.pace.total_seconds == 100.0
-    assert second.pace.since_taken == first.pace.since_taken

@@ -53,22 +53,21 @@ def test_a_disk_that_fills_up(small_disk, tmp_path):
     """The run goes to its end, says what it could not do, and loses nothing that was there."""
     disk = small_disk(2_000_000)
     model_dir = disk / "run"
-    status, output = run(model_dir, "TRAIN_STEPS = 20", "RunPlan.checkpoints_to_keep = 9")
+    status, output = run(model_dir, "TRAIN_STEPS = 20", "Retention.last = 9")
     assert status == 0, output
     size = sum(path.stat().st_size for path in (model_dir / "checkpoints").glob("step-20.*"))
     (disk / "other").write_bytes(bytes(2_000_000 - 3 * size))
     before = {path.name: path.read_bytes() for path in (model_dir / "checkpoints").glob("step-*")}
-    status, output = run(model_dir, "RunPlan.checkpoints_to_keep = 9")
+    status, output = run(model_dir, "Retention.last = 9")
     assert status == 1
     assert "the checkpoint of step 60 could not be written" in output
     assert "Traceback" not in output
-    assert "step 60" in output
     for name, content in before.items():
         assert (model_dir / "checkpoints" / name).read_bytes() == content
     latest = tf.train.latest_checkpoint(str(model_dir / "checkpoints"))
     tf.train.load_checkpoint(latest)
     (disk / "other").unlink()
-    status, output = run(model_dir, "RunPlan.checkpoints_to_keep = 9")
+    status, output = run(model_dir, "Retention.last = 9")
     assert status == 0, output
     lines = [json.loads(line) for line in (model_dir / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if line["split"] == "train"] == [10, 20, 30, 40, 50, 60]

@@ -1,7 +1,9 @@
 """The command line, as processes of its own."""
 
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,19 @@ def test_help_needs_no_tensorflow():
         ([DIGITS, "--dry_run", "--gpus=x"], "--gpus=x"),
         ([DIGITS, "--dry_run", "extra"], "'extra' is not a flag"),
         (["--gin_file=absent.gin", "--dry_run"], "no config file absent.gin"),
+        ([DIGITS, "--model_dir=x", "--mode=eval", "--checkpoint=last"], "neither latest, best,"),
+        (
+            [DIGITS, "--model_dir=x", "--checkpoint=100"],
+            "has no use with --mode=train",
+        ),
+        (
+            [DIGITS, "--model_dir=x", "--mode=export", "--follow_timeout=1"],
+            "no use with --mode=ex",
+        ),
+        (
+            [DIGITS, "--model_dir=x", "--mode=eval", "--checkpoint=best", "--follow_timeout=1"],
+            "no use with --mode=eval and --follow_timeout",
+        ),
     ],
     ids=str,
 )
@@ -84,6 +99,17 @@ def test_a_run_from_the_command_line(tmp_path):
         "step 30",
     ]
     assert (tmp_path / "run" / "metrics.jsonl").exists()
+    result = ddl(
+        DIGITS,
+        "--gin_param=RunPlan.warm_start = @WarmStart()",
+        "--gin_param=WarmStart.checkpoint = 'run'",
+        "--gin_param=WarmStart.include = 'conv_'",
+        "--dry_run",
+        cwd=tmp_path,
+    )
+    assert result.returncode == 0, result.stderr
+    assert "warm start from run/checkpoints/step-30: 4 weights read: conv_1/" in result.stdout
+    assert "not there, and as initialized: hidden_1/kernel" in result.stdout
 
 
 def test_an_error_is_a_few_lines_and_status_1(tmp_path):
@@ -100,6 +126,25 @@ def test_divergence_is_status_76(tmp_path):
     assert result.returncode == 76
     assert "training diverged" in result.stderr
     assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_an_interrupt_while_it_waits_is_one_line(tmp_path):
+    command = [sys.executable, "-m", "ddl.main", DIGITS, f"--model_dir={tmp_path}/none"]
+    process = subprocess.Popen(
+        [*command, "--mode=eval", "--follow_timeout=100"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while not process.stdout.readline().startswith("seed:"):
+        assert process.poll() is None
+    time.sleep(2)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert errors.splitlines()[-1] == "ddl: interrupted"
+    assert "Traceback" not in errors
 
 
 def test_launch_says_that_it_is_not_there_yet():

@@ -1,17 +1,22 @@
 """Going back after a divergence, and what is kept; whole runs are in test_train.py."""
 
 import json
+import os
+import signal
+import time
 
 import keras
 import numpy as np
 import pytest
 
 import ddl
+from ddl.checkpoint_directory import CheckpointDirectory
 from ddl.checkpoints import Checkpoints
 from ddl.console import RunConsole
-from ddl.errors import ModelDirectoryError, TrainingDiverged
+from ddl.errors import ModelDirectoryError, TrainingDiverged, TrainingInterrupted
 from ddl.outer_loop import OuterLoop
 from ddl.precision import set_precision
+from ddl.retention import Retention
 from ddl.run_plan import RunPlan
 from ddl.signals import StopSignals
 from ddl.writers import JsonLinesWriter, Writers
@@ -52,14 +57,16 @@ def run(folder, trainer, told=None, **plan):
     report = (told if told is not None else []).append
     console = RunConsole()
     console.line = report
-    checkpoints = Checkpoints(folder / "checkpoints", trainer, plan.retention(), report)
+    json_lines = JsonLinesWriter(folder / "metrics.jsonl", report)
+    checkpoints = Checkpoints(
+        folder / "checkpoints", trainer, plan.retention, report, json_lines.sync
+    )
     checkpoints.restore_latest()
     folder.mkdir(exist_ok=True)
-    json_lines = JsonLinesWriter(folder / "metrics.jsonl", report)
     writers = Writers([json_lines, console])
     writers.drop_after(trainer.step)
-    with StopSignals() as stop:
-        OuterLoop(trainer, plan, checkpoints, writers, json_lines, console, stop, True).run()
+    with StopSignals(trainer.request_stop) as stop:
+        OuterLoop(trainer, plan, checkpoints, writers, console, stop, True).run()
     return trainer
 
 
@@ -75,7 +82,7 @@ def weights(trainer):
 
 
 def test_a_divergence_stops_the_run_and_saves_nothing_of_it(tmp_path):
-    with pytest.raises(TrainingDiverged, match="step 13: the loss is not finite"):
+    with pytest.raises(TrainingDiverged, match="the loss of batch 12 is not finite, at step 13"):
         run(tmp_path, make_trainer(poisoned(12)))
     assert max(path.name for path in (tmp_path / "checkpoints").glob("*.index")) == "step-5.index"
     assert (tmp_path / "checkpoints" / "step-10.index").exists()
@@ -89,7 +96,7 @@ def test_going_back_leaves_out_the_batches_up_to_the_bad_one(tmp_path, steps_per
     trainer = make_trainer(poisoned(12), steps_per_loop=steps_per_loop)
     run(tmp_path / "run", trainer, told, on_divergence="rewind")
     assert trainer.step == STEPS
-    assert trainer.rewinds == 1
+    assert int(trainer.state.rewinds) == 1
     assert trainer.skipped_updates == 0
     assert any("leaving out the batches from 10 to 12. Rewind 1 of 3" in text for text in told)
     data = poisoned()
@@ -114,7 +121,7 @@ def test_as_often_as_is_allowed(tmp_path):
     with pytest.raises(TrainingDiverged, match="It had gone back 2 times before"):
         run(tmp_path / "two", make_trainer(data), on_divergence="rewind", max_rewinds=2)
     trainer = run(tmp_path / "three", make_trainer(data), on_divergence="rewind")
-    assert trainer.rewinds == 3
+    assert int(trainer.state.rewinds) == 3
 
 
 def test_a_run_that_is_cut_after_going_back_ends_the_same(tmp_path):
@@ -132,7 +139,7 @@ def test_a_run_that_is_cut_after_going_back_ends_the_same(tmp_path):
 
         def until(end, first=first, original=original, cut_at=cut_at):
             original(end)
-            if first.rewinds and first.step == cut_at:
+            if first.state.rewinds > 0 and first.step == cut_at:
                 raise Killed
 
         first._run_loop = until
@@ -143,6 +150,101 @@ def test_a_run_that_is_cut_after_going_back_ends_the_same(tmp_path):
             np.testing.assert_array_equal(ours, theirs)
         assert lines(folder) == lines(tmp_path / "straight")
         assert lines(folder, "eval") == lines(tmp_path / "straight", "eval")
+
+
+def interrupt():
+    """Sends this process a signal and waits until it has been noted."""
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(0.2)
+
+
+@pytest.mark.parametrize("at", [11, 12])
+def test_a_run_that_is_stopped_before_it_diverges_ends_the_same(tmp_path, at):
+    """It goes back to where the straight run goes, and not to what was saved on the signal."""
+    data = poisoned(12)
+    straight = run(tmp_path / "straight", make_trainer(data), on_divergence="rewind")
+    first = make_trainer(data, steps_per_loop=1)
+    original = first._run_loop
+
+    def interrupted(end):
+        original(end)
+        if first.step == at:
+            interrupt()
+
+    first._run_loop = interrupted
+    with pytest.raises(TrainingInterrupted, match=f"at step {at} of 20, after saving"):
+        run(tmp_path / "run", first, on_divergence="rewind")
+    second = run(tmp_path / "run", make_trainer(data), on_divergence="rewind")
+    for ours, theirs in zip(weights(second), weights(straight), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert lines(tmp_path / "run") == lines(tmp_path / "straight")
+
+
+def test_a_signal_where_the_weights_are_not_finite_saves_nothing(tmp_path):
+    trainer = make_trainer(poisoned(), steps_per_loop=1)
+    original = trainer._run_loop
+
+    def spoiled(end):
+        original(end)
+        if trainer.step == 7:
+            trainer.optimizer.variables[-1].assign([np.nan, 0.0])
+            interrupt()
+
+    trainer._run_loop = spoiled
+    with pytest.raises(TrainingInterrupted, match="at step 7 of 20, without saving") as raised:
+        run(tmp_path, trainer)
+    assert raised.value.exit_status == 75
+    assert [path.name for path in (tmp_path / "checkpoints").glob("*.index")] == ["step-5.index"]
+
+
+@pytest.mark.parametrize("at", [0, 10])
+def test_a_signal_before_the_first_update_repeats_no_line(tmp_path, at):
+    """It may come while a run that goes on at a step with lines is still being traced."""
+    straight = run(tmp_path / "straight", make_trainer(poisoned()), eval_every=5)
+    if at:
+        run(tmp_path / "run", make_trainer(poisoned()), train_steps=at, eval_every=5)
+    early = make_trainer(poisoned())
+    early.request_stop()
+    original = early._run_loop
+
+    def interrupted(end):
+        interrupt()
+        original(end)
+
+    early._run_loop = interrupted
+    with pytest.raises(TrainingInterrupted, match=f"at step {at} of 20"):
+        run(tmp_path / "run", early, eval_every=5)
+    second = run(tmp_path / "run", make_trainer(poisoned()), eval_every=5)
+    assert lines(tmp_path / "run") == lines(tmp_path / "straight")
+    assert lines(tmp_path / "run", "eval") == lines(tmp_path / "straight", "eval")
+    for ours, theirs in zip(weights(second), weights(straight), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_the_sums_of_a_line_survive_a_stop(tmp_path):
+    run(tmp_path / "straight", make_trainer(poisoned()), log_every=10)
+    first = make_trainer(poisoned(), steps_per_loop=1)
+    original = first._run_loop
+
+    def interrupted(end):
+        original(end)
+        if first.step == 7:
+            interrupt()
+
+    first._run_loop = interrupted
+    with pytest.raises(TrainingInterrupted):
+        run(tmp_path / "run", first, log_every=10)
+    run(tmp_path / "run", make_trainer(poisoned()), log_every=10)
+    assert lines(tmp_path / "run") == lines(tmp_path / "straight")
+
+
+def test_going_back_where_nothing_could_be_saved(tmp_path, monkeypatch):
+    import shutil
+
+    full = shutil._ntuple_diskusage(10**9, 10**9, 0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
+    with pytest.raises(TrainingDiverged, match="There is no checkpoint to go back to"):
+        run(tmp_path, make_trainer(poisoned(3)), on_divergence="rewind")
 
 
 def test_weights_that_are_not_finite_reach_no_checkpoint(tmp_path):
@@ -166,27 +268,24 @@ def test_each_better_evaluation_is_saved(tmp_path):
     figures = iter([0.5, 0.8, 0.6, 0.7, 0.9, 0.1, 0.2])
     evaluate = trainer.evaluate
     trainer.evaluate = lambda: {**evaluate(), "accuracy": next(figures)}
-    plan = {"eval_every": 3, "checkpoint_every": 10, "checkpoints_to_keep": 1}
-    run(tmp_path, trainer, best_metric="accuracy", **plan)
+    retention = Retention(1, best_metric="accuracy")
+    run(tmp_path, trainer, eval_every=3, checkpoint_every=10, retention=retention)
     names = sorted(path.name for path in (tmp_path / "checkpoints").glob("*.index"))
     assert names == ["step-15.index", "step-20.index"]
-    facts = json.loads((tmp_path / "checkpoints" / "step-15.json").read_text())
-    assert facts["metrics"]["accuracy"] == 0.9
+    saved = CheckpointDirectory(tmp_path / "checkpoints").saved()[0]
+    assert saved.metadata.metrics["accuracy"] == 0.9
 
 
 def test_a_full_disk_is_told_and_the_run_goes_to_its_end(tmp_path, monkeypatch):
     import shutil
 
     trainer, told = make_trainer(poisoned()), []
-    original = trainer._run_loop
 
-    def filling(end):
-        original(end)
-        free = 0 if trainer.step > 5 else 10**9
-        usage = shutil._ntuple_diskusage(10**9, 0, free)
-        monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    def usage(path):
+        filled = (tmp_path / "checkpoints" / "step-5.index").exists()
+        return shutil._ntuple_diskusage(10**9, 0, 0 if filled else 10**9)
 
-    trainer._run_loop = filling
+    monkeypatch.setattr(shutil, "disk_usage", usage)
     with pytest.raises(ModelDirectoryError, match="step 20 could not be written"):
         run(tmp_path, trainer, told)
     assert trainer.step == STEPS

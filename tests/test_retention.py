@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddl.checkpoint_directory import Facts, SavedCheckpoint
+from ddl.checkpoint_directory import Metadata, SavedCheckpoint
 from ddl.errors import ConfigError
 from ddl.retention import Retention
 
@@ -13,7 +13,7 @@ def saved(*steps, **accuracies):
         SavedCheckpoint(
             step,
             f"step-{step}",
-            Facts({"accuracy": accuracies[f"s{step}"]} if f"s{step}" in accuracies else {}),
+            Metadata({"accuracy": accuracies[f"s{step}"]} if f"s{step}" in accuracies else {}),
         )
         for step in steps
     ]
@@ -34,17 +34,17 @@ def test_every_so_many_steps_one_stays_for_good():
 
 def test_the_best_stays():
     there = saved(1, 2, 3, 4, s1=0.5, s2=0.9, s3=0.7)
-    retention = Retention(last=1, metric="accuracy")
+    retention = Retention(last=1, best_metric="accuracy")
     assert retention.best(there).step == 2
     assert steps(retention.superfluous(there)) == [1, 3]
-    assert Retention(last=1, metric="accuracy", mode="min").best(there).step == 1
-    assert Retention(metric="loss").best(there) is None
+    assert Retention(last=1, best_metric="accuracy", best_mode="min").best(there).step == 1
+    assert Retention(best_metric="loss").best(there) is None
     assert Retention().best(there) is None
 
 
 def test_the_earliest_of_equals_is_the_best_and_nothing_improves_on_itself():
     there = saved(1, 2, s1=0.9, s2=0.9)
-    retention = Retention(metric="accuracy")
+    retention = Retention(best_metric="accuracy")
     assert retention.best(there).step == 1
     assert not retention.improves({"accuracy": 0.9}, there)
     assert retention.improves({"accuracy": 0.91}, there)
@@ -54,9 +54,9 @@ def test_the_earliest_of_equals_is_the_best_and_nothing_improves_on_itself():
 
 
 def test_a_loss_is_best_when_small():
-    there = [SavedCheckpoint(n, "", Facts({"val_loss": float(n)})) for n in (3, 1, 2)]
-    assert Retention(metric="val_loss").best(there).step == 1
-    assert Retention(metric="val_loss", mode="max").best(there).step == 3
+    there = [SavedCheckpoint(n, "", Metadata({"val_loss": float(n)})) for n in (3, 1, 2)]
+    assert Retention(best_metric="val_loss").best(there).step == 1
+    assert Retention(best_metric="val_loss", best_mode="max").best(there).step == 3
 
 
 @given(
@@ -67,7 +67,7 @@ def test_a_loss_is_best_when_small():
 def test_what_stays_is_the_last_the_regular_and_the_best(which, last, every):
     there = sorted(
         (
-            SavedCheckpoint(step, "", Facts({} if value is None else {"accuracy": value}))
+            SavedCheckpoint(step, "", Metadata({} if value is None else {"accuracy": value}))
             for step, value in which
         ),
         key=lambda each: each.step,
@@ -77,13 +77,28 @@ def test_what_stays_is_the_last_the_regular_and_the_best(which, last, every):
     stays = [each for each in there if each.step not in gone]
     assert steps(there)[-last:] == steps(stays)[-last:]
     assert retention.best(stays) == retention.best(there)
-    assert not gone or not every or all(step % every for step in gone)
-    assert len(stays) <= last + 1 + (0 if not every else len(there))
+    regular = [step for step in steps(there) if every and step % every == 0]
+    assert not set(regular) & set(gone)
+    assert len(stays) <= last + 1 + len(regular)
     assert retention.superfluous(stays) == []
 
 
+def test_what_was_saved_on_a_signal_stays_until_the_next_and_does_not_count():
+    on_a_signal = [SavedCheckpoint(n, "", Metadata(scheduled=False)) for n in (15, 20)]
+    retention = Retention(last=2, every=20)
+    assert retention.superfluous([*saved(5, 10), on_a_signal[0]]) == []
+    assert steps(retention.superfluous([*saved(5, 10), *on_a_signal])) == [15]
+    assert steps(retention.superfluous([*saved(5, 10), *on_a_signal, *saved(25)])) == [5, 15, 20]
+
+
+@pytest.mark.parametrize("arguments", [{"last": 0}, {"every": 0}])
+def test_numbers_out_of_range(arguments):
+    with pytest.raises(ConfigError, match="is 0; it is 1 or more"):
+        Retention(**arguments)
+
+
 def test_a_mode_needs_a_metric():
-    with pytest.raises(ConfigError, match="no metric for it"):
-        Retention(mode="max")
+    with pytest.raises(ConfigError, match="no best_metric for it"):
+        Retention(best_mode="max")
     with pytest.raises(ConfigError, match="'best'; it is one of max, min"):
-        Retention(metric="accuracy", mode="best")
+        Retention(best_metric="accuracy", best_mode="best")

@@ -40,3 +40,17 @@ def test_a_directory_that_cannot_be_written():
     # Not even root can make a directory in the kernel's process table.
     with pytest.raises(ModelDirectoryError, match="cannot be"):
         RunDirectory("/proc/run").open()
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_two_runs_in_one_directory_are_refused(tmp_path, exists):
+    path = tmp_path if exists else tmp_path / "new"
+    first, second = RunDirectory(path), RunDirectory(path)
+    first.claim()
+    first.open()
+    with pytest.raises(ModelDirectoryError, match="another process trains there"):
+        second.claim()
+    first.release()
+    second.claim()
+    second.release()
+    assert list(path.iterdir()) == []

@@ -20,8 +20,7 @@ def wait_for(condition):
 def test_the_first_signal_is_noted_and_answered():
     answered = threading.Event()
     before = signal.getsignal(signal.SIGTERM)
-    with StopSignals() as stop:
-        stop.answer(answered.set)
+    with StopSignals(answered.set) as stop:
         assert stop.received is None
         os.kill(os.getpid(), signal.SIGTERM)
         assert answered.wait(5)
@@ -29,20 +28,10 @@ def test_the_first_signal_is_noted_and_answered():
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_who_asks_late_is_answered_at_once():
-    with StopSignals() as stop:
-        os.kill(os.getpid(), signal.SIGINT)
-        wait_for(lambda: stop.received is not None)
-        answers = []
-        stop.answer(lambda: answers.append(1))
-    assert answers == [1]
-
-
 def test_is_noted_while_python_waits_for_a_call():
     """As while TensorFlow trains: the main thread gets to no instruction of its own."""
-    with StopSignals() as stop:
-        seen = []
-        stop.answer(lambda: seen.append(time.monotonic()))
+    seen = []
+    with StopSignals(lambda: seen.append(time.monotonic())):
         threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
         hashlib.pbkdf2_hmac("sha256", b"", b"", 2_000_000)  # about a second of C
         end = time.monotonic()
@@ -54,7 +43,7 @@ def test_other_signals_are_none_of_its_business():
     heard = []
     before = signal.signal(signal.SIGUSR1, lambda *arguments: heard.append(1))
     try:
-        with StopSignals() as stop:
+        with StopSignals(lambda: None) as stop:
             os.kill(os.getpid(), signal.SIGUSR1)
             wait_for(lambda: heard)
             assert stop.received is None
@@ -66,7 +55,7 @@ def test_the_second_signal_ends_the_process_at_once():
     program = (
         "import os, signal, time\n"
         "from ddl.signals import StopSignals\n"
-        "with StopSignals() as stop:\n"
+        "with StopSignals(lambda: None) as stop:\n"
         "    os.kill(os.getpid(), signal.SIGTERM)\n"
         "    while stop.received is None: time.sleep(0.01)\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"

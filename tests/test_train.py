@@ -4,7 +4,6 @@ import json
 import shutil
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import keras
@@ -22,7 +21,6 @@ from ddl.errors import (
     TrainingDiverged,
     TrainingInterrupted,
 )
-from ddl.reading import Reading
 from tests.conftest import make_strategy
 
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -338,119 +336,24 @@ def test_bad_input_is_told_and_leaves_nothing(tmp_path, params, error, message):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_best_checkpoint_stays_and_is_evaluated_and_exported(tmp_path, capsys):
-    best = ["RunPlan.best_metric = 'loss'", "RunPlan.checkpoints_to_keep = 1", "EVAL_EVERY = 5"]
-    # The learning rate rises until training gets worse again.
-    rates = ["LEARNING_RATE = 0.01", "ExponentialDecay.decay_rate = 1000.0"]
-    rates += ["ExponentialDecay.decay_steps = 40", "CHECKPOINT_EVERY = 40"]
-    model_dir = tmp_path / "run"
-    run(model_dir, *best, *rates)
-    losses = {line["step"]: line["loss"] for line in metrics(model_dir, "eval")}
-    step = min(losses, key=losses.get)
-    assert 0 < step < 40
-    names = {path.name for path in (model_dir / "checkpoints").glob("*.index")}
-    assert names == {f"step-{step}.index", "step-40.index"}
-    for mode, reading in [("eval", Reading("best")), ("export", Reading(step))]:
-        capsys.readouterr()
-        run(model_dir, *best, *rates, mode=mode, reading=reading)
-        assert f"restored step {step} from" in capsys.readouterr().out
-    images, labels = ddl.data.load_digits("test")
-    model = keras.models.load_model(model_dir / "export" / "model.keras")
-    of_model = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, model(images))
-    assert np.mean(of_model) == pytest.approx(losses[step], rel=1e-5)
-    assert len(metrics(model_dir, "eval")) == 8
-
-
-@pytest.mark.parametrize(
-    ("reading", "error", "message"),
-    [
-        (Reading(7), ModelDirectoryError, "no checkpoint of step 7; there are: 20, 40"),
-        (Reading("best"), ConfigError, "Bind RunPlan.best_metric"),
-    ],
-    ids=str,
-)
-def test_a_checkpoint_that_is_not_there(finished, reading, error, message):
-    before = contents(finished)
-    with pytest.raises(error, match=message):
-        run(finished, mode="eval", reading=reading)
-    assert contents(finished) == before
-
-
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        (["RunPlan.best_metric = 'acuracy'"], "'acuracy'; an evaluation gives loss, accuracy"),
-        (["RunPlan.best_metric = 'loss'", "Trainer.eval_data = None"], "no data to evaluate on"),
-        (["RunPlan.best_mode = 'max'"], "no metric for it"),
-        (["RunPlan.on_divergence = 'retry'"], "on_divergence|'retry'"),
+        (["Retention.best_metric = 'acuracy'"], "'acuracy'; an evaluation gives loss, accuracy"),
+        (["Retention.best_metric = 'loss'", "Trainer.eval_data = None"], "no data to evaluate on"),
+        (["Retention.best_mode = 'max'"], "no best_metric for it"),
+        (["RunPlan.on_divergence = 'retry'"], "on_divergence must be .*'rewind'"),
         (["RunPlan.max_rewinds = 0"], "max_rewinds is 0"),
-        (["RunPlan.warm_start = @WarmStart()"], "checkpoint"),
+        (["RunPlan.warm_start = @WarmStart()"], r"WarmStart.checkpoint|missing.*checkpoint"),
         (["RunPlan.warm_start = @WarmStart()", "WarmStart.checkpoint = '/none'"], "'/none'"),
     ],
     ids=str,
 )
 def test_bad_plans_are_told_and_leave_nothing(tmp_path, params, message):
-    unused = ("Trainer.eval_data", "eval/images", "RunPlan.best_metric")
+    unused = ("test/images.split", "Retention.best_metric")
     with pytest.raises(ConfigError, match=message):
         run(tmp_path / "run", *params, allow_unused=unused)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_own_weights_instead_of_averages(tmp_path):
-    model_dir = tmp_path / "run"
-    run(model_dir, **REGULARIZED, mode="train")
-    run(model_dir, **REGULARIZED, mode="export", reading=Reading(averaged=False))
-    own = keras.models.load_model(model_dir / "export" / "model.keras").weights
-    run(model_dir, **REGULARIZED, mode="export")
-    averaged = keras.models.load_model(model_dir / "export" / "model.keras").weights
-    saved = [v for n, v in tensors(model_dir).items() if not n.startswith("averages/")]
-    kernel = next(n for n, w in enumerate(own) if w.path.endswith("logits/kernel"))
-    assert any(np.array_equal(own[kernel], value) for value in saved)
-    assert not any(np.array_equal(averaged[kernel], value) for value in saved)
-
-
-def test_following_a_run_evaluates_what_comes_until_the_last(finished, tmp_path, capsys):
-    model_dir = tmp_path / "run"
-    shutil.copytree(finished, model_dir)
-    (model_dir / "metrics.jsonl").unlink()
-    for path in (model_dir / "checkpoints").glob("step-40.*"):
-        path.rename(tmp_path / path.name)
-    (model_dir / "checkpoints" / "checkpoint").write_text('model_checkpoint_path: "step-20"\n')
-
-    def arrives():
-        for path in tmp_path.glob("step-40.*"):
-            shutil.copy(path, model_dir / "checkpoints")
-        (model_dir / "checkpoints" / "checkpoint").write_text('model_checkpoint_path: "step-40"\n')
-
-    timer = threading.Timer(6, arrives)
-    timer.start()
-    run(model_dir, mode="eval", reading=Reading(follow_timeout=60))
-    timer.join()
-    assert [line["step"] for line in metrics(model_dir, "eval")] == [20, 40]
-    assert "step 40 is the last one of the run" in capsys.readouterr().out
-    before = contents(model_dir / "checkpoints")
-    run(model_dir, "TRAIN_STEPS = 60", mode="eval", reading=Reading(follow_timeout=1))
-    assert "no other checkpoint after that of step 40 in 1 s" in capsys.readouterr().out
-    assert contents(model_dir / "checkpoints") == before
-
-
-def test_following_where_nothing_comes(tmp_path):
-    with pytest.raises(ModelDirectoryError, match=r"no checkpoint came to .* in 1 s"):
-        run(tmp_path / "none", mode="eval", reading=Reading(follow_timeout=1))
-
-
-def test_a_warm_start(finished, tmp_path, capsys):
-    warm = [
-        "RunPlan.warm_start = @WarmStart()",
-        f"WarmStart.checkpoint = '{finished}'",
-        "WarmStart.rename = (r'_\\d+/', r'/')",
-    ]
-    # Within one process Keras counts up the names of layers.
-    first = keras.layers.Dense(1, name="hidden_1")
-    assert first.name
-    run(tmp_path / "run", *warm, "TRAIN_STEPS = 1", "LEARNING_RATE = 1e-30", mode="train")
-    out = capsys.readouterr().out
-    assert f"warm start from {finished}/checkpoints/step-40: 8 weights read" in out
 
 
 def test_the_batch_of_a_run_by_replica_cannot_change_on_the_way(tmp_path):

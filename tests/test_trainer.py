@@ -393,10 +393,10 @@ def test_evaluation_data_must_have_the_same_features():
 
 def test_weights_that_are_not_finite_are_named():
     trainer = make_trainer(make_strategy("mirrored", 2))
-    trainer.check_weights()
+    trainer.check_finite()
     trainer.model.trainable_variables[-1].assign([0.0, np.inf])
     with pytest.raises(TrainingDiverged, match="logits/bias is not finite"):
-        trainer.check_weights()
+        trainer.check_finite()
 
 
 @pytest.mark.parametrize(

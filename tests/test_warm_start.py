@@ -103,8 +103,32 @@ def test_a_checkpoint_that_is_not_there_or_damaged(tmp_path, there):
         file.truncate(100)
     with pytest.raises(ConfigError, match="cannot be read"):
         WarmStart(there[0]).apply(model())
-    with pytest.raises(ConfigError, match="not a regular expression"):
-        WarmStart(there[0], include="(")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"include": "("}, r"WarmStart.include is .*unterminated"),
+        ({"rename": ("^", "\\2")}, r"WarmStart.rename is .*invalid group reference"),
+        ({"rename": ("^",)}, r"an expression and what takes its place"),
+    ],
+    ids=str,
+)
+def test_expressions_that_are_none(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        WarmStart("anywhere", **arguments)
+
+
+def test_damaged_weights_change_nothing(there):
+    with open(f"{there[0]}.data-00000-of-00001", "r+b") as file:
+        file.seek(-40, 2)
+        file.write(b"!")
+    target = model()
+    before = values(target)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        WarmStart(there[0]).apply(target)
+    for name, value in values(target).items():
+        np.testing.assert_array_equal(value, before[name])
 
 
 @pytest.mark.parametrize("averaged", [False, True])
@@ -119,7 +143,7 @@ def test_from_a_run_of_ddl_on_any_strategy(tmp_path, averaged):
     for new, old in rename.items():
         layer = f"{new}/"
         WarmStart(str(tmp_path), layer, (f"^{new}", old), averaged).apply(target.model)
-    target.averages.start_again()
+    target.averages.reset()
     with source.evaluation_weights(averaged):
         expected = [v.numpy() for v in source.model.variables]
     for variable, value in zip(target.model.variables, expected, strict=True):
