@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: demo test lint check lock clean
+.PHONY: demo test test-quick lint check lock clean
 
 demo: $(VENV)/.installed
 	rm -rf runs/demo
@@ -14,6 +14,9 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+
+test-quick: $(VENV)/.installed
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow"
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -50,8 +50,8 @@ class Metadata:
 
     def to_json(self) -> str:
         """A text with a checksum."""
-        text = json.dumps(dataclasses.asdict(self))
-        return json.dumps({"metadata": text, "crc32": zlib.crc32(text.encode())})
+        values = dataclasses.asdict(self)
+        return json.dumps({**values, "crc32": _checksum(values)}, indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> "Metadata":
@@ -61,13 +61,16 @@ class Metadata:
           CheckpointDamagedError: If a byte of it is missing or changed.
         """
         try:
-            outer = json.loads(text)
-            inner = outer["metadata"]
-            if zlib.crc32(inner.encode()) == outer["crc32"]:
-                return cls(**json.loads(inner))
+            values = json.loads(text)
+            if values.pop("crc32") == _checksum(values):
+                return cls(**values)
         except (ValueError, TypeError, KeyError, AttributeError):
             pass
         raise CheckpointDamagedError("its JSON file is not as it was written")
+
+
+def _checksum(values: Mapping[str, object]) -> int:
+    return zlib.crc32(json.dumps(values, sort_keys=True).encode())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,8 +107,6 @@ class CheckpointDirectory:
     def write(self, step: int, tensors: Mapping[str, tf.Tensor], metadata: Metadata) -> None:
         """Writes a checkpoint, in the place of one of the same step if there is one.
 
-        The list of checkpoints is left as it is; see `remove`.
-
         Args:
           step: Names it.
           tensors: By the names in TensorFlow's checkpoint, its object graph among them.
@@ -136,6 +137,7 @@ class CheckpointDirectory:
                 os.replace(path, self.path / path.name)
             sync(self.path)
             partial.rmdir()
+            self._write_list()
         except (tf.errors.OpError, OSError) as error:
             shutil.rmtree(partial, ignore_errors=True)
             if not (self.path / f"step-{step}.index").exists():

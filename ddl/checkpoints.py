@@ -72,7 +72,8 @@ class Checkpoints:
         )
         self._snapshots: Snapshots | None = None
         self._writer = ThreadPoolExecutor(1, "checkpoint", _be_polite)
-        self._writing: Future[None] | None = None
+        # Its result says why it failed. An exception would hold on to the tensors.
+        self._writing: Future[str | None] | None = None
         self._held_step: int | None = None  # the one that was saved or restored last
 
     # ------------------------------------------------------------ what is there
@@ -119,7 +120,7 @@ class Checkpoints:
         trainer = self._trainer
         trainer.check_has_own_weights()
         self.wait()
-        failed = self._writing is not None and self._writing.exception() is not None
+        failed = self._writing is not None and self._writing.result() is not None
         if self._held_step == trainer.step and not failed:
             return
         metadata = Metadata(
@@ -135,17 +136,20 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Waits until nothing is being written."""
-        with suppress(ModelDirectoryError):
-            self.finish()
+        if self._writing is not None:
+            self._writing.result()
 
     def finish(self) -> None:
-        """Waits until all is written.
+        """Waits until all is written, and what need not stay is gone.
 
         Raises:
           ModelDirectoryError: If the checkpoint saved last could not be.
         """
-        if self._writing is not None:
-            self._writing.result()
+        self.wait()
+        if self._directory.path.exists():
+            self._tidy()
+        if self._writing is not None and (failure := self._writing.result()):
+            raise ModelDirectoryError(failure)
 
     def _take(self) -> dict[str, tf.Tensor]:
         trainer = self._trainer
@@ -165,14 +169,17 @@ class Checkpoints:
         with trainer.evaluation_weights(averaged=False):
             return self._snapshots.take() | of_replicas
 
-    def _write(self, step: int, tensors: dict[str, tf.Tensor], metadata: Metadata) -> None:
+    def _write(self, step: int, tensors: dict[str, tf.Tensor], metadata: Metadata) -> str | None:
+        # What need not stay goes only now, though it could have gone when the last one was whole:
+        # its pages in memory are at hand for the new file (benchmarks/checkpoint_cost.py).
+        self._tidy()
         try:
             self._before_write()
             self._directory.write(step, tensors, metadata)
         except ModelDirectoryError as error:
             self._report(str(error))
-            raise
-        self._tidy()
+            return str(error)
+        return None
 
     def _tidy(self) -> None:
         """Removes what need not stay, and brings the list of the rest up to date."""

@@ -1,11 +1,12 @@
 """What happens between the loops on the devices: logs, evaluations, checkpoints, going back."""
 
 import math
+from contextlib import suppress
 
 from ddl.actions import Action, EachLoop, Periodic
 from ddl.checkpoints import Checkpoints
 from ddl.console import RunConsole
-from ddl.errors import TrainingDiverged, TrainingInterrupted
+from ddl.errors import ModelDirectoryError, TrainingDiverged, TrainingInterrupted
 from ddl.run_plan import RunPlan
 from ddl.signals import StopSignals
 from ddl.trainer import Trainer
@@ -64,7 +65,7 @@ class OuterLoop:
         """
         trainer = self._trainer
         self._console.start(trainer.step, self._total)
-        if self._run_plan.on_divergence == "rewind":
+        if self._run_plan.on_divergence == "rewind" and not self._checkpoints.saved():
             self._save(trainer.step)  # so that there is one to go back to
         try:
             while trainer.step < self._total:
@@ -77,7 +78,8 @@ class OuterLoop:
                     self._rewind(error)
             self._checkpoints.finish()
         finally:
-            self._checkpoints.wait()
+            with suppress(ModelDirectoryError):  # told already
+                self._checkpoints.finish()
 
     def _show_progress(self, step: int) -> None:
         if self._console.shows_progress:

@@ -11,7 +11,7 @@ from ddl.errors import ConfigError, check_choice
 
 @dataclasses.dataclass(frozen=True)
 class Retention:
-    """The last few, every so many steps, and the best.
+    """The last few, every so many steps, and the best; while a run goes on, one more.
 
     Which is best follows from what is saved with each checkpoint, so that there is nothing else
     to be kept in step with them.

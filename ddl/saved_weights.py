@@ -140,4 +140,4 @@ def _evaluate(
     writers: list[Writer] = [console] if has_them else [json_lines, events, console]
     for writer in writers:
         writer.write(trainer.step, trainer.step / trainer.steps_per_epoch, "eval", figures)
-        writer.close()
+    json_lines.sync()

@@ -4,7 +4,7 @@ import dataclasses
 import re
 import secrets
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import Literal
 
 import keras
@@ -121,10 +121,13 @@ def run(
         what = saved_weights or SavedWeights()
         if mode == "export":
             export_saved(what, trainer, checkpoints, directory, console)
-        elif follow_timeout is None:
-            evaluate_saved(what, trainer, checkpoints, json_lines, events, console)
-        else:
-            follow(what, follow_timeout, total, trainer, checkpoints, json_lines, events, console)
+            return
+        parts = (trainer, checkpoints, json_lines, events, console)
+        with closing(events):
+            if follow_timeout is None:
+                evaluate_saved(what, *parts)
+            else:
+                follow(what, follow_timeout, total, *parts)
         return
 
     # ------------------------------------------------------------------ compare, restore, train

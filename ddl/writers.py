@@ -5,6 +5,7 @@ import math
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -95,12 +96,7 @@ class JsonLinesWriter:
             raise self._error(error) from error
 
     def close(self) -> None:
-        """Writes what waits, if anything does.
-
-        Raises:
-          ModelDirectoryError: If that fails.
-        """
-        self.sync()
+        """Nothing is kept back that could be written; see `sync`."""
 
     def _lines(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Each whole line and what it says."""
@@ -173,8 +169,11 @@ class TensorBoardWriter:
 
     def close(self) -> None:
         """Closes the event files."""
-        for writer in self._writers.values():
-            writer.close()
+        for split, writer in self._writers.items():
+            try:
+                writer.close()
+            except tf.errors.OpError as error:
+                self._report(f"event files in {self._directory / split} end early: {error.message}")
         self._writers = {}
 
 
@@ -218,6 +217,7 @@ class Writers:
             writer.drop_after(last_step)
 
     def close(self) -> None:
-        """Closes each."""
-        for writer in self._writers:
-            writer.close()
+        """Closes each, also if one fails."""
+        with ExitStack() as stack:
+            for writer in self._writers:
+                stack.callback(writer.close)

@@ -108,7 +108,9 @@ def test_a_run_from_the_command_line(tmp_path):
         cwd=tmp_path,
     )
     assert result.returncode == 0, result.stderr
-    assert "warm start from run/checkpoints/step-30: 4 weights read: conv_1/" in result.stdout
+    assert (
+        "warm start from run/checkpoints/step-30: 4 weights read: conv_1_1/kernel" in result.stdout
+    )
     assert "not there, and as initialized: hidden_1/kernel" in result.stdout
 
 

@@ -52,10 +52,10 @@ def test_lines_that_cannot_be_written_wait(tmp_path):
     assert len(told) == 1
     assert "metrics.jsonl cannot be written: No such file" in told[0]
     with pytest.raises(ModelDirectoryError, match="cannot be written"):
-        writer.close()
+        writer.sync()
     path.parent.mkdir()
     writer.write(3, 0.0, "train", {})
-    writer.close()
+    writer.sync()
     assert [line["step"] for line in lines(path)] == [1, 2, 3]
 
 
