@@ -137,7 +137,7 @@ class CheckpointDirectory:
                 os.replace(path, self.path / path.name)
             sync(self.path)
             partial.rmdir()
-            self._write_list()
+            self.write_list()
         except (tf.errors.OpError, OSError) as error:
             shutil.rmtree(partial, ignore_errors=True)
             if not (self.path / f"step-{step}.index").exists():
@@ -181,17 +181,18 @@ class CheckpointDirectory:
             raise ModelDirectoryError(
                 f"{saved} is damaged and could not be moved to {target}: {error.strerror}"
             ) from error
-        self._write_list()
+        self.write_list()
         return target
 
     def remove(self, many: Iterable[SavedCheckpoint]) -> None:
-        """Removes checkpoints, none or more, and brings the list of those that stay up to date.
+        """Removes checkpoints, none or more; the list of them forgets them first.
 
         Raises:
           OSError: If a file cannot be removed.
         """
         steps = {saved.step for saved in many}
-        self._write_list(without=steps)
+        if steps:
+            self.write_list(without=steps)
         for step in steps:
             self._remove_files(step)
 
@@ -204,7 +205,7 @@ class CheckpointDirectory:
                 elif "index" not in files:
                     path.unlink(missing_ok=True)
 
-    def _write_list(self, without: Collection[int] = ()) -> None:
+    def write_list(self, without: Collection[int] = ()) -> None:
         """Writes the file that `tf.train.latest_checkpoint` reads, from what is there.
 
         No run goes by it, so that it may fall behind where a disk is full.

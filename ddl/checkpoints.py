@@ -146,8 +146,7 @@ class Checkpoints:
           ModelDirectoryError: If the checkpoint saved last could not be.
         """
         self.wait()
-        if self._directory.path.exists():
-            self._tidy()
+        self._tidy()
         if self._writing is not None and (failure := self._writing.result()):
             raise ModelDirectoryError(failure)
 
@@ -182,7 +181,7 @@ class Checkpoints:
         return None
 
     def _tidy(self) -> None:
-        """Removes what need not stay, and brings the list of the rest up to date."""
+        """Removes what need not stay."""
         try:
             self._directory.remove(self._retention.superfluous(self._directory.saved()))
         except OSError as error:
@@ -212,9 +211,10 @@ class Checkpoints:
         for each, error in damaged:
             where = self._directory.set_aside(each)
             self._report(f"{each} is damaged ({error}); it was set aside in {where}")
-        if self._directory.path.exists():
+        if self._directory.path.exists():  # and an earlier process may not have come so far
             self._directory.clear_partial()
             self._tidy()
+            self._directory.write_list()
         if saved is None:
             return None
         self._check_fits(saved)

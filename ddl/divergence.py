@@ -60,8 +60,8 @@ def check_state_finite(state: TrainingState, update: UpdateStep, max_skipped_upd
         )
     if at := int(state.diverged_at):
         raise TrainingDiverged(
-            f"training diverged: the loss of batch {at - 1} is not finite, at step "
-            f"{int(state.step) - (int(state.batches) - at)}. {_REMEDY}"
+            f"training diverged at step {int(state.step) - (int(state.batches) - at)}: the loss is "
+            f"not finite, from batch {at - 1} on. {_REMEDY}"
         )
 
 

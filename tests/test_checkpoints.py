@@ -388,3 +388,87 @@ def test_the_clock_goes_on(tmp_path):
     second = make_trainer(make_strategy("one_device", 1))
     Checkpoints(tmp_path, second).restore_latest()
     assert second.pace.total_seconds == 100.0
+
+
+def everything(seed):
+    """A trainer that has all that a checkpoint must hold."""
+    set_precision("mixed_float16")
+    keras.utils.set_random_seed(seed)
+    with make_strategy("mirrored", 2).scope():
+        layers = [
+            keras.layers.Rescaling(1 / 255),
+            keras.layers.Flatten(),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dropout(0.3),
+            ddl.layers.Dropout(0.3),
+            keras.layers.Dense(2),
+        ]
+        return ddl.Trainer(
+            ddl.Classification(keras.Sequential([keras.Input((6, 6, 1)), *layers])),
+            keras.optimizers.SGD(0.01, momentum=0.9),
+            DATA,
+            global_batch_size=32,
+            eval_data=DATA,
+            accumulation_steps=2,
+            clip_norm=1.0,
+            weight_average=ddl.ExponentialMovingAverage(0.5),
+            loss_scale=ddl.LossScale(2.0**4, growth_interval=3),
+        )
+
+
+def check_that_a_run_goes_on_as_the_straight_one(folder):
+    """Seeds differ, so that what is not restored shows."""
+    straight, first, second = everything(1), everything(1), everything(2)
+    straight._run_loop(4)
+    first._run_loop(4)
+    save(folder, first)
+    Checkpoints(folder, second).restore_latest()
+    assert second.train(5) == straight.train(5)
+    assert second.loss_scale == straight.loss_scale
+    assert second.evaluate() == straight.evaluate()
+    assert second.evaluate(averaged=False) == straight.evaluate(averaged=False)
+    np.testing.assert_array_equal(copies(second), copies(straight))
+    assert_equal(second, straight)
+
+
+def test_a_run_goes_on_as_the_straight_one(tmp_path):
+    check_that_a_run_goes_on_as_the_straight_one(tmp_path)
+
+
+LOST = {
+    "the place in the data": lambda trainer: ["batches"],
+    "metric sums": lambda trainer: ["sums"],
+    "the loss scale": lambda trainer: ["loss_scale"],
+    "when it grows": lambda trainer: ["finite_updates"],
+    "slots": lambda trainer: [v.value for v in trainer.optimizer.variables],
+    "averages": lambda trainer: trainer.averages.variables,
+    "Keras's generators": lambda trainer: trainer.generator_states,
+    "what replicas have of their own": lambda trainer: [
+        copy for own in trainer.replica_statistics for copy in own[1:]
+    ],
+}
+
+
+@pytest.mark.parametrize("lost", LOST)
+def test_each_part_of_a_checkpoint_counts(tmp_path, monkeypatch, lost):
+    """Left as it was before, in place of being restored, each one is missed."""
+    restore = Checkpoints.restore_latest
+
+    def forgetful(self):
+        trainer = self._trainer
+        parts = LOST[lost](trainer)
+        before = [
+            getattr(trainer.state, part) if isinstance(part, str) else part.read_value()
+            for part in parts
+        ]
+        saved = restore(self)
+        for part, value in zip(parts, before, strict=True):
+            if isinstance(part, str):
+                trainer.state = trainer.state._replace(**{part: value})
+            else:
+                part.assign(value)
+        return saved
+
+    monkeypatch.setattr(Checkpoints, "restore_latest", forgetful)
+    with pytest.raises(AssertionError):
+        check_that_a_run_goes_on_as_the_straight_one(tmp_path)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from tests.test_killed import ROOT, finish
+from tests.whole_runs import ROOT, finish
 
 DIGITS = f"--gin_file={ROOT}/configs/digits_cnn.gin"
 PLAN = ("TRAIN_STEPS = 60", "EVAL_EVERY = 30", "CHECKPOINT_EVERY = 10", "LOG_EVERY = 10")
