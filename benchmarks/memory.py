@@ -1,8 +1,9 @@
 """Whether a long run grows: python -m benchmarks.memory.
 
 One run of configs/digits_cnn_regularized.gin, with an evaluation every 200 updates, a checkpoint
-every 100 and a log every 50, by the command line. Its peak resident memory is read while it runs,
-as it stands after 2,000 updates and after 20,000: the second is to be within 5% of the first.
+every 100 and a log every 50, by the command line. Its resident memory is read while it runs, at
+its peak so far and at present, after 2,000 updates and after 20,000: the second peak is to be
+within 5% of the first.
 """
 
 import json
@@ -16,12 +17,13 @@ STEPS = (2_000, 20_000)
 PERIODS = ("EVAL_EVERY = 200", "CHECKPOINT_EVERY = 100", "LOG_EVERY = 50")
 
 
-def peak_megabytes(process_id: int) -> float:
-    """The largest resident memory of a process so far."""
-    for line in Path(f"/proc/{process_id}/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) / 1024
-    raise ProcessLookupError(process_id)
+def megabytes(process_id: int) -> dict[str, float]:
+    """The resident memory of a process: the largest so far, and at present."""
+    status = dict(
+        line.split(":", 1) for line in Path(f"/proc/{process_id}/status").read_text().splitlines()
+    )
+    names = {"peak": "VmHWM", "present": "VmRSS"}
+    return {name: int(status[field].split()[0]) / 1024 for name, field in names.items()}
 
 
 def last_step(metrics: Path) -> int:
@@ -31,9 +33,11 @@ def last_step(metrics: Path) -> int:
     return json.loads(lines[-1])["step"] if lines else 0
 
 
-def peaks(steps: tuple[int, ...], plan: tuple[str, ...], *flags: str) -> dict[int, float]:
-    """Peak resident memory, in megabytes, of one run after each of these steps."""
-    found: dict[int, float] = {}
+def memory_of_run(
+    steps: tuple[int, ...], plan: tuple[str, ...], *flags: str
+) -> dict[int, dict[str, float]]:
+    """What `megabytes` gives of one run after each of these steps."""
+    found: dict[int, dict[str, float]] = {}
     with tempfile.TemporaryDirectory(prefix="memory") as folder:
         config = Path(__file__).parent.parent / "configs" / "digits_cnn_regularized.gin"
         command = [sys.executable, "-m", "ddl.main", f"--gin_file={config}", *flags]
@@ -42,14 +46,14 @@ def peaks(steps: tuple[int, ...], plan: tuple[str, ...], *flags: str) -> dict[in
         waiting = list(steps)
         while waiting and process.poll() is None:
             try:
-                peak = peak_megabytes(process.pid)
-            except (OSError, ProcessLookupError):
+                now = megabytes(process.pid)
+            except (OSError, KeyError):
                 break  # it ended in between
             # Read before the step is: what belongs to later ones must not count.
             if last_step(Path(folder) / "run" / "metrics.jsonl") >= waiting[0]:
-                found[waiting.pop(0)] = peak
+                found[waiting.pop(0)] = now
             elif len(waiting) == 1:
-                found[waiting[0]] = peak  # the last look before it ends
+                found[waiting[0]] = now  # the last look before it ends
             time.sleep(0.05)
         if process.wait() != 0:
             raise RuntimeError(f"the run ended with status {process.returncode}")
@@ -59,13 +63,13 @@ def peaks(steps: tuple[int, ...], plan: tuple[str, ...], *flags: str) -> dict[in
 def main() -> None:
     """Prints the peaks and their ratio; with an argument, also writes them there as JSON."""
     plan = (f"TRAIN_STEPS = {STEPS[-1]}", *PERIODS)
-    found = peaks(STEPS, plan, "--strategy=mirrored", "--num_virtual_devices=2")
-    first, last = found[STEPS[0]], found[STEPS[-1]]
-    for step, peak in found.items():
-        print(f"{step:>7,} updates: {peak:,.0f} MB at the most")
-    print(f"ratio {last / first:.3f}")
+    found = memory_of_run(STEPS, plan, "--strategy=mirrored", "--num_virtual_devices=2")
+    for step, now in found.items():
+        print(f"{step:>7,} updates: peak {now['peak']:,.0f} MB, present {now['present']:,.0f} MB")
+    ratio = found[STEPS[1]]["peak"] / found[STEPS[0]]["peak"]
+    print(f"ratio of the peaks {ratio:.3f}")
     if len(sys.argv) > 1:
-        Path(sys.argv[1]).write_text(json.dumps({**found, "ratio": last / first}, indent=1))
+        Path(sys.argv[1]).write_text(json.dumps({**found, "ratio": ratio}, indent=1))
 
 
 if __name__ == "__main__":
