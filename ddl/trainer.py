@@ -275,11 +275,9 @@ class Trainer:
     def evaluation_weights(self, averaged: bool = True) -> AbstractContextManager[None]:
         """Gives the model, in the `with` block, the weights that are evaluated and exported.
 
-        They are the averages, where the trainer keeps any and `averaged` is not False, and else
-        the model's own; the moments of layers that are not synchronized are the mean over the
-        replicas. The model's own weights come back to the bit afterwards. In the block the model
-        can be evaluated or exported; training and checkpoints want its own. Eager, cross-replica
-        context.
+        They are the averages, if the trainer keeps any and `averaged` is True, or the model's own;
+        moments that are not synchronized are the mean over the replicas. Its own come back to the
+        bit. Training and checkpoints want these. Eager, cross-replica context.
         """
         return self._evaluation_weights.applied(averaged)
 
