@@ -102,7 +102,7 @@ class CheckpointDirectory:
     def saved(self) -> list[SavedCheckpoint]:
         """What is there, by step. Read from the files alone, not from any list of them."""
         steps = [step for step, files in self._files().items() if "index" in files]
-        return [self._at(step) for step in sorted(steps)]
+        return [self.at(step) for step in sorted(steps)]
 
     def write(self, step: int, tensors: Mapping[str, tf.Tensor], metadata: Metadata) -> None:
         """Writes a checkpoint, in the place of one of the same step if there is one.
@@ -216,7 +216,8 @@ class CheckpointDirectory:
         with suppress(OSError):
             write_whole(self.path / "checkpoint", "".join(f"{line}\n" for line in lines))
 
-    def _at(self, step: int) -> SavedCheckpoint:
+    def at(self, step: int) -> SavedCheckpoint:
+        """The checkpoint of a step, which is there."""
         try:
             metadata = self._metadata(step)
         except CheckpointDamagedError:

@@ -18,6 +18,7 @@ from ddl.checkpoint_directory import (
     SavedCheckpoint,
     first_line,
 )
+from ddl.cluster import Workers
 from ddl.errors import ModelDirectoryError
 from ddl.retention import Retention
 from ddl.snapshot import Snapshots
@@ -75,6 +76,7 @@ class Checkpoints:
         # Its result says why it failed. An exception would hold on to the tensors.
         self._writing: Future[str | None] | None = None
         self._held_step: int | None = None  # the one that was saved or restored last
+        self._workers = Workers(trainer.strategy)
 
     # ------------------------------------------------------------ what is there
 
@@ -131,7 +133,8 @@ class Checkpoints:
             seconds=trainer.pace.total_seconds,
             scheduled=scheduled,
         )
-        self._writing = self._writer.submit(self._write, trainer.step, self._take(), metadata)
+        if self._workers.is_chief:
+            self._writing = self._writer.submit(self._write, trainer.step, self._take(), metadata)
         self._held_step = trainer.step
 
     def wait(self) -> None:
@@ -146,7 +149,8 @@ class Checkpoints:
           ModelDirectoryError: If the checkpoint saved last could not be.
         """
         self.wait()
-        self._tidy()
+        if self._workers.is_chief:
+            self._tidy()
         if self._writing is not None and (failure := self._writing.result()):
             raise ModelDirectoryError(failure)
 
@@ -207,24 +211,31 @@ class Checkpoints:
         """
         self._trainer.check_has_own_weights()
         self.wait()
-        saved, damaged = self._newest_readable(scheduled)
-        for each, error in damaged:
-            where = self._directory.set_aside(each)
-            self._report(f"{each} is damaged ({error}); it was set aside in {where}")
-        if self._directory.path.exists():  # and an earlier process may not have come so far
-            self._directory.clear_partial()
-            self._tidy()
-            self._directory.write_list()
-        if saved is None:
+        saved = self._find_latest(scheduled) if self._workers.is_chief else None
+        step = self._workers.of_chief(-1 if saved is None else saved.step)
+        if step < 0:
             return None
+        saved = saved or self._directory.at(step)
         self._check_fits(saved)
         self._restore(self._checkpoint, saved)
         self._restore_of_replicas(saved)
-        if scheduled:
+        if scheduled and self._workers.is_chief:
             self._directory.remove(s for s in self._directory.saved() if s.step > saved.step)
         pace = self._trainer.pace
         pace.total_seconds = max(pace.total_seconds, saved.metadata.seconds)
         self._held_step, self._writing = saved.step, None
+        return saved
+
+    def _find_latest(self, scheduled: bool) -> SavedCheckpoint | None:
+        """The newest that can be read; sets damaged ones aside, and mends what a kill left."""
+        saved, damaged = self._newest_readable(scheduled)
+        for each, error in damaged:
+            where = self._directory.set_aside(each)
+            self._report(f"{each} is damaged ({error}); it was set aside in {where}")
+        if self._directory.path.exists():
+            self._directory.clear_partial()
+            self._tidy()
+            self._directory.write_list()
         return saved
 
     def restore_model(self, saved: SavedCheckpoint | None = None) -> SavedCheckpoint | None:

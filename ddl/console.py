@@ -12,9 +12,9 @@ _ORDER = ("loss", "accuracy")
 class RunConsole:
     """The console of a run. On a terminal a bar moves; elsewhere a line comes with each log."""
 
-    def __init__(self, console: Console | None = None):
-        """Writes to standard output unless another console is given."""
-        self._console = console or Console(highlight=False, soft_wrap=True)
+    def __init__(self, console: Console | None = None, shows: bool = True):
+        """Writes to standard output unless another console is given, or nothing is to be shown."""
+        self._console = console or Console(highlight=False, soft_wrap=True, quiet=not shows)
         self._progress: Progress | None = None
 
     def summary(self, title: str, rows: Mapping[str, str]) -> None:

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from ddl.choices import CROSS_DEVICE_OPS, STRATEGIES, CrossDeviceOps, StrategyName
+from ddl.cluster import build_multi_worker_strategy
 from ddl.errors import ConfigError, DeviceError, check_choice
 
-_NOT_YET = ("multi_worker_mirrored", "parameter_server", "tpu")
+_NOT_YET = ("parameter_server", "tpu")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,12 +30,16 @@ class Communication:
       bytes_per_pack: For collectives: size in bytes of a buffer; 0 lets TensorFlow choose.
       timeout_seconds: For collectives: after how long one that a peer does not join is an
         error; None waits for ever.
+      join_timeout: Seconds that workers wait for each other at the start.
+      peer_timeout: Seconds without a sign of life after which a worker counts as dead.
     """
 
     cross_device_ops: CrossDeviceOps = "auto"
     num_packs: int = 1
     bytes_per_pack: int = 0
     timeout_seconds: float | None = None
+    join_timeout: float = 60.0
+    peer_timeout: float = 30.0
 
     def __post_init__(self) -> None:
         check_choice("cross_device_ops", self.cross_device_ops, CROSS_DEVICE_OPS)
@@ -42,6 +47,8 @@ class Communication:
             raise ConfigError("num_packs and bytes_per_pack are zero or more")
         if self.timeout_seconds is not None and self.timeout_seconds <= 0:
             raise ConfigError("timeout_seconds is more than zero, or None to wait for ever")
+        if self.join_timeout <= 0 or self.peer_timeout <= 0:
+            raise ConfigError("join_timeout and peer_timeout are more than zero")
 
     def options(self) -> tf.distribute.experimental.CommunicationOptions:
         """The same as TensorFlow's hint object, for `extended.batch_reduce_to`."""
@@ -194,8 +201,17 @@ def build_strategy(
     if name in _NOT_YET:
         raise ConfigError(
             f"strategy {name!r} is not supported yet in this version of ddl. Use one_device, "
-            "mirrored or central_storage"
-            + (" (TF_CONFIG names several workers: unset it)." if _num_workers() > 1 else ".")
+            "mirrored, multi_worker_mirrored or central_storage."
+        )
+    if name == "multi_worker_mirrored":
+        if _num_workers() < 2:
+            raise ConfigError(
+                "multi_worker_mirrored needs an environment variable TF_CONFIG that names two "
+                "workers or more. `python -m ddl.launch --num_workers=2 -- …` sets it; one process "
+                "alone takes --strategy=mirrored."
+            )
+        return build_multi_worker_strategy(
+            communication.options(), communication.join_timeout, communication.peer_timeout
         )
     accelerators = [device.name for device in tf.config.list_logical_devices("GPU")]
     devices = accelerators or [device.name for device in tf.config.list_logical_devices("CPU")]

@@ -41,6 +41,12 @@ class TrainingInterrupted(DdlError):
     exit_status = 75
 
 
+class WorkerLost(DdlError, RuntimeError):
+    """Another worker of the cluster did not join, died or stalls; all have to start again."""
+
+    exit_status = 77
+
+
 class TrainingDiverged(DdlError, ArithmeticError):
     """The loss or the gradients stopped being finite."""
 

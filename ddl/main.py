@@ -4,12 +4,13 @@
 
 gin files say what is computed, the other flags where it runs. The same command again goes on
 where the run stopped. Exit status: 0 done; 1 an error in flags, config or data; 75 stopped by a
-signal after saving; 76 training diverged.
+signal after saving; 76 training diverged; 77 another worker of the cluster was lost.
 """
 
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Literal
 
 from absl import flags
@@ -58,8 +59,7 @@ def define_flags() -> None:
         "strategy",
         "auto",
         STRATEGIES,
-        "How devices work together. multi_worker_mirrored, parameter_server and tpu are not "
-        "supported yet.",
+        "How devices work together. parameter_server and tpu are not supported yet.",
     )
     flags.DEFINE_integer(
         "num_virtual_devices", None, "Split the host CPU into this many devices.", lower_bound=1
@@ -83,8 +83,12 @@ def define_flags() -> None:
     )
     flags.DEFINE_float(
         "communication_timeout",
-        None,
-        "Seconds after which a collective that a peer does not join is an error.",
+        300.0,
+        "Seconds after which a collective that a worker does not join is an error.",
+    )
+    flags.DEFINE_float("join_timeout", 60.0, "Seconds that workers wait for each other to join.")
+    flags.DEFINE_float(
+        "peer_timeout", 30.0, "Seconds without a sign of life after which a worker is dead."
     )
     flags.DEFINE_integer(
         "steps_per_loop",
@@ -148,7 +152,7 @@ def start(gpus: Sequence[int] | None, checkpoint: str | int) -> None:
         # First of all: a file that is missing is told before TensorFlow is imported.
         config.load(FLAGS.gin_file, FLAGS.gin_param or (), FLAGS.gin_search_path or ())
 
-        from ddl import distribution, saved_weights, train
+        from ddl import cluster, distribution, saved_weights, train
 
         distribution.configure_devices(
             num_virtual_devices=FLAGS.num_virtual_devices,
@@ -161,19 +165,24 @@ def start(gpus: Sequence[int] | None, checkpoint: str | int) -> None:
             num_packs=FLAGS.num_packs,
             bytes_per_pack=FLAGS.bytes_per_pack,
             timeout_seconds=FLAGS.communication_timeout,
+            join_timeout=FLAGS.join_timeout,
+            peer_timeout=FLAGS.peer_timeout,
         )
         strategy = distribution.build_strategy(FLAGS.strategy, communication)
-    train.run(
-        train.Placement(
-            strategy, communication, FLAGS.steps_per_loop, parse_on_device(FLAGS.data_on_device)
-        ),
-        FLAGS.model_dir,
-        mode=FLAGS.mode,
-        dry_run=FLAGS.dry_run,
-        allow_unused=FLAGS.gin_allow_unused,
-        saved_weights=saved_weights.SavedWeights(checkpoint, FLAGS.averaged_weights),
-        follow_timeout=FLAGS.follow_timeout,
+    placement = train.Placement(
+        strategy, communication, FLAGS.steps_per_loop, parse_on_device(FLAGS.data_on_device)
     )
+    several = cluster.Workers(strategy).number > 1
+    with cluster.worker_errors() if several else nullcontext():
+        train.run(
+            placement,
+            FLAGS.model_dir,
+            mode=FLAGS.mode,
+            dry_run=FLAGS.dry_run,
+            allow_unused=FLAGS.gin_allow_unused,
+            saved_weights=saved_weights.SavedWeights(checkpoint, FLAGS.averaged_weights),
+            follow_timeout=FLAGS.follow_timeout,
+        )
 
 
 def with_aliases(arguments: Sequence[str]) -> list[str]:

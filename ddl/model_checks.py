@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 from absl import logging
 
+from ddl.cluster import Workers
 from ddl.errors import ConfigError
 from ddl.task import Task
 
@@ -42,7 +43,11 @@ def has_synchronized_layers(model: keras.Model) -> bool:
 def warn_of_what_depends_on_replicas(
     layers: Sequence[keras.layers.Layer], strategy: tf.distribute.Strategy
 ) -> None:
-    """Logs which layers make a run depend on the number of replicas, if there are several."""
+    """Logs which layers make a run depend on the number of replicas, if there are several.
+
+    Raises:
+      ConfigError: If layers that are not synchronized would have to be averaged over processes.
+    """
     if strategy.num_replicas_in_sync == 1:
         return
     by_replica = [layer for layer in layers if _draws_by_replica(layer)]
@@ -57,6 +62,12 @@ def warn_of_what_depends_on_replicas(
         for layer in layers
         if isinstance(layer, keras.layers.BatchNormalization) and not layer.synchronized
     ]
+    if unsynchronized and Workers(strategy).number > 1:
+        raise ConfigError(
+            f"the layers {_names(unsynchronized)} take their statistics from each replica's "
+            "examples alone, which cannot be averaged over several workers. Build them with "
+            "synchronized=True."
+        )
     if unsynchronized:
         logging.warning(
             "The layers %s take their statistics from each replica's examples alone; before an "

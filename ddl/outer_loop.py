@@ -117,9 +117,11 @@ class OuterLoop:
         self._checkpoints.save(figures if evaluated_at == step else None, scheduled)
 
     def _stop_if_asked(self, step: int) -> None:
-        if self._stop.received is None or step >= self._total:
+        """To be called when `Trainer.train` has returned: before its time it does so if asked."""
+        if step >= self._total:
             return
-        where = f"stopped by {self._stop.received.name} at step {step:,} of {self._total:,}"
+        signal = self._stop.received.name if self._stop.received else "request"
+        where = f"stopped by {signal} at step {step:,} of {self._total:,}"
         try:
             self._save(step, scheduled=False)
         except TrainingDiverged as error:

@@ -11,10 +11,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+import ddl
 from ddl import config
 from ddl.checkpoint_directory import SavedCheckpoint
 from ddl.checkpoints import Checkpoints
 from ddl.choices import Mode
+from ddl.cluster import Workers
 from ddl.console import RunConsole, format_figures
 from ddl.distribution import Communication, describe_devices
 from ddl.errors import ConfigError, ModelDirectoryError
@@ -87,9 +89,13 @@ def run(
       DdlError: For anything that the person who started the run can put right.
     """
     # ------------------------------------------------------------------ build
-    console = RunConsole()
+    workers = Workers(placement.strategy)
+    if workers.number > 1 and mode in ("eval", "export"):
+        raise ConfigError(f"--mode={mode} runs in one process. Start it without TF_CONFIG.")
+    console = RunConsole(shows=workers.is_chief)
     directory = None if model_dir is None else RunDirectory(model_dir)
-    resolve_seed(directory)
+    resolve_seed(directory, workers)
+    check_same_on_all(workers)
     with placement.strategy.scope():
         config.build("set_numerics")
         run_plan: RunPlan = config.build("RunPlan")
@@ -133,7 +139,8 @@ def run(
     # ------------------------------------------------------------------ compare, restore, train
     with ExitStack() as stack:
         stack.callback(directory.release)
-        directory.claim()
+        if workers.is_chief:
+            directory.claim()
         stop = stack.enter_context(StopSignals(trainer.request_stop))
         if checkpoints.saved():
             compare_with_saved_config(directory, trainer, console, strict=True)
@@ -146,9 +153,10 @@ def run(
             console.line(f"nothing left to do: step {trainer.step:,} of {total:,} is reached")
             return
         trainer.trace()
-        directory.open()
-        directory.write_configs(config.config_text(), config.operative_config_text())
-        writers = Writers([json_lines, events, console])
+        writers = Writers([json_lines, events, console] if workers.is_chief else [])
+        if workers.is_chief:
+            directory.open()
+            directory.write_configs(config.config_text(), config.operative_config_text())
         writers.drop_after(trainer.step)
         evaluates = mode == "train_and_eval" and trainer.has_eval_data
         if checkpoints.keeps_best and not evaluates:
@@ -190,13 +198,35 @@ def report_replica_change(saved: SavedCheckpoint, trainer: Trainer, console: Run
         console.line(f"the run goes on with {now} replicas; it had {was}")
 
 
-def resolve_seed(directory: RunDirectory | None) -> None:
+def check_same_on_all(workers: Workers) -> None:
+    """Makes sure that all workers run the same version and config.
+
+    Raises:
+      ConfigError: If not, with what differs.
+    """
+    if workers.number == 1:
+        return
+    texts = workers.texts(
+        f"ddl {ddl.__version__}, TensorFlow {tf.__version__}\n" + config.config_text()
+    )
+    for index, text in enumerate(texts[1:], start=1):
+        here, there = texts[0].splitlines(), text.splitlines()
+        differ = sorted({*here} ^ {*there})
+        if differ:
+            listing = "\n".join(
+                f"  {'worker 0' if line in here else f'worker {index}'}: {line}" for line in differ
+            )
+            raise ConfigError(f"worker {index} was started otherwise than worker 0:\n{listing}")
+
+
+def resolve_seed(directory: RunDirectory | None, workers: Workers) -> None:
     """Binds SEED where the config leaves it open: to the earlier run's here, or to a new one."""
     if config.get_macro("SEED") is not None:
         return
     saved = (directory.saved_config() if directory else None) or ""
     earlier = re.search(r"^SEED = (\d+)", saved, re.MULTILINE)
-    config.set_macro("SEED", int(earlier[1]) if earlier else secrets.randbelow(2**31))
+    seed = int(earlier[1]) if earlier else secrets.randbelow(2**31)
+    config.set_macro("SEED", workers.of_chief(seed))
 
 
 def compare_with_saved_config(

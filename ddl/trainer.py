@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from ddl import gradients as gradient_path
 from ddl.actions import Action
+from ddl.cluster import Workers
 from ddl.data import BatchPipeline, as_source
 from ddl.data.checks import check_same_features, data_errors
 from ddl.distribution import Communication, check_batch_split
@@ -102,6 +103,7 @@ class Trainer:
           DataError: If the data are not what the task needs.
         """
         self.strategy = strategy or tf.distribute.get_strategy()
+        self._workers = Workers(self.strategy)
         self.task = task
         self.model = task.model
         self.optimizer = optimizer
@@ -213,12 +215,12 @@ class Trainer:
           actions: Called after every loop; they say where a loop has to end.
 
         Returns:
-          Means of loss and metrics over the steps since they were last read (`read_metrics`):
-          all of this call's, unless an action read some. After `request_stop` the sums go on.
+          Means of loss and metrics since they were last read (`read_metrics`), here or by an
+          action. After `request_stop` the sums go on.
 
         Raises:
           TrainingDiverged: If the loss is no longer finite, or too many updates in a row had
-            to be skipped; `state` is then that after the batch with which it happened.
+            to be skipped.
           ConfigError: If the task cannot be trained, or the model has its weights for evaluation.
           DataError: If the data cannot be read.
         """
@@ -226,21 +228,21 @@ class Trainer:
         actions = list(actions)
         end = self.step + steps
         while (step := self.step) < end:
-            ends = [end, step + self.pace.steps_per_loop]
+            ends = [end, step + self._workers.of_chief(self.pace.steps_per_loop)]
             ends += [stop for a in actions if (stop := a.next_step(step)) is not None]
             self._run_loop(min(ends))
             if self.step > step:  # else what was to be done at this step has been done
                 for action in actions:
                     action(self.step)
-            if self._stop.read().numpy():
+            if self._workers.any(bool(self._stop.read().numpy())):
                 self._stop.set(False)
                 return self.peek_metrics()
         return self.read_metrics()
 
     def request_stop(self) -> None:
-        """Ends the loop that runs after the update it is at, and then `train`.
+        """Ends the loop that runs after its present update, or the next one before any. Any thread.
 
-        Where none runs, the next `train` makes no update. To be called from any thread.
+        Of several workers all end their loop at its end, if one was asked.
         """
         self._stop.set(True)
 
@@ -325,8 +327,9 @@ class Trainer:
         resident = self._train.resident_arrays(self.strategy)
 
         def goes_on(state: TrainingState) -> tf.Tensor:
-            skips = state.skipped_in_a_row < self._max_skipped_updates
-            return (state.step < end) & skips & ~self._stop.read()
+            going_on = (state.step < end) & (state.skipped_in_a_row < self._max_skipped_updates)
+            # Several workers stop together, after the loop.
+            return going_on if self._workers.number > 1 else going_on & ~self._stop.read()
 
         def update(state: TrainingState) -> tuple[TrainingState]:
             return (self._update(next(iterator), resident, state),)

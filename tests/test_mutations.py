@@ -92,7 +92,16 @@ def take_moments_of_each_replica(patch: Patch) -> None:
 
 
 def cut_microbatches_out_of_each_share(patch: Patch) -> None:
-    patch.setattr(BatchPipeline, "_arranged", lambda self, first, _: self._elements(first))
+    arranged = BatchPipeline._arranged
+
+    def mutated(self, first_batch, strategy):
+        microbatches, self.microbatches = self.microbatches, 1
+        try:
+            return arranged(self, first_batch, strategy)
+        finally:
+            self.microbatches = microbatches
+
+    patch.setattr(BatchPipeline, "_arranged", mutated)
 
 
 def leave_out_the_weights(patch: Patch) -> None:

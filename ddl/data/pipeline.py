@@ -7,9 +7,10 @@ from typing import Any, Literal
 import tensorflow as tf
 from tensorflow.python.data.ops import multi_device_iterator_ops
 
+from ddl.cluster import Workers
 from ddl.data import resident as resident_data
 from ddl.data.order import index_batches, steps_per_epoch
-from ddl.data.source import ArraySource, Source, weighted
+from ddl.data.source import ArraySource, IndexedSource, Source, weighted
 from ddl.errors import ConfigError
 from ddl.microbatch import Microbatch
 
@@ -118,7 +119,10 @@ class BatchPipeline:
         """
         devices = resident_data.local_devices(strategy)
         on_cpu = all("CPU" in device.upper() for device in devices)
-        dataset = _finished(self._arranged(first_batch, strategy.num_replicas_in_sync))
+        dataset = _finished(self._arranged(first_batch, strategy))
+        if Workers(strategy).number > 1:
+            # A distributed iterator would ask all workers before each batch whether all have one.
+            return iter(dataset)
         if strategy.num_replicas_in_sync == 1 and (self.resident or on_cpu):
             # Nothing to share out either: the distributed iterator would cost time in each step.
             return iter(dataset)
@@ -156,9 +160,13 @@ class BatchPipeline:
         Returns:
           Features [b, …] and "weight", float32 [b].
         """
-        if self.microbatches > 1:
-            size = self._rows_of_replica()
-            first = tf.cast(microbatch, tf.int32) * size
+        size, held = self._rows_of_replica(), element["weight"].shape[0]
+        if held != size:
+            # A worker's replicas get all rows of the worker, others their own.
+            of_replica = size * self.microbatches
+            replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+            first = tf.cast(replica, tf.int32) % (held // of_replica) * of_replica
+            first += tf.cast(microbatch, tf.int32) * size
             element = {name: _static_slice(rows, first, size) for name, rows in element.items()}
         if not resident:
             return dict(element)
@@ -204,30 +212,38 @@ class BatchPipeline:
         replicas = tf.distribute.get_replica_context().num_replicas_in_sync
         return self.global_batch_size // self.microbatches // replicas
 
-    def _arranged(self, first_batch: int, replicas: int) -> tf.data.Dataset:
-        """Elements whose rows stand replica by replica, since they are shared out in this order."""
-        elements = self._elements(first_batch)
-        if self.microbatches == 1 or replicas == 1:
-            return elements
+    def _arranged(self, first_batch: int, strategy: tf.distribute.Strategy) -> tf.data.Dataset:
+        """The rows of this process, replica by replica, since they are shared out in this order.
 
-        def by_replica(rows: tf.Tensor) -> tf.Tensor:
-            parts = tf.reshape(rows, [self.microbatches, replicas, -1, *rows.shape[1:]])
-            swapped = tf.transpose(parts, [1, 0, *range(2, len(parts.shape))])
-            return tf.reshape(swapped, rows.shape)
+        They are examples, or where to gather them. Only a stream is read whole by each process.
+        """
+        workers, replicas = Workers(strategy), strategy.num_replicas_in_sync
+        of_worker = self.global_batch_size // workers.number
 
-        return elements.map(lambda element: tf.nest.map_structure(by_replica, element))
+        def own(rows: tf.Tensor) -> tf.Tensor:
+            if self.microbatches > 1 and replicas > 1:
+                parts = tf.reshape(rows, [self.microbatches, replicas, -1, *rows.shape[1:]])
+                swapped = tf.transpose(parts, [1, 0, *range(2, len(parts.shape))])
+                rows = tf.reshape(swapped, rows.shape)
+            return rows[workers.index * of_worker :][:of_worker] if workers.number > 1 else rows
 
-    def _elements(self, first_batch: int) -> tf.data.Dataset:
-        """Global batches as they are shared out: examples, or where to gather them."""
-        if not self.resident:
-            return self._examples(first_batch)
-        return index_batches(
-            first_batch,
-            num_examples=self.num_examples,
-            global_batch_size=self.global_batch_size,
-            seed=self._seed,
-            shuffle=self._shuffle,
+        def arranged(batches: tf.data.Dataset) -> tf.data.Dataset:
+            if replicas == 1 or (self.microbatches == 1 and workers.number == 1):
+                return batches
+            return batches.map(lambda batch: tf.nest.map_structure(own, batch))
+
+        if not isinstance(self.source, IndexedSource):
+            return arranged(self._examples(first_batch))
+        batches = arranged(
+            index_batches(
+                first_batch,
+                num_examples=self.num_examples,
+                global_batch_size=self.global_batch_size,
+                seed=self._seed,
+                shuffle=self._shuffle,
+            )
         )
+        return batches if self.resident else self.source.gathered(batches)
 
     def _examples(self, first_batch: int) -> tf.data.Dataset:
         return self.source.batches(

@@ -63,6 +63,10 @@ class IndexedSource(Source):
             seed=seed,
             shuffle=shuffle,
         )
+        return self.gathered(batches)
+
+    def gathered(self, batches: tf.data.Dataset) -> tf.data.Dataset:
+        """The examples that dicts of "index", int64 [b], and "weight", float32 [b], name."""
         return batches.map(
             lambda batch: weighted(self.gather(batch["index"]), batch["weight"]),
             num_parallel_calls=os.cpu_count() or 1,

@@ -1,0 +1,181 @@
+"""Several processes that train together: how they join, and what they agree on.
+
+Each worker runs the whole program and holds a copy of all weights. What decides how long a loop is,
+where a run stops and what it goes on with is asked of all of them here, since the updates of one
+wait for those of the others.
+"""
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
+from tensorflow.python.distribute import collective_all_reduce_strategy, multi_worker_util
+from tensorflow.python.eager import context
+
+from ddl.errors import WorkerLost
+from ddl.rendezvous import wait_for_workers
+
+_Strategy = tf.distribute.MultiWorkerMirroredStrategy
+
+
+_TYPES = ("chief", "worker")
+
+# What TensorFlow raises where a collective was broken off, or is one that a peer never joins.
+_BROKEN_OFF = (
+    tf.errors.UnavailableError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.FailedPreconditionError,
+    tf.errors.InternalError,
+)
+
+
+def build_multi_worker_strategy(
+    options: tf.distribute.experimental.CommunicationOptions,
+    join_timeout: float,
+    peer_timeout: float,
+) -> tf.distribute.Strategy:
+    """Joins the cluster that TF_CONFIG names. Before any other operation of the process.
+
+    Args:
+      options: How gradients travel.
+      join_timeout: Seconds after which it is an error that others have not joined.
+      peer_timeout: Seconds without a sign of life after which a worker counts as dead.
+
+    Raises:
+      WorkerLost: If others do not join in time, or die meanwhile.
+    """
+    spec = tf.distribute.cluster_resolver.TFConfigClusterResolver().cluster_spec()
+    jobs = [
+        coordination_config_pb2.CoordinatedJob(name=job, num_tasks=spec.num_tasks(job))
+        for job in _TYPES
+        if job in spec.jobs
+    ]
+    # TensorFlow would configure it with timeouts of its own, if it were not by now.
+    context.context().configure_coordination_service(
+        service_type="standalone",
+        service_leader=multi_worker_util.coordination_leader(spec),
+        coordinated_jobs=jobs,
+        heartbeat_timeout_in_ms=int(1000 * peer_timeout),
+    )
+    wait_for_workers(join_timeout)
+    with _all_local_devices(), worker_errors():
+        strategy = _Strategy(communication_options=options)
+        Workers(strategy).any(False)  # all are there when this returns
+        return strategy
+
+
+@contextmanager
+def worker_errors() -> Iterator[None]:
+    """Says in a line that another worker was lost.
+
+    Raises:
+      WorkerLost: In place of what TensorFlow raises for it.
+    """
+    try:
+        yield
+    except _BROKEN_OFF as error:
+        reason = (error.message or type(error).__name__).strip().splitlines()[0]
+        raise WorkerLost(
+            "another worker died or stalls. Start all again: they go on from the last checkpoint. "
+            f"({reason})"
+        ) from error
+
+
+@contextmanager
+def _all_local_devices() -> Iterator[None]:
+    """Lets a worker without GPUs use each of its virtual CPU devices, where TensorFlow takes one.
+
+    Held by tests/test_cluster.py.
+    """
+    extended = collective_all_reduce_strategy.CollectiveAllReduceExtended
+    initialize = extended._initialize_local_devices
+
+    def devices(
+        self: tf.distribute.StrategyExtended, resolver: object, worker: str
+    ) -> tuple[tuple[str, ...], str]:
+        found, kind = initialize(self, resolver, worker)
+        if kind == "CPU":
+            own = tf.DeviceSpec.from_string(worker)
+            present = [
+                tf.DeviceSpec.from_string(device.name)
+                for device in tf.config.list_logical_devices("CPU")  # of all workers
+            ]
+            count = sum((one.job, one.task) == (own.job, own.task) for one in present)
+            found = tuple(f"{worker}/device:CPU:{number}" for number in range(count))
+        return found, kind
+
+    extended._initialize_local_devices = devices
+    try:
+        yield
+    finally:
+        extended._initialize_local_devices = initialize
+
+
+class Workers:
+    """The processes of a strategy: one, or those of a cluster. Eager, cross-replica context.
+
+    Every method but the properties is to be called by all of them, in the same order.
+
+    Attributes:
+      number: How many there are.
+      index: Which one this is, from 0.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy):
+        """Asks the strategy."""
+        self._strategy = strategy
+        self.number = 1
+        self.index = 0
+        if isinstance(strategy, _Strategy):
+            self.number = strategy.extended._num_workers
+            self.index = strategy.extended._id_in_cluster
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this one writes what all have in common."""
+        return self.index == 0
+
+    def any(self, value: bool) -> bool:
+        """Whether it holds on any of them."""
+        return bool(self._total([float(value)])[0])
+
+    def of_chief(self, value: int) -> int:
+        """The chief's value, up to 2^53."""
+        return int(self._total([float(value) if self.is_chief else 0.0])[0])
+
+    def texts(self, text: str) -> list[str]:
+        """The text that each one gave, in their order."""
+        own = np.frombuffer(text.encode(), np.uint8)
+        lengths = np.zeros(self.number)
+        lengths[self.index] = len(own)
+        lengths = self._total(lengths)
+        matrix = np.zeros([self.number, int(lengths.max())])
+        matrix[self.index, : len(own)] = own
+        rows = self._total(matrix.ravel()).reshape(matrix.shape).astype(np.uint8)
+        return [
+            row[: int(length)].tobytes().decode() for row, length in zip(rows, lengths, strict=True)
+        ]
+
+    def _total(self, values: Sequence[float] | np.ndarray) -> np.ndarray:
+        """Sums over the processes: float64 [n]."""
+        if self.number == 1:
+            return np.asarray(values, np.float64)
+        replicas = self._strategy.num_replicas_in_sync // self.number
+        return _summing(self._strategy)(tf.constant(values, tf.float64)).numpy() / replicas
+
+
+@functools.cache
+def _summing(strategy: tf.distribute.Strategy) -> Callable[[tf.Tensor], tf.Tensor]:
+    """Sums over all replicas; traced once a shape, which collectives must know."""
+
+    @tf.function(autograph=False)
+    def total(values: tf.Tensor) -> tf.Tensor:
+        per_replica = strategy.run(lambda: tf.identity(values))
+        return strategy.reduce(tf.distribute.ReduceOp.SUM, per_replica, axis=None)
+
+    return total

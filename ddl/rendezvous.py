@@ -1,0 +1,83 @@
+"""Waiting for the other workers of a cluster before TensorFlow does, which waits for ever.
+
+While TensorFlow joins a cluster no other Python code of the process runs, so that nobody could end
+it. The workers therefore meet before, at the addresses that TF_CONFIG gives them.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import time
+
+from ddl.errors import ConfigError, WorkerLost
+
+_GO = b"go"
+_PAUSE = 0.1
+
+
+def wait_for_workers(timeout: float) -> None:
+    """Returns when all workers that TF_CONFIG names have called it.
+
+    Args:
+      timeout: Seconds.
+
+    Raises:
+      WorkerLost: If some have not by then; says which.
+      ConfigError: If this worker's own port cannot be used.
+    """
+    addresses, index = _addresses(json.loads(os.environ["TF_CONFIG"]))
+    deadline = time.monotonic() + timeout
+    host, _, port = addresses[index].rpartition(":")
+    with contextlib.ExitStack() as stack:
+        try:
+            own = stack.enter_context(socket.create_server(("", int(port))))
+        except OSError as error:
+            raise ConfigError(
+                f"worker {index} cannot use its address in TF_CONFIG, {host}:{port}: "
+                f"{error.strerror}. Another process may have the port."
+            ) from error
+        if index == 0:
+            others = [
+                stack.enter_context(_connect(address, number, deadline, timeout))
+                for number, address in enumerate(addresses)
+                if number
+            ]
+            for other in others:
+                other.sendall(_GO)
+            return
+        own.settimeout(timeout)
+        try:
+            chief, _ = own.accept()
+            with chief:
+                chief.settimeout(max(_PAUSE, deadline - time.monotonic()))
+                if chief.recv(len(_GO)) == _GO:
+                    return
+        except TimeoutError:
+            pass
+    raise WorkerLost(_not_there(0, addresses[0], timeout))
+
+
+def _connect(address: str, number: int, deadline: float, timeout: float) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    while time.monotonic() < deadline:
+        try:
+            return socket.create_connection((host, int(port)), timeout=1.0)
+        except OSError:
+            time.sleep(_PAUSE)
+    raise WorkerLost(_not_there(number, address, timeout))
+
+
+def _not_there(number: int, address: str, timeout: float) -> str:
+    return (
+        f"worker {number} at {address} did not join in {timeout:g} s, or another one did not. See "
+        "what became of it, and start all again."
+    )
+
+
+def _addresses(config: dict) -> tuple[list[str], int]:
+    """All workers' addresses, the chief's first, and which is this one's."""
+    cluster, task = config["cluster"], config["task"]
+    chiefs, workers = cluster.get("chief", []), cluster.get("worker", [])
+    index = int(task["index"]) + (len(chiefs) if task["type"] == "worker" else 0)
+    return [*chiefs, *workers], index
