@@ -180,7 +180,7 @@ class Trainer:
         )
         self._first_loop = True
         self._train_iterator: Any = None
-        self._stop = StopFlag()
+        self._stop = StopFlag(self._workers)
 
     # ------------------------------------------------------------ what can be asked
 
@@ -234,17 +234,16 @@ class Trainer:
             if self.step > step:  # else what was to be done at this step has been done
                 for action in actions:
                     action(self.step)
-            if self._workers.any(bool(self._stop.read().numpy())):
-                self._stop.set(False)
+            if self._stop.take():
                 return self.peek_metrics()
         return self.read_metrics()
 
     def request_stop(self) -> None:
-        """Ends the loop that runs after its present update, or the next one before any. Any thread.
+        """Ends `train` after the update it is at, or the next one before any. From any thread.
 
-        Of several workers all end their loop at its end, if one was asked.
+        Several workers end theirs together, after a loop, if one of them was asked.
         """
-        self._stop.set(True)
+        self._stop.raise_it()
 
     def trace(self) -> None:
         """Traces the training loop without running it, so that errors in the task show early."""
@@ -289,8 +288,7 @@ class Trainer:
 
     def read_metrics(self) -> dict[str, float]:
         """Means since the last reading, with `gradient_norm` where gradients are clipped."""
-        means = self.peek_metrics()
-        self.state = self.state.without_metrics()
+        means, self.state = self.peek_metrics(), self.state.without_metrics()
         return means
 
     def peek_metrics(self) -> dict[str, float]:
@@ -327,9 +325,8 @@ class Trainer:
         resident = self._train.resident_arrays(self.strategy)
 
         def goes_on(state: TrainingState) -> tf.Tensor:
-            going_on = (state.step < end) & (state.skipped_in_a_row < self._max_skipped_updates)
-            # Several workers stop together, after the loop.
-            return going_on if self._workers.number > 1 else going_on & ~self._stop.read()
+            skips = state.skipped_in_a_row < self._max_skipped_updates
+            return (state.step < end) & skips & ~self._stop.cuts_loop_short()
 
         def update(state: TrainingState) -> tuple[TrainingState]:
             return (self._update(next(iterator), resident, state),)
