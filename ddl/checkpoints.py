@@ -18,7 +18,7 @@ from ddl.checkpoint_directory import (
     SavedCheckpoint,
     first_line,
 )
-from ddl.cluster import Workers
+from ddl.workers import Workers
 from ddl.errors import ModelDirectoryError
 from ddl.retention import Retention
 from ddl.snapshot import Snapshots

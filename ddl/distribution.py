@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from ddl.choices import CROSS_DEVICE_OPS, STRATEGIES, CrossDeviceOps, StrategyName
-from ddl.cluster import build_multi_worker_strategy
+from ddl.workers import build_multi_worker_strategy
 from ddl.errors import ConfigError, DeviceError, check_choice
 
 _NOT_YET = ("parameter_server", "tpu")

@@ -152,7 +152,7 @@ def start(gpus: Sequence[int] | None, checkpoint: str | int) -> None:
         # First of all: a file that is missing is told before TensorFlow is imported.
         config.load(FLAGS.gin_file, FLAGS.gin_param or (), FLAGS.gin_search_path or ())
 
-        from ddl import cluster, distribution, saved_weights, train
+        from ddl import distribution, saved_weights, train, workers
 
         distribution.configure_devices(
             num_virtual_devices=FLAGS.num_virtual_devices,
@@ -172,8 +172,8 @@ def start(gpus: Sequence[int] | None, checkpoint: str | int) -> None:
     placement = train.Placement(
         strategy, communication, FLAGS.steps_per_loop, parse_on_device(FLAGS.data_on_device)
     )
-    several = cluster.Workers(strategy).number > 1
-    with cluster.worker_errors() if several else nullcontext():
+    several = workers.Workers(strategy).number > 1
+    with workers.worker_errors() if several else nullcontext():
         train.run(
             placement,
             FLAGS.model_dir,

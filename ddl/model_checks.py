@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 from absl import logging
 
-from ddl.cluster import Workers
+from ddl.workers import Workers
 from ddl.errors import ConfigError
 from ddl.task import Task
 

@@ -4,7 +4,7 @@ import uuid
 
 import tensorflow as tf
 
-from ddl.cluster import Workers
+from ddl.workers import Workers
 
 
 class StopFlag:

@@ -16,7 +16,7 @@ from ddl import config
 from ddl.checkpoint_directory import SavedCheckpoint
 from ddl.checkpoints import Checkpoints
 from ddl.choices import Mode
-from ddl.cluster import Workers
+from ddl.workers import Workers
 from ddl.console import RunConsole, format_figures
 from ddl.distribution import Communication, describe_devices
 from ddl.errors import ConfigError, ModelDirectoryError

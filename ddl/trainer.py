@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from ddl import gradients as gradient_path
 from ddl.actions import Action
-from ddl.cluster import Workers
+from ddl.workers import Workers
 from ddl.data import BatchPipeline, as_source
 from ddl.data.checks import check_same_features, data_errors
 from ddl.distribution import Communication, check_batch_split

@@ -2,7 +2,7 @@ import threading
 
 import tensorflow as tf
 
-from ddl.cluster import Workers
+from ddl.workers import Workers
 from ddl.stop_flag import StopFlag
 
 

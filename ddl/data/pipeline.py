@@ -7,7 +7,7 @@ from typing import Any, Literal
 import tensorflow as tf
 from tensorflow.python.data.ops import multi_device_iterator_ops
 
-from ddl.cluster import Workers
+from ddl.workers import Workers
 from ddl.data import resident as resident_data
 from ddl.data.order import index_batches, steps_per_epoch
 from ddl.data.source import ArraySource, IndexedSource, Source, weighted

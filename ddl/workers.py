@@ -90,7 +90,7 @@ def worker_errors() -> Iterator[None]:
 def _all_local_devices() -> Iterator[None]:
     """Lets a worker without GPUs use each of its virtual CPU devices, where TensorFlow takes one.
 
-    Held by tests/test_cluster.py.
+    Held by tests/test_workers.py.
     """
     extended = collective_all_reduce_strategy.CollectiveAllReduceExtended
     initialize = extended._initialize_local_devices
