@@ -17,10 +17,12 @@ from ddl.pinning import place_tasks
 
 ROOT = Path(__file__).parent.parent
 
-# What the programs begin with. `note` leaves a file that is there whole or not at all; `wait_for`
-# waits for one; `running` says that a process is there, and so are the handlers it has set.
+# What the programs begin with. None of them stays for ever, whatever goes wrong. `note` leaves a
+# file that is there whole or not at all; `wait_for` waits for one; `running` says that a process is
+# there, and so are the handlers it has set.
 BEGINNING = """
 import json, os, pathlib, signal, subprocess, sys, time
+signal.alarm(40)
 config = json.loads(os.environ["TF_CONFIG"])
 kind, index = config["task"]["type"], config["task"]["index"]
 name = f"{kind}-{index}"
@@ -46,6 +48,8 @@ def launch(tmp_path):
     def start(program, num_workers=2, num_ps=0, *, before="", environment=None, **options):
         command = f"[sys.executable, '-S', '-c', {BEGINNING + program!r}]"
         options = {"log_dir": "logs", **options}
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})}
+        environment.pop("PYTHONUNBUFFERED", None)
         launcher = (
             "import os, signal, sys\n"
             f"{before}\n"
@@ -55,7 +59,7 @@ def launch(tmp_path):
         process = subprocess.Popen(
             [sys.executable, "-c", launcher],
             cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})},
+            env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -65,12 +69,12 @@ def launch(tmp_path):
 
     yield start
     for process in started:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
+        process.kill()
     for file in tmp_path.glob("*.pid"):  # what a failed test left
         if is_running(file):
             os.kill(int(file.read_text()), signal.SIGKILL)
+    for process in started:
+        process.communicate()
 
 
 def finish(launcher):
@@ -332,6 +336,7 @@ wait_for_ever()
 GRANDCHILD = """
 def start_another():
     ignore = "import os, pathlib, signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+    ignore += "signal.alarm(40); "
     tell = f"pathlib.Path('{name}-child.partial').write_text(str(os.getpid())); "
     end = f"os.replace('{name}-child.partial', '{name}-child.pid'); signal.pause()"
     subprocess.Popen([sys.executable, "-S", "-c", ignore + tell + end])
@@ -704,10 +709,11 @@ def start_one(task, *arguments):
     return start(task, *arguments)
 cluster.ClusterProcess = start_one
 """
-    status, _, errors = finish(launch("running()\nwait_for_ever()", before=before))
+    program = GRANDCHILD + "start_another()\nrunning()\nwait_for_ever()"
+    status, _, errors = finish(launch(program, before=before))
     assert status == 1
     assert "no more processes" in errors
-    assert_nothing_is_left(tmp_path, 1)
+    assert_nothing_is_left(tmp_path, 2)
 
 
 # Pinning
@@ -915,3 +921,21 @@ def test_logs_lie_in_the_model_dir(given, log_dir):
 def test_names_of_tasks():
     assert [str(task) for task in cluster_tasks(1, 1)] == ["chief", "worker 0", "ps 0"]
     assert cluster_tasks(1) == [ClusterTask("worker", 0)]
+
+
+def test_it_starts_ddl_main(tmp_path):
+    """Which tells that a config is missing before it imports TensorFlow."""
+    command = [sys.executable, "-m", "ddl.launch", "--num_workers=2", "--max_restarts=2", "--"]
+    result = subprocess.run(
+        [*command, "--gin_file=absent.gin", "--model_dir=run"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert result.returncode == 1
+    assert "ended with status 1" in result.stderr
+    assert "no config file absent.gin" in result.stderr
+    assert "no restart: status 1" in result.stderr
+    assert "worker 1, start" in (tmp_path / "run/logs/worker-1.log").read_text()
