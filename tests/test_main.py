@@ -147,14 +147,3 @@ def test_an_interrupt_while_it_waits_is_one_line(tmp_path):
     assert process.returncode == 130
     assert errors.splitlines()[-1] == "ddl: interrupted"
     assert "Traceback" not in errors
-
-
-def test_launch_says_that_it_is_not_there_yet():
-    result = subprocess.run(
-        [sys.executable, "-m", "ddl.launch", "--num_workers=2"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 1
-    assert "not supported yet" in result.stderr

@@ -1,0 +1,145 @@
+"""One start of all processes of a cluster, watched until the last of them has ended."""
+
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from types import TracebackType
+
+from ddl.cluster_process import HEARD, ClusterProcess
+from ddl.errors import TrainingInterrupted
+
+_LAST_LINES = 20
+# How often logs are looked at. An end and a signal wake the launcher at once.
+_LOOK_SECONDS = 0.2
+
+
+def say(text: str) -> None:
+    """A line of the launcher's own."""
+    print(f"ddl-launch: {text}", file=sys.stderr, flush=True)
+
+
+class ClusterAttempt:
+    """Within the `with` block processes run; after it none does.
+
+    The signals in `HEARD` have to be blocked.
+
+    Attributes:
+      asked_to_stop: Whether SIGTERM or SIGINT came, and was passed on.
+    """
+
+    def __init__(self, grace_seconds: float, live: bool):
+        """Nothing runs yet.
+
+        Args:
+          grace_seconds: Time between SIGTERM and SIGKILL for what has to end.
+          live: Shows what the processes write to their logs, line by line.
+        """
+        self.asked_to_stop = False
+        self._grace_seconds = grace_seconds
+        self._live = live
+        self._processes: list[ClusterProcess] = []
+        # Those that ended by themselves, or of what was not the launcher's doing.
+        self._counted: list[ClusterProcess] = []
+        self._ending = False
+        self._kill_at: float | None = None
+
+    def __enter__(self) -> "ClusterAttempt":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Kills what is still running."""
+        for process in self._processes:
+            process.kill()
+            if process.log is not None:
+                process.log.close()
+
+    def add(self, process: ClusterProcess) -> None:
+        """Takes a process over that has just been started."""
+        self._processes.append(process)
+
+    def watch(self) -> list[int]:
+        """Waits for the end of all, and ends the rest when one dies or the chief is done.
+
+        Returns:
+          How they ended, as `ClusterProcess.status`, the first to end first; without those that
+          were ended here, unless there are no others.
+        """
+        while self._running():
+            self._answer_signal()
+            ended = [process for process in self._processes if process.has_just_ended()]
+            self._show_new_lines()
+            if ended and not self._ending:
+                self._counted += ended
+                self._judge(ended)
+            if self._kill_at is not None and time.monotonic() >= self._kill_at:
+                self._kill_rest(f"did not end within {self._grace_seconds:g} s of SIGTERM")
+        self._show_new_lines(to_the_end=True)
+        return [
+            process.status
+            for process in self._counted or self._processes
+            if process.status is not None
+        ]
+
+    def _running(self) -> list[ClusterProcess]:
+        return [process for process in self._processes if process.is_running]
+
+    def _answer_signal(self) -> None:
+        seconds = _LOOK_SECONDS
+        if self._kill_at is not None:
+            seconds = max(0.0, min(seconds, self._kill_at - time.monotonic()))
+        heard = signal.sigtimedwait(HEARD, seconds)
+        if heard is None or heard.si_signo == signal.SIGCHLD:
+            return
+        if self.asked_to_stop:
+            if not self._ending:
+                self._counted += self._running()  # or a saved worker would speak for them
+            self._kill_rest("was still running at the second signal")
+            return
+        self.asked_to_stop = True
+        for process in self._running():
+            process.send(signal.Signals(heard.si_signo))
+
+    def _judge(self, ended: Sequence[ClusterProcess]) -> None:
+        """Ends the rest if one of these has died, or is a chief that needs the others no more."""
+        dead = [process for process in ended if self._has_died(process)]
+        for process in dead:
+            self._report(process)
+        if dead or any(process.task.kind == "chief" for process in ended):
+            self._ending = True
+            self._kill_at = time.monotonic() + self._grace_seconds
+            for process in self._running():
+                process.send(signal.SIGTERM)
+
+    def _has_died(self, process: ClusterProcess) -> bool:
+        # Who was asked to stop saves first, and not all are done with it at once.
+        stopped = self.asked_to_stop and process.status == TrainingInterrupted.exit_status
+        return process.status != 0 and not stopped
+
+    def _kill_rest(self, why: str) -> None:
+        self._ending = True
+        for process in self._running():
+            process.kill()
+            say(f"{process.task} {why}, and was killed")
+
+    def _report(self, process: ClusterProcess) -> None:
+        rest = "; the rest is ended" if self._running() else ""
+        what = f"{process.task} {process.how_it_ended()}{rest}."
+        if process.log is None:
+            say(f"{what} Its output stands above.")  # shown already: not a second time
+        elif lines := process.log.last_lines(_LAST_LINES):
+            say(f"{what} Its last lines in {process.log.path}:")
+            print(*(f"  {line}" for line in lines), sep="\n", file=sys.stderr, flush=True)
+        else:
+            say(f"{what} It wrote nothing.")
+
+    def _show_new_lines(self, *, to_the_end: bool = False) -> None:
+        for process in self._processes:
+            if self._live and process.log is not None:
+                for line in process.log.new_lines(to_the_end=to_the_end):
+                    print(f"[{process.task}] {line}", flush=True)
