@@ -18,12 +18,12 @@ from ddl.checkpoint_directory import (
     SavedCheckpoint,
     first_line,
 )
-from ddl.workers import Workers
 from ddl.errors import ModelDirectoryError
 from ddl.retention import Retention
 from ddl.snapshot import Snapshots
 from ddl.step import TrainingState
 from ddl.trainer import Trainer
+from ddl.workers import Workers
 
 
 class Checkpoints:

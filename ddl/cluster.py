@@ -14,12 +14,17 @@ from ddl.choices import Pin
 from ddl.cluster_attempt import ClusterAttempt, say
 from ddl.cluster_process import HEARD, ClusterProcess
 from ddl.cluster_tasks import ClusterTask, cluster_tasks, free_ports, tf_configs
-from ddl.errors import ConfigError, DdlError, TrainingDiverged, TrainingInterrupted
+from ddl.errors import (
+    ConfigError,
+    DdlError,
+    TrainingDiverged,
+    TrainingInterrupted,
+    WorkerLost,
+)
 from ddl.pinning import place_tasks
 from ddl.process_log import ProcessLog
 
 # The status of a process that lost another: it may well be started again.
-_LOST_PEER = 77
 
 
 class Cluster:
@@ -144,7 +149,7 @@ def _badness(status: int) -> int:
     order = {
         0: 0,
         TrainingInterrupted.exit_status: 1,
-        _LOST_PEER: 2,
+        WorkerLost.exit_status: 2,
         TrainingDiverged.exit_status: 4,
     }
     return order.get(status, 3)

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from ddl.choices import CROSS_DEVICE_OPS, STRATEGIES, CrossDeviceOps, StrategyName
-from ddl.workers import build_multi_worker_strategy
 from ddl.errors import ConfigError, DeviceError, check_choice
+from ddl.workers import build_multi_worker_strategy
 
 _NOT_YET = ("parameter_server", "tpu")
 

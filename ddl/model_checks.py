@@ -7,9 +7,9 @@ import keras
 import tensorflow as tf
 from absl import logging
 
-from ddl.workers import Workers
 from ddl.errors import ConfigError
 from ddl.task import Task
+from ddl.workers import Workers
 
 
 def check_variables(model: keras.Model, strategy: tf.distribute.Strategy) -> list[keras.Variable]:

@@ -16,7 +16,6 @@ from ddl import config
 from ddl.checkpoint_directory import SavedCheckpoint
 from ddl.checkpoints import Checkpoints
 from ddl.choices import Mode
-from ddl.workers import Workers
 from ddl.console import RunConsole, format_figures
 from ddl.distribution import Communication, describe_devices
 from ddl.errors import ConfigError, ModelDirectoryError
@@ -29,6 +28,7 @@ from ddl.run_plan import RunPlan
 from ddl.saved_weights import SavedWeights, evaluate_saved, export_saved, follow
 from ddl.signals import StopSignals
 from ddl.trainer import Trainer
+from ddl.workers import Workers
 from ddl.writers import JsonLinesWriter, TensorBoardWriter, Writers
 
 # A run may be lengthened, looked at more or less often, and split into other microbatches: the

@@ -13,7 +13,6 @@ import tensorflow as tf
 
 from ddl import gradients as gradient_path
 from ddl.actions import Action
-from ddl.workers import Workers
 from ddl.data import BatchPipeline, as_source
 from ddl.data.checks import check_same_features, data_errors
 from ddl.distribution import Communication, check_batch_split
@@ -39,6 +38,7 @@ from ddl.step import TrainingState, UpdateStep
 from ddl.stop_flag import StopFlag
 from ddl.task import Task
 from ddl.weight_average import ExponentialMovingAverage, WeightAverages
+from ddl.workers import Workers
 
 
 class Trainer:

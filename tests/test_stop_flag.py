@@ -2,8 +2,8 @@ import threading
 
 import tensorflow as tf
 
-from ddl.workers import Workers
 from ddl.stop_flag import StopFlag
+from ddl.workers import Workers
 
 
 def test_a_thread_raises_what_a_loop_reads(strategy):

@@ -7,12 +7,12 @@ from typing import Any, Literal
 import tensorflow as tf
 from tensorflow.python.data.ops import multi_device_iterator_ops
 
-from ddl.workers import Workers
 from ddl.data import resident as resident_data
 from ddl.data.order import index_batches, steps_per_epoch
 from ddl.data.source import ArraySource, IndexedSource, Source, weighted
 from ddl.errors import ConfigError
 from ddl.microbatch import Microbatch
+from ddl.workers import Workers
 
 _RESIDENT_UP_TO_BYTES = 256 << 20
 """Small beside any accelerator's memory, and larger than CIFAR-10 in bytes (154 MB)."""
