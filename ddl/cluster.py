@@ -24,7 +24,6 @@ from ddl.errors import (
 from ddl.pinning import place_tasks
 from ddl.process_log import ProcessLog
 
-# The status of a process that lost another: it may well be started again.
 
 
 class Cluster:

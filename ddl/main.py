@@ -83,8 +83,9 @@ def define_flags() -> None:
     )
     flags.DEFINE_float(
         "communication_timeout",
-        300.0,
-        "Seconds after which a collective that a worker does not join is an error.",
+        None,
+        "Seconds after which a collective that a worker does not join is an error. TensorFlow has "
+        "a thread wait for each collective as long: leave it out but for a short look.",
     )
     flags.DEFINE_float("join_timeout", 60.0, "Seconds that workers wait for each other to join.")
     flags.DEFINE_float(
