@@ -25,7 +25,6 @@ from ddl.pinning import place_tasks
 from ddl.process_log import ProcessLog
 
 
-
 class Cluster:
     """Runs a command as every task of a cluster."""
 

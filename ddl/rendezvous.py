@@ -24,11 +24,18 @@ def wait_for_workers(timeout: float) -> None:
 
     Raises:
       WorkerLost: If some have not by then; says which.
-      ConfigError: If this worker's own port cannot be used.
+      ConfigError: If this worker's own port cannot be used, or TF_CONFIG does not name it.
     """
-    addresses, index = _addresses(json.loads(os.environ["TF_CONFIG"]))
+    try:
+        addresses, index = _addresses(json.loads(os.environ["TF_CONFIG"]))
+        own_address = addresses[index]
+    except (KeyError, ValueError, TypeError, IndexError) as error:
+        raise ConfigError(
+            'TF_CONFIG does not say which worker this is. It has the form {"cluster": {"worker": '
+            '["host:port", …]}, "task": {"type": "worker", "index": 0}}.'
+        ) from error
     deadline = time.monotonic() + timeout
-    host, _, port = addresses[index].rpartition(":")
+    host, _, port = own_address.rpartition(":")
     with contextlib.ExitStack() as stack:
         try:
             own = stack.enter_context(socket.create_server(("", int(port))))

@@ -79,10 +79,9 @@ def worker_errors() -> Iterator[None]:
     try:
         yield
     except _BROKEN_OFF as error:
-        reason = (error.message or type(error).__name__).strip().splitlines()[0]
         raise WorkerLost(
-            "another worker died or stalls. Start all again: they go on from the last checkpoint. "
-            f"({reason})"
+            "another worker died or stalls: see what became of it. Start all again: they go on "
+            f"from the last checkpoint. ({type(error).__name__})"
         ) from error
 
 

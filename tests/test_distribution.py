@@ -36,7 +36,7 @@ def test_cross_device_ops(ops):
     assert int(strategy.reduce("SUM", values, axis=None)) == 10
 
 
-@pytest.mark.parametrize("name", ["multi_worker_mirrored", "parameter_server", "tpu"])
+@pytest.mark.parametrize("name", ["parameter_server", "tpu"])
 def test_what_is_not_supported_yet_says_so(name):
     with pytest.raises(ConfigError, match=f"{name}.*not supported yet"):
         build_strategy(name)
@@ -45,8 +45,14 @@ def test_what_is_not_supported_yet_says_so(name):
 def test_auto_follows_tf_config(monkeypatch):
     cluster = {"cluster": {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
-    with pytest.raises(ConfigError, match="multi_worker_mirrored.*unset it"):
+    with pytest.raises(ConfigError, match="TF_CONFIG does not say which worker this is"):
         build_strategy("auto")
+
+
+def test_several_workers_need_tf_config(monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    with pytest.raises(ConfigError, match="needs an environment variable TF_CONFIG"):
+        build_strategy("multi_worker_mirrored")
 
 
 def test_a_broken_tf_config(monkeypatch):
