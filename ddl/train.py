@@ -94,8 +94,8 @@ def run(
         raise ConfigError(f"--mode={mode} runs in one process. Start it without TF_CONFIG.")
     console = RunConsole(shows=workers.is_chief)
     directory = None if model_dir is None else RunDirectory(model_dir)
-    resolve_seed(directory, workers)
     check_same_on_all(workers)
+    resolve_seed(directory, workers)
     with placement.strategy.scope():
         config.build("set_numerics")
         run_plan: RunPlan = config.build("RunPlan")
