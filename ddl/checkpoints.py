@@ -342,10 +342,7 @@ def _replica_name(number: int) -> str:
 
 
 def _be_polite() -> None:
-    """Gives the calling thread the time that training leaves.
-
-    An update that is computed on all cores waits for the slowest of them.
-    """
+    """Leaves the cores to updates, which are computed on all and wait for the slowest."""
     if sys.platform == "linux":  # where a priority is that of a thread
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
