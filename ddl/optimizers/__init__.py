@@ -1,0 +1,1 @@
+"""Optimizers that Keras lacks, or has in a slower form."""
