@@ -1,7 +1,7 @@
 """The Trainer: distributes the data, loops over the update on the devices, reads the results.
 
-One `tf.function` holds a while loop over the updates up to the next thing worth a look: an
-evaluation, a checkpoint, a log, or about a second of work. Python is not asked in between.
+A loop goes up to the next thing worth a look: an evaluation, a checkpoint, a log, or about a second
+of work.
 """
 
 from collections.abc import Iterable
@@ -14,14 +14,13 @@ import tensorflow as tf
 from ddl import gradients as gradient_path
 from ddl.actions import Action
 from ddl.data import BatchPipeline, as_source
-from ddl.data.checks import check_same_features, data_errors
+from ddl.data.checks import check_same_features
 from ddl.distribution import Communication, check_batch_split
 from ddl.divergence import VariablesFinite, check_state_finite
 from ddl.errors import ConfigError
 from ddl.evaluation import Evaluation
 from ddl.evaluation_weights import EvaluationWeights
 from ddl.learning_rate import learning_rate_at
-from ddl.microbatch import explaining_stale_traces
 from ddl.model_checks import (
     check_variables,
     computes_in_float16,
@@ -37,6 +36,7 @@ from ddl.statistics import Statistics, let_replicas_write
 from ddl.step import TrainingState, UpdateStep
 from ddl.stop_flag import StopFlag
 from ddl.task import Task
+from ddl.training_loop import TrainingLoop
 from ddl.weight_average import ExponentialMovingAverage, WeightAverages
 from ddl.workers import Workers
 
@@ -110,8 +110,6 @@ class Trainer:
         self.global_batch_size = global_batch_size
         self.accumulation_steps = accumulation_steps
         self.pace = Pace(steps_per_loop)
-        self.trace_count = 0
-        """How often the training loop has been traced: 1 after the first call, for good."""
         self._max_skipped_updates = max_skipped_updates
         check_batch_split(global_batch_size, self.strategy.num_replicas_in_sync, accumulation_steps)
         if max_skipped_updates < 1:
@@ -179,8 +177,8 @@ class Trainer:
             ]
         )
         self._first_loop = True
-        self._train_iterator: Any = None
         self._stop = StopFlag(self._workers)
+        self._loop = TrainingLoop(self._update, max_skipped_updates, self._stop)
 
     # ------------------------------------------------------------ what can be asked
 
@@ -188,6 +186,11 @@ class Trainer:
     def step(self) -> int:
         """Updates made so far."""
         return int(self.state.step)
+
+    @property
+    def trace_count(self) -> int:
+        """How often the training loop has been traced: 1 after the first call, for good."""
+        return self._loop.trace_count
 
     @property
     def skipped_updates(self) -> int:
@@ -247,11 +250,7 @@ class Trainer:
 
     def trace(self) -> None:
         """Traces the training loop without running it, so that errors in the task show early."""
-        self._train_iterator = self._train.iterator(self.strategy, int(self.state.batches))
-        with explaining_stale_traces():
-            self._training_loop.get_concrete_function(
-                self._train_iterator, tf.constant(0, tf.int64), self.state
-            )
+        self._loop.trace(self.state)
 
     def check_finite(self) -> None:
         """Raises TrainingDiverged if a weight, a slot, a statistic or an average is not finite."""
@@ -302,36 +301,18 @@ class Trainer:
     def restore(self, state: TrainingState) -> None:
         """Goes on from `state`, after model and optimizer were given their values of then."""
         self.state = state
-        self._train_iterator = None
+        self._loop.reset()
 
     # ------------------------------------------------------------ the loops
 
     def _run_loop(self, end: int) -> None:
-        # Let go of while in use: after an error it would be ahead of the state.
-        iterator, self._train_iterator = self._train_iterator, None
-        iterator = iterator or self._train.iterator(self.strategy, int(self.state.batches))
         start = self.step
-        with self.pace.loop() as timer, data_errors(), explaining_stale_traces():
-            self.state = self._training_loop(iterator, tf.constant(end, tf.int64), self.state)
+        with self.pace.loop() as timer:
+            self.state = self._loop.run(self.state, end)
             timer.steps = self.step - start
             timer.traced = self._first_loop
         self._first_loop = False
-        self._train_iterator = iterator
         check_state_finite(self.state, self._update, self._max_skipped_updates)
-
-    @tf.function(autograph=False)
-    def _training_loop(self, iterator: Any, end: tf.Tensor, state: TrainingState) -> TrainingState:
-        self.trace_count += 1
-        resident = self._train.resident_arrays(self.strategy)
-
-        def goes_on(state: TrainingState) -> tf.Tensor:
-            skips = state.skipped_in_a_row < self._max_skipped_updates
-            return (state.step < end) & skips & ~self._stop.cuts_loop_short()
-
-        def update(state: TrainingState) -> tuple[TrainingState]:
-            return (self._update(next(iterator), resident, state),)
-
-        return tf.while_loop(goes_on, update, (state,))[0]
 
     def _pipeline(
         self, data: Any, shuffle: bool, resident: bool | Literal["auto"], microbatches: int = 1
