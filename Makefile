@@ -1,11 +1,11 @@
-# make demo: a CNN learns the digits on two virtual devices. make test: all tests.
-# Both first make a virtual environment in .venv with what requirements.lock names.
+# make demo: a CNN learns the digits on two virtual devices. make test: all tests. make bench: all
+# benchmarks. They first make a virtual environment in .venv with what requirements.lock names.
 PYTHON ?= $(firstword $(foreach p,python3.13 python3.12 python3.11 python3,$(shell $(p) -c 'import sys; (3,11) <= sys.version_info < (3,14) and print("$(p)")' 2>/dev/null)))
 VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: demo test test-quick lint check lock clean
+.PHONY: demo test test-quick bench lint check lock clean
 
 demo: $(VENV)/.installed
 	rm -rf runs/demo
@@ -17,6 +17,15 @@ test: $(VENV)/.installed
 
 test-quick: $(VENV)/.installed
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow"
+
+bench: $(VENV)/.installed benchmarks/peers
+	$(BIN)/python -m benchmarks
+
+# What ddl is measured against, apart from the environment: without their dependencies, of which
+# TensorFlow is the one that they need here.
+benchmarks/peers: benchmarks/peers.txt $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $@ -r $<
+	touch $@
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
@@ -40,4 +49,4 @@ $(VENV)/.installed: pyproject.toml requirements.lock
 	touch $@
 
 clean:
-	rm -rf $(VENV) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) benchmarks/peers runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

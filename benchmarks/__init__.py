@@ -1,1 +1,10 @@
-"""Measurements. Each module runs by itself: python -m benchmarks.NAME."""
+"""Measurements. `python -m benchmarks` runs all, `python -m benchmarks.NAME` one of them."""
+
+BENCHMARKS = (
+    "step_cost",
+    "epoch_order",
+    "checkpoint_cost",
+    "memory",
+    "parity",
+)
+"""In the order of the page. A module named here ends in `benchmarks.report.main(measure)`."""

@@ -9,12 +9,9 @@ written. The same is measured with `tf.train.Checkpoint` as it comes, which the 
 asynchronous option fails with Keras 3 at the second save: tests/test_keras_canaries.py.)
 """
 
-import json
 import os
 import shutil
-import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,6 +22,8 @@ import numpy as np
 import tensorflow as tf
 
 import ddl
+from benchmarks import report
+from benchmarks.report import Report, Table, interleaved, seconds, spread
 from ddl import distribution
 from ddl.checkpoints import Checkpoints
 from ddl.retention import Retention
@@ -51,13 +50,6 @@ def make_trainer() -> ddl.Trainer:
         )
 
 
-def seconds(call: Callable[[], object]) -> float:
-    """How long a call takes."""
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
-
-
 def ways_to_save(
     trainer: ddl.Trainer, folder: Path
 ) -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:
@@ -75,58 +67,42 @@ def ways_to_save(
     }
 
 
-def main() -> None:
-    """Prints the table; with an argument, also writes it there as JSON."""
+def measure(quick: bool) -> Report:
+    """Blocks with one checkpoint and with none, in turns."""
     distribution.configure_devices()
     folder = Path(tempfile.mkdtemp(prefix="checkpoint_cost"))
     trainer = make_trainer()
     trainer.train(3)  # traces
     steps = max(1, round(SECONDS / (seconds(lambda: trainer.train(10)) / 10)))
-    ways = ways_to_save(trainer, folder)
-    results = {}
-    for name, (begin, end) in ways.items():
+    if quick:
+        steps = 1
+    rows = []
+    for name, (begin, end) in ways_to_save(trainer, folder).items():
         for _ in range(3):  # until there are some to be removed
             trainer.train(1)
             begin()
             end()
-        times: dict[bool, list[float]] = {True: [], False: []}
         begins = []
 
-        def block(saves: bool, begin=begin, end=end, begins=begins) -> None:  # type: ignore[no-untyped-def]
-            if saves:
-                begins.append(seconds(begin))
+        def with_save(begin=begin, end=end, begins=begins) -> None:  # type: ignore[no-untyped-def]
+            begins.append(seconds(begin))
             trainer.train(steps)
-            if saves:
-                end()
+            end()
 
-        for number in range(ROUNDS[name]):
-            for saves in (True, False) if number % 2 else (False, True):
-                times[saves].append(seconds(lambda saves=saves: block(saves)))
-        with_save, without = np.array(times[True]), np.array(times[False])
-        ratios = with_save / without
-        results[name] = {
-            "ratio": float(np.median(ratios)),
-            "ratio_quartiles": [float(q) for q in np.percentile(ratios, (25, 75))],
-            "seconds_without": float(np.median(without)),
-            "seconds_with": float(np.median(with_save)),
-            "seconds_in_call": float(np.median(begins)),
+        blocks = {
+            "with": lambda with_save=with_save: seconds(with_save),
+            "without": lambda: seconds(lambda: trainer.train(steps)),
         }
-    size = sum(path.stat().st_size for path in (folder / "plain").parent.glob("plain.*"))
+        times = interleaved(blocks, 1 if quick else ROUNDS[name])
+        cost = 100 * (times["with"] / times["without"] - 1)
+        rows.append([name, spread(cost), *map(spread, (begins, times["without"], times["with"]))])
+    size = sum(path.stat().st_size for path in folder.glob("plain.*"))
     shutil.rmtree(folder)
-    print(f"{size / 1e6:.0f} MB a checkpoint, {steps} updates a block")
-    titles = ("rounds", "cost", "quartiles", "", "block", "with save", "in the call")
-    print(f"{'':12}" + "".join(f"{title:>12}" for title in titles))
-    for name, row in results.items():
-        shares = [row["ratio"], *row["ratio_quartiles"]]
-        times = (row["seconds_without"], row["seconds_with"], row["seconds_in_call"])
-        print(
-            f"{name:12}{ROUNDS[name]:>12}"
-            + "".join(f"{100 * (share - 1):>11.2f}%" for share in shares)
-            + "".join(f"{time:>11.3f}s" for time in times)
-        )
-    if len(sys.argv) > 1:
-        Path(sys.argv[1]).write_text(json.dumps({"megabytes": size / 1e6, **results}, indent=1))
+    columns = ["saved by", "cost, %", "the call, s", "block without, s", "block with, s"]
+    return Report(
+        [Table(f"{size / 1e6:.0f} MB a checkpoint, {steps} updates a block", columns, rows)],
+    )
 
 
 if __name__ == "__main__":
-    main()
+    report.main(measure)

@@ -6,13 +6,14 @@ for b much smaller than n. The ratio of what an order shows to that is 1 for a g
 """
 
 import os
-import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np
 import tensorflow as tf
 
+from benchmarks import report
+from benchmarks.report import Report, Spread, Table
 from ddl.data import batch_indices
 
 BATCH = 32
@@ -45,8 +46,8 @@ def variance_ratio(num_examples: int, rounds: int | None) -> float:
     return float(np.mean(variances) / ((num_examples**2 - 1) / 12 / BATCH))
 
 
-def microseconds(num_examples: int) -> float:
-    """Median time to find the examples of a batch of 256 in ddl's order."""
+def microseconds(num_examples: int) -> Spread:
+    """Time to find the examples of a batch of 256 in ddl's order."""
 
     @tf.function
     def indices(batch: tf.Tensor) -> tf.Tensor:
@@ -54,22 +55,24 @@ def microseconds(num_examples: int) -> float:
 
     batch = tf.constant(0, tf.int64)
     indices(batch)
-    times = []
-    for _ in range(100):
-        start = time.perf_counter()
-        indices(batch)
-        times.append(time.perf_counter() - start)
-    return float(np.median(times) * 1e6)
+    times = [report.seconds(lambda: indices(batch)) for _ in range(100)]
+    return report.spread(np.array(times) * 1e6)
 
 
-def main() -> None:
-    """Prints the table."""
-    print(f"{'examples':>10} {'4 rounds':>10} {'8 rounds':>10} {'ddl':>10} {'µs / 256':>10}")
-    for num_examples in (1_437, 4_096, 8_192, 50_000, 60_000, 65_537):
-        ratios = [variance_ratio(num_examples, rounds) for rounds in (4, 8, None)]
-        cells = " ".join(f"{ratio:>10.3f}" for ratio in ratios)
-        print(f"{num_examples:>10,} {cells} {microseconds(num_examples):>10.0f}")
+def measure(quick: bool) -> Report:
+    """Data sets of several sizes, or the smallest."""
+    sizes = (1_437, 4_096, 8_192, 50_000, 60_000, 65_537)[: 1 if quick else None]
+    rows = [
+        [
+            f"{size:,}",
+            *(variance_ratio(size, rounds) for rounds in (4, 8, None)),
+            microseconds(size),
+        ]
+        for size in sizes
+    ]
+    columns = ["examples", "4 rounds", "8 rounds", "ddl", "µs for 256"]
+    return Report([Table("Variance of a batch's mean / that of chance", columns, rows)])
 
 
 if __name__ == "__main__":
-    main()
+    report.main(measure)

@@ -13,6 +13,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from benchmarks import report
+from benchmarks.report import Bar, Report, Table
+
 STEPS = (2_000, 20_000)
 PERIODS = ("EVAL_EVERY = 200", "CHECKPOINT_EVERY = 100", "LOG_EVERY = 50")
 
@@ -60,17 +63,25 @@ def memory_of_run(
     return found
 
 
-def main() -> None:
-    """Prints the peaks and their ratio; with an argument, also writes them there as JSON."""
-    plan = (f"TRAIN_STEPS = {STEPS[-1]}", *PERIODS)
-    found = memory_of_run(STEPS, plan, "--strategy=mirrored", "--num_virtual_devices=2")
-    for step, now in found.items():
-        print(f"{step:>7,} updates: peak {now['peak']:,.0f} MB, present {now['present']:,.0f} MB")
-    ratio = found[STEPS[1]]["peak"] / found[STEPS[0]]["peak"]
-    print(f"ratio of the peaks {ratio:.3f}")
-    if len(sys.argv) > 1:
-        Path(sys.argv[1]).write_text(json.dumps({**found, "ratio": ratio}, indent=1))
+def measure(quick: bool) -> Report:
+    """One run."""
+    steps = tuple(step // 10 for step in STEPS) if quick else STEPS
+    plan = (f"TRAIN_STEPS = {steps[-1]}", *PERIODS)
+    found = memory_of_run(steps, plan, "--strategy=mirrored", "--num_virtual_devices=2")
+    first, last = (found[step] for step in steps)
+    rows = [[f"{step:,}", now["peak"], now["present"]] for step, now in found.items()]
+    return Report(
+        [Table("", ["updates", "peak, MB", "present, MB"], rows)],
+        bars=[
+            Bar(
+                f"peak after {steps[1]:,} updates / after {steps[0]:,}",
+                last["peak"] / first["peak"],
+                1.05,
+                "at most",
+            )
+        ],
+    )
 
 
 if __name__ == "__main__":
-    main()
+    report.main(measure)

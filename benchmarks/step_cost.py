@@ -6,17 +6,10 @@ Keras's optimizer.apply, and strategy.reduce of the loss; no clipping, no loss s
 TensorFlow's own all-reduce and with the one that ddl takes on CPUs. ddl runs the same model in
 float32, and in mixed_float16 without and with its loss scale, finite check and skipping. A second
 table holds layers that draw and that normalize against Keras's.
-
-Rounds are interleaved, so that what else the machine does hits all alike; the figures are medians,
-and medians of ratios within a round.
 """
 
-import json
 import os
-import sys
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -26,6 +19,8 @@ import numpy as np
 import tensorflow as tf
 
 import ddl
+from benchmarks import report
+from benchmarks.report import Report, Table
 from ddl import distribution
 from ddl.precision import set_precision
 
@@ -113,39 +108,35 @@ def ddl_loop(precision: str, layers: dict[str, Any] | None = None, **arguments: 
     return lambda: trainer.train(STEPS)
 
 
-def milliseconds(loops: dict[str, Loop]) -> dict[str, np.ndarray]:
-    """Time a step of each loop in each round, one after the other in every round."""
+def times_and_ratios(title: str, loops: dict[str, Loop], bases: list[str], rounds: int) -> Table:
+    """Times, and ratios to the loops named."""
     for loop in loops.values():
         loop()  # traces
-    times: dict[str, list[float]] = {name: [] for name in loops}
-    for _ in range(ROUNDS):
-        for name, loop in loops.items():
-            start = time.perf_counter()
-            loop()
-            times[name].append((time.perf_counter() - start) / STEPS * 1e3)
-    return {name: np.array(values) for name, values in times.items()}
+    timed = {
+        name: lambda loop=loop: report.seconds(loop) / STEPS * 1e3 for name, loop in loops.items()
+    }
+    times = report.interleaved(timed, rounds)
+    rows = [
+        [
+            (f"({bases.index(name)}) " if name in bases else "") + name,
+            *(report.spread(values / times[base]) for base in bases),
+            report.spread(values),
+        ]
+        for name, values in times.items()
+    ]
+    return Table(title, ["loop", *(f"of ({n})" for n in range(len(bases))), "ms a step"], rows)
 
 
-def table(loops: dict[str, Loop], bases: list[str]) -> dict[str, float]:
-    """Prints medians, and median ratios to the loops named; returns the medians."""
-    times = milliseconds(loops)
-    print(f"{'':44} {'ms a step':>10} " + " ".join(f"{f'of ({n})':>8}" for n in range(len(bases))))
-    for name, values in times.items():
-        ratios = " ".join(f"{np.median(values / times[base]):>8.3f}" for base in bases)
-        mark = f"({bases.index(name)}) " if name in bases else ""
-        print(f"{mark + name:44} {np.median(values):>10.3f} {ratios}")
-    print()
-    return {name: float(np.median(values)) for name, values in times.items()}
-
-
-def main() -> None:
-    """Prints the tables; with an argument, also writes the medians there as JSON."""
+def measure(quick: bool) -> Report:
+    """Both tables."""
+    rounds = 2 if quick else ROUNDS
     distribution.configure_devices(num_virtual_devices=REPLICAS)
     mirrored = distribution.build_strategy("mirrored")
     plain, same_reduce = "plain, TensorFlow's all-reduce", "plain, the all-reduce of ddl"
     unscaled = "ddl, mixed_float16 without loss scale"
     average = ddl.ExponentialMovingAverage()
-    medians = table(
+    plainly = times_and_ratios(
+        "Beside the plainest loop",
         {
             plain: plain_loop(tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])),
             same_reduce: plain_loop(mirrored),
@@ -156,14 +147,14 @@ def main() -> None:
             "ddl, mixed_float16": ddl_loop("mixed_float16"),
         },
         [plain, same_reduce, unscaled],
+        rounds,
     )
     dropout = {"block_dropout": 0.25, "hidden_dropout": 0.5}
     normalization = {"batch_normalization": True}
-    keras_dropout, keras_normalization = (
-        "plain, Keras's Dropout",
-        "plain, Keras's synchronized norm",
-    )
-    medians |= table(
+    keras_dropout = "plain, Keras's Dropout"
+    keras_normalization = "plain, Keras's synchronized norm"
+    invariant = times_and_ratios(
+        "Layers that do not depend on the replicas",
         {
             keras_dropout: plain_loop(mirrored, **dropout),
             "ddl, ddl.layers.Dropout": ddl_loop("float32", dropout),
@@ -171,10 +162,10 @@ def main() -> None:
             "ddl, the same layers": ddl_loop("float32", normalization),
         },
         [keras_dropout, keras_normalization],
+        rounds,
     )
-    if len(sys.argv) > 1:
-        Path(sys.argv[1]).write_text(json.dumps(medians, indent=1))
+    return Report([plainly, invariant])
 
 
 if __name__ == "__main__":
-    main()
+    report.main(measure)

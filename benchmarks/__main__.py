@@ -1,0 +1,59 @@
+"""Runs all benchmarks, each in a process of its own, and writes the page: python -m benchmarks.
+
+With names, it runs those. What one of them found stays if another fails; then the status is 1.
+"""
+
+import argparse
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from benchmarks import BENCHMARKS, page, report
+
+_LIMIT_SECONDS = 900
+
+
+def run(command: list[str]) -> str:
+    """Runs one to its end, or ends it with all that it has started; why it failed, or ""."""
+    process = subprocess.Popen(command, start_new_session=True)
+    try:
+        status = process.wait(_LIMIT_SECONDS)
+    except subprocess.TimeoutExpired:
+        return f"stopped after {_LIMIT_SECONDS} s"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    return f"status {status}" if status else ""
+
+
+def main() -> None:
+    """Reads the flags, runs, writes the page, says what failed."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description="Runs the benchmarks and writes their page."
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(BENCHMARKS))
+    report.add_flags(parser)
+    flags = parser.parse_args()
+    if unknown := {*flags.names} - {*BENCHMARKS}:
+        parser.error(f"no benchmark {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}")
+    failed = []
+    start = time.monotonic()
+    for name in flags.names or BENCHMARKS:
+        command = [sys.executable, "-m", f"benchmarks.{name}", f"--results={flags.results}"]
+        command += ["--quick"] if flags.quick else []
+        if why := run(command):
+            failed.append(f"{name}: {why}")
+            print(f"benchmarks.{name} failed: {why}", file=sys.stderr, flush=True)
+    minutes = (time.monotonic() - start) / 60
+    print(f"{minutes:.1f} minutes; the page: {page.write_page(flags.results)}")
+    if failed:
+        print("failed, earlier results stay: " + "; ".join(failed), file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+"""What people see of the results: python -m benchmarks.page writes README.md.
+
+The page is made of the JSON files in the results folder and of nothing else. For benchmarks/results
+it is benchmarks/README.md; for any other folder it lies in that folder.
+"""
+
+import argparse
+import json
+import math
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from benchmarks import BENCHMARKS
+from benchmarks.report import RESULTS, Bar, Cell, Plot, Report, Spread, Table
+
+
+def text_of(cell: Cell) -> str:
+    """Three digits that count; a spread with its quartiles in brackets."""
+    if isinstance(cell, Spread):
+        return f"{text_of(cell.median)} ({text_of(cell.low)}–{text_of(cell.high)})"
+    if isinstance(cell, float):
+        if cell == 0 or not math.isfinite(cell):
+            return f"{cell:g}"
+        decimals = 2 - math.floor(math.log10(abs(cell)))
+        return f"{cell:,.{max(decimals, 0)}f}" if decimals < 7 else f"{cell:.0e}"
+    return f"{cell:,}" if isinstance(cell, int) else cell
+
+
+def bars_table(bars: Sequence[Bar]) -> Table:
+    """One row a bar."""
+    signs = {"at least": "≥", "at most": "≤"}
+    rows = [
+        [bar.what, f"{signs[bar.kind]} {bar.limit:g}", bar.value, "met" if bar.met else "NOT MET"]
+        for bar in bars
+    ]
+    return Table("Asked for", ["what", "asked", "found", ""], rows)
+
+
+def show(report: Report, title: str) -> None:
+    """Prints a report."""
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    console.rule(title)
+    bars = [bars_table(report.bars)] if report.bars else []
+    for table in [*bars, *report.tables]:
+        grid = RichTable(title=table.title or None, title_justify="left")
+        for number, column in enumerate(table.columns):
+            grid.add_column(column, justify="right" if number else "left")
+        for row in table.rows:
+            grid.add_row(*map(text_of, row))
+        console.print(grid)
+    for note in report.notes:
+        console.print(note)
+
+
+# ------------------------------------------------------------ the picture
+
+
+def draw(plots: Sequence[Plot], path: Path) -> None:
+    """Writes a benchmark's picture; says so where matplotlib is missing."""
+    path.unlink(missing_ok=True)
+    if not plots:
+        return
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        print("no picture: matplotlib is missing. pip install '.[plots]'", file=sys.stderr)
+        return
+    columns = min(2, len(plots))
+    rows = -(-len(plots) // columns)
+    figure = Figure(figsize=(5.5 * columns, 3.6 * rows), layout="constrained")
+    for number, plot in enumerate(plots, start=1):
+        _draw_one(figure.add_subplot(rows, columns, number), plot)
+    figure.savefig(path, dpi=110)
+
+
+def _draw_one(axes: Any, plot: Plot) -> None:
+    axes.set_title(plot.title, fontsize=10)
+    axes.set_xlabel(plot.x_label)
+    axes.set_ylabel(plot.y_label)
+    names = [*dict.fromkeys(x for s in plot.series for x in s.x if isinstance(x, str))]
+    width = 0.8 / len(plot.series)
+    for number, series in enumerate(plot.series):
+        points = [y if isinstance(y, Spread) else Spread(y, y, y) for y in series.y]
+        middle = np.array([point.median for point in points])
+        error = [middle - [p.low for p in points], [p.high for p in points] - middle]
+        if names:
+            shift = (number - (len(plot.series) - 1) / 2) * width
+            places = [names.index(str(x)) + shift for x in series.x]
+            axes.bar(places, middle, width, yerr=error, capsize=2, label=series.name)
+        else:
+            axes.errorbar(series.x, middle, error, marker="o", ms=4, capsize=2, label=series.name)
+    if names:
+        axes.set_xticks(range(len(names)), names, fontsize=8)
+    if plot.log_x:
+        axes.set_xscale("log", base=2)
+    if plot.log_y:
+        axes.set_yscale("log")
+    if plot.level is not None:
+        axes.axhline(plot.level, color="grey", lw=0.8, ls="--")
+    if len(plot.series) > 1:
+        axes.legend(fontsize=8)
+
+
+# ------------------------------------------------------------ the page
+
+
+def page(results: Path, path: Path) -> str:
+    """The page that is to lie at `path`, from all JSON files in the folder `results`."""
+    found = [json.loads(file.read_text()) for file in results.glob("*.json")]
+    places = {name: place for place, name in enumerate(BENCHMARKS)}
+    found.sort(key=lambda result: (places.get(result["name"], len(places)), result["name"]))
+    lines = [
+        "# Benchmarks",
+        "<!-- Written by `python -m benchmarks`. -->",
+        "`make bench`, or `python -m benchmarks`, runs all and writes this page; `python -m "
+        "benchmarks.NAME` runs one, and `python -m benchmarks.page` writes the page anew from all "
+        "results that are there. Figures are medians of interleaved repeats with their quartiles "
+        "in brackets, ratios those of the ratios within a round. Compare ratios, since machines "
+        "differ.",
+    ]
+    bars = [
+        [f"[{result['name']}](#{_anchor(result['title'])})", *row]
+        for result in found
+        for row in bars_table(Report.from_json(result).bars).rows
+    ]
+    if bars:
+        columns = ["benchmark", "what", "asked", "found", ""]
+        lines += ["## What was asked for", _markdown(columns, bars)]
+    for result in found:
+        lines += _section(result, results, path)
+    return "\n\n".join(lines) + "\n"
+
+
+def _section(result: Mapping[str, Any], results: Path, path: Path) -> list[str]:
+    report, place = Report.from_json(result), result["machine"]
+    gpus = "" if place["gpus"] == "none" else f", {place['gpus']}"
+    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+    lines = [
+        f"## {result['title']}",
+        result["text"],
+        f"`{result['command']}`, {result['date']}, {result['seconds'] / 60:.1f} minutes, on "
+        f"{place['cores']} cores of {place['processor']}, {place['memory']:g} GiB{gpus}, "
+        f"{place['system']}; {versions}.",
+    ]
+    if result["quick"]:
+        lines.append("**A quick run shows that the benchmark works; its figures say nothing.**")
+    bars = [bars_table(report.bars)] if report.bars else []
+    for table in [*bars, *report.tables]:
+        lines += [f"**{table.title}**"] if table.title else []
+        lines.append(_markdown(table.columns, table.rows))
+    if (picture := results / f"{result['name']}.png").exists():
+        lines.append(f"![{result['title']}]({os.path.relpath(picture, path.parent)})")
+    return [*lines, *report.notes]
+
+
+def _markdown(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
+    lines = [columns, ["---", *["---:"] * (len(columns) - 1)], *rows]
+    return "\n".join("| " + " | ".join(map(text_of, line)) + " |" for line in lines)
+
+
+def _anchor(title: str) -> str:
+    """The name that a heading has in links to it."""
+    kept = (c for c in title.lower() if c.isalnum() or c in " -")
+    return "".join(kept).replace(" ", "-")
+
+
+def page_path(results: Path) -> Path:
+    """Where the page of a results folder lies."""
+    return (RESULTS.parent if results.resolve() == RESULTS else results) / "README.md"
+
+
+def write_page(results: Path) -> Path:
+    """Writes the page; returns where it lies."""
+    path = page_path(results)
+    path.write_text(page(results, path))
+    return path
+
+
+def main() -> None:
+    """Writes the page."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.page", description="Writes the page from all results."
+    )
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder with the results")
+    print(f"written: {write_page(parser.parse_args().results)}")
+
+
+if __name__ == "__main__":
+    main()

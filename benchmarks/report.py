@@ -1,0 +1,246 @@
+"""What a benchmark reports, how it repeats, and the command that each one is.
+
+A benchmark is a module with a function `measure(quick)` that returns a `Report`, and ends in
+`report.main(measure)`. Its command prints the report and writes NAME.json, with the machine, the
+versions and the date, and the picture NAME.png into the results folder. `benchmarks.page` makes
+the page of all of them.
+"""
+
+import argparse
+import dataclasses
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+RESULTS = Path(__file__).parent / "results"
+PEERS = Path(__file__).parent / "peers"
+_PACKAGES = ("tensorflow", "keras", "numpy")
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """The median of repeats, with the first and third quartile."""
+
+    median: float
+    low: float
+    high: float
+
+
+Cell: TypeAlias = str | int | float | Spread
+
+
+@dataclasses.dataclass(frozen=True)
+class Bar:
+    """What was asked for, and what was found: `value` is to be at least, or at most, `limit`."""
+
+    what: str
+    value: float | Spread
+    limit: float
+    kind: Literal["at least", "at most"] = "at least"
+
+    @property
+    def met(self) -> bool:
+        """Whether the figure, or the median, is on the right side."""
+        value = self.value.median if isinstance(self.value, Spread) else self.value
+        return value >= self.limit if self.kind == "at least" else value <= self.limit
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Rows of cells under titles; the first cell names its row."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Series:
+    """A line, or the bars of one colour: y over x, which are numbers or names."""
+
+    name: str
+    x: Sequence[float] | Sequence[str]
+    y: Sequence[float | Spread]
+
+
+@dataclasses.dataclass(frozen=True)
+class Plot:
+    """One part of a benchmark's picture. Names on x make bars, numbers make lines.
+
+    Attributes:
+      title: Above it.
+      x_label: Below it.
+      y_label: Beside it.
+      series: What is drawn.
+      log_x: Whether x doubles at each tick.
+      log_y: Whether y is logarithmic.
+      level: A dashed line at this height, such as 1 for ratios.
+    """
+
+    title: str
+    x_label: str
+    y_label: str
+    series: Sequence[Series]
+    log_x: bool = False
+    log_y: bool = False
+    level: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What one benchmark found, ratios first."""
+
+    tables: Sequence[Table]
+    bars: Sequence[Bar] = ()
+    plots: Sequence[Plot] = ()
+    notes: Sequence[str] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """The same as JSON takes it."""
+        return dataclasses.asdict(self)
+
+    @staticmethod
+    def from_json(values: Mapping[str, Any]) -> "Report":
+        """What `as_json` gave."""
+
+        def cell(value: Any) -> Cell:
+            return Spread(**value) if isinstance(value, dict) else value
+
+        def series(values: Mapping[str, Any]) -> Series:
+            return Series(**{**values, "y": [cell(y) for y in values["y"]]})
+
+        return Report(
+            [
+                Table(t["title"], t["columns"], [[*map(cell, r)] for r in t["rows"]])
+                for t in values["tables"]
+            ],
+            [Bar(**{**bar, "value": cell(bar["value"])}) for bar in values["bars"]],
+            [Plot(**{**p, "series": [*map(series, p["series"])]}) for p in values["plots"]],
+            values["notes"],
+        )
+
+
+# ------------------------------------------------------------ repeats
+
+
+def interleaved(
+    contenders: Mapping[str, Callable[[], float]], rounds: int
+) -> dict[str, np.ndarray]:
+    """Asks each contender once a round for a figure, such as its time.
+
+    All of a round meet what else the machine does just then. The order turns by one from round to
+    round, so that none always follows the same other.
+
+    Returns:
+      For each contender its figures, [rounds].
+    """
+    names = list(contenders)
+    found: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(rounds):
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            found[name].append(contenders[name]())
+    return {name: np.array(values) for name, values in found.items()}
+
+
+def seconds(call: Callable[[], object]) -> float:
+    """How long a call takes."""
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def spread(values: Any) -> Spread:
+    """Of repeats. For a ratio, divide two contenders' figures round by round."""
+    low, median, high = np.percentile(np.asarray(values, float), (25, 50, 75))
+    return Spread(float(median), float(low), float(high))
+
+
+# ------------------------------------------------------------ the command
+
+
+def main(measure: Callable[[bool], Report]) -> None:
+    """Runs a benchmark as its module's command."""
+    from benchmarks import page
+
+    module = measure.__globals__["__spec__"].name
+    name = module.rpartition(".")[2]
+    title, text = title_and_text(measure.__globals__["__doc__"])
+    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=title)
+    add_flags(parser)
+    flags = parser.parse_args()
+    start = time.perf_counter()
+    report = measure(flags.quick)
+    result = {
+        "name": name,
+        "title": title,
+        "text": text,
+        "command": f"python -m {module}" + (" --quick" if flags.quick else ""),
+        "quick": flags.quick,
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "seconds": round(time.perf_counter() - start, 1),
+        "machine": machine(),
+        "versions": versions(),
+        **report.as_json(),
+    }
+    flags.results.mkdir(parents=True, exist_ok=True)
+    (flags.results / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+    page.show(report, title)
+    page.draw(report.plots, flags.results / f"{name}.png")
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags that all benchmarks have."""
+    parser.add_argument(
+        "--results", type=Path, default=RESULTS, help="folder for JSON and pictures [%(default)s]"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="as little as shows that it works; figures say nothing"
+    )
+
+
+def title_and_text(docstring: str) -> tuple[str, str]:
+    """The docstring's first line without the command, and the rest with a line a paragraph."""
+    first, _, rest = docstring.strip().partition("\n")
+    paragraphs = [" ".join(paragraph.split()) for paragraph in rest.split("\n\n")]
+    return first.partition(": python -m")[0].rstrip("."), "\n\n".join(filter(None, paragraphs))
+
+
+def machine() -> dict[str, str | int | float]:
+    """Cores that this process may use, the processor's name, memory in GiB, GPUs, system."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "processor": names[0] if names else platform.machine(),
+        "memory": round(memory, 1),
+        "gpus": _gpus(),
+        "system": platform.system() + " " + platform.release().partition("-")[0],
+    }
+
+
+def _gpus() -> str:
+    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "none"
+    return ", ".join(found.stdout.split("\n")[:-1])
+
+
+def versions() -> dict[str, str]:
+    """Of ddl, Python and the packages below it."""
+    import ddl
+
+    found = {"ddl": ddl.__version__, "Python": platform.python_version()}
+    return found | {package: importlib.metadata.version(package) for package in _PACKAGES}

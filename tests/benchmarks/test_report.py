@@ -1,0 +1,62 @@
+import json
+
+import numpy as np
+import pytest
+
+from benchmarks.report import (
+    Bar,
+    Plot,
+    Report,
+    Series,
+    Spread,
+    Table,
+    interleaved,
+    spread,
+    title_and_text,
+)
+
+
+def test_contenders_take_turns():
+    calls = []
+    contenders = {name: lambda name=name: calls.append(name) or len(calls) for name in "abc"}
+    found = interleaved(contenders, 3)
+    assert calls == list("abcbcacab")
+    np.testing.assert_array_equal(found["a"], [1, 6, 8])
+
+
+def test_spread_is_of_medians_and_quartiles():
+    assert spread([5, 1, 2, 4, 3]) == Spread(3, 2, 4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "met"),
+    [
+        ("at least", 1.5, True),
+        ("at least", Spread(1.49, 1.4, 2.0), False),
+        ("at most", 1.5, True),
+        ("at most", Spread(1.51, 1.0, 2.0), False),
+    ],
+)
+def test_a_bar_is_met_by_its_median(kind, value, met):
+    assert Bar("speed", value, 1.5, kind).met is met
+
+
+def test_json_holds_all():
+    report = Report(
+        [Table("times", ["what", "ms"], [["a", Spread(2.0, 1.0, 3.0)], ["b", 4]])],
+        [Bar("b / a", Spread(2.0, 1.0, 3.0), 1.5)],
+        [Plot("times", "n", "ms", [Series("a", [1, 2], [Spread(2.0, 1.0, 3.0), 0.5])], log_x=True)],
+        ["a note"],
+    )
+    assert Report.from_json(json.loads(json.dumps(report.as_json()))) == report
+
+
+def test_a_docstring_is_title_and_text():
+    docstring = """What it costs: python -m benchmarks.cost.
+
+    One line
+    and its end.
+
+    Another.
+    """
+    assert title_and_text(docstring) == ("What it costs", "One line and its end.\n\nAnother.")
