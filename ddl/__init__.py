@@ -31,7 +31,9 @@ _HOME = {
     "WarmStart": "ddl.warm_start",
 }
 
-_SUBMODULES = ("data", "distribution", "layers", "models", "precision", "random", "tasks")
+_SUBMODULES = (
+    *("data", "distribution", "layers", "models", "optimizers", "precision", "random", "tasks"),
+)
 
 __all__ = [
     "Checkpoints",

@@ -1,0 +1,210 @@
+"""Optimizers for large batches, which give each layer a rate by the norm of its weights."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ddl.errors import ConfigError
+from ddl.optimizers.exclusions import excluded
+from ddl.optimizers.momentum import MomentumSGD
+
+
+@keras.saving.register_keras_serializable("ddl")
+class LARS(MomentumSGD):
+    """Layer-wise adaptive rate scaling: You et al. 2017, "Large Batch Training of CNNs".
+
+    Algorithm 1 there, for each variable with weights w and gradient g, at the learning rate γ:
+
+        λ ← η·‖w‖ / (‖g‖ + β·‖w‖ + ε)        v ← m·v + γ·λ·(g + β·w)        w ← w - v
+
+    η is the trust coefficient and β the weight decay, which is part of the local rate λ. Where ‖w‖
+    or ‖g‖ is zero, λ is 1. Excluded variables have no local rate and no decay: they follow SGD with
+    momentum at the rate γ. So γ is the rate of biases, and γ·η what share of its norm a layer
+    moves by: the two are found together.
+
+    The norms are those of the reduced gradient, the same on every replica. A sparse gradient is
+    made dense, since decay and momentum move every row.
+    """
+
+    def __init__(
+        self,
+        learning_rate: float | keras.optimizers.schedules.LearningRateSchedule | Callable = 0.01,
+        momentum: float = 0.9,
+        nesterov: bool = False,
+        weight_decay: float = 0.0,
+        trust_coefficient: float = 0.001,
+        epsilon: float = 0.0,
+        exclude: Sequence[str] | None = None,
+        momentum_correction: bool = False,
+        name: str | None = None,
+        **kwargs: Any,
+    ):
+        """Checks the numbers.
+
+        Args:
+          learning_rate: γ above: a float, a schedule, or a function that gives the rate.
+          momentum: m above, from 0 to 1.
+          nesterov: Whether the gradient is taken ahead of the velocity.
+          weight_decay: β above. It is not Keras's decoupled decay.
+          trust_coefficient: η above.
+          epsilon: Added to the denominator.
+          exclude: Regular expressions, searched for in the paths of variables; None takes those of
+            biases and normalization parameters, () nothing.
+          momentum_correction: As in `MomentumSGD`. The paper has none.
+          name: Of the optimizer.
+          **kwargs: The rest of Keras's arguments.
+
+        Raises:
+          ConfigError: If a number is out of range; in `build`, if a pattern finds nothing.
+        """
+        super().__init__(
+            learning_rate,
+            momentum=momentum,
+            nesterov=nesterov,
+            momentum_correction=momentum_correction,
+            name=name,
+            **kwargs,
+        )
+        _check_not_negative("LARS", weight_decay=weight_decay, epsilon=epsilon)
+        if not trust_coefficient > 0:
+            raise ConfigError(f"LARS.trust_coefficient is {trust_coefficient}; it is more than 0")
+        self.trust_coefficient = trust_coefficient
+        self.epsilon = epsilon
+        # Keras would apply `self.weight_decay` by itself, before the update.
+        self._decay = weight_decay
+        self._exclude = None if exclude is None else tuple(exclude)
+
+    def build(self, variables: list[keras.Variable]) -> None:
+        """Makes the velocities, and finds the variables that are excluded."""
+        if not self.built:
+            self._excluded = excluded(variables, self._exclude, "LARS.exclude")
+        super().build(variables)
+
+    def update_step(
+        self, gradient: tf.Tensor | tf.IndexedSlices, variable: tf.Variable, learning_rate: Any
+    ) -> None:
+        """Moves one variable by its reduced gradient. In the strategy's update context."""
+        gradient = tf.cast(tf.convert_to_tensor(gradient), variable.dtype)
+        if self._get_variable_index(variable) not in self._excluded:
+            weights = tf.convert_to_tensor(variable)
+            weight_norm, gradient_norm = _norm(weights), _norm(gradient)
+            rate = (
+                self.trust_coefficient
+                * weight_norm
+                / (gradient_norm + self._decay * weight_norm + self.epsilon)
+            )
+            rate = tf.cast(_or_one(rate, weight_norm, gradient_norm), gradient.dtype)
+            gradient = rate * (gradient + self._decay * weights)
+        super().update_step(gradient, variable, learning_rate)
+
+    def get_config(self) -> dict[str, Any]:
+        """What the constructor takes."""
+        return {
+            **super().get_config(),
+            "weight_decay": self._decay,
+            "trust_coefficient": self.trust_coefficient,
+            "epsilon": self.epsilon,
+            "exclude": self._exclude,
+        }
+
+
+@keras.saving.register_keras_serializable("ddl")
+class LAMB(keras.optimizers.Lamb):
+    """Layer-wise Adam: You et al. 2019, "Large Batch Optimization for Deep Learning".
+
+    Algorithm 2 there, with φ the identity, at the learning rate η:
+
+        m ← β₁·m + (1 - β₁)·g        v ← β₂·v + (1 - β₂)·g²
+        r ← m / (1 - β₁ᵗ) / (√(v / (1 - β₂ᵗ)) + ε) + λ·w        w ← w - η·‖w‖/‖r‖·r
+
+    Where ‖w‖ or ‖r‖ is zero their ratio is taken as 1. Keras's Lamb is the same for λ = 0 without
+    exclusions; its `weight_decay` shrinks the weights before the update, beside the ratio and not
+    within it, and biases get a ratio too. Here excluded variables follow Adam, without decay.
+
+    A sparse gradient is made dense, since moments and decay move every row.
+    """
+
+    def __init__(
+        self,
+        learning_rate: float | keras.optimizers.schedules.LearningRateSchedule | Callable = 0.001,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-6,
+        weight_decay: float = 0.0,
+        exclude: Sequence[str] | None = None,
+        name: str | None = None,
+        **kwargs: Any,
+    ):
+        """Checks the numbers.
+
+        Args:
+          learning_rate: η above: a float, a schedule, or a function that gives the rate.
+          beta_1: β₁ above.
+          beta_2: β₂ above.
+          epsilon: ε above.
+          weight_decay: λ above. It is not Keras's decoupled decay.
+          exclude: Regular expressions, searched for in the paths of variables; None takes those of
+            biases and normalization parameters, () nothing.
+          name: Of the optimizer.
+          **kwargs: The rest of Keras's arguments.
+
+        Raises:
+          ConfigError: If a number is out of range; in `build`, if a pattern finds nothing.
+        """
+        super().__init__(
+            learning_rate, beta_1=beta_1, beta_2=beta_2, epsilon=epsilon, name=name, **kwargs
+        )
+        _check_not_negative("LAMB", weight_decay=weight_decay, epsilon=epsilon)
+        # Keras would apply `self.weight_decay` by itself, before the update.
+        self._decay = weight_decay
+        self._exclude = None if exclude is None else tuple(exclude)
+
+    def build(self, variables: list[keras.Variable]) -> None:
+        """Makes the moments, and finds the variables that are excluded."""
+        if not self.built:
+            self._excluded = excluded(variables, self._exclude, "LAMB.exclude")
+        super().build(variables)
+
+    def update_step(
+        self, gradient: tf.Tensor | tf.IndexedSlices, variable: tf.Variable, learning_rate: Any
+    ) -> None:
+        """Moves one variable by its reduced gradient. In the strategy's update context."""
+        dtype = variable.dtype
+        gradient = tf.cast(tf.convert_to_tensor(gradient), dtype)
+        place = self._get_variable_index(variable)
+        first, second = self._momentums[place].value, self._velocities[place].value
+        updates = tf.cast(self.iterations + 1, dtype)
+        mean = first.assign_add((1 - self.beta_1) * (gradient - first))
+        square = second.assign_add((1 - self.beta_2) * (tf.square(gradient) - second))
+        mean = tf.convert_to_tensor(mean) / (1 - tf.constant(self.beta_1, dtype) ** updates)
+        square = tf.convert_to_tensor(square) / (1 - tf.constant(self.beta_2, dtype) ** updates)
+        update = mean / (tf.sqrt(square) + self.epsilon)
+        if place not in self._excluded:
+            weights = tf.convert_to_tensor(variable)
+            update += self._decay * weights
+            weight_norm, update_norm = _norm(weights), _norm(update)
+            ratio = _or_one(weight_norm / update_norm, weight_norm, update_norm)
+            update *= tf.cast(ratio, dtype)
+        variable.assign_sub(tf.cast(learning_rate, dtype) * update)
+
+    def get_config(self) -> dict[str, Any]:
+        """What the constructor takes."""
+        return {**super().get_config(), "weight_decay": self._decay, "exclude": self._exclude}
+
+
+def _norm(values: tf.Tensor) -> tf.Tensor:
+    """The Euclidean norm, in float32 at least."""
+    return tf.norm(tf.cast(values, tf.float32) if values.dtype.size < 4 else values)
+
+
+def _or_one(ratio: tf.Tensor, *norms: tf.Tensor) -> tf.Tensor:
+    """The ratio, or 1 where one of the norms is zero."""
+    return tf.where(tf.reduce_all(tf.stack(norms) > 0), ratio, tf.ones_like(ratio))
+
+
+def _check_not_negative(optimizer: str, **numbers: float) -> None:
+    for name, number in numbers.items():
+        if not number >= 0:
+            raise ConfigError(f"{optimizer}.{name} is {number}; it is 0 or more")
