@@ -151,7 +151,7 @@ def test_keras_lamb_is_the_paper_without_decay_alone():
             gradients,
         )
         difference = max(np.abs(a - b).max() for a, b in zip(ours[-1], theirs[-1], strict=True))
-        assert (difference < 1e-12) is same
+        assert bool(difference < 1e-12) == same
         assert same or difference > 1e-3
 
 
