@@ -1,56 +1,275 @@
-"""The learning rate and the batch size."""
+"""The learning rate of a run: scaled to its batch size, warmed up, then by a schedule.
 
-from typing import Literal, get_args
+Schedules count updates made, from 0: microbatches and skipped updates do not count, and a run that
+goes on counts on. ddl's give float64, and have Keras's own compute in it: in float32 a schedule
+is off by up to 1e-4 of its value, and cannot tell steps apart above 2^24. The optimizer rounds
+what it gets to the dtype of the weights.
+"""
+
+import copy
+import math
+from typing import Any, Literal, TypeAlias, get_args
 
 import keras
+import numpy as np
+import tensorflow as tf
+from keras.optimizers.schedules import CosineDecayRestarts, LearningRateSchedule
 
 from ddl.errors import ConfigError, check_choice
 
 ScalingRule = Literal["linear", "square_root", "none"]
+WarmUp = Literal["gradual", "constant"]
+Rate: TypeAlias = float | LearningRateSchedule
 
 
-def scale_learning_rate(
-    learning_rate: float,
-    global_batch_size: int,
-    base_batch_size: int,
-    rule: ScalingRule = "linear",
-) -> float:
-    """The learning rate for a batch size, from one that is right at another.
+def scaling_factor(global_batch_size: int, base_batch_size: int, rule: ScalingRule) -> float:
+    """What to multiply a learning rate by that is right at another batch size.
 
     Args:
-      learning_rate: The rate at `base_batch_size`.
       global_batch_size: The batch size trained with.
-      base_batch_size: The batch size for which `learning_rate` was found.
+      base_batch_size: The batch size for which the learning rate was found.
       rule: "linear" multiplies by k = global / base (Goyal et al. 2017, "Accurate, Large
         Minibatch SGD"); "square_root" by √k, which keeps the variance of the update
-        (Krizhevsky 2014, "One weird trick"); "none" by 1.
+        (Krizhevsky 2014, "One weird trick"; You et al. 2019, "Large Batch Optimization for Deep
+        Learning", for Adam and LAMB); "none" by 1.
 
     Raises:
       ConfigError: If a number is not positive, or the rule is unknown.
     """
     check_choice("the scaling rule", rule, get_args(ScalingRule))
     for name, value in (
-        ("learning_rate", learning_rate),
         ("global_batch_size", global_batch_size),
         ("base_batch_size", base_batch_size),
     ):
         if not value > 0:
             raise ConfigError(f"{name} is {value}; it is more than 0")
     ratio = global_batch_size / base_batch_size
-    factor = {"linear": ratio, "square_root": ratio**0.5, "none": 1.0}[rule]
-    return learning_rate * factor
+    return {"linear": ratio, "square_root": math.sqrt(ratio), "none": 1.0}[rule]
+
+
+@keras.saving.register_keras_serializable("ddl")
+class LearningRate(LearningRateSchedule):
+    """A base rate or schedule, scaled to the batch size, after a warm-up.
+
+    With f the scaling factor, W the warm-up in updates, a its start and r the base schedule, the
+    rate of update s, counted from 0, is
+
+        f · r(s − W)                             for s ≥ W
+        f · r(0) · (a + (1 − a) · s / W)         before, if the warm-up is gradual
+        f · r(0) · a                             before, if it is constant
+
+    as Goyal et al. 2017, section 2.2, has both. With `schedule_begins="at_start"`, r counts from
+    the first update, as for rates that change at given epochs of the training: r(s) stands for
+    r(s − W), and r(W) for r(0).
+    """
+
+    def __init__(
+        self,
+        schedule: Rate,
+        *,
+        scaling: ScalingRule | None = None,
+        base_batch_size: int | None = None,
+        global_batch_size: int | None = None,
+        warmup_steps: int = 0,
+        warmup_start: float = 0.0,
+        warmup: WarmUp = "gradual",
+        schedule_begins: Literal["after_warmup", "at_start"] | None = None,
+    ):
+        """Checks the numbers.
+
+        Args:
+          schedule: The rate at `base_batch_size`, or a schedule of it: any of Keras, of
+            `ddl.schedules`, or of one's own.
+          scaling: How the rate follows the batch size (`scaling_factor`). None is for a rate that
+            belongs to the batch size trained with.
+          base_batch_size: The batch size for which the rate was found.
+          global_batch_size: The batch size trained with.
+          warmup_steps: W, in updates; 0 for no warm-up.
+          warmup_start: a, the share of the peak that the warm-up begins with, from 0 on. For one
+            from the base rate itself (Goyal et al.) it is 1 / f.
+          warmup: Whether the rate grows linearly or stays at its start meanwhile.
+          schedule_begins: Whether the schedule counts from the end of the warm-up on or from the
+            first update. None is the former, and an error for schedules that name the steps of
+            their changes, where it is easily overlooked.
+
+        Raises:
+          ConfigError: If a number is out of range, or is missing.
+        """
+        check_choice("warmup", warmup, get_args(WarmUp))
+        if isinstance(schedule, int):
+            schedule = float(schedule)
+        if isinstance(schedule, float) and not 0 < schedule < math.inf:
+            raise ConfigError(f"the learning rate is {schedule:g}; it is more than 0")
+        if warmup_steps < 0:
+            raise ConfigError(f"the warm-up takes {warmup_steps} updates; it takes 0 or more")
+        if not 0 <= warmup_start < math.inf:
+            raise ConfigError(f"warmup_start is {warmup_start}; it is 0 or more, 1 being the peak")
+        if warmup == "constant" and warmup_steps and not warmup_start:
+            raise ConfigError("a constant warm-up at 0 trains nothing: give warmup_start")
+        boundaries = getattr(schedule, "boundaries", None)
+        if schedule_begins is None and boundaries is not None and warmup_steps:
+            raise ConfigError(
+                f"{type(schedule).__name__} changes at steps {list(boundaries)}, and the "
+                f"warm-up takes {warmup_steps:,}. Say from where they count: "
+                "LearningRate.schedule_begins = 'at_start' or 'after_warmup'."
+            )
+        if schedule_begins is not None:
+            check_choice("schedule_begins", schedule_begins, ("after_warmup", "at_start"))
+        self.schedule = schedule
+        self.scaling = scaling
+        self.base_batch_size = base_batch_size
+        self.global_batch_size = global_batch_size
+        self.warmup_steps = int(warmup_steps)
+        self.warmup_start = warmup_start
+        self.warmup = warmup
+        self.schedule_begins = schedule_begins
+        self.factor = self._factor()
+        """What the base rate is multiplied by for the batch size."""
+        self._skipped = 0 if schedule_begins == "at_start" else self.warmup_steps
+        self._in_float64 = _in_float64(schedule)
+
+    def _factor(self) -> float:
+        base, batch, scaling = self.base_batch_size, self.global_batch_size, self.scaling
+        if scaling is None:
+            if base is not None:
+                raise ConfigError(
+                    f"the base batch size is {base}, but no scaling rule is given. Give "
+                    "SCALING_RULE (LearningRate.scaling): 'linear', 'square_root' or 'none'."
+                )
+            return 1.0
+        if scaling == "none":
+            return 1.0
+        check_choice("the scaling rule", scaling, get_args(ScalingRule))
+        for name, value in (("BASE_BATCH_SIZE", base), ("GLOBAL_BATCH_SIZE", batch)):
+            if value is None:
+                raise ConfigError(
+                    f"the scaling rule is {scaling!r}, but {name} "
+                    f"(LearningRate.{name.lower()}) is missing. Give it, or the rule 'none'."
+                )
+        return scaling_factor(int(batch or 0), int(base or 0), scaling)
+
+    def __call__(self, step: Any) -> tf.Tensor:
+        """The rate of update `step`, int [], counted from 0: float64 []."""
+        step = tf.cast(step, tf.int64)
+        rate = self.factor * self._base_rate(tf.maximum(step, self.warmup_steps) - self._skipped)
+        if not self.warmup_steps:
+            return rate
+        share = tf.constant(self.warmup_start, tf.float64)
+        if self.warmup == "gradual":
+            share += (1 - share) * tf.cast(step, tf.float64) / self.warmup_steps
+        return rate * tf.where(step < self.warmup_steps, share, tf.ones_like(share))
+
+    def _base_rate(self, step: tf.Tensor) -> tf.Tensor:
+        if isinstance(self._in_float64, LearningRateSchedule):
+            return tf.cast(self._in_float64(step), tf.float64)
+        return tf.constant(self._in_float64, tf.float64)
+
+    def description(self) -> dict[str, str]:
+        """The numbers of scaling and warm-up that were resolved, as names and texts."""
+        found = {}
+        if self.scaling is not None:
+            found["learning rate scaling"] = f"× {self.factor:.6g} ({self.scaling}"
+            if self.scaling != "none":
+                found["learning rate scaling"] += (
+                    f", from batch size {self.base_batch_size:,} to {self.global_batch_size:,}"
+                )
+            found["learning rate scaling"] += ")"
+            base = float(self._base_rate(tf.constant(self.warmup_steps - self._skipped, tf.int64)))
+            found["base learning rate"] = f"{base:.6g}"
+        if self.warmup_steps:
+            start = float(self(0))
+            way = "from" if self.warmup == "gradual" else "at"
+            found["warm-up"] = f"{self.warmup}, {self.warmup_steps:,} updates {way} {start:.6g}"
+        return found
+
+    def get_config(self) -> dict[str, Any]:
+        """What `from_config` takes."""
+        schedule = self.schedule
+        if isinstance(schedule, LearningRateSchedule):
+            schedule = keras.optimizers.schedules.serialize(schedule)
+        return {
+            "schedule": schedule,
+            "scaling": self.scaling,
+            "base_batch_size": self.base_batch_size,
+            "global_batch_size": self.global_batch_size,
+            "warmup_steps": self.warmup_steps,
+            "warmup_start": self.warmup_start,
+            "warmup": self.warmup,
+            "schedule_begins": self.schedule_begins,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "LearningRate":
+        """Makes one like that whose `get_config` this is."""
+        return cls(**config | {"schedule": deserialized(config["schedule"])})
+
+
+def deserialized(schedule: Any) -> Rate:
+    """A schedule from what `keras.optimizers.schedules.serialize` gave; a number as it is."""
+    if isinstance(schedule, dict):
+        return keras.optimizers.schedules.deserialize(schedule)
+    return schedule
+
+
+def _in_float64(schedule: Rate) -> Rate:
+    """The schedule, or if it is Keras's a copy that computes in float64.
+
+    Keras computes in the dtype of the initial rate, and turns Python's floats into float32. Its
+    `CosineDecayRestarts` finds restarts by a logarithm that in float64 is off by a bit at some of
+    them; `ddl.schedules.CosineWithRestarts` is right at each.
+    """
+    is_kerass = type(schedule).__module__.startswith("keras.")
+    if not is_kerass or isinstance(schedule, CosineDecayRestarts):
+        return schedule
+    schedule = copy.copy(schedule)
+    for name, value in vars(schedule).items():
+        if isinstance(value, float):
+            setattr(schedule, name, np.float64(value))
+        elif name in ("values", "initial_learning_rate"):
+            setattr(schedule, name, np.asarray(value, np.float64))
+    return schedule
+
+
+# ------------------------------------------------------------ of an optimizer
 
 
 def learning_rate_at(optimizer: keras.optimizers.Optimizer, step: int) -> float:
     """The learning rate of an optimizer's update number `step`, counted from 0."""
     # The public property gives a schedule's value at the present step only.
     learning_rate = optimizer._learning_rate
-    if isinstance(learning_rate, keras.optimizers.schedules.LearningRateSchedule):
-        learning_rate = learning_rate(step)
+    if isinstance(learning_rate, LearningRateSchedule):
+        learning_rate = learning_rate(tf.constant(step, tf.int64))
     return float(keras.ops.convert_to_numpy(learning_rate))
 
 
-def peak_learning_rate(optimizer: keras.optimizers.Optimizer, steps: int) -> float:
-    """The largest learning rate in `steps` updates, looked for at a thousand of them."""
-    looked_at = range(0, max(steps, 1), max(1, steps // 1000))
-    return max(learning_rate_at(optimizer, step) for step in looked_at)
+def learning_rate_summary(optimizer: keras.optimizers.Optimizer, steps: int) -> dict[str, str]:
+    """What the learning rate does in a run of so many steps, as names and texts.
+
+    Raises:
+      ConfigError: If it is negative or not finite at one of a thousand of them, 0 at all, or still
+        warming up at the end.
+    """
+    learning_rate = optimizer._learning_rate
+    looked_at = {*range(0, max(steps, 1), max(1, steps // 1000)), max(steps - 1, 0)}
+    description = {}
+    if isinstance(learning_rate, LearningRate):
+        warmup = learning_rate.warmup_steps
+        if warmup >= steps:
+            raise ConfigError(
+                f"the warm-up takes {warmup:,} updates, and the run ends after {steps:,}. Shorten "
+                "WARMUP_STEPS or WARMUP_EPOCHS, or train for longer."
+            )
+        looked_at.add(warmup)
+        description = learning_rate.description()
+    rates = {step: learning_rate_at(optimizer, step) for step in sorted(looked_at)}
+    for step, rate in rates.items():
+        if not 0 <= rate < math.inf:
+            raise ConfigError(
+                f"the learning rate of update {step:,} is {rate:g}; it is 0 or more. See the "
+                "schedule's arguments."
+            )
+    peak = max(rates, key=lambda step: rates[step])
+    if not rates[peak] > 0:
+        raise ConfigError(f"the learning rate is {rates[peak]:g} at its peak; it is more than 0")
+    last = f", {rates[steps - 1]:.6g} at the end" if rates[steps - 1] != rates[peak] else ""
+    return {"learning rate": f"{rates[peak]:.6g} at its peak{last}", **description}

@@ -3,6 +3,7 @@
 This is the one place that knows how gin keeps its registry.
 """
 
+import copy
 import functools
 import importlib
 import inspect
@@ -18,7 +19,10 @@ OWN: tuple[str, ...] = (
     "ddl.data:images",
     "ddl.data:synthetic_arrays",
     "ddl.distribution:global_batch_size",
-    "ddl.learning_rate:scale_learning_rate",
+    "ddl.learning_rate:LearningRate",
+    "ddl.lengths:epochs_to_steps",
+    "ddl.lengths:steps_after_warmup",
+    "ddl.lengths:warmup_steps",
     "ddl.models:cnn",
     "ddl.models:mlp",
     "ddl.optimizers:LAMB",
@@ -29,6 +33,10 @@ OWN: tuple[str, ...] = (
     "ddl.precision:set_numerics",
     "ddl.retention:Retention",
     "ddl.run_plan:RunPlan",
+    "ddl.schedules:CosineWithRestarts",
+    "ddl.schedules:OneCycle",
+    "ddl.schedules:ReciprocalSquareRoot",
+    "ddl.schedules:StepDecay",
     "ddl.tasks:Classification",
     "ddl.trainer:Trainer",
     "ddl.warm_start:WarmStart",
@@ -137,3 +145,36 @@ def calls() -> dict[tuple[str, str], dict[str, Any]]:
     """
     with gin_config._OPERATIVE_CONFIG_LOCK:
         return {call: dict(values) for call, values in gin_config._OPERATIVE_CONFIG.items()}
+
+
+class _Built:
+    """A bound value whose references have been called: each call takes what they gave then.
+
+    gin copies what is bound for a call, and by that calls the references in it; this is a copy
+    made before. In texts it is still what was bound.
+    """
+
+    def __init__(self, bound: Any):
+        self._bound = bound
+        self._product = copy.deepcopy(bound)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return self._product
+
+    def __repr__(self) -> str:
+        return repr(self._bound)
+
+
+def build_bound(selector: str, parameter: str) -> Any:
+    """Returns what is bound for a parameter, built now for the calls to come; None if nothing is.
+
+    Args:
+      selector: The full name of what has the parameter.
+      parameter: One that is bound outside of scopes.
+    """
+    bound = gin_config._CONFIG.get(("", selector), {})
+    if parameter not in bound:
+        return None
+    if not isinstance(bound[parameter], _Built):
+        bound[parameter] = _Built(bound[parameter])
+    return copy.deepcopy(bound[parameter])

@@ -17,9 +17,10 @@ from ddl.checkpoint_directory import SavedCheckpoint
 from ddl.checkpoints import Checkpoints
 from ddl.choices import Mode
 from ddl.console import RunConsole, format_figures
+from ddl.data import as_source, order
 from ddl.distribution import Communication, describe_devices
 from ddl.errors import ConfigError, ModelDirectoryError
-from ddl.learning_rate import peak_learning_rate
+from ddl.learning_rate import learning_rate_summary
 from ddl.model_checks import depends_on_microbatches, layers_of
 from ddl.outer_loop import OuterLoop
 from ddl.retention import Retention
@@ -45,6 +46,8 @@ _MAY_CHANGE = (
     "RunPlan.max_rewinds",
 )
 _MICROBATCHES = "Trainer.accumulation_steps"
+# It follows from the data and the batch size, which are compared with those of the checkpoint.
+_STEPS_PER_EPOCH = ("epochs_to_steps.steps_per_epoch", "warmup_steps.steps_per_epoch")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,12 +102,11 @@ def run(
     with placement.strategy.scope():
         config.build("set_numerics")
         run_plan: RunPlan = config.build("RunPlan")
+        resolve_lengths(run_plan)
         trainer: Trainer = config.build("Trainer", **vars(placement))
     config.check_all_used(allow_unused)
     check_best_metric(run_plan, trainer)
     total = run_plan.total_steps(trainer.steps_per_epoch)
-    if not (peak := peak_learning_rate(trainer.optimizer, total)) > 0:
-        raise ConfigError(f"the learning rate is {peak:g} at its peak; it is more than 0")
     console.summary("ddl", summary(trainer, total))
     if dry_run or directory is None:
         warm_start(trainer, run_plan, console)
@@ -229,6 +231,32 @@ def resolve_seed(directory: RunDirectory | None, workers: Workers) -> None:
     config.set_macro("SEED", workers.of_chief(seed))
 
 
+def resolve_lengths(run_plan: RunPlan) -> None:
+    """Sets the macros STEPS_PER_EPOCH and TOTAL_STEPS, in which a config may give lengths.
+
+    They need the data, which are built for it before what is given in them. What depends on the
+    length of the run so differs from the saved config when a run is lengthened, and is told.
+
+    Raises:
+      ConfigError: If the config gives one of them itself, and another number.
+    """
+    data = config.build_bound("Trainer", "train_data")
+    batch = config.build_bound("Trainer", "global_batch_size")
+    if data is None or batch is None:
+        return  # which the trainer tells
+    an_epoch = order.steps_per_epoch(len(as_source(data)), batch)
+    for name, value in (
+        ("STEPS_PER_EPOCH", an_epoch),
+        ("TOTAL_STEPS", run_plan.total_steps(an_epoch)),
+    ):
+        if (given := config.get_macro(name)) not in (None, value):
+            raise ConfigError(
+                f"{name} is given as {given}, and is {value} by the data and the run's length. It "
+                f"is not for setting: leave it out, or give --gin_param='{name} = None'."
+            )
+        config.set_macro(name, value)
+
+
 def compare_with_saved_config(
     directory: RunDirectory, trainer: Trainer, console: RunConsole, strict: bool
 ) -> None:
@@ -240,7 +268,8 @@ def compare_with_saved_config(
     saved = directory.saved_config()
     if saved is None:
         return
-    if changes := config.differences(saved, ignore=(*_MAY_CHANGE, _MICROBATCHES)):
+    may_change = (*_MAY_CHANGE, *_STEPS_PER_EPOCH)
+    if changes := config.differences(saved, ignore=(*may_change, _MICROBATCHES)):
         listing = "\n".join(f"  {line}" for line in changes)
         if strict:
             raise ModelDirectoryError(
@@ -248,7 +277,7 @@ def compare_with_saved_config(
                 f"{listing}\nGive a new --model_dir, or the config of that run."
             )
         console.line(f"the config differs from that of the run in {directory.path}:\n{listing}")
-    other = config.differences(saved, ignore=_MAY_CHANGE) if strict else []
+    other = config.differences(saved, ignore=may_change) if strict else []
     if other and depends_on_microbatches(layers_of(trainer.task)):
         console.line(
             f"{other[0]}: this model takes statistics, or draws at random, by microbatch. From "
@@ -277,6 +306,6 @@ def summary(trainer: Trainer, total: int) -> dict[str, str]:
         "training data": f"{trainer.num_examples:,} examples, {steps_per_epoch:,} steps an epoch",
         "weight average": str(trainer.averages.rule) if trainer.averages else "none",
         "steps": f"{total:,} ({total / steps_per_epoch:.1f} epochs)",
-        "learning rate": f"{peak_learning_rate(trainer.optimizer, total):.6g} at its peak",
+        **learning_rate_summary(trainer.optimizer, total),
         "seed": str(config.get_macro("SEED")),
     }

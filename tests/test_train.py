@@ -325,7 +325,7 @@ def test_per_replica_form_scales_batch_and_learning_rate(capsys):
         (["DATA = 'digit'"], ConfigError, "digits"),
         (["NUM_CLASSES = 9"], DataError, "10|9"),
         (["Trainer.task = @Classification"], ConfigError, "parentheses"),
-        (["LEARNING_RATE = -1"], ConfigError, "learning rate is -.* at its peak"),
+        (["LEARNING_RATE = -1"], ConfigError, "the learning rate of update 0 is -1;"),
         (["SEED = -1"], ConfigError, "SEED is -1"),
     ],
     ids=str,
@@ -375,3 +375,66 @@ def test_going_on_with_other_replicas_is_told(finished, tmp_path, capsys):
     shutil.copytree(finished, model_dir)
     run(model_dir, "TRAIN_STEPS = 42", strategy=("mirrored", 2))
     assert "the run goes on with 2 replicas; it had 1" in capsys.readouterr().out
+
+
+SCALED = ("BASE_BATCH_SIZE = 16", "SCALING_RULE = 'linear'", "WARMUP_EPOCHS = 0.5")
+
+
+def test_scaling_and_warm_up_are_told_and_logged_as_used(tmp_path, capsys):
+    run(None, *SCALED, dry_run=True)
+    told = " ".join(capsys.readouterr().out.split())
+    for numbers in (
+        "learning rate: 0.2 at its peak, 0.18",
+        "base learning rate: 0.05",
+        "learning rate scaling: × 4 (linear, from batch size 16 to 64)",
+        "warm-up: gradual, 12 updates from 0",
+        "STEPS_PER_EPOCH = 23",
+    ):
+        assert numbers in told
+    run(tmp_path / "run", *SCALED, "LOG_EVERY = 1")
+    rates = [line["learning_rate"] for line in metrics(tmp_path / "run", "train")]
+    expected = [0.2 * min(s / 12, 1) * 0.5 ** (max(s - 12, 0) / 200) for s in range(40)]
+    np.testing.assert_allclose(rates, expected, rtol=1e-7)
+
+
+COSINE = (
+    "LearningRate.schedule = @CosineDecay()",
+    "CosineDecay.initial_learning_rate = %LEARNING_RATE",
+    "CosineDecay.decay_steps = @steps_after_warmup()",
+    "WARMUP_STEPS = 4",
+)
+DIGITS_MLP = {"gin_file": "digits_mlp.gin"}
+
+
+def test_a_run_whose_rate_follows_its_length_is_not_lengthened_in_silence(tmp_path):
+    model_dir = tmp_path / "run"
+    run(model_dir, *COSINE, **DIGITS_MLP)
+    rates = [line["learning_rate"] for line in metrics(model_dir, "train")]
+    expected = [0.05 * (1 + np.cos(np.pi * (s - 4) / 36)) / 2 for s in (9, 19, 29, 39)]
+    np.testing.assert_allclose(rates, expected, rtol=1e-7)
+    with pytest.raises(ModelDirectoryError, match="TOTAL_STEPS: 40 → 60"):
+        run(model_dir, *COSINE, "TRAIN_STEPS = 60", **DIGITS_MLP)
+    # One that only counts its own updates may be.
+    shutil.rmtree(model_dir)
+    run(model_dir, "WARMUP_EPOCHS = 0.5", **DIGITS_MLP)
+    run(model_dir, "WARMUP_EPOCHS = 0.5", "TRAIN_STEPS = 60", **DIGITS_MLP)
+    assert metrics(model_dir, "train")[-1]["step"] == 60
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        (["WARMUP_EPOCHS = 2"], "takes 46 updates, and the run ends after 40"),
+        ([*COSINE, "WARMUP_STEPS = 40"], "takes 40 updates, and the run ends after 40"),
+        (["LEARNING_RATE = -0.1"], "the learning rate is -0.1; it is more than 0"),
+        (["LEARNING_RATE = 0"], "the learning rate is 0; it is more than 0"),
+        (["SCALING_RULE = 'linear'"], "BASE_BATCH_SIZE .* is missing"),
+        (["SCALING_RULE = 'cubic'"], "must be .*Literal.*'cubic'"),
+        (["TOTAL_STEPS = 50"], "TOTAL_STEPS is given as 50, and is 40"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else None,
+)
+def test_bad_learning_rates(params, message, tmp_path):
+    with pytest.raises(ConfigError, match=message):
+        run(tmp_path / "run", *params, **DIGITS_MLP)
+    assert not (tmp_path / "run").exists()

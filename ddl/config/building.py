@@ -3,7 +3,7 @@
 import os
 import re
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import gin
@@ -33,8 +33,17 @@ def call(name: str, args: Any, kwargs: Any, bindings: Mapping[Key, Binding]) -> 
         raise ConfigError(
             f"{selector} is not registered, or not once.{did_you_mean(selector, registry.names())}"
         )
+    return explaining(lambda: gin.get_configurable(name)(*args, **kwargs), name, bindings)
+
+
+def explaining(build: Callable[[], Any], name: str, bindings: Mapping[Key, Binding]) -> Any:
+    """Returns what `build` gives, which calls through gin what is bound for the item `name`.
+
+    Raises:
+      ConfigError: As `call`.
+    """
     try:
-        return gin.get_configurable(name)(*args, **kwargs)
+        return build()
     except DdlError as error:
         cause = _original(error)
         scope, item = _innermost_call(error, name)

@@ -32,7 +32,7 @@ from ddl.errors import ConfigError
 from ddl.suggestions import closest, did_you_mean, either
 
 # Macros that the program sets before it builds: their None says nothing yet.
-_SET_LATER = ("SEED",)
+_SET_LATER = ("SEED", "STEPS_PER_EPOCH", "TOTAL_STEPS")
 
 
 def checked(bindings: Sequence[Binding]) -> dict[Key, Binding]:

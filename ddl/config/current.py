@@ -16,6 +16,8 @@ from ddl.config.values import (
     Binding,
     Import,
     Key,
+    full_selector,
+    shown,
     values_of,
     with_full_selector,
 )
@@ -123,6 +125,27 @@ def build(name: str, *args: Any, **kwargs: Any) -> Any:
     return building.call(name, args, kwargs, _loaded.bindings)
 
 
+def build_bound(name: str, parameter: str) -> Any:
+    """Builds what the config binds for one parameter, ahead of the call that takes it.
+
+    `build(name)` takes what was built here. So other values can follow from it (`set_macro`).
+
+    Args:
+      name: The name of what is called, without a scope.
+      parameter: Its parameter.
+
+    Returns:
+      The value; None if nothing is bound.
+
+    Raises:
+      ConfigError: As `build`.
+    """
+    selector = full_selector(name)
+    return building.explaining(
+        lambda: registry.build_bound(selector, parameter), name, _loaded.bindings
+    )
+
+
 def check_all_used(allowed_unused: Sequence[str] = ()) -> None:
     """Checks that every binding and macro was used by a call so far; see `ddl.config.usage`.
 
@@ -158,6 +181,9 @@ def operative_config_text() -> str:
 def differences(saved_text: str, ignore: Collection[str] = ()) -> list[str]:
     """Compares the config of an earlier run with this one, by what they mean.
 
+    Defaults that ddl ships for what this run does not use are no difference: ask after everything
+    is built.
+
     Args:
       saved_text: What `config_text` gave then.
       ignore: Bindings that may differ, by their shortest names, such as `RunPlan.train_steps`.
@@ -168,4 +194,6 @@ def differences(saved_text: str, ignore: Collection[str] = ()) -> list[str]:
     """
     statements = Reader().text(saved_text, "the saved config")
     saved = [with_full_selector(one) for one in statements if isinstance(one, Binding)]
-    return text.differences(values_of(saved), values_of(_loaded.bindings.values()), ignore)
+    unused = usage.unused_defaults(_loaded.bindings, registry.calls())
+    current = values_of(_loaded.bindings.values())
+    return text.differences(values_of(saved), current, {*ignore, *map(shown, unused)})

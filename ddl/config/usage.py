@@ -49,6 +49,12 @@ def complaints(
     ]
 
 
+def unused_defaults(bindings: Mapping[Key, Binding], calls: Calls) -> set[Key]:
+    """Returns what the defaults that ddl ships bind for what no call took."""
+    used = _used(bindings, calls)
+    return {key for key, binding in bindings.items() if key not in used and _is_shipped(binding)}
+
+
 def _is_shipped(binding: Binding) -> bool:
     file = binding.location.file if binding.location else None
     return file is not None and os.path.abspath(file).startswith(PACKAGE_FOLDER + os.sep)

@@ -77,3 +77,31 @@ def test_other_errors_stay_as_they_are(load):
 def test_what_builds_itself(load):
     load("tower.filters = @tower()")
     assert "one of its own parameters" in complaint(config.build, "tower")
+
+
+def test_what_is_built_ahead_is_what_the_call_takes(load):
+    calls = []
+
+    @gin.register(module="dummies")
+    def expensive(size):
+        calls.append(size)
+        return [size]
+
+    load("Trial.tower = @expensive()\nTrial.steps = %LATER\nexpensive.size = 4\nLATER = None")
+    ahead = config.build_bound("Trial", "tower")
+    assert ahead == [4]
+    assert config.build_bound("Trial", "pictures") is None
+    config.set_macro("LATER", ahead[0] * 10)
+    values = config.build("Trial").values
+    assert values["tower"] is ahead
+    assert values["steps"] == 40
+    assert calls == [4]
+    config.check_all_used()
+    assert "Trial.tower = @expensive()\n" in config.operative_config_text()
+    load("Trial.tower = @expensive()\nexpensive.size = 5")
+    assert config.build_bound("Trial", "tower") == [5]
+
+
+def test_an_error_ahead_is_explained(load):
+    load("Trial.tower = @tower()")
+    assert "tower.filters = …" in complaint(config.build_bound, "Trial", "tower")

@@ -1,0 +1,81 @@
+"""Lengths of schedules in updates, from those in epochs or from that of the run.
+
+A schedule is built from plain numbers of updates. In a config these functions make them, from the
+macros STEPS_PER_EPOCH and TOTAL_STEPS, which a run sets once it knows its data.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import overload
+
+from ddl.errors import ConfigError
+
+
+@overload
+def epochs_to_steps(epochs: float, steps_per_epoch: int | None) -> int: ...
+@overload
+def epochs_to_steps(epochs: Sequence[float], steps_per_epoch: int | None) -> list[int]: ...
+def epochs_to_steps(
+    epochs: float | Sequence[float], steps_per_epoch: int | None
+) -> int | list[int]:
+    """Updates up to the end of an epoch, or of each of several; a part counts its last batch whole.
+
+    Args:
+      epochs: Passes over the training data, from the start or from the end of another length.
+      steps_per_epoch: Updates that see every training example once.
+
+    Raises:
+      ConfigError: If one is negative, or `steps_per_epoch` is missing.
+    """
+    if steps_per_epoch is None:
+        raise ConfigError("steps_per_epoch is missing: bind it to %STEPS_PER_EPOCH, or a number")
+    if isinstance(epochs, Sequence):
+        return [_steps(one, steps_per_epoch) for one in epochs]
+    return _steps(epochs, steps_per_epoch)
+
+
+def warmup_steps(
+    steps: int | None = None, epochs: float | None = None, steps_per_epoch: int | None = None
+) -> int:
+    """Length of the warm-up in updates, given so or in epochs; 0 when not given.
+
+    Raises:
+      ConfigError: If both are given, or one is negative.
+    """
+    if steps is not None and epochs is not None:
+        raise ConfigError(
+            f"WARMUP_STEPS is {steps} and WARMUP_EPOCHS is {epochs}: both of them are given. Give "
+            "one, and None for the other."
+        )
+    if epochs is not None:
+        (steps,) = epochs_to_steps([epochs], steps_per_epoch)
+    if steps is not None and steps < 0:
+        raise ConfigError(f"WARMUP_STEPS is {steps}; it is 0 or more")
+    return steps or 0
+
+
+def steps_after_warmup(total_steps: int | None, warmup_steps: int = 0) -> int:
+    """Updates from the end of the warm-up to the end of the run.
+
+    Args:
+      total_steps: Length of the run in updates.
+      warmup_steps: That of the warm-up.
+
+    Raises:
+      ConfigError: If there are none, or `total_steps` is missing.
+    """
+    if total_steps is None:
+        raise ConfigError("total_steps is missing: bind it to %TOTAL_STEPS, or a number")
+    if warmup_steps >= total_steps:
+        raise ConfigError(
+            f"the warm-up takes {warmup_steps:,} updates, and the run ends after {total_steps:,}. "
+            "Shorten WARMUP_STEPS or WARMUP_EPOCHS, or train for longer."
+        )
+    return total_steps - warmup_steps
+
+
+def _steps(epochs: float, steps_per_epoch: int) -> int:
+    if not 0 <= epochs < math.inf:
+        raise ConfigError(f"epochs is {epochs}; it is 0 or more")
+    # 1.1 epochs of 10 steps are 11, though 1.1 * 10 is more.
+    return math.ceil(round(epochs * steps_per_epoch, 6))

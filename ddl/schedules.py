@@ -1,0 +1,222 @@
+"""Learning rate schedules that Keras lacks. Each gives float64 and counts updates from 0."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import keras
+import tensorflow as tf
+from keras.optimizers.schedules import LearningRateSchedule
+
+from ddl.errors import ConfigError, check_choice
+
+
+@keras.saving.register_keras_serializable("ddl")
+class StepDecay(LearningRateSchedule):
+    """The rate times a factor at each of several steps, from that very step on.
+
+    The rate of update s is η · factor^(number of boundaries ≤ s), the schedule of He et al. 2016,
+    "Deep residual learning", and Goyal et al. 2017. Keras's `PiecewiseConstantDecay` keeps the
+    earlier rate for the update numbered as the boundary too.
+    """
+
+    def __init__(
+        self, initial_learning_rate: float, boundaries: Sequence[int], factor: float = 0.1
+    ):
+        """Takes steps in increasing order.
+
+        Raises:
+          ConfigError: If they are in another order, or a number is out of range.
+        """
+        _check_positive(initial_learning_rate=initial_learning_rate, factor=factor)
+        self.initial_learning_rate = initial_learning_rate
+        self.boundaries = list(boundaries)
+        self.factor = factor
+        if self.boundaries != sorted(set(self.boundaries)) or min(self.boundaries, default=0) < 0:
+            raise ConfigError(
+                f"the boundaries {self.boundaries} are not in increasing order from 0"
+            )
+
+    def __call__(self, step: Any) -> tf.Tensor:
+        """The rate of update `step`, int [], counted from 0: float64 []."""
+        passed = tf.constant(self.boundaries, tf.int64) <= tf.cast(step, tf.int64)
+        powers = tf.constant(
+            [self.initial_learning_rate * self.factor**n for n in range(len(self.boundaries) + 1)],
+            tf.float64,
+        )
+        return powers[tf.math.count_nonzero(passed)]
+
+    def get_config(self) -> dict[str, Any]:
+        """What `from_config` takes."""
+        return {
+            "initial_learning_rate": self.initial_learning_rate,
+            "boundaries": self.boundaries,
+            "factor": self.factor,
+        }
+
+
+@keras.saving.register_keras_serializable("ddl")
+class CosineWithRestarts(LearningRateSchedule):
+    """Half a cosine from η down, again and again: Loshchilov & Hutter 2017, "SGDR".
+
+    Period i has length T·m^i and peak η·p^i. After a share x of it the rate is
+    η · (a + (1 − a) · p^i · (1 + cos πx) / 2), with T `first_decay_steps`, m `t_mul`, p `m_mul` and
+    a `alpha`, as Keras's `CosineDecayRestarts` has them; but that is off at some restarts.
+    """
+
+    def __init__(
+        self,
+        initial_learning_rate: float,
+        first_decay_steps: int,
+        t_mul: float = 2.0,
+        m_mul: float = 1.0,
+        alpha: float = 0.0,
+    ):
+        """Checks the numbers.
+
+        Raises:
+          ConfigError: If one is out of range.
+        """
+        _check_positive(
+            initial_learning_rate=initial_learning_rate,
+            first_decay_steps=first_decay_steps,
+            m_mul=m_mul,
+        )
+        if not 1 <= t_mul < math.inf:
+            raise ConfigError(f"t_mul is {t_mul}; it is 1 or more")
+        if not 0 <= alpha <= 1:
+            raise ConfigError(f"alpha is {alpha}; it lies between 0 and 1")
+        self.initial_learning_rate = initial_learning_rate
+        self.first_decay_steps = first_decay_steps
+        self.t_mul = t_mul
+        self.m_mul = m_mul
+        self.alpha = alpha
+
+    def __call__(self, step: Any) -> tf.Tensor:
+        """The rate of update `step`, int [], counted from 0: float64 []."""
+        done = tf.cast(step, tf.float64) / self.first_decay_steps
+        if self.t_mul == 1:
+            period = tf.floor(done)
+            share = done - period
+        else:
+            # The logarithm may be off by a bit where a period begins, and its floor by one.
+            near = tf.round(tf.math.log1p(done * (self.t_mul - 1)) / math.log(self.t_mul))
+            begins_near = (self.t_mul**near - 1) / (self.t_mul - 1)
+            period = tf.where(done < begins_near, near - 1, near)
+            begins = (self.t_mul**period - 1) / (self.t_mul - 1)
+            share = (done - begins) / self.t_mul**period
+        cosine = self.m_mul**period * (1 + tf.cos(math.pi * share)) / 2
+        return self.initial_learning_rate * (self.alpha + (1 - self.alpha) * cosine)
+
+    def get_config(self) -> dict[str, Any]:
+        """What `from_config` takes."""
+        return {
+            "initial_learning_rate": self.initial_learning_rate,
+            "first_decay_steps": self.first_decay_steps,
+            "t_mul": self.t_mul,
+            "m_mul": self.m_mul,
+            "alpha": self.alpha,
+        }
+
+
+@keras.saving.register_keras_serializable("ddl")
+class ReciprocalSquareRoot(LearningRateSchedule):
+    """The rate of update s is η / √(1 + s / timescale).
+
+    After a warm-up of as many updates as `timescale` it is that of Vaswani et al. 2017, "Attention
+    is all you need": η · √(W / step), counted from the first update. It does not depend on how long
+    the training is (Zhai et al. 2022, "Scaling vision transformers").
+    """
+
+    def __init__(self, initial_learning_rate: float, timescale: int):
+        """Checks that both are positive, or raises ConfigError."""
+        _check_positive(initial_learning_rate=initial_learning_rate, timescale=timescale)
+        self.initial_learning_rate = initial_learning_rate
+        self.timescale = timescale
+
+    def __call__(self, step: Any) -> tf.Tensor:
+        """The rate of update `step`, int [], counted from 0: float64 []."""
+        return self.initial_learning_rate * tf.math.rsqrt(
+            1 + tf.cast(step, tf.float64) / self.timescale
+        )
+
+    def get_config(self) -> dict[str, Any]:
+        """What `from_config` takes."""
+        return {
+            "initial_learning_rate": self.initial_learning_rate,
+            "timescale": self.timescale,
+        }
+
+
+@keras.saving.register_keras_serializable("ddl")
+class OneCycle(LearningRateSchedule):
+    """Up to a peak and down to almost nothing: Smith & Topin 2018, "Super-convergence".
+
+    With x = s / decay_steps, the share of the cycle before update s, the rate goes from
+    `initial_share` · η at x = 0 to η at x = `rise`, and to `final_share` · η at x = 1, where it
+    stays; each way as half a cosine or a straight line. The momentum stays as it is.
+    """
+
+    def __init__(
+        self,
+        peak_learning_rate: float,
+        decay_steps: int,
+        rise: float = 0.3,
+        initial_share: float = 0.04,
+        final_share: float = 4e-6,
+        shape: Literal["cosine", "linear"] = "cosine",
+    ):
+        """Checks the numbers.
+
+        Args:
+          peak_learning_rate: η.
+          decay_steps: Length of the whole cycle in updates.
+          rise: The share of it in which the rate grows.
+          initial_share: The first rate as a share of η.
+          final_share: The last one.
+          shape: How it goes from one to the next.
+
+        Raises:
+          ConfigError: If one is out of range.
+        """
+        _check_positive(peak_learning_rate=peak_learning_rate, decay_steps=decay_steps)
+        check_choice("shape", shape, ("cosine", "linear"))
+        shares = {"rise": rise, "initial_share": initial_share, "final_share": final_share}
+        for name, share in shares.items():
+            if not 0 <= share <= 1 or (name == "rise" and share in (0, 1)):
+                raise ConfigError(f"{name} is {share}; it lies between 0 and 1")
+        self.peak_learning_rate = peak_learning_rate
+        self.decay_steps = decay_steps
+        self.rise = rise
+        self.initial_share = initial_share
+        self.final_share = final_share
+        self.shape = shape
+
+    def __call__(self, step: Any) -> tf.Tensor:
+        """The rate of update `step`, int [], counted from 0: float64 []."""
+        done = tf.minimum(tf.cast(step, tf.float64) / self.decay_steps, 1.0)
+        up = self._between(self.initial_share, 1.0, done / self.rise)
+        down = self._between(1.0, self.final_share, (done - self.rise) / (1 - self.rise))
+        return self.peak_learning_rate * tf.where(done < self.rise, up, down)
+
+    def _between(self, first: float, last: float, done: tf.Tensor) -> tf.Tensor:
+        if self.shape == "cosine":
+            done = (1 - tf.cos(math.pi * done)) / 2
+        return first + (last - first) * done
+
+    def get_config(self) -> dict[str, Any]:
+        """What `from_config` takes."""
+        return {
+            "peak_learning_rate": self.peak_learning_rate,
+            "decay_steps": self.decay_steps,
+            "rise": self.rise,
+            "initial_share": self.initial_share,
+            "final_share": self.final_share,
+            "shape": self.shape,
+        }
+
+
+def _check_positive(**numbers: float) -> None:
+    for name, number in numbers.items():
+        if not 0 < number < math.inf:
+            raise ConfigError(f"{name} is {number}; it is more than 0")
