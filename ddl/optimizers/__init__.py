@@ -1,7 +1,17 @@
 """Optimizers that Keras lacks, or has in a slower form."""
 
 from ddl.optimizers.exclusions import exclude_from_weight_decay
+from ddl.optimizers.fused_adam import FusedAdam, FusedAdamW
+from ddl.optimizers.fused_sgd import FusedSGD
 from ddl.optimizers.layerwise import LAMB, LARS
 from ddl.optimizers.momentum import MomentumSGD
 
-__all__ = ["LAMB", "LARS", "MomentumSGD", "exclude_from_weight_decay"]
+__all__ = [
+    "LAMB",
+    "LARS",
+    "FusedAdam",
+    "FusedAdamW",
+    "FusedSGD",
+    "MomentumSGD",
+    "exclude_from_weight_decay",
+]

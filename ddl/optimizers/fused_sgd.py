@@ -1,0 +1,37 @@
+"""Gradient descent in one pass over each variable."""
+
+import keras
+import tensorflow as tf
+
+from ddl.optimizers.fused import Fused, constructor_of
+
+
+@keras.saving.register_keras_serializable("ddl")
+class FusedSGD(Fused, keras.optimizers.SGD):
+    """`keras.optimizers.SGD` by TensorFlow's kernels for gradient descent and momentum.
+
+    With momentum μ: v ← μ·v - η·g; w ← w + v, or with Nesterov's (Sutskever et al. 2013, "On the
+    importance of initialization and momentum in deep learning") w ← w + μ·v - η·g.
+    """
+
+    __init__ = constructor_of(keras.optimizers.SGD, "sgd")
+
+    def fused_step(
+        self, gradient: tf.Tensor, handle: tf.Tensor, index: int, learning_rate: tf.Tensor
+    ) -> None:
+        """See `Fused`."""
+        if self.momentum == 0:
+            tf.raw_ops.ResourceApplyGradientDescent(var=handle, alpha=learning_rate, delta=gradient)
+        else:
+            tf.raw_ops.ResourceApplyKerasMomentum(
+                var=handle,
+                accum=self.momentums[index].value.handle,
+                lr=learning_rate,
+                grad=gradient,
+                momentum=tf.cast(self.momentum, gradient.dtype),
+                use_nesterov=self.nesterov,
+            )
+
+    def leaves_rows_without_gradient(self) -> bool:
+        """See `Fused`."""
+        return self.momentum == 0
