@@ -16,21 +16,19 @@ NAMES = ("SGD", "Adam", "AdamW")
 TOLERANCES = {"float64": 1e-13, "float32": 2e-5, "float16": 2e-3, "bfloat16": 2e-2}
 
 
-def schedule():
-    return keras.optimizers.schedules.ExponentialDecay(0.02, 10, 0.9)
-
+SCHEDULE = keras.optimizers.schedules.ExponentialDecay(0.02, 10, 0.9)
 
 CASES = [
     ("SGD", {}),
     ("SGD", {"momentum": 0.9}),
     ("SGD", {"momentum": 0.9, "nesterov": True}),
     ("SGD", {"momentum": 0.9, "weight_decay": 0.02}),
-    ("SGD", {"weight_decay": 0.02, "learning_rate": schedule()}),
+    ("SGD", {"weight_decay": 0.02, "learning_rate": SCHEDULE}),
     ("Adam", {}),
     ("Adam", {"amsgrad": True}),
-    ("Adam", {"beta_1": 0.5, "beta_2": 0.9, "epsilon": 1e-3, "learning_rate": schedule()}),
+    ("Adam", {"beta_1": 0.5, "beta_2": 0.9, "epsilon": 1e-3, "learning_rate": SCHEDULE}),
     ("AdamW", {}),
-    ("AdamW", {"weight_decay": 0.1, "learning_rate": schedule()}),
+    ("AdamW", {"weight_decay": 0.1, "learning_rate": SCHEDULE}),
 ]
 HALF_PRECISION_CASES = [
     ("SGD", {"momentum": 0.9, "nesterov": True, "weight_decay": 0.02}),
@@ -91,7 +89,7 @@ def assert_equal(got, expected, dtype):
     ("dtype", "name", "arguments"),
     [(dtype, *case) for dtype in ("float32", "float64") for case in CASES]
     + [(dtype, *case) for dtype in ("float16", "bfloat16") for case in HALF_PRECISION_CASES],
-    ids=str,
+    ids=lambda value: ",".join(value) if isinstance(value, dict) else value,
 )
 def test_equals_keras_over_100_updates(dtype, name, arguments, sparse):
     strategy = make_strategy("one_device", 1)
