@@ -9,9 +9,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ddl import layers
+from ddl import layers, optimizers
 from ddl.errors import ModelDirectoryError
 from ddl.layers.by_position import ByPosition
+from ddl.optimizers.fused import Fused
 
 
 def export_model(model: keras.Model, directory: Path) -> list[Path]:
@@ -19,7 +20,8 @@ def export_model(model: keras.Model, directory: Path) -> list[Path]:
 
     Args:
       model: A built model. Dropout and noise layers of ddl, which do nothing when a model serves,
-        are written as Keras's, so that loading it needs no ddl.
+        are written as Keras's, and so is a fused optimizer that it was compiled with, so that
+        loading it needs no ddl.
       directory: Gets `model.keras` and `saved_model/`. What an earlier export left there stays
         until the new one is complete.
 
@@ -34,7 +36,7 @@ def export_model(model: keras.Model, directory: Path) -> list[Path]:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         model.save(partial / "model.keras")
-        _name_layers_of_keras(partial / "model.keras")
+        _name_classes_of_keras(partial / "model.keras")
         model.export(str(partial / "saved_model"), verbose=False)
         shutil.rmtree(directory, ignore_errors=True)
         partial.rename(directory)
@@ -44,10 +46,10 @@ def export_model(model: keras.Model, directory: Path) -> list[Path]:
     return [directory / "model.keras", directory / "saved_model"]
 
 
-def _name_layers_of_keras(path: Path) -> None:
-    """Names in a .keras file, for each of ddl's layers that stands before one of Keras, that one.
+def _name_classes_of_keras(path: Path) -> None:
+    """Names in a .keras file, for each class of ddl that stands before one of Keras, that one.
 
-    Both have the same config and no weights.
+    Both have the same config and the same variables.
     """
     rewritten = path.with_suffix(".rewritten")
     with zipfile.ZipFile(path) as source, zipfile.ZipFile(rewritten, "w") as target:
@@ -66,7 +68,16 @@ def _renamed(config: Any) -> Any:
         return config
     config = {key: _renamed(value) for key, value in config.items()}
     module, _, name = str(config.get("registered_name", "")).partition(">")
-    ours = getattr(layers, name, None) if module == "ddl" else None
-    if isinstance(ours, type) and issubclass(ours, ByPosition):
+    if module != "ddl":
+        return config
+    layer, optimizer = getattr(layers, name, None), getattr(optimizers, name, None)
+    if isinstance(layer, type) and issubclass(layer, ByPosition):
         config |= {"module": "keras.layers", "registered_name": None}
+    if isinstance(optimizer, type) and issubclass(optimizer, Fused):
+        of_keras = name.removeprefix("Fused")
+        config |= {
+            "module": "keras.optimizers",
+            "class_name": of_keras,
+            "registered_name": None,
+        }
     return config

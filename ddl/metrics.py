@@ -73,12 +73,13 @@ class MetricSums:
           float64 [size].
         """
         weight = tf.cast(weight, tf.float64)
+        of_names = [values[name] for name in self.names]
+        if len({value.dtype for value in of_names}) > 1:
+            of_names = [tf.cast(value, tf.float64) for value in of_names]
+        rows = [tf.ones_like(of_names[0]), *of_names]
         # A row of weight zero is padding: whatever it holds, an infinity too, counts nothing.
-        products = [
-            tf.reduce_sum(tf.math.multiply_no_nan(tf.cast(values[name], tf.float64), weight))
-            for name in self.names
-        ]
-        return tf.stack([tf.reduce_sum(weight), *products])
+        products = tf.math.multiply_no_nan(tf.cast(tf.stack(rows), tf.float64), weight)
+        return tf.reduce_sum(tf.reshape(products, [self.size, -1]), axis=1)
 
     def means(self, sums: tf.Tensor | np.ndarray) -> dict[str, float]:
         """Weighted means by name, as Python floats; NaN for each where no weight was seen."""

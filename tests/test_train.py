@@ -294,7 +294,7 @@ def test_dry_run_writes_nothing_and_shows_the_plan(tmp_path, capsys):
         "steps: 40 (1.7 epochs)",
         "learning rate: 0.05 at its peak",
         "one step on one batch: loss 2.",
-        "SGD.momentum = 0.9",
+        "FusedSGD.momentum = 0.9",
     ):
         assert text in out
 
@@ -318,7 +318,7 @@ def test_per_replica_form_scales_batch_and_learning_rate(capsys):
         (["TRAIN_STEPS = '40'"], ConfigError, "TRAIN_STEPS"),
         (["TRAIN_STEP = 40"], ConfigError, "TRAIN_STEP is never used.*TRAIN_STEPS"),
         (["cnn.filter = 40"], ConfigError, "cnn has no parameter filter"),
-        (["SGD.momentun = 0.5"], ConfigError, "Did you mean momentum"),
+        (["FusedSGD.momentun = 0.5"], ConfigError, "Did you mean momentum"),
         (["trian/images.split = 'train'"], ConfigError, "train/images.split"),
         (["GLOBAL_BATCH_SIZE = 63"], ConfigError, "split evenly over 2 replicas"),
         (["PRECISION = 'float16'"], ConfigError, "float16"),

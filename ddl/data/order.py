@@ -17,6 +17,8 @@ from ddl.random import PHILOX
 # cheaper there. The limit must never change: it decides the order for a given n.
 _SORTED_UP_TO = 4096
 
+_ROWS_AT_ONCE = 8192
+
 # tf.random.experimental.index_shuffle makes 4 rounds of the cipher, which leave structure behind:
 # for n = 60,000 the means of batches of 32 vary a quarter as much as those of random batches, for
 # n = 65,537 a sixteenth. From 8 rounds on nothing of it can be measured.
@@ -82,22 +84,25 @@ def index_batches(
       Dicts of "index", int64 [B], and "weight", float32 [B].
     """
     steps = steps_per_epoch(num_examples, global_batch_size)
-    # A small data set's epoch is made at once, so that one sort serves it.
-    at_once = steps if num_examples <= _SORTED_UP_TO else 1
+    # Many batches are made at once, so that a batch costs a slice of them: of a small data set an
+    # epoch, which one sort serves.
+    at_once = steps if num_examples <= _SORTED_UP_TO else max(1, _ROWS_AT_ONCE // global_batch_size)
+    parts = -(-steps // at_once)
 
-    def batches(number: tf.Tensor) -> dict[str, tf.Tensor]:
-        batch = number * at_once
-        first = (batch % steps) * global_batch_size
-        position = first + tf.range(at_once * global_batch_size, dtype=tf.int64)
-        index, weight = _indices(position, batch // steps, num_examples, seed, shuffle)
-        shape = [at_once, global_batch_size]
+    def part(number: tf.Tensor) -> dict[str, tf.Tensor]:
+        epoch, first = number // parts, number % parts * at_once
+        batches = tf.minimum(steps - first, at_once)
+        position = first * global_batch_size + tf.range(batches * global_batch_size)
+        index, weight = _indices(position, epoch, num_examples, seed, shuffle)
+        shape = [-1, global_batch_size]
         return {"index": tf.reshape(index, shape), "weight": tf.reshape(weight, shape)}
 
-    first, skipped = divmod(first_batch, at_once)
-    made = tf.data.Dataset.counter(first).map(
-        batches, num_parallel_calls=os.cpu_count() or 1, deterministic=True
+    epoch, batch = divmod(first_batch, steps)
+    made = tf.data.Dataset.counter(epoch * parts + batch // at_once).map(
+        part, num_parallel_calls=os.cpu_count() or 1, deterministic=True
     )
-    return made.unbatch().skip(skipped)
+    # The threads that make them hand over a part at a time: they are woken once for many batches.
+    return made.prefetch(1).unbatch().skip(batch % at_once)
 
 
 def _indices(

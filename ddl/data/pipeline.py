@@ -1,11 +1,8 @@
 """Global batches of static shape, by number, on any strategy."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Literal
 
 import tensorflow as tf
-from tensorflow.python.data.ops import multi_device_iterator_ops
 
 from ddl.data import resident as resident_data
 from ddl.data.order import index_batches, steps_per_epoch
@@ -119,17 +116,15 @@ class BatchPipeline:
         """
         devices = resident_data.local_devices(strategy)
         on_cpu = all("CPU" in device.upper() for device in devices)
-        dataset = _finished(self._arranged(first_batch, strategy))
+        dataset = _finished(self._arranged(first_batch, strategy), ahead=not self.resident)
         if Workers(strategy).number > 1:
             # A distributed iterator would ask all workers before each batch whether all have one.
             return iter(dataset)
-        if strategy.num_replicas_in_sync == 1 and (self.resident or on_cpu):
-            # Nothing to share out either: the distributed iterator would cost time in each step.
+        if on_cpu or (strategy.num_replicas_in_sync == 1 and self.resident):
+            # All replicas can have all rows: `examples` takes a replica's own without a copy. The
+            # distributed iterator would wake a thread of each device in each step.
             return iter(dataset)
-        if not on_cpu:
-            return iter(strategy.experimental_distribute_dataset(dataset))
-        with _untuned_on_devices():
-            return iter(strategy.experimental_distribute_dataset(dataset))
+        return iter(strategy.experimental_distribute_dataset(dataset))
 
     def resident_arrays(self, strategy: tf.distribute.Strategy) -> dict[str, Any]:
         """The arrays on the devices, to be handed to `strategy.run`; {} where not resident.
@@ -168,6 +163,9 @@ class BatchPipeline:
             first = tf.cast(replica, tf.int32) % (held // of_replica) * of_replica
             first += tf.cast(microbatch, tf.int32) * size
             element = {name: _static_slice(rows, first, size) for name, rows in element.items()}
+        if self.always_full:
+            # A constant, with which the graph is simplified before it runs.
+            element = {**element, "weight": tf.ones([size])}
         if not resident:
             return dict(element)
         features = resident_data.gather(resident, element["index"], self.source.element_spec)
@@ -255,35 +253,12 @@ def _static_slice(rows: tf.Tensor, first: tf.Tensor, size: int) -> tf.Tensor:
     return tf.ensure_shape(rows[first : first + size], [size, *rows.shape[1:]])
 
 
-def _finished(dataset: tf.data.Dataset) -> tf.data.Dataset:
+def _finished(dataset: tf.data.Dataset, ahead: bool = True) -> tf.data.Dataset:
     options = tf.data.Options()
     options.deterministic = True
     # By choice, not by default: one process reads everything, and in this order.
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    return _untuned(dataset.prefetch(_BATCHES_AHEAD)).with_options(options)
-
-
-def _untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """The same without tf.data's tuner, which a map and a buffer do not need.
-
-    Letting go of an iterator waits for it to wake up, which it does ever less often, down to once
-    a minute.
-    """
-    options = tf.data.Options()
+    # A map and a buffer need no tuner, and letting go of an iterator waits for it to wake up, which
+    # it does ever less often, down to once a minute.
     options.autotune.enabled = False
-    return dataset.with_options(options)
-
-
-@contextmanager
-def _untuned_on_devices() -> Iterator[None]:
-    """Makes the data sets of a distributed iterator, one a device, without a tuner.
-
-    TensorFlow makes them itself and lets no option reach them. Held by
-    tests/data/test_pipeline.py; on CPU devices only, where it was tried.
-    """
-    create = multi_device_iterator_ops._create_device_dataset
-    multi_device_iterator_ops._create_device_dataset = lambda *args: _untuned(create(*args))
-    try:
-        yield
-    finally:
-        multi_device_iterator_ops._create_device_dataset = create
+    return (dataset.prefetch(_BATCHES_AHEAD) if ahead else dataset).with_options(options)

@@ -2,6 +2,7 @@
 
 from ddl.optimizers.exclusions import exclude_from_weight_decay
 from ddl.optimizers.fused_adam import FusedAdam, FusedAdamW
+from ddl.optimizers.fused_rmsprop import FusedAdagrad, FusedRMSprop
 from ddl.optimizers.fused_sgd import FusedSGD
 from ddl.optimizers.layerwise import LAMB, LARS
 from ddl.optimizers.momentum import MomentumSGD
@@ -9,8 +10,10 @@ from ddl.optimizers.momentum import MomentumSGD
 __all__ = [
     "LAMB",
     "LARS",
+    "FusedAdagrad",
     "FusedAdam",
     "FusedAdamW",
+    "FusedRMSprop",
     "FusedSGD",
     "MomentumSGD",
     "exclude_from_weight_decay",

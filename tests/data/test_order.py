@@ -37,22 +37,23 @@ def test_every_example_comes_once_an_epoch(num_examples, batch_size, seed):
         assert set(weight) <= {0.0, 1.0}
 
 
+# Beyond _SORTED_UP_TO, 8 batches of 1,000 are made at once: 10 an epoch, the last of 97.
 @pytest.mark.parametrize("first_batch", [0, 1, 5, 13])
-@pytest.mark.parametrize("num_examples", [10, _SORTED_UP_TO + 1])
+@pytest.mark.parametrize(("num_examples", "batch_size"), [(10, 4), (9_097, 1_000), (9_097, 10_000)])
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_a_data_set_of_batches_begins_anywhere(first_batch, num_examples, shuffle):
+def test_a_data_set_of_batches_begins_anywhere(first_batch, num_examples, batch_size, shuffle):
     arguments = {
         "num_examples": num_examples,
-        "global_batch_size": 4,
+        "global_batch_size": batch_size,
         "seed": 3,
         "shuffle": shuffle,
     }
-    batches = index_batches(first_batch, **arguments).take(7)
+    batches = index_batches(first_batch, **arguments).take(12)
     for number, batch in enumerate(batches, start=first_batch):
         index, weight = batch_indices(tf.constant(number, tf.int64), **arguments)
         np.testing.assert_array_equal(batch["index"], index)
         np.testing.assert_array_equal(batch["weight"], weight)
-        assert batch["index"].shape == (4,)
+        assert batch["index"].shape == (batch_size,)
 
 
 def test_unshuffled_order_is_the_stored_one_and_padding_comes_last():

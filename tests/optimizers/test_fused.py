@@ -11,7 +11,7 @@ from ddl.optimizers import fused
 from tests.conftest import make_strategy
 
 SHAPES = ((40, 3), (5,), ())
-NAMES = ("SGD", "Adam", "AdamW")
+NAMES = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad")
 # In float32 Adam's kernel rounds 1 - β₂.
 TOLERANCES = {"float64": 1e-13, "float32": 2e-5, "float16": 2e-3, "bfloat16": 2e-2}
 
@@ -29,10 +29,18 @@ CASES = [
     ("Adam", {"beta_1": 0.5, "beta_2": 0.9, "epsilon": 1e-3, "learning_rate": SCHEDULE}),
     ("AdamW", {}),
     ("AdamW", {"weight_decay": 0.1, "learning_rate": SCHEDULE}),
+    ("RMSprop", {}),
+    ("RMSprop", {"momentum": 0.9, "rho": 0.8}),
+    ("RMSprop", {"centered": True, "epsilon": 1e-3}),
+    ("RMSprop", {"centered": True, "momentum": 0.9, "epsilon": 1e-3, "learning_rate": SCHEDULE}),
+    ("Adagrad", {"weight_decay": 0.1}),
+    ("Adagrad", {"initial_accumulator_value": 0.0, "epsilon": 1e-2}),
 ]
 HALF_PRECISION_CASES = [
     ("SGD", {"momentum": 0.9, "nesterov": True, "weight_decay": 0.02}),
     ("AdamW", {"weight_decay": 0.1}),
+    ("RMSprop", {"momentum": 0.9}),
+    ("Adagrad", {}),
 ]
 
 
@@ -65,7 +73,9 @@ def trained(strategy, optimizer_class, arguments, dtype="float32", sparse=False,
         if sparse:
             rows = tf.random.stateless_uniform([40], [9, step]) < 0.2
             indices = tf.reshape(tf.where(rows), [-1])
-            dense[0] = tf.IndexedSlices(tf.gather(dense[0], indices), indices, [40, 3])
+            dense[0] = tf.IndexedSlices(
+                tf.gather(dense[0], indices), indices, tf.constant([40, 3], tf.int64)
+            )
         return dense
 
     @tf.function(autograph=False)

@@ -1,0 +1,95 @@
+"""What makes the step fast, held without a clock: counts of traces, operations and fetches."""
+
+import collections
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.python.framework import ops
+
+import ddl
+from ddl.optimizers import FusedAdam
+from tests.conftest import make_strategy
+
+# Of the perceptron below. A change that needs more operations may raise these, knowing what they
+# cost: python -m benchmarks.loop_overhead.
+MOST_OPERATIONS = {("one_device", 1): 230, ("mirrored", 2): 450}
+
+
+def trainer(strategy, **arguments):
+    random = np.random.default_rng(0)
+    data = random.integers(0, 256, (64, 28, 28, 1)).astype("u1"), random.integers(0, 10, 64)
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        model = ddl.models.mlp((28, 28, 1), 10, hidden_units=(128,), dropout=0.2)
+        arguments = {"global_batch_size": 16, "steps_per_loop": 10} | arguments
+        return ddl.Trainer(ddl.Classification(model), FusedAdam(1e-3), data, **arguments)
+
+
+def operations(trained):
+    """Types of the operations that one step runs, with what is called from it."""
+    loop = trained._loop
+    graph = loop._loop.get_concrete_function(
+        loop._iterator_from(trained.state), tf.constant(0, tf.int64), trained.state
+    ).graph.as_graph_def()
+    functions = {function.signature.name: function for function in graph.library.function}
+    loops = [node for node in graph.node if node.op in ("While", "StatelessWhile")]
+    assert len(loops) == 1
+
+    def types(function):
+        for node in function.node_def:
+            yield node.op
+            for attribute in node.attr.values():
+                if attribute.HasField("func") and attribute.func.name in functions:
+                    yield from types(functions[attribute.func.name])
+
+    return collections.Counter(types(functions[loops[0].attr["body"].func.name]))
+
+
+@pytest.mark.parametrize(("name", "replicas"), MOST_OPERATIONS)
+def test_operations_of_a_step(name, replicas):
+    counts = operations(trainer(make_strategy(name, replicas)))
+    variables = 4
+    assert counts["ResourceApplyAdam"] == variables * replicas
+    assert counts["IteratorGetNext"] == 1
+    assert sum(counts.values()) - counts["Const"] <= MOST_OPERATIONS[name, replicas], counts
+    assert not [kind for kind in counts if "PyFunc" in kind or kind in ("Print", "RemoteCall")]
+
+
+@pytest.mark.parametrize("accumulation_steps", [1, 4])
+def test_one_reduce_an_update(accumulation_steps, monkeypatch):
+    """All gradients in one call and one buffer, and all sums in another, whatever the model."""
+    strategy = make_strategy("mirrored", 2)
+    trained = trainer(strategy, accumulation_steps=accumulation_steps)
+    extended = type(strategy.extended)
+    calls = []
+    for method in ("_batch_reduce_to", "_reduce_to"):
+        plain = getattr(extended, method)
+
+        def counted(self, *args, method=method, plain=plain, **kwargs):
+            calls.append(method)
+            return plain(self, *args, **kwargs)
+
+        monkeypatch.setattr(extended, method, counted)
+    trained.train(2)
+    assert sorted(calls) == ["_batch_reduce_to", "_reduce_to"]
+
+
+def test_one_trace_and_one_call_a_loop(monkeypatch):
+    trained = trainer(make_strategy("one_device", 1))
+    trained.train(3)
+    fetches = []
+    plain = ops._EagerTensorBase._numpy
+    monkeypatch.setattr(
+        ops._EagerTensorBase, "_numpy", lambda self: fetches.append(1) or plain(self)
+    )
+    counts = []
+    for steps in (1, 7, 10, 30):  # 30 are three loops
+        fetches.clear()
+        trained.train(steps)
+        counts.append(len(fetches))
+    assert trained.trace_count == 1
+    # A loop is fetched from a fixed number of times, however many steps it makes.
+    assert counts[0] == counts[1] == counts[2]
+    assert 0 < counts[3] - counts[2] <= 2 * counts[2] <= 40, counts
