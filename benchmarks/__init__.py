@@ -2,6 +2,7 @@
 
 BENCHMARKS = (
     "step_cost",
+    "cross_device",
     "epoch_order",
     "checkpoint_cost",
     "memory",
