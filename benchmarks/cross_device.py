@@ -6,6 +6,8 @@ several, else on virtual CPU devices. What stands first is what ddl takes by its
 kind of device. The MLP has 4 gradients of 0.4 MB together, the CNN 8 of 4.8 MB.
 """
 
+from collections.abc import Callable
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -72,6 +74,11 @@ def trainer(name: str, devices: list[str], way: Communication) -> ddl.Trainer:
         )
 
 
+def milliseconds(trained: ddl.Trainer, steps: int) -> Callable[[], float]:
+    """Makes so many updates a call, and says how long each took."""
+    return lambda: report.seconds(lambda: trained.train(steps)) / steps * 1e3
+
+
 def measure(quick: bool) -> Report:
     """Ratios to what ddl takes."""
     gpus = tf.config.list_physical_devices("GPU")
@@ -88,19 +95,13 @@ def measure(quick: bool) -> Report:
                 way: trainer(name, devices[:replicas], communication)
                 for way, communication in ways(kind == "GPU").items()
             }
-            steps = STEPS[name]
             for each in trainers.values():
                 each.train(2)
-            times = report.interleaved(
-                {
-                    way: lambda each=each: report.seconds(lambda: each.train(steps)) / steps * 1e3
-                    for way, each in trainers.items()
-                },
-                2 if quick else ROUNDS,
-            )
+            timed = {way: milliseconds(each, STEPS[name]) for way, each in trainers.items()}
+            times = report.interleaved(timed, 2 if quick else ROUNDS)
             ratios = {way: report.spread(found / times[AUTOMATIC]) for way, found in times.items()}
-            milliseconds = report.spread(times[AUTOMATIC])
-            rows += [[f"{name}, {replicas} × {kind}", milliseconds, *[*ratios.values()][1:]]]
+            own = report.spread(times[AUTOMATIC])
+            rows += [[f"{name}, {replicas} × {kind}", own, *[*ratios.values()][1:]]]
             series.append(Series(f"{name}, {replicas}", [*ratios][1:], [*ratios.values()][1:]))
     columns = ["model, replicas", f"{AUTOMATIC}, ms", *[*ways(kind == "GPU")][1:]]
     return Report(
