@@ -51,29 +51,51 @@ class Fused(keras.optimizers.Optimizer):
         Args:
           gradient: Dense or `tf.IndexedSlices`, of the variable's shape.
           variable: One that the optimizer was built with, or a replica's copy of it.
-          learning_rate: A scalar.
+          learning_rate: A scalar; or what `scalars` gave by the name of each dtype, in place of it.
         """
         dtype = variable.dtype
+        scalars = learning_rate if isinstance(learning_rate, dict) else None
+        if scalars is None:
+            scalars = {dtype.name: self.scalars(tf.cast(learning_rate, dtype))}
+        own = scalars[dtype.name]
         if lacks := _no_kernel(dtype) or self.kernel_lacks(dtype):
             _note_once(type(self).__name__, lacks)
-            super().update_step(gradient, variable, learning_rate)
+            super().update_step(gradient, variable, own["lr"])
         elif isinstance(gradient, tf.IndexedSlices) and self.leaves_rows_without_gradient():
-            super().update_step(gradient, variable, learning_rate)
+            super().update_step(gradient, variable, own["lr"])
         else:
             gradient = tf.cast(tf.convert_to_tensor(gradient), dtype)
-            self.fused_step(
-                gradient,
-                variable.handle,
-                self._get_variable_index(variable),
-                tf.cast(learning_rate, dtype),
-            )
+            self.fused_step(gradient, variable.handle, self._get_variable_index(variable), own)
+
+    def _backend_update_step(
+        self, gradients: Any, variables: list[Any], learning_rate: Any
+    ) -> None:
+        """Keras's, with what is the same for all variables computed once. Replica context.
+
+        The name is Keras's; tests/optimizers/test_fused.py holds it.
+        """
+        dtypes = dict.fromkeys(tf.as_dtype(variable.dtype) for variable in variables)
+        by_dtype = {d.name: self.scalars(tf.cast(learning_rate, d)) for d in dtypes}
+        super()._backend_update_step(gradients, variables, by_dtype)
+
+    def scalars(self, learning_rate: tf.Tensor) -> dict[str, tf.Tensor]:
+        """What an update takes beside gradients and slots, by the kernel's names for it.
+
+        Args:
+          learning_rate: [], of the dtype that all of it is to have.
+        """
+        return {"lr": learning_rate}
 
     def fused_step(
-        self, gradient: tf.Tensor, handle: tf.Tensor, index: int, learning_rate: tf.Tensor
+        self,
+        gradient: tf.Tensor,
+        handle: tf.Tensor,
+        index: int,
+        scalars: dict[str, tf.Tensor],
     ) -> None:
         """Applies the kernel to the variable behind `handle`, number `index` of those built with.
 
-        `gradient` and `learning_rate`, a scalar, are of the variable's dtype.
+        `gradient` and `scalars` are of the variable's dtype.
         """
         raise NotImplementedError
 

@@ -14,14 +14,10 @@ class _AdamKernel(Fused):
     """
 
     def fused_step(
-        self, gradient: tf.Tensor, handle: tf.Tensor, index: int, learning_rate: tf.Tensor
+        self, gradient: tf.Tensor, handle: tf.Tensor, index: int, scalars: dict[str, tf.Tensor]
     ) -> None:
         """See `Fused`."""
         dtype = gradient.dtype
-        step = tf.cast(self.iterations + 1, dtype)
-        # tf.cast makes a Python number float32 first. Keras does so with these two.
-        beta_1_power = tf.pow(tf.cast(self.beta_1, dtype), step)
-        beta_2_power = tf.pow(tf.cast(self.beta_2, dtype), step)
         slots = {"m": self._momentums[index], "v": self._velocities[index]}
         kernel = tf.raw_ops.ResourceApplyAdam
         if self.amsgrad:
@@ -30,14 +26,23 @@ class _AdamKernel(Fused):
         kernel(
             var=handle,
             **{name: slot.value.handle for name, slot in slots.items()},
-            beta1_power=beta_1_power,
-            beta2_power=beta_2_power,
-            lr=learning_rate,
+            **scalars,
             beta1=tf.constant(self.beta_1, dtype),
             beta2=tf.constant(self.beta_2, dtype),
             epsilon=tf.constant(self.epsilon, dtype),
             grad=gradient,
         )
+
+    def scalars(self, learning_rate: tf.Tensor) -> dict[str, tf.Tensor]:
+        """See `Fused`: with the powers of both betas at this update."""
+        dtype = learning_rate.dtype
+        step = tf.cast(self.iterations + 1, dtype)
+        # tf.cast makes a Python number float32 first. Keras does so with these two.
+        powers = {
+            "beta1_power": tf.pow(tf.cast(self.beta_1, dtype), step),
+            "beta2_power": tf.pow(tf.cast(self.beta_2, dtype), step),
+        }
+        return super().scalars(learning_rate) | powers
 
     def kernel_lacks(self, dtype: tf.DType) -> str | None:
         """See `Fused`."""

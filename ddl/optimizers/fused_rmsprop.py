@@ -21,7 +21,7 @@ class FusedRMSprop(Fused, keras.optimizers.RMSprop):
     __init__ = constructor_of(keras.optimizers.RMSprop, "rm_sprop")
 
     def fused_step(
-        self, gradient: tf.Tensor, handle: tf.Tensor, index: int, learning_rate: tf.Tensor
+        self, gradient: tf.Tensor, handle: tf.Tensor, index: int, scalars: dict[str, tf.Tensor]
     ) -> None:
         """See `Fused`."""
         dtype = gradient.dtype
@@ -35,7 +35,7 @@ class FusedRMSprop(Fused, keras.optimizers.RMSprop):
                 **centered,
                 ms=self._velocities[index].value.handle,
                 mom=velocity,
-                lr=learning_rate,
+                **scalars,
                 rho=tf.constant(self.rho, dtype),
                 momentum=tf.constant(self.momentum, dtype),
                 epsilon=tf.constant(self.epsilon, dtype),
@@ -59,7 +59,7 @@ class FusedAdagrad(Fused, keras.optimizers.Adagrad):
     __init__ = constructor_of(keras.optimizers.Adagrad, "adagrad")
 
     def fused_step(
-        self, gradient: tf.Tensor, handle: tf.Tensor, index: int, learning_rate: tf.Tensor
+        self, gradient: tf.Tensor, handle: tf.Tensor, index: int, scalars: dict[str, tf.Tensor]
     ) -> None:
         """See `Fused`."""
         dtype = gradient.dtype
@@ -70,7 +70,7 @@ class FusedAdagrad(Fused, keras.optimizers.Adagrad):
                 var=handle,
                 ms=accumulator,
                 mom=velocity,
-                lr=learning_rate,
+                **scalars,
                 rho=tf.constant(1, dtype),
                 momentum=tf.constant(0, dtype),
                 epsilon=tf.constant(self.epsilon, dtype),

@@ -17,16 +17,16 @@ class FusedSGD(Fused, keras.optimizers.SGD):
     __init__ = constructor_of(keras.optimizers.SGD, "sgd")
 
     def fused_step(
-        self, gradient: tf.Tensor, handle: tf.Tensor, index: int, learning_rate: tf.Tensor
+        self, gradient: tf.Tensor, handle: tf.Tensor, index: int, scalars: dict[str, tf.Tensor]
     ) -> None:
         """See `Fused`."""
         if self.momentum == 0:
-            tf.raw_ops.ResourceApplyGradientDescent(var=handle, alpha=learning_rate, delta=gradient)
+            tf.raw_ops.ResourceApplyGradientDescent(var=handle, alpha=scalars["lr"], delta=gradient)
         else:
             tf.raw_ops.ResourceApplyKerasMomentum(
                 var=handle,
                 accum=self.momentums[index].value.handle,
-                lr=learning_rate,
+                **scalars,
                 grad=gradient,
                 momentum=tf.cast(self.momentum, gradient.dtype),
                 use_nesterov=self.nesterov,
