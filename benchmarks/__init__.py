@@ -1,6 +1,8 @@
 """Measurements. `python -m benchmarks` runs all, `python -m benchmarks.NAME` one of them."""
 
 BENCHMARKS = (
+    "loop_overhead",
+    "first_step",
     "step_cost",
     "cross_device",
     "epoch_order",

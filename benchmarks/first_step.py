@@ -1,0 +1,125 @@
+"""How long a run takes to its first step, and its memory: python -m benchmarks.first_step.
+
+`ddl.main` with configs/mnist_mlp.gin beside a bare Keras script of the same network, Adam and batch
+of 25 (benchmarks/bare_keras.py), both on 60,000 images that lie in Keras's cache. Time counts from
+the start of the process. Imports end where the arguments are read and TensorFlow is there; the
+build is the data, the model and the optimizer; for ddl, tracing comes next, which makes the first
+loop short, and the folder of the run and its files; Keras traces and compiles within its first
+step. The memory is the largest that is resident until the process ends, 500 updates later.
+"""
+
+import gzip
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks import report
+from benchmarks.report import Bar, Plot, Report, Series, Table, interleaved, spread
+
+STEPS = 500
+ROUNDS = 7
+PARTS = ("imports", "build", "trace", "first loop")
+MEMORY = "memory, MB"
+
+_FOLDER = Path(__file__).parent
+COMMANDS = {
+    "ddl": [
+        *("-m", "benchmarks.first_step_of_ddl"),
+        f"--gin_file={_FOLDER.parent / 'configs' / 'mnist_mlp.gin'}",
+        "--gin_param=DATA = 'fashion_mnist'",
+        "--gin_param=TRAIN_EPOCHS = None",
+        f"--gin_param=TRAIN_STEPS = {STEPS}",
+        *("--mode=train", "--strategy=one_device"),
+    ],
+    "Keras": [str(_FOLDER / "bare_keras.py"), str(STEPS)],
+}
+
+
+def write_images(folder: Path) -> None:
+    """Noise in the files of Fashion-MNIST, where Keras looks for them."""
+    generator = np.random.default_rng(0)
+    folder = folder / "datasets" / "fashion-mnist"
+    folder.mkdir(parents=True)
+    for name, count in (("train", 60_000), ("t10k", 10_000)):
+        images = generator.integers(0, 256, count * 784, np.uint8)
+        labels = generator.integers(0, 10, count, np.uint8)
+        for kind, header, values in (("images-idx3", 16, images), ("labels-idx1", 8, labels)):
+            path = folder / f"{name}-{kind}-ubyte.gz"
+            path.write_bytes(gzip.compress(bytes(header) + values.tobytes(), compresslevel=1))
+
+
+def one_run(command: Sequence[str], cache: Path) -> dict[str, float]:
+    """Seconds of each part up to the first step, and the memory in MB."""
+    with tempfile.TemporaryDirectory(prefix="first_step") as folder:
+        environment = {
+            **os.environ,
+            "KERAS_HOME": str(cache),
+            "FIRST_STEP_TIMES": f"{folder}/times",
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+        }
+        arguments = [sys.executable, *command]
+        if command[0] == "-m":
+            arguments.append(f"--model_dir={folder}/run")
+        start = time.time()
+        process = subprocess.Popen(arguments, env=environment, stdout=subprocess.DEVNULL)
+        _, status, usage = os.wait4(process.pid, 0)
+        if status:
+            raise RuntimeError(f"{' '.join(arguments)} ended with status {status}")
+        lines = Path(environment["FIRST_STEP_TIMES"]).read_text().splitlines()
+    found, before = {}, start
+    for name, moment in (line.split("=") for line in lines):
+        found[name] = float(moment) - before
+        before = float(moment)
+    return {**found, "first step": before - start, MEMORY: usage.ru_maxrss / 1024}
+
+
+def measure(quick: bool) -> Report:
+    """Both, by turns."""
+    runs: dict[str, list[dict[str, float]]] = {name: [] for name in COMMANDS}
+
+    def run(name: str) -> float:
+        runs[name].append(one_run(COMMANDS[name], cache))
+        return runs[name][-1]["first step"]
+
+    with tempfile.TemporaryDirectory(prefix="keras_home") as folder:
+        cache = Path(folder)
+        write_images(cache)
+        for name in COMMANDS:  # brings the files that are read into memory
+            one_run(COMMANDS[name], cache)
+        times = interleaved(
+            {name: lambda name=name: run(name) for name in COMMANDS}, 1 if quick else ROUNDS
+        )
+    ours, theirs = times["ddl"], times["Keras"]
+    memory = {name: np.array([run[MEMORY] for run in runs[name]]) for name in runs}
+    rows = [
+        [name, *(_of(runs[name], part) for part in ("first step", *PARTS, MEMORY))] for name in runs
+    ]
+    parts = [Series(name, list(PARTS), [_of(runs[name], p, 0.0) for p in PARTS]) for name in runs]
+    return Report(
+        [Table("Seconds", ["", "first step", *PARTS, MEMORY], rows)],
+        [
+            Bar("ddl's first step after Keras's, s", spread(ours - theirs), 1.0, "at most"),
+            Bar(
+                "ddl's largest memory / Keras's",
+                spread(memory["ddl"] / memory["Keras"]),
+                1.1,
+                "at most",
+            ),
+        ],
+        [Plot("To the first step", "", "s", parts)],
+    )
+
+
+def _of(runs: Sequence[dict[str, float]], part: str, missing: float | str = "–"):  # type: ignore[no-untyped-def]
+    values = [run[part] for run in runs if part in run]
+    return spread(values) if values else missing
+
+
+if __name__ == "__main__":
+    report.main(measure)

@@ -1,0 +1,194 @@
+"""What ddl's loop costs beside what users would pick instead: python -m benchmarks.loop_overhead.
+
+The MLP 784-128-dropout 0.2-10 and the CNN 3×3×32, 3×3×64, maxpool, dropout 0.25, dense 128, dropout
+0.5, dense 10 of two tutorials, on 57,600 images of 28×28 float32, with Adam, dropout on, the loss
+and the accuracy kept. Beside ddl: Keras's `fit` as the tutorials call it; `fit` with many steps an
+execution, without XLA, fed by either of two pipelines, of which the faster counts; the loop of
+TensorFlow's tutorial on custom training, a tf.function a step; Orbit's StandardTrainer, whose loop
+is a tf.while, with Keras 3's Adam and with ddl's; and the floor, the bare step on one batch that
+never changes, with TensorFlow's fused Adam, in a tf.while, without metrics.
+
+Each has a process of its own, which waits while another computes. On one device the peers have no
+strategy, which is the fastest for them; on several they have MirroredStrategy as it comes.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from benchmarks import report
+from benchmarks.report import Bar, Plot, Report, Series, Spread, Table, interleaved, spread
+from benchmarks.turns import Contender, Failed
+
+FIT = "Keras fit"
+TUNED = "Keras fit, tuned"
+TUTORIAL = "tutorial's loop"
+ORBIT = "Orbit"
+ORBIT_FUSED = "Orbit, ddl's Adam"
+DDL = "ddl"
+FLOOR = "floor"
+FUNCTIONS = {
+    FIT: "fit",
+    f"{TUNED} (slices)": "fit_tuned_slices",
+    f"{TUNED} (gather)": "fit_tuned_gather",
+    TUTORIAL: "tutorial_loop",
+    ORBIT: "orbit",
+    ORBIT_FUSED: "orbit_fused",
+    DDL: "ddl_trainer",
+    FLOOR: "floor",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """What is trained, and how long a window is.
+
+    Attributes:
+      model: "MLP" or "CNN".
+      batch: Global batch size.
+      replicas: 1 for one device, else mirrored on as many virtual CPUs.
+      steps: Updates a window.
+      rounds: Windows of each contender.
+      asked: The bars: at least so many times as fast as a peer, or at most so many times the
+        floor's time.
+    """
+
+    model: str
+    batch: int
+    replicas: int
+    steps: int
+    rounds: int
+    asked: tuple[tuple[str, float], ...]
+
+    def __str__(self) -> str:
+        where = "one device" if self.replicas == 1 else f"mirrored on {self.replicas}"
+        return f"{self.model} {self.batch}, {where}"
+
+
+_MIRRORED = ((FIT, 3.0), (TUTORIAL, 1.5), (ORBIT, 1.5))
+CASES = (
+    Case("MLP", 25, 1, 576, 11, ((FIT, 4.0), (TUNED, 1.5), (ORBIT, 1.5), (FLOOR, 1.10))),
+    Case("MLP", 256, 1, 225, 9, ()),
+    Case("MLP", 512, 1, 112, 9, ((FLOOR, 1.05),)),
+    Case("CNN", 256, 1, 5, 7, ((FLOOR, 1.05),)),
+    Case("MLP", 64, 2, 150, 11, _MIRRORED),
+    Case("MLP", 64, 4, 100, 11, _MIRRORED),
+)
+
+
+@dataclasses.dataclass
+class Found:
+    """Milliseconds a step of each contender in each round, and who had none, with the reason."""
+
+    times: dict[str, np.ndarray]
+    failures: dict[str, str]
+
+
+def measure(quick: bool) -> Report:
+    """All cases."""
+    cases = [dataclasses.replace(c, rounds=2, steps=5) if quick else c for c in CASES]
+    found: dict[Case, Found] = {}
+    for replicas in dict.fromkeys(case.replicas for case in cases):
+        found |= run_cases([case for case in cases if case.replicas == replicas])
+    return Report(
+        [ratios(found), milliseconds(found)],
+        [bar for case in cases for bar in bars(case, found[case])],
+        [plot(found)],
+        [
+            f"{name}, {case}: {text}"
+            for case, result in found.items()
+            for name, text in result.failures.items()
+        ],
+    )
+
+
+def run_cases(cases: list[Case]) -> dict[Case, Found]:
+    """Cases with the same devices: a process for each contender, one case after the other."""
+    names = [n for n in FUNCTIONS if n != FLOOR or cases[0].replicas == 1]
+    contenders = {
+        name: Contender(f"benchmarks.contenders:{FUNCTIONS[name]}", cases, {}) for name in names
+    }
+    try:
+        return {case: run_case(case, contenders) for case in cases}
+    finally:
+        for contender in contenders.values():
+            contender.close()
+
+
+def run_case(case: Case, contenders: dict[str, Contender]) -> Found:
+    """All build and trace at once; then they warm up, and compute, by turns."""
+    failures: dict[str, str] = {}
+    for contender in contenders.values():
+        contender.start_window()
+    for name, contender in contenders.items():
+        try:
+            contender.end_window()
+            contender.window()
+        except Failed as failure:
+            failures[name] = str(failure)
+    going = {name: c.window for name, c in contenders.items() if name not in failures}
+    times = interleaved(going, case.rounds)
+    for contender in contenders.values():
+        contender.next_case()
+    times = {name: values / case.steps * 1e3 for name, values in times.items()}
+    tuned = {name: values for name, values in times.items() if name.startswith(TUNED)}
+    if tuned:
+        best = min(tuned, key=lambda name: float(np.median(tuned[name])))
+        times[TUNED] = times[best]
+    return Found(times, failures)
+
+
+def ratio(result: Found, name: str) -> Spread | None:
+    """How many times as fast ddl is as a peer; for the floor, how many times its time ddl takes."""
+    if name not in result.times or DDL not in result.times:
+        return None
+    ratios = result.times[name] / result.times[DDL]
+    return spread(1 / ratios if name == FLOOR else ratios)
+
+
+def bars(case: Case, result: Found) -> list[Bar]:
+    """What was asked of a case, where both have run."""
+    found = []
+    for name, limit in case.asked:
+        if (value := ratio(result, name)) is not None:
+            what = "ddl's time / the floor's" if name == FLOOR else f"ddl's speed / {name}'s"
+            kind = "at most" if name == FLOOR else "at least"
+            found.append(Bar(f"{case}: {what}", value, limit, kind))
+    return found
+
+
+_COLUMNS = (FIT, TUNED, TUTORIAL, ORBIT, ORBIT_FUSED, FLOOR)
+
+
+def ratios(found: dict[Case, Found]) -> Table:
+    """How many times as fast ddl is as each peer."""
+    rows = [
+        [str(case), *(ratio(result, name) or "–" for name in _COLUMNS)]
+        for case, result in found.items()
+    ]
+    columns = ["", *(f"of {n}" for n in _COLUMNS[:-1]), "time, of the floor"]
+    return Table("ddl's speed; its time beside the floor", columns, rows)
+
+
+def milliseconds(found: dict[Case, Found]) -> Table:
+    """Of each contender."""
+    rows = [
+        [name, *(spread(r.times[name]) if name in r.times else "–" for r in found.values())]
+        for name in FUNCTIONS
+    ]
+    return Table("Milliseconds a step", ["", *map(str, found)], rows)
+
+
+def plot(found: dict[Case, Found]) -> Plot:
+    """The same as bars."""
+    series = []
+    for name in _COLUMNS[:-1]:
+        values = [(str(c), v) for c, r in found.items() if (v := ratio(r, name)) is not None]
+        series.append(
+            Series(name, [x.replace(", ", ",\n") for x, _ in values], [v for _, v in values])
+        )
+    return Plot("ddl's speed", "", "times as fast as", series, level=1.0)
+
+
+if __name__ == "__main__":
+    report.main(measure)
