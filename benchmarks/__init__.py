@@ -3,6 +3,9 @@
 BENCHMARKS = (
     "loop_overhead",
     "first_step",
+    "precision",
+    "scaling",
+    "simulated_cluster",
     "step_cost",
     "cross_device",
     "epoch_order",

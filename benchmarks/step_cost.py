@@ -26,7 +26,7 @@ from ddl.precision import set_precision
 
 BATCH = 64
 STEPS = 200
-ROUNDS = 25
+ROUNDS = 15
 REPLICAS = 2
 
 Loop = Callable[[], None]

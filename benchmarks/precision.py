@@ -1,0 +1,138 @@
+"""Number formats: python -m benchmarks.precision.
+
+ddl trains in float32, mixed_float16 (with its loss scale, finite check and skipping) and
+mixed_bfloat16: images a second, beside float32's, and memory. On a CPU these are the CNN of
+configs/digits_cnn.gin and the second tutorial's MLP; on a GPU, where there is one, the third
+tutorial's CNN and ResNet-50 on 64×64, and the memory is the largest that the process has taken on
+it; on a CPU it is the largest resident.
+"""
+
+import os
+from typing import Any, NamedTuple
+
+from benchmarks import report
+from benchmarks.report import Plot, Report, Series, Table, interleaved, seconds, spread
+from benchmarks.turns import Contender, Turns
+
+PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16")
+ROUNDS = 7
+
+
+class Case(NamedTuple):
+    """What is trained in which format, where, and how many updates a window has."""
+
+    network: str
+    batch: int
+    steps: int
+    precision: str = "float32"
+    on_gpu: bool = False
+
+
+ON_CPU = (Case("digits CNN", 64, 100), Case("MLP", 512, 50))
+ON_GPU = (Case("CNN", 2048, 100), Case("ResNet-50", 256, 20))
+
+
+def network(name: str) -> Any:
+    """The model, whose input is float32 images."""
+    import keras
+
+    import ddl
+
+    if name == "digits CNN":
+        return ddl.models.cnn((8, 8, 1), 10, blocks=((32,), (64,)), hidden_units=(64,))
+    if name == "MLP":
+        return ddl.models.mlp((28, 28, 1), 10, dropout=0.2)
+    if name == "CNN":
+        return ddl.models.cnn((28, 28, 1), 10, block_dropout=0.25, hidden_dropout=0.5)
+    return keras.applications.ResNet50(
+        weights=None, input_shape=(64, 64, 3), classes=10, classifier_activation=None
+    )
+
+
+def train(case: Case, turns: Turns) -> None:
+    """In a process of its own: seconds of a window, and megabytes so far."""
+    import keras
+    import tensorflow as tf
+
+    import ddl
+    from benchmarks.memory import megabytes
+    from ddl import distribution
+    from ddl.precision import set_numerics
+
+    distribution.configure_devices(gpus=None if case.on_gpu else ())
+    set_numerics(case.precision, seed=0)
+    strategy = distribution.build_strategy("one_device")
+    with strategy.scope():
+        model = network(case.network)
+        data = ddl.data.synthetic_images(
+            "train", image_shape=model.input_shape[1:], num_classes=10, num_examples=16 * case.batch
+        )
+        trainer = ddl.Trainer(
+            ddl.Classification(model),
+            keras.optimizers.Adam(),
+            data,
+            global_batch_size=case.batch,
+            steps_per_loop=case.steps,
+        )
+    while turns.wait():
+        time = seconds(lambda: trainer.train(case.steps))
+        if case.on_gpu:
+            memory = tf.config.experimental.get_memory_info("GPU:0")["peak"] / 2**20
+        else:
+            memory = megabytes(os.getpid())["peak"]
+        turns.report((time, memory))
+
+
+def measure(quick: bool) -> Report:
+    """On the CPU, and on a GPU where there is one."""
+    cases = list(ON_CPU)
+    if report.machine()["gpus"] != "none":
+        cases += [case._replace(on_gpu=True) for case in ON_GPU]
+    rows, series = [], []
+    for case in cases:
+        found, memory = measure_case(case, quick)
+        name = f"{case.network} {case.batch}, {'GPU' if case.on_gpu else 'CPU'}"
+        ratios = [spread(found[p] / found["float32"]) for p in PRECISIONS]
+        series.append(Series(name, list(PRECISIONS), ratios))
+        rows += [
+            [f"{name}: {p}", ratio, spread(found[p]), memory[p]]
+            for p, ratio in zip(PRECISIONS, ratios, strict=True)
+        ]
+    columns = ["", "speed, of float32", "images/s", "memory, MB"]
+    return Report(
+        [Table("", columns, rows)],
+        plots=[Plot("Speed beside float32", "", "times as fast", series, level=1.0)],
+    )
+
+
+def measure_case(case: Case, quick: bool) -> tuple[dict[str, Any], dict[str, float]]:
+    """Images a second in each round, and memory, of each format."""
+    case = case._replace(steps=5) if quick else case
+    memory: dict[str, float] = {}
+    contenders = {
+        precision: Contender(
+            "benchmarks.precision:train",
+            [case._replace(precision=precision)],
+            {"TF_CPP_MIN_LOG_LEVEL": "3"},
+        )
+        for precision in PRECISIONS
+    }
+
+    def speed(precision: str) -> float:
+        time, memory[precision] = contenders[precision].window()
+        return case.batch * case.steps / time
+
+    windows = {precision: lambda precision=precision: speed(precision) for precision in PRECISIONS}
+    try:
+        for contender in contenders.values():  # all build and trace at once
+            contender.start_window()
+        for contender in contenders.values():
+            contender.end_window()
+        return interleaved(windows, 1 if quick else ROUNDS), memory
+    finally:
+        for contender in contenders.values():
+            contender.close()
+
+
+if __name__ == "__main__":
+    report.main(measure)

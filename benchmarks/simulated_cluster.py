@@ -1,0 +1,298 @@
+"""A simulated larger cluster: python -m benchmarks.simulated_cluster.
+
+benchmarks/cluster_model.py computes the time of a step from compute, bytes, latency and bandwidth.
+Three checks come before its forecast. Here: two workers with a core each time all-reduces of four
+sizes, from which latency and bandwidth are fitted, and the CNN alone, at the same time; the model
+then foretells their step together, for which nothing was fitted. Published: the third tutorial's
+Horovod, and ResNet-50 on 256 GPUs by Goyal et al. 2017, "Accurate, Large Minibatch SGD". Both
+overlap communication with the backward pass, by how much is not told; so the model gives the range
+from nothing hidden to all.
+
+Then it foretells weak scaling from 8 to 4,096 replicas for both, in machines of 8.
+"""
+
+import functools
+import json
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks import report
+from benchmarks.cluster_model import (
+    Algorithm,
+    Cluster,
+    Link,
+    Work,
+    efficiency,
+    fit_link,
+    ring,
+    step_time,
+)
+from benchmarks.report import Plot, Report, Series, Table, interleaved, spread
+from benchmarks.turns import Contender, Turns
+
+WORKERS = 2
+BATCH = 64  # of a worker
+STEPS = 20
+SIZES = (1_000, 30_000, 300_000, 1_199_882)  # float32 values; the last is the CNN's gradient
+ROUNDS = 7
+REPLICAS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+
+# ------------------------------------------------------------ parameters and their sources
+
+CNN_WORK, CNN_WORK_OF_HALF = (
+    Work(compute=batch / 66_176, gradient_bytes=4 * SIZES[-1]) for batch in (2048, 1024)
+)
+"""The tutorial's speed on one GPU; it gives 1,024 to 2,048 images a replica."""
+PCIE = Link(latency=20e-6, bandwidth=10e9)
+"""Assumed, since the tutorial does not name its links: PCIe 3.0 x16 carries 15.75 GB/s by its
+standard, of which about two thirds reach a copy; a kernel starts within about 20 µs."""
+RESNET_WORK = Work(
+    compute=256 / (90 * 1_281_167 / (29 * 3600)),
+    gradient_bytes=4 * 25_557_032,
+    backward_share=0.120 / 0.232,
+)
+"""Goyal et al.: 90 epochs of ImageNet in 29 hours on 8 GPUs, 256 images a step, is 0.232 s a step,
+of which the backward pass takes 0.120 s; 25.6 million weights. What one machine sends counts as
+hidden."""
+NVLINK = Link(latency=20e-6, bandwidth=20e9)
+"""One link of a P100 in one direction, by NVIDIA's description of it."""
+ETHERNET = Link(latency=50e-6, bandwidth=50e9 / 8)
+"""50 Gbit/s a machine, as Goyal et al. have it; the latency of TCP within a building is assumed."""
+
+_HOROVOD = 486_914 / 66_176 / 8
+"""The third tutorial's images a second on 8 GPUs and on 1."""
+PUBLISHED: tuple[tuple[str, Work, Cluster, Algorithm, int, int, float], ...] = (
+    ("CNN, 2,048 a replica, 1 to 8 GPUs", CNN_WORK, Cluster(PCIE), "ring", 1, 8, _HOROVOD),
+    ("CNN, 1,024 a replica, 1 to 8 GPUs", CNN_WORK_OF_HALF, Cluster(PCIE), "ring", 1, 8, _HOROVOD),
+    (
+        "ResNet-50, 32 a replica, 8 to 256 GPUs",
+        RESNET_WORK,
+        Cluster(NVLINK, ETHERNET),
+        "halving_doubling",
+        8,
+        256,
+        0.90,
+    ),
+)
+FORECASTS = (
+    ("CNN, 2,048 a replica", CNN_WORK, Cluster(PCIE, ETHERNET)),
+    ("ResNet-50, 32 a replica", RESNET_WORK, Cluster(NVLINK, ETHERNET)),
+)
+ALGORITHMS: tuple[Algorithm, ...] = ("ring", "hierarchical", "halving_doubling")
+
+
+# ------------------------------------------------------------ in a worker's process
+
+
+class Case(NamedTuple):
+    """An all-reduce of `size` float32, or updates of the CNN with `size` images a worker."""
+
+    kind: str
+    size: int
+    repeats: int
+
+
+def worker(case: Case, turns: Turns) -> None:
+    """Times windows of a case, on the one core of this worker."""
+    window = all_reduces(case) if case.kind == "all-reduce" else updates(case)
+    window()  # traces
+    turns.take(window)
+
+
+@functools.cache
+def strategy_of_process() -> Any:
+    """The strategy that the environment asks for."""
+    os.sched_setaffinity(0, {int(os.environ["CORE"])})
+    from ddl import distribution
+
+    return distribution.build_strategy(
+        "multi_worker_mirrored" if os.environ["TF_CONFIG"] else "one_device"
+    )
+
+
+def all_reduces(case: Case) -> Callable[[], object]:
+    """So many all-reduces one after the other."""
+    strategy = strategy_of_process()
+    import tensorflow as tf
+
+    def once(count: tf.Tensor, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        def halves(values: tf.Tensor) -> tf.Tensor:
+            return tf.distribute.get_replica_context().all_reduce("SUM", values) / WORKERS
+
+        return count + 1, strategy.run(halves, args=(values,))
+
+    @tf.function(autograph=False)
+    def loop() -> tf.Tensor:
+        start = (tf.constant(0), tf.ones([case.size]))
+        return tf.while_loop(lambda count, _: count < case.repeats, once, start)[1][0]
+
+    return lambda: loop().numpy()
+
+
+def updates(case: Case) -> Callable[[], object]:
+    """So many updates of the CNN."""
+    strategy = strategy_of_process()
+    import keras
+
+    import ddl
+
+    with strategy.scope():
+        model = ddl.models.cnn((28, 28, 1), 10, block_dropout=0.25, hidden_dropout=0.5)
+        data = ddl.data.synthetic_images(
+            "train", image_shape=(28, 28, 1), num_classes=10, num_examples=2048
+        )
+        trainer = ddl.Trainer(
+            ddl.Classification(model),
+            keras.optimizers.Adam(),
+            data,
+            global_batch_size=case.size * strategy.num_replicas_in_sync,
+            steps_per_loop=case.repeats,
+        )
+    return lambda: trainer.train(case.repeats)
+
+
+# ------------------------------------------------------------ in the benchmark's process
+
+
+class Group:
+    """Workers that take their turn together; alone, they do the same without communication."""
+
+    def __init__(self, cases: list[Case], alone: bool) -> None:
+        """Starts them."""
+        from ddl.cluster_tasks import free_ports
+
+        addresses = [f"127.0.0.1:{port}" for port in free_ports(WORKERS)]
+        cores = sorted(os.sched_getaffinity(0))
+        self.workers = []
+        for index in range(WORKERS):
+            cluster = {"worker": addresses}
+            config = {"cluster": cluster, "task": {"type": "worker", "index": index}}
+            environment = {
+                "CORE": str(cores[index % len(cores)]),
+                "TF_NUM_INTRAOP_THREADS": "1",
+                "TF_CONFIG": "" if alone else json.dumps(config),
+                "TF_CPP_MIN_LOG_LEVEL": "3",
+                "CUDA_VISIBLE_DEVICES": "",
+            }
+            entry = "benchmarks.simulated_cluster:worker"
+            self.workers.append(Contender(entry, cases, environment))
+
+    def seconds(self, case: Case) -> float:
+        """Of one repeat, of the slower worker."""
+        for each in self.workers:
+            each.start_window()
+        return max(each.end_window() for each in self.workers) / case.repeats
+
+    def next_case(self) -> None:
+        """Ends the case."""
+        for each in self.workers:
+            each.next_case()
+
+    def close(self) -> None:
+        """Ends the processes."""
+        for each in self.workers:
+            each.close()
+
+
+def measure_here(quick: bool) -> tuple[dict[int, np.ndarray], dict[str, np.ndarray]]:
+    """Seconds of all-reduces by their bytes, and of updates alone and together."""
+    rounds = 1 if quick else ROUNDS
+    step = Case("step", BATCH, 2 if quick else STEPS)
+    reduces = [Case("all-reduce", size, max(2, 2_000_000 // size // 20)) for size in SIZES]
+    together, alone = Group([*reduces, step], alone=False), Group([step], alone=True)
+    try:
+        sizes = {}
+        for case in reduces:
+            together.seconds(case)
+            sizes[4 * case.size] = np.array([together.seconds(case) for _ in range(rounds)])
+            together.next_case()
+        groups = {"alone": alone, "together": together}
+        windows = {name: lambda group=group: group.seconds(step) for name, group in groups.items()}
+        interleaved(windows, 1)
+        return sizes, interleaved(windows, rounds)
+    finally:
+        together.close()
+        alone.close()
+
+
+def check_here(quick: bool) -> tuple[list[Table], list[str]]:
+    """What the model foretells of two workers, beside what they take."""
+    sizes, steps = measure_here(quick)
+    medians = [float(np.median(times)) for times in sizes.values()]
+    link = fit_link([*map(float, sizes)], medians, WORKERS)
+    work = Work(float(np.median(steps["alone"])), 4 * SIZES[-1], 0.0)
+    # The sums of the metrics are reduced apart from the gradients: a message of no length.
+    foretold = step_time(work, WORKERS, Cluster(link), "ring", 0.0) + ring(0, WORKERS, link)
+    reduces = [
+        [f"{size:,}", ring(size, WORKERS, link) * 1e3, spread(times * 1e3)]
+        for size, times in sizes.items()
+    ]
+    rows: list[list[Any]] = [
+        [
+            f"CNN, {BATCH} a worker",
+            spread(foretold / steps["together"]),
+            foretold * 1e3,
+            spread(steps["together"] * 1e3),
+            spread(steps["alone"] * 1e3),
+        ]
+    ]
+    columns = ["", "foretold / measured", "foretold, ms", "measured, ms", "alone, ms"]
+    return [
+        Table("Two workers here: a step together", columns, rows),
+        Table("Two workers here: all-reduces", ["bytes", "fitted, ms", "measured, ms"], reduces),
+    ], [
+        f"Fitted here: a latency of {link.latency * 1e6:.0f} µs and {link.bandwidth / 1e6:,.0f} "
+        "MB/s. Nothing is hidden, since the gradients travel in one piece after the backward pass."
+    ]
+
+
+def check_published() -> Table:
+    """The model's range beside what was published."""
+    rows = []
+    for name, work, cluster, algorithm, base, replicas, published in PUBLISHED:
+        none, all_ = (
+            100 * efficiency(work, replicas, cluster, algorithm, overlap, base)
+            for overlap in (0.0, 1.0)
+        )
+        rows.append([name, 100 * published, none, all_])
+    columns = ["efficiency, %", "published", "model, nothing hidden", "model, all hidden"]
+    return Table("Published figures", columns, rows)
+
+
+def forecast(name: str, work: Work, cluster: Cluster) -> tuple[Table, Plot]:
+    """Weak scaling beside 8 replicas, nothing hidden and all hidden."""
+    columns, series = ["replicas"], []
+    for algorithm in ALGORITHMS:
+        for overlap, hidden in ((0.0, "nothing hidden"), (1.0, "all hidden")):
+            values = [100 * efficiency(work, n, cluster, algorithm, overlap, 8) for n in REPLICAS]
+            label = f"{algorithm.replace('_', '-')}, {hidden}"
+            columns.append(label)
+            series.append(Series(label, REPLICAS, values))
+    rows = [[f"{n:,}", *(s.y[place] for s in series)] for place, n in enumerate(REPLICAS)]
+    title = f"{name}: efficiency beside 8 replicas, %"
+    return Table(title, columns, rows), Plot(name, "replicas", "%", series, log_x=True, level=100.0)
+
+
+def measure(quick: bool) -> Report:
+    """Checks, then forecasts."""
+    here, notes = check_here(quick)
+    forecasts = [forecast(*one) for one in FORECASTS]
+    return Report(
+        [*here, check_published(), *(table for table, _ in forecasts)],
+        plots=[plot for _, plot in forecasts],
+        notes=[
+            *notes,
+            "What the model cannot say: stragglers and jitter, which grow with the number of "
+            "machines; congestion in switches; processors that compute and send at once; input, "
+            "checkpoints, evaluation; and whether so large a global batch still trains well. "
+            "Where a published figure lies below its range, these and what is assumed of the "
+            "links are the reasons.",
+        ],
+    )
+
+
+if __name__ == "__main__":
+    report.main(measure)

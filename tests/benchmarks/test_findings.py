@@ -1,0 +1,90 @@
+"""What benchmarks make of their figures."""
+
+import json
+
+import numpy as np
+import pytest
+
+from benchmarks import loop_overhead, scaling, simulated_cluster
+from benchmarks.loop_overhead import DDL, FIT, FLOOR, ORBIT, TUNED, Case, Found
+from benchmarks.report import Spread
+
+CASE = Case("MLP", 25, 1, 10, 3, ((FIT, 4.0), (ORBIT, 1.5), (FLOOR, 1.1)))
+
+
+def found(**failures):
+    times = {DDL: [1.0, 2.0, 1.0], FIT: [5.0, 8.0, 5.0], TUNED: [2.0, 2.0, 2.0]}
+    times[FLOOR] = [0.8, 1.6, 0.8]
+    return Found({name: np.array(values) for name, values in times.items()}, failures)
+
+
+def test_bars_are_ratios_within_a_round():
+    fit, floor = loop_overhead.bars(CASE, found())  # Orbit has not run
+    assert (fit.value, fit.limit, fit.met) == (Spread(5.0, 4.5, 5.0), 4.0, True)
+    assert (floor.value.median, floor.kind, floor.met) == (1.25, "at most", False)
+
+
+def test_tables_name_all_and_leave_out_what_has_not_run():
+    row = loop_overhead.ratios({CASE: found()}).rows[0]
+    assert row[0] == "MLP 25, one device"
+    assert row[1] == Spread(5.0, 4.5, 5.0)
+    assert row[4] == "–"
+    names = [row[0] for row in loop_overhead.milliseconds({CASE: found()}).rows]
+    assert names == list(loop_overhead.FUNCTIONS)
+
+
+class FakeContender:
+    def __init__(self, values):
+        self.values = list(values)
+
+    def start_window(self):
+        pass
+
+    def end_window(self):
+        return self.values.pop(0)
+
+    window = end_window
+
+    def next_case(self):
+        assert not self.values
+
+
+def test_the_faster_tuned_fit_counts_and_warm_up_does_not():
+    contenders = {
+        f"{TUNED} (slices)": FakeContender([9, 9, 0.5, 0.5, 0.5]),
+        f"{TUNED} (gather)": FakeContender([9, 9, 0.4, 0.4, 0.4]),
+        DDL: FakeContender([9, 9, 0.2, 0.2, 0.2]),
+    }
+    result = loop_overhead.run_case(CASE, contenders)
+    np.testing.assert_allclose(result.times[TUNED], 40.0)
+    np.testing.assert_allclose(result.times[DDL], 20.0)
+
+
+def test_efficiency_of_devices_that_share_cores_and_of_those_that_do_not():
+    speeds = {1: np.array([100.0, 200.0]), 2: np.array([100.0, 200.0])}
+    assert scaling.efficiency(speeds, 2, cores_grow=False).median == 100
+    assert scaling.efficiency(speeds, 2, cores_grow=True).median == 50
+
+
+def test_speed_is_the_median_of_the_logs(tmp_path):
+    lines = [{"step": 4, "split": "train"}]
+    lines += [{"split": "train", "examples_per_second": value} for value in (1.0, 30.0, 20.0)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert scaling.speed_of(str(tmp_path)) == 20
+
+
+def test_the_model_beside_published_figures():
+    rows = {row[0]: row[1:] for row in simulated_cluster.check_published().rows}
+    published, none, all_ = rows["ResNet-50, 32 a replica, 8 to 256 GPUs"]
+    assert none <= published <= all_
+    for published, none, _ in rows.values():
+        assert abs(published - none) < 5
+
+
+def test_forecasts_fall_with_the_replicas():
+    for one in simulated_cluster.FORECASTS:
+        table, plot = simulated_cluster.forecast(*one)
+        assert [row[0] for row in table.rows][:1] == ["8"]
+        for series in plot.series:
+            assert series.y[0] == pytest.approx(100)
+            assert all(a >= b - 1e-9 for a, b in zip(series.y, series.y[1:], strict=False))
