@@ -22,6 +22,7 @@ from benchmarks.loop_overhead import Case
 from benchmarks.report import PEERS
 from benchmarks.turns import Failed, Turns
 from ddl import distribution
+from ddl.optimizers import FusedAdam
 
 EXAMPLES = 57_600
 Layer = Callable[[float], keras.layers.Layer]
@@ -251,9 +252,7 @@ def _orbit(case: Case, turns: Turns, make_optimizer: Any) -> None:
 
 def adam() -> keras.optimizers.Optimizer:
     """The Adam of ddl's configs."""
-    from ddl import optimizers
-
-    return getattr(optimizers, "Adam", keras.optimizers.Adam)()
+    return FusedAdam()
 
 
 def ddl_trainer(case: Case, turns: Turns) -> None:

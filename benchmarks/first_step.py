@@ -49,9 +49,13 @@ def write_images(folder: Path) -> None:
     for name, count in (("train", 60_000), ("t10k", 10_000)):
         images = generator.integers(0, 256, count * 784, np.uint8)
         labels = generator.integers(0, 10, count, np.uint8)
-        for kind, header, values in (("images-idx3", 16, images), ("labels-idx1", 8, labels)):
+        for kind, header, values in (
+            ("images-idx3", (0x803, count, 28, 28), images),
+            ("labels-idx1", (0x801, count), labels),
+        ):
+            content = np.array(header, ">i4").tobytes() + values.tobytes()
             path = folder / f"{name}-{kind}-ubyte.gz"
-            path.write_bytes(gzip.compress(bytes(header) + values.tobytes(), compresslevel=1))
+            path.write_bytes(gzip.compress(content, compresslevel=1))
 
 
 def one_run(command: Sequence[str], cache: Path) -> dict[str, float]:

@@ -39,7 +39,8 @@ def network(name: str) -> Any:
     import ddl
 
     if name == "digits CNN":
-        return ddl.models.cnn((8, 8, 1), 10, blocks=((32,), (64,)), hidden_units=(64,))
+        blocks = ((32,), (64,))
+        return ddl.models.cnn((8, 8, 1), 10, blocks=blocks, hidden_units=(64,), padding="same")
     if name == "MLP":
         return ddl.models.mlp((28, 28, 1), 10, dropout=0.2)
     if name == "CNN":

@@ -118,11 +118,14 @@ def all_reduces(case: Case) -> Callable[[], object]:
     strategy = strategy_of_process()
     import tensorflow as tf
 
-    def once(count: tf.Tensor, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        def halves(values: tf.Tensor) -> tf.Tensor:
-            return tf.distribute.get_replica_context().all_reduce("SUM", values) / WORKERS
+    with strategy.scope():
+        variable = tf.Variable(tf.zeros([case.size]))
 
-        return count + 1, strategy.run(halves, args=(values,))
+    def once(count: tf.Tensor, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        halves = strategy.run(lambda: values / WORKERS)
+        pairs = [(halves, variable)]
+        (total,) = strategy.extended.batch_reduce_to(tf.distribute.ReduceOp.SUM, pairs)
+        return count + 1, strategy.experimental_local_results(total)[0]
 
     @tf.function(autograph=False)
     def loop() -> tf.Tensor:
