@@ -9,7 +9,8 @@ is a tf.while, with Keras 3's Adam and with ddl's; and the floor, the bare step 
 never changes, with TensorFlow's fused Adam, in a tf.while, without metrics.
 
 Each has a process of its own, which waits while another computes. On one device the peers have no
-strategy, which is the fastest for them; on several they have MirroredStrategy as it comes.
+strategy, which is the fastest for them; on several they have MirroredStrategy as it comes, with one
+step an execution for `fit`, since Keras 3.15 fails with more there.
 """
 
 import dataclasses

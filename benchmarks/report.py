@@ -217,7 +217,8 @@ def title_and_text(docstring: str) -> tuple[str, str]:
 
 def machine() -> dict[str, str | int | float]:
     """Cores that this process may use, the processor's name, memory in GiB, GPUs, system."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return {
