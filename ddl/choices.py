@@ -1,4 +1,4 @@
-"""The closed sets of names that flags and arguments take, readable without TensorFlow."""
+"""What flags and arguments can be, and are by default: readable without TensorFlow."""
 
 from typing import Literal, get_args
 
@@ -19,3 +19,7 @@ STRATEGIES: tuple[str, ...] = get_args(StrategyName)
 CROSS_DEVICE_OPS: tuple[str, ...] = get_args(CrossDeviceOps)
 MODES: tuple[str, ...] = get_args(Mode)
 PINS: tuple[str, ...] = get_args(Pin)
+
+# Large enough that the time of a transfer is not its latency, small enough that a network of a
+# hundred megabytes sends most of its gradients while the others are computed.
+BYTES_PER_PACK = 32 << 20

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from ddl.choices import CROSS_DEVICE_OPS, STRATEGIES, CrossDeviceOps, StrategyName
+from ddl.choices import BYTES_PER_PACK, CROSS_DEVICE_OPS, STRATEGIES, CrossDeviceOps, StrategyName
 from ddl.errors import ConfigError, DeviceError, check_choice
 from ddl.workers import build_multi_worker_strategy
 
@@ -27,7 +27,8 @@ class Communication:
         GPUs, which use NCCL, and one hierarchical copy for CPU devices.
       num_packs: For `nccl` and `hierarchical_copy`: into how many buffers gradients are packed
         before the all-reduce; 0 sends each one by itself.
-      bytes_per_pack: For collectives: size in bytes of a buffer; 0 lets TensorFlow choose.
+      bytes_per_pack: For collectives: bytes after which a buffer is full and travels, the last
+        layers' first; 0 makes one buffer.
       timeout_seconds: For collectives: after how long one that a peer does not join is an
         error; None waits for ever.
       join_timeout: Seconds that workers wait for each other at the start.
@@ -36,7 +37,7 @@ class Communication:
 
     cross_device_ops: CrossDeviceOps = "auto"
     num_packs: int = 1
-    bytes_per_pack: int = 0
+    bytes_per_pack: int = BYTES_PER_PACK
     timeout_seconds: float | None = None
     join_timeout: float = 60.0
     peer_timeout: float = 30.0

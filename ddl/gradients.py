@@ -1,4 +1,4 @@
-"""The gradient path: all-reduce → unscale → finite? → clip → apply.
+"""The gradient path after the all-reduce: unscale → finite? → clip → apply.
 
 Its order is the point. Clipping and the question "is it finite?" concern the gradient of the
 global batch, so they come after the all-reduce, where every replica holds the same values and
@@ -6,7 +6,7 @@ gives the same answer. Keras 3 does both before it, on each replica's own share.
 """
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import keras
 import tensorflow as tf
@@ -61,31 +61,6 @@ def prepare_optimizer(
     with strategy.scope():
         optimizer.build(variables)
     optimizer._all_reduce_sum_gradients = lambda gradients_and_variables: gradients_and_variables
-
-
-def all_reduce(
-    strategy: tf.distribute.Strategy,
-    gradients: Sequence[Any],
-    variables: Sequence[keras.Variable],
-    options: tf.distribute.experimental.CommunicationOptions,
-) -> list[Any]:
-    """Sums each gradient over the replicas, once. Cross-replica context.
-
-    Args:
-      strategy: The strategy under which the gradients were computed.
-      gradients: One value a variable, a per-replica one where there are several replicas.
-      variables: In the order of the gradients.
-      options: How the bytes travel.
-
-    Returns:
-      The sums, present on every replica.
-    """
-    if strategy.num_replicas_in_sync == 1:
-        return list(gradients)
-    pairs = [
-        (gradient, variable.value) for gradient, variable in zip(gradients, variables, strict=True)
-    ]
-    return list(strategy.extended.batch_reduce_to(tf.distribute.ReduceOp.SUM, pairs, options))
 
 
 def each_finite(gradients: Sequence[Gradient]) -> tf.Tensor:

@@ -15,7 +15,7 @@ from typing import Literal
 
 from absl import flags
 
-from ddl.choices import CROSS_DEVICE_OPS, MODES, STRATEGIES
+from ddl.choices import BYTES_PER_PACK, CROSS_DEVICE_OPS, MODES, STRATEGIES
 from ddl.errors import DdlError
 
 FLAGS = flags.FLAGS
@@ -79,7 +79,10 @@ def define_flags() -> None:
         "num_packs", 1, "Buffers that gradients are packed into for it.", lower_bound=0
     )
     flags.DEFINE_integer(
-        "bytes_per_pack", 0, "Size of a buffer of collectives; 0: TensorFlow's.", lower_bound=0
+        "bytes_per_pack",
+        BYTES_PER_PACK,
+        "Size of the buffers in which workers send gradients, the last layers' first; 0: one.",
+        lower_bound=0,
     )
     flags.DEFINE_float(
         "communication_timeout",
@@ -140,7 +143,10 @@ def run(argv: Sequence[str] | None = None) -> None:
 def start(gpus: Sequence[int] | None, checkpoint: str | int) -> None:
     """From parsed flags to the end of the run."""
     # TensorFlow takes seconds to import: only now that the flags are known to be right.
+    from ddl.host_memory import keep_freed_memory
     from ddl.quiet import quiet_start_up
+
+    keep_freed_memory()
 
     # A config imports the user's own modules; the command `ddl` finds them where
     # `python -m ddl.main` does.

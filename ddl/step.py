@@ -19,6 +19,7 @@ import keras
 import tensorflow as tf
 
 from ddl import gradients as gradient_path
+from ddl.all_reduce import AllReduce
 from ddl.data import BatchPipeline
 from ddl.errors import ConfigError
 from ddl.objective import Objective
@@ -98,7 +99,7 @@ class UpdateStep:
       clip_norm: Largest global norm of the reduced gradient, or None.
       clip_value: Largest absolute value of its entries, or None.
       loss_scale: How the loss scale moves, or None for no loss scale.
-      options: How gradients travel.
+      all_reduce: Sums gradients over the replicas.
     """
 
     strategy: tf.distribute.Strategy
@@ -111,7 +112,7 @@ class UpdateStep:
     clip_norm: float | None
     clip_value: float | None
     loss_scale: LossScale | None
-    options: tf.distribute.experimental.CommunicationOptions
+    all_reduce: AllReduce
 
     def __post_init__(self) -> None:
         for name in ("clip_norm", "clip_value"):
@@ -132,7 +133,7 @@ class UpdateStep:
         statistics = [] if self.loss_scale is None else self.statistics.values()
         gradients, sums = self._accumulate(element, resident, state)
         sums = self.strategy.reduce(_SUM, sums, axis=None)
-        gradients = gradient_path.all_reduce(self.strategy, gradients, self.variables, self.options)
+        gradients = self.all_reduce(gradients, self.variables)
         gradients = self._with_each_row_once(gradients)
         factor = self._factor(sums[0], state.loss_scale)
 

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from ddl import gradients as gradient_path
 from ddl.actions import Action
+from ddl.all_reduce import AllReduce, GradientDtype
 from ddl.data import BatchPipeline, as_source
 from ddl.data.checks import check_same_features
 from ddl.distribution import Communication, check_batch_split
@@ -69,6 +70,7 @@ class Trainer:
         clip_value: float | None = None,
         weight_average: ExponentialMovingAverage | None = None,
         loss_scale: LossScale | Literal["auto"] | None = "auto",
+        gradient_dtype: GradientDtype | None = None,
         max_skipped_updates: int = 50,
         steps_per_loop: int | None = None,
         data_on_device: bool | Literal["auto"] = "auto",
@@ -91,7 +93,9 @@ class Trainer:
           clip_norm: Largest global norm of the gradient of the global batch; None: no clipping.
           clip_value: Largest absolute value of its entries, instead of `clip_norm`.
           weight_average: Also keep an average of the weights, which evaluation and export use.
-          loss_scale: `auto` takes a dynamic one if the model computes in float16.
+          loss_scale: `auto` takes a dynamic one if the model computes in float16, or gradients
+            travel so.
+          gradient_dtype: In which gradients travel between replicas, rounded; None: as they are.
           max_skipped_updates: After how many overflows in a row training counts as diverged.
           steps_per_loop: Updates a Python call; None adapts to about a second.
           data_on_device: Whether arrays are kept on the devices and batches gathered there;
@@ -143,7 +147,8 @@ class Trainer:
         self._statistics = Statistics(layers, self.strategy)
         gradient_path.prepare_optimizer(optimizer, variables, self.strategy)
         if loss_scale == "auto":
-            loss_scale = LossScale() if computes_in_float16(self.model) else None
+            is_float16 = gradient_dtype == "float16" or computes_in_float16(self.model)
+            loss_scale = LossScale() if is_float16 else None
         self._loss_scale = loss_scale
         self.averages: WeightAverages | None = None
         """The averages of the weights and of the statistics that belong to them."""
@@ -164,7 +169,7 @@ class Trainer:
             clip_norm=clip_norm,
             clip_value=clip_value,
             loss_scale=loss_scale,
-            options=(communication or Communication()).options(),
+            all_reduce=AllReduce(self.strategy, communication or Communication(), gradient_dtype),
         )
         self.state = TrainingState.initial(
             loss_scale.initial if loss_scale else 1.0, self._objective.metrics.zeros()
@@ -321,11 +326,5 @@ class Trainer:
         check = getattr(self.task, "check", None)
         if check is not None:
             check(source)
-        return BatchPipeline(
-            source,
-            self.global_batch_size,
-            seed=self._seed,
-            shuffle=shuffle,
-            resident=resident,
-            microbatches=microbatches,
-        )
+        sizes = {"global_batch_size": self.global_batch_size, "microbatches": microbatches}
+        return BatchPipeline(source, seed=self._seed, shuffle=shuffle, resident=resident, **sizes)

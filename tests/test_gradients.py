@@ -69,25 +69,6 @@ def test_apply_takes_gradients_as_they_are(strategy):
         np.testing.assert_allclose(variable.numpy(), was - 0.1, rtol=1e-6)
 
 
-def test_all_reduce_sums_over_replicas(strategy):
-    model, _ = model_and_optimizer(strategy)
-    variables = model.trainable_variables
-    options = tf.distribute.experimental.CommunicationOptions()
-
-    @tf.function(autograph=False)
-    def total():
-        def replica():
-            replica_id = tf.distribute.get_replica_context().replica_id_in_sync_group
-            return [tf.fill(v.shape, tf.cast(replica_id, tf.float32) + 1) for v in variables]
-
-        reduced = gradient_path.all_reduce(strategy, strategy.run(replica), variables, options)
-        return [strategy.experimental_local_results(gradient)[0] for gradient in reduced]
-
-    replicas = strategy.num_replicas_in_sync
-    for gradient in total():
-        np.testing.assert_array_equal(gradient, replicas * (replicas + 1) / 2)
-
-
 def slices(values, indices):
     return tf.IndexedSlices(tf.constant(values), tf.constant(indices), tf.constant([4, 2]))
 

@@ -188,6 +188,21 @@ def test_mixed_precision_trains(strategy, precision):
     assert trainer.step == 50
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_gradients_that_travel_as_float16_have_a_loss_scale(replicas):
+    """Small ones would be lost without, large ones must not be infinite in a weight."""
+    strategy = make_strategy("mirrored", replicas)
+    assert make_trainer(strategy, gradient_dtype="bfloat16").loss_scale is None
+    trainer = make_trainer(strategy, gradient_dtype="float16")
+    assert trainer.loss_scale > 1
+    plain = make_trainer(strategy, gradient_dtype=None)
+    trainer.train(30)
+    plain.train(trainer.step)
+    for value, reference in zip(weights_and_slots(trainer), weights_and_slots(plain), strict=True):
+        assert np.all(np.isfinite(value))
+        np.testing.assert_allclose(value, reference, rtol=0.05, atol=0.02)
+
+
 def test_an_overflow_is_skipped_and_halves_the_scale(strategy):
     scale = ddl.LossScale(initial=2.0**24)
     trainer = make_trainer(strategy, precision="mixed_float16", loss_scale=scale)

@@ -109,6 +109,27 @@ def test_workers_train_what_one_device_does(tmp_path, one_device, workers, devic
     assert_none_left(model_dir)
 
 
+@pytest.mark.slow
+def test_rounded_gradients_train_the_same_in_processes_and_on_devices(tmp_path):
+    """In several buffers, which travel between processes and are summed at once on devices."""
+    plan = ["PRECISION = 'float64'", "Trainer.gradient_dtype = 'bfloat16'", "TRAIN_STEPS = 20"]
+    status, output = finish(
+        launch(3, *arguments(tmp_path / "workers", *plan), "--bytes_per_pack=4096")
+    )
+    assert status == 0, output
+    command = [sys.executable, "-m", "ddl.main", "--strategy=mirrored", "--num_virtual_devices=3"]
+    for name, params in {"devices": plan, "unrounded": [plan[0], plan[2]]}.items():
+        subprocess.run([*command, *arguments(tmp_path / name, *params)], cwd=ROOT, check=True)
+    ours, theirs = tensors(tmp_path / "workers"), tensors(tmp_path / "devices")
+    unrounded = tensors(tmp_path / "unrounded")
+    weights = [name for name in theirs if "kernel" in name]
+    assert weights
+    for name in weights:
+        np.testing.assert_allclose(ours[name], theirs[name], rtol=0, atol=1e-9, err_msg=name)
+        assert np.abs(theirs[name] - unrounded[name]).max() > 1e-6
+    assert_none_left(tmp_path / "workers")
+
+
 def wait_for(path: Path, process):
     while not path.exists():
         assert process.poll() is None, process.stdout.read()
