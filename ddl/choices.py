@@ -12,11 +12,13 @@ StrategyName = Literal[
     "tpu",
 ]
 CrossDeviceOps = Literal["auto", "nccl", "hierarchical_copy", "reduction_to_one_device"]
+Collectives = Literal["auto", "ring", "nccl"]
 Mode = Literal["train_and_eval", "train", "eval", "export"]
 Pin = Literal["none", "cores", "gpus"]
 
 STRATEGIES: tuple[str, ...] = get_args(StrategyName)
 CROSS_DEVICE_OPS: tuple[str, ...] = get_args(CrossDeviceOps)
+COLLECTIVES: tuple[str, ...] = get_args(Collectives)
 MODES: tuple[str, ...] = get_args(Mode)
 PINS: tuple[str, ...] = get_args(Pin)
 

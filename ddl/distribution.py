@@ -11,7 +11,15 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from ddl.choices import BYTES_PER_PACK, CROSS_DEVICE_OPS, STRATEGIES, CrossDeviceOps, StrategyName
+from ddl.choices import (
+    BYTES_PER_PACK,
+    COLLECTIVES,
+    CROSS_DEVICE_OPS,
+    STRATEGIES,
+    Collectives,
+    CrossDeviceOps,
+    StrategyName,
+)
 from ddl.errors import ConfigError, DeviceError, check_choice
 from ddl.workers import build_multi_worker_strategy
 
@@ -29,6 +37,7 @@ class Communication:
         before the all-reduce; 0 sends each one by itself.
       bytes_per_pack: For collectives: bytes after which a buffer is full and travels, the last
         layers' first; 0 makes one buffer.
+      collectives: How they are carried out; `auto` takes NCCL between GPUs, else rings.
       timeout_seconds: For collectives: after how long one that a peer does not join is an
         error; None waits for ever.
       join_timeout: Seconds that workers wait for each other at the start.
@@ -38,12 +47,14 @@ class Communication:
     cross_device_ops: CrossDeviceOps = "auto"
     num_packs: int = 1
     bytes_per_pack: int = BYTES_PER_PACK
+    collectives: Collectives = "auto"
     timeout_seconds: float | None = None
     join_timeout: float = 60.0
     peer_timeout: float = 30.0
 
     def __post_init__(self) -> None:
         check_choice("cross_device_ops", self.cross_device_ops, CROSS_DEVICE_OPS)
+        check_choice("collectives", self.collectives, COLLECTIVES)
         if self.num_packs < 0 or self.bytes_per_pack < 0:
             raise ConfigError("num_packs and bytes_per_pack are zero or more")
         if self.timeout_seconds is not None and self.timeout_seconds <= 0:
@@ -53,8 +64,15 @@ class Communication:
 
     def options(self) -> tf.distribute.experimental.CommunicationOptions:
         """The same as TensorFlow's hint object, for `extended.batch_reduce_to`."""
-        return tf.distribute.experimental.CommunicationOptions(
-            bytes_per_pack=self.bytes_per_pack, timeout_seconds=self.timeout_seconds
+        if self.collectives == "nccl" and not tf.config.list_physical_devices("GPU"):
+            raise ConfigError(
+                "collectives is 'nccl', but there is no GPU here. Leave it at 'auto'."
+            )
+        experimental = tf.distribute.experimental
+        return experimental.CommunicationOptions(
+            bytes_per_pack=self.bytes_per_pack,
+            timeout_seconds=self.timeout_seconds,
+            implementation=experimental.CommunicationImplementation(self.collectives.upper()),
         )
 
 

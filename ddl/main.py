@@ -15,7 +15,7 @@ from typing import Literal
 
 from absl import flags
 
-from ddl.choices import BYTES_PER_PACK, CROSS_DEVICE_OPS, MODES, STRATEGIES
+from ddl.choices import BYTES_PER_PACK, COLLECTIVES, CROSS_DEVICE_OPS, MODES, STRATEGIES
 from ddl.errors import DdlError
 
 FLAGS = flags.FLAGS
@@ -83,6 +83,12 @@ def define_flags() -> None:
         BYTES_PER_PACK,
         "Size of the buffers in which workers send gradients, the last layers' first; 0: one.",
         lower_bound=0,
+    )
+    flags.DEFINE_enum(
+        "collectives",
+        "auto",
+        COLLECTIVES,
+        "How several workers, and several GPUs, communicate; auto: nccl between GPUs, else ring.",
     )
     flags.DEFINE_float(
         "communication_timeout",
@@ -171,6 +177,7 @@ def start(gpus: Sequence[int] | None, checkpoint: str | int) -> None:
             cross_device_ops=FLAGS.cross_device_ops,
             num_packs=FLAGS.num_packs,
             bytes_per_pack=FLAGS.bytes_per_pack,
+            collectives=FLAGS.collectives,
             timeout_seconds=FLAGS.communication_timeout,
             join_timeout=FLAGS.join_timeout,
             peer_timeout=FLAGS.peer_timeout,

@@ -68,6 +68,17 @@ def test_unknown_names():
         Communication(cross_device_ops="ncl")
 
 
+@pytest.mark.parametrize("name", ["auto", "ring"])
+def test_collectives_are_carried_out_as_asked_for(name):
+    options = Communication(collectives=name, bytes_per_pack=5).options()
+    assert (options.implementation.value, options.bytes_per_pack) == (name.upper(), 5)
+
+
+def test_nccl_collectives_need_gpus():
+    with pytest.raises(ConfigError, match="no GPU"):
+        Communication(collectives="nccl").options()
+
+
 def test_nccl_needs_gpus():
     with pytest.raises(ConfigError, match="no GPU"):
         build_strategy("mirrored", Communication(cross_device_ops="nccl"))
