@@ -131,7 +131,8 @@ class AllReduce:
         """The same for one replica."""
         sums: list[Any] = [None] * len(gradients)
         sizes = [variable.value.shape.num_elements() for variable in variables]
-        for buffer in buffers(sizes, self._options.bytes_per_pack // self._dtype.size):
+        limit = self._options.bytes_per_pack // tf.as_dtype(self._dtype).size
+        for buffer in buffers(sizes, limit):
             flat = [tf.cast(tf.reshape(gradients[i], [-1]), self._dtype) for i in buffer]
             wide = max((gradients[i].dtype for i in buffer), key=lambda dtype: dtype.size)
             total = self._summed_over_all(launcher, tf.concat(flat, axis=0), wide)
