@@ -3,7 +3,7 @@
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from ddl.cluster_process import HEARD, ClusterProcess
@@ -19,6 +19,10 @@ def say(text: str) -> None:
     print(f"ddl-launch: {text}", file=sys.stderr, flush=True)
 
 
+def _no_successor(dead: ClusterProcess) -> None:
+    """All have to end when one dies."""
+
+
 class ClusterAttempt:
     """Within the `with` block processes run; after it none does.
 
@@ -28,16 +32,24 @@ class ClusterAttempt:
       asked_to_stop: Whether SIGTERM or SIGINT came, and was passed on.
     """
 
-    def __init__(self, grace_seconds: float, live: bool):
+    def __init__(
+        self,
+        grace_seconds: float,
+        live: bool,
+        successor: Callable[[ClusterProcess], Callable[[], ClusterProcess] | None] = _no_successor,
+    ):
         """Nothing runs yet.
 
         Args:
           grace_seconds: Time between SIGTERM and SIGKILL for what has to end.
           live: Shows what the processes write to their logs, line by line.
+          successor: Says what starts a process in the place of one that died, so that the others go
+            on; None if they have to end.
         """
         self.asked_to_stop = False
         self._grace_seconds = grace_seconds
         self._live = live
+        self._successor = successor
         self._processes: list[ClusterProcess] = []
         # Those that ended by themselves, or of what was not the launcher's doing.
         self._counted: list[ClusterProcess] = []
@@ -73,6 +85,7 @@ class ClusterAttempt:
         while self._running():
             self._answer_signal()
             ended = [process for process in self._processes if process.has_just_ended()]
+            ended = [process for process in ended if not self._only_served(process)]
             self._show_new_lines()
             if ended and not self._ending:
                 self._counted += ended
@@ -108,18 +121,38 @@ class ClusterAttempt:
     def _judge(self, ended: Sequence[ClusterProcess]) -> None:
         """Ends the rest if one of these has died, or is a chief that needs the others no more."""
         dead = [process for process in ended if self._has_died(process)]
+        dead = [process for process in dead if not self._is_replaced(process)]
         for process in dead:
-            self._report(process)
+            self._report(process, "the rest is ended")
         if dead or any(process.task.kind == "chief" for process in ended):
             self._ending = True
             self._kill_at = time.monotonic() + self._grace_seconds
             for process in self._running():
                 process.send(signal.SIGTERM)
 
+    def _only_served(self, process: ClusterProcess) -> bool:
+        # Asked to stop, workers and parameter servers wait for their chief, which speaks for them.
+        # One that is starting does not yet, and ends of the signal.
+        chiefs = [other.task.kind == "chief" for other in self._processes]
+        obeyed = process.status in (-signal.SIGTERM, -signal.SIGINT)
+        return self.asked_to_stop and any(chiefs) and process.task.kind != "chief" and obeyed
+
     def _has_died(self, process: ClusterProcess) -> bool:
         # Who was asked to stop saves first, and not all are done with it at once.
         stopped = self.asked_to_stop and process.status == TrainingInterrupted.exit_status
         return process.status != 0 and not stopped
+
+    def _is_replaced(self, dead: ClusterProcess) -> bool:
+        start = None if self.asked_to_stop else self._successor(dead)
+        if start is None:
+            return False
+        self._report(dead, "it is started again, and the rest goes on")
+        self._show_new_lines(to_the_end=True)
+        if dead.log is not None:
+            dead.log.close()
+        self._counted.remove(dead)
+        self._processes[self._processes.index(dead)] = start()
+        return True
 
     def _kill_rest(self, why: str) -> None:
         self._ending = True
@@ -127,8 +160,8 @@ class ClusterAttempt:
             process.kill()
             say(f"{process.task} {why}, and was killed")
 
-    def _report(self, process: ClusterProcess) -> None:
-        rest = "; the rest is ended" if self._running() else ""
+    def _report(self, process: ClusterProcess, consequence: str) -> None:
+        rest = f"; {consequence}" if self._running() else ""
         what = f"{process.task} {process.how_it_ended()}{rest}."
         if process.log is None:
             say(f"{what} Its output stands above.")  # shown already: not a second time

@@ -21,9 +21,15 @@ from ddl.choices import (
     StrategyName,
 )
 from ddl.errors import ConfigError, DeviceError, check_choice
+from ddl.parameter_servers import (
+    build_parameter_server_strategy,
+    has_parameter_servers,
+    names_parameter_servers,
+)
+from ddl.tpu import build_tpu_strategy
 from ddl.workers import build_multi_worker_strategy
 
-_NOT_YET = ("parameter_server", "tpu")
+_TPU_TIMEOUT = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,21 +213,18 @@ def build_strategy(
 ) -> tf.distribute.Strategy:
     """Builds the strategy called `name` over all devices that this process sees.
 
-    `auto` takes several workers named in TF_CONFIG for `multi_worker_mirrored`, several GPUs
-    for `mirrored`, anything else for `one_device`.
+    `auto` takes parameter servers named in TF_CONFIG for `parameter_server`, several workers there
+    for `multi_worker_mirrored`, several GPUs for `mirrored`, anything else for `one_device`. With
+    `parameter_server` all but the chief call `ddl.parameter_servers.serve` instead.
 
     Raises:
-      ConfigError: If the name is unknown, or the strategy is not supported yet.
+      ConfigError: If the name is unknown, or TF_CONFIG does not fit.
+      DeviceError: If there is no TPU for `tpu`.
+      WorkerLost: If another process does not join in time.
     """
     check_choice("strategy", name, STRATEGIES)
     communication = communication or Communication()
-    if name == "auto":
-        name = _choose_strategy()
-    if name in _NOT_YET:
-        raise ConfigError(
-            f"strategy {name!r} is not supported yet in this version of ddl. Use one_device, "
-            "mirrored, multi_worker_mirrored or central_storage."
-        )
+    name = choose_strategy(name)
     if name == "multi_worker_mirrored":
         if _num_workers() < 2:
             raise ConfigError(
@@ -232,6 +235,12 @@ def build_strategy(
         return build_multi_worker_strategy(
             communication.options(), communication.join_timeout, communication.peer_timeout
         )
+    if name == "parameter_server":
+        return build_parameter_server_strategy(
+            communication.join_timeout, communication.peer_timeout
+        )
+    if name == "tpu":
+        return build_tpu_strategy(min(communication.join_timeout, _TPU_TIMEOUT))
     accelerators = [device.name for device in tf.config.list_logical_devices("GPU")]
     devices = accelerators or [device.name for device in tf.config.list_logical_devices("CPU")]
     if name == "one_device":
@@ -246,7 +255,12 @@ def build_strategy(
     )
 
 
-def _choose_strategy() -> StrategyName:
+def choose_strategy(name: StrategyName) -> StrategyName:
+    """The strategy that `auto` means here, or else `name`. Before any operation of the process."""
+    if name != "auto":
+        return name
+    if names_parameter_servers():
+        return "parameter_server"
     if _num_workers() > 1:
         return "multi_worker_mirrored"
     if len(tf.config.list_logical_devices("GPU")) > 1:
@@ -296,6 +310,9 @@ def cross_device_ops(
 
 def describe_devices(strategy: tf.distribute.Strategy) -> str:
     """The replicas' devices: '2 of 4 virtual CPU devices', 'GPU:0, GPU:1'."""
+    if has_parameter_servers(strategy):
+        workers, servers = strategy._num_workers, strategy._num_ps
+        return f"workers: {workers}, parameter servers: {servers}"
     names = [tf.DeviceSpec.from_string(name) for name in strategy.extended.worker_devices]
     virtual = len(tf.config.list_logical_devices("CPU")) > 1
     if names[0].device_type == "CPU" and virtual:

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from ddl.errors import ConfigError, TrainingDiverged
 from ddl.microbatch import explaining_stale_traces
+from ddl.parameter_servers import has_parameter_servers
 from ddl.step import TrainingState, UpdateStep
 
 _REMEDY = "Lower the learning rate, clip the gradient, or look at the data."
@@ -70,6 +71,8 @@ def _first_overflow(state: TrainingState, update: UpdateStep) -> str:
 
     All that went into them is a function of the state, so that naming costs nothing before.
     """
+    if has_parameter_servers(update.strategy):
+        return "With parameter servers it is not told where that began."
     batch = int(state.batches) - 1
     iterator = update.pipeline.iterator(update.strategy, batch)
 

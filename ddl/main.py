@@ -59,7 +59,7 @@ def define_flags() -> None:
         "strategy",
         "auto",
         STRATEGIES,
-        "How devices work together. parameter_server and tpu are not supported yet.",
+        "How devices work together.",
     )
     flags.DEFINE_integer(
         "num_virtual_devices", None, "Split the host CPU into this many devices.", lower_bound=1
@@ -165,7 +165,7 @@ def start(gpus: Sequence[int] | None, checkpoint: str | int) -> None:
         # First of all: a file that is missing is told before TensorFlow is imported.
         config.load(FLAGS.gin_file, FLAGS.gin_param or (), FLAGS.gin_search_path or ())
 
-        from ddl import distribution, saved_weights, train, workers
+        from ddl import distribution, parameter_servers, saved_weights, train, workers
 
         distribution.configure_devices(
             num_virtual_devices=FLAGS.num_virtual_devices,
@@ -182,11 +182,16 @@ def start(gpus: Sequence[int] | None, checkpoint: str | int) -> None:
             join_timeout=FLAGS.join_timeout,
             peer_timeout=FLAGS.peer_timeout,
         )
-        strategy = distribution.build_strategy(FLAGS.strategy, communication)
+        name = distribution.choose_strategy(FLAGS.strategy)
+        if name == "parameter_server" and parameter_servers.serves_here():
+            parameter_servers.serve(FLAGS.join_timeout, FLAGS.peer_timeout)
+            return
+        strategy = distribution.build_strategy(name, communication)
     placement = train.Placement(
         strategy, communication, FLAGS.steps_per_loop, parse_on_device(FLAGS.data_on_device)
     )
     several = workers.Workers(strategy).number > 1
+    several |= parameter_servers.has_parameter_servers(strategy)
     with workers.worker_errors() if several else nullcontext():
         train.run(
             placement,

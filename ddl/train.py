@@ -28,6 +28,7 @@ from ddl.run_directory import RunDirectory
 from ddl.run_plan import RunPlan
 from ddl.saved_weights import SavedWeights, evaluate_saved, export_saved, follow
 from ddl.signals import StopSignals
+from ddl.strategy_notes import notes
 from ddl.trainer import Trainer
 from ddl.workers import Workers
 from ddl.writers import JsonLinesWriter, TensorBoardWriter, Writers
@@ -108,6 +109,8 @@ def run(
     check_best_metric(run_plan, trainer)
     total = run_plan.total_steps(trainer.steps_per_epoch)
     console.summary("ddl", summary(trainer, total))
+    for note in notes(trainer):
+        console.line(note)
     if dry_run or directory is None:
         warm_start(trainer, run_plan, console)
         console.line(f"one step on one batch: {format_figures(trainer.train(1))}")

@@ -14,6 +14,7 @@ import tensorflow as tf
 from ddl import gradients as gradient_path
 from ddl.actions import Action
 from ddl.all_reduce import AllReduce, GradientDtype
+from ddl.coordinated_loop import CoordinatedEvaluation, CoordinatedLoop
 from ddl.data import BatchPipeline, as_source
 from ddl.data.checks import check_same_features
 from ddl.distribution import Communication, check_batch_split
@@ -31,6 +32,7 @@ from ddl.model_checks import (
 from ddl.normalization import take_over_moments
 from ddl.objective import Objective
 from ddl.pace import Pace
+from ddl.parameter_servers import has_parameter_servers
 from ddl.precision import LossScale
 from ddl.random import seed_by_replica
 from ddl.statistics import Statistics, let_replicas_write
@@ -135,7 +137,9 @@ class Trainer:
         self._objective = objective = Objective(task, spec, global_batch_size, self.strategy)
         self.metric_names = objective.metrics.names
         """Names of the figures that `train` and `evaluate` return."""
-        self._evaluation = Evaluation(objective, pipeline, self.strategy) if pipeline else None
+        asynchronous = has_parameter_servers(self.strategy)
+        evaluation = CoordinatedEvaluation if asynchronous else Evaluation
+        self._evaluation = evaluation(objective, pipeline, self.strategy) if pipeline else None
         # The objective has built the model by now, if it was not.
         variables = check_variables(self.model, self.strategy)
         layers = layers_of(task)
@@ -183,7 +187,11 @@ class Trainer:
         )
         self._first_loop = True
         self._stop = StopFlag(self._workers)
-        self._loop = TrainingLoop(self._update, max_skipped_updates, self._stop)
+        self._loop: TrainingLoop | CoordinatedLoop
+        if asynchronous:
+            self._loop = CoordinatedLoop(self._update, self.state)
+        else:
+            self._loop = TrainingLoop(self._update, max_skipped_updates, self._stop)
 
     # ------------------------------------------------------------ what can be asked
 

@@ -71,7 +71,7 @@ def build_multi_worker_strategy(
 
 @contextmanager
 def worker_errors() -> Iterator[None]:
-    """Says in a line that another worker was lost.
+    """Says in a line that another process of the cluster was lost.
 
     Raises:
       WorkerLost: In place of what TensorFlow raises for it.
@@ -80,7 +80,7 @@ def worker_errors() -> Iterator[None]:
         yield
     except _BROKEN_OFF as error:
         raise WorkerLost(
-            "another worker died or stalls: see what became of it. Start all again: they go on "
+            "another process died or stalls: see what became of it. Start all again: they go on "
             f"from the last checkpoint. ({type(error).__name__})"
         ) from error
 

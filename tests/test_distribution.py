@@ -10,6 +10,7 @@ import tensorflow as tf
 from ddl.distribution import (
     Communication,
     build_strategy,
+    choose_strategy,
     configure_devices,
     describe_devices,
     global_batch_size,
@@ -36,10 +37,17 @@ def test_cross_device_ops(ops):
     assert int(strategy.reduce("SUM", values, axis=None)) == 10
 
 
-@pytest.mark.parametrize("name", ["parameter_server", "tpu"])
-def test_what_is_not_supported_yet_says_so(name):
-    with pytest.raises(ConfigError, match=f"{name}.*not supported yet"):
-        build_strategy(name)
+def test_auto_takes_parameter_servers_that_tf_config_names(monkeypatch):
+    cluster = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster}))
+    assert choose_strategy("auto") == "parameter_server"
+    assert choose_strategy("mirrored") == "mirrored"
+
+
+def test_parameter_servers_need_tf_config(monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    with pytest.raises(ConfigError, match="parameter_server needs an environment variable TF_CONF"):
+        build_strategy("parameter_server")
 
 
 def test_auto_follows_tf_config(monkeypatch):

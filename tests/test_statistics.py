@@ -180,3 +180,47 @@ def test_central_storage_trains_a_layer_that_is_not_synchronized():
     trainer, images = unsynchronized_trainer(make_strategy("central_storage", 2))
     trainer.train(1)
     np.testing.assert_allclose(copies(trainer)[0], images.mean(0) / 2)
+
+
+def mixed_trainer(strategy, precision):
+    """One layer that is synchronized, and one that is not and holds a count as well."""
+    set_precision(precision)
+    keras.utils.set_random_seed(0)
+    random = np.random.default_rng(0)
+    labels = random.integers(0, 2, 64)
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.Input((3,)),
+                keras.layers.BatchNormalization(momentum=0.5, synchronized=True),
+                keras.layers.Dense(8, "relu"),
+                keras.layers.BatchNormalization(momentum=0.5),
+                keras.layers.Dense(2, dtype="float32"),
+            ]
+        )
+        return ddl.Trainer(
+            ddl.Classification(model),
+            keras.optimizers.SGD(0.1, momentum=0.9),
+            {"image": random.normal(size=(64, 3)) + 3 * labels[:, None], "label": labels},
+            global_batch_size=32,
+            strategy=strategy,
+        )
+
+
+@pytest.mark.parametrize("precision", ["mixed_float16", "mixed_bfloat16"])
+def test_batch_normalization_in_mixed_precision(strategy, precision):
+    """Trained, with the moments of one device in float32 but for the rounding of the format."""
+    trainer = mixed_trainer(strategy, precision)
+    reference = mixed_trainer(make_strategy("one_device", 1), "float32")
+    first = trainer.train(1)["loss"]
+    reference.train(1)
+    with trainer.evaluation_weights():
+        ours, theirs = (t.model.layers[0].moving_mean.numpy() for t in (trainer, reference))
+        np.testing.assert_allclose(ours, theirs, rtol=0.02, atol=0.02)
+        ours, theirs = (t.model.layers[2].moving_mean.numpy() for t in (trainer, reference))
+        np.testing.assert_allclose(ours, theirs, rtol=0.1, atol=0.1)
+    assert trainer.train(30)["loss"] < first / 2
+    assert trainer.skipped_updates == 0
+    assert (trainer.loss_scale is None) == (precision == "mixed_bfloat16")
+    for variable in trainer.model.variables:
+        assert np.isfinite(variable.numpy()).all()

@@ -2,10 +2,11 @@
 
 from typing import Any, Literal
 
+import numpy as np
 import tensorflow as tf
 
 from ddl.data import resident as resident_data
-from ddl.data.order import index_batches, steps_per_epoch
+from ddl.data.order import batch_indices, index_batches, steps_per_epoch
 from ddl.data.source import ArraySource, IndexedSource, Source, weighted
 from ddl.errors import ConfigError
 from ddl.microbatch import Microbatch
@@ -13,6 +14,10 @@ from ddl.workers import Workers
 
 _RESIDENT_UP_TO_BYTES = 256 << 20
 """Small beside any accelerator's memory, and larger than CIFAR-10 in bytes (154 MB)."""
+
+
+_SENT_UP_TO_BYTES = 2_000_000_000
+"""What fits into a message of TensorFlow, with some room."""
 
 
 _BATCHES_AHEAD = 4
@@ -170,6 +175,42 @@ class BatchPipeline:
             return dict(element)
         features = resident_data.gather(resident, element["index"], self.source.element_spec)
         return weighted(features, element["weight"])
+
+    def packed_arrays(self) -> dict[str, np.ndarray]:
+        """The arrays of the data as `batch` takes them, to be sent to other processes.
+
+        Raises:
+          ConfigError: If the data are not arrays of numbers, or too many bytes for one message.
+        """
+        if not isinstance(self.source, ArraySource) or not resident_data.can_reside(self.source):
+            raise ConfigError(
+                f"only arrays of numbers can be sent to workers, not a {type(self.source).__name__}"
+                ". Use multi_worker_mirrored, whose workers each read the data."
+            )
+        if self.source.nbytes > _SENT_UP_TO_BYTES:
+            raise ConfigError(
+                f"the data have {self.source.nbytes / 1e9:.1f} GB; at the most 2 GB can be sent to "
+                "workers. Use multi_worker_mirrored, whose workers each read the data."
+            )
+        return resident_data.pack(self.source)
+
+    def batch(self, arrays: dict[str, tf.Tensor], number: tf.Tensor) -> dict[str, tf.Tensor]:
+        """A whole global batch for one replica, in the form that `examples` takes. In a graph.
+
+        Args:
+          arrays: What `packed_arrays` gave, as tensors on this host.
+          number: Of the batch, int64 [], counted from 0 over the whole run.
+        """
+        with tf.device("/device:CPU:0"):
+            indices, weight = batch_indices(
+                number,
+                num_examples=self.num_examples,
+                global_batch_size=self.global_batch_size,
+                seed=self._seed,
+                shuffle=self._shuffle,
+            )
+            features = resident_data.gather(arrays, indices, self.source.element_spec)
+            return weighted(features, weight)
 
     def microbatch(
         self,

@@ -43,8 +43,7 @@ def place(source: ArraySource, strategy: tf.distribute.Strategy) -> dict[str, An
     Returns:
       By feature name a per-replica tensor, to be handed to `strategy.run`.
     """
-    # Packed once on the host, whatever the number of devices.
-    packed = {name: _packed(array) for name, array in source.features.items()}
+    packed = pack(source)  # once on the host, whatever the number of devices
     devices = local_devices(strategy)
 
     def on_device(context: tf.distribute.experimental.ValueContext) -> dict[str, tf.Tensor]:
@@ -54,6 +53,11 @@ def place(source: ArraySource, strategy: tf.distribute.Strategy) -> dict[str, An
             return {name: tf.constant(array) for name, array in packed.items()}
 
     return strategy.experimental_distribute_values_from_function(on_device)
+
+
+def pack(source: ArraySource) -> dict[str, np.ndarray]:
+    """The arrays in the form that `gather` reads."""
+    return {name: _packed(array) for name, array in source.features.items()}
 
 
 def gather(

@@ -1,0 +1,236 @@
+"""Clusters with parameter servers: who is in them, and who is still there.
+
+A chief leads such a cluster. It alone runs the program; workers and parameter servers are
+TensorFlow servers, to which it sends what they have to compute (`ddl.coordinated_loop`). TensorFlow
+gives the updates of a worker that is lost to the others and takes it in again when it is back; it
+waits for ever for one that neither answers nor dies, so that the chief asks all of them by itself.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from types import FrameType
+from typing import NoReturn
+
+import tensorflow as tf
+
+from ddl.errors import ConfigError, DeviceError, WorkerLost
+from ddl.grpc_probe import Answer, ask
+
+_Strategy = tf.distribute.ParameterServerStrategy
+
+_PAUSE = 1.0
+# A parameter server that died has lost its weights. The call that waits for it should say so first.
+_PATIENCE_WITH_THE_DEAD = 5.0
+
+
+def has_parameter_servers(strategy: tf.distribute.Strategy) -> bool:
+    """Whether training is asynchronous, on workers that a chief leads."""
+    return isinstance(strategy, _Strategy)
+
+
+def names_parameter_servers() -> bool:
+    """Whether TF_CONFIG does."""
+    return "ps" in _place()[0]
+
+
+def serves_here() -> bool:
+    """Whether TF_CONFIG makes this process a worker or a parameter server of such a cluster.
+
+    Raises:
+      ConfigError: If it describes none.
+    """
+    cluster, kind, _ = _place()
+    if kind not in ("chief", "worker", "ps") or not {"chief", "worker", "ps"} <= cluster.keys():
+        raise ConfigError(
+            "parameter_server needs an environment variable TF_CONFIG that names a chief, workers "
+            "and parameter servers (ps), and which of them this process is. `python -m ddl.launch "
+            "--num_ps=1 --num_workers=2 -- …` sets it."
+        )
+    return kind != "chief"
+
+
+def _place() -> tuple[dict[str, list[str]], str, int]:
+    """What TF_CONFIG says: addresses by kind of task, and this one's kind and index."""
+    try:
+        config = json.loads(os.environ.get("TF_CONFIG") or "{}")
+        task = config.get("task", {})
+        return dict(config.get("cluster", {})), str(task.get("type")), int(task.get("index", 0))
+    except (ValueError, AttributeError, TypeError) as error:
+        raise ConfigError(
+            f"the environment variable TF_CONFIG is not a JSON object as TensorFlow wants it: "
+            f"{error}. Correct it, or unset it to run on this machine alone."
+        ) from error
+
+
+# ---------------------------------------------------------------- a worker, a parameter server
+
+
+def serve(join_timeout: float, peer_timeout: float) -> None:
+    """Computes what the chief sends, and returns when the chief has ended.
+
+    SIGTERM and SIGINT do not end it before, since a chief that was asked to stop as well saves what
+    parameter servers hold. A second signal does, at once.
+
+    Args:
+      join_timeout: Seconds within which the chief has to come.
+      peer_timeout: Seconds without an answer after which it counts as lost.
+
+    Raises:
+      WorkerLost: If it does not come, or stalls.
+      DeviceError: If this process's own address cannot be used.
+    """
+    cluster, kind, index = _place()
+    _hold_signals()
+    try:
+        server = start_server(cluster, kind, index)
+    except tf.errors.OpError as error:
+        raise DeviceError(
+            f"{kind} {index} cannot use its address in TF_CONFIG, {cluster[kind][index]}: "
+            f"{error.message}. Another process may have the port."
+        ) from error
+    chief = cluster["chief"][0]
+    _wait_for("the chief", chief, time.monotonic(), join_timeout)
+    heard = time.monotonic()
+    while (answer := ask(chief, min(_PAUSE, peer_timeout))) != "refuses":
+        if answer == "greets":
+            heard = time.monotonic()
+        elif time.monotonic() - heard > peer_timeout:
+            raise WorkerLost(f"the chief at {chief} gave no answer for {peer_timeout:g} s")
+        time.sleep(_PAUSE)
+    del server
+
+
+def start_server(
+    cluster: Mapping[str, Sequence[str]], kind: str, index: int
+) -> tf.distribute.Server:
+    """TensorFlow's server for a task of a cluster; it runs as long as the process."""
+    # An operation that waits for another process holds a thread. With as few threads as cores, on
+    # small machines, all of them wait and nothing goes on.
+    threads = max(os.cpu_count() or 1, 4 + sum(map(len, cluster.values())))
+    config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=threads)
+    return tf.distribute.Server(
+        cluster, job_name=kind, task_index=index, protocol="grpc", config=config
+    )
+
+
+def _hold_signals() -> None:
+    received: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if received:
+            os._exit(128 + number)
+        received.append(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, note)
+
+
+def _wait_for(who: str, address: str, since: float, timeout: float) -> None:
+    while ask(address, _PAUSE) != "greets":
+        if time.monotonic() > since + timeout:
+            raise WorkerLost(
+                f"{who} at {address} did not join in {timeout:g} s. See what became of it, and "
+                "start all again."
+            )
+        time.sleep(0.1)
+
+
+# ---------------------------------------------------------------- the chief
+
+
+def build_parameter_server_strategy(
+    join_timeout: float, peer_timeout: float
+) -> tf.distribute.Strategy:
+    """Connects the chief with all others. Before any other operation of the process.
+
+    Args:
+      join_timeout: Seconds after which it is an error that one of them is not there.
+      peer_timeout: Seconds without an answer after which one of them counts as lost.
+
+    Raises:
+      WorkerLost: If one is not there.
+      ConfigError: If TF_CONFIG does not make this process the chief, or workers have more than one
+        GPU each.
+    """
+    if serves_here():
+        raise ConfigError(
+            "TF_CONFIG makes this process no chief; it calls ddl.parameter_servers.serve"
+        )
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver(rpc_layer="grpc")
+    cluster = resolver.cluster_spec().as_dict()
+    peers = [
+        (kind, index, at) for kind in ("ps", "worker") for index, at in enumerate(cluster[kind])
+    ]
+    since = time.monotonic()
+    for kind, index, address in peers:
+        _wait_for(f"{kind} {index}", address, since, join_timeout)
+    strategy = _Strategy(resolver)
+    if strategy.num_replicas_in_sync > 1:
+        raise ConfigError(
+            f"each worker sees {strategy.num_replicas_in_sync} GPUs; with parameter servers a "
+            "worker uses one. Start one worker for each GPU (ddl.launch --pin=gpus)."
+        )
+    watch = _Watch(len(cluster["worker"]), peer_timeout)
+    for kind, index, address in peers:
+        watch.begin(kind, index, address)
+    return strategy
+
+
+class _Watch:
+    """Asks every worker and parameter server whether it is there, each from a thread of its own.
+
+    A parameter server that is lost, a worker that is stopped and the loss of all workers end the
+    process, whatever it waits for. A worker that died is tolerated, and told.
+    """
+
+    def __init__(self, num_workers: int, peer_timeout: float):
+        self._num_workers = num_workers
+        self._peer_timeout = peer_timeout
+        self._gone: set[int] = set()  # workers
+
+    def begin(self, kind: str, index: int, address: str) -> None:
+        threading.Thread(
+            target=self._watch, args=(kind, index, address), name=f"watch {address}", daemon=True
+        ).start()
+
+    def _watch(self, kind: str, index: int, address: str) -> None:
+        who = f"{kind} {index} at {address}"
+        heard = time.monotonic()
+        while True:
+            answer = ask(address, min(self._peer_timeout, 10 * _PAUSE))
+            if answer == "greets":
+                heard = time.monotonic()
+            silent = time.monotonic() - heard
+            if kind == "worker":
+                self._note(index, who, answer)
+                if answer == "refuses" and len(self._gone) < self._num_workers:
+                    heard = time.monotonic()
+            patience = self._peer_timeout
+            if kind == "ps" and answer == "refuses":
+                patience = min(_PATIENCE_WITH_THE_DEAD, patience)
+            if silent > patience:
+                _end(f"{who} gave no answer for {silent:.0f} s")
+            time.sleep(_PAUSE)
+
+    def _note(self, index: int, who: str, answer: Answer) -> None:
+        if answer == "refuses" and index not in self._gone:
+            self._gone.add(index)
+            _say(f"{who} is lost; the others make its updates until it is back")
+        elif answer == "greets" and index in self._gone:
+            self._gone.discard(index)
+            _say(f"{who} is back")
+
+
+def _say(text: str) -> None:
+    print(f"ddl: {text}", file=sys.stderr, flush=True)
+
+
+def _end(why: str) -> NoReturn:
+    """Ends the process at once: the main thread may wait for what does not come."""
+    _say(f"{why}. Start all again: they go on from the last checkpoint.")
+    os._exit(WorkerLost.exit_status)
