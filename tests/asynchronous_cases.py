@@ -53,6 +53,18 @@ def parity(strategy: tf.distribute.Strategy) -> Any:
     return {name: parity_cases.differences(name, strategy, "float64") for name in PARITY}
 
 
+def ranges(strategy: tf.distribute.Strategy) -> Any:
+    """Largest differences of weights and slots after one loop, of ranges of several updates."""
+    case = parity_cases.CASES["synchronized BatchNormalization, accumulation 2"]
+    found = []
+    for where in (strategy, tf.distribute.OneDeviceStrategy("CPU:0")):
+        trained = parity_cases.make_trainer(case, where, "float64", steps_per_loop=60)
+        trained.train(60)
+        variables = [*trained.model.variables, *trained.optimizer.variables]
+        found.append([np.array(variable) for variable in variables])
+    return [float(np.max(np.abs(ours - theirs))) for ours, theirs in zip(*found, strict=True)]
+
+
 def trainer(strategy: tf.distribute.Strategy, precision: Any, **arguments: Any) -> ddl.Trainer:
     set_precision(precision)
     keras.utils.set_random_seed(3)
