@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from ddl.checkpoints import Checkpoints
+    from ddl.noise_scale import GradientNoiseScale
     from ddl.precision import LossScale
     from ddl.retention import Retention
     from ddl.task import PerExample, Task
@@ -23,6 +24,7 @@ _HOME = {
     "Checkpoints": "ddl.checkpoints",
     "Classification": "ddl.tasks.classification",
     "ExponentialMovingAverage": "ddl.weight_average",
+    "GradientNoiseScale": "ddl.noise_scale",
     "LossScale": "ddl.precision",
     "PerExample": "ddl.task",
     "Retention": "ddl.retention",
@@ -39,6 +41,7 @@ __all__ = [
     "Checkpoints",
     "Classification",
     "ExponentialMovingAverage",
+    "GradientNoiseScale",
     "LossScale",
     "PerExample",
     "Retention",

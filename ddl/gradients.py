@@ -97,12 +97,16 @@ def clip_by_global_norm(
       The clipped gradients, and the norm before clipping: a scalar in the widest dtype of
       the gradients.
     """
-    widest = _widest(gradients)
-    halves = [tf.cast(tf.nn.l2_loss(_values(gradient)), widest) for gradient in gradients]
-    norm = tf.sqrt(2 * tf.add_n(halves))
+    norm = tf.sqrt(squared_norm(gradients))
     # Below the limit the factor is exactly one, so that nothing is rounded.
     limit = tf.cast(clip_norm, norm.dtype)
     return multiply(gradients, limit / tf.maximum(norm, limit)), norm
+
+
+def squared_norm(gradients: Sequence[Gradient]) -> tf.Tensor:
+    """The square of the joint norm, sparse gradients with each row once; in their widest dtype."""
+    widest = _widest(gradients)
+    return 2 * tf.add_n([tf.cast(tf.nn.l2_loss(_values(g)), widest) for g in gradients])
 
 
 def clip_by_value(gradients: Sequence[Gradient], clip_value: float) -> list[Gradient]:

@@ -20,7 +20,7 @@ from ddl.task import PerExample, Task
 # Names that a line of metrics.jsonl has besides the task's metrics.
 _RESERVED = (
     *("loss", "step", "epoch", "split", "learning_rate", "gradient_norm"),
-    *("examples_per_second", "loss_scale", "skipped_updates", "rewinds"),
+    *("examples_per_second", "loss_scale", "skipped_updates", "rewinds", "gradient_noise_scale"),
 )
 
 

@@ -22,6 +22,7 @@ from ddl import gradients as gradient_path
 from ddl.all_reduce import AllReduce
 from ddl.data import BatchPipeline
 from ddl.errors import ConfigError
+from ddl.noise_scale import GradientNoiseScale, squared_norm_of
 from ddl.objective import Objective
 from ddl.precision import LossScale
 from ddl.statistics import Statistics
@@ -48,6 +49,7 @@ class TrainingState(NamedTuple):
         long as all were.
       rewinds: int64 [], how often training diverged and went back to a checkpoint.
       batches_left_out: int64 [], how many batches it did not see again then.
+      gradient_noise: float64 [2], averages of |G|² and tr Σ (`ddl.noise_scale`), or zeros.
     """
 
     step: tf.Tensor
@@ -60,14 +62,15 @@ class TrainingState(NamedTuple):
     diverged_at: tf.Tensor
     rewinds: tf.Tensor
     batches_left_out: tf.Tensor
+    gradient_noise: tf.Tensor
 
     @classmethod
     def initial(cls, loss_scale: float, sums: tf.Tensor) -> "TrainingState":
         """The state before the first update."""
         zero = tf.zeros([], tf.int64)
         scale = tf.constant(loss_scale, tf.float32)
-        norms = tf.zeros([2], tf.float64)
-        return cls(zero, zero, zero, scale, zero, sums, norms, zero, zero, zero)
+        pair = tf.zeros([2], tf.float64)
+        return cls(zero, zero, zero, scale, zero, sums, pair, zero, zero, zero, pair)
 
     def leaving_out(self, position: int, rewinds: int) -> "TrainingState":
         """The same state, to go on with batch `position` as after so many rewinds."""
@@ -99,6 +102,7 @@ class UpdateStep:
       clip_norm: Largest global norm of the reduced gradient, or None.
       clip_value: Largest absolute value of its entries, or None.
       loss_scale: How the loss scale moves, or None for no loss scale.
+      noise_scale: How the gradient noise scale is estimated, or None for not at all.
       all_reduce: Sums gradients over the replicas.
     """
 
@@ -112,6 +116,7 @@ class UpdateStep:
     clip_norm: float | None
     clip_value: float | None
     loss_scale: LossScale | None
+    noise_scale: GradientNoiseScale | None
     all_reduce: AllReduce
 
     def __post_init__(self) -> None:
@@ -135,6 +140,7 @@ class UpdateStep:
         sums = self.strategy.reduce(_SUM, sums, axis=None)
         gradients = self.all_reduce(gradients, self.variables)
         gradients = self._with_each_row_once(gradients)
+        sums, noise = self._gradient_noise(sums, gradients, state)
         factor = self._factor(sums[0], state.loss_scale)
 
         def apply() -> tf.Tensor:
@@ -152,7 +158,7 @@ class UpdateStep:
         else:
             finite = gradient_path.all_finite([self._of_first_replica(g) for g in gradients])
             norm = tf.cond(finite, apply, skip)
-        return self._next_state(state, sums, norm, finite)
+        return self._next_state(state, sums, norm, finite, noise)
 
     def finite_gradients(self, element: Any, resident: Any, state: TrainingState) -> tf.Tensor:
         """Which gradients of each replica are finite, before the reduce; changes nothing.
@@ -187,7 +193,8 @@ class UpdateStep:
         return accumulated
 
     def _replica_zeros(self) -> tuple[list[tf.Tensor], tf.Tensor]:
-        return [tf.zeros_like(v.value) for v in self.variables], self.objective.metrics.zeros()
+        size = self.objective.metrics.size + (self.noise_scale is not None)
+        return [tf.zeros_like(v.value) for v in self.variables], tf.zeros([size], tf.float64)
 
     def _replica_gradients(
         self,
@@ -213,10 +220,30 @@ class UpdateStep:
                 f"the loss does not depend on the trainable variables {', '.join(unused)}. Leave "
                 "them out of the model, or set trainable = False on their layers."
             )
+        if self.noise_scale is not None:
+            sums = tf.concat([sums, [squared_norm_of(gradients)]], axis=0)
         if so_far is None:
             return gradients, sums
         added = [total + gradient for total, gradient in zip(so_far[0], gradients, strict=True)]
         return added, so_far[1] + sums
+
+    def _gradient_noise(
+        self, sums: tf.Tensor, gradients: list[Any], state: TrainingState
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """The metric sums alone, and the averages of the gradient noise after this update."""
+        if self.noise_scale is None:
+            return sums, state.gradient_noise
+        batch = self.pipeline.global_batch_size
+        parts = self.strategy.num_replicas_in_sync * self.pipeline.microbatches
+        unscale = 1 / tf.cast(state.loss_scale, tf.float64) ** 2
+        large = squared_norm_of([self._of_first_replica(gradient) for gradient in gradients])
+        # A part's gradient is a sum over B/P examples divided by B; and s is the mean over P parts.
+        small = parts * sums[-1]
+        noise = self.noise_scale.next(
+            state.gradient_noise, small * unscale, large * unscale, parts, batch
+        )
+        counts = tf.equal(sums[0], batch) & tf.reduce_all(tf.math.is_finite(noise))
+        return sums[:-1], tf.where(counts, noise, state.gradient_noise)
 
     def _factor(self, weight: tf.Tensor, scale: tf.Tensor) -> tf.Tensor | None:
         """B / (Σ weight · loss scale): float64 [], or None where it is one by design."""
@@ -253,7 +280,12 @@ class UpdateStep:
         return self.strategy.experimental_local_results(value)[0]
 
     def _next_state(
-        self, state: TrainingState, sums: tf.Tensor, norm: tf.Tensor, finite: tf.Tensor
+        self,
+        state: TrainingState,
+        sums: tf.Tensor,
+        norm: tf.Tensor,
+        finite: tf.Tensor,
+        noise: tf.Tensor,
     ) -> TrainingState:
         made = tf.cast(finite, tf.int64)
         scale, finite_updates = state.loss_scale, state.finite_updates
@@ -274,4 +306,5 @@ class UpdateStep:
             sums=sums,
             gradient_norms=state.gradient_norms + tf.stack([norm, tf.cast(made, tf.float64)]),
             diverged_at=tf.where(first, batches, state.diverged_at),
+            gradient_noise=noise,
         )

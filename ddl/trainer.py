@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from ddl import gradients as gradient_path
+from ddl import noise_scale
 from ddl.actions import Action
 from ddl.all_reduce import AllReduce, GradientDtype
 from ddl.coordinated_loop import CoordinatedEvaluation, CoordinatedLoop
@@ -29,6 +30,7 @@ from ddl.model_checks import (
     layers_of,
     warn_of_what_depends_on_replicas,
 )
+from ddl.noise_scale import GradientNoiseScale
 from ddl.normalization import take_over_moments
 from ddl.objective import Objective
 from ddl.pace import Pace
@@ -72,6 +74,7 @@ class Trainer:
         clip_value: float | None = None,
         weight_average: ExponentialMovingAverage | None = None,
         loss_scale: LossScale | Literal["auto"] | None = "auto",
+        gradient_noise_scale: GradientNoiseScale | None = None,
         gradient_dtype: GradientDtype | None = None,
         max_skipped_updates: int = 50,
         steps_per_loop: int | None = None,
@@ -98,6 +101,7 @@ class Trainer:
           loss_scale: `auto` takes a dynamic one if the model computes in float16, or gradients
             travel so.
           gradient_dtype: In which gradients travel between replicas, rounded; None: as they are.
+          gradient_noise_scale: Also estimate the batch size worth using.
           max_skipped_updates: After how many overflows in a row training counts as diverged.
           steps_per_loop: Updates a Python call; None adapts to about a second.
           data_on_device: Whether arrays are kept on the devices and batches gathered there;
@@ -150,6 +154,12 @@ class Trainer:
         let_replicas_write(layers, self.strategy)
         self._statistics = Statistics(layers, self.strategy)
         gradient_path.prepare_optimizer(optimizer, variables, self.strategy)
+        if gradient_noise_scale is not None:
+            gradient_noise_scale.check(
+                self.strategy.num_replicas_in_sync * accumulation_steps,
+                weights_are_given="weight" in self._train.source.element_spec
+                or objective.task_weighs,
+            )
         if loss_scale == "auto":
             is_float16 = gradient_dtype == "float16" or computes_in_float16(self.model)
             loss_scale = LossScale() if is_float16 else None
@@ -173,6 +183,7 @@ class Trainer:
             clip_norm=clip_norm,
             clip_value=clip_value,
             loss_scale=loss_scale,
+            noise_scale=gradient_noise_scale,
             all_reduce=AllReduce(self.strategy, communication or Communication(), gradient_dtype),
         )
         self.state = TrainingState.initial(
@@ -299,7 +310,10 @@ class Trainer:
         self._evaluation_weights.check_not_applied()
 
     def read_metrics(self) -> dict[str, float]:
-        """Means since the last reading, with `gradient_norm` where gradients are clipped."""
+        """Means since the last reading, with `gradient_norm` where gradients are clipped.
+
+        And `gradient_noise_scale` where it is estimated, an average over all updates so far.
+        """
         means, self.state = self.peek_metrics(), self.state.without_metrics()
         return means
 
@@ -309,7 +323,7 @@ class Trainer:
         total, count = self.state.gradient_norms.numpy()
         if self._update.clip_norm is not None and count:
             means["gradient_norm"] = float(total / count)
-        return means
+        return means | noise_scale.figures(self.state.gradient_noise)
 
     def restore(self, state: TrainingState) -> None:
         """Goes on from `state`, after model and optimizer were given their values of then."""

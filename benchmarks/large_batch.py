@@ -1,0 +1,495 @@
+"""What large batches cost in accuracy, recipe by recipe: python -m benchmarks.large_batch.
+
+Each recipe sees the same examples: 10 epochs of 60,000 digits, the 1,437 training images that come
+with ddl, each time moved by up to a pixel. The test set is 5,000 such images from the 360 held out.
+The network is a small CNN with batch normalization, momentum is 0.9 with Nesterov's gradient, and
+the rate falls linearly to zero. A warm-up takes the first two epochs.
+
+Rates are found on 240 training images set apart, with five tries for each optimizer; none is chosen
+by the test set. SGD's is found at batch 64, and the scaling rule alone says what it is elsewhere,
+which is what such a rule is for. Those of LARS and LAMB are found at batch 1,024 and scaled by the
+square root. Figures are means over three seeds; in the pictures with the range.
+
+Shallue et al. 2019, "Measuring the Effects of Data Parallelism", ask what it costs to reach a
+target: the second table counts updates and examples up to the first of twenty evaluations with 98%.
+
+The last table is the setting of a tutorial on eight GPUs: its CNN with dropout, Adam, 8 epochs, one
+replica against eight with the same batch each, here 128 on 8 virtual devices and 20,000 images.
+
+A run that was interrupted goes on where it was: finished trainings are kept in
+runs/large_batch.json until all are done.
+"""
+
+import dataclasses
+import functools
+import gc
+import hashlib
+import inspect
+import json
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+import numpy as np
+
+import ddl
+from benchmarks import report
+from benchmarks.report import Bar, Plot, Report, Series, Spread, Table
+from ddl import distribution
+from ddl.errors import TrainingDiverged
+from ddl.learning_rate import LearningRate, ScalingRule
+from ddl.optimizers import LAMB, LARS, MomentumSGD
+
+CELLS = Path(__file__).parents[1] / "runs" / "large_batch.json"
+BASE_BATCH = 64
+TARGET = 0.98
+REPLICAS = 8
+WARMUP_SHARE = 0.2
+# An evaluation after each twentieth of a training.
+EVALUATIONS = 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """How to train at any batch size.
+
+    Attributes:
+      optimizer: Made with a learning rate.
+      search: Of `SEARCHES`, which finds the rate at its batch size.
+      scaling: How the rate follows the batch size from there.
+      warms_up: Whether there is a warm-up.
+    """
+
+    optimizer: Callable[[Any], keras.optimizers.Optimizer]
+    search: str
+    scaling: ScalingRule
+    warms_up: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Search:
+    """Rates that are tried with a recipe at one batch size."""
+
+    recipe: str
+    batch: int
+    rates: Sequence[float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """How much is trained."""
+
+    examples: int = 60_000
+    test_examples: int = 5_000
+    epochs: int = 10
+    seeds: int = 3
+    batches: Sequence[int] = (64, 256, 1024, 2048, 4096)
+    tries: int = 5
+    tutorial_examples: int = 20_000
+    tutorial_epochs: int = 8
+    tutorial_batch: int = 128
+
+
+QUICK = Sizes(1024, 512, 1, 1, (64, 1024), 1, 2048, 1, 32)
+
+
+def _sgd(rate: Any) -> keras.optimizers.Optimizer:
+    return keras.optimizers.SGD(rate, momentum=0.9, nesterov=True)
+
+
+def _corrected(rate: Any) -> keras.optimizers.Optimizer:
+    return MomentumSGD(rate, momentum=0.9, nesterov=True, momentum_correction=True)
+
+
+def _lars(rate: Any) -> keras.optimizers.Optimizer:
+    return LARS(rate, momentum=0.9, nesterov=True, trust_coefficient=0.02)
+
+
+RECIPES = {
+    "unscaled": Recipe(_sgd, "SGD", "none", False),
+    "linear": Recipe(_sgd, "SGD", "linear", False),
+    "linear, warm-up": Recipe(_sgd, "SGD", "linear", True),
+    "and momentum correction": Recipe(_corrected, "SGD", "linear", True),
+    "LARS, warm-up": Recipe(_lars, "LARS", "square_root", True),
+    "LAMB, warm-up": Recipe(LAMB, "LAMB", "square_root", True),
+}
+SEARCHES = {
+    "SGD": Search("unscaled", BASE_BATCH, (0.005, 0.01, 0.02, 0.04, 0.08)),
+    "LARS": Search("LARS, warm-up", 1024, (0.25, 0.5, 1.0, 2.0, 4.0)),
+    "LAMB": Search("LAMB, warm-up", 1024, (0.005, 0.01, 0.02, 0.04, 0.08)),
+}
+ADAM = Recipe(keras.optimizers.Adam, "Adam", "none", False)
+TUTORIAL = {"unchanged rate": ADAM, "LAMB, warm-up": RECIPES["LAMB, warm-up"]}
+
+
+# ------------------------------------------------------------ the data
+
+
+def moved(images: np.ndarray, labels: np.ndarray, count: int, seed: int) -> tuple:
+    """Copies of images, each moved by up to a pixel any way; in between values are interpolated.
+
+    Args:
+      images: uint8 [n, 8, 8, 1] from 0 to 16.
+      labels: int [n].
+      count: How many copies; each image has as many as any other, but for one.
+      seed: Of everything.
+
+    Returns:
+      uint8 [count, 8, 8, 1] from 0 to 255, and the labels [count].
+    """
+    random = np.random.default_rng(seed)
+    rounds = -(-count // len(images))
+    which = np.concatenate([random.permutation(len(images)) for _ in range(rounds)])[:count]
+    offset = random.uniform(-1, 1, (count, 2, 1, 1))
+    whole = np.floor(offset).astype(int)
+    part = offset - whole
+    padded = np.pad(images[which, ..., 0] * 15.9375, ((0, 0), (2, 2), (2, 2)))
+    pixel = np.arange(8) + 2
+    result = np.zeros((count, 8, 8))
+    for down in (0, 1):
+        for across in (0, 1):
+            rows = pixel[None, :, None] + whole[:, 0] + down
+            columns = pixel[None, None, :] + whole[:, 1] + across
+            share = (part if down else 1 - part)[:, 0] * (part if across else 1 - part)[:, 1]
+            result += share * padded[np.arange(count)[:, None, None], rows, columns]
+    return np.round(result).astype(np.uint8)[..., np.newaxis], labels[which]
+
+
+@functools.cache
+def data(examples: int, test_examples: int, tuning: bool) -> tuple[tuple, tuple]:
+    """To train and to evaluate on; in tuning, both are of the training images."""
+    images, labels = ddl.data.load_digits("train")
+    held_out = ddl.data.load_digits("test")
+    if tuning:
+        order = np.random.default_rng(7).permutation(len(images))
+        images, labels = images[order], labels[order]
+        held_out = images[-240:], labels[-240:]
+        images, labels = images[:-240], labels[:-240]
+    return moved(images, labels, examples, 1), moved(*held_out, test_examples, 2)
+
+
+# ------------------------------------------------------------ one training
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """Of a training.
+
+    Attributes:
+      accuracy: At the end, from 0 to 1.
+      reached_at: Updates until the first evaluation with the target; None if there was none.
+      updates: In all.
+    """
+
+    accuracy: float
+    reached_at: int | None
+    updates: int
+
+
+def small_cnn() -> keras.Model:
+    """Two convolutions and a dense layer."""
+    model = ddl.models.cnn(
+        (8, 8, 1),
+        10,
+        blocks=((16,), (32,)),
+        hidden_units=(64,),
+        padding="same",
+        batch_normalization=True,
+    )
+    for layer in model.layers:
+        if isinstance(layer, keras.layers.BatchNormalization):
+            # The longest trainings make 9,380 updates, the shortest 150: too few for Keras's 0.99,
+            # which would judge a recipe by what moving moments still hold of their start.
+            layer.momentum = 0.9
+    return model
+
+
+def tutorial_cnn() -> keras.Model:
+    """The tutorial's network."""
+    return ddl.models.cnn(
+        (8, 8, 1),
+        10,
+        blocks=((32, 64),),
+        hidden_units=(128,),
+        block_dropout=0.25,
+        hidden_dropout=0.5,
+    )
+
+
+def train(
+    recipe: Recipe,
+    batch: int,
+    rate: float,
+    base_batch: int,
+    seed: int,
+    epochs: int,
+    examples: tuple[tuple, tuple],
+    model: Callable[[], keras.Model] = small_cnn,
+    replicas: int = 1,
+) -> Outcome:
+    """Trains once, with evaluations on the way. `rate` is that at `base_batch`."""
+    keras.utils.set_random_seed(seed)
+    train_data, test_data = examples
+    updates = epochs * math.ceil(len(train_data[0]) / batch)
+    warmup = int(WARMUP_SHARE * updates) if recipe.warms_up else 0
+    falling = keras.optimizers.schedules.PolynomialDecay(rate, updates - warmup, 0.0)
+    schedule = LearningRate(
+        falling,
+        scaling=recipe.scaling,
+        base_batch_size=base_batch,
+        global_batch_size=batch,
+        warmup_steps=warmup,
+    )
+    strategy = distribution.build_strategy("mirrored" if replicas > 1 else "one_device")
+    with strategy.scope():
+        trainer = ddl.Trainer(
+            ddl.Classification(model()),
+            recipe.optimizer(schedule),
+            train_data,
+            global_batch_size=batch,
+            eval_data=test_data,
+            seed=seed,
+        )
+    reached_at, accuracy = None, 0.0
+    try:
+        for part in range(1, EVALUATIONS + 1):
+            trainer.train(part * updates // EVALUATIONS - trainer.step)
+            accuracy = trainer.evaluate()["accuracy"]
+            if accuracy >= TARGET and reached_at is None:
+                reached_at = trainer.step
+    except TrainingDiverged:
+        accuracy = 0.0
+    del trainer
+    keras.backend.clear_session()
+    gc.collect()
+    return Outcome(accuracy, reached_at, updates)
+
+
+class Cells:
+    """Trainings by what they are; those that are done are read from a file."""
+
+    def __init__(self, path: Path):
+        """Takes those of the same code."""
+        self._path = path
+        what_matters = (_sgd, _corrected, _lars, moved, data, small_cnn, tutorial_cnn, train)
+        code = "".join(map(inspect.getsource, what_matters)) + ddl.__version__
+        self._code = hashlib.sha256(code.encode()).hexdigest()
+        kept = json.loads(path.read_text()) if path.exists() else {}
+        self._done: dict[str, Any] = kept["cells"] if kept.get("code") == self._code else {}
+
+    def __call__(self, name: str, *args: Any, **kwargs: Any) -> Outcome:
+        """The outcome of `train` with these arguments, which `name` tells from any other."""
+        if name not in self._done:
+            outcome = train(*args, **kwargs)
+            self._done[name] = dataclasses.asdict(outcome)
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            beside = self._path.with_suffix(".part")
+            beside.write_text(json.dumps({"code": self._code, "cells": self._done}, indent=1))
+            beside.replace(self._path)
+            print(f"{name}: {100 * outcome.accuracy:.2f}%", flush=True)
+        return Outcome(**self._done[name])
+
+    def forget(self) -> None:
+        """Removes the file."""
+        self._path.unlink(missing_ok=True)
+
+
+# ------------------------------------------------------------ the tables
+
+
+def find_rates(cells: Cells, sizes: Sizes) -> dict[str, tuple[float, int]]:
+    """For each search the best rate on the validation images, and the batch size it is for."""
+    examples = data(sizes.examples, sizes.test_examples, tuning=True)
+    found = {}
+    for name, search in SEARCHES.items():
+        recipe = RECIPES[search.recipe]
+        accuracies = {
+            rate: cells(
+                f"{name} at {search.batch}, rate {rate:g}, validation",
+                *(recipe, search.batch, rate, search.batch, 0, sizes.epochs, examples),
+            ).accuracy
+            for rate in search.rates[-sizes.tries :]
+        }
+        found[name] = max(accuracies, key=lambda rate: accuracies[rate]), search.batch
+    return found
+
+
+Outcomes = Mapping[tuple[str, int], Sequence[Outcome]]
+
+
+def compare(cells: Cells, sizes: Sizes, rates: Mapping[str, tuple[float, int]]) -> Outcomes:
+    """Every recipe at every batch size; at 64 the unscaled one alone, where all rates are one."""
+    examples = data(sizes.examples, sizes.test_examples, tuning=False)
+    found = {}
+    for batch in sizes.batches:
+        for name, recipe in RECIPES.items():
+            if batch == BASE_BATCH and name != "unscaled":
+                continue
+            found[name, batch] = [
+                cells(
+                    f"{name}, batch {batch}, seed {seed}",
+                    *(recipe, batch, *rates[recipe.search], seed, sizes.epochs, examples),
+                )
+                for seed in range(sizes.seeds)
+            ]
+    return found
+
+
+def tutorial(cells: Cells, sizes: Sizes) -> Table:
+    """One replica, eight with the same rate, eight with a recipe."""
+    small, large = sizes.tutorial_batch, sizes.tutorial_batch * REPLICAS
+    rates = SEARCHES["LAMB"].rates
+    common = {"epochs": sizes.tutorial_epochs, "model": tutorial_cnn}
+
+    def of(tuning: bool) -> tuple[tuple, tuple]:
+        return data(sizes.tutorial_examples, sizes.test_examples, tuning)
+
+    lamb = TUTORIAL["LAMB, warm-up"]
+    accuracies = {
+        rate: cells(
+            f"tutorial, LAMB at {large}, rate {rate:g}, validation",
+            *(lamb, large, rate, large, 0),
+            **common,
+            examples=of(tuning=True),
+            replicas=REPLICAS,
+        ).accuracy
+        for rate in rates[-sizes.tries :]
+    }
+    best = max(accuracies, key=lambda rate: accuracies[rate])
+    rows = []
+    for name, recipe, replicas, rate in (
+        ("one replica, Adam at 0.001", ADAM, 1, 0.001),
+        (f"{REPLICAS} replicas, Adam at 0.001", ADAM, REPLICAS, 0.001),
+        (f"{REPLICAS} replicas, LAMB at {best:g} with a warm-up", lamb, REPLICAS, best),
+    ):
+        batch = small * replicas
+        outcomes = [
+            cells(
+                f"tutorial, {name}, seed {seed}",
+                *(recipe, batch, rate, batch, seed),
+                **common,
+                examples=of(tuning=False),
+                replicas=replicas,
+            )
+            for seed in range(sizes.seeds)
+        ]
+        rows.append([name, batch, outcomes[0].updates, percent(outcomes)])
+    title = f"{small} examples a replica, {sizes.tutorial_epochs} epochs"
+    return Table(title, ["", "batch", "updates", "accuracy, %"], rows)
+
+
+def mean_accuracy(outcomes: Sequence[Outcome]) -> float:
+    """In percent."""
+    return 100 * float(np.mean([outcome.accuracy for outcome in outcomes]))
+
+
+def percent(outcomes: Sequence[Outcome]) -> str:
+    """The mean accuracy, and the largest distance of a seed from it."""
+    mean = mean_accuracy(outcomes)
+    distance = max(abs(100 * outcome.accuracy - mean) for outcome in outcomes)
+    return f"{mean:.2f} ± {distance:.2f}"
+
+
+def cost(outcomes: Sequence[Outcome], batch: int) -> str:
+    """Updates and thousands of examples to the target; a dash unless every seed gets there."""
+    reached = [outcome.reached_at for outcome in outcomes]
+    if None in reached:
+        return "–"
+    updates = float(np.mean([number for number in reached if number is not None]))
+    return f"{updates:,.0f} / {updates * batch / 1000:,.0f}k"
+
+
+def bars(found: Outcomes, batches: Sequence[int]) -> list[Bar]:
+    """How far the best recipe stays below batch 64, and that it takes a recipe."""
+    means = {cell: mean_accuracy(outcomes) for cell, outcomes in found.items()}
+    reference = means["unscaled", BASE_BATCH]
+    asked = []
+    for batch, limit in ((1024, 0.5), (2048, 1.5)):
+        if batch in batches:
+            best = max(RECIPES, key=lambda name, batch=batch: means[name, batch])
+            what = f"points below batch 64 at {batch:,}, {best}"
+            asked.append(Bar(what, round(reference - means[best, batch], 2), limit, "at most"))
+    gap = round(reference - means["unscaled", batches[-1]], 2)
+    what = f"points below batch 64 at {batches[-1]:,}, unscaled: the gap shows"
+    return [*asked, Bar(what, gap, 5.0, "at least")]
+
+
+def plots(found: Outcomes, batches: Sequence[int]) -> list[Plot]:
+    """Errors and updates over the batch size; only what was reached."""
+
+    def series(of: Callable[[Outcome], float | None]) -> list[Series]:
+        lines = []
+        for name in RECIPES:
+            points = {}
+            for batch in batches:
+                # All recipes begin at the unscaled one's point.
+                outcomes = found[name if batch != BASE_BATCH else "unscaled", batch]
+                values = [value for o in outcomes if (value := of(o)) is not None]
+                if len(values) == len(outcomes):
+                    points[batch] = Spread(float(np.mean(values)), min(values), max(values))
+            if points:
+                lines.append(Series(name, list(points), list(points.values())))
+        return lines
+
+    both = [
+        Plot(
+            "Test error after equal epochs",
+            *("global batch size", "error, %"),
+            series(lambda outcome: 100 * (1 - outcome.accuracy)),
+            log_x=True,
+            log_y=True,
+        ),
+        Plot(
+            f"To {TARGET:.0%}",
+            *("global batch size", "updates"),
+            series(lambda outcome: outcome.reached_at),
+            log_x=True,
+            log_y=True,
+        ),
+    ]
+    return [plot for plot in both if plot.series]
+
+
+def measure(quick: bool) -> Report:
+    """All tables."""
+    sizes = QUICK if quick else Sizes()
+    distribution.configure_devices(num_virtual_devices=REPLICAS)
+    cells = Cells(CELLS.with_name("large_batch_quick.json") if quick else CELLS)
+    rates = find_rates(cells, sizes)
+    found = compare(cells, sizes, rates)
+    columns = ["recipe", *(f"{batch:,}" for batch in sizes.batches)]
+
+    def table(title: str, cell: Callable[[Sequence[Outcome], int], str]) -> Table:
+        rows = [
+            [
+                name,
+                *(
+                    cell(found[name, batch], batch) if (name, batch) in found else "as unscaled"
+                    for batch in sizes.batches
+                ),
+            ]
+            for name in RECIPES
+        ]
+        return Table(title, columns, rows)
+
+    tables = [
+        table("Test accuracy, %, by global batch size", lambda outcomes, _: percent(outcomes)),
+        table(f"Updates / examples to {TARGET:.0%}", cost),
+        tutorial(cells, sizes),
+    ]
+    cells.forget()
+    notes = [
+        "Rates found: "
+        + "; ".join(f"{name} {rate:g} at batch {batch:,}" for name, (rate, batch) in rates.items())
+        + f". Each of {sizes.tries} tried. A training that diverged counts as 0%."
+    ]
+    return Report(tables, bars(found, sizes.batches), plots(found, sizes.batches), notes)
+
+
+if __name__ == "__main__":
+    report.main(measure)
