@@ -25,6 +25,7 @@ OWN: tuple[str, ...] = (
     "ddl.lengths:warmup_steps",
     "ddl.models:cnn",
     "ddl.models:mlp",
+    "ddl.models:resnet",
     "ddl.noise_scale:GradientNoiseScale",
     "ddl.optimizers:FusedAdagrad",
     "ddl.optimizers:FusedAdam",

@@ -1,6 +1,7 @@
 """Examples: where they come from, in which order, and how they reach the replicas."""
 
 from ddl.data.digits import load_digits
+from ddl.data.imagenet import imagenet
 from ddl.data.images import images
 from ddl.data.keras_datasets import load_keras_dataset
 from ddl.data.order import batch_indices, steps_per_epoch
@@ -18,6 +19,7 @@ __all__ = [
     "StreamSource",
     "as_source",
     "batch_indices",
+    "imagenet",
     "images",
     "load_digits",
     "load_keras_dataset",

@@ -6,16 +6,17 @@ from typing import Literal, get_args
 import numpy as np
 
 from ddl.data.digits import load_digits
+from ddl.data.imagenet import imagenet
 from ddl.data.keras_datasets import load_keras_dataset
-from ddl.data.source import ArraySource
+from ddl.data.source import ArraySource, Source
 from ddl.data.synthetic import synthetic_images
 from ddl.errors import ConfigError, DataError
 from ddl.suggestions import did_you_mean, either
 
-ImagesName = Literal["digits", "mnist", "fashion_mnist", "cifar10", "synthetic"]
+ImagesName = Literal["digits", "mnist", "fashion_mnist", "cifar10", "imagenet", "synthetic"]
 Split = Literal["train", "test"]
 
-_CLASSES = {"digits": 10, "mnist": 10, "fashion_mnist": 10, "cifar10": 10}
+_CLASSES = {"digits": 10, "mnist": 10, "fashion_mnist": 10, "cifar10": 10, "imagenet": 1000}
 _SYNTHETIC_EXAMPLES = {"train": 8192, "test": 2048}
 
 
@@ -28,22 +29,26 @@ def images(
     num_examples: int | None = None,
     one_hot: bool = False,
     seed: int = 0,
-) -> ArraySource:
+    data_dir: str | None = None,
+) -> Source:
     """Loads labelled images.
 
     Args:
       name: `digits` comes with ddl; `mnist`, `fashion_mnist` and `cifar10` come from the Keras
-        cache or the network; `synthetic` is made up.
+        cache or the network, `imagenet` from `data_dir` (`ddl.data.imagenet`); `synthetic` is made
+        up.
       split: Which part.
       image_shape: Height, width and channels. Synthetic images get this shape, others must
         have it.
       num_classes: As `image_shape`.
       num_examples: Take the first so many; None: all, or 8,192 and 2,048 synthetic ones.
       one_hot: Whether labels are float32 rows [n, classes] rather than int64 [n].
-      seed: Of synthetic images.
+      seed: Of synthetic images, and of the order and the crops of ImageNet.
+      data_dir: Where the files of ImageNet are.
 
     Returns:
-      Features "image", uint8 [n, height, width, channels], and "label".
+      Features "image", uint8 [height, width, channels], and "label". All but ImageNet are an
+      `ArraySource`.
 
     Raises:
       ConfigError: If there is no such name or split, or a number is out of range.
@@ -54,6 +59,13 @@ def images(
     if num_examples is not None and num_examples < 1:
         raise ConfigError(f"num_examples is {num_examples}; it is 1 or more, or None for all")
     shape = tuple(image_shape)
+    if name == "imagenet":
+        if num_classes != _CLASSES[name] or one_hot:
+            raise DataError(
+                f"imagenet has {_CLASSES[name]:,} classes, and labels that are integers: set "
+                "num_classes and one_hot to that"
+            )
+        return imagenet(split, data_dir, image_shape=shape, num_examples=num_examples, seed=seed)
     if name == "synthetic":
         pixels, labels = synthetic_images(
             split,

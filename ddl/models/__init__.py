@@ -2,5 +2,6 @@
 
 from ddl.models.convolutional import cnn
 from ddl.models.perceptron import mlp
+from ddl.models.residual import resnet
 
-__all__ = ["cnn", "mlp"]
+__all__ = ["cnn", "mlp", "resnet"]

@@ -1,0 +1,155 @@
+"""Residual networks for images."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Literal
+
+import keras
+
+from ddl.errors import ConfigError, check_choice
+
+# Mean and standard deviation of ImageNet's red, green and blue, in units of a byte.
+_IMAGENET_MEAN = (123.675, 116.28, 103.53)
+_IMAGENET_DEVIATION = (58.395, 57.12, 57.375)
+
+
+def resnet(
+    input_shape: Sequence[int],
+    num_classes: int,
+    *,
+    blocks: Sequence[int] = (3, 4, 6, 3),
+    width: int = 64,
+    bottleneck: bool = True,
+    stem: Literal["large", "small"] = "large",
+    zero_last_gamma: bool = True,
+    kernel_regularizer: keras.regularizers.Regularizer | None = None,
+    input_mean: float | Sequence[float] = _IMAGENET_MEAN,
+    input_deviation: float | Sequence[float] = _IMAGENET_DEVIATION,
+) -> keras.Model:
+    """A residual network: He et al. 2015, "Deep residual learning"; the defaults are ResNet-50.
+
+    The stride of a bottleneck is in its 3×3 convolution, which is known as version 1.5. Weights
+    begin as in Goyal et al. 2017, "Accurate, Large Minibatch SGD", section 5.1, and batch
+    normalization is that of the same section (momentum 0.9, ε 1e-5), but over all replicas: there
+    it is over the 32 images of a GPU. Microbatches of 32 are the same (ACCUMULATION_STEPS).
+
+    Args:
+      input_shape: Shape of one image: height, width, channels; of any size.
+      num_classes: Number of logits.
+      blocks: Residual blocks in each stage. A stage has half the height and width of the one
+        before, and twice the filters.
+      width: Filters of the first stage; a bottleneck puts out four times as many.
+      bottleneck: Whether a block is 1×1, 3×3, 1×1 or 3×3, 3×3 convolutions.
+      stem: "large" begins with a 7×7 convolution and pooling, a fourth of height and width;
+        "small" with a 3×3 convolution at full size, for images below 64 pixels.
+      zero_last_gamma: Whether the last normalization of each block begins at γ = 0, so that the
+        block begins as the identity.
+      kernel_regularizer: Of convolutions and the dense layer. The decay of 0.0001 that papers put
+        into the gradient is an L2 of 0.00005, whose gradient is twice that.
+      input_mean: Is taken from raw inputs, for each channel or for all.
+      input_deviation: Then they are divided by it.
+
+    Returns:
+      A model from [batch, *input_shape], any dtype, to logits [batch, num_classes].
+
+    Raises:
+      ConfigError: If there is no stage, or the mean is not that of the image's channels.
+    """
+    check_choice("stem", stem, ("large", "small"))
+    if not blocks or min(blocks) < 1:
+        raise ConfigError(f"resnet.blocks is {tuple(blocks)}; it is 1 or more for each stage")
+    mean, deviation = (
+        [float(value)] * input_shape[-1] if isinstance(value, (int, float)) else list(value)
+        for value in (input_mean, input_deviation)
+    )
+    if not len(mean) == len(deviation) == input_shape[-1]:
+        raise ConfigError(
+            f"resnet.input_mean has {len(mean)} values and input_deviation {len(deviation)}, for "
+            f"images of {input_shape[-1]} channels; give one for each channel, or one number"
+        )
+
+    build = _Layers(kernel_regularizer, zero_last_gamma)
+    inputs = keras.Input(tuple(input_shape), name="image")
+    x = keras.layers.Rescaling(
+        [1 / d for d in deviation],
+        [-m / d for m, d in zip(mean, deviation, strict=True)],
+        name="scale",
+    )(inputs)
+    if stem == "large":
+        x = build.convolution(x, width, 7, 2, "stem")
+        x = build.normalized(x, "stem", relu=True)
+        x = keras.layers.ZeroPadding2D(1, name="stem_pool_pad")(x)
+        x = keras.layers.MaxPooling2D(3, 2, name="stem_pool")(x)  # after ReLU zeros are no maximum
+    else:
+        x = build.normalized(build.convolution(x, width, 3, 1, "stem"), "stem", relu=True)
+    for stage, count in enumerate(blocks):
+        for number in range(1, count + 1):
+            stride = 2 if stage > 0 and number == 1 else 1
+            name = f"stage{stage + 1}_block{number}"
+            x = build.block(x, width * 2**stage, stride, bottleneck, name)
+    x = keras.layers.GlobalAveragePooling2D(name="pool")(x)
+    logits = keras.layers.Dense(
+        num_classes,
+        kernel_initializer=keras.initializers.RandomNormal(stddev=0.01),
+        kernel_regularizer=kernel_regularizer,
+        name="logits",
+    )(x)
+    return keras.Model(inputs, logits, name="resnet")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Layers:
+    """Makes the layers, which share what they begin with and how they are regularized."""
+
+    kernel_regularizer: keras.regularizers.Regularizer | None
+    zero_last_gamma: bool
+
+    def convolution(
+        self, x: keras.KerasTensor, filters: int, size: int, stride: int, name: str
+    ) -> keras.KerasTensor:
+        """Padded by half a kernel on each side, as in the papers: "same" is lopsided in strides."""
+        if size > 1:
+            x = keras.layers.ZeroPadding2D(size // 2, name=f"{name}_pad")(x)
+        return keras.layers.Conv2D(
+            filters,
+            size,
+            strides=stride,
+            use_bias=False,
+            kernel_initializer=keras.initializers.VarianceScaling(
+                2.0, "fan_out", "untruncated_normal"
+            ),
+            kernel_regularizer=self.kernel_regularizer,
+            name=f"{name}_conv",
+        )(x)
+
+    def normalized(
+        self, x: keras.KerasTensor, name: str, relu: bool = False, last: bool = False
+    ) -> keras.KerasTensor:
+        x = keras.layers.BatchNormalization(
+            momentum=0.9,
+            epsilon=1e-5,
+            synchronized=True,
+            gamma_initializer="zeros" if last and self.zero_last_gamma else "ones",
+            name=f"{name}_norm",
+        )(x)
+        return keras.layers.ReLU(name=f"{name}_relu")(x) if relu else x
+
+    def block(
+        self, x: keras.KerasTensor, filters: int, stride: int, bottleneck: bool, name: str
+    ) -> keras.KerasTensor:
+        """X + f(x), with a projection of x where the shape changes."""
+        filters_out = 4 * filters if bottleneck else filters
+        shortcut = x
+        if stride > 1 or x.shape[-1] != filters_out:
+            shortcut = self.convolution(x, filters_out, 1, stride, f"{name}_shortcut")
+            shortcut = self.normalized(shortcut, f"{name}_shortcut")
+        # (filters, kernel, stride) of each convolution.
+        plan = [(filters, 3, stride), (filters, 3, 1)]
+        if bottleneck:
+            plan = [(filters, 1, 1), (filters, 3, stride), (filters_out, 1, 1)]
+        for number, (each, size, step) in enumerate(plan, start=1):
+            last = number == len(plan)
+            x = self.convolution(x, each, size, step, f"{name}_{number}")
+            x = self.normalized(x, f"{name}_{number}", relu=not last, last=last)
+        x = keras.layers.Add(name=f"{name}_add")([shortcut, x])
+        return keras.layers.ReLU(name=f"{name}_relu")(x)
