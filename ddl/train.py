@@ -45,6 +45,8 @@ _MAY_CHANGE = (
     *(f"Retention.{field.name}" for field in dataclasses.fields(Retention)),
     "RunPlan.on_divergence",
     "RunPlan.max_rewinds",
+    "Trainer.gradient_noise_scale",
+    "GradientNoiseScale.decay",
 )
 _MICROBATCHES = "Trainer.accumulation_steps"
 # It follows from the data and the batch size, which are compared with those of the checkpoint.

@@ -168,6 +168,11 @@ CASES: dict[str, Case] = {
     ),
     "AdamW": Case(optimizer=lambda: keras.optimizers.AdamW(0.01)),
     "Lamb": Case(optimizer=lambda: keras.optimizers.Lamb(0.01)),
+    "LARS, sparse gradients": Case(
+        task=Tagging,
+        data=_sentences(),
+        optimizer=lambda: ddl.optimizers.LARS(0.05, weight_decay=0.01, momentum_correction=True),
+    ),
 }
 
 
