@@ -138,8 +138,15 @@ def test_refuses_weights():
 
 
 def test_norms_too_large_to_square_do_not_count():
-    trainer = make_trainer(("mirrored", 2, 1), examples(16) * 1e18, 16, precision="float32")
+    trainer = make_trainer(
+        ("mirrored", 2, 1),
+        examples(16) * 1e16,
+        16,
+        precision="float32",
+        loss_scale=ddl.LossScale(2**24),
+    )
     trainer.train(1)
+    assert trainer.skipped_updates == 0
     np.testing.assert_array_equal(trainer.state.gradient_noise, 0)
 
 
