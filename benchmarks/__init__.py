@@ -12,5 +12,6 @@ BENCHMARKS = (
     "checkpoint_cost",
     "memory",
     "parity",
+    "large_batch",
 )
 """In the order of the page. A module named here ends in `benchmarks.report.main(measure)`."""

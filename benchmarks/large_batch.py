@@ -21,12 +21,6 @@ runs/large_batch.json until all are done.
 """
 
 import dataclasses
-import functools
-import gc
-import hashlib
-import inspect
-import json
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -37,38 +31,24 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras
 import numpy as np
 
-import ddl
 from benchmarks import report
+from benchmarks.moved_digits import data, moved
 from benchmarks.report import Bar, Plot, Report, Series, Spread, Table
+from benchmarks.trainings import (
+    TARGET,
+    Cells,
+    Outcome,
+    Recipe,
+    small_cnn,
+    train,
+    tutorial_cnn,
+)
 from ddl import distribution
-from ddl.errors import TrainingDiverged
-from ddl.learning_rate import LearningRate, ScalingRule
 from ddl.optimizers import LAMB, LARS, MomentumSGD
 
 CELLS = Path(__file__).parents[1] / "runs" / "large_batch.json"
 BASE_BATCH = 64
-TARGET = 0.98
 REPLICAS = 8
-WARMUP_SHARE = 0.2
-# An evaluation after each twentieth of a training.
-EVALUATIONS = 20
-
-
-@dataclasses.dataclass(frozen=True)
-class Recipe:
-    """How to train at any batch size.
-
-    Attributes:
-      optimizer: Made with a learning rate.
-      search: Of `SEARCHES`, which finds the rate at its batch size.
-      scaling: How the rate follows the batch size from there.
-      warms_up: Whether there is a warm-up.
-    """
-
-    optimizer: Callable[[Any], keras.optimizers.Optimizer]
-    search: str
-    scaling: ScalingRule
-    warms_up: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,178 +105,6 @@ SEARCHES = {
 }
 ADAM = Recipe(keras.optimizers.Adam, "Adam", "none", False)
 TUTORIAL = {"unchanged rate": ADAM, "LAMB, warm-up": RECIPES["LAMB, warm-up"]}
-
-
-# ------------------------------------------------------------ the data
-
-
-def moved(images: np.ndarray, labels: np.ndarray, count: int, seed: int) -> tuple:
-    """Copies of images, each moved by up to a pixel any way; in between values are interpolated.
-
-    Args:
-      images: uint8 [n, 8, 8, 1] from 0 to 16.
-      labels: int [n].
-      count: How many copies; each image has as many as any other, but for one.
-      seed: Of everything.
-
-    Returns:
-      uint8 [count, 8, 8, 1] from 0 to 255, and the labels [count].
-    """
-    random = np.random.default_rng(seed)
-    rounds = -(-count // len(images))
-    which = np.concatenate([random.permutation(len(images)) for _ in range(rounds)])[:count]
-    offset = random.uniform(-1, 1, (count, 2, 1, 1))
-    whole = np.floor(offset).astype(int)
-    part = offset - whole
-    padded = np.pad(images[which, ..., 0] * 15.9375, ((0, 0), (2, 2), (2, 2)))
-    pixel = np.arange(8) + 2
-    result = np.zeros((count, 8, 8))
-    for down in (0, 1):
-        for across in (0, 1):
-            rows = pixel[None, :, None] + whole[:, 0] + down
-            columns = pixel[None, None, :] + whole[:, 1] + across
-            share = (part if down else 1 - part)[:, 0] * (part if across else 1 - part)[:, 1]
-            result += share * padded[np.arange(count)[:, None, None], rows, columns]
-    return np.round(result).astype(np.uint8)[..., np.newaxis], labels[which]
-
-
-@functools.cache
-def data(examples: int, test_examples: int, tuning: bool) -> tuple[tuple, tuple]:
-    """To train and to evaluate on; in tuning, both are of the training images."""
-    images, labels = ddl.data.load_digits("train")
-    held_out = ddl.data.load_digits("test")
-    if tuning:
-        order = np.random.default_rng(7).permutation(len(images))
-        images, labels = images[order], labels[order]
-        held_out = images[-240:], labels[-240:]
-        images, labels = images[:-240], labels[:-240]
-    return moved(images, labels, examples, 1), moved(*held_out, test_examples, 2)
-
-
-# ------------------------------------------------------------ one training
-
-
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """Of a training.
-
-    Attributes:
-      accuracy: At the end, from 0 to 1.
-      reached_at: Updates until the first evaluation with the target; None if there was none.
-      updates: In all.
-    """
-
-    accuracy: float
-    reached_at: int | None
-    updates: int
-
-
-def small_cnn() -> keras.Model:
-    """Two convolutions and a dense layer."""
-    model = ddl.models.cnn(
-        (8, 8, 1),
-        10,
-        blocks=((16,), (32,)),
-        hidden_units=(64,),
-        padding="same",
-        batch_normalization=True,
-    )
-    for layer in model.layers:
-        if isinstance(layer, keras.layers.BatchNormalization):
-            # The longest trainings make 9,380 updates, the shortest 150: too few for Keras's 0.99,
-            # which would judge a recipe by what moving moments still hold of their start.
-            layer.momentum = 0.9
-    return model
-
-
-def tutorial_cnn() -> keras.Model:
-    """The tutorial's network."""
-    return ddl.models.cnn(
-        (8, 8, 1),
-        10,
-        blocks=((32, 64),),
-        hidden_units=(128,),
-        block_dropout=0.25,
-        hidden_dropout=0.5,
-    )
-
-
-def train(
-    recipe: Recipe,
-    batch: int,
-    rate: float,
-    base_batch: int,
-    seed: int,
-    epochs: int,
-    examples: tuple[tuple, tuple],
-    model: Callable[[], keras.Model] = small_cnn,
-    replicas: int = 1,
-) -> Outcome:
-    """Trains once, with evaluations on the way. `rate` is that at `base_batch`."""
-    keras.utils.set_random_seed(seed)
-    train_data, test_data = examples
-    updates = epochs * math.ceil(len(train_data[0]) / batch)
-    warmup = int(WARMUP_SHARE * updates) if recipe.warms_up else 0
-    falling = keras.optimizers.schedules.PolynomialDecay(rate, updates - warmup, 0.0)
-    schedule = LearningRate(
-        falling,
-        scaling=recipe.scaling,
-        base_batch_size=base_batch,
-        global_batch_size=batch,
-        warmup_steps=warmup,
-    )
-    strategy = distribution.build_strategy("mirrored" if replicas > 1 else "one_device")
-    with strategy.scope():
-        trainer = ddl.Trainer(
-            ddl.Classification(model()),
-            recipe.optimizer(schedule),
-            train_data,
-            global_batch_size=batch,
-            eval_data=test_data,
-            seed=seed,
-        )
-    reached_at, accuracy = None, 0.0
-    try:
-        for part in range(1, EVALUATIONS + 1):
-            trainer.train(part * updates // EVALUATIONS - trainer.step)
-            accuracy = trainer.evaluate()["accuracy"]
-            if accuracy >= TARGET and reached_at is None:
-                reached_at = trainer.step
-    except TrainingDiverged:
-        accuracy = 0.0
-    del trainer
-    keras.backend.clear_session()
-    gc.collect()
-    return Outcome(accuracy, reached_at, updates)
-
-
-class Cells:
-    """Trainings by what they are; those that are done are read from a file."""
-
-    def __init__(self, path: Path):
-        """Takes those of the same code."""
-        self._path = path
-        what_matters = (_sgd, _corrected, _lars, moved, data, small_cnn, tutorial_cnn, train)
-        code = "".join(map(inspect.getsource, what_matters)) + ddl.__version__
-        self._code = hashlib.sha256(code.encode()).hexdigest()
-        kept = json.loads(path.read_text()) if path.exists() else {}
-        self._done: dict[str, Any] = kept["cells"] if kept.get("code") == self._code else {}
-
-    def __call__(self, name: str, *args: Any, **kwargs: Any) -> Outcome:
-        """The outcome of `train` with these arguments, which `name` tells from any other."""
-        if name not in self._done:
-            outcome = train(*args, **kwargs)
-            self._done[name] = dataclasses.asdict(outcome)
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            beside = self._path.with_suffix(".part")
-            beside.write_text(json.dumps({"code": self._code, "cells": self._done}, indent=1))
-            beside.replace(self._path)
-            print(f"{name}: {100 * outcome.accuracy:.2f}%", flush=True)
-        return Outcome(**self._done[name])
-
-    def forget(self) -> None:
-        """Removes the file."""
-        self._path.unlink(missing_ok=True)
 
 
 # ------------------------------------------------------------ the tables
@@ -459,7 +267,8 @@ def measure(quick: bool) -> Report:
     """All tables."""
     sizes = QUICK if quick else Sizes()
     distribution.configure_devices(num_virtual_devices=REPLICAS)
-    cells = Cells(CELLS.with_name("large_batch_quick.json") if quick else CELLS)
+    what_matters = (_sgd, _corrected, _lars, moved, data, small_cnn, tutorial_cnn, train)
+    cells = Cells(CELLS.with_name("large_batch_quick.json") if quick else CELLS, what_matters)
     rates = find_rates(cells, sizes)
     found = compare(cells, sizes, rates)
     columns = ["recipe", *(f"{batch:,}" for batch in sizes.batches)]

@@ -1,0 +1,50 @@
+"""Digits moved by up to a pixel: as many as one wants of the 1,797 that come with ddl."""
+
+import functools
+
+import numpy as np
+
+import ddl
+
+
+def moved(images: np.ndarray, labels: np.ndarray, count: int, seed: int) -> tuple:
+    """Copies of images, each moved by up to a pixel any way; in between values are interpolated.
+
+    Args:
+      images: uint8 [n, 8, 8, 1] from 0 to 16.
+      labels: int [n].
+      count: How many copies; each image has as many as any other, but for one.
+      seed: Of everything.
+
+    Returns:
+      uint8 [count, 8, 8, 1] from 0 to 255, and the labels [count].
+    """
+    random = np.random.default_rng(seed)
+    rounds = -(-count // len(images))
+    which = np.concatenate([random.permutation(len(images)) for _ in range(rounds)])[:count]
+    offset = random.uniform(-1, 1, (count, 2, 1, 1))
+    whole = np.floor(offset).astype(int)
+    part = offset - whole
+    padded = np.pad(images[which, ..., 0] * 15.9375, ((0, 0), (2, 2), (2, 2)))
+    pixel = np.arange(8) + 2
+    result = np.zeros((count, 8, 8))
+    for down in (0, 1):
+        for across in (0, 1):
+            rows = pixel[None, :, None] + whole[:, 0] + down
+            columns = pixel[None, None, :] + whole[:, 1] + across
+            share = (part if down else 1 - part)[:, 0] * (part if across else 1 - part)[:, 1]
+            result += share * padded[np.arange(count)[:, None, None], rows, columns]
+    return np.round(result).astype(np.uint8)[..., np.newaxis], labels[which]
+
+
+@functools.cache
+def data(examples: int, test_examples: int, tuning: bool) -> tuple[tuple, tuple]:
+    """To train and to evaluate on; in tuning, both are of the training images."""
+    images, labels = ddl.data.load_digits("train")
+    held_out = ddl.data.load_digits("test")
+    if tuning:
+        order = np.random.default_rng(7).permutation(len(images))
+        images, labels = images[order], labels[order]
+        held_out = images[-240:], labels[-240:]
+        images, labels = images[:-240], labels[:-240]
+    return moved(images, labels, examples, 1), moved(*held_out, test_examples, 2)
