@@ -29,7 +29,7 @@ def stand_ins(name: str) -> list[str]:
     """What makes a config small enough, and independent of data that are not there."""
     params = [] if name.startswith("digits") else ["DATA = 'synthetic'"]
     if "imagenet" in name:
-        params += ["IMAGE_SHAPE = (32, 32, 3)", "BLOCKS = (1, 1, 1, 1)", "GLOBAL_BATCH_SIZE = 16"]
+        params += ["IMAGE_SHAPE = (16, 16, 3)", "BLOCKS = (1, 1)", "GLOBAL_BATCH_SIZE = 16"]
     return params
 
 
