@@ -126,6 +126,9 @@ class UpdateStep:
                 raise ConfigError(f"{name} is {limit}; it is more than 0, or None")
         if self.clip_norm is not None and self.clip_value is not None:
             raise ConfigError("both clip_norm and clip_value are given; give one of them")
+        if self.noise_scale is not None:
+            weights = "weight" in self.pipeline.source.element_spec or self.objective.task_weighs
+            self.noise_scale.check(self._parts, weights_are_given=weights)
 
     def __call__(self, element: Any, resident: Any, state: TrainingState) -> TrainingState:
         """Makes one update.
@@ -227,6 +230,11 @@ class UpdateStep:
         added = [total + gradient for total, gradient in zip(so_far[0], gradients, strict=True)]
         return added, so_far[1] + sums
 
+    @property
+    def _parts(self) -> int:
+        """In how many parts a batch is computed."""
+        return self.strategy.num_replicas_in_sync * self.pipeline.microbatches
+
     def _gradient_noise(
         self, sums: tf.Tensor, gradients: list[Any], state: TrainingState
     ) -> tuple[tf.Tensor, tf.Tensor]:
@@ -234,7 +242,7 @@ class UpdateStep:
         if self.noise_scale is None:
             return sums, state.gradient_noise
         batch = self.pipeline.global_batch_size
-        parts = self.strategy.num_replicas_in_sync * self.pipeline.microbatches
+        parts = self._parts
         unscale = 1 / tf.cast(state.loss_scale, tf.float64) ** 2
         large = squared_norm_of([self._of_first_replica(gradient) for gradient in gradients])
         # A part's gradient is a sum over B/P examples divided by B; and s is the mean over P parts.

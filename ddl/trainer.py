@@ -154,12 +154,6 @@ class Trainer:
         let_replicas_write(layers, self.strategy)
         self._statistics = Statistics(layers, self.strategy)
         gradient_path.prepare_optimizer(optimizer, variables, self.strategy)
-        if gradient_noise_scale is not None:
-            gradient_noise_scale.check(
-                self.strategy.num_replicas_in_sync * accumulation_steps,
-                weights_are_given="weight" in self._train.source.element_spec
-                or objective.task_weighs,
-            )
         if loss_scale == "auto":
             is_float16 = gradient_dtype == "float16" or computes_in_float16(self.model)
             loss_scale = LossScale() if is_float16 else None
