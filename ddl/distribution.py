@@ -38,7 +38,7 @@ class Communication:
 
     Attributes:
       cross_device_ops: The all-reduce of `mirrored`. `auto` takes TensorFlow's collectives for
-        GPUs, which use NCCL, and one hierarchical copy for CPU devices.
+        GPUs, which use NCCL; on CPU devices it adds up on one of them.
       num_packs: For `nccl` and `hierarchical_copy`: into how many buffers gradients are packed
         before the all-reduce; 0 sends each one by itself.
       bytes_per_pack: For collectives: bytes after which a buffer is full and travels, the last
@@ -296,7 +296,7 @@ def cross_device_ops(
     if choice == "auto":
         if on_gpu:
             return None  # TensorFlow's own choice: collectives over NCCL
-        choice = "hierarchical_copy"
+        choice = "reduction_to_one_device"
     if choice == "nccl":
         if not on_gpu:
             raise ConfigError(

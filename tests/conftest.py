@@ -24,7 +24,7 @@ def make_strategy(name: str, replicas: int) -> tf.distribute.Strategy:
         return tf.distribute.OneDeviceStrategy("CPU:0")
     if name == "mirrored":
         return tf.distribute.MirroredStrategy(
-            devices, cross_device_ops=tf.distribute.HierarchicalCopyAllReduce(num_packs=1)
+            devices, cross_device_ops=tf.distribute.ReductionToOneDevice()
         )
     if name == "central_storage":
         return tf.distribute.experimental.CentralStorageStrategy(

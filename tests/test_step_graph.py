@@ -14,7 +14,7 @@ from tests.conftest import make_strategy
 
 # Of the perceptron below. A change that needs more operations may raise these, knowing what they
 # cost: python -m benchmarks.loop_overhead.
-MOST_OPERATIONS = {("one_device", 1): 125, ("mirrored", 2): 290}
+MOST_OPERATIONS = {("one_device", 1): 125, ("mirrored", 2): 270}
 
 
 def trainer(strategy, **arguments):
@@ -53,15 +53,15 @@ def test_operations_of_a_step(name, replicas):
     variables = 4
     assert counts["ResourceApplyAdam"] == variables * replicas
     assert counts["IteratorGetNext"] == 1
-    # One for all gradients in one buffer, one for all metric sums.
-    assert counts["AddN"] == (2 if replicas > 1 else 0)
+    # One for each gradient, which CPU devices need not pack, and one for all metric sums.
+    assert counts["AddN"] == (variables + 1 if replicas > 1 else 0)
     assert sum(counts.values()) - counts["Const"] <= MOST_OPERATIONS[name, replicas], counts
     assert not [kind for kind in counts if "PyFunc" in kind or kind in ("Print", "RemoteCall")]
 
 
 @pytest.mark.parametrize("accumulation_steps", [1, 4])
 def test_one_reduce_an_update(accumulation_steps, monkeypatch):
-    """All gradients in one call and one buffer, and all sums in another, whatever the model."""
+    """All gradients in one call, and all sums in another, whatever the model."""
     strategy = make_strategy("mirrored", 2)
     trained = trainer(strategy, accumulation_steps=accumulation_steps)
     extended = type(strategy.extended)
