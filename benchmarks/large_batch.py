@@ -133,18 +133,18 @@ Outcomes = Mapping[tuple[str, int], Sequence[Outcome]]
 def compare(cells: Cells, sizes: Sizes, rates: Mapping[str, tuple[float, int]]) -> Outcomes:
     """Every recipe at every batch size; at 64 the unscaled one alone, where all rates are one."""
     examples = data(sizes.examples, sizes.test_examples, tuning=False)
-    found = {}
-    for batch in sizes.batches:
-        for name, recipe in RECIPES.items():
-            if batch == BASE_BATCH and name != "unscaled":
-                continue
-            found[name, batch] = [
-                cells(
+    found: dict[tuple[str, int], list[Outcome]] = {}
+    # Seed by seed, so that the first rows of what is kept are a whole table.
+    for seed in range(sizes.seeds):
+        for batch in sizes.batches:
+            for name, recipe in RECIPES.items():
+                if batch == BASE_BATCH and name != "unscaled":
+                    continue
+                outcome = cells(
                     f"{name}, batch {batch}, seed {seed}",
                     *(recipe, batch, *rates[recipe.search], seed, sizes.epochs, examples),
                 )
-                for seed in range(sizes.seeds)
-            ]
+                found.setdefault((name, batch), []).append(outcome)
     return found
 
 
