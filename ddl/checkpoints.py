@@ -19,11 +19,15 @@ from ddl.checkpoint_directory import (
     first_line,
 )
 from ddl.errors import ModelDirectoryError
+from ddl.replica_statistics import ReplicaStatistics
 from ddl.retention import Retention
 from ddl.snapshot import Snapshots
 from ddl.step import TrainingState
 from ddl.trainer import Trainer
 from ddl.workers import Workers
+
+# In place of a step: the chief could not read the checkpoint, so that nobody is to.
+_FAILED = -2
 
 
 class Checkpoints:
@@ -77,6 +81,7 @@ class Checkpoints:
         self._writing: Future[str | None] | None = None
         self._held_step: int | None = None  # the one that was saved or restored last
         self._workers = Workers(trainer.strategy)
+        self._of_replicas = ReplicaStatistics(trainer.replica_statistics, self._workers)
 
     # ------------------------------------------------------------ what is there
 
@@ -123,7 +128,7 @@ class Checkpoints:
         trainer.check_has_own_weights()
         self.wait()
         failed = self._writing is not None and self._writing.result() is not None
-        if self._held_step == trainer.step and not failed:
+        if self._held_step == trainer.step and not self._workers.any(failed):
             return
         metadata = Metadata(
             metrics=dict(metrics or {}),
@@ -133,8 +138,9 @@ class Checkpoints:
             seconds=trainer.pace.total_seconds,
             scheduled=scheduled,
         )
+        tensors = self._take()
         if self._workers.is_chief:
-            self._writing = self._writer.submit(self._write, trainer.step, self._take(), metadata)
+            self._writing = self._writer.submit(self._write, trainer.step, tensors, metadata)
         self._held_step = trainer.step
 
     def wait(self) -> None:
@@ -155,6 +161,7 @@ class Checkpoints:
             raise ModelDirectoryError(failure)
 
     def _take(self) -> dict[str, tf.Tensor]:
+        """All tensors; none on another worker than the chief, which has to take part."""
         trainer = self._trainer
         for variable, value in zip(self._state, trainer.state, strict=True):
             variable.assign(value)
@@ -163,14 +170,9 @@ class Checkpoints:
         self._checkpoint.save_counter.assign(trainer.step)
         if self._snapshots is None:
             self._snapshots = Snapshots(self._checkpoint)
-        of_replicas = {}
-        for number, copies in enumerate(trainer.replica_statistics):
-            if len(copies) > 1:
-                values = tf.stack([copy.read_value() for copy in copies])
-                if tf.reduce_any(values != values[0]):
-                    of_replicas[_replica_name(number)] = values
+        of_replicas = self._of_replicas.tensors()
         with trainer.evaluation_weights(averaged=False):
-            return self._snapshots.take() | of_replicas
+            return self._snapshots.take() | of_replicas if self._workers.is_chief else {}
 
     def _write(self, step: int, tensors: dict[str, tf.Tensor], metadata: Metadata) -> str | None:
         # What need not stay goes only now, though it could have gone when the last one was whole:
@@ -218,7 +220,7 @@ class Checkpoints:
         saved = saved or self._directory.at(step)
         self._check_fits(saved)
         self._restore(self._checkpoint, saved)
-        self._restore_of_replicas(saved)
+        self._of_replicas.restore(saved.prefix)
         if scheduled and self._workers.is_chief:
             self._directory.remove(s for s in self._directory.saved() if s.step > saved.step)
         pace = self._trainer.pace
@@ -255,19 +257,35 @@ class Checkpoints:
           ConfigError: Within the trainer's `evaluation_weights`.
         """
         self._trainer.check_has_own_weights()
+        failure = None
+        if self._workers.is_chief:
+            try:
+                saved = self._readable(saved)
+            except ModelDirectoryError as error:
+                failure = error
+        step = -1 if saved is None else saved.step
+        step = self._workers.of_chief(step if failure is None else _FAILED)
+        if step == _FAILED:
+            raise failure or ModelDirectoryError("the chief could not read a checkpoint")
+        if step < 0:
+            return None
+        if saved is None or saved.step != step:
+            saved = self._directory.at(step)
+        only_step = {"step": self._state.step}
+        self._restore(tf.train.Checkpoint(**self._model, state=only_step), saved)
+        return saved
+
+    def _readable(self, saved: SavedCheckpoint | None) -> SavedCheckpoint | None:
+        """The one given, or the newest that can be read, if there is one."""
         if saved is None:
             saved, damaged = self._newest_readable()
             for each, error in damaged:
                 self._report(f"{each} is damaged ({error}); taking the one before")
-            if saved is None:
-                return None
-        else:
-            try:
-                self._directory.check(saved)
-            except CheckpointDamagedError as error:
-                raise ModelDirectoryError(f"{saved} cannot be read: {error}") from error
-        only_step = {"step": self._state.step}
-        self._restore(tf.train.Checkpoint(**self._model, state=only_step), saved)
+            return saved
+        try:
+            self._directory.check(saved)
+        except CheckpointDamagedError as error:
+            raise ModelDirectoryError(f"{saved} cannot be read: {error}") from error
         return saved
 
     def _newest_readable(
@@ -323,22 +341,6 @@ class Checkpoints:
                 "Give another --model_dir, or the config that the checkpoint was made with."
             ) from error
         self._trainer.restore(TrainingState(*(tf.identity(value) for value in self._state)))
-
-    def _restore_of_replicas(self, saved: SavedCheckpoint) -> None:
-        """Gives each replica what it had, if there are as many; else all have the mean."""
-        reader = tf.train.load_checkpoint(saved.prefix)
-        for number, copies in enumerate(self._trainer.replica_statistics):
-            name = _replica_name(number)
-            if reader.has_tensor(name):
-                values = reader.get_tensor(name)
-                if len(values) == len(copies):
-                    for copy, value in zip(copies, values, strict=True):
-                        copy.assign(value)
-
-
-def _replica_name(number: int) -> str:
-    """The name in a checkpoint of what the replicas have each, float [replicas, …]."""
-    return f"statistics_of_replicas/{number}"
 
 
 def _be_polite() -> None:

@@ -15,12 +15,14 @@ CrossDeviceOps = Literal["auto", "nccl", "hierarchical_copy", "reduction_to_one_
 Collectives = Literal["auto", "ring", "nccl"]
 Mode = Literal["train_and_eval", "train", "eval", "export"]
 Pin = Literal["none", "cores", "gpus"]
+ClusterName = Literal["auto", "tf_config", "slurm", "none"]
 
 STRATEGIES: tuple[str, ...] = get_args(StrategyName)
 CROSS_DEVICE_OPS: tuple[str, ...] = get_args(CrossDeviceOps)
 COLLECTIVES: tuple[str, ...] = get_args(Collectives)
 MODES: tuple[str, ...] = get_args(Mode)
 PINS: tuple[str, ...] = get_args(Pin)
+CLUSTERS: tuple[str, ...] = get_args(ClusterName)
 
 # Large enough that the time of a transfer is not its latency, small enough that a network of a
 # hundred megabytes sends most of its gradients while the others are computed.

@@ -47,7 +47,9 @@ class Communication:
       timeout_seconds: For collectives: after how long one that a peer does not join is an
         error; None waits for ever.
       join_timeout: Seconds that workers wait for each other at the start.
-      peer_timeout: Seconds without a sign of life after which a worker counts as dead.
+      peer_timeout: Seconds after which a worker whose machine does not answer counts as lost.
+      stall_timeout: Seconds after which one that gives no sign of life, such as one that is
+        stopped, does.
     """
 
     cross_device_ops: CrossDeviceOps = "auto"
@@ -57,6 +59,7 @@ class Communication:
     timeout_seconds: float | None = None
     join_timeout: float = 60.0
     peer_timeout: float = 30.0
+    stall_timeout: float = 300.0
 
     def __post_init__(self) -> None:
         check_choice("cross_device_ops", self.cross_device_ops, CROSS_DEVICE_OPS)
@@ -65,8 +68,8 @@ class Communication:
             raise ConfigError("num_packs and bytes_per_pack are zero or more")
         if self.timeout_seconds is not None and self.timeout_seconds <= 0:
             raise ConfigError("timeout_seconds is more than zero, or None to wait for ever")
-        if self.join_timeout <= 0 or self.peer_timeout <= 0:
-            raise ConfigError("join_timeout and peer_timeout are more than zero")
+        if min(self.join_timeout, self.peer_timeout, self.stall_timeout) <= 0:
+            raise ConfigError("join_timeout, peer_timeout and stall_timeout are more than zero")
 
     def options(self) -> tf.distribute.experimental.CommunicationOptions:
         """The same as TensorFlow's hint object, for `extended.batch_reduce_to`."""
@@ -233,7 +236,10 @@ def build_strategy(
                 "alone takes --strategy=mirrored."
             )
         return build_multi_worker_strategy(
-            communication.options(), communication.join_timeout, communication.peer_timeout
+            communication.options(),
+            communication.join_timeout,
+            communication.peer_timeout,
+            communication.stall_timeout,
         )
     if name == "parameter_server":
         return build_parameter_server_strategy(

@@ -10,6 +10,7 @@ from ddl.errors import ConfigError, TrainingDiverged
 from ddl.microbatch import explaining_stale_traces
 from ddl.parameter_servers import has_parameter_servers
 from ddl.step import TrainingState, UpdateStep
+from ddl.workers import Workers
 
 _REMEDY = "Lower the learning rate, clip the gradient, or look at the data."
 
@@ -17,20 +18,25 @@ _REMEDY = "Lower the learning rate, clip the gradient, or look at the data."
 class VariablesFinite:
     """Looks whether variables are finite that were so at the start."""
 
-    def __init__(self, variables: Iterable[tf.Variable]):
+    def __init__(self, variables: Iterable[tf.Variable], workers: Workers):
         """Leaves out, for good, what is not finite now: such as a mask that is not trained."""
         self._variables = [
             variable
             for variable in variables
             if variable.dtype.is_floating and _is_finite(variable).numpy()
         ]
+        self._workers = workers
 
     def check(self, step: int) -> None:
-        """Raises TrainingDiverged, naming the first variable that is not finite, if one is not."""
+        """Raises TrainingDiverged, naming the first variable that is not finite, if one is not.
+
+        On all workers if it is so on one, whose statistics may be its own.
+        """
         if not self._variables:
             return
-        for variable, finite in zip(self._variables, self._finite().numpy(), strict=True):
-            if not finite:
+        finite = self._workers.rows(self._finite().numpy()).min(axis=0)
+        for variable, is_finite in zip(self._variables, finite, strict=True):
+            if not is_finite:
                 raise TrainingDiverged(
                     f"training diverged at step {step}: {variable.name.split(':')[0]} is not "
                     f"finite. {_REMEDY}"

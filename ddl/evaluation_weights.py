@@ -8,6 +8,7 @@ import tensorflow as tf
 from ddl.errors import ConfigError
 from ddl.statistics import Statistics, synchronized
 from ddl.weight_average import WeightAverages
+from ddl.workers import Workers
 
 
 class EvaluationWeights:
@@ -31,7 +32,8 @@ class EvaluationWeights:
         self.replica_statistics: list[Sequence[tf.Variable]] = [
             strategy.experimental_local_results(variable) for variable in variables
         ]
-        """For each variable in which replicas may differ, the copy of each."""
+        """For each variable in which replicas may differ, the copy of each of this worker's."""
+        self._workers = Workers(strategy)
         self._are_applied = False
 
     @contextmanager
@@ -39,14 +41,14 @@ class EvaluationWeights:
         """The averages, where any are kept and wanted, and statistics that are means over replicas.
 
         All values come back to the bit afterwards. Within another such block this one changes
-        nothing. Eager, cross-replica context.
+        nothing. Eager, cross-replica context, on all workers.
         """
         if self._are_applied:
             yield
             return
         self._are_applied = True
         try:
-            with synchronized(self.replica_statistics):
+            with synchronized(self.replica_statistics, self._workers):
                 if averaged and self._averages is not None:
                     with self._averages.applied():
                         yield

@@ -15,8 +15,8 @@ from typing import Literal
 
 from absl import flags
 
-from ddl.choices import BYTES_PER_PACK, COLLECTIVES, CROSS_DEVICE_OPS, MODES, STRATEGIES
-from ddl.errors import DdlError
+from ddl.choices import BYTES_PER_PACK, CLUSTERS, COLLECTIVES, CROSS_DEVICE_OPS, MODES, STRATEGIES
+from ddl.errors import DdlError, WorkerLost
 
 FLAGS = flags.FLAGS
 
@@ -61,6 +61,13 @@ def define_flags() -> None:
         STRATEGIES,
         "How devices work together.",
     )
+    flags.DEFINE_enum(
+        "cluster",
+        "auto",
+        CLUSTERS,
+        "What says which worker this is: TF_CONFIG; the variables of Slurm's srun; none, where it "
+        "runs alone. auto: the first of these that is there.",
+    )
     flags.DEFINE_integer(
         "num_virtual_devices", None, "Split the host CPU into this many devices.", lower_bound=1
     )
@@ -98,7 +105,10 @@ def define_flags() -> None:
     )
     flags.DEFINE_float("join_timeout", 60.0, "Seconds that workers wait for each other to join.")
     flags.DEFINE_float(
-        "peer_timeout", 30.0, "Seconds without a sign of life after which a worker is dead."
+        "peer_timeout", 30.0, "Seconds after which a worker whose machine is silent is lost."
+    )
+    flags.DEFINE_float(
+        "stall_timeout", 300.0, "Seconds after which one that stalls, such as on SIGSTOP, is lost."
     )
     flags.DEFINE_integer(
         "steps_per_loop",
@@ -139,7 +149,10 @@ def run(argv: Sequence[str] | None = None) -> None:
     try:
         start(gpus, checkpoint)
     except DdlError as error:
-        print(f"ddl: {error}", file=sys.stderr)
+        print(f"ddl: {error}", file=sys.stderr, flush=True)
+        if isinstance(error, WorkerLost):  # TensorFlow's own end would wait for the lost one
+            sys.stdout.flush()
+            os._exit(error.exit_status)
         sys.exit(error.exit_status)
     except KeyboardInterrupt:  # before training begins, or in an evaluation or an export
         print("ddl: interrupted", file=sys.stderr)
@@ -165,8 +178,16 @@ def start(gpus: Sequence[int] | None, checkpoint: str | int) -> None:
         # First of all: a file that is missing is told before TensorFlow is imported.
         config.load(FLAGS.gin_file, FLAGS.gin_param or (), FLAGS.gin_search_path or ())
 
-        from ddl import distribution, parameter_servers, saved_weights, train, workers
+        from ddl import (
+            cluster_environment,
+            distribution,
+            parameter_servers,
+            saved_weights,
+            train,
+            workers,
+        )
 
+        cluster_environment.join_cluster(FLAGS.cluster)
         distribution.configure_devices(
             num_virtual_devices=FLAGS.num_virtual_devices,
             gpus=gpus,
@@ -181,6 +202,7 @@ def start(gpus: Sequence[int] | None, checkpoint: str | int) -> None:
             timeout_seconds=FLAGS.communication_timeout,
             join_timeout=FLAGS.join_timeout,
             peer_timeout=FLAGS.peer_timeout,
+            stall_timeout=FLAGS.stall_timeout,
         )
         name = distribution.choose_strategy(FLAGS.strategy)
         if name == "parameter_server" and parameter_servers.serves_here():
@@ -192,7 +214,7 @@ def start(gpus: Sequence[int] | None, checkpoint: str | int) -> None:
     )
     several = workers.Workers(strategy).number > 1
     several |= parameter_servers.has_parameter_servers(strategy)
-    with workers.worker_errors() if several else nullcontext():
+    with workers.leaving(), workers.worker_errors() if several else nullcontext():
         train.run(
             placement,
             FLAGS.model_dir,

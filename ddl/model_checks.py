@@ -9,7 +9,6 @@ from absl import logging
 
 from ddl.errors import ConfigError
 from ddl.task import Task
-from ddl.workers import Workers
 
 
 def check_variables(model: keras.Model, strategy: tf.distribute.Strategy) -> list[keras.Variable]:
@@ -43,11 +42,7 @@ def has_synchronized_layers(model: keras.Model) -> bool:
 def warn_of_what_depends_on_replicas(
     layers: Sequence[keras.layers.Layer], strategy: tf.distribute.Strategy
 ) -> None:
-    """Logs which layers make a run depend on the number of replicas, if there are several.
-
-    Raises:
-      ConfigError: If layers that are not synchronized would have to be averaged over processes.
-    """
+    """Logs which layers make a run depend on the number of replicas, if there are several."""
     if strategy.num_replicas_in_sync == 1:
         return
     by_replica = [layer for layer in layers if _draws_by_replica(layer)]
@@ -62,12 +57,6 @@ def warn_of_what_depends_on_replicas(
         for layer in layers
         if isinstance(layer, keras.layers.BatchNormalization) and not layer.synchronized
     ]
-    if unsynchronized and Workers(strategy).number > 1:
-        raise ConfigError(
-            f"the layers {_names(unsynchronized)} take their statistics from each replica's "
-            "examples alone, which cannot be averaged over several workers. Build them with "
-            "synchronized=True."
-        )
     if unsynchronized:
         logging.warning(
             "The layers %s take their statistics from each replica's examples alone; before an "

@@ -16,11 +16,15 @@ _GO = b"go"
 _PAUSE = 0.1
 
 
-def wait_for_workers(timeout: float) -> None:
+def wait_for_workers(timeout: float) -> tuple[dict[int, socket.socket], list[str]]:
     """Returns when all workers that TF_CONFIG names have called it.
 
     Args:
       timeout: Seconds.
+
+    Returns:
+      Open connections by index, the chief's to all others and the others' to the chief, and what
+      to call each worker: 'worker 1 at host:port'.
 
     Raises:
       WorkerLost: If some have not by then; says which.
@@ -36,48 +40,51 @@ def wait_for_workers(timeout: float) -> None:
         ) from error
     deadline = time.monotonic() + timeout
     host, _, port = own_address.rpartition(":")
-    with contextlib.ExitStack() as stack:
+    names = [f"worker {number} at {address}" for number, address in enumerate(addresses)]
+    with contextlib.ExitStack() as stack, contextlib.ExitStack() as listening:
         try:
-            own = stack.enter_context(socket.create_server(("", int(port))))
+            own = listening.enter_context(socket.create_server(("", int(port))))
         except OSError as error:
             raise ConfigError(
                 f"worker {index} cannot use its address in TF_CONFIG, {host}:{port}: "
                 f"{error.strerror}. Another process may have the port."
             ) from error
         if index == 0:
-            others = [
-                stack.enter_context(_connect(address, number, deadline, timeout))
+            others = {
+                number: stack.enter_context(_connect(address, names[number], deadline, timeout))
                 for number, address in enumerate(addresses)
                 if number
-            ]
-            for other in others:
-                other.sendall(_GO)
-            return
+            }
+            for number, other in others.items():
+                try:
+                    other.sendall(_GO)
+                except OSError as error:
+                    raise WorkerLost(_not_there(names[number], timeout)) from error
+            stack.pop_all()
+            return others, names
         own.settimeout(timeout)
-        try:
-            chief, _ = own.accept()
-            with chief:
-                chief.settimeout(max(_PAUSE, deadline - time.monotonic()))
-                if chief.recv(len(_GO)) == _GO:
-                    return
-        except TimeoutError:
-            pass
-    raise WorkerLost(_not_there(0, addresses[0], timeout))
+        with contextlib.suppress(OSError):
+            chief = stack.enter_context(own.accept()[0])
+            chief.settimeout(max(_PAUSE, deadline - time.monotonic()))
+            if chief.recv(len(_GO)) == _GO:
+                stack.pop_all()
+                return {0: chief}, names
+    raise WorkerLost(_not_there(names[0], timeout))
 
 
-def _connect(address: str, number: int, deadline: float, timeout: float) -> socket.socket:
+def _connect(address: str, name: str, deadline: float, timeout: float) -> socket.socket:
     host, _, port = address.rpartition(":")
     while time.monotonic() < deadline:
         try:
             return socket.create_connection((host, int(port)), timeout=1.0)
         except OSError:
             time.sleep(_PAUSE)
-    raise WorkerLost(_not_there(number, address, timeout))
+    raise WorkerLost(_not_there(name, timeout))
 
 
-def _not_there(number: int, address: str, timeout: float) -> str:
+def _not_there(name: str, timeout: float) -> str:
     return (
-        f"worker {number} at {address} did not join in {timeout:g} s, or another one did not. See "
+        f"{name} did not join in {timeout:g} s, or another one did not. See "
         "what became of it, and start all again."
     )
 

@@ -1,6 +1,8 @@
 """Evaluating and exporting what a run has saved, while it goes on or later."""
 
 import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
 
 import tensorflow as tf
 
@@ -10,6 +12,7 @@ from ddl.errors import ConfigError, ModelDirectoryError
 from ddl.export import export_model
 from ddl.run_directory import RunDirectory
 from ddl.trainer import Trainer
+from ddl.workers import Workers
 from ddl.writers import JsonLinesWriter, TensorBoardWriter, Writer
 
 
@@ -65,7 +68,7 @@ def follow(
       ConfigError: If there is nothing to evaluate on.
     """
     seen = None
-    for _ in tf.train.checkpoints_iterator(str(checkpoints.folder), timeout=timeout):
+    for _ in _each_new(checkpoints.folder, timeout, Workers(trainer.strategy)):
         try:
             checkpoints.restore_model()
         except ModelDirectoryError as error:
@@ -80,6 +83,13 @@ def follow(
     if seen is None:
         raise ModelDirectoryError(f"no checkpoint came to {checkpoints.folder} in {timeout:g} s")
     console.line(f"no other checkpoint after that of step {seen:,} in {timeout:g} s")
+
+
+def _each_new(folder: Path, timeout: float, workers: Workers) -> Iterator[None]:
+    """Comes back for each new checkpoint that the chief sees, until none came for so long."""
+    seen = tf.train.checkpoints_iterator(str(folder), timeout=timeout)
+    while workers.of_chief(workers.is_chief and next(seen, None) is not None):
+        yield
 
 
 def export_saved(
@@ -136,6 +146,8 @@ def _evaluate(
     console: RunConsole,
 ) -> None:
     figures = trainer.evaluate(what.averaged)
+    if not Workers(trainer.strategy).is_chief:
+        return
     has_them = json_lines.has(trainer.step, "eval", figures)
     writers: list[Writer] = [console] if has_them else [json_lines, events, console]
     for writer in writers:

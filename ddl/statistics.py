@@ -9,7 +9,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
+
+from ddl.workers import Workers
 
 
 class Statistics:
@@ -51,23 +54,54 @@ def kept(variables: Iterable[tf.Variable]) -> Iterator[None]:
             variable.assign(value)
 
 
-@contextmanager
-def synchronized(all_copies: Sequence[Sequence[tf.Variable]]) -> Iterator[None]:
-    """Gives the replicas' copies of each variable their mean in the `with` block.
-
-    Where the copies agree, their value stays to the bit. Eager, cross-replica context.
+def values_everywhere(
+    all_copies: Sequence[Sequence[tf.Variable]], workers: Workers
+) -> list[list[tf.Tensor]]:
+    """What all replicas have, those of other workers too. Eager, cross-replica context, on all.
 
     Args:
-      all_copies: For each variable every replica's copy.
+      all_copies: For each variable the copy of every replica of this worker.
+      workers: Each of which has as many.
+
+    Returns:
+      For each variable every replica's value, in the order of replicas.
     """
-    several = [copies for copies in all_copies if len(copies) > 1]
-    with kept(copy for copies in several for copy in copies):
-        for first, *others in several:
-            start = first.read_value()
+    own = [[copy.read_value() for copy in copies] for copies in all_copies]
+    if workers.number == 1 or not own:
+        return own
+    # All in one message. float64 holds the values of any narrower type.
+    flat = [np.reshape(value.numpy(), -1).astype(np.float64) for values in own for value in values]
+    rows = workers.rows(np.concatenate(flat))
+    ends = np.cumsum([len(part) for part in flat])[:-1]
+    parts = iter(np.split(rows, ends, axis=1))
+    everywhere = []
+    for values in own:
+        stacked = np.stack([next(parts) for _ in values], axis=1)  # [workers, replicas, n]
+        stacked = stacked.reshape(-1, *values[0].shape)
+        everywhere.append([tf.constant(value, values[0].dtype) for value in stacked])
+    return everywhere
+
+
+@contextmanager
+def synchronized(all_copies: Sequence[Sequence[tf.Variable]], workers: Workers) -> Iterator[None]:
+    """Gives the replicas' copies of each variable their mean in the `with` block.
+
+    Where the copies agree, their value stays to the bit. Eager, cross-replica context, on all
+    workers.
+
+    Args:
+      all_copies: For each variable the copy of every replica of this worker.
+      workers: Each of which has as many.
+    """
+    with kept(copy for copies in all_copies for copy in copies):
+        everywhere = values_everywhere(all_copies, workers)
+        for copies, (start, *others) in zip(all_copies, everywhere, strict=True):
+            if not others:
+                continue
             # Equal infinities have no distance.
-            distances = [_distance(start, other.read_value()) for other in others]
+            distances = [_distance(start, other) for other in others]
             mean = start + tf.add_n(distances) / (1 + len(others))
-            for copy in (first, *others):
+            for copy in copies:
                 copy.assign(mean)
         yield
 

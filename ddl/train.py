@@ -11,7 +11,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-import ddl
 from ddl import config
 from ddl.checkpoint_directory import SavedCheckpoint
 from ddl.checkpoints import Checkpoints
@@ -26,6 +25,7 @@ from ddl.outer_loop import OuterLoop
 from ddl.retention import Retention
 from ddl.run_directory import RunDirectory
 from ddl.run_plan import RunPlan
+from ddl.same_start import check_same_on_all
 from ddl.saved_weights import SavedWeights, evaluate_saved, export_saved, follow
 from ddl.signals import StopSignals
 from ddl.strategy_notes import notes
@@ -96,8 +96,8 @@ def run(
     """
     # ------------------------------------------------------------------ build
     workers = Workers(placement.strategy)
-    if workers.number > 1 and mode in ("eval", "export"):
-        raise ConfigError(f"--mode={mode} runs in one process. Start it without TF_CONFIG.")
+    if workers.number > 1 and mode == "export":
+        raise ConfigError("--mode=export runs in one process. Start it with --cluster=none.")
     console = RunConsole(shows=workers.is_chief)
     directory = None if model_dir is None else RunDirectory(model_dir)
     check_same_on_all(workers)
@@ -203,27 +203,6 @@ def report_replica_change(saved: SavedCheckpoint, trainer: Trainer, console: Run
     was, now = saved.metadata.replicas, trainer.strategy.num_replicas_in_sync
     if was is not None and was != now:
         console.line(f"the run goes on with {now} replicas; it had {was}")
-
-
-def check_same_on_all(workers: Workers) -> None:
-    """Makes sure that all workers run the same version and config.
-
-    Raises:
-      ConfigError: If not, with what differs.
-    """
-    if workers.number == 1:
-        return
-    texts = workers.texts(
-        f"ddl {ddl.__version__}, TensorFlow {tf.__version__}\n" + config.config_text()
-    )
-    for index, text in enumerate(texts[1:], start=1):
-        here, there = texts[0].splitlines(), text.splitlines()
-        differ = sorted({*here} ^ {*there})
-        if differ:
-            listing = "\n".join(
-                f"  {'worker 0' if line in here else f'worker {index}'}: {line}" for line in differ
-            )
-            raise ConfigError(f"worker {index} was started otherwise than worker 0:\n{listing}")
 
 
 def resolve_seed(directory: RunDirectory | None, workers: Workers) -> None:

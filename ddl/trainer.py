@@ -165,7 +165,7 @@ class Trainer:
             self.averages = WeightAverages(weight_average, weights, self.strategy)
         self._evaluation_weights = EvaluationWeights(self.averages, self._statistics, self.strategy)
         self.replica_statistics = self._evaluation_weights.replica_statistics
-        """Each replica's copies of statistics, and of their averages, in which they may differ."""
+        """The copies of this worker's replicas of statistics that may differ, and of averages."""
         self._update = UpdateStep(
             strategy=self.strategy,
             objective=self._objective,
@@ -188,7 +188,8 @@ class Trainer:
                 *(v.value for v in (*self.model.variables, *optimizer.variables)),
                 *(self.averages.variables if self.averages else ()),
                 *(copy for copies in self.replica_statistics for copy in copies[1:]),
-            ]
+            ],
+            self._workers,
         )
         self._first_loop = True
         self._stop = StopFlag(self._workers)

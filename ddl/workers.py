@@ -6,6 +6,7 @@ wait for those of the others.
 """
 
 import functools
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -15,13 +16,22 @@ from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
 from tensorflow.python.distribute import collective_all_reduce_strategy, multi_worker_util
 from tensorflow.python.eager import context
 
-from ddl.errors import WorkerLost
+from ddl.errors import DdlError
+from ddl.peers import Peers, lost
 from ddl.rendezvous import wait_for_workers
 
 _Strategy = tf.distribute.MultiWorkerMirroredStrategy
 
-
 _TYPES = ("chief", "worker")
+
+# Of this process, which belongs to one cluster at most.
+_PEERS: list[Peers] = []
+
+# What a worker that dies leaves behind reaches TensorFlow first.
+_NEWS_SECONDS = 2.0
+
+# After an end of the time to join that TensorFlow notices by itself.
+_ALARM_SECONDS = 5.0
 
 # What TensorFlow raises where a collective was broken off, or is one that a peer never joins.
 _BROKEN_OFF = (
@@ -38,16 +48,19 @@ def build_multi_worker_strategy(
     options: tf.distribute.experimental.CommunicationOptions,
     join_timeout: float,
     peer_timeout: float,
+    stall_timeout: float,
 ) -> tf.distribute.Strategy:
     """Joins the cluster that TF_CONFIG names. Before any other operation of the process.
 
     Args:
       options: How gradients travel.
       join_timeout: Seconds after which it is an error that others have not joined.
-      peer_timeout: Seconds without a sign of life after which a worker counts as dead.
+      peer_timeout: Seconds after which a worker whose machine does not answer counts as lost.
+      stall_timeout: Seconds after which one that gives no sign of life does.
 
     Raises:
-      WorkerLost: If others do not join in time, or die meanwhile.
+      WorkerLost: If others do not join in time. If they die after that but before TensorFlow has
+        joined, the process ends by SIGALRM soon after that time: no Python code runs then.
     """
     spec = tf.distribute.cluster_resolver.TFConfigClusterResolver().cluster_spec()
     jobs = [
@@ -60,18 +73,34 @@ def build_multi_worker_strategy(
         service_type="standalone",
         service_leader=multi_worker_util.coordination_leader(spec),
         coordinated_jobs=jobs,
-        heartbeat_timeout_in_ms=int(1000 * peer_timeout),
+        # Its own watch is the second line: ddl's, which says who was lost, comes first.
+        cluster_register_timeout_in_ms=int(1000 * join_timeout),
+        heartbeat_timeout_in_ms=int(2000 * max(peer_timeout, stall_timeout)),
     )
-    wait_for_workers(join_timeout)
-    with _all_local_devices(), worker_errors():
+    connections, names = wait_for_workers(join_timeout)
+    peers = Peers(connections, names, peer_timeout=peer_timeout, stall_timeout=stall_timeout)
+    _PEERS.append(peers)
+    with _all_local_devices(), _alarm(join_timeout + _ALARM_SECONDS), worker_errors():
         strategy = _Strategy(communication_options=options)
         Workers(strategy).any(False)  # all are there when this returns
         return strategy
 
 
 @contextmanager
+def _alarm(seconds: float) -> Iterator[None]:
+    """Has the kernel end the process, if the `with` block takes longer. Main thread only."""
+    previous = signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+@contextmanager
 def worker_errors() -> Iterator[None]:
-    """Says in a line that another process of the cluster was lost.
+    """Says in a line which other process of the cluster was lost.
 
     Raises:
       WorkerLost: In place of what TensorFlow raises for it.
@@ -79,10 +108,24 @@ def worker_errors() -> Iterator[None]:
     try:
         yield
     except _BROKEN_OFF as error:
-        raise WorkerLost(
-            "another process died or stalls: see what became of it. Start all again: they go on "
-            f"from the last checkpoint. ({type(error).__name__})"
-        ) from error
+        losses = [peers.loss(wait=_NEWS_SECONDS) for peers in _PEERS]
+        raise lost(next(filter(None, losses), None), type(error).__name__) from error
+
+
+@contextmanager
+def leaving() -> Iterator[None]:
+    """Tells the other workers when the `with` block ends by itself, and how."""
+    status: int | None = None
+    try:
+        yield
+        status = 0
+    except DdlError as error:
+        status = error.exit_status
+        raise
+    finally:
+        for peers in _PEERS:
+            if status is not None:
+                peers.leave(status)
 
 
 @contextmanager
@@ -150,15 +193,15 @@ class Workers:
     def texts(self, text: str) -> list[str]:
         """The text that each one gave, in their order."""
         own = np.frombuffer(text.encode(), np.uint8)
-        lengths = np.zeros(self.number)
-        lengths[self.index] = len(own)
-        lengths = self._total(lengths)
-        matrix = np.zeros([self.number, int(lengths.max())])
-        matrix[self.index, : len(own)] = own
-        rows = self._total(matrix.ravel()).reshape(matrix.shape).astype(np.uint8)
-        return [
-            row[: int(length)].tobytes().decode() for row, length in zip(rows, lengths, strict=True)
-        ]
+        lengths = self.rows(np.array([len(own)]))[:, 0].astype(int)
+        rows = self.rows(np.pad(own, [0, lengths.max() - len(own)])).astype(np.uint8)
+        return [row[:length].tobytes().decode() for row, length in zip(rows, lengths, strict=True)]
+
+    def rows(self, values: np.ndarray) -> np.ndarray:
+        """What each one gave: float64 [number, n] of [n], as many on each."""
+        matrix = np.zeros([self.number, len(values)])
+        matrix[self.index] = values
+        return self._total(matrix.ravel()).reshape(matrix.shape)
 
     def _total(self, values: Sequence[float] | np.ndarray) -> np.ndarray:
         """Sums over the processes: float64 [n]."""

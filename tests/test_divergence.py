@@ -4,7 +4,10 @@ import tensorflow as tf
 
 from ddl.divergence import VariablesFinite
 from ddl.errors import TrainingDiverged
+from ddl.workers import Workers
 from tests.conftest import make_strategy
+
+ONE = Workers(make_strategy("one_device", 1))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -12,7 +15,7 @@ def test_the_first_variable_that_is_not_finite_is_named(strategy, bad):
     with strategy.scope():
         variables = [tf.Variable([1.0, 2.0], name=name) for name in ("one", "two", "three")]
         variables.append(tf.Variable(3, name="count"))
-    check = VariablesFinite(variables)
+    check = VariablesFinite(variables, ONE)
     check.check(1)
     for variable in variables[1:3]:
         variable.assign([0.0, bad])
@@ -22,23 +25,23 @@ def test_the_first_variable_that_is_not_finite_is_named(strategy, bad):
 
 def test_large_numbers_are_finite():
     variable = tf.Variable([3e38, -3e38])
-    VariablesFinite([variable]).check(1)
+    VariablesFinite([variable], ONE).check(1)
 
 
 def test_what_is_infinite_by_design_stays_so():
     mask, weight = tf.Variable([0.0, -np.inf]), tf.Variable(1.0, name="weight")
-    check = VariablesFinite([mask, weight])
+    check = VariablesFinite([mask, weight], ONE)
     check.check(1)
     weight.assign(np.nan)
     with pytest.raises(TrainingDiverged, match="weight"):
         check.check(2)
-    VariablesFinite([mask]).check(3)
+    VariablesFinite([mask], ONE).check(3)
 
 
 def test_on_any_dtype():
     with make_strategy("one_device", 1).scope():
         variables = [tf.Variable(1.0, dtype=t) for t in (tf.float16, tf.bfloat16, tf.float64)]
-    check = VariablesFinite(variables)
+    check = VariablesFinite(variables, ONE)
     check.check(1)
     variables[1].assign(tf.constant(np.inf, tf.bfloat16))
     with pytest.raises(TrainingDiverged):

@@ -7,6 +7,7 @@ import ddl
 from ddl.errors import TrainingDiverged
 from ddl.precision import set_precision
 from ddl.statistics import Statistics, synchronized
+from ddl.workers import Workers
 from tests import test_trainer
 from tests.conftest import make_strategy, save
 
@@ -127,7 +128,8 @@ def test_what_agrees_is_not_changed_by_a_bit(replicas):
     with strategy.scope():
         variable = tf.Variable(np.random.default_rng(0).normal(size=100).astype("f4"))
     before = variable.numpy()
-    with synchronized([strategy.experimental_local_results(variable)]):
+    copies = [strategy.experimental_local_results(variable)]
+    with synchronized(copies, Workers(strategy)):
         np.testing.assert_array_equal(variable.numpy(), before)
 
 

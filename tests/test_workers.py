@@ -1,73 +1,26 @@
 """Several real workers on this machine, as `ddl.launch` starts them."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.whole_runs import ROOT, lines, tensors
-
-# A batch that 1, 2, 3 and 4 replicas with two microbatches can share.
-PLAN = (
-    *("GLOBAL_BATCH_SIZE = 72", "TRAIN_STEPS = 60", "EVAL_EVERY = 30"),
-    *("CHECKPOINT_EVERY = 20", "LOG_EVERY = 20"),
+from tests.whole_clusters import (
+    addresses,
+    arguments,
+    assert_none_left,
+    finish,
+    finish_all,
+    launch,
+    processes_of,
+    start_worker,
 )
-REGULARIZED = "digits_cnn_regularized.gin"
-
-
-def arguments(model_dir, *params, config=REGULARIZED):
-    return [
-        f"--gin_file={ROOT}/configs/{config}",
-        f"--model_dir={model_dir}",
-        *(f"--gin_param={param}" for param in (*PLAN, *params)),
-    ]
-
-
-def launch(workers, *flags, launcher=()) -> subprocess.Popen:
-    command = [sys.executable, "-m", "ddl.launch", f"--num_workers={workers}", *launcher, "--"]
-    return subprocess.Popen(
-        [*command, *map(str, flags)],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def finish(process, timeout=120):
-    try:
-        output, _ = process.communicate(timeout=timeout)
-    finally:
-        process.kill()
-    return process.returncode, output
-
-
-def processes_of(model_dir) -> dict[int, int]:
-    """Process numbers of the workers of a run, by their index."""
-    found = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (folder / "cmdline").read_text().split("\0")
-            environment = (folder / "environ").read_text()
-        except OSError:
-            continue
-        if "ddl.main" in command and f"--model_dir={model_dir}" in command:
-            index = environment.split('"index":')[1].strip()[0]
-            found[int(index)] = int(folder.name)
-    return found
-
-
-def assert_none_left(model_dir):
-    deadline = time.monotonic() + 20
-    while processes_of(model_dir) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert processes_of(model_dir) == {}
+from tests.whole_runs import ROOT, lines, tensors
 
 
 @pytest.fixture(scope="module")
@@ -130,33 +83,6 @@ def test_rounded_gradients_train_the_same_in_processes_and_on_devices(tmp_path):
     assert_none_left(tmp_path / "workers")
 
 
-def wait_for(path: Path, process):
-    while not path.exists():
-        assert process.poll() is None, process.stdout.read()
-        time.sleep(0.02)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_killed_worker_is_started_again_and_the_run_ends_the_same(tmp_path, victim):
-    """To the bit, in the same shape."""
-    plan = ["TRAIN_STEPS = 400", "EVAL_EVERY = 200", "CHECKPOINT_EVERY = 50"]
-    status, output = finish(launch(2, *arguments(tmp_path / "straight", *plan)))
-    assert status == 0, output
-    model_dir = tmp_path / "run"
-    process = launch(2, *arguments(model_dir, *plan), launcher=["--max_restarts=2"])
-    wait_for(model_dir / "checkpoints" / "step-100.index", process)
-    os.kill(processes_of(model_dir)[victim], signal.SIGKILL)
-    status, output = finish(process)
-    assert status == 0, output
-    assert "restart 1 of 2" in output
-    ours, theirs = tensors(model_dir), tensors(tmp_path / "straight")
-    for name, value in theirs.items():
-        np.testing.assert_array_equal(ours[name], value, err_msg=name)
-    assert lines(model_dir) == lines(tmp_path / "straight")
-    assert_none_left(model_dir)
-
-
 @pytest.mark.slow
 def test_workers_agree_on_the_step_at_which_they_stop(tmp_path):
     """One of them is asked; all save and end at the same step, with 75."""
@@ -175,26 +101,160 @@ def test_workers_agree_on_the_step_at_which_they_stop(tmp_path):
     assert_none_left(model_dir)
 
 
+# A user's layer and network, whose moments are not synchronized.
+OWN_NETWORK = """
+import gin, keras
+
+@gin.register
+def network():
+    layers = [keras.layers.Flatten(), keras.layers.Dense(16), keras.layers.BatchNormalization()]
+    head = [keras.layers.ReLU(), keras.layers.Dense(10)]
+    return keras.Sequential([keras.Input((8, 8, 1)), *layers, *head])
+"""
+
+
+@pytest.fixture
+def own_network(tmp_path, monkeypatch):
+    """Flags that train it for so many steps into a folder."""
+    (tmp_path / "own_network.py").write_text(OWN_NETWORK)
+    (tmp_path / "own.gin").write_text(
+        f"import own_network\ninclude '{ROOT}/configs/digits_mlp.gin'\n"
+        "Classification.model = @network()\n"
+        "Trainer.weight_average = @ExponentialMovingAverage()\n"
+        "ExponentialMovingAverage.decay = 0.9\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+
+    def flags(model_dir, steps):
+        plan = ["PRECISION = 'float64'", f"TRAIN_STEPS = {steps}", "EVAL_EVERY = 20"]
+        names = ("input_shape", "num_classes", "hidden_units", "input_scale")
+        allowed = "--gin_allow_unused=" + ",".join(f"mlp.{name}" for name in names)
+        return [f"--gin_file={tmp_path}/own.gin", *arguments(model_dir, *plan)[1:], allowed]
+
+    return flags
+
+
 @pytest.mark.slow
-def test_a_lost_worker_is_told_by_the_others(tmp_path):
-    """Without a launcher that restarts."""
+def test_statistics_of_each_worker_are_averaged_and_kept(tmp_path, own_network):
+    """As those of the replicas of one process; a run that is gone on with has each one's again."""
+    command = [sys.executable, "-m", "ddl.main", "--strategy=mirrored", "--num_virtual_devices=2"]
+    done = subprocess.run(
+        [*command, *own_network(tmp_path / "mirrored", 40)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    for model_dir, steps in (
+        (tmp_path / "straight", 40),
+        *((tmp_path / "run", n) for n in (20, 40)),
+    ):
+        status, output = finish(launch(2, *own_network(model_dir, steps)))
+        assert status == 0, output
+    mirrored, straight, run = (tensors(tmp_path / n) for n in ("mirrored", "straight", "run"))
+    of_replicas = [name for name in straight if "statistics_of_replicas" in name]
+    assert len(of_replicas) == 4  # mean and variance, and their averages
+    assert straight.keys() == mirrored.keys()
+    for name, value in mirrored.items():
+        np.testing.assert_array_equal(run[name], straight[name], err_msg=name)
+        if getattr(value, "dtype", None) == np.float64:
+            np.testing.assert_allclose(straight[name], value, rtol=0, atol=1e-9, err_msg=name)
+    for name in of_replicas:
+        assert len(straight[name]) == 2
+        assert not np.array_equal(*straight[name])
+    for ours, theirs in zip(
+        lines(tmp_path / "straight"), lines(tmp_path / "mirrored"), strict=True
+    ):
+        assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-9)
+    assert lines(tmp_path / "run") == lines(tmp_path / "straight")
+    assert_none_left(tmp_path / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("following", [False, True])
+def test_several_workers_evaluate_what_was_saved(tmp_path, one_device, following):
+    """The same figures as the run's own, each example counted once: 360 in batches of 72."""
     model_dir = tmp_path / "run"
-    plan = ["TRAIN_STEPS = 100000", "EVAL_EVERY = 100000"]
-    process = launch(2, *arguments(model_dir, *plan))
-    wait_for(model_dir / "checkpoints" / "step-20.index", process)
-    os.kill(processes_of(model_dir)[1], signal.SIGKILL)
-    status, output = finish(process, timeout=40)
-    assert status == 128 + signal.SIGKILL, output
-    assert "worker 1" in output
-    assert "SIGKILL" in output
-    assert "Traceback" not in output
+    shutil.copytree(one_device, model_dir)
+    (model_dir / "metrics.jsonl").unlink()
+    flags = ["--mode=eval", *(["--follow_timeout=5"] if following else [])]
+    params = arguments(model_dir, "PRECISION = 'float64'")
+    status, output = finish(launch(2, *params, *flags))
+    assert status == 0, output
+    (ours,) = lines(model_dir)
+    theirs = lines(one_device)[-1]
+    assert (ours["step"], ours["split"]) == (theirs["step"], "eval")
+    assert ours["accuracy"] == theirs["accuracy"]
+    assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-12)
+    assert output.count("restored step 60") == (0 if following else 1)
     assert_none_left(model_dir)
 
 
+# Prints what one worker sees; the numbers in it tell the workers apart.
+SEES = """
+import os, numpy as np, tensorflow as tf
+from ddl.distribution import build_strategy
+from ddl.workers import Workers, leaving
+with leaving():
+    strategy = build_strategy("auto")
+    workers = Workers(strategy)
+    with strategy.scope():
+        variable = tf.Variable(tf.fill([2], 7.0 + workers.index))
+    print(workers.index, workers.number, workers.is_chief, variable.numpy().tolist())
+    print(workers.any(workers.index == 1), workers.of_chief(3 + workers.index))
+    print(workers.texts("x" * workers.index), workers.rows(np.array([1.5, workers.index])).tolist())
+os._exit(0)
+"""
+
+
 @pytest.mark.slow
-def test_several_workers_refuse_what_one_process_does(tmp_path):
+def test_what_each_worker_sees():
+    """Its rank, the size, the chief's initial values, and what the others say."""
+    hosts = addresses(2)
+    ended = finish_all([start_worker(index, hosts, program=("-c", SEES)) for index in range(2)])
+    for index, (status, output) in enumerate(ended):
+        assert status == 0, output
+        assert output.splitlines()[-3:] == [
+            f"{index} 2 {index == 0} [7.0, 7.0]",
+            "True 3",
+            "['', 'x'] [[1.5, 0.0], [1.5, 1.0]]",
+        ]
+
+
+@pytest.mark.slow
+def test_several_workers_do_not_export(tmp_path):
     model_dir = tmp_path / "run"
-    status, output = finish(launch(2, *arguments(model_dir), "--mode=eval"))
+    status, output = finish(launch(2, *arguments(model_dir), "--mode=export"))
     assert status == 1, output
-    assert "--mode=eval runs in one process" in output
+    assert "--mode=export runs in one process" in output
     assert not model_dir.exists() or not list(model_dir.glob("*.gin"))
+
+
+@pytest.mark.slow
+def test_workers_that_were_started_otherwise_are_told_what_differs(tmp_path):
+    model_dir = tmp_path / "run"
+    hosts = addresses(2)
+    other = "import ddl; ddl.__version__ = '9'; import ddl.main; ddl.main.run()"
+    given = arguments(model_dir, config="digits_mlp.gin")
+    workers = [
+        start_worker(0, hosts, *given),
+        start_worker(
+            *(1, hosts, *given, "--gin_param=LEARNING_RATE = 0.5", "--gin_param=SEED = 3"),
+            program=("-c", other),
+        ),
+    ]
+    for status, output in finish_all(workers):
+        assert status == 1, output
+        assert "worker 1 was started otherwise than worker 0:" in output
+        told = [
+            line.split(", code")[0].strip() for line in output.splitlines() if "  worker" in line
+        ]
+        assert {line for line in told if line.startswith("worker 1: ")} == {
+            *("worker 1: ddl 9", "worker 1: LEARNING_RATE = 0.5", "worker 1: SEED = 3"),
+        }
+        assert {line.split(" = ")[0] for line in told if line.startswith("worker 0: ")} == {
+            *("worker 0: ddl 0.1.0", "worker 0: LEARNING_RATE", "worker 0: SEED"),
+        }
+    assert not list(model_dir.glob("*"))
+    assert_none_left(model_dir)
