@@ -149,7 +149,7 @@ def _fit_tuned(case: Case, turns: Turns, make_dataset: Callable[[Case], tf.data.
     steps = 1 if case.replicas > 1 else max(n for n in range(1, 101) if case.steps % n == 0)
 
     def train_data() -> dict[str, Any]:
-        return {"x": make_dataset(case).prefetch(tf.data.AUTOTUNE)}
+        return {"x": make_dataset(case).prefetch(tf.data.AUTOTUNE), "shuffle": False}
 
     _fit(case, turns, train_data, steps_per_execution=steps, jit_compile=False)
 

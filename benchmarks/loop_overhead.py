@@ -132,6 +132,8 @@ def run_case(case: Case, contenders: dict[str, Contender]) -> Found:
     for contender in contenders.values():
         contender.next_case()
     times = {name: values / case.steps * 1e3 for name, values in times.items()}
+    medians = ", ".join(f"{name} {np.median(values):.3g}" for name, values in times.items())
+    print(f"{case}, ms a step: {medians}", flush=True)
     tuned = {name: values for name, values in times.items() if name.startswith(TUNED)}
     if tuned:
         best = min(tuned, key=lambda name: float(np.median(tuned[name])))

@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from benchmarks.report import seconds
+from ddl.quiet import quiet_start_up
 
 _TIMEOUT_SECONDS = 240
 
@@ -115,7 +116,9 @@ def _serve(
     module, _, name = function.partition(":")
     for case in cases:
         try:
-            getattr(importlib.import_module(module), name)(case, turns)
+            with quiet_start_up():
+                contender = getattr(importlib.import_module(module), name)
+            contender(case, turns)
         except (EOFError, BrokenPipeError):
             return
         except Failed as error:
