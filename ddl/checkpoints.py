@@ -19,6 +19,7 @@ from ddl.checkpoint_directory import (
     first_line,
 )
 from ddl.errors import ModelDirectoryError
+from ddl.plateau import plateau_of
 from ddl.replica_statistics import ReplicaStatistics
 from ddl.retention import Retention
 from ddl.snapshot import Snapshots
@@ -69,11 +70,13 @@ class Checkpoints:
         self._model = {"model": trainer.model}
         if trainer.averages is not None:
             self._model["averages"] = trainer.averages.variables
+        plateau = plateau_of(trainer.optimizer)
         self._checkpoint = tf.train.Checkpoint(
             **self._model,
             optimizer=trainer.optimizer,
             state=self._state._asdict(),
             random_generators=trainer.generator_states,
+            **({"plateau": plateau.state} if plateau else {}),
         )
         self._snapshots: Snapshots | None = None
         self._writer = ThreadPoolExecutor(1, "checkpoint", _be_polite)

@@ -106,6 +106,8 @@ class LearningRate(LearningRateSchedule):
             raise ConfigError(f"warmup_start is {warmup_start}; it is 0 or more, 1 being the peak")
         if warmup == "constant" and warmup_steps and not warmup_start:
             raise ConfigError("a constant warm-up at 0 trains nothing: give warmup_start")
+        if hasattr(schedule, "observe"):
+            raise ConfigError(f"put {type(schedule).__name__} around LearningRate, not into it")
         boundaries = getattr(schedule, "boundaries", None)
         if schedule_begins is None and boundaries is not None and warmup_steps:
             raise ConfigError(
@@ -126,7 +128,7 @@ class LearningRate(LearningRateSchedule):
         self.factor = self._factor()
         """What the base rate is multiplied by for the batch size."""
         self._skipped = 0 if schedule_begins == "at_start" else self.warmup_steps
-        self._in_float64 = _in_float64(schedule)
+        self._in_float64 = in_float64(schedule)
 
     def _factor(self) -> float:
         base, batch, scaling = self.base_batch_size, self.global_batch_size, self.scaling
@@ -211,7 +213,7 @@ def deserialized(schedule: Any) -> Rate:
     return schedule
 
 
-def _in_float64(schedule: Rate) -> Rate:
+def in_float64(schedule: Rate) -> Rate:
     """The schedule, or if it is Keras's a copy that computes in float64.
 
     Keras computes in the dtype of the initial rate, and turns Python's floats into float32. Its
@@ -230,9 +232,6 @@ def _in_float64(schedule: Rate) -> Rate:
     return schedule
 
 
-# ------------------------------------------------------------ of an optimizer
-
-
 def learning_rate_at(optimizer: keras.optimizers.Optimizer, step: int) -> float:
     """The learning rate of an optimizer's update number `step`, counted from 0."""
     # The public property gives a schedule's value at the present step only.
@@ -240,36 +239,3 @@ def learning_rate_at(optimizer: keras.optimizers.Optimizer, step: int) -> float:
     if isinstance(learning_rate, LearningRateSchedule):
         learning_rate = learning_rate(tf.constant(step, tf.int64))
     return float(keras.ops.convert_to_numpy(learning_rate))
-
-
-def learning_rate_summary(optimizer: keras.optimizers.Optimizer, steps: int) -> dict[str, str]:
-    """What the learning rate does in a run of so many steps, as names and texts.
-
-    Raises:
-      ConfigError: If it is negative or not finite at one of a thousand of them, 0 at all, or still
-        warming up at the end.
-    """
-    learning_rate = optimizer._learning_rate
-    looked_at = {*range(0, max(steps, 1), max(1, steps // 1000)), max(steps - 1, 0)}
-    description = {}
-    if isinstance(learning_rate, LearningRate):
-        warmup = learning_rate.warmup_steps
-        if warmup >= steps:
-            raise ConfigError(
-                f"the warm-up takes {warmup:,} updates, and the run ends after {steps:,}. Shorten "
-                "WARMUP_STEPS or WARMUP_EPOCHS, or train for longer."
-            )
-        looked_at.add(warmup)
-        description = learning_rate.description()
-    rates = {step: learning_rate_at(optimizer, step) for step in sorted(looked_at)}
-    for step, rate in rates.items():
-        if not 0 <= rate < math.inf:
-            raise ConfigError(
-                f"the learning rate of update {step:,} is {rate:g}; it is 0 or more. See the "
-                "schedule's arguments."
-            )
-    peak = max(rates, key=lambda step: rates[step])
-    if not rates[peak] > 0:
-        raise ConfigError(f"the learning rate is {rates[peak]:g} at its peak; it is more than 0")
-    last = f", {rates[steps - 1]:.6g} at the end" if rates[steps - 1] != rates[peak] else ""
-    return {"learning rate": f"{rates[peak]:.6g} at its peak{last}", **description}

@@ -7,9 +7,12 @@ from ddl.actions import Action, EachLoop, Periodic
 from ddl.checkpoints import Checkpoints
 from ddl.console import RunConsole
 from ddl.errors import ModelDirectoryError, TrainingDiverged, TrainingInterrupted
+from ddl.learning_rate import learning_rate_at
+from ddl.plateau import ReduceOnPlateau, plateau_of
 from ddl.run_plan import RunPlan
 from ddl.signals import StopSignals
 from ddl.trainer import Trainer
+from ddl.workers import Workers
 from ddl.writers import Writers
 
 
@@ -44,6 +47,8 @@ class OuterLoop:
         self._writers = writers
         self._console = console
         self._stop = stop
+        self._plateau = plateau_of(trainer.optimizer)
+        self._workers = Workers(trainer.strategy)
         self._evaluated: tuple[int, dict[str, float]] = (-1, {})
         last = self._total
         evaluations = [Periodic(run_plan.eval_every, self._evaluate, last)] if evaluates else []
@@ -107,9 +112,23 @@ class OuterLoop:
                 f"training diverged by step {step:,}: the loss on the evaluation data is not "
                 "finite. Lower the learning rate, or clip the gradient."
             )
+        if self._plateau is not None and step % (self._run_plan.eval_every or 1) == 0:
+            self._observe(self._plateau, step, figures)
         self._evaluated = (step, figures)
         if self._checkpoints.would_be_best(figures):
             self._save(step)
+
+    def _observe(self, plateau: ReduceOnPlateau, step: int, figures: dict[str, float]) -> None:
+        """Not to be called for an evaluation that is made only because the run ends there."""
+        # All workers go by the chief's figure: the last bit of their own could differ.
+        value = self._workers.figure_of_chief(figures[plateau.metric])
+        best = plateau.state["best"].numpy()
+        if plateau.observe(step, value):
+            rate = learning_rate_at(self._trainer.optimizer, step)
+            self._console.line(
+                f"step {step:,}: {plateau.metric} {value:.6g} is no better than {best:.6g} before. "
+                f"The learning rate goes on at {rate:.6g}."
+            )
 
     def _save(self, step: int, scheduled: bool = True) -> None:
         self._trainer.check_finite()

@@ -36,6 +36,7 @@ OWN: tuple[str, ...] = (
     "ddl.optimizers:LARS",
     "ddl.optimizers:MomentumSGD",
     "ddl.optimizers:exclude_from_weight_decay",
+    "ddl.plateau:ReduceOnPlateau",
     "ddl.precision:LossScale",
     "ddl.precision:set_numerics",
     "ddl.retention:Retention",

@@ -19,9 +19,10 @@ from ddl.console import RunConsole, format_figures
 from ddl.data import as_source, order
 from ddl.distribution import Communication, describe_devices
 from ddl.errors import ConfigError, ModelDirectoryError
-from ddl.learning_rate import learning_rate_summary
+from ddl.learning_rate_checks import check_plateau, learning_rate_summary
 from ddl.model_checks import depends_on_microbatches, layers_of
 from ddl.outer_loop import OuterLoop
+from ddl.plateau import plateau_of
 from ddl.retention import Retention
 from ddl.run_directory import RunDirectory
 from ddl.run_plan import RunPlan
@@ -109,6 +110,9 @@ def run(
         trainer: Trainer = config.build("Trainer", **vars(placement))
     config.check_all_used(allow_unused)
     check_best_metric(run_plan, trainer)
+    evaluates = mode != "train" and trainer.has_eval_data
+    if (plateau := plateau_of(trainer.optimizer)) is not None:
+        check_plateau(plateau, run_plan, trainer.metric_names, evaluates)
     total = run_plan.total_steps(trainer.steps_per_epoch)
     console.summary("ddl", summary(trainer, total))
     for note in notes(trainer):
@@ -165,7 +169,6 @@ def run(
             directory.open()
             directory.write_configs(config.config_text(), config.operative_config_text())
         writers.drop_after(trainer.step)
-        evaluates = mode == "train_and_eval" and trainer.has_eval_data
         if checkpoints.keeps_best and not evaluates:
             console.line(f"--mode={mode} evaluates nothing, so that no checkpoint is the best")
         try:
@@ -252,7 +255,9 @@ def compare_with_saved_config(
     saved = directory.saved_config()
     if saved is None:
         return
-    may_change = (*_MAY_CHANGE, *_STEPS_PER_EPOCH)
+    may_change = {*_MAY_CHANGE, *_STEPS_PER_EPOCH}
+    if plateau_of(trainer.optimizer) is not None:
+        may_change.remove("RunPlan.eval_every")
     if changes := config.differences(saved, ignore=(*may_change, _MICROBATCHES)):
         listing = "\n".join(f"  {line}" for line in changes)
         if strict:

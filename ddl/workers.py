@@ -188,7 +188,11 @@ class Workers:
 
     def of_chief(self, value: int) -> int:
         """The chief's value, up to 2^53."""
-        return int(self._total([float(value) if self.is_chief else 0.0])[0])
+        return int(self.figure_of_chief(float(value)))
+
+    def figure_of_chief(self, value: float) -> float:
+        """The chief's value, the same to the bit on all of them."""
+        return float(self._total([value if self.is_chief else 0.0])[0])
 
     def texts(self, text: str) -> list[str]:
         """The text that each one gave, in their order."""

@@ -1,4 +1,4 @@
-"""Scaling rules, warm-up, Keras's schedules in float64, and what a run says of its rate."""
+"""Scaling rules, warm-up, schedules against closed forms, and what counts as an update."""
 
 import math
 
@@ -13,7 +13,6 @@ from ddl.errors import ConfigError
 from ddl.learning_rate import (
     LearningRate,
     learning_rate_at,
-    learning_rate_summary,
     scaling_factor,
 )
 from ddl.schedules import CosineWithRestarts, OneCycle, ReciprocalSquareRoot, StepDecay
@@ -193,41 +192,6 @@ def test_rules(rule, expected):
 def test_refuses(arguments, message):
     with pytest.raises(ConfigError, match=message):
         LearningRate(**{"schedule": 0.1} | arguments)
-
-
-def test_a_run_is_told_what_was_resolved():
-    rate = LearningRate(
-        schedules.CosineDecay(0.1, 90),
-        scaling="linear",
-        base_batch_size=256,
-        global_batch_size=8192,
-        warmup_steps=10,
-        warmup_start=1 / 32,
-    )
-    assert learning_rate_summary(keras.optimizers.SGD(rate), 100) == {
-        "learning rate": "3.2 at its peak, 0.000974677 at the end",
-        "base learning rate": "0.1",
-        "learning rate scaling": "× 32 (linear, from batch size 256 to 8,192)",
-        "warm-up": "gradual, 10 updates from 0.1",
-    }
-    assert learning_rate_summary(keras.optimizers.SGD(0.1), 100) == {
-        "learning rate": "0.1 at its peak"
-    }
-
-
-@pytest.mark.parametrize(
-    ("learning_rate", "message"),
-    [
-        (LearningRate(0.1, warmup_steps=100), "the warm-up takes 100 updates, and the run ends"),
-        (schedules.PolynomialDecay(0.1, 50, -0.1), "the learning rate of update 26 is -0.00"),
-        (schedules.ExponentialDecay(1.0, 1, 1e9), "the learning rate of update 5 is inf"),
-        (0.0, "the learning rate is 0 at its peak"),
-    ],
-    ids=["warm-up", "negative", "infinite", "zero"],
-)
-def test_a_run_refuses(learning_rate, message):
-    with pytest.raises(ConfigError, match=message):
-        learning_rate_summary(keras.optimizers.SGD(learning_rate), 100)
 
 
 def constant_gradient(optimizer, strategy, **arguments):

@@ -438,3 +438,23 @@ def test_bad_learning_rates(params, message, tmp_path):
     with pytest.raises(ConfigError, match=message):
         run(tmp_path / "run", *params, **DIGITS_MLP)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_plateau_in_a_config(tmp_path):
+    plateau = (
+        "SGD.learning_rate = @ReduceOnPlateau()",
+        "ReduceOnPlateau.schedule = @LearningRate()",
+        "ReduceOnPlateau.patience = 1",
+        "ReduceOnPlateau.min_delta = 1e9",  # nothing is better
+        "EVAL_EVERY = 10",
+    )
+    model_dir = tmp_path / "run"
+    with pytest.raises(ConfigError, match="needs evaluations"):
+        run(model_dir, *plateau, mode="train", **DIGITS_MLP)
+    assert not model_dir.exists()
+    run(model_dir, *plateau, "TRAIN_STEPS = 30", **DIGITS_MLP)
+    with pytest.raises(ModelDirectoryError, match="EVAL_EVERY: 10 → 20"):
+        run(model_dir, *plateau, "EVAL_EVERY = 20", **DIGITS_MLP)
+    run(model_dir, *plateau, **DIGITS_MLP)
+    rates = [line["learning_rate"] for line in metrics(model_dir, "train")]
+    np.testing.assert_allclose(rates, [0.05, 0.05, 0.005, 0.0005], rtol=1e-7)

@@ -1,0 +1,74 @@
+"""What a run tells of its learning rate before it begins, and what it refuses."""
+
+import math
+from collections.abc import Sequence
+
+import keras
+
+from ddl.errors import ConfigError
+from ddl.learning_rate import LearningRate, learning_rate_at
+from ddl.plateau import ReduceOnPlateau, plateau_of
+from ddl.run_plan import RunPlan
+
+
+def learning_rate_summary(optimizer: keras.optimizers.Optimizer, steps: int) -> dict[str, str]:
+    """What the learning rate does in a run of so many steps, as names and texts.
+
+    Raises:
+      ConfigError: If it is negative or not finite at one of a thousand of them, 0 at all, or still
+        warming up at the end.
+    """
+    plateau = plateau_of(optimizer)
+    learning_rate = plateau.schedule if plateau else optimizer._learning_rate
+    looked_at = {*range(0, max(steps, 1), max(1, steps // 1000)), max(steps - 1, 0)}
+    description = {}
+    if isinstance(learning_rate, LearningRate):
+        warmup = learning_rate.warmup_steps
+        if warmup >= steps:
+            raise ConfigError(
+                f"the warm-up takes {warmup:,} updates, and the run ends after {steps:,}. Shorten "
+                "WARMUP_STEPS or WARMUP_EPOCHS, or train for longer."
+            )
+        looked_at.add(warmup)
+        description = learning_rate.description()
+    if plateau is not None:
+        description["on a plateau"] = plateau.description()
+    rates = {step: learning_rate_at(optimizer, step) for step in sorted(looked_at)}
+    for step, rate in rates.items():
+        if not 0 <= rate < math.inf:
+            raise ConfigError(
+                f"the learning rate of update {step:,} is {rate:g}; it is 0 or more. See the "
+                "schedule's arguments."
+            )
+    peak = max(rates, key=lambda step: rates[step])
+    if not rates[peak] > 0:
+        raise ConfigError(f"the learning rate is {rates[peak]:g} at its peak; it is more than 0")
+    last = f", {rates[steps - 1]:.6g} at the end" if rates[steps - 1] != rates[peak] else ""
+    return {"learning rate": f"{rates[peak]:.6g} at its peak{last}", **description}
+
+
+def check_plateau(
+    plateau: ReduceOnPlateau, run_plan: RunPlan, metrics: Sequence[str], evaluates: bool
+) -> None:
+    """Makes sure that a `ReduceOnPlateau` will have what it looks at.
+
+    Args:
+      plateau: It.
+      run_plan: Of the run.
+      metrics: The figures of an evaluation.
+      evaluates: Whether there are evaluations.
+
+    Raises:
+      ConfigError: If there are none but the one at the end, or they do not have the figure.
+    """
+    if plateau.metric not in metrics:
+        raise ConfigError(
+            f"ReduceOnPlateau.metric is {plateau.metric!r}; an evaluation gives "
+            + ", ".join(metrics)
+        )
+    if not evaluates:
+        raise ConfigError(
+            "ReduceOnPlateau needs evaluations: give evaluation data, and --mode=train_and_eval"
+        )
+    if run_plan.eval_every is None:
+        raise ConfigError("ReduceOnPlateau needs evaluations: give EVAL_EVERY")
