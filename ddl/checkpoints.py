@@ -63,20 +63,17 @@ class Checkpoints:
         self._report = report
         self._before_write = before_write
         # The state lives as tensors in the loop; these variables are its form on disk.
-        self._state = TrainingState(
-            *(tf.Variable(value, trainable=False) for value in trainer.state)
-        )
+        self._state = TrainingState(*(tf.Variable(v, trainable=False) for v in trainer.state))
         # What an evaluation or an export needs, and what going on needs besides.
         self._model = {"model": trainer.model}
         if trainer.averages is not None:
             self._model["averages"] = trainer.averages.variables
-        plateau = plateau_of(trainer.optimizer)
         self._checkpoint = tf.train.Checkpoint(
             **self._model,
             optimizer=trainer.optimizer,
             state=self._state._asdict(),
             random_generators=trainer.generator_states,
-            **({"plateau": plateau.state} if plateau else {}),
+            **({"plateau": own.state} if (own := plateau_of(trainer.optimizer)) else {}),
         )
         self._snapshots: Snapshots | None = None
         self._writer = ThreadPoolExecutor(1, "checkpoint", _be_polite)

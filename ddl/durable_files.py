@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, content: str | bytes) -> None:
     """Replaces the file's content in one step: a crash leaves the old content or the new one.
 
     Raises:
@@ -12,8 +12,8 @@ def write_whole(path: Path, text: str) -> None:
     """
     partial = path.with_name(path.name + ".partial")
     try:
-        with partial.open("w") as file:
-            file.write(text)
+        with partial.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)

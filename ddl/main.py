@@ -11,12 +11,15 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from absl import flags
 
 from ddl.choices import BYTES_PER_PACK, CLUSTERS, COLLECTIVES, CROSS_DEVICE_OPS, MODES, STRATEGIES
 from ddl.errors import DdlError, WorkerLost
+
+if TYPE_CHECKING:
+    from ddl.train import Placement
 
 FLAGS = flags.FLAGS
 
@@ -161,6 +164,32 @@ def run(argv: Sequence[str] | None = None) -> None:
 
 def start(gpus: Sequence[int] | None, checkpoint: str | int) -> None:
     """From parsed flags to the end of the run."""
+    placement = place(gpus)
+    if placement is None:
+        return
+
+    from ddl import parameter_servers, saved_weights, train, workers
+
+    several = workers.Workers(placement.strategy).number > 1
+    several |= parameter_servers.has_parameter_servers(placement.strategy)
+    with workers.leaving(), workers.worker_errors() if several else nullcontext():
+        train.run(
+            placement,
+            FLAGS.model_dir,
+            mode=FLAGS.mode,
+            dry_run=FLAGS.dry_run,
+            allow_unused=FLAGS.gin_allow_unused,
+            saved_weights=saved_weights.SavedWeights(checkpoint, FLAGS.averaged_weights),
+            follow_timeout=FLAGS.follow_timeout,
+        )
+
+
+def place(gpus: Sequence[int] | None) -> "Placement | None":
+    """Loads the config, and takes the devices that the flags name.
+
+    Returns:
+      Where to train; None if this process was a parameter server until the end of training.
+    """
     # TensorFlow takes seconds to import: only now that the flags are known to be right.
     from ddl.host_memory import keep_freed_memory
     from ddl.quiet import quiet_start_up
@@ -178,14 +207,7 @@ def start(gpus: Sequence[int] | None, checkpoint: str | int) -> None:
         # First of all: a file that is missing is told before TensorFlow is imported.
         config.load(FLAGS.gin_file, FLAGS.gin_param or (), FLAGS.gin_search_path or ())
 
-        from ddl import (
-            cluster_environment,
-            distribution,
-            parameter_servers,
-            saved_weights,
-            train,
-            workers,
-        )
+        from ddl import cluster_environment, distribution, parameter_servers, train
 
         cluster_environment.join_cluster(FLAGS.cluster)
         distribution.configure_devices(
@@ -207,23 +229,11 @@ def start(gpus: Sequence[int] | None, checkpoint: str | int) -> None:
         name = distribution.choose_strategy(FLAGS.strategy)
         if name == "parameter_server" and parameter_servers.serves_here():
             parameter_servers.serve(FLAGS.join_timeout, FLAGS.peer_timeout)
-            return
+            return None
         strategy = distribution.build_strategy(name, communication)
-    placement = train.Placement(
+    return train.Placement(
         strategy, communication, FLAGS.steps_per_loop, parse_on_device(FLAGS.data_on_device)
     )
-    several = workers.Workers(strategy).number > 1
-    several |= parameter_servers.has_parameter_servers(strategy)
-    with workers.leaving(), workers.worker_errors() if several else nullcontext():
-        train.run(
-            placement,
-            FLAGS.model_dir,
-            mode=FLAGS.mode,
-            dry_run=FLAGS.dry_run,
-            allow_unused=FLAGS.gin_allow_unused,
-            saved_weights=saved_weights.SavedWeights(checkpoint, FLAGS.averaged_weights),
-            follow_timeout=FLAGS.follow_timeout,
-        )
 
 
 def with_aliases(arguments: Sequence[str]) -> list[str]:

@@ -102,12 +102,7 @@ def run(
     console = RunConsole(shows=workers.is_chief)
     directory = None if model_dir is None else RunDirectory(model_dir)
     check_same_on_all(workers)
-    resolve_seed(directory, workers)
-    with placement.strategy.scope():
-        config.build("set_numerics")
-        run_plan: RunPlan = config.build("RunPlan")
-        resolve_lengths(run_plan)
-        trainer: Trainer = config.build("Trainer", **vars(placement))
+    run_plan, trainer = build(placement, workers, directory)
     config.check_all_used(allow_unused)
     check_best_metric(run_plan, trainer)
     evaluates = mode != "train" and trainer.has_eval_data
@@ -179,6 +174,27 @@ def run(
             f"done: step {total:,} after {trainer.pace.total_seconds:,.1f} s of training, written "
             f"to {directory.path}"
         )
+
+
+def build(
+    placement: Placement, workers: Workers, directory: RunDirectory | None = None
+) -> tuple[RunPlan, Trainer]:
+    """Builds what the config describes.
+
+    Args:
+      placement: Where.
+      workers: Of its strategy.
+      directory: Of the run, whose seed is taken where the config leaves it open.
+
+    Raises:
+      DdlError: For anything that the person who started the run can put right.
+    """
+    resolve_seed(directory, workers)
+    with placement.strategy.scope():
+        config.build("set_numerics")
+        run_plan: RunPlan = config.build("RunPlan")
+        resolve_lengths(run_plan)
+        return run_plan, config.build("Trainer", **vars(placement))
 
 
 def check_best_metric(run_plan: RunPlan, trainer: Trainer) -> None:
