@@ -2,8 +2,8 @@
 
 Schedules count updates made, from 0: microbatches and skipped updates do not count, and a run that
 goes on counts on. ddl's give float64, and have Keras's own compute in it: in float32 a schedule
-is off by up to 1e-4 of its value, and cannot tell steps apart above 2^24. The optimizer rounds
-what it gets to the dtype of the weights.
+misses its closed form by more than rounding, and cannot tell steps apart above 2^24. The optimizer
+rounds what it gets to the dtype of the weights.
 """
 
 import copy

@@ -121,9 +121,8 @@ def text_plot(result: "RangeTestResult", rows: int = 12, columns: int = 64) -> s
     """The smoothed loss over the logarithm of the rate."""
     smoothed = result.smoothed
     places = [round(i * (len(smoothed) - 1) / (columns - 1)) for i in range(columns)]
-    # What comes before the end is to be seen, not how far the end goes up.
-    low, high = smoothed.min(), max(smoothed[0], sorted(smoothed)[len(smoothed) * 9 // 10])
-    height = (high - low) or 1.0
+    low = smoothed.min()
+    height = (result.highest_of_interest - low) or 1.0
     level = [min(rows - 1, round((smoothed[p] - low) / height * (rows - 1))) for p in places]
     lines = []
     for row in range(rows - 1, -1, -1):
@@ -168,8 +167,9 @@ def draw(result: "RangeTestResult") -> bytes | None:
     axes.semilogx(result.rates, result.smoothed, color="tab:blue", label="smoothed")
     if result.steepest is not None:
         axes.axvline(result.steepest, color="tab:red", label=f"steepest: {result.steepest:.2g}")
-    top = max(result.smoothed[0], float(sorted(result.smoothed)[len(result.smoothed) * 9 // 10]))
-    axes.set(xlabel="learning rate", ylabel="loss", ylim=(0, 1.3 * top))
+    low, high = float(result.losses.min()), result.highest_of_interest
+    margin = 0.05 * (high - low) or 1.0
+    axes.set(xlabel="learning rate", ylabel="loss", ylim=(low - margin, high + margin))
     axes.legend()
     content = BytesIO()
     figure.savefig(content, format="png", dpi=150)

@@ -7,6 +7,7 @@ large enough to learn and well below where it diverges.
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from ddl.learning_rate import LearningRate
 from ddl.trainer import Trainer
 
 _FEWEST = 10
+_FEW = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +41,12 @@ class RangeTestResult:
     steepest: float | None
     at_least_loss: float
 
+    @property
+    def highest_of_interest(self) -> float:
+        """Up to which loss a plot shows what came before the divergence."""
+        fall = self.smoothed[0] - self.smoothed.min()
+        return min(float(self.smoothed.max()), float(self.smoothed[0] + 0.5 * fall))
+
     def to_dict(self) -> dict[str, Any]:
         """The same as numbers and lists, for JSON."""
         return {
@@ -51,20 +59,20 @@ class RangeTestResult:
 class RangeTest:
     """How a range test is made.
 
+    It ends early when training diverges: when a loss is not finite, or the mean of the last few is
+    above the first few again after it had fallen, or far above them.
+
     Attributes:
       smallest: The rate of the first update.
       largest: That of the last one, unless training diverges before.
       steps: How many updates.
       smoothing: Width of the Gaussian that losses are smoothed with, as a share of `steps`.
-      diverges_at: Training counts as diverged when the loss, averaged over the last few updates, is
-        so many times the least such average before.
     """
 
     smallest: float = 1e-6
     largest: float = 10.0
     steps: int = 200
     smoothing: float = 0.03
-    diverges_at: float = 4.0
 
     def __post_init__(self) -> None:
         if not 0 < self.smallest < self.largest < math.inf:
@@ -76,8 +84,6 @@ class RangeTest:
             raise ConfigError(f"the range test has {self.steps} steps; it has {_FEWEST} or more")
         if not 0 < self.smoothing < 1:
             raise ConfigError(f"smoothing is {self.smoothing}; it lies between 0 and 1")
-        if not self.diverges_at > 1:
-            raise ConfigError(f"diverges_at is {self.diverges_at}; it is more than 1")
 
     def run(self, trainer: Trainer) -> RangeTestResult:
         """Makes the test. The trainer is used up by it: make another one to train.
@@ -97,16 +103,14 @@ class RangeTest:
         schedule = LearningRate(schedules.ExponentialDecay(self.smallest, self.steps - 1, growth))
         trainer.optimizer.learning_rate = schedule
         losses: list[float] = []
-        least, recent, diverged = math.inf, 0.0, False
+        diverged = False
         while len(losses) < self.steps and not diverged:
             try:
                 losses.append(trainer.train(1)["loss"])
             except TrainingDiverged:
                 diverged = True
                 break
-            recent = float(np.mean(losses[-5:]))
-            least = min(least, recent)
-            diverged = recent > self.diverges_at * least
+            diverged = _has_diverged(losses)
         rates = self.smallest * growth ** (np.arange(len(losses)) / (self.steps - 1))
         if len(losses) < _FEWEST:
             raise ConfigError(
@@ -126,6 +130,15 @@ class RangeTest:
             steepest=float(rates[steepest]) if falls else None,
             at_least_loss=float(rates[int(np.argmin(smoothed))]),
         )
+
+
+def _has_diverged(losses: Sequence[float]) -> bool:
+    if len(losses) < _FEWEST:
+        return False
+    means = np.convolve(losses, np.full(_FEW, 1 / _FEW), mode="valid")
+    first, last = means[0], means[-1]
+    had_fallen = first - means.min() > 0.1 * abs(first)
+    return bool(had_fallen and last > first) or bool(last > first + 3 * abs(first) > first)
 
 
 def smooth(values: np.ndarray, width: float) -> np.ndarray:

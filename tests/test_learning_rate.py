@@ -108,6 +108,15 @@ def test_schedules_are_their_closed_forms(name):
     np.testing.assert_allclose(ours, expected, rtol=1e-7, atol=0)
 
 
+def test_why_keras_is_given_float64():
+    schedule, closed_form = CLOSED_FORMS["cosine to nothing"]
+    steps = range(STEPS)
+    errors = [abs(float(schedule(step)) / closed_form(step) - 1) for step in steps]
+    assert max(errors) > 1e-6
+    last = schedules.PolynomialDecay(1.0, 2**25, 0.0)
+    assert float(last(2**24)) == float(last(2**24 + 1))
+
+
 @pytest.mark.parametrize("begins", ["after_warmup", "at_start"])
 @pytest.mark.parametrize("kind", ["gradual", "constant"])
 @pytest.mark.parametrize("name", ["constant", "step", "cosine", "one's own"])

@@ -46,7 +46,8 @@ def test_the_command(tmp_path):
         "--gin_param=BASE_BATCH_SIZE = 16",
         "--gin.SCALING_RULE='linear'",
         f"--output={tmp_path / 'out'}",
-        "--steps=60",
+        "--smallest=1e-4",
+        "--steps=120",
         "--strategy=mirrored",
         "--num_virtual_devices=2",
     )
@@ -104,9 +105,10 @@ def test_what_it_says():
 def test_the_plot_in_text():
     lines = lr_finder.text_plot(result(), rows=5, columns=41).splitlines()
     assert len(lines) == 7
-    assert lines[0].startswith("   2.000 |*")
+    assert lines[0].startswith("   2.500 |")
+    assert lines[3].startswith("   1.375 |")
     assert lines[4].startswith("   1.000 |")
-    assert lines[4].endswith("*")
+    assert all("*" in line for line in lines[:5])
     assert "1.0e-04" in lines[6]
     assert "1.0e+00" in lines[6]
 

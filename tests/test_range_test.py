@@ -9,7 +9,7 @@ from tests.test_learning_rate import constant_gradient
 
 
 def quadratic():
-    """A trainer that minimizes (w - 1)²: gradient descent diverges above a rate of 1."""
+    """A trainer that minimizes (w - 1)² + 1/4: gradient descent diverges above a rate of 1."""
     model = keras.Sequential(
         [keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")]
     )
@@ -19,11 +19,11 @@ def quadratic():
             self.model = model
 
         def per_example(self, features, training):
-            distance = model(features["x"], training=training)[:, 0] - 1.0
+            distance = model(features["x"], training=training)[:, 0] - features["y"]
             return ddl.PerExample(loss=distance * distance)
 
-    optimizer = keras.optimizers.SGD(0.1)
-    return ddl.Trainer(Task(), optimizer, {"x": np.ones((8, 1), "f4")}, global_batch_size=8)
+    data = {"x": np.ones((8, 1), "f4"), "y": np.array([0.5, 1.5] * 4, "f4")}
+    return ddl.Trainer(Task(), keras.optimizers.SGD(0.1), data, global_batch_size=8)
 
 
 def test_a_quadratic():
@@ -33,9 +33,11 @@ def test_a_quadratic():
     np.testing.assert_allclose(result.rates, 1e-4 * 10 ** (np.arange(len(result.rates)) / 20))
     # Each update multiplies the distance by 1 - 2 · rate, and the loss is that before it.
     distances = np.cumprod(np.concatenate([[1.0], 1 - 2 * result.rates[:-1]]))
-    np.testing.assert_allclose(result.losses, distances**2, rtol=1e-4, atol=1e-12)
-    assert 0.005 < result.steepest < 0.1
-    assert result.steepest < result.at_least_loss <= 1.0 < result.rates[-1]
+    before = result.rates < 1
+    expected = distances[before] ** 2 + 0.25
+    np.testing.assert_allclose(result.losses[before], expected, rtol=1e-5)
+    assert 0.01 < result.steepest < 0.1
+    assert result.steepest < result.at_least_loss < result.rates[-1]
 
 
 def test_it_ends_at_the_largest_rate():
@@ -69,7 +71,6 @@ def test_a_divergence_at_once():
         ({"largest": float("inf")}, "to inf"),
         ({"steps": 5}, "5 steps; it has 10 or more"),
         ({"smoothing": 0.0}, "smoothing is 0.0"),
-        ({"diverges_at": 1.0}, "diverges_at is 1.0"),
     ],
 )
 def test_refuses(arguments, message):
@@ -79,7 +80,7 @@ def test_refuses(arguments, message):
 
 def test_smoothing_has_no_lag():
     line = np.arange(100.0)
-    np.testing.assert_allclose(smooth(line, 4.0)[20:80], line[20:80], rtol=1e-9)
+    np.testing.assert_allclose(smooth(line, 4.0)[20:80], line[20:80], rtol=1e-6)
     step = smooth((line >= 50).astype(float), 4.0)
     assert step[49] == pytest.approx(1 - step[50])
     np.testing.assert_allclose(smooth(np.full(9, 2.5), 3.0), 2.5)
