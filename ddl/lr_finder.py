@@ -10,6 +10,7 @@ Exit status: 0 done; 1 an error in flags, config or data.
 """
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from io import BytesIO
@@ -71,17 +72,17 @@ def run(argv: Sequence[str] | None = None) -> None:
 
 def find(gpus: Sequence[int] | None) -> None:
     """From parsed flags to the suggestion."""
+    if "TF_CONFIG" in os.environ:
+        raise ConfigError("the range test runs in one process. Start it without TF_CONFIG.")
     placement = ddl.main.place(gpus)
+    assert placement is not None  # as for a parameter server
 
     from ddl import config, train
     from ddl.range_test import RangeTest
     from ddl.workers import Workers
 
     test = RangeTest(FLAGS.smallest, FLAGS.largest, FLAGS.steps)
-    workers = Workers(placement.strategy)
-    if workers.number > 1:
-        raise ConfigError("the range test runs in one process. Start it without TF_CONFIG.")
-    _, trainer = train.build(placement, workers)
+    _, trainer = train.build(placement, Workers(placement.strategy))
     config.check_all_used(FLAGS.gin_allow_unused)
     batch, factor = trainer.global_batch_size, scaling_of(trainer.optimizer._learning_rate)
     result = test.run(trainer)
