@@ -7,7 +7,7 @@ import keras
 
 from ddl.errors import ConfigError
 from ddl.learning_rate import LearningRate, learning_rate_at
-from ddl.plateau import ReduceOnPlateau, plateau_of
+from ddl.plateau import ReduceOnPlateau, plateau_of, unreduced
 from ddl.run_plan import RunPlan
 
 
@@ -19,7 +19,7 @@ def learning_rate_summary(optimizer: keras.optimizers.Optimizer, steps: int) -> 
         warming up at the end.
     """
     plateau = plateau_of(optimizer)
-    learning_rate = plateau.schedule if plateau else optimizer._learning_rate
+    learning_rate = unreduced(optimizer)
     looked_at = {*range(0, max(steps, 1), max(1, steps // 1000)), max(steps - 1, 0)}
     description = {}
     if isinstance(learning_rate, LearningRate):

@@ -78,24 +78,22 @@ def find(gpus: Sequence[int] | None) -> None:
     assert placement is not None  # as for a parameter server
 
     from ddl import config, train
+    from ddl.learning_rate import LearningRate
+    from ddl.plateau import unreduced
     from ddl.range_test import RangeTest
     from ddl.workers import Workers
 
     test = RangeTest(FLAGS.smallest, FLAGS.largest, FLAGS.steps)
     _, trainer = train.build(placement, Workers(placement.strategy))
     config.check_all_used(FLAGS.gin_allow_unused)
-    batch, factor = trainer.global_batch_size, scaling_of(trainer.optimizer._learning_rate)
+    learning_rate = unreduced(trainer.optimizer)
+    factor = learning_rate.factor if isinstance(learning_rate, LearningRate) else 1.0
+    batch = trainer.global_batch_size
     result = test.run(trainer)
     print(text_plot(result))
     print("\n".join(suggestion(result, batch, factor)))
     if FLAGS.output:
         print(f"written: {', '.join(map(str, write(result, batch, Path(FLAGS.output))))}")
-
-
-def scaling_of(learning_rate: object) -> float:
-    """What a config multiplies LEARNING_RATE by for its batch size."""
-    learning_rate = getattr(learning_rate, "schedule", learning_rate)
-    return float(getattr(learning_rate, "factor", 1.0))
 
 
 def suggestion(result: "RangeTestResult", batch: int, factor: float) -> list[str]:

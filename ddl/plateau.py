@@ -157,3 +157,9 @@ def plateau_of(optimizer: keras.optimizers.Optimizer) -> ReduceOnPlateau | None:
     """The `ReduceOnPlateau` of an optimizer; None if it has none."""
     learning_rate = optimizer._learning_rate
     return learning_rate if isinstance(learning_rate, ReduceOnPlateau) else None
+
+
+def unreduced(optimizer: keras.optimizers.Optimizer) -> Any:
+    """An optimizer's learning rate without the `ReduceOnPlateau` around it."""
+    plateau = plateau_of(optimizer)
+    return plateau.schedule if plateau else optimizer._learning_rate

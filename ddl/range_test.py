@@ -112,7 +112,7 @@ class RangeTest:
                 break
             diverged = _has_diverged(losses)
         rates = self.smallest * growth ** (np.arange(len(losses)) / (self.steps - 1))
-        if len(losses) < _FEWEST:
+        if diverged and len(losses) <= _FEWEST:
             raise ConfigError(
                 f"training diverged within {_FEWEST} updates of the range test, the first at "
                 f"a learning rate of {self.smallest:g}. Begin with a smaller one."

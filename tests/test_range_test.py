@@ -8,8 +8,11 @@ from ddl.range_test import RangeTest, smooth
 from tests.test_learning_rate import constant_gradient
 
 
+TARGETS = np.random.default_rng(0).normal(1.0, 0.3, size=8).astype("f4")
+
+
 def quadratic():
-    """A trainer that minimizes (w - 1)² + 1/4: gradient descent diverges above a rate of 1."""
+    """A trainer that minimizes (w - m)² + v: gradient descent diverges above a rate of 1."""
     model = keras.Sequential(
         [keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")]
     )
@@ -22,7 +25,7 @@ def quadratic():
             distance = model(features["x"], training=training)[:, 0] - features["y"]
             return ddl.PerExample(loss=distance * distance)
 
-    data = {"x": np.ones((8, 1), "f4"), "y": np.array([0.5, 1.5] * 4, "f4")}
+    data = {"x": np.ones((8, 1), "f4"), "y": TARGETS}
     return ddl.Trainer(Task(), keras.optimizers.SGD(0.1), data, global_batch_size=8)
 
 
@@ -32,9 +35,9 @@ def test_a_quadratic():
     assert len(result.rates) == len(result.losses) == len(result.smoothed) < 121
     np.testing.assert_allclose(result.rates, 1e-4 * 10 ** (np.arange(len(result.rates)) / 20))
     # Each update multiplies the distance by 1 - 2 · rate, and the loss is that before it.
-    distances = np.cumprod(np.concatenate([[1.0], 1 - 2 * result.rates[:-1]]))
+    distances = TARGETS.mean() * np.cumprod(np.concatenate([[1.0], 1 - 2 * result.rates[:-1]]))
     before = result.rates < 1
-    expected = distances[before] ** 2 + 0.25
+    expected = distances[before] ** 2 + TARGETS.var()
     np.testing.assert_allclose(result.losses[before], expected, rtol=1e-5)
     assert 0.01 < result.steepest < 0.1
     assert result.steepest < result.at_least_loss < result.rates[-1]
