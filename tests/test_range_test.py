@@ -7,7 +7,6 @@ from ddl.errors import ConfigError
 from ddl.range_test import RangeTest, smooth
 from tests.test_learning_rate import constant_gradient
 
-
 TARGETS = np.random.default_rng(0).normal(1.0, 0.3, size=8).astype("f4")
 
 
