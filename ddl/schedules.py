@@ -61,7 +61,7 @@ class CosineWithRestarts(LearningRateSchedule):
 
     Period i has length T·m^i and peak η·p^i. After a share x of it the rate is
     η · (a + (1 − a) · p^i · (1 + cos πx) / 2), with T `first_decay_steps`, m `t_mul`, p `m_mul` and
-    a `alpha`, as Keras's `CosineDecayRestarts` has them; but that is off at some restarts.
+    a `alpha`, as Keras's `CosineDecayRestarts` has them, which in float64 misses some restarts.
     """
 
     def __init__(
