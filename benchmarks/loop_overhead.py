@@ -68,12 +68,12 @@ class Case:
 
 _MIRRORED = ((FIT, 3.0), (TUTORIAL, 1.5), (ORBIT, 1.5))
 CASES = (
-    Case("MLP", 25, 1, 576, 11, ((FIT, 4.0), (TUNED, 1.5), (ORBIT, 1.5), (FLOOR, 1.10))),
-    Case("MLP", 256, 1, 225, 9, ()),
-    Case("MLP", 512, 1, 112, 9, ((FLOOR, 1.05),)),
-    Case("CNN", 256, 1, 5, 7, ((FLOOR, 1.05),)),
-    Case("MLP", 64, 2, 150, 11, _MIRRORED),
-    Case("MLP", 64, 4, 100, 11, _MIRRORED),
+    Case("MLP", 25, 1, 288, 9, ((FIT, 4.0), (TUNED, 1.5), (ORBIT, 1.5), (FLOOR, 1.10))),
+    Case("MLP", 256, 1, 225, 5, ()),
+    Case("MLP", 512, 1, 112, 7, ((FLOOR, 1.05),)),
+    Case("CNN", 256, 1, 5, 5, ((FLOOR, 1.05),)),
+    Case("MLP", 64, 2, 150, 9, _MIRRORED),
+    Case("MLP", 64, 4, 100, 9, _MIRRORED),
 )
 
 
