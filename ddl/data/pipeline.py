@@ -24,7 +24,7 @@ _BATCHES_AHEAD = 4
 """Enough for the host to be ahead of the devices when one batch takes longer than others."""
 
 
-_ROWS_IN_STEP = 256
+_ROWS_IN_STEP = 1024
 """Up to how many rows the step computes by itself (`python -m benchmarks.loop_overhead`)."""
 
 
