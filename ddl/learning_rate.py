@@ -8,6 +8,7 @@ rounds what it gets to the dtype of the weights.
 
 import copy
 import math
+from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
 import keras
@@ -100,8 +101,10 @@ class LearningRate(LearningRateSchedule):
             schedule = float(schedule)
         if isinstance(schedule, float) and not 0 < schedule < math.inf:
             raise ConfigError(f"the learning rate is {schedule:g}; it is more than 0")
-        if warmup_steps < 0:
-            raise ConfigError(f"the warm-up takes {warmup_steps} updates; it takes 0 or more")
+        if warmup_steps < 0 or warmup_steps % 1:
+            raise ConfigError(
+                f"the warm-up takes {warmup_steps} updates; it takes a whole number, 0 or more"
+            )
         if not 0 <= warmup_start < math.inf:
             raise ConfigError(f"warmup_start is {warmup_start}; it is 0 or more, 1 being the peak")
         if warmup == "constant" and warmup_steps and not warmup_start:
@@ -233,9 +236,32 @@ def in_float64(schedule: Rate) -> Rate:
 
 
 def learning_rate_at(optimizer: keras.optimizers.Optimizer, step: int) -> float:
-    """The learning rate of an optimizer's update number `step`, counted from 0."""
+    """The learning rate of an optimizer's update number `step`, counted from 0.
+
+    A function that takes no step, as Keras allows, is asked for what it gives now.
+    """
     # The public property gives a schedule's value at the present step only.
     learning_rate = optimizer._learning_rate
     if isinstance(learning_rate, LearningRateSchedule):
         learning_rate = learning_rate(tf.constant(step, tf.int64))
+    elif callable(learning_rate):
+        learning_rate = learning_rate()
     return float(keras.ops.convert_to_numpy(learning_rate))
+
+
+def learning_rates_at(
+    optimizer: keras.optimizers.Optimizer, steps: Sequence[int]
+) -> dict[int, float]:
+    """As `learning_rate_at`, for many updates at the cost of one trace."""
+    schedule = optimizer._learning_rate
+    if not isinstance(schedule, LearningRateSchedule):
+        return dict.fromkeys(steps, learning_rate_at(optimizer, 0))
+
+    @tf.function(autograph=False)
+    def rates(steps: tf.Tensor) -> tf.Tensor:
+        return tf.map_fn(
+            lambda step: tf.cast(schedule(step), tf.float64), steps, fn_output_signature=tf.float64
+        )
+
+    found = rates(tf.constant(steps, tf.int64)).numpy().tolist()
+    return dict(zip(steps, found, strict=True))

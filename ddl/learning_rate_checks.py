@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import keras
 
 from ddl.errors import ConfigError
-from ddl.learning_rate import LearningRate, learning_rate_at
+from ddl.learning_rate import LearningRate, learning_rates_at
 from ddl.plateau import ReduceOnPlateau, plateau_of, unreduced
 from ddl.run_plan import RunPlan
 
@@ -20,7 +20,7 @@ def learning_rate_summary(optimizer: keras.optimizers.Optimizer, steps: int) -> 
     """
     plateau = plateau_of(optimizer)
     learning_rate = unreduced(optimizer)
-    looked_at = {*range(0, max(steps, 1), max(1, steps // 1000)), max(steps - 1, 0)}
+    looked_at = {*range(0, max(steps, 1), max(1, -(-steps // 1000))), max(steps - 1, 0)}
     description = {}
     if isinstance(learning_rate, LearningRate):
         warmup = learning_rate.warmup_steps
@@ -33,7 +33,7 @@ def learning_rate_summary(optimizer: keras.optimizers.Optimizer, steps: int) -> 
         description = learning_rate.description()
     if plateau is not None:
         description["on a plateau"] = plateau.description()
-    rates = {step: learning_rate_at(optimizer, step) for step in sorted(looked_at)}
+    rates = learning_rates_at(optimizer, sorted(looked_at))
     for step, rate in rates.items():
         if not 0 <= rate < math.inf:
             raise ConfigError(

@@ -40,7 +40,7 @@ def warmup_steps(
     """Length of the warm-up in updates, given so or in epochs; 0 when not given.
 
     Raises:
-      ConfigError: If both are given, or one is negative.
+      ConfigError: If both are given, or one is negative, or `steps` is not whole.
     """
     if steps is not None and epochs is not None:
         raise ConfigError(
@@ -49,8 +49,8 @@ def warmup_steps(
         )
     if epochs is not None:
         (steps,) = epochs_to_steps([epochs], steps_per_epoch)
-    if steps is not None and steps < 0:
-        raise ConfigError(f"WARMUP_STEPS is {steps}; it is 0 or more")
+    if steps is not None and (steps < 0 or steps % 1):
+        raise ConfigError(f"WARMUP_STEPS is {steps}; it is a whole number, 0 or more")
     return steps or 0
 
 
@@ -77,5 +77,5 @@ def steps_after_warmup(total_steps: int | None, warmup_steps: int = 0) -> int:
 def _steps(epochs: float, steps_per_epoch: int) -> int:
     if not 0 <= epochs < math.inf:
         raise ConfigError(f"epochs is {epochs}; it is 0 or more")
-    # 1.1 epochs of 10 steps are 11, though 1.1 * 10 is more.
+    # 1.1 epochs of 110 steps are 121, though 1.1 * 110 is more.
     return math.ceil(round(epochs * steps_per_epoch, 6))

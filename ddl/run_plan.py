@@ -1,10 +1,10 @@
 """How long a run is, what happens when, and what a run may go on with."""
 
 import dataclasses
-import math
 from typing import Literal
 
 from ddl.errors import ConfigError, check_choice
+from ddl.lengths import epochs_to_steps
 from ddl.retention import Retention
 from ddl.warm_start import WarmStart
 
@@ -54,4 +54,4 @@ class RunPlan:
         """Length of the run in steps; a part of an epoch counts its last batch whole."""
         if self.train_epochs is None:
             return int(self.train_steps or 0)
-        return math.ceil(self.train_epochs * steps_per_epoch)
+        return epochs_to_steps(self.train_epochs, steps_per_epoch)

@@ -99,12 +99,12 @@ class CosineWithRestarts(LearningRateSchedule):
             period = tf.floor(done)
             share = done - period
         else:
-            # The logarithm may be off by a bit where a period begins, and its floor by one.
+            # Where a period begins all of this may be off by some bits, far less than a step.
             near = tf.round(tf.math.log1p(done * (self.t_mul - 1)) / math.log(self.t_mul))
             begins_near = (self.t_mul**near - 1) / (self.t_mul - 1)
-            period = tf.where(done < begins_near, near - 1, near)
+            period = tf.where(done < begins_near * (1 - 1e-12), near - 1, near)
             begins = (self.t_mul**period - 1) / (self.t_mul - 1)
-            share = (done - begins) / self.t_mul**period
+            share = tf.maximum(done - begins, 0) / self.t_mul**period
         cosine = self.m_mul**period * (1 + tf.cos(math.pi * share)) / 2
         return self.initial_learning_rate * (self.alpha + (1 - self.alpha) * cosine)
 

@@ -32,7 +32,7 @@ def build(workers: int) -> tf.distribute.Strategy:
     build.servers = [  # type: ignore[attr-defined]
         start_server(cluster, task.kind, task.index) for task in tasks if task.kind != "chief"
     ]
-    return build_parameter_server_strategy(10, 10, 10)
+    return build_parameter_server_strategy(join_timeout=10, peer_timeout=10)
 
 
 PARITY = (
@@ -65,13 +65,39 @@ def ranges(strategy: tf.distribute.Strategy) -> Any:
     return [float(np.max(np.abs(ours - theirs))) for ours, theirs in zip(*found, strict=True)]
 
 
-def trainer(strategy: tf.distribute.Strategy, precision: Any, **arguments: Any) -> ddl.Trainer:
+def noise(strategy: tf.distribute.Strategy) -> Any:
+    """The gradient noise scale after one loop, here and on one device."""
+    found = []
+    for where in (strategy, tf.distribute.OneDeviceStrategy("CPU:0")):
+        trained = trainer(
+            where,
+            "float32",
+            accumulation_steps=2,
+            gradient_noise_scale=ddl.GradientNoiseScale(0.9),
+        )
+        found.append(trained.train(50)["gradient_noise_scale"])
+    return found
+
+
+def rmsprop(strategy: tf.distribute.Strategy) -> Any:
+    """The loss of an optimizer that makes a temporary variable in each update."""
+    trained = trainer(strategy, "float32", lambda: ddl.optimizers.FusedRMSprop(0.001))
+    return trained.train(400)["loss"]
+
+
+def momentum() -> keras.optimizers.Optimizer:
+    return keras.optimizers.SGD(0.001, momentum=0.9)
+
+
+def trainer(
+    strategy: tf.distribute.Strategy, precision: Any, optimizer: Any = momentum, **arguments: Any
+) -> ddl.Trainer:
     set_precision(precision)
     keras.utils.set_random_seed(3)
     with strategy.scope():
         return ddl.Trainer(
             parity_cases.cnn(),
-            keras.optimizers.SGD(0.001, momentum=0.9),
+            optimizer(),
             parity_cases.UNEVEN,
             eval_data=parity_cases.UNEVEN,
             global_batch_size=16,

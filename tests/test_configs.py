@@ -30,6 +30,7 @@ def stand_ins(name: str) -> list[str]:
     params = [] if name.startswith("digits") else ["DATA = 'synthetic'"]
     if "imagenet" in name:
         params += ["IMAGE_SHAPE = (16, 16, 3)", "BLOCKS = (1, 1)", "GLOBAL_BATCH_SIZE = 16"]
+        params += ["ACCUMULATION_STEPS = 2"]
     return params
 
 

@@ -29,19 +29,21 @@ def run(workers: int, *names: str) -> dict:
 
 @pytest.fixture(scope="module")
 def two_workers():
-    return run(2, "counts", "overflows", "bfloat16", "refused")
+    return run(2, "counts", "overflows", "bfloat16", "rmsprop", "refused")
 
 
 @pytest.mark.slow
 def test_one_worker_trains_what_one_device_does():
     """It waits for nobody, so that nothing of an update may differ."""
-    found = run(1, "parity", "ranges")
+    found = run(1, "parity", "ranges", "noise")
     assert found["parity"].keys() == set(PARITY)
     for name, differences in found["parity"].items():
         assert differences
         for kind, difference in differences.items():
             assert difference <= 1e-10, (name, kind)
     assert max(found["ranges"]) <= 1e-10
+    ours, theirs = found["noise"]
+    assert ours == pytest.approx(theirs, rel=1e-3)
 
 
 @pytest.mark.slow
@@ -51,6 +53,11 @@ def test_every_update_of_every_worker_is_counted(two_workers):
     assert found["examples"] == 0  # read, and begun anew
     assert found["loss"] < 0.8
     assert found["traces"] == 1
+
+
+@pytest.mark.slow
+def test_each_worker_has_temporary_variables_of_its_own(two_workers):
+    assert two_workers["rmsprop"] < 0.8
 
 
 @pytest.mark.slow

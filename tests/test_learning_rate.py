@@ -1,6 +1,7 @@
 """Scaling rules, warm-up, schedules against closed forms, and what counts as an update."""
 
 import math
+from fractions import Fraction
 
 import keras
 import numpy as np
@@ -69,6 +70,14 @@ CLOSED_FORMS = {
     "cosine with restarts": (
         CosineWithRestarts(0.3, 40, t_mul=2.0, m_mul=0.9, alpha=0.01),
         lambda s: 0.3 * cosine_with_restarts(s, 40, 2, 0.9, 0.01),
+    ),
+    "cosine with restarts at fractions": (
+        CosineWithRestarts(0.3, 10, t_mul=1.3),
+        lambda s: 0.3 * cosine_with_restarts(s, 10, Fraction(13, 10), 1, 0),
+    ),
+    "cosine with restarts at other fractions": (
+        CosineWithRestarts(0.3, 10, t_mul=1.6),
+        lambda s: 0.3 * cosine_with_restarts(s, 10, Fraction(8, 5), 1, 0),
     ),
     "cosine with equal restarts": (
         CosineWithRestarts(0.3, 40, t_mul=1.0),

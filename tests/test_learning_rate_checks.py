@@ -1,10 +1,12 @@
 import keras
 import pytest
+import tensorflow as tf
 from keras.optimizers import schedules
 
 from ddl.errors import ConfigError
 from ddl.learning_rate import LearningRate
 from ddl.learning_rate_checks import learning_rate_summary
+from ddl.optimizers import LAMB, LARS, MomentumSGD
 from ddl.plateau import ReduceOnPlateau
 
 
@@ -26,6 +28,27 @@ def test_a_run_is_told_what_was_resolved():
     assert learning_rate_summary(keras.optimizers.SGD(0.1), 100) == {
         "learning rate": "0.1 at its peak"
     }
+
+
+@pytest.mark.parametrize("steps", [1, 1999, 100_001])
+def test_a_thousand_steps_are_looked_at_in_one_trace(steps):
+    calls = []
+
+    class Counted(schedules.LearningRateSchedule):
+        def __call__(self, step):
+            calls.append(step)
+            return tf.where(step == steps - 1, 0.25, 0.5)
+
+    told = learning_rate_summary(keras.optimizers.SGD(Counted()), steps)
+    assert told["learning rate"].startswith("0.5 at" if steps > 1 else "0.25 at")
+    assert len(calls) == 1
+
+
+def test_a_function_is_asked_for_its_rate():
+    for optimizer in (keras.optimizers.SGD, LARS, LAMB, MomentumSGD):
+        assert learning_rate_summary(optimizer(lambda: 0.25), 100) == {
+            "learning rate": "0.25 at its peak"
+        }
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from ddl.lengths import epochs_to_steps, steps_after_warmup, warmup_steps
 
 def test_epochs():
     assert epochs_to_steps(3, 10) == 30
-    assert epochs_to_steps(1.1, 10) == 11  # 1.1 * 10 > 11
+    assert epochs_to_steps(1.1, 110) == 121  # 1.1 * 110 > 121
     assert epochs_to_steps(0.25, 10) == 3
     assert epochs_to_steps([30, 60, 0.5], 157) == [4710, 9420, 79]
 
@@ -26,6 +26,7 @@ def test_warm_up_in_either_unit():
         (lambda: epochs_to_steps(1, None), "%STEPS_PER_EPOCH"),
         (lambda: warmup_steps(5, 5, 10), "both of them are given"),
         (lambda: warmup_steps(-5), "WARMUP_STEPS is -5"),
+        (lambda: warmup_steps(2.5), "WARMUP_STEPS is 2.5; it is a whole number"),
         (lambda: steps_after_warmup(10, 10), "takes 10 updates, and the run ends after 10"),
         (lambda: steps_after_warmup(None), "%TOTAL_STEPS"),
     ],

@@ -24,3 +24,4 @@ def test_total_steps():
     assert RunPlan(train_steps=7).total_steps(23) == 7
     assert RunPlan(train_epochs=2).total_steps(23) == 46
     assert RunPlan(train_epochs=0.5).total_steps(23) == 12
+    assert RunPlan(train_epochs=1.1).total_steps(110) == 121  # as lengths in configs

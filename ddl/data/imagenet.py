@@ -35,13 +35,14 @@ def imagenet(
     Goyal et al. 2017, section 5.1); for the test it is the middle that 224 of 256 pixels are. Both
     are then resized.
 
-    Files are shuffled whole in each epoch, and examples in a buffer of 16,384.
+    Files are shuffled whole in each epoch, and examples in a buffer of 16,384. Fewer examples than
+    all are the same in each epoch, the first in the files' order, shuffled in the buffer alone.
 
     Args:
       split: Which part; "test" is the validation set.
       data_dir: Holds the files; anything that tf.io.gfile reads.
       image_shape: Height, width and 3 channels.
-      num_examples: Examples an epoch; None: 1,281,167 and 50,000.
+      num_examples: Take the first so many; None: all, 1,281,167 and 50,000.
       seed: Of the order and the crops.
 
     Returns:
@@ -66,9 +67,14 @@ def imagenet(
     def epoch_of(epoch: tf.Tensor) -> tf.data.Dataset:
         # The global seed has a part in the buffer's order too: `set_numerics` sets it.
         key = tf.random.experimental.stateless_fold_in(tf.constant([seed, 0], tf.int64), epoch)
-        order = tf.random.experimental.stateless_shuffle(tf.constant(files), key)
-        records = _records(tf.data.Dataset.from_tensor_slices(order))
-        records = records.shuffle(_SHUFFLED, seed=key[0], reshuffle_each_iteration=False)
+        if count < _EXAMPLES[split]:
+            records = _records(tf.data.Dataset.from_tensor_slices(files)).take(count)
+        else:
+            order = tf.random.experimental.stateless_shuffle(tf.constant(files), key)
+            records = _records(tf.data.Dataset.from_tensor_slices(order))
+        # Of `key` itself the epoch is the second half alone.
+        drawn = tf.random.stateless_uniform([], key, None, None, tf.int64)
+        records = records.shuffle(_SHUFFLED, seed=drawn, reshuffle_each_iteration=False)
 
         def example(position: tf.Tensor, record: tf.Tensor) -> dict[str, tf.Tensor]:
             draw = tf.random.experimental.stateless_fold_in(key, position)

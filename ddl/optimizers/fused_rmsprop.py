@@ -1,6 +1,5 @@
 """RMSprop and Adagrad in one pass over each variable."""
 
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -102,15 +101,18 @@ def _velocity(optimizer: FusedRMSprop, gradient: tf.Tensor, index: int) -> Itera
             yield handle
 
 
+# ResourceHandle::ANONYMOUS_NAME of TensorFlow: each execution makes a variable of its own. A name
+# drawn while tracing would be the same for all workers of parameter servers, which share a trace.
+_ANONYMOUS = "cd2c89b7-88b7-44c8-ad83-06c2a9158347"
+
+
 @contextmanager
 def _temporary(like: tf.Tensor) -> Iterator[tf.Tensor]:
     """The handle of a variable of zeros that is there for one update.
 
     One that stays would be a slot that Keras lacks, and once not finite never be so again.
     """
-    handle = tf.raw_ops.VarHandleOp(
-        dtype=like.dtype, shape=like.shape, shared_name=f"velocity {uuid.uuid4()}"
-    )
+    handle = tf.raw_ops.VarHandleOp(dtype=like.dtype, shape=like.shape, shared_name=_ANONYMOUS)
     tf.raw_ops.AssignVariableOp(resource=handle, value=tf.zeros_like(like))
     yield handle
     tf.raw_ops.DestroyResourceOp(resource=handle)

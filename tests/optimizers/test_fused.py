@@ -1,4 +1,5 @@
 import inspect
+from concurrent.futures import ThreadPoolExecutor
 
 import keras
 import numpy as np
@@ -7,7 +8,7 @@ import tensorflow as tf
 
 from ddl import optimizers
 from ddl.gradients import prepare_optimizer
-from ddl.optimizers import fused
+from ddl.optimizers import fused, fused_rmsprop
 from tests.conftest import make_strategy
 
 SHAPES = ((40, 3), (5,), ())
@@ -187,3 +188,18 @@ def test_says_once_where_keras_computes(monkeypatch):
     assert len(notes) == 1
     assert "FusedAdam" in notes[0]
     assert "float16" in notes[0]
+
+
+def test_updates_at_the_same_time_have_temporary_variables_of_their_own():
+    @tf.function(autograph=False)
+    def added(value):
+        with fused_rmsprop._temporary(value) as handle:
+            tf.raw_ops.AssignAddVariableOp(resource=handle, value=value)
+            return tf.raw_ops.ReadVariableOp(resource=handle, dtype=value.dtype)
+
+    values = [tf.fill([100_000], float(number)) for number in range(1, 5)]
+    added.get_concrete_function(values[0])
+    with ThreadPoolExecutor(len(values)) as workers:
+        for _ in range(50):
+            for value, found in zip(values, workers.map(added, values), strict=True):
+                np.testing.assert_array_equal(found, value)
