@@ -27,9 +27,6 @@ from ddl.step import TrainingState
 from ddl.trainer import Trainer
 from ddl.workers import Workers
 
-# In place of a step: the chief could not read the checkpoint, so that nobody is to.
-_FAILED = -2
-
 
 class Checkpoints:
     """The checkpoints of one run: model, optimizer and training state, numbered by step.
@@ -105,8 +102,16 @@ class Checkpoints:
         return self._retention.best_metric is not None
 
     def would_be_best(self, metrics: Mapping[str, float]) -> bool:
-        """Whether a checkpoint with these figures would be the best so far."""
-        return self.keeps_best and self._retention.improves(metrics, self.saved())
+        """Whether a checkpoint with these figures would be the best so far, by the chief."""
+        if not self.keeps_best:
+            return False
+        # The chief alone waits for what it writes: others might list the folder too early.
+        improves = self._workers.is_chief and self._retention.improves(metrics, self.saved())
+        return bool(self._workers.of_chief(improves))
+
+    def has_any(self) -> bool:
+        """Whether there is one, as the chief sees it."""
+        return bool(self._workers.of_chief(self._workers.is_chief and bool(self.saved())))
 
     # ------------------------------------------------------------ saving
 
@@ -213,7 +218,8 @@ class Checkpoints:
         """
         self._trainer.check_has_own_weights()
         self.wait()
-        saved = self._find_latest(scheduled) if self._workers.is_chief else None
+        with self._workers.failing_together():
+            saved = self._find_latest(scheduled) if self._workers.is_chief else None
         step = self._workers.of_chief(-1 if saved is None else saved.step)
         if step < 0:
             return None
@@ -247,32 +253,25 @@ class Checkpoints:
         Eager, cross-replica context.
 
         Args:
-          saved: Which one; None takes the newest that can be read.
+          saved: Which one, of which the chief's counts; None takes the newest that can be read.
 
         Returns:
           Which one it was; None if there is none at all.
 
         Raises:
-          ModelDirectoryError: If it is damaged, is gone, or does not fit the trainer.
+          ModelDirectoryError: If on any worker it is damaged, gone, or does not fit the trainer.
           ConfigError: Within the trainer's `evaluation_weights`.
         """
         self._trainer.check_has_own_weights()
-        failure = None
-        if self._workers.is_chief:
-            try:
-                saved = self._readable(saved)
-            except ModelDirectoryError as error:
-                failure = error
-        step = -1 if saved is None else saved.step
-        step = self._workers.of_chief(step if failure is None else _FAILED)
-        if step == _FAILED:
-            raise failure or ModelDirectoryError("the chief could not read a checkpoint")
+        with self._workers.failing_together():
+            saved = self._readable(saved) if self._workers.is_chief else None
+        step = self._workers.of_chief(-1 if saved is None else saved.step)
         if step < 0:
             return None
-        if saved is None or saved.step != step:
-            saved = self._directory.at(step)
-        only_step = {"step": self._state.step}
-        self._restore(tf.train.Checkpoint(**self._model, state=only_step), saved)
+        with self._workers.failing_together():
+            saved = saved or self._directory.at(step)
+            only_step = {"step": self._state.step}
+            self._restore(tf.train.Checkpoint(**self._model, state=only_step), saved)
         return saved
 
     def _readable(self, saved: SavedCheckpoint | None) -> SavedCheckpoint | None:

@@ -243,7 +243,7 @@ def build_strategy(
         )
     if name == "parameter_server":
         return build_parameter_server_strategy(
-            communication.join_timeout, communication.peer_timeout
+            communication.join_timeout, communication.peer_timeout, communication.stall_timeout
         )
     if name == "tpu":
         return build_tpu_strategy(min(communication.join_timeout, _TPU_TIMEOUT))

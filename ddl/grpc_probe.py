@@ -8,7 +8,7 @@ for such a process for ever.
 import socket
 from typing import Literal
 
-Answer = Literal["greets", "refuses", "is silent"]
+Answer = Literal["greets", "refuses", "is silent", "is unreachable"]
 
 
 def ask(address: str, seconds: float) -> Answer:
@@ -16,13 +16,19 @@ def ask(address: str, seconds: float) -> Answer:
 
     Args:
       address: "host:port".
-      seconds: How long to wait. A host that cannot be reached or found is silent.
+      seconds: How long to wait for each of: the connection, the greeting.
     """
     host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=seconds) as connection:
-            return "greets" if connection.recv(1) else "refuses"
-    except (ConnectionRefusedError, ConnectionResetError):
+        connection = socket.create_connection((host.strip("[]"), int(port)), timeout=seconds)
+    except ConnectionRefusedError:
         return "refuses"
     except OSError:
-        return "is silent"
+        return "is unreachable"
+    with connection:
+        try:
+            return "greets" if connection.recv(1) else "refuses"
+        except TimeoutError:
+            return "is silent"
+        except OSError:
+            return "refuses"

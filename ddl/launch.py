@@ -112,7 +112,9 @@ def build_cluster(arguments: Sequence[str]) -> Cluster:
     if FLAGS.num_workers is None:
         needed = f", which --num_ps={FLAGS.num_ps} needs" if FLAGS.num_ps else ""
         raise flags.Error(f"--num_workers is missing{needed}: say how many, such as 2")
-    if not ddl.main.FLAGS["strategy"].present:
+    # One process alone has the strategy that its devices call for.
+    joins = FLAGS.num_ps > 0 or FLAGS.num_workers > 1
+    if joins and not ddl.main.FLAGS["strategy"].present:
         strategy = "parameter_server" if FLAGS.num_ps else "multi_worker_mirrored"
         of_main = [*of_main, f"--strategy={strategy}"]
     return Cluster(

@@ -228,7 +228,7 @@ def place(gpus: Sequence[int] | None) -> "Placement | None":
         )
         name = distribution.choose_strategy(FLAGS.strategy)
         if name == "parameter_server" and parameter_servers.serves_here():
-            parameter_servers.serve(FLAGS.join_timeout, FLAGS.peer_timeout)
+            parameter_servers.serve(FLAGS.join_timeout, FLAGS.peer_timeout, FLAGS.stall_timeout)
             return None
         strategy = distribution.build_strategy(name, communication)
     return train.Placement(

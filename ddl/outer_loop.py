@@ -70,7 +70,7 @@ class OuterLoop:
         """
         trainer = self._trainer
         self._console.start(trainer.step, self._total)
-        if self._run_plan.on_divergence == "rewind" and not self._checkpoints.saved():
+        if self._run_plan.on_divergence == "rewind" and not self._checkpoints.has_any():
             self._save(trainer.step)  # so that there is one to go back to
         try:
             while trainer.step < self._total:

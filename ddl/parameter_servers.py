@@ -70,7 +70,7 @@ def _place() -> tuple[dict[str, list[str]], str, int]:
 # ---------------------------------------------------------------- a worker, a parameter server
 
 
-def serve(join_timeout: float, peer_timeout: float) -> None:
+def serve(join_timeout: float, peer_timeout: float, stall_timeout: float) -> None:
     """Computes what the chief sends, and returns when the chief has ended.
 
     SIGTERM and SIGINT do not end it before, since a chief that was asked to stop as well saves what
@@ -78,7 +78,8 @@ def serve(join_timeout: float, peer_timeout: float) -> None:
 
     Args:
       join_timeout: Seconds within which the chief has to come.
-      peer_timeout: Seconds without an answer after which it counts as lost.
+      peer_timeout: Seconds after which it counts as lost if its machine does not answer.
+      stall_timeout: Seconds after which it does if it gives no answer itself.
 
     Raises:
       WorkerLost: If it does not come, or stalls.
@@ -99,8 +100,10 @@ def serve(join_timeout: float, peer_timeout: float) -> None:
     while (answer := ask(chief, min(_PAUSE, peer_timeout))) != "refuses":
         if answer == "greets":
             heard = time.monotonic()
-        elif time.monotonic() - heard > peer_timeout:
-            raise WorkerLost(f"the chief at {chief} gave no answer for {peer_timeout:g} s")
+        elif (silent := time.monotonic() - heard) > (
+            peer_timeout if answer == "is unreachable" else stall_timeout
+        ):
+            raise WorkerLost(f"the chief at {chief} {answer}, for {silent:.0f} s")
         time.sleep(_PAUSE)
     del server
 
@@ -144,13 +147,14 @@ def _wait_for(who: str, address: str, since: float, timeout: float) -> None:
 
 
 def build_parameter_server_strategy(
-    join_timeout: float, peer_timeout: float
+    join_timeout: float, peer_timeout: float, stall_timeout: float
 ) -> tf.distribute.Strategy:
     """Connects the chief with all others. Before any other operation of the process.
 
     Args:
       join_timeout: Seconds after which it is an error that one of them is not there.
-      peer_timeout: Seconds without an answer after which one of them counts as lost.
+      peer_timeout: Seconds after which one whose machine does not answer counts as lost.
+      stall_timeout: Seconds after which one does that gives no answer itself.
 
     Raises:
       WorkerLost: If one is not there.
@@ -175,7 +179,7 @@ def build_parameter_server_strategy(
             f"each worker sees {strategy.num_replicas_in_sync} GPUs; with parameter servers a "
             "worker uses one. Start one worker for each GPU (ddl.launch --pin=gpus)."
         )
-    watch = _Watch(len(cluster["worker"]), peer_timeout)
+    watch = _Watch(len(cluster["worker"]), peer_timeout, stall_timeout)
     for kind, index, address in peers:
         watch.begin(kind, index, address)
     return strategy
@@ -188,9 +192,10 @@ class _Watch:
     process, whatever it waits for. A worker that died is tolerated, and told.
     """
 
-    def __init__(self, num_workers: int, peer_timeout: float):
+    def __init__(self, num_workers: int, peer_timeout: float, stall_timeout: float):
         self._num_workers = num_workers
         self._peer_timeout = peer_timeout
+        self._stall_timeout = stall_timeout
         self._gone: set[int] = set()  # workers
 
     def begin(self, kind: str, index: int, address: str) -> None:
@@ -202,7 +207,7 @@ class _Watch:
         who = f"{kind} {index} at {address}"
         heard = time.monotonic()
         while True:
-            answer = ask(address, min(self._peer_timeout, 10 * _PAUSE))
+            answer = ask(address, min(self._peer_timeout, self._stall_timeout, 10 * _PAUSE))
             if answer == "greets":
                 heard = time.monotonic()
             silent = time.monotonic() - heard
@@ -210,11 +215,11 @@ class _Watch:
                 self._note(index, who, answer)
                 if answer == "refuses" and len(self._gone) < self._num_workers:
                     heard = time.monotonic()
-            patience = self._peer_timeout
+            patience = self._stall_timeout if answer == "is silent" else self._peer_timeout
             if kind == "ps" and answer == "refuses":
                 patience = min(_PATIENCE_WITH_THE_DEAD, patience)
             if silent > patience:
-                _end(f"{who} gave no answer for {silent:.0f} s")
+                _end(f"{who} {answer}, for {silent:.0f} s")
             time.sleep(_PAUSE)
 
     def _note(self, index: int, who: str, answer: Answer) -> None:

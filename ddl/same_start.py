@@ -1,8 +1,9 @@
-"""That all workers of a cluster were started alike: version, code, config."""
+"""That all workers of a cluster were started alike: version, code, config, flags."""
 
 import hashlib
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import keras
@@ -15,15 +16,20 @@ from ddl.errors import ConfigError
 from ddl.workers import Workers
 
 
-def check_same_on_all(workers: Workers) -> None:
+def check_same_on_all(workers: Workers, flags: Mapping[str, object]) -> None:
     """Compares what the workers run, the seed included. On all of them, before any is trained.
+
+    Args:
+      workers: Of the run.
+      flags: Those that decide what the workers do together, such as the mode, by name.
 
     Raises:
       ConfigError: On all if they differ, with what differs.
     """
     if workers.number == 1:
         return
-    texts = workers.texts(f"{versions()}\n{config.config_text()}")
+    given = "\n".join(f"--{name}={value}" for name, value in flags.items())
+    texts = workers.texts(f"{versions()}\n{given}\n{config.config_text()}")
     for index, text in enumerate(texts[1:], start=1):
         here, there = texts[0].splitlines(), text.splitlines()
         differ = sorted({*here} ^ {*there})

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
+from ddl.checkpoint_directory import SavedCheckpoint
 from ddl.checkpoints import Checkpoints
 from ddl.console import RunConsole
 from ddl.errors import ConfigError, ModelDirectoryError
@@ -113,6 +114,15 @@ def export_saved(
 def _restore(
     what: SavedWeights, trainer: Trainer, checkpoints: Checkpoints, console: RunConsole
 ) -> None:
+    workers = Workers(trainer.strategy)
+    with workers.failing_together():
+        found = _find(what, checkpoints) if workers.is_chief else None
+    saved = checkpoints.restore_model(found)
+    console.line(f"restored step {trainer.step:,} from {saved}")
+
+
+def _find(what: SavedWeights, checkpoints: Checkpoints) -> SavedCheckpoint | None:
+    """The one that is meant; None for the newest that can be read."""
     there = checkpoints.saved()
     if what.checkpoint == "latest":
         found, missing = None, ""
@@ -134,8 +144,7 @@ def _restore(
         raise ModelDirectoryError(
             f"--checkpoint={what.checkpoint}: not in {checkpoints.folder}; {missing}"
         )
-    saved = checkpoints.restore_model(found)
-    console.line(f"restored step {trainer.step:,} from {saved}")
+    return found
 
 
 def _evaluate(

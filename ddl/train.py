@@ -101,7 +101,14 @@ def run(
         raise ConfigError("--mode=export runs in one process. Start it with --cluster=none.")
     console = RunConsole(shows=workers.is_chief)
     directory = None if model_dir is None else RunDirectory(model_dir)
-    check_same_on_all(workers)
+    what = saved_weights or SavedWeights()
+    flags = {
+        **{"mode": mode, "dry_run": dry_run, "follow_timeout": follow_timeout},
+        **{"bytes_per_pack": placement.communication.bytes_per_pack},
+        **{"collectives": placement.communication.collectives},
+        **{"checkpoint": what.checkpoint, "averaged_weights": what.averaged},
+    }
+    check_same_on_all(workers, flags)
     run_plan, trainer = build(placement, workers, directory)
     config.check_all_used(allow_unused)
     check_best_metric(run_plan, trainer)
@@ -130,7 +137,6 @@ def run(
     )
     if mode in ("eval", "export"):
         compare_with_saved_config(directory, trainer, console, strict=False)
-        what = saved_weights or SavedWeights()
         if mode == "export":
             export_saved(what, trainer, checkpoints, directory, console)
             return

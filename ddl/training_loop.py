@@ -61,18 +61,23 @@ class TrainingLoop:
         self._iterator = None
 
     def _iterator_from(self, state: TrainingState) -> Any:
+        """None where the step computes its rows by itself."""
+        if self._update.pipeline.computes_rows_in_step(self._update.strategy):
+            return None
         return self._update.pipeline.iterator(self._update.strategy, int(state.batches))
 
     @tf.function(autograph=False)
     def _loop(self, iterator: Any, end: tf.Tensor, state: TrainingState) -> TrainingState:
         self.trace_count += 1
-        resident = self._update.pipeline.resident_arrays(self._update.strategy)
+        pipeline = self._update.pipeline
+        resident = pipeline.resident_arrays(self._update.strategy)
 
         def goes_on(state: TrainingState) -> tf.Tensor:
             skips = state.skipped_in_a_row < self._max_skipped_updates
             return (state.step < end) & skips & ~self._stop.cuts_loop_short()
 
         def update(state: TrainingState) -> tuple[TrainingState]:
-            return (self._update(next(iterator), resident, state),)
+            element = pipeline.rows(state.batches) if iterator is None else next(iterator)
+            return (self._update(element, resident, state),)
 
         return tf.while_loop(goes_on, update, (state,))[0]

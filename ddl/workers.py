@@ -16,7 +16,8 @@ from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
 from tensorflow.python.distribute import collective_all_reduce_strategy, multi_worker_util
 from tensorflow.python.eager import context
 
-from ddl.errors import DdlError
+from ddl.checkpoint_directory import first_line
+from ddl.errors import DdlError, ModelDirectoryError
 from ddl.peers import Peers, lost
 from ddl.rendezvous import wait_for_workers
 
@@ -42,6 +43,9 @@ _BROKEN_OFF = (
     tf.errors.FailedPreconditionError,
     tf.errors.InternalError,
 )
+
+# These also come of what a worker computes by itself.
+_MAY_BE_ITS_OWN = (tf.errors.FailedPreconditionError, tf.errors.InternalError)
 
 
 def build_multi_worker_strategy(
@@ -103,13 +107,17 @@ def worker_errors() -> Iterator[None]:
     """Says in a line which other process of the cluster was lost.
 
     Raises:
-      WorkerLost: In place of what TensorFlow raises for it.
+      WorkerLost: In place of what TensorFlow raises for it. An internal error or a failed
+        precondition stays what it is where no loss is known.
     """
     try:
         yield
     except _BROKEN_OFF as error:
         losses = [peers.loss(wait=_NEWS_SECONDS) for peers in _PEERS]
-        raise lost(next(filter(None, losses), None), type(error).__name__) from error
+        loss = next(filter(None, losses), None)
+        if loss is None and isinstance(error, _MAY_BE_ITS_OWN):
+            raise
+        raise lost(loss, f"{type(error).__name__}: {first_line(error)}") from error
 
 
 @contextmanager
@@ -185,6 +193,21 @@ class Workers:
     def any(self, value: bool) -> bool:
         """Whether it holds on any of them."""
         return bool(self._total([float(value)])[0])
+
+    @contextmanager
+    def failing_together(self) -> Iterator[None]:
+        """Ends in an error on all of them if the `with` block, which asks nobody, does on one.
+
+        Raises:
+          DdlError: What the block raised here, or a ModelDirectoryError for that of another.
+        """
+        failure: DdlError | None = None
+        try:
+            yield
+        except DdlError as error:
+            failure = error
+        if self.any(failure is not None):
+            raise failure or ModelDirectoryError("another worker failed; its output says how")
 
     def of_chief(self, value: int) -> int:
         """The chief's value, up to 2^53."""

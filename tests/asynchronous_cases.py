@@ -32,7 +32,7 @@ def build(workers: int) -> tf.distribute.Strategy:
     build.servers = [  # type: ignore[attr-defined]
         start_server(cluster, task.kind, task.index) for task in tasks if task.kind != "chief"
     ]
-    return build_parameter_server_strategy(join_timeout=10, peer_timeout=10)
+    return build_parameter_server_strategy(10, 10, 10)
 
 
 PARITY = (

@@ -380,6 +380,29 @@ def test_the_best(tmp_path):
     assert checkpoints.would_be_best({"accuracy": 0.91})
 
 
+class OtherWorker:
+    """One that is not the chief, and hears these answers of it."""
+
+    number, index, is_chief = 2, 1, False
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+
+    def of_chief(self, value):
+        assert not value  # it has looked at nothing itself
+        return self.answers.pop(0)
+
+
+@pytest.mark.parametrize("answer", [0, 1])
+def test_what_the_chief_sees_in_the_folder_counts(tmp_path, answer):
+    """Saving is done by all: none may go by a list of its own, which may be older."""
+    trainer = make_trainer(make_strategy("one_device", 1))
+    checkpoints = Checkpoints(tmp_path, trainer, Retention(1, best_metric="accuracy"))
+    checkpoints._workers = OtherWorker(answer, answer)
+    assert checkpoints.would_be_best({"accuracy": 0.9}) is bool(answer)
+    assert checkpoints.has_any() is bool(answer)
+
+
 def test_the_clock_goes_on(tmp_path):
     first = make_trainer(make_strategy("one_device", 1))
     first.train(5)

@@ -31,5 +31,5 @@ def test_a_server_of_tensorflow_greets():
     assert ask(server.target.removeprefix("grpc://"), 5.0) == "greets"
 
 
-def test_an_unknown_host_is_silent():
-    assert ask("no-such-host.invalid:1", 1.0) == "is silent"
+def test_an_unknown_host_is_unreachable():
+    assert ask("no-such-host.invalid:1", 1.0) == "is unreachable"

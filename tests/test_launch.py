@@ -950,6 +950,7 @@ def test_the_strategy_is_chosen_unless_it_is_given():
     )
     with_servers = shown("--num_workers=2", "--num_ps=3", "--", GIN)
     assert "'--gin_file=a.gin', '--strategy=parameter_server'] (2, 3)" in with_servers
+    assert "--strategy" not in shown("--num_workers=1", "--", GIN)  # one process: its devices'
     for given in (["--strategy=mirrored"], ["-strategy", "mirrored"]):
         assert shown("--num_workers=2", "--", GIN, *given).startswith(
             str(["-m", "ddl.main", GIN, *given])

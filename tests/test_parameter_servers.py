@@ -155,12 +155,12 @@ def test_a_killed_worker_is_started_again_alone_and_all_stop_after_saving(tmp_pa
 @pytest.mark.slow
 def test_a_worker_that_is_stopped_ends_all(tmp_path):
     model_dir = tmp_path / "run"
-    flags = [*arguments(model_dir, "TRAIN_STEPS = 1000000"), "--peer_timeout=4"]
+    flags = [*arguments(model_dir, "TRAIN_STEPS = 1000000"), "--stall_timeout=4"]
     launch = Launch(model_dir, *flags, launcher=["--grace_seconds=1"])
     launch.wait_for("step 100 ")
     launch.send("worker 1", signal.SIGSTOP)
     assert launch.finish() == 77, launch.shown
-    assert re.search(r"worker 1 at \S+ gave no answer for \d s", launch.shown)
+    assert re.search(r"worker 1 at \S+ is silent, for \d s", launch.shown)
 
 
 def test_those_that_nobody_joins_end_soon(tmp_path):
@@ -184,8 +184,9 @@ class Ended(Exception):
     ("kind", "answers", "told"),
     [
         ("worker", ["greets", "refuses", "refuses", "greets"], ["0 at a:1 is lost", "is back"]),
-        ("worker", ["greets", "is silent"], ["worker 0 at a:1 gave no answer"]),
-        ("ps", ["greets", "refuses"], ["ps 0 at a:1 gave no answer"]),
+        ("worker", ["greets", "is silent"], ["worker 0 at a:1 is silent, for 51 s"]),
+        ("worker", ["greets", "is unreachable"], ["worker 0 at a:1 is unreachable, for 31 s"]),
+        ("ps", ["greets", "refuses"], ["ps 0 at a:1 refuses, for 6 s"]),
         ("ps", ["greets", "is silent", "greets"], []),
     ],
 )
@@ -208,18 +209,16 @@ def test_who_is_missed(monkeypatch, capsys, kind, answers, told):
     monkeypatch.setattr(parameter_servers.time, "sleep", look)
     monkeypatch.setattr(parameter_servers, "_end", end)
     with pytest.raises(Ended):
-        parameter_servers._Watch(2, peer_timeout=30)._watch(kind, 0, "a:1")
+        parameter_servers._Watch(2, 30, 50)._watch(kind, 0, "a:1")
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == len(told)
     for line, text in zip(lines, told, strict=True):
         assert text in line
-    if "gave no answer" in "".join(lines):
-        assert clock[0] == pytest.approx(6 if answers[-1] == "refuses" else 31, abs=1.5)
 
 
 def test_no_worker_left_ends_all(monkeypatch):
     ended = []
-    watch = parameter_servers._Watch(1, peer_timeout=0.0)
+    watch = parameter_servers._Watch(1, 0.0, 0.0)
     monkeypatch.setattr(parameter_servers, "ask", lambda *arguments: "refuses")
     monkeypatch.setattr(parameter_servers, "_PAUSE", 0.01)
 
@@ -230,7 +229,7 @@ def test_no_worker_left_ends_all(monkeypatch):
     monkeypatch.setattr(parameter_servers, "_end", end)
     with pytest.raises(Ended):
         watch._watch("worker", 0, "a:1")
-    assert "worker 0 at a:1 gave no answer" in ended[0]
+    assert "worker 0 at a:1 refuses" in ended[0]
 
 
 @pytest.mark.parametrize("cluster", [{}, {"worker": ["a:1", "b:1"]}, {"chief": ["a:1"]}])

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from ddl import workers
+from ddl.errors import ConfigError, ModelDirectoryError, WorkerLost
 from tests.whole_clusters import (
     addresses,
     arguments,
@@ -258,3 +260,39 @@ def test_workers_that_were_started_otherwise_are_told_what_differs(tmp_path):
         }
     assert not list(model_dir.glob("*"))
     assert_none_left(model_dir)
+
+
+class Watch:
+    """A watch that knows of this loss."""
+
+    def __init__(self, loss):
+        self.loss = lambda wait: loss
+
+
+@pytest.mark.parametrize(
+    ("error", "loss", "raised", "told"),
+    [
+        (tf.errors.InternalError, None, tf.errors.InternalError, "a kernel failed"),
+        (tf.errors.InternalError, "worker 1 died", WorkerLost, "worker 1 died"),
+        (tf.errors.AbortedError, None, WorkerLost, "AbortedError: a kernel failed"),
+        (tf.errors.InvalidArgumentError, "worker 1 died", tf.errors.InvalidArgumentError, "kernel"),
+    ],
+)
+def test_a_workers_own_error_is_not_taken_for_anothers(monkeypatch, error, loss, raised, told):
+    monkeypatch.setattr(workers, "_PEERS", [Watch(loss)])
+    with pytest.raises(raised, match=told), workers.worker_errors():
+        raise error(None, None, "a kernel failed\nsomewhere")
+
+
+@pytest.mark.parametrize("fails_elsewhere", [False, True])
+def test_a_failure_of_one_is_a_failure_of_all(monkeypatch, fails_elsewhere):
+    two = workers.Workers(tf.distribute.get_strategy())
+    monkeypatch.setattr(two, "any", lambda value: value or fails_elsewhere)
+    with pytest.raises(ConfigError, match="here"), two.failing_together():
+        raise ConfigError("here")
+    if fails_elsewhere:
+        with pytest.raises(ModelDirectoryError, match="another worker"), two.failing_together():
+            pass
+    else:
+        with two.failing_together():
+            pass

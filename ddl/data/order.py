@@ -15,7 +15,7 @@ from ddl.random import PHILOX
 # The cipher under RandomIndexShuffle works on blocks of 16 bits or more and tries again until it
 # lands below n, which small n pays for with n/65,536 of success a try; sorting random keys is
 # cheaper there. The limit must never change: it decides the order for a given n.
-_SORTED_UP_TO = 4096
+SORTED_UP_TO = 4096
 
 _ROWS_AT_ONCE = 8192
 
@@ -86,7 +86,7 @@ def index_batches(
     steps = steps_per_epoch(num_examples, global_batch_size)
     # Many batches are made at once, so that a batch costs a slice of them: of a small data set an
     # epoch, which one sort serves.
-    at_once = steps if num_examples <= _SORTED_UP_TO else max(1, _ROWS_AT_ONCE // global_batch_size)
+    at_once = steps if num_examples <= SORTED_UP_TO else max(1, _ROWS_AT_ONCE // global_batch_size)
     parts = -(-steps // at_once)
 
     def part(number: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -125,7 +125,7 @@ def _epoch_key(seed: int, epoch: tf.Tensor) -> tf.Tensor:
 
 def _permute(index: tf.Tensor, num_examples: int, key: tf.Tensor) -> tf.Tensor:
     """Where a permutation of 0 … num_examples - 1, chosen by `key`, takes `index`, int64 [b]."""
-    if num_examples > _SORTED_UP_TO:
+    if num_examples > SORTED_UP_TO:
         return tf.raw_ops.RandomIndexShuffle(
             index=index,
             seed=key,

@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from ddl.data import resident as resident_data
-from ddl.data.order import batch_indices, index_batches, steps_per_epoch
+from ddl.data.order import SORTED_UP_TO, batch_indices, index_batches, steps_per_epoch
 from ddl.data.source import ArraySource, IndexedSource, Source, weighted
 from ddl.errors import ConfigError
 from ddl.microbatch import Microbatch
@@ -22,6 +22,10 @@ _SENT_UP_TO_BYTES = 2_000_000_000
 
 _BATCHES_AHEAD = 4
 """Enough for the host to be ahead of the devices when one batch takes longer than others."""
+
+
+_ROWS_IN_STEP = 1024
+"""Up to how many rows the step computes by itself (`python -m benchmarks.loop_overhead`)."""
 
 
 class BatchPipeline:
@@ -130,6 +134,35 @@ class BatchPipeline:
             # distributed iterator would wake a thread of each device in each step.
             return iter(dataset)
         return iter(strategy.experimental_distribute_dataset(dataset))
+
+    def computes_rows_in_step(self, strategy: tf.distribute.Strategy) -> bool:
+        """Whether `rows` serves for the iterator, and costs less than waiting for its thread.
+
+        It does where a few rows are gathered on CPU devices, in an order that is not sorted for.
+        """
+        return (
+            self.resident
+            and Workers(strategy).number == 1
+            and (self.microbatches == 1 or strategy.num_replicas_in_sync == 1)
+            and all("CPU" in device.upper() for device in resident_data.local_devices(strategy))
+            and self.num_examples > SORTED_UP_TO
+            and self.global_batch_size <= _ROWS_IN_STEP
+        )
+
+    def rows(self, batch: tf.Tensor) -> dict[str, tf.Tensor]:
+        """What the iterator of resident arrays gives for a batch. Cross-replica, in the step.
+
+        Args:
+          batch: Number of the global batch, int64 [].
+        """
+        index, weight = batch_indices(
+            batch,
+            num_examples=self.num_examples,
+            global_batch_size=self.global_batch_size,
+            seed=self._seed,
+            shuffle=self._shuffle,
+        )
+        return {"index": index, "weight": weight}
 
     def resident_arrays(self, strategy: tf.distribute.Strategy) -> dict[str, Any]:
         """The arrays on the devices, to be handed to `strategy.run`; {} where not resident.

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ddl.data.order import _SORTED_UP_TO, batch_indices, index_batches, steps_per_epoch
+from ddl.data.order import SORTED_UP_TO, batch_indices, index_batches, steps_per_epoch
 from ddl.errors import ConfigError, DataError
 
 
@@ -24,7 +24,7 @@ def epoch(number, num_examples, batch_size, **kwargs):
 
 @pytest.mark.parametrize(
     ("num_examples", "batch_size"),
-    [(1, 1), (1, 4), (2, 3), (10, 10), (1797, 64), (_SORTED_UP_TO, 999), (_SORTED_UP_TO + 1, 999)],
+    [(1, 1), (1, 4), (2, 3), (10, 10), (1797, 64), (SORTED_UP_TO, 999), (SORTED_UP_TO + 1, 999)],
 )
 @pytest.mark.parametrize("seed", [0, -1, 2**63 + 5])
 def test_every_example_comes_once_an_epoch(num_examples, batch_size, seed):
@@ -37,7 +37,7 @@ def test_every_example_comes_once_an_epoch(num_examples, batch_size, seed):
         assert set(weight) <= {0.0, 1.0}
 
 
-# Beyond _SORTED_UP_TO, 8 batches of 1,000 are made at once: 10 an epoch, the last of 97.
+# Beyond SORTED_UP_TO, 8 batches of 1,000 are made at once: 10 an epoch, the last of 97.
 @pytest.mark.parametrize("first_batch", [0, 1, 5, 13])
 @pytest.mark.parametrize(("num_examples", "batch_size"), [(10, 4), (9_097, 1_000), (9_097, 10_000)])
 @pytest.mark.parametrize("shuffle", [True, False])

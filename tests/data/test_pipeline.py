@@ -202,3 +202,33 @@ def test_no_tuner_runs_and_none_is_woken_by_a_step(strategy):
     iterator = BatchPipeline(ArraySource(x=np.arange(10)), 4).iterator(strategy)
     assert not isinstance(iterator, tf.distribute.DistributedIterator)
     assert iterator._dataset.options().autotune.enabled is False
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("first_batch", [0, 1234])
+def test_a_step_computes_the_rows_that_the_iterator_gives(shuffle, first_batch):
+    """Over the end of an epoch, with padding."""
+    strategy = make_strategy("mirrored", 2)
+    pipeline = BatchPipeline(ArraySource(x=np.arange(5001)), 128, seed=3, shuffle=shuffle)
+    assert pipeline.computes_rows_in_step(strategy)
+    iterator = pipeline.iterator(strategy, first_batch)
+    rows = tf.function(pipeline.rows)
+    for batch in range(first_batch, first_batch + 2 * pipeline.steps_per_epoch):
+        given, computed = next(iterator), rows(tf.constant(batch, tf.int64))
+        assert given.keys() == computed.keys()
+        for name, values in given.items():
+            np.testing.assert_array_equal(computed[name], values)
+
+
+@pytest.mark.parametrize(
+    ("examples", "batch_size", "arguments"),
+    [
+        (4096, 128, {}),  # an order that is sorted for
+        (9000, 2048, {}),  # many rows
+        (5001, 128, {"resident": False}),
+        (5001, 128, {"microbatches": 2}),  # on two replicas rows are arranged
+    ],
+)
+def test_other_rows_come_from_the_iterator(examples, batch_size, arguments):
+    pipeline = BatchPipeline(ArraySource(x=np.arange(examples)), batch_size, **arguments)
+    assert not pipeline.computes_rows_in_step(make_strategy("mirrored", 2))

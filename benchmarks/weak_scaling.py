@@ -1,0 +1,290 @@
+"""How well two workers scale: python -m benchmarks.weak_scaling.
+
+Two processes, pinned to a core each, train together with a fixed batch a worker, on the network of
+the third tutorial and the MLP of the second. The limit without communication is what two
+independent runs of ddl reach at the same time on the same cores, which share caches and memory as
+workers do. All processes stay alive, and one contender at a time makes a window of updates, in
+turns. A scaling of 91% means that an update takes 1 / 0.91 of the time of the independent runs.
+
+ddl runs as it comes, and with gradients that travel as bfloat16 and are added in float32.
+TensorFlow's own is the loop of its tutorial: a tf.function a step on MultiWorkerMirroredStrategy.
+What an update takes longer than that of the independent runs is split into processor time, which
+is the sending, receiving and adding, and the rest, in which one worker waits for the other.
+
+Horovod 0.28.1 does not build on this TensorFlow and is left out.
+"""
+
+import functools
+import json
+import os
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks import report
+from benchmarks.report import Bar, Plot, Report, Series, Table, spread
+from benchmarks.turns import Contender, Turns
+
+WORKERS = 2
+EXAMPLES = 8192
+
+
+class Case(NamedTuple):
+    """A network at a batch a worker, how many updates a window has, and the scaling asked for."""
+
+    network: str
+    batch: int
+    steps: int
+    bar: float
+
+    @property
+    def name(self) -> str:
+        """As the table says it."""
+        return f"{self.network}, {self.batch:,} a worker"
+
+
+CASES = (
+    Case("CNN", 512, 8, 0.91),
+    Case("CNN", 256, 16, 0.85),
+    Case("CNN", 64, 64, 0.72),
+    Case("MLP", 1024, 300, 0.60),
+)
+ALONE, DDL, BFLOAT16, TENSORFLOW = "independent", "ddl", "ddl, bfloat16", "TensorFlow"
+_ENTRIES = {ALONE: "alone", DDL: "together", BFLOAT16: "rounded", TENSORFLOW: "tutorial"}
+
+
+# ------------------------------------------------------------ in a worker's process
+
+
+def alone(case: Case, turns: Turns) -> None:
+    """An independent run."""
+    take(turns, case.steps, ddl_window(case, strategy_of_process("one_device")))
+
+
+def together(case: Case, turns: Turns) -> None:
+    """A worker of ddl."""
+    take(turns, case.steps, ddl_window(case, strategy_of_process("multi_worker_mirrored")))
+
+
+def rounded(case: Case, turns: Turns) -> None:
+    """The same with gradients rounded to bfloat16."""
+    strategy = strategy_of_process("multi_worker_mirrored")
+    take(turns, case.steps, ddl_window(case, strategy, gradient_dtype="bfloat16"))
+
+
+def tutorial(case: Case, turns: Turns) -> None:
+    """A worker of TensorFlow's tutorial."""
+    take(turns, case.steps, tutorial_window(case))
+
+
+def take(turns: Turns, steps: int, window: Callable[[int], object]) -> None:
+    """Reports what an update takes: milliseconds, and milliseconds of processor time."""
+    window(2)  # traces
+    while turns.wait():
+        start, used = time.perf_counter(), time.process_time()
+        window(steps)
+        times = (time.perf_counter() - start, time.process_time() - used)
+        turns.report(tuple(1e3 * seconds / steps for seconds in times))
+
+
+@functools.cache
+def strategy_of_process(name: str, keeps_memory: bool = True) -> Any:
+    """The strategy, on the one core of this worker."""
+    os.sched_setaffinity(0, {int(os.environ["CORE"])})
+    from ddl import distribution
+    from ddl.host_memory import keep_freed_memory
+
+    if keeps_memory:
+        keep_freed_memory()
+    return distribution.build_strategy(name)
+
+
+@functools.cache
+def arrays() -> tuple[np.ndarray, np.ndarray]:
+    """Images of 28 × 28, and labels."""
+    from ddl.data.synthetic import synthetic_images
+
+    return synthetic_images("train", image_shape=(28, 28, 1), num_classes=10, num_examples=EXAMPLES)
+
+
+def network_and_optimizer(case: Case) -> tuple[Any, Any]:
+    """In the scope of a strategy."""
+    import keras
+
+    import ddl
+    from ddl.optimizers import FusedAdam
+
+    keras.utils.set_random_seed(0)
+    if case.network == "CNN":
+        model = ddl.models.cnn((28, 28, 1), 10, block_dropout=0.25, hidden_dropout=0.5)
+    else:
+        model = ddl.models.mlp((28, 28, 1), 10, dropout=0.2)
+    return model, FusedAdam()
+
+
+def ddl_window(case: Case, strategy: Any, **arguments: Any) -> Callable[[int], object]:
+    """So many updates of a trainer."""
+    import ddl
+
+    with strategy.scope():
+        model, optimizer = network_and_optimizer(case)
+        trainer = ddl.Trainer(
+            ddl.Classification(model),
+            optimizer,
+            arrays(),
+            global_batch_size=case.batch * strategy.num_replicas_in_sync,
+            steps_per_loop=1_000_000,
+            **arguments,
+        )
+    return trainer.train
+
+
+def tutorial_window(case: Case) -> Callable[[int], object]:
+    """So many calls of a distributed step."""
+    os.sched_setaffinity(0, {int(os.environ["CORE"])})
+    import keras
+    import tensorflow as tf
+
+    strategy = _tensorflow_strategy()
+    batch = case.batch * WORKERS
+    with strategy.scope():
+        model, _ = network_and_optimizer(case)
+        optimizer = keras.optimizers.Adam()
+        optimizer.build(model.trainable_variables)
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+    dataset = tf.data.Dataset.from_tensor_slices(arrays()).shuffle(EXAMPLES).repeat()
+    dataset = dataset.batch(batch, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
+    iterator = iter(strategy.experimental_distribute_dataset(dataset.with_options(options)))
+
+    def replica_step(inputs: Any) -> tf.Tensor:
+        images, labels = inputs
+        with tf.GradientTape() as tape:
+            logits = model(images, training=True)
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+            loss = tf.reduce_sum(losses) / batch
+        variables = model.trainable_variables
+        optimizer.apply(tape.gradient(loss, [v.value for v in variables]), variables)
+        return loss
+
+    @tf.function(autograph=False)
+    def step() -> tf.Tensor:
+        losses = strategy.run(replica_step, args=(next(iterator),))
+        return strategy.reduce(tf.distribute.ReduceOp.SUM, losses, axis=None)
+
+    def window(steps: int) -> None:
+        for _ in range(steps):
+            loss = step()
+        loss.numpy()
+
+    return window
+
+
+@functools.cache
+def _tensorflow_strategy() -> Any:
+    import tensorflow as tf
+
+    return tf.distribute.MultiWorkerMirroredStrategy()
+
+
+# ------------------------------------------------------------ in the benchmark's process
+
+
+class Group:
+    """The processes of one contender."""
+
+    def __init__(self, name: str, cases: list[Case]) -> None:
+        """Starts them.
+
+        Args:
+          name: Which contender.
+          cases: What they do, one after the other.
+        """
+        from ddl.cluster_tasks import free_ports
+
+        addresses = [f"127.0.0.1:{port}" for port in free_ports(WORKERS)]
+        cores = sorted(os.sched_getaffinity(0))
+        self._workers = []
+        for index in range(WORKERS):
+            task = {"type": "worker", "index": index}
+            config = {"cluster": {"worker": addresses}, "task": task}
+            environment = {
+                "CORE": str(cores[index % len(cores)]),
+                "TF_CONFIG": "" if name == ALONE else json.dumps(config),
+                "TF_CPP_MIN_LOG_LEVEL": "3",
+                "CUDA_VISIBLE_DEVICES": "",
+            }
+            entry = f"benchmarks.weak_scaling:{_ENTRIES[name]}"
+            self._workers.append(Contender(entry, cases, environment))
+
+    def window(self) -> tuple[float, ...]:
+        """Milliseconds an update of the slower one, and of processor time of the busier one."""
+        for worker in self._workers:
+            worker.start_window()
+        answers = [worker.end_window() for worker in self._workers]
+        return tuple(max(values) for values in zip(*answers, strict=True))
+
+    def next_case(self) -> None:
+        """Ends the case."""
+        for worker in self._workers:
+            worker.next_case()
+
+    def close(self) -> None:
+        """Ends the processes."""
+        for worker in self._workers:
+            worker.close()
+
+
+def measure(quick: bool = False) -> Report:
+    """Runs all cases."""
+    cases = [case._replace(steps=2) for case in CASES[2:]] if quick else list(CASES)
+    rounds = 1 if quick else 5
+    groups = {}
+    try:
+        for name in _ENTRIES:
+            groups[name] = Group(name, cases)
+        found = {}
+        for case in cases:
+            windows = {name: group.window for name, group in groups.items()}
+            report.interleaved(windows, 1)  # the first of each may still grow its memory
+            found[case] = report.interleaved(windows, rounds)
+            for group in groups.values():
+                group.next_case()
+    finally:
+        for group in groups.values():
+            group.close()
+    return as_report(found)
+
+
+def as_report(found: dict[Case, dict[str, np.ndarray]]) -> Report:
+    """Tables, bars and the plot of (milliseconds, processor milliseconds) [rounds, 2]."""
+    times, losses, bars, series = [], [], [], []
+    for case, of_case in found.items():
+        limit = of_case[ALONE]
+        for name, values in of_case.items():
+            scaling = spread(limit[:, 0] / values[:, 0])
+            times.append([f"{case.name}: {name}", scaling, spread(values[:, 0])])
+            if name != ALONE:
+                more = np.median(values - limit, axis=0)
+                losses.append([f"{case.name}: {name}", *map(float, (more[0], more[1]))])
+        own = of_case[DDL][:, 0]
+        bars.append(Bar(f"{case.name}: scaling of ddl", spread(limit[:, 0] / own), case.bar))
+        faster = spread(of_case[TENSORFLOW][:, 0] / own)
+        bars.append(Bar(f"{case.name}: TensorFlow's time over ddl's", faster, 1.0))
+    for name in _ENTRIES:
+        scalings = [spread(c[ALONE][:, 0] / c[name][:, 0]) for c in found.values()]
+        series.append(Series(name, [case.name for case in found], scalings))
+    return Report(
+        [
+            Table("Scaling", ["", "of the limit", "ms an update"], times),
+            Table("Longer than independent runs", ["", "ms", "ms of processor time"], losses),
+        ],
+        bars,
+        [Plot("Two workers", "", "scaling", series, level=1.0)],
+    )
+
+
+if __name__ == "__main__":
+    report.main(measure)
