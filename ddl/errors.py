@@ -1,10 +1,14 @@
 """The errors that ddl raises on purpose: each says what is wrong, where, and what to do.
 
 ``ddl.main`` prints such an error's message alone, without a traceback, and exits with its
-``exit_status``. Anything else that escapes is a bug and keeps its traceback.
+``exit_status``. Anything else that escapes is a bug or the system's doing: it keeps its traceback,
+and the process exits with `UNEXPECTED_STATUS`.
 """
 
 from collections.abc import Sequence
+
+# sysexits.h calls it EX_SOFTWARE. Started again the process may do better, as with a full memory.
+UNEXPECTED_STATUS = 70
 
 
 class DdlError(Exception):
@@ -29,6 +33,12 @@ class DataError(DdlError, ValueError):
 
 class DeviceError(DdlError, RuntimeError):
     """A device or a strategy that is not there, or can no longer be set up."""
+
+
+class AddressTaken(DdlError, RuntimeError):
+    """The address of this process in its cluster is in use; the next start may get another."""
+
+    exit_status = UNEXPECTED_STATUS
 
 
 class ModelDirectoryError(DdlError, RuntimeError):

@@ -8,9 +8,10 @@ When one dies the rest is ended. SIGTERM and SIGINT are passed on to all; a seco
 
 Exit status: 0 done; else the worst of the processes' statuses, those apart that were ended because
 another died: 128 + N killed by signal N; 76 training diverged; 1 an error in flags, config or
-data; any other; 77 a process lost another; 75 stopped by a signal after saving. --max_restarts
-starts all again from the last checkpoint, but not after 76, 1 or a signal to stop. With parameter
-servers a worker that died is started again alone, and the run goes on meanwhile.
+data; any other, such as 70, a bug or the system's doing; 77 a process lost another; 75 stopped by a
+signal after saving. --max_restarts starts all again from the last checkpoint, but not after 76, 1
+or a signal to stop. With parameter servers a worker that died is started again alone, and the run
+goes on meanwhile.
 """
 
 import sys

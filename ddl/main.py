@@ -4,11 +4,13 @@
 
 gin files say what is computed, the other flags where it runs. The same command again goes on
 where the run stopped. Exit status: 0 done; 1 an error in flags, config or data; 75 stopped by a
-signal after saving; 76 training diverged; 77 another worker of the cluster was lost.
+signal after saving; 76 training diverged; 77 another worker of the cluster was lost; 70 anything
+else, with its traceback: a bug, or the system's doing.
 """
 
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Literal
@@ -16,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 from absl import flags
 
 from ddl.choices import BYTES_PER_PACK, CLUSTERS, COLLECTIVES, CROSS_DEVICE_OPS, MODES, STRATEGIES
-from ddl.errors import DdlError, WorkerLost
+from ddl.errors import UNEXPECTED_STATUS, DdlError, WorkerLost
 
 if TYPE_CHECKING:
     from ddl.train import Placement
@@ -160,6 +162,9 @@ def run(argv: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:  # before training begins, or in an evaluation or an export
         print("ddl: interrupted", file=sys.stderr)
         sys.exit(130)
+    except Exception:
+        traceback.print_exc()
+        sys.exit(UNEXPECTED_STATUS)
 
 
 def start(gpus: Sequence[int] | None, checkpoint: str | int) -> None:
@@ -227,9 +232,12 @@ def place(gpus: Sequence[int] | None) -> "Placement | None":
             stall_timeout=FLAGS.stall_timeout,
         )
         name = distribution.choose_strategy(FLAGS.strategy)
-        if name == "parameter_server" and parameter_servers.serves_here():
-            parameter_servers.serve(FLAGS.join_timeout, FLAGS.peer_timeout, FLAGS.stall_timeout)
-            return None
+    if name == "parameter_server" and parameter_servers.serves_here():
+        parameter_servers.serve(FLAGS.join_timeout, FLAGS.peer_timeout, FLAGS.stall_timeout)
+        return None
+    # A process that joins others may be ended meanwhile: nothing of it is kept back.
+    joins = name in ("multi_worker_mirrored", "parameter_server")
+    with nullcontext() if joins else quiet_start_up():
         strategy = distribution.build_strategy(name, communication)
     return train.Placement(
         strategy, communication, FLAGS.steps_per_loop, parse_on_device(FLAGS.data_on_device)

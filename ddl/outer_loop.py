@@ -81,7 +81,7 @@ class OuterLoop:
                     if self._run_plan.on_divergence == "stop":
                         raise
                     self._rewind(error)
-            self._checkpoints.finish()
+            self._finish()
         finally:
             with suppress(ModelDirectoryError):  # told already
                 self._checkpoints.finish()
@@ -149,8 +149,13 @@ class OuterLoop:
                 f"{where}, without saving: {error} The same command goes on from the last "
                 "checkpoint."
             ) from error
-        self._checkpoints.finish()
+        self._finish()
         raise TrainingInterrupted(f"{where}, after saving. The same command goes on from there.")
+
+    def _finish(self) -> None:
+        """Returns on all workers when the chief has written the last checkpoint, or on none."""
+        with self._workers.failing_together():
+            self._checkpoints.finish()
 
     def _rewind(self, error: TrainingDiverged) -> None:
         """Goes back to the last checkpoint and past the batch with which training diverged.

@@ -18,14 +18,17 @@ from typing import NoReturn
 
 import tensorflow as tf
 
-from ddl.errors import ConfigError, DeviceError, WorkerLost
+from ddl.errors import AddressTaken, ConfigError, WorkerLost
 from ddl.grpc_probe import Answer, ask
+from ddl.signals import keeping_answers
 
 _Strategy = tf.distribute.ParameterServerStrategy
 
 _PAUSE = 1.0
 # A parameter server that died has lost its weights. The call that waits for it should say so first.
 _PATIENCE_WITH_THE_DEAD = 5.0
+# A chief that has ended refuses each time; a network that has a bad moment does not.
+_REFUSALS = 3
 
 
 def has_parameter_servers(strategy: tf.distribute.Strategy) -> bool:
@@ -83,22 +86,24 @@ def serve(join_timeout: float, peer_timeout: float, stall_timeout: float) -> Non
 
     Raises:
       WorkerLost: If it does not come, or stalls.
-      DeviceError: If this process's own address cannot be used.
+      AddressTaken: If this process's own address cannot be used.
     """
     cluster, kind, index = _place()
-    _hold_signals()
+    signals = _hold_signals()
     try:
         server = start_server(cluster, kind, index)
     except tf.errors.OpError as error:
-        raise DeviceError(
+        raise AddressTaken(
             f"{kind} {index} cannot use its address in TF_CONFIG, {cluster[kind][index]}: "
             f"{error.message}. Another process may have the port."
         ) from error
     chief = cluster["chief"][0]
     _wait_for("the chief", chief, time.monotonic(), join_timeout)
-    heard = time.monotonic()
-    while (answer := ask(chief, min(_PAUSE, peer_timeout))) != "refuses":
-        if answer == "greets":
+    heard, refusals = time.monotonic(), 0
+    while refusals < (1 if signals else _REFUSALS):
+        answer = ask(chief, min(_PAUSE, peer_timeout))
+        refusals = refusals + 1 if answer == "refuses" else 0
+        if answer in ("greets", "refuses"):
             heard = time.monotonic()
         elif (silent := time.monotonic() - heard) > (
             peer_timeout if answer == "is unreachable" else stall_timeout
@@ -121,7 +126,8 @@ def start_server(
     )
 
 
-def _hold_signals() -> None:
+def _hold_signals() -> list[int]:
+    """What is received from now on; a second one ends the process."""
     received: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -131,6 +137,7 @@ def _hold_signals() -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, note)
+    return received
 
 
 def _wait_for(who: str, address: str, since: float, timeout: float) -> None:
@@ -173,7 +180,8 @@ def build_parameter_server_strategy(
     since = time.monotonic()
     for kind, index, address in peers:
         _wait_for(f"{kind} {index}", address, since, join_timeout)
-    strategy = _Strategy(resolver)
+    with keeping_answers():
+        strategy = _Strategy(resolver)
     if strategy.num_replicas_in_sync > 1:
         raise ConfigError(
             f"each worker sees {strategy.num_replicas_in_sync} GPUs; with parameter servers a "

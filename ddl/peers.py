@@ -23,6 +23,7 @@ from tensorflow.python.framework import errors
 from ddl.errors import TrainingDiverged, TrainingInterrupted, WorkerLost
 
 # How workers end that have agreed to: all of them do, though not all are done with it at once.
+# One that is still training long after that has not agreed.
 _AGREED = (0, TrainingInterrupted.exit_status, TrainingDiverged.exit_status)
 _ALIVE, _ENDED, _LOST = b"alive", b"ended", b"lost"
 _REMEDY = "See what became of it. Start all again: they go on from the last checkpoint."
@@ -58,6 +59,7 @@ class Peers:
         self._grace, self._end = grace, end
         self._heard = dict.fromkeys(connections, time.monotonic())
         self._unread = dict.fromkeys(connections, b"")
+        self._left: dict[int, tuple[float, str]] = {}  # when, and with which status
         self._loss: str | None = None
         self._is_lost, self._is_over = threading.Event(), threading.Event()
         self._selector = selectors.DefaultSelector()
@@ -83,7 +85,9 @@ class Peers:
     def _watch(self) -> None:
         pause = min(5.0, self._stall_timeout / 5)
         next_sign = time.monotonic()
-        while self._connections and not self._is_over.is_set() and self._loss is None:
+        while (
+            (self._connections or self._left) and not self._is_over.is_set() and self._loss is None
+        ):
             if time.monotonic() >= next_sign:
                 next_sign = time.monotonic() + pause
                 for connection in self._connections.values():
@@ -99,6 +103,10 @@ class Peers:
             for index, at in list(self._heard.items()):
                 if index in self._connections and now - at > self._stall_timeout:
                     self._lose(index, f"gave no sign of life for {self._stall_timeout:g} s")
+            for index, (at, status) in list(self._left.items()):
+                if now - at > self._stall_timeout:
+                    how = f"ended with status {status} {self._stall_timeout:g} s ago, alone"
+                    self._lose(index, how)
         if self._loss is not None and not self._is_over.is_set():
             self._give_up()
 
@@ -119,7 +127,9 @@ class Peers:
             word, _, rest = line.partition(b" ")
             if word == _ENDED:
                 self._selector.unregister(self._connections.pop(index))
-                if int(rest) not in _AGREED:
+                if int(rest) in _AGREED:
+                    self._left[index] = time.monotonic(), rest.decode()
+                else:
                     self._lose(index, f"ended with status {rest.decode()}")
                 return None
             if word == _LOST:

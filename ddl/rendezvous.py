@@ -5,15 +5,19 @@ it. The workers therefore meet before, at the addresses that TF_CONFIG gives the
 """
 
 import contextlib
+import errno
 import json
 import os
 import socket
 import time
 
-from ddl.errors import ConfigError, WorkerLost
+from ddl.errors import AddressTaken, ConfigError, WorkerLost
 
-_GO = b"go"
+# Whoever else connects, such as a probe of the port, says none of these.
+_CHIEF, _WORKER, _GO = b"ddl chief\n", b"ddl worker\n", b"go\n"
 _PAUSE = 0.1
+# What is at the other end answers at once, if it is of the cluster.
+_ANSWER_SECONDS = 2.0
 
 
 def wait_for_workers(timeout: float) -> tuple[dict[int, socket.socket], list[str]]:
@@ -28,7 +32,8 @@ def wait_for_workers(timeout: float) -> tuple[dict[int, socket.socket], list[str
 
     Raises:
       WorkerLost: If some have not by then; says which.
-      ConfigError: If this worker's own port cannot be used, or TF_CONFIG does not name it.
+      AddressTaken: If another process has this worker's port.
+      ConfigError: If the port cannot be used otherwise, or TF_CONFIG does not name this worker.
     """
     try:
         addresses, index = _addresses(json.loads(os.environ["TF_CONFIG"]))
@@ -45,7 +50,8 @@ def wait_for_workers(timeout: float) -> tuple[dict[int, socket.socket], list[str
         try:
             own = listening.enter_context(socket.create_server(("", int(port))))
         except OSError as error:
-            raise ConfigError(
+            taken = error.errno == errno.EADDRINUSE
+            raise (AddressTaken if taken else ConfigError)(
                 f"worker {index} cannot use its address in TF_CONFIG, {host}:{port}: "
                 f"{error.strerror}. Another process may have the port."
             ) from error
@@ -62,23 +68,47 @@ def wait_for_workers(timeout: float) -> tuple[dict[int, socket.socket], list[str
                     raise WorkerLost(_not_there(names[number], timeout)) from error
             stack.pop_all()
             return others, names
-        own.settimeout(timeout)
-        with contextlib.suppress(OSError):
-            chief = stack.enter_context(own.accept()[0])
-            chief.settimeout(max(_PAUSE, deadline - time.monotonic()))
-            if chief.recv(len(_GO)) == _GO:
-                stack.pop_all()
-                return {0: chief}, names
+        while (left := deadline - time.monotonic()) > 0:
+            own.settimeout(left)
+            with contextlib.suppress(OSError):
+                caller = own.accept()[0]
+                if _goes(caller, deadline):
+                    return {0: caller}, names
+                caller.close()
     raise WorkerLost(_not_there(names[0], timeout))
+
+
+def _goes(caller: socket.socket, deadline: float) -> bool:
+    """Whether it is the chief, and says before the deadline that all are there."""
+    with contextlib.suppress(OSError):
+        caller.settimeout(_ANSWER_SECONDS)
+        if _says(caller, _CHIEF):
+            caller.sendall(_WORKER)
+            caller.settimeout(max(_PAUSE, deadline - time.monotonic()))
+            return _says(caller, _GO)
+    return False
+
+
+def _says(other: socket.socket, word: bytes) -> bool:
+    received = b""
+    while len(received) < len(word) and (more := other.recv(len(word) - len(received))):
+        received += more
+    return received == word
 
 
 def _connect(address: str, name: str, deadline: float, timeout: float) -> socket.socket:
     host, _, port = address.rpartition(":")
     while time.monotonic() < deadline:
-        try:
-            return socket.create_connection((host, int(port)), timeout=1.0)
-        except OSError:
-            time.sleep(_PAUSE)
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            other = socket.create_connection((host, int(port)), timeout=_ANSWER_SECONDS)
+            stack.enter_context(other)
+            # It may have others to turn away first.
+            other.settimeout(max(_PAUSE, min(3 * _ANSWER_SECONDS, deadline - time.monotonic())))
+            other.sendall(_CHIEF)
+            if _says(other, _WORKER):
+                stack.pop_all()
+                return other
+        time.sleep(_PAUSE)
     raise WorkerLost(_not_there(name, timeout))
 
 

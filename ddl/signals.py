@@ -7,11 +7,26 @@ may take long. So a thread waits for signals beside it.
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+@contextmanager
+def keeping_answers() -> Iterator[None]:
+    """Gives SIGTERM and SIGINT back the answers that they had before the `with` block.
+
+    TensorFlow takes SIGTERM as it joins a cluster, and does nothing then. Main thread only.
+    """
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 class StopSignals:

@@ -17,9 +17,10 @@ from tensorflow.python.distribute import collective_all_reduce_strategy, multi_w
 from tensorflow.python.eager import context
 
 from ddl.checkpoint_directory import first_line
-from ddl.errors import DdlError, ModelDirectoryError
+from ddl.errors import UNEXPECTED_STATUS, DdlError, ModelDirectoryError
 from ddl.peers import Peers, lost
 from ddl.rendezvous import wait_for_workers
+from ddl.signals import keeping_answers
 
 _Strategy = tf.distribute.MultiWorkerMirroredStrategy
 
@@ -84,7 +85,8 @@ def build_multi_worker_strategy(
     connections, names = wait_for_workers(join_timeout)
     peers = Peers(connections, names, peer_timeout=peer_timeout, stall_timeout=stall_timeout)
     _PEERS.append(peers)
-    with _all_local_devices(), _alarm(join_timeout + _ALARM_SECONDS), worker_errors():
+    alarm = _alarm(join_timeout + _ALARM_SECONDS)
+    with _all_local_devices(), alarm, worker_errors(), keeping_answers():
         strategy = _Strategy(communication_options=options)
         Workers(strategy).any(False)  # all are there when this returns
         return strategy
@@ -129,6 +131,9 @@ def leaving() -> Iterator[None]:
         status = 0
     except DdlError as error:
         status = error.exit_status
+        raise
+    except Exception:
+        status = UNEXPECTED_STATUS
         raise
     finally:
         for peers in _PEERS:

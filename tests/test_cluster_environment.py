@@ -190,7 +190,7 @@ def path_with(folder) -> str:
 @pytest.mark.parametrize(
     ("status", "restarts", "again"),
     [
-        *((0, 0, False), (75, 0, True), (77, 3, True), (137, 0, True)),
+        *((0, 0, False), (70, 0, True), (75, 0, True), (77, 3, True), (137, 0, True)),
         *((1, 0, False), (76, 0, False), (75, 20, False)),
     ],
 )

@@ -123,6 +123,15 @@ def test_an_error_is_a_few_lines_and_status_1(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_nobody_foresaw_keeps_its_traceback_and_is_status_70():
+    program = "import ddl.main as main; main.start = lambda *_: {}['a']; main.run()"
+    command = [sys.executable, "-c", program, DIGITS, "--dry_run"]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert result.returncode == 70
+    assert "Traceback" in result.stderr
+    assert result.stderr.endswith("KeyError: 'a'\n")
+
+
 def test_divergence_is_status_76(tmp_path):
     result = ddl(DIGITS, "--gin_param=LEARNING_RATE = 1e6", f"--model_dir={tmp_path}/run")
     assert result.returncode == 76

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import time
+from contextlib import contextmanager
 
 import keras
 import numpy as np
@@ -19,6 +20,7 @@ from ddl.precision import set_precision
 from ddl.retention import Retention
 from ddl.run_plan import RunPlan
 from ddl.signals import StopSignals
+from ddl.workers import Workers
 from ddl.writers import JsonLinesWriter, Writers
 from tests.conftest import make_strategy
 
@@ -107,6 +109,19 @@ def test_going_back_leaves_out_the_batches_up_to_the_bad_one(tmp_path, steps_per
         np.testing.assert_array_equal(ours, theirs)
     assert [line["step"] for line in lines(tmp_path / "run")] == [5, 10, 15, 20]
     assert [line.get("rewinds") for line in lines(tmp_path / "run")] == [None, None, 1, 1]
+
+
+def test_all_workers_wait_for_the_last_write(tmp_path, monkeypatch):
+    written = []
+
+    @contextmanager
+    def together(workers):
+        yield
+        written.append((tmp_path / "checkpoints" / f"step-{STEPS}.index").exists())
+
+    monkeypatch.setattr(Workers, "failing_together", together)
+    run(tmp_path, make_trainer(poisoned()))
+    assert written == [False, True]  # before a restore, and at the end
 
 
 def test_going_back_before_there_was_a_checkpoint(tmp_path):

@@ -96,6 +96,15 @@ def test_who_is_done_is_not_lost(connect, status):
     assert peers.loss(wait=10) == "worker 2 at host:2 ended with status 1"
 
 
+def test_who_left_alone_is_lost_after_a_while(connect):
+    peers, far, _ended = connect(number=1, stall_timeout=0.5)
+    far[1].sendall(b"ended 75\n")
+    far[1].close()
+    assert peers.loss() is None
+    told = "worker 1 at host:1 ended with status 75 0.5 s ago, alone"
+    assert peers.loss(wait=10) == told
+
+
 def test_the_chief_tells_of_others(connect):
     peers, far, _ = connect(number=1)
     far[1].sendall(b"lost worker 5 at host:5 died\n")

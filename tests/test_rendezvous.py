@@ -1,10 +1,11 @@
 import json
 import os
 import socket
+import time
 
 import pytest
 
-from ddl.errors import ConfigError, WorkerLost
+from ddl.errors import AddressTaken, WorkerLost
 from ddl.rendezvous import wait_for_workers
 
 
@@ -70,5 +71,23 @@ def test_a_chief_that_does_not_come(monkeypatch):
 def test_a_port_that_is_taken(monkeypatch):
     with socket.create_server(("", 0)) as taken:
         monkeypatch.setenv("TF_CONFIG", config([taken.getsockname()[1], 1], 0))
-        with pytest.raises(ConfigError, match="worker 0 cannot use its address"):
+        with pytest.raises(AddressTaken, match="worker 0 cannot use its address"):
             wait_for_workers(1)
+
+
+def test_strangers_that_connect_are_turned_away(monkeypatch):
+    """One that leaves at once, as a probe does, one that talks, and one that says nothing."""
+    ports = free_ports(2)
+    child = in_a_process_of_its_own(config(ports, 1), 30)
+    strangers = []
+    while len(strangers) < 3:
+        try:
+            strangers.append(socket.create_connection(("127.0.0.1", ports[1]), timeout=5))
+        except ConnectionRefusedError:
+            time.sleep(0.05)
+    strangers[0].close()
+    strangers[1].sendall(b"GET / HTTP/1.0\r\n\r\n")
+    monkeypatch.setenv("TF_CONFIG", config(ports, 0))
+    connections, _ = wait_for_workers(30)
+    assert status(child) == 0
+    assert connections[1].recv(1) == b""  # to the child, which has ended
