@@ -1,4 +1,4 @@
-"""Measurements. `python -m benchmarks` runs all, `python -m benchmarks.NAME` one of them."""
+"""Measurements. `python -m benchmarks` runs those of half an hour; with names, those named."""
 
 BENCHMARKS = (
     "loop_overhead",
@@ -14,6 +14,8 @@ BENCHMARKS = (
     "checkpoint_cost",
     "memory",
     "parity",
-    "large_batch",
 )
 """In the order of the page. A module named here ends in `benchmarks.report.main(measure)`."""
+
+LONG = {"large_batch": 3 * 3600}
+"""Those that only their names run, and how many seconds each may take."""

@@ -1,6 +1,7 @@
-"""Runs all benchmarks, each in a process of its own, and writes the page: python -m benchmarks.
+"""Runs benchmarks, each in a process of its own, and writes the page: python -m benchmarks.
 
-With names, it runs those. What one of them found stays if another fails; then the status is 1.
+With names, it runs those; without, all but the long ones. What one of them found stays if another
+fails; then the status is 1.
 """
 
 import argparse
@@ -11,18 +12,18 @@ import subprocess
 import sys
 import time
 
-from benchmarks import BENCHMARKS, page, report
+from benchmarks import BENCHMARKS, LONG, page, report
 
 _LIMIT_SECONDS = 900
 
 
-def run(command: list[str]) -> str:
+def run(command: list[str], limit_seconds: float = _LIMIT_SECONDS) -> str:
     """Runs one to its end, or ends it with all that it has started; why it failed, or ""."""
     process = subprocess.Popen(command, start_new_session=True)
     try:
-        status = process.wait(_LIMIT_SECONDS)
+        status = process.wait(limit_seconds)
     except subprocess.TimeoutExpired:
-        return f"stopped after {_LIMIT_SECONDS} s"
+        return f"stopped after {limit_seconds} s"
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -35,17 +36,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description="Runs the benchmarks and writes their page."
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(BENCHMARKS))
+    known = (*BENCHMARKS, *LONG)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(known))
     report.add_flags(parser)
     flags = parser.parse_args()
-    if unknown := {*flags.names} - {*BENCHMARKS}:
-        parser.error(f"no benchmark {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}")
+    if unknown := {*flags.names} - {*known}:
+        parser.error(f"no benchmark {', '.join(unknown)}; there are {', '.join(known)}")
     failed = []
     start = time.monotonic()
     for name in flags.names or BENCHMARKS:
         command = [sys.executable, "-m", f"benchmarks.{name}", f"--results={flags.results}"]
         command += ["--quick"] if flags.quick else []
-        if why := run(command):
+        if why := run(command, LONG.get(name, _LIMIT_SECONDS)):
             failed.append(f"{name}: {why}")
             print(f"benchmarks.{name} failed: {why}", file=sys.stderr, flush=True)
     minutes = (time.monotonic() - start) / 60

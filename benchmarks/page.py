@@ -17,7 +17,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from benchmarks import BENCHMARKS
+from benchmarks import BENCHMARKS, LONG
 from benchmarks.report import RESULTS, Bar, Cell, Plot, Report, Spread, Table
 
 
@@ -114,15 +114,16 @@ def _draw_one(axes: Any, plot: Plot) -> None:
 def page(results: Path, path: Path) -> str:
     """The page that is to lie at `path`, from all JSON files in the folder `results`."""
     found = [json.loads(file.read_text()) for file in results.glob("*.json")]
-    places = {name: place for place, name in enumerate(BENCHMARKS)}
+    places = {name: place for place, name in enumerate((*BENCHMARKS, *LONG))}
     found.sort(key=lambda result: (places.get(result["name"], len(places)), result["name"]))
     lines = [
         "# Benchmarks",
         "<!-- Written by `python -m benchmarks`. -->",
-        "`make bench`, or `python -m benchmarks`, runs all and writes this page; `python -m "
-        "benchmarks.NAME` runs one, and `python -m benchmarks.page` writes the page anew from all "
-        "results that are there. Figures are medians of interleaved repeats with their quartiles "
-        "in brackets, ratios those of the ratios within a round. Compare ratios, since machines "
+        "`make bench`, or `python -m benchmarks`, runs all but the long ones "
+        f"({', '.join(LONG)}) and writes this page; `python -m benchmarks NAME` runs one, and "
+        "`python -m benchmarks.page` writes the page anew from all results that are there. Figures "
+        "are medians of interleaved repeats with their quartiles in brackets, ratios those of the "
+        "ratios within a round. Compare ratios, since machines "
         "differ.",
     ]
     bars = [

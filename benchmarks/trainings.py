@@ -3,10 +3,9 @@
 import dataclasses
 import gc
 import hashlib
-import inspect
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +94,7 @@ def train(
     examples: tuple[tuple, tuple],
     model: Callable[[], keras.Model] = small_cnn,
     replicas: int = 1,
+    evaluations: int = EVALUATIONS,
 ) -> Outcome:
     """Trains once, with evaluations on the way. `rate` is that at `base_batch`."""
     keras.utils.set_random_seed(seed)
@@ -121,8 +121,8 @@ def train(
         )
     reached_at, accuracy = None, 0.0
     try:
-        for part in range(1, EVALUATIONS + 1):
-            trainer.train(part * updates // EVALUATIONS - trainer.step)
+        for part in range(1, evaluations + 1):
+            trainer.train(part * updates // evaluations - trainer.step)
             accuracy = trainer.evaluate()["accuracy"]
             if accuracy >= TARGET and reached_at is None:
                 reached_at = trainer.step
@@ -134,28 +134,60 @@ def train(
     return Outcome(accuracy, reached_at, updates)
 
 
+def code_of() -> str:
+    """A hash of what decides how a training ends: ddl's sources, and this benchmark's modules."""
+    here = Path(__file__).parent
+    files = [here / f"{name}.py" for name in ("large_batch", "moved_digits", "trainings")]
+    found = hashlib.sha256()
+    for file in [*files, *sorted(Path(ddl.__file__).parent.rglob("*.py"))]:
+        found.update(file.read_bytes())
+    return found.hexdigest()
+
+
+def key_of(
+    name: str,
+    recipe: Recipe,
+    batch: int,
+    rate: float,
+    base_batch: int,
+    seed: int,
+    epochs: int,
+    examples: tuple[tuple, tuple],
+    model: Callable[[], keras.Model] = small_cnn,
+    replicas: int = 1,
+    evaluations: int = EVALUATIONS,
+) -> str:
+    """All that tells a training from others of the same code. `name` stands for recipe and data."""
+    (images, _), (held_out, _) = examples
+    return (
+        f"{name}, batch {batch}, rate {rate!r} at {base_batch}, seed {seed}, {epochs} epochs of "
+        f"{len(images)}, {evaluations} evaluations on {len(held_out)}, {model.__name__}, "
+        f"{replicas} replicas"
+    )
+
+
 class Cells:
     """Trainings by what they are; those that are done are read from a file."""
 
-    def __init__(self, path: Path, what_matters: Sequence[Callable[..., Any]]):
-        """Takes those of the same code, which is that of `what_matters` and of ddl's version."""
+    def __init__(self, path: Path):
+        """Takes those of the same code."""
         self._path = path
-        code = "".join(map(inspect.getsource, what_matters)) + ddl.__version__
-        self._code = hashlib.sha256(code.encode()).hexdigest()
+        self._code = code_of()
         kept = json.loads(path.read_text()) if path.exists() else {}
         self._done: dict[str, Any] = kept["cells"] if kept.get("code") == self._code else {}
 
     def __call__(self, name: str, *args: Any, **kwargs: Any) -> Outcome:
-        """The outcome of `train` with these arguments, which `name` tells from any other."""
-        if name not in self._done:
+        """The outcome of `train` with these arguments; `name` says the recipe and the data."""
+        key = key_of(name, *args, **kwargs)
+        if key not in self._done:
             outcome = train(*args, **kwargs)
-            self._done[name] = dataclasses.asdict(outcome)
+            self._done[key] = dataclasses.asdict(outcome)
             self._path.parent.mkdir(parents=True, exist_ok=True)
             beside = self._path.with_suffix(".part")
             beside.write_text(json.dumps({"code": self._code, "cells": self._done}, indent=1))
             beside.replace(self._path)
-            print(f"{name}: {100 * outcome.accuracy:.2f}%", flush=True)
-        return Outcome(**self._done[name])
+            print(f"{key}: {100 * outcome.accuracy:.2f}%", flush=True)
+        return Outcome(**self._done[key])
 
     def forget(self) -> None:
         """Removes the file."""

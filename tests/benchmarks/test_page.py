@@ -85,14 +85,14 @@ def test_the_committed_page_is_that_of_the_committed_results():
 def test_all_benchmarks_are_named():
     folder = Path(benchmarks.__file__).parent
     found = {p.stem for p in folder.glob("*.py") if "\n    report.main(measure)" in p.read_text()}
-    assert found == {*benchmarks.BENCHMARKS}
+    assert found == {*benchmarks.BENCHMARKS, *benchmarks.LONG}
 
 
 def test_one_that_fails_loses_nothing(tmp_path, monkeypatch, capsys):
     write_result(tmp_path, "memory")
     ran = []
 
-    def run(command):
+    def run(command, limit_seconds):
         ran.append(command[2])
         return "status 3" if command[2] == "benchmarks.memory" else ""
 
@@ -105,11 +105,18 @@ def test_one_that_fails_loses_nothing(tmp_path, monkeypatch, capsys):
     assert "What memory is" in (tmp_path / "README.md").read_text()
 
 
-def test_a_process_is_told_apart_by_how_it_ends(monkeypatch):
+def test_a_long_one_runs_by_its_name_with_a_limit_of_its_own(tmp_path, monkeypatch):
+    limits = []
+    monkeypatch.setattr(runner, "run", lambda command, limit: limits.append(limit) or "")
+    monkeypatch.setattr(sys, "argv", ["benchmarks", f"--results={tmp_path}", "large_batch"])
+    runner.main()
+    assert limits == [benchmarks.LONG["large_batch"]]
+
+
+def test_a_process_is_told_apart_by_how_it_ends():
     assert runner.run([sys.executable, "-c", ""]) == ""
     assert runner.run([sys.executable, "-c", "raise SystemExit(3)"]) == "status 3"
-    monkeypatch.setattr(runner, "_LIMIT_SECONDS", 0.2)
-    assert runner.run(["sleep", "60"]) == "stopped after 0.2 s"
+    assert runner.run(["sleep", "60"], 0.2) == "stopped after 0.2 s"
 
 
 def test_an_unknown_name_is_an_error():
