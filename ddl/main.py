@@ -12,7 +12,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Literal
 
 from absl import flags
@@ -162,9 +162,11 @@ def run(argv: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:  # before training begins, or in an evaluation or an export
         print("ddl: interrupted", file=sys.stderr)
         sys.exit(130)
-    except Exception:
+    except Exception:  # all was written that could be; TensorFlow's own end may wait for others
         traceback.print_exc()
-        sys.exit(UNEXPECTED_STATUS)
+        with suppress(OSError):  # nobody may read it any more
+            sys.stdout.flush()
+        os._exit(UNEXPECTED_STATUS)
 
 
 def start(gpus: Sequence[int] | None, checkpoint: str | int) -> None:

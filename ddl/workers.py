@@ -17,7 +17,7 @@ from tensorflow.python.distribute import collective_all_reduce_strategy, multi_w
 from tensorflow.python.eager import context
 
 from ddl.checkpoint_directory import first_line
-from ddl.errors import UNEXPECTED_STATUS, DdlError, ModelDirectoryError
+from ddl.errors import DdlError, ModelDirectoryError
 from ddl.peers import Peers, lost
 from ddl.rendezvous import wait_for_workers
 from ddl.signals import keeping_answers
@@ -124,16 +124,17 @@ def worker_errors() -> Iterator[None]:
 
 @contextmanager
 def leaving() -> Iterator[None]:
-    """Tells the other workers when the `with` block ends by itself, and how."""
+    """Tells the other workers when the `with` block ends by itself, and how.
+
+    Of an error that nobody foresaw the end of the process tells them, so that the first of all to
+    end is the one that says what happened.
+    """
     status: int | None = None
     try:
         yield
         status = 0
     except DdlError as error:
         status = error.exit_status
-        raise
-    except Exception:
-        status = UNEXPECTED_STATUS
         raise
     finally:
         for peers in _PEERS:
