@@ -83,7 +83,10 @@ class Objective:
         )
         if output.weight is not None:
             weight *= with_rank(tf.cast(output.weight, loss.dtype), loss.shape.rank)
-        objective = tf.reduce_sum(tf.math.multiply_no_nan(loss, weight))
+        # Where all weights are one by design, nothing is multiplied, forwards or backwards.
+        is_one = output.weight is None and _is_constant_one(example_weight)
+        weighed = loss if is_one else tf.math.multiply_no_nan(loss, weight)
+        objective = tf.reduce_sum(weighed)
         for own_loss in self._losses_of_layers() if training else ():
             # Such a loss is a mean over the replica's examples, so it counts as they do.
             objective += tf.reduce_sum(weight) * tf.cast(own_loss, loss.dtype)
@@ -166,3 +169,8 @@ class Objective:
                     f"{name}: the metric {metric!r} has shape {tuple(values.shape)}, the loss "
                     f"{tuple(output.loss.shape)}; both hold one value for each example"
                 )
+
+
+def _is_constant_one(weight: tf.Tensor) -> bool:
+    value = tf.get_static_value(weight)
+    return value is not None and bool((value == 1).all())

@@ -69,15 +69,30 @@ class TrainingLoop:
     @tf.function(autograph=False)
     def _loop(self, iterator: Any, end: tf.Tensor, state: TrainingState) -> TrainingState:
         self.trace_count += 1
-        pipeline = self._update.pipeline
-        resident = pipeline.resident_arrays(self._update.strategy)
+        pipeline, strategy = self._update.pipeline, self._update.strategy
+        resident = pipeline.resident_arrays(strategy)
 
-        def goes_on(state: TrainingState) -> tf.Tensor:
+        def goes_on(state: TrainingState, *_: Any) -> tf.Tensor:
             skips = state.skipped_in_a_row < self._max_skipped_updates
             return (state.step < end) & skips & ~self._stop.cuts_loop_short()
 
-        def update(state: TrainingState) -> tuple[TrainingState]:
-            element = pipeline.rows(state.batches) if iterator is None else next(iterator)
-            return (self._update(element, resident, state),)
+        if iterator is not None:
 
-        return tf.while_loop(goes_on, update, (state,))[0]
+            def update(state: TrainingState) -> tuple[TrainingState]:
+                return (self._update(next(iterator), resident, state),)
+
+            return tf.while_loop(goes_on, update, (state,))[0]
+
+        # The next batch is made beside the update: nothing of an iteration of tf.while begins
+        # before the one before has ended. For several replicas only its rows are.
+        gathers_ahead = strategy.num_replicas_in_sync == 1 and pipeline.microbatches == 1
+
+        def batch(number: tf.Tensor) -> Any:
+            rows = pipeline.rows(number)
+            return strategy.run(pipeline.examples, (rows, resident)) if gathers_ahead else rows
+
+        def update_beside(state: TrainingState, element: Any) -> tuple[TrainingState, Any]:
+            following = batch(state.batches + 1)
+            return self._update(element, {} if gathers_ahead else resident, state), following
+
+        return tf.while_loop(goes_on, update_beside, (state, batch(state.batches)))[0]
