@@ -16,7 +16,6 @@ from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
 from tensorflow.python.distribute import collective_all_reduce_strategy, multi_worker_util
 from tensorflow.python.eager import context
 
-from ddl.checkpoint_directory import first_line
 from ddl.errors import DdlError, ModelDirectoryError
 from ddl.peers import Peers, lost
 from ddl.rendezvous import wait_for_workers
@@ -119,7 +118,14 @@ def worker_errors() -> Iterator[None]:
         loss = next(filter(None, losses), None)
         if loss is None and isinstance(error, _MAY_BE_ITS_OWN):
             raise
-        raise lost(loss, f"{type(error).__name__}: {first_line(error)}") from error
+        raise lost(loss, f"{type(error).__name__}: {_cause(error)}") from error
+
+
+def _cause(error: tf.errors.OpError) -> str:
+    """The first line that says something, after those about where in a graph it was."""
+    where = ("Graph execution error", "Detected at node", "<stack traces", " ")
+    lines = [line for line in error.message.splitlines() if line and not line.startswith(where)]
+    return lines[0].split(" [Op:")[0] if lines else "it says no more"
 
 
 @contextmanager

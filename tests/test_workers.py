@@ -280,8 +280,9 @@ class Watch:
 )
 def test_a_workers_own_error_is_not_taken_for_anothers(monkeypatch, error, loss, raised, told):
     monkeypatch.setattr(workers, "_PEERS", [Watch(loss)])
+    where = "Graph execution error:\n\nDetected at node X (most recent call last):\n  File a\n"
     with pytest.raises(raised, match=told), workers.worker_errors():
-        raise error(None, None, "a kernel failed\nsomewhere")
+        raise error(None, None, f"{where}a kernel failed\nsomewhere")
 
 
 @pytest.mark.parametrize("fails_elsewhere", [False, True])
