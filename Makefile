@@ -1,5 +1,5 @@
 # make demo: a CNN learns the digits on two virtual devices. make test: all tests. make bench: all
-# benchmarks. They first make a virtual environment in .venv with what requirements.lock names.
+# benchmarks but the long one. They first make a virtual environment in .venv with what requirements.lock names.
 PYTHON ?= $(firstword $(foreach p,python3.13 python3.12 python3.11 python3,$(shell $(p) -c 'import sys; (3,11) <= sys.version_info < (3,14) and print("$(p)")' 2>/dev/null)))
 VENV := .venv
 BIN := $(VENV)/bin

@@ -37,7 +37,7 @@ def join_cluster(name: ClusterName = "auto") -> None:
     if name == "tf_config" and not os.environ.get("TF_CONFIG"):
         raise ConfigError(
             "--cluster=tf_config: there is no environment variable TF_CONFIG. What starts the "
-            "workers has to set it; BUILD.md shows how, for several hosts."
+            "workers has to set it; README.md shows how, under 'Several hosts'."
         )
     if name == "slurm":
         os.environ["TF_CONFIG"] = slurm_tf_config(os.environ)

@@ -1,7 +1,8 @@
 """Where a run takes place: devices, and the `tf.distribute` strategy over them.
 
-Nothing here changes what is computed. `configure_devices` must run before TensorFlow has
-created its devices, `build_strategy` before the model is built.
+Nothing here changes what is computed, but a batch size that is asked for by replica.
+`configure_devices` must run before TensorFlow has created its devices, `build_strategy` before the
+model is built.
 """
 
 import dataclasses
@@ -34,7 +35,7 @@ _TPU_TIMEOUT = 10.0
 
 @dataclasses.dataclass(frozen=True)
 class Communication:
-    """How gradients travel between the replicas. It moves bytes and changes no mathematics.
+    """How gradients travel between the replicas, and how long processes wait for each other.
 
     Attributes:
       cross_device_ops: The all-reduce of `mirrored`. `auto` takes TensorFlow's collectives for

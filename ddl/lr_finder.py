@@ -6,7 +6,7 @@ It trains what the config describes from fresh weights, with its batch size and 
 of its own, and saves no weights. It prints the losses as a plot and a rate to begin with;
 --output is for the table as JSON and, with the extra `plots`, a picture. It is a command and no
 mode of ddl.main, since it makes no run: nothing is gone on with, and no --model_dir is touched.
-Exit status: 0 done; 1 an error in flags, config or data.
+Exit status: 0 done; 1 an error, with a traceback where nobody foresaw it.
 """
 
 import json

@@ -5,7 +5,8 @@
 gin files say what is computed, the other flags where it runs. The same command again goes on
 where the run stopped. Exit status: 0 done; 1 an error in flags, config or data; 75 stopped by a
 signal after saving; 76 training diverged; 77 another worker of the cluster was lost; 70 anything
-else, with its traceback: a bug, or the system's doing.
+else: a bug, with its traceback, or the system's doing; 130 interrupted before training, or in an
+evaluation or an export.
 """
 
 import os
@@ -88,7 +89,10 @@ def define_flags() -> None:
         "The all-reduce of --strategy=mirrored.",
     )
     flags.DEFINE_integer(
-        "num_packs", 1, "Buffers that gradients are packed into for it.", lower_bound=0
+        "num_packs",
+        1,
+        "Buffers of gradients for --cross_device_ops=nccl or hierarchical_copy; 0: none.",
+        lower_bound=0,
     )
     flags.DEFINE_integer(
         "bytes_per_pack",

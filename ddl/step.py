@@ -134,8 +134,8 @@ class UpdateStep:
         """Makes one update.
 
         Args:
-          element: A global batch as the pipeline's distributed iterator gives it.
-          resident: The pipeline's arrays on the devices, or what it gives in their place.
+          element: A global batch in a form that the pipeline's `examples` takes.
+          resident: The pipeline's arrays on the devices; {} where the batch holds the examples.
           state: The state before.
         """
         statistics = [] if self.loss_scale is None else self.statistics.values()

@@ -1,4 +1,4 @@
-"""The loop over updates on the devices: one `tf.function`, which Python is not asked in between."""
+"""The loop over updates on the devices: one `tf.function`, in which Python is not asked."""
 
 from typing import Any
 

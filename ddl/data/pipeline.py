@@ -25,7 +25,7 @@ _BATCHES_AHEAD = 4
 
 
 _ROWS_IN_STEP = 1024
-"""Up to how many rows the step computes by itself (`python -m benchmarks.loop_overhead`)."""
+"""Up to how many rows the step computes by itself, rather than wait for an iterator's thread."""
 
 
 class BatchPipeline:
@@ -118,10 +118,11 @@ class BatchPipeline:
         return _finished(self._examples(first_batch))
 
     def iterator(self, strategy: tf.distribute.Strategy, first_batch: int = 0) -> Any:
-        """An endless distributed iterator from batch number `first_batch` on.
+        """An endless iterator from batch number `first_batch` on, distributed if devices need it.
 
         Cross-replica context, eager. `next(iterator)` gives each replica its rows of the next
-        batch, all its microbatches, in the form that `examples` takes.
+        batch or, from a plain iterator, all rows of this process, of which `examples` takes a
+        replica's own.
         """
         devices = resident_data.local_devices(strategy)
         on_cpu = all("CPU" in device.upper() for device in devices)
