@@ -254,8 +254,7 @@ def bars(found: Outcomes, batches: Sequence[int], chosen: str) -> list[Bar]:
             asked.append(Bar(what, round(reference - means[chosen, batch], 2), limit, "at most"))
     gap = round(reference - means["unscaled", batches[-1]], 2)
     what = f"points below batch 64 at {batches[-1]:,}, unscaled: the gap shows"
-    # More than the best recipe may lose at 32 times the batch.
-    return [*asked, Bar(what, gap, 1.5, "at least")]
+    return [*asked, Bar(what, gap, 5.0, "at least")]
 
 
 def plots(found: Outcomes, batches: Sequence[int]) -> list[Plot]:
