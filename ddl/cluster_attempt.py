@@ -107,7 +107,8 @@ class ClusterAttempt:
         if self._kill_at is not None:
             seconds = max(0.0, min(seconds, self._kill_at - time.monotonic()))
         heard = signal.sigtimedwait(HEARD, seconds)
-        if heard is None or heard.si_signo == signal.SIGCHLD:
+        # Stopped and gone on with past its time, it gives what it never filled in.
+        if heard is None or heard.si_signo not in HEARD or heard.si_signo == signal.SIGCHLD:
             return
         if self.asked_to_stop:
             if not self._ending:

@@ -6,6 +6,7 @@ import tensorflow as tf
 import ddl.normalization
 import ddl.random
 from ddl import gradients as gradient_path
+from ddl.all_reduce import AllReduce
 from ddl.data import BatchPipeline
 from ddl.objective import Objective
 from ddl.statistics import Statistics
@@ -40,7 +41,7 @@ def divide_by_the_replicas_own_rows(patch: Patch) -> None:
 
 
 def leave_out_the_reduce(patch: Patch) -> None:
-    patch.setattr(gradient_path, "all_reduce", lambda strategy, gradients, *_: list(gradients))
+    patch.setattr(AllReduce, "__call__", lambda _, gradients, variables: list(gradients))
 
 
 def let_keras_reduce_again(patch: Patch) -> None:
@@ -54,24 +55,24 @@ def let_keras_reduce_again(patch: Patch) -> None:
 
 
 def clip_before_the_reduce(patch: Patch) -> None:
-    clip, reduce = gradient_path.clip_by_global_norm, gradient_path.all_reduce
+    clip, reduce = gradient_path.clip_by_global_norm, AllReduce.__call__
 
-    def mutated(strategy, gradients, *arguments):
-        clipped = strategy.run(lambda own: clip(own, 0.05)[0], args=(gradients,))
-        return reduce(strategy, clipped, *arguments)
+    def mutated(self, gradients, variables):
+        clipped = self._strategy.run(lambda own: clip(own, 0.05)[0], args=(gradients,))
+        return reduce(self, clipped, variables)
 
-    patch.setattr(gradient_path, "all_reduce", mutated)
+    patch.setattr(AllReduce, "__call__", mutated)
     patch.setattr(gradient_path, "clip_by_global_norm", lambda g, _: (g, tf.constant(0.0)))
 
 
 def ask_the_first_replica_before_the_reduce(patch: Patch) -> None:
-    reduce, finite, own = gradient_path.all_reduce, gradient_path.all_finite, []
+    reduce, finite, own = AllReduce.__call__, gradient_path.all_finite, []
 
-    def mutated(strategy, gradients, *arguments):
-        own[:] = [strategy.experimental_local_results(gradient)[0] for gradient in gradients]
-        return reduce(strategy, gradients, *arguments)
+    def mutated(self, gradients, variables):
+        own[:] = [self._strategy.experimental_local_results(gradient)[0] for gradient in gradients]
+        return reduce(self, gradients, variables)
 
-    patch.setattr(gradient_path, "all_reduce", mutated)
+    patch.setattr(AllReduce, "__call__", mutated)
     patch.setattr(gradient_path, "all_finite", lambda reduced: finite(own))
 
 

@@ -442,7 +442,7 @@ def test_bad_learning_rates(params, message, tmp_path):
 
 def test_a_plateau_in_a_config(tmp_path):
     plateau = (
-        "SGD.learning_rate = @ReduceOnPlateau()",
+        "FusedSGD.learning_rate = @ReduceOnPlateau()",
         "ReduceOnPlateau.schedule = @LearningRate()",
         "ReduceOnPlateau.patience = 1",
         "ReduceOnPlateau.min_delta = 1e9",  # nothing is better
