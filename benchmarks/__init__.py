@@ -1,4 +1,4 @@
-"""Measurements. `python -m benchmarks` runs those of half an hour; with names, those named."""
+"""Measurements. `python -m benchmarks` runs all but the long ones; with names, those named."""
 
 BENCHMARKS = (
     "loop_overhead",

@@ -15,8 +15,7 @@ def keep_freed_memory() -> bool:
 
     TensorFlow takes the tensors of a step on CPU from malloc. glibc gives large blocks back to the
     system when they are freed, and the next step gets pages that the kernel has to clear and map
-    again: 13 to 22% of the time of a small CNN's step at a batch of 256 to 512
-    (`python -m benchmarks.host_memory`). Blocks above 32 MiB go that way still.
+    again (`python -m benchmarks.host_memory` measures what that takes). Blocks above 32 MiB go that way still.
 
     Does nothing where the C library is another, or where the environment sets it (MALLOC_…_).
 
