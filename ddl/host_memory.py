@@ -15,7 +15,8 @@ def keep_freed_memory() -> bool:
 
     TensorFlow takes the tensors of a step on CPU from malloc. glibc gives large blocks back to the
     system when they are freed, and the next step gets pages that the kernel has to clear and map
-    again (`python -m benchmarks.host_memory` measures what that takes). Blocks above 32 MiB go that way still.
+    again (`python -m benchmarks.host_memory` measures what that takes). Blocks above 32 MiB go that
+    way still.
 
     Does nothing where the C library is another, or where the environment sets it (MALLOC_…_).
 
