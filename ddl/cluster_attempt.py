@@ -7,9 +7,12 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from ddl.cluster_process import HEARD, ClusterProcess
-from ddl.errors import TrainingInterrupted
+from ddl.errors import TrainingInterrupted, WorkerLost
 
 _LAST_LINES = 20
+# A process that dies closes its connections before its end can be seen: those that it leaves may
+# be seen to end first. Giving back all memory of a large one takes the kernel a while.
+_CAUSE_SECONDS = 3.0
 # How often logs are looked at. An end and a signal wake the launcher at once.
 _LOOK_SECONDS = 0.2
 
@@ -53,6 +56,9 @@ class ClusterAttempt:
         self._processes: list[ClusterProcess] = []
         # Those that ended by themselves, or of what was not the launcher's doing.
         self._counted: list[ClusterProcess] = []
+        # Those of them that were not judged yet, and when they are at the latest.
+        self._unjudged: list[ClusterProcess] = []
+        self._judge_at: float | None = None
         self._ending = False
         self._kill_at: float | None = None
 
@@ -89,7 +95,10 @@ class ClusterAttempt:
             self._show_new_lines()
             if ended and not self._ending:
                 self._counted += ended
-                self._judge(ended)
+                self._unjudged += ended
+            if self._unjudged and not self._waits_for_cause():
+                self._judge(self._unjudged)
+                self._unjudged, self._judge_at = [], None
             if self._kill_at is not None and time.monotonic() >= self._kill_at:
                 self._kill_rest(f"did not end within {self._grace_seconds:g} s of SIGTERM")
         self._show_new_lines(to_the_end=True)
@@ -119,11 +128,21 @@ class ClusterAttempt:
         for process in self._running():
             process.send(signal.Signals(heard.si_signo))
 
+    def _waits_for_cause(self) -> bool:
+        """Whether one may be about to end whose death is why all these have ended."""
+        if self._ending or not self._running():
+            return False
+        if any(process.status != WorkerLost.exit_status for process in self._unjudged):
+            return False
+        if self._judge_at is None:
+            self._judge_at = time.monotonic() + _CAUSE_SECONDS
+        return time.monotonic() < self._judge_at
+
     def _judge(self, ended: Sequence[ClusterProcess]) -> None:
         """Ends the rest if one of these has died, or is a chief that needs the others no more."""
         dead = [process for process in ended if self._has_died(process)]
         dead = [process for process in dead if not self._is_replaced(process)]
-        for process in dead:
+        for process in sorted(dead, key=lambda one: one.status == WorkerLost.exit_status):
             self._report(process, "the rest is ended")
         if dead or any(process.task.kind == "chief" for process in ended):
             self._ending = True

@@ -269,6 +269,37 @@ wait_for_ever()
     assert_nothing_is_left(tmp_path, 2)
 
 
+def test_the_one_that_was_lost_is_named_though_its_end_is_seen_later(launch, tmp_path):
+    program = """
+running()
+wait_for("worker-0.pid", "worker-1.pid", "worker-2.pid")
+if index == 0:
+    wait_for("lost-1", "lost-2")
+    time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGKILL)
+note(f"lost-{index}")
+sys.exit(77)
+"""
+    status, _, errors = finish(launch(program, 3))
+    assert status == 128 + signal.SIGKILL
+    assert errors.index("worker 0 was killed by SIGKILL") < errors.index("worker 1 ended with")
+    assert_nothing_is_left(tmp_path, 3)
+
+
+def test_one_that_lost_another_which_never_ends_is_answered_soon(launch, tmp_path):
+    program = """
+running()
+if index == 0:
+    wait_for_ever()
+wait_for("worker-0.pid")
+sys.exit(77)
+"""
+    status, _, errors = finish(launch(program))
+    assert status == 77
+    assert "worker 1 ended with status 77; the rest is ended" in errors
+    assert_nothing_is_left(tmp_path, 2)
+
+
 def test_one_that_is_killed_from_outside(launch, tmp_path):
     launcher = launch("running()\nwait_for_ever()", num_workers=1, num_ps=1)
     wait_for(lambda: len(list(tmp_path.glob("*.pid"))) == 3)
