@@ -6,6 +6,7 @@ from ddl.data.images import images
 from ddl.data.keras_datasets import load_keras_dataset
 from ddl.data.order import batch_indices, steps_per_epoch
 from ddl.data.pipeline import BatchPipeline
+from ddl.data.records import RecordSource
 from ddl.data.source import ArraySource, IndexedSource, RandomAccessSource, Source
 from ddl.data.stream import StreamSource, as_source
 from ddl.data.synthetic import synthetic_arrays, synthetic_images
@@ -15,6 +16,7 @@ __all__ = [
     "BatchPipeline",
     "IndexedSource",
     "RandomAccessSource",
+    "RecordSource",
     "Source",
     "StreamSource",
     "as_source",

@@ -11,13 +11,11 @@ from typing import Literal
 
 import tensorflow as tf
 
-from ddl.data.stream import StreamSource
+from ddl.data.records import RecordSource
 from ddl.errors import ConfigError, DataError
 
 _FILES = {"train": "train", "test": "validation"}
 _EXAMPLES = {"train": 1_281_167, "test": 50_000}
-_SHUFFLED = 16_384  # images in a buffer, as JPEGs: about 2 GB
-_FILES_AT_ONCE = 16
 
 
 def imagenet(
@@ -26,24 +24,19 @@ def imagenet(
     *,
     image_shape: Sequence[int] = (224, 224, 3),
     num_examples: int | None = None,
-    seed: int = 0,
-) -> StreamSource:
-    """Reads ImageNet in an order, and with crops, that follow from the seed and the epoch.
+) -> RecordSource:
+    """Reads ImageNet, with crops that follow from the run's seed and the epoch.
 
     For training each image is cropped at random to 8% to 100% of its area at an aspect ratio of 3/4
     to 4/3 and mirrored half of the time (Szegedy et al. 2015, "Going deeper with convolutions";
     Goyal et al. 2017, section 5.1); for the test it is the middle that 224 of 256 pixels are. Both
     are then resized.
 
-    Files are shuffled whole in each epoch, and examples in a buffer of 16,384. Fewer examples than
-    all are the same in each epoch, the first in the files' order, shuffled in the buffer alone.
-
     Args:
       split: Which part; "test" is the validation set.
       data_dir: Holds the files; anything that tf.io.gfile reads.
       image_shape: Height, width and 3 channels.
       num_examples: Take the first so many; None: all, 1,281,167 and 50,000.
-      seed: Of the order and the crops.
 
     Returns:
       Features "image", uint8 [*image_shape], and "label", int64 [], from 0 to 999.
@@ -59,30 +52,12 @@ def imagenet(
     size = (height, width)
     count = num_examples or _EXAMPLES[split]
     if split == "test":
-        dataset = _records(tf.data.Dataset.from_tensor_slices(files)).map(
-            lambda record: _example(record, _middle, size), num_parallel_calls=tf.data.AUTOTUNE
-        )
-        return StreamSource(dataset, count)
-
-    def epoch_of(epoch: tf.Tensor) -> tf.data.Dataset:
-        # The global seed has a part in the buffer's order too: `set_numerics` sets it.
-        key = tf.random.experimental.stateless_fold_in(tf.constant([seed, 0], tf.int64), epoch)
-        if count < _EXAMPLES[split]:
-            records = _records(tf.data.Dataset.from_tensor_slices(files)).take(count)
-        else:
-            order = tf.random.experimental.stateless_shuffle(tf.constant(files), key)
-            records = _records(tf.data.Dataset.from_tensor_slices(order))
-        # Of `key` itself the epoch is the second half alone.
-        drawn = tf.random.stateless_uniform([], key, None, None, tf.int64)
-        records = records.shuffle(_SHUFFLED, seed=drawn, reshuffle_each_iteration=False)
-
-        def example(position: tf.Tensor, record: tf.Tensor) -> dict[str, tf.Tensor]:
-            draw = tf.random.experimental.stateless_fold_in(key, position)
-            return _example(record, lambda jpeg: _drawn_crop(jpeg, draw), size)
-
-        return records.enumerate().map(example, num_parallel_calls=tf.data.AUTOTUNE)
-
-    return StreamSource(epoch_of, count)
+        return RecordSource(files, lambda record, seed: _example(record, _middle, size), count)
+    return RecordSource(
+        files,
+        lambda record, seed: _example(record, lambda jpeg: _drawn_crop(jpeg, seed), size),
+        count,
+    )
 
 
 def _files(split: str, data_dir: str | os.PathLike[str] | None) -> list[str]:
@@ -104,16 +79,6 @@ def _files(split: str, data_dir: str | os.PathLike[str] | None) -> list[str]:
         "train-00000-of-01024 to train-01023-of-01024 and validation-00000-of-00128 to "
         "validation-00127-of-00128, with the features image/encoded and image/class/label, and "
         "give it as data_dir. image-net.org has the pictures, for which one has to register."
-    )
-
-
-def _records(files: tf.data.Dataset) -> tf.data.Dataset:
-    """The records of files, of several by turns, always in the same order."""
-    return files.interleave(
-        lambda file: tf.data.TFRecordDataset(file, buffer_size=8 << 20),
-        cycle_length=_FILES_AT_ONCE,
-        num_parallel_calls=tf.data.AUTOTUNE,
-        deterministic=True,
     )
 
 

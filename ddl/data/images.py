@@ -43,7 +43,7 @@ def images(
       num_classes: As `image_shape`.
       num_examples: Take the first so many; None: all, or 8,192 and 2,048 synthetic ones.
       one_hot: Whether labels are float32 rows [n, classes] rather than int64 [n].
-      seed: Of synthetic images, and of the order and the crops of ImageNet.
+      seed: Of synthetic images.
       data_dir: Where the files of ImageNet are.
 
     Returns:
@@ -65,7 +65,7 @@ def images(
                 f"imagenet has {_CLASSES[name]:,} classes, and labels that are integers: set "
                 "num_classes and one_hot to that"
             )
-        return imagenet(split, data_dir, image_shape=shape, num_examples=num_examples, seed=seed)
+        return imagenet(split, data_dir, image_shape=shape, num_examples=num_examples)
     if name == "synthetic":
         pixels, labels = synthetic_images(
             split,

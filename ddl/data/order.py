@@ -7,6 +7,7 @@ on from step one million costs what starting from step 0 does.
 
 import os
 
+import numpy as np
 import tensorflow as tf
 
 from ddl.errors import ConfigError, DataError
@@ -76,12 +77,26 @@ def batch_indices(
 
 
 def index_batches(
-    first_batch: int, *, num_examples: int, global_batch_size: int, seed: int, shuffle: bool
+    first_batch: int,
+    *,
+    num_examples: int,
+    global_batch_size: int,
+    seed: int,
+    shuffle: bool,
+    rows: np.ndarray | None = None,
 ) -> tf.data.Dataset:
     """What `batch_indices` gives for batches first_batch, first_batch + 1, … without end.
 
+    Args:
+      first_batch: Counted from 0 over the whole run.
+      num_examples: As in `batch_indices`.
+      global_batch_size: Likewise.
+      seed: Likewise.
+      shuffle: Likewise.
+      rows: Which rows of each batch to give, and in which order, int [b]; None: all B.
+
     Returns:
-      Dicts of "index", int64 [B], and "weight", float32 [B].
+      Dicts of "index", int64 [b], and "weight", float32 [b].
     """
     steps = steps_per_epoch(num_examples, global_batch_size)
     # Many batches are made at once, so that a batch costs a slice of them: of a small data set an
@@ -95,7 +110,10 @@ def index_batches(
         position = first * global_batch_size + tf.range(batches * global_batch_size)
         index, weight = _indices(position, epoch, num_examples, seed, shuffle)
         shape = [-1, global_batch_size]
-        return {"index": tf.reshape(index, shape), "weight": tf.reshape(weight, shape)}
+        made = {"index": tf.reshape(index, shape), "weight": tf.reshape(weight, shape)}
+        if rows is None:
+            return made
+        return {name: tf.gather(each, rows, axis=1) for name, each in made.items()}
 
     epoch, batch = divmod(first_batch, steps)
     made = tf.data.Dataset.counter(epoch * parts + batch // at_once).map(

@@ -6,8 +6,8 @@ import numpy as np
 import tensorflow as tf
 
 from ddl.data import resident as resident_data
-from ddl.data.order import SORTED_UP_TO, batch_indices, index_batches, steps_per_epoch
-from ddl.data.source import ArraySource, IndexedSource, Source, weighted
+from ddl.data.order import SORTED_UP_TO, batch_indices, index_batches
+from ddl.data.source import ArraySource, Source, weighted
 from ddl.errors import ConfigError
 from ddl.microbatch import Microbatch
 from ddl.workers import Workers
@@ -74,7 +74,7 @@ class BatchPipeline:
         self.global_batch_size = global_batch_size
         self.microbatches = microbatches
         self.num_examples = len(source)
-        self.steps_per_epoch = steps_per_epoch(self.num_examples, global_batch_size)
+        self.steps_per_epoch = source.steps_per_epoch(global_batch_size)
         self._seed = seed
         self._shuffle = shuffle
         can_reside = isinstance(source, ArraySource) and resident_data.can_reside(source)
@@ -97,7 +97,7 @@ class BatchPipeline:
     def always_full(self) -> bool:
         """Whether every weight of every batch is 1."""
         return (
-            self.num_examples % self.global_batch_size == 0
+            self.num_examples == self.steps_per_epoch * self.global_batch_size
             and "weight" not in self.source.element_spec
         )
 
@@ -115,7 +115,11 @@ class BatchPipeline:
         Returns:
           Dicts of features [B, …] and "weight", float32 [B].
         """
-        return _finished(self._examples(first_batch))
+        return _finished(
+            self.source.batches(
+                self.global_batch_size, first_batch, seed=self._seed, shuffle=self._shuffle
+            )
+        )
 
     def iterator(self, strategy: tf.distribute.Strategy, first_batch: int = 0) -> Any:
         """An endless iterator from batch number `first_batch` on, distributed if devices need it.
@@ -126,7 +130,9 @@ class BatchPipeline:
         """
         devices = resident_data.local_devices(strategy)
         on_cpu = all("CPU" in device.upper() for device in devices)
-        dataset = _finished(self._arranged(first_batch, strategy), ahead=not self.resident)
+        dataset = _finished(
+            self._batches(first_batch, self._own_rows(strategy)), ahead=not self.resident
+        )
         if Workers(strategy).number > 1:
             # A distributed iterator would ask all workers before each batch whether all have one.
             return iter(dataset)
@@ -285,43 +291,35 @@ class BatchPipeline:
         replicas = tf.distribute.get_replica_context().num_replicas_in_sync
         return self.global_batch_size // self.microbatches // replicas
 
-    def _arranged(self, first_batch: int, strategy: tf.distribute.Strategy) -> tf.data.Dataset:
-        """The rows of this process, replica by replica, since they are shared out in this order.
-
-        They are examples, or where to gather them. Only a stream is read whole by each process.
-        """
-        workers, replicas = Workers(strategy), strategy.num_replicas_in_sync
-        of_worker = self.global_batch_size // workers.number
-
-        def own(rows: tf.Tensor) -> tf.Tensor:
-            if self.microbatches > 1 and replicas > 1:
-                parts = tf.reshape(rows, [self.microbatches, replicas, -1, *rows.shape[1:]])
-                swapped = tf.transpose(parts, [1, 0, *range(2, len(parts.shape))])
-                rows = tf.reshape(swapped, rows.shape)
-            return rows[workers.index * of_worker :][:of_worker] if workers.number > 1 else rows
-
-        def arranged(batches: tf.data.Dataset) -> tf.data.Dataset:
-            if replicas == 1 or (self.microbatches == 1 and workers.number == 1):
-                return batches
-            return batches.map(lambda batch: tf.nest.map_structure(own, batch))
-
-        if not isinstance(self.source, IndexedSource):
-            return arranged(self._examples(first_batch))
-        batches = arranged(
-            index_batches(
+    def _batches(self, first_batch: int, rows: np.ndarray | None) -> tf.data.Dataset:
+        """Some rows of each batch, or where to gather them, on the host."""
+        if not self.resident:
+            return self.source.batches(
+                self.global_batch_size,
                 first_batch,
-                num_examples=self.num_examples,
-                global_batch_size=self.global_batch_size,
                 seed=self._seed,
                 shuffle=self._shuffle,
+                rows=rows,
             )
+        return index_batches(
+            first_batch,
+            num_examples=self.num_examples,
+            global_batch_size=self.global_batch_size,
+            seed=self._seed,
+            shuffle=self._shuffle,
+            rows=rows,
         )
-        return batches if self.resident else self.source.gathered(batches)
 
-    def _examples(self, first_batch: int) -> tf.data.Dataset:
-        return self.source.batches(
-            self.global_batch_size, first_batch, seed=self._seed, shuffle=self._shuffle
-        )
+    def _own_rows(self, strategy: tf.distribute.Strategy) -> np.ndarray | None:
+        """Rows of a global batch that this process computes; None: all as they are.
+
+        They are replica by replica, since they are shared out in this order.
+        """
+        workers, replicas = Workers(strategy), strategy.num_replicas_in_sync
+        if replicas == 1 or (self.microbatches == 1 and workers.number == 1):
+            return None
+        rows = np.arange(self.global_batch_size).reshape(self.microbatches, replicas, -1)
+        return rows.transpose(1, 0, 2).reshape(workers.number, -1)[workers.index]
 
 
 def _static_slice(rows: tf.Tensor, first: tf.Tensor, size: int) -> tf.Tensor:

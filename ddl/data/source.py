@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ddl.data.order import index_batches
+from ddl.data.order import index_batches, steps_per_epoch
 from ddl.errors import DataError
 
 _CHUNK_BYTES = 1 << 24
@@ -31,9 +31,23 @@ class Source(abc.ABC):
     def element_spec(self) -> dict[str, tf.TensorSpec]:
         """Shape and dtype of each feature of one example; shapes are fully known."""
 
+    def steps_per_epoch(self, global_batch_size: int) -> int:
+        """Batches in which every example comes once; all are full but for the last.
+
+        Raises:
+          ConfigError: If the batch size is not positive.
+        """
+        return steps_per_epoch(len(self), global_batch_size)
+
     @abc.abstractmethod
     def batches(
-        self, global_batch_size: int, first_batch: int, *, seed: int, shuffle: bool
+        self,
+        global_batch_size: int,
+        first_batch: int,
+        *,
+        seed: int,
+        shuffle: bool,
+        rows: np.ndarray | None = None,
     ) -> tf.data.Dataset:
         """Global batches from number `first_batch` of the run on, without end, on the host.
 
@@ -42,9 +56,11 @@ class Source(abc.ABC):
           first_batch: Counted from 0 over the whole run.
           seed: Of the order of the examples, where the source can choose it.
           shuffle: Whether each epoch has an order of its own, likewise.
+          rows: Which rows of each batch to give, and in which order, int [b]; None: all B. What the
+            other rows hold need not be read.
 
         Returns:
-          Dicts of features [B, …] and "weight", float32 [B], 0 for the padding of an epoch's
+          Dicts of features [b, …] and "weight", float32 [b], 0 for the padding of an epoch's
           last batch, which consists of examples too.
         """
 
@@ -53,21 +69,23 @@ class IndexedSource(Source):
     """A source with random access. Derive from it to bring your own."""
 
     def batches(
-        self, global_batch_size: int, first_batch: int, *, seed: int, shuffle: bool
+        self,
+        global_batch_size: int,
+        first_batch: int,
+        *,
+        seed: int,
+        shuffle: bool,
+        rows: np.ndarray | None = None,
     ) -> tf.data.Dataset:
         """See `Source`. Any batch is found at once, and each epoch is shuffled whole."""
-        batches = index_batches(
+        return index_batches(
             first_batch,
             num_examples=len(self),
             global_batch_size=global_batch_size,
             seed=seed,
             shuffle=shuffle,
-        )
-        return self.gathered(batches)
-
-    def gathered(self, batches: tf.data.Dataset) -> tf.data.Dataset:
-        """The examples that dicts of "index", int64 [b], and "weight", float32 [b], name."""
-        return batches.map(
+            rows=rows,
+        ).map(
             lambda batch: weighted(self.gather(batch["index"]), batch["weight"]),
             num_parallel_calls=os.cpu_count() or 1,
             deterministic=True,
@@ -269,6 +287,16 @@ def checked_element_spec(spec: Any) -> dict[str, tf.TensorSpec]:
             "it is one float an example"
         )
     return dict(spec)
+
+
+def checked_finite(features: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    """The features, for a graph that stops with a message if one holds NaN or infinity."""
+    return {
+        name: tf.debugging.check_numerics(values, f"the feature {name!r} holds NaN or infinity")
+        if values.dtype.is_floating
+        else values
+        for name, values in features.items()
+    }
 
 
 def _as_array(name: str, data: Any) -> np.ndarray:

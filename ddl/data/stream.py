@@ -1,13 +1,14 @@
 """Sources that can only be read from front to back."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from ddl.data.order import steps_per_epoch
-from ddl.data.source import ArraySource, Source, checked_element_spec, weighted
-from ddl.errors import DataError
+from ddl.data.source import ArraySource, Source, checked_element_spec, checked_finite, weighted
+from ddl.errors import ConfigError, DataError
 
 
 class StreamSource(Source):
@@ -19,71 +20,127 @@ class StreamSource(Source):
     that seeds its shuffles by it:
     `StreamSource(lambda epoch: files(seed).shuffle(10_000, seed=epoch), num_examples)`.
     TensorFlow refuses a seed that is a tensor while its global seed is 0; `tf.random.set_seed(1)`.
+
+    One stream is read whole by each worker, which takes its rows of it. In shards, such as of
+    different files, each worker reads those alone that its rows come from:
+    `StreamSource(lambda epoch, shard: …, num_examples=[1_251, 1_252, …])`. Of S shards each gives
+    B/S rows of every batch, side by side, so that the batches are the same on any number of
+    workers; give S as a multiple of the workers that may ever train together, times the
+    microbatches of an update. A shard that ends early is padded: all should be about as long.
     """
 
     def __init__(
         self,
-        dataset: tf.data.Dataset | Callable[[tf.Tensor], tf.data.Dataset],
-        num_examples: int | None = None,
+        dataset: tf.data.Dataset | Callable[..., tf.data.Dataset],
+        num_examples: int | Sequence[int] | None = None,
     ):
         """Takes the data set.
 
         Args:
           dataset: The examples of every epoch; or a function that makes an epoch's data set from
-            its number, int64 [], traced by tf.data.
+            its number, int64 [], traced by tf.data; or, for shards, from that and the shard's
+            number, an int from 0 on.
           num_examples: Examples an epoch: as many are read even if there are more. None asks
-            the data set.
+            the data set. Several numbers: those of each shard.
 
         Raises:
-          DataError: If the length is unknown or too small, or shapes are not static.
+          ConfigError: If there are shards and `dataset` is not a function.
+          DataError: If a length is unknown or too small, or shapes are not static.
         """
-        self._of_epoch = not isinstance(dataset, tf.data.Dataset)
         self._dataset: Any = dataset
-        first = self._epoch(tf.constant(0, tf.int64))
-        self._element_spec = checked_element_spec(first.element_spec)
-        cardinality = int(first.cardinality())
-        if num_examples is None:
-            if cardinality == tf.data.UNKNOWN_CARDINALITY:
-                raise DataError(
-                    "the number of examples in the tf.data.Dataset is unknown; give it: "
-                    "StreamSource(dataset, num_examples=…)"
-                )
-            if cardinality == tf.data.INFINITE_CARDINALITY:
-                raise DataError(
-                    "the tf.data.Dataset never ends; remove its repeat(), or say how many "
-                    "examples make an epoch: StreamSource(dataset, num_examples=…)"
-                )
-            num_examples = cardinality
-        if num_examples < 1:
-            raise DataError("the tf.data.Dataset is empty: there are no examples")
-        if 0 <= cardinality < num_examples:
-            raise DataError(
-                f"num_examples is {num_examples:,}, but the tf.data.Dataset has {cardinality:,}"
+        self._of_epoch = not isinstance(dataset, tf.data.Dataset)
+        self._of_shard = isinstance(num_examples, Sequence)
+        if self._of_shard and not self._of_epoch:
+            raise ConfigError(
+                "a tf.data.Dataset is one stream; for shards, give a function: "
+                "StreamSource(lambda epoch, shard: …, num_examples=[…])"
             )
-        self._num_examples = num_examples
+        lengths = num_examples if isinstance(num_examples, Sequence) else [num_examples]
+        if not lengths:
+            raise DataError("num_examples has no shards")
+        first = self._epoch(tf.constant(0, tf.int64), 0)
+        self._element_spec = checked_element_spec(first.element_spec)
+        self._lengths = [
+            _length(first if shard == 0 else None, length) for shard, length in enumerate(lengths)
+        ]
 
     def __len__(self) -> int:
         """Examples an epoch."""
-        return self._num_examples
+        return sum(self._lengths)
 
     @property
     def element_spec(self) -> dict[str, tf.TensorSpec]:
         """See `Source`."""
         return dict(self._element_spec)
 
+    def steps_per_epoch(self, global_batch_size: int) -> int:
+        """Batches until the longest shard ends.
+
+        Raises:
+          ConfigError: If the shards cannot give equal parts of a batch.
+        """
+        size = self._rows_of_shard(global_batch_size)
+        return max(steps_per_epoch(length, size) for length in self._lengths)
+
     def batches(
-        self, global_batch_size: int, first_batch: int, *, seed: int = 0, shuffle: bool = False
+        self,
+        global_batch_size: int,
+        first_batch: int,
+        *,
+        seed: int = 0,
+        shuffle: bool = False,
+        rows: np.ndarray | None = None,
     ) -> tf.data.Dataset:
         """See `Source`. The order is the data set's own, whatever is asked for."""
-        steps = steps_per_epoch(self._num_examples, global_batch_size)
+        size = self._rows_of_shard(global_batch_size)
+        rows = np.arange(global_batch_size) if rows is None else rows
+        shard_of_row = rows // size
+        parts = [
+            self._shard(int(shard), global_batch_size, first_batch, rows[shard_of_row == shard])
+            for shard in np.unique(shard_of_row)
+        ]
+        if len(parts) == 1:
+            return parts[0]
+        # Shard by shard they come; rows may be asked for in another order.
+        by_shard = np.argsort(shard_of_row, kind="stable")
+        place = np.argsort(by_shard)
+        in_order = (place == np.arange(len(rows))).all()
+
+        def together(*parts: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+            whole = {name: tf.concat([part[name] for part in parts], 0) for name in parts[0]}
+            return whole if in_order else {name: tf.gather(whole[name], place) for name in whole}
+
+        # A thread reads each shard.
+        return tf.data.Dataset.zip(*(part.prefetch(1) for part in parts)).map(together)
+
+    def _shard(
+        self, shard: int, global_batch_size: int, first_batch: int, rows: np.ndarray
+    ) -> tf.data.Dataset:
+        """Some rows of its part of each batch, these counted as those of the whole batch."""
+        size = self._rows_of_shard(global_batch_size)
+        steps = self.steps_per_epoch(global_batch_size)
+        length = self._lengths[shard]
         first_epoch, skipped = divmod(first_batch, steps)
+        own = rows % size
+        all_rows = len(own) == size and (own == np.arange(size)).all()
+
+        def finished(batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+            batch = _padded(batch, size)
+            return batch if all_rows else {name: tf.gather(batch[name], own) for name in batch}
 
         def padded_epoch(epoch: tf.Tensor) -> tf.data.Dataset:
-            examples = self._epoch(epoch).take(self._num_examples)
+            examples = self._epoch(epoch, shard).take(length)
             # Fewer examples than announced must not pass for a short epoch.
-            examples = examples.apply(tf.data.experimental.assert_cardinality(self._num_examples))
-            return examples.batch(global_batch_size).map(
-                lambda batch: _padded(batch, global_batch_size), num_parallel_calls=2
+            examples = examples.apply(tf.data.experimental.assert_cardinality(length))
+            batches = examples.batch(size).map(finished, num_parallel_calls=2)
+            missing = steps - steps_per_epoch(length, size)
+            if not missing:
+                return batches
+            padding = self._epoch(epoch, shard).take(size).batch(size).map(finished).take(1)
+            return batches.concatenate(
+                padding.repeat(missing).map(
+                    lambda batch: {**batch, "weight": tf.zeros_like(batch["weight"])}
+                )
             )
 
         if self._of_epoch:
@@ -92,11 +149,44 @@ class StreamSource(Source):
             batches = padded_epoch(tf.constant(0, tf.int64)).repeat()
         return batches.skip(skipped)
 
-    def _epoch(self, epoch: tf.Tensor) -> tf.data.Dataset:
-        dataset = self._dataset(epoch) if self._of_epoch else self._dataset
+    def _rows_of_shard(self, global_batch_size: int) -> int:
+        shards = len(self._lengths)
+        if global_batch_size % shards:
+            raise ConfigError(
+                f"the global batch size {global_batch_size} is not a multiple of the {shards} "
+                "shards of the stream, which each give an equal part of a batch"
+            )
+        return global_batch_size // shards
+
+    def _epoch(self, epoch: tf.Tensor, shard: int) -> tf.data.Dataset:
+        dataset = self._dataset
+        if self._of_epoch:
+            dataset = dataset(epoch, shard) if self._of_shard else dataset(epoch)
         if isinstance(dataset.element_spec, tuple) and len(dataset.element_spec) == 2:
             return dataset.map(lambda image, label: {"image": image, "label": label})
         return dataset
+
+
+def _length(dataset: tf.data.Dataset | None, given: int | None) -> int:
+    """Examples to read: those given, or as many as the data set has, where it is known."""
+    cardinality = tf.data.UNKNOWN_CARDINALITY if dataset is None else int(dataset.cardinality())
+    if given is None:
+        if cardinality == tf.data.UNKNOWN_CARDINALITY:
+            raise DataError(
+                "the number of examples in the tf.data.Dataset is unknown; give it: "
+                "StreamSource(dataset, num_examples=…)"
+            )
+        if cardinality == tf.data.INFINITE_CARDINALITY:
+            raise DataError(
+                "the tf.data.Dataset never ends; remove its repeat(), or say how many "
+                "examples make an epoch: StreamSource(dataset, num_examples=…)"
+            )
+        given = cardinality
+    if given < 1:
+        raise DataError("the tf.data.Dataset is empty: there are no examples")
+    if 0 <= cardinality < given:
+        raise DataError(f"num_examples is {given:,}, but the tf.data.Dataset has {cardinality:,}")
+    return given
 
 
 def _padded(batch: Mapping[str, tf.Tensor], size: int) -> dict[str, tf.Tensor]:
@@ -108,11 +198,7 @@ def _padded(batch: Mapping[str, tf.Tensor], size: int) -> dict[str, tf.Tensor]:
         full = tf.cond(count < size, lambda: tf.gather(values, rows % count), lambda: values)
         return tf.ensure_shape(full, [size, *values.shape[1:]])
 
-    for name, values in batch.items():
-        if values.dtype.is_floating:
-            message = f"the feature {name!r} holds NaN or infinity"
-            batch = {**batch, name: tf.debugging.check_numerics(values, message)}
-    filled = {name: fill(values) for name, values in batch.items()}
+    filled = {name: fill(values) for name, values in checked_finite(batch).items()}
     return weighted(filled, tf.cast(rows < count, tf.float32))
 
 

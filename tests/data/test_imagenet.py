@@ -32,13 +32,8 @@ def write(folder, kind="train", shards=3, left_out=()):
                 file.write(example.SerializeToString())
 
 
-@pytest.fixture(autouse=True)
-def _global_seed():
-    tf.random.set_seed(1)
-
-
-def read(source, first=0, count=3, batch=EACH):
-    batches = source.batches(batch, first, seed=0, shuffle=True).take(count)
+def read(source, first=0, count=3, batch=EACH, seed=0, shuffle=True):
+    batches = source.batches(batch, first, seed=seed, shuffle=shuffle).take(count)
     return [{name: value.numpy() for name, value in each.items()} for each in batches]
 
 
@@ -85,11 +80,11 @@ def test_images_belong_to_their_labels_and_are_mirrored_half_of_the_time(tmp_pat
 
 def test_crops_follow_from_seed_and_epoch_wherever_reading_begins(tmp_path):
     write(tmp_path)
-    source = imagenet("train", tmp_path, image_shape=SHAPE, num_examples=15, seed=3)
+    source = imagenet("train", tmp_path, image_shape=SHAPE, num_examples=15)
     straight, again, other = (
-        read(source, count=5),
-        read(source, first=3, count=2),
-        read(imagenet("train", tmp_path, image_shape=SHAPE, num_examples=15, seed=4), count=5),
+        read(source, count=5, seed=3),
+        read(source, first=3, count=2, seed=3),
+        read(source, count=5, seed=4),
     )
     for one, same in zip(straight[3:], again, strict=True):
         np.testing.assert_array_equal(one["image"], same["image"])
@@ -99,7 +94,7 @@ def test_crops_follow_from_seed_and_epoch_wherever_reading_begins(tmp_path):
 def test_the_test_set_is_the_middle_in_the_files_order(tmp_path):
     write(tmp_path, "validation", shards=1)
     source = imagenet("test", tmp_path, image_shape=SHAPE, num_examples=EACH)
-    (batch,) = read(source, count=1)
+    (batch,) = read(source, count=1, shuffle=False)
     assert labels_of([batch]) == list(range(EACH))
     blue = batch["image"][..., 2]
     assert (blue[:, :, :6] > 240).all()  # neither moved nor mirrored
@@ -133,9 +128,8 @@ def test_missing_files_are_told(tmp_path, prepare, message):
 
 def test_fewer_examples_than_announced_are_told(tmp_path):
     write(tmp_path)
-    source = imagenet("train", tmp_path, image_shape=SHAPE)
-    with pytest.raises(tf.errors.OpError, match="1281167 elements but contained only 15"):
-        read(source, count=10)
+    with pytest.raises(DataError, match="1,281,167, but the 3 files have 15 records"):
+        imagenet("train", tmp_path, image_shape=SHAPE)
 
 
 def test_other_channels_are_told(tmp_path):

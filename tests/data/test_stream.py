@@ -3,7 +3,7 @@ import pytest
 import tensorflow as tf
 
 from ddl.data import ArraySource, BatchPipeline, StreamSource, as_source
-from ddl.errors import DataError
+from ddl.errors import ConfigError, DataError
 from ddl.precision import set_numerics
 
 
@@ -67,6 +67,81 @@ def test_endless_streams_have_epochs_of_the_given_length():
         taken(BatchPipeline(StreamSource(numbers(4).repeat(), 3), 3).dataset(), 2)
         == [([0, 1, 2], [1, 1, 1])] * 2
     )
+
+
+SHARDS = [5, 3, 4, 2]
+
+
+def shard(epoch, number):
+    """Numbers that say from which shard they are, and which epoch."""
+    first = 100 * number + 1000 * epoch
+    return tf.data.Dataset.range(first, first + SHARDS[number]).map(lambda x: {"x": x})
+
+
+def test_shards_give_equal_parts_of_each_batch():
+    pipeline = BatchPipeline(StreamSource(shard, SHARDS), 8)
+    assert (pipeline.num_examples, pipeline.steps_per_epoch) == (14, 3)
+    assert not pipeline.always_full
+    assert taken(pipeline.dataset(), 4) == [
+        ([0, 1, 100, 101, 200, 201, 300, 301], [1] * 8),
+        ([2, 3, 102, 102, 202, 203, 300, 301], [1, 1, 1, 0, 1, 1, 0, 0]),
+        ([4, 4, 100, 101, 200, 201, 300, 301], [1, 0, 0, 0, 0, 0, 0, 0]),
+        ([1000, 1001, 1100, 1101, 1200, 1201, 1300, 1301], [1] * 8),
+    ]
+    whole = taken(pipeline.dataset(), 9)
+    for start in (1, 4, 5):
+        assert taken(pipeline.dataset(start), 9 - start) == whole[start:]
+
+
+@pytest.mark.parametrize(
+    ("rows", "opened"),
+    [
+        ([0, 1, 2, 3], {0, 1}),
+        ([4, 5, 6, 7], {2, 3}),
+        ([3], {1}),
+        ([1, 6, 5, 0], {0, 2, 3}),
+    ],
+)
+def test_only_shards_whose_rows_are_asked_for_are_read(rows, opened):
+    asked = set()
+
+    def noting(epoch, number):
+        def note(x):
+            asked.add(number)
+            return x
+
+        return shard(epoch, number).map(
+            lambda e: {"x": tf.ensure_shape(tf.numpy_function(note, [e["x"]], tf.int64), [])}
+        )
+
+    source = StreamSource(noting, SHARDS)
+    whole = taken(StreamSource(shard, SHARDS).batches(8, 0), 4)
+    part = taken(source.batches(8, 0, rows=np.array(rows)), 4)
+    assert part == [tuple([column[row] for row in rows] for column in batch) for batch in whole]
+    assert asked == opened
+
+
+def test_shards_that_are_full_have_no_padding():
+    def even(epoch, number):
+        return numbers(4)
+
+    pipeline = BatchPipeline(StreamSource(even, [4, 4]), 4)
+    assert pipeline.always_full
+    assert pipeline.steps_per_epoch == 2
+
+
+def test_shards_that_cannot_be_are_told():
+    with pytest.raises(ConfigError, match="a tf.data.Dataset is one stream"):
+        StreamSource(numbers(4), [2, 2])
+    with pytest.raises(ConfigError, match="not a multiple of the 4 shards"):
+        BatchPipeline(StreamSource(shard, SHARDS), 6)
+    with pytest.raises(DataError, match="num_examples is 6, but the tf.data.Dataset has 5"):
+        StreamSource(shard, [6, 3, 4, 2])
+    with pytest.raises(DataError, match="no shards"):
+        StreamSource(shard, [])
+    late = StreamSource(shard, [5, 3, 4, 3])
+    with pytest.raises(tf.errors.OpError, match="expected to contain 3 elements"):
+        taken(late.batches(4, 0), 4)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,176 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from ddl.data import BatchPipeline, RecordSource
+from ddl.errors import DataError
+
+LENGTHS = (4, 0, 7)  # records of each file
+COUNT = sum(LENGTHS)
+
+
+def written(folder, options=None):
+    """Files of records of different lengths, which hold their number."""
+    files, number = [], 0
+    for place, length in enumerate(LENGTHS):
+        files.append(str(folder / f"part-{place}"))
+        with tf.io.TFRecordWriter(files[-1], options) as file:
+            for _ in range(length):
+                file.write(str(number).zfill(number + 2).encode())
+                number += 1
+    return files
+
+
+def decode(record, seed):
+    return {
+        "x": tf.strings.to_number(record, tf.int64),
+        "draw": tf.random.stateless_uniform([], seed),
+    }
+
+
+def taken(source, count, *, first=0, batch=4, seed=0, shuffle=True, rows=None):
+    batches = source.batches(batch, first, seed=seed, shuffle=shuffle, rows=rows).take(count)
+    return [{name: values.numpy() for name, values in each.items()} for each in batches]
+
+
+def test_unshuffled_they_come_in_the_files_order(tmp_path):
+    source = RecordSource(written(tmp_path), decode)
+    assert len(source) == COUNT
+    assert source.element_spec["x"] == tf.TensorSpec([], tf.int64, "x")
+    batches = taken(source, 3, shuffle=False)
+    assert [x for batch in batches for x in batch["x"]] == [*range(COUNT), 0]
+    assert [w for batch in batches for w in batch["weight"]] == [1] * COUNT + [0]
+
+
+def test_each_epoch_has_each_record_once_in_an_order_of_its_own(tmp_path):
+    source = RecordSource(written(tmp_path), decode)
+    epochs = []
+    for first in (0, 3):
+        batches = taken(source, 3, first=first)
+        epochs.append([x for b in batches for x, w in zip(b["x"], b["weight"], strict=True) if w])
+    assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(COUNT))
+    assert epochs[0] != epochs[1]
+
+
+def test_draws_follow_from_seed_epoch_and_example_alone(tmp_path):
+    source = RecordSource(written(tmp_path), decode)
+
+    def draws(batch, seed=0, first=0):
+        size = -(-COUNT // batch)
+        batches = taken(source, size, batch=batch, first=first * size, seed=seed)
+        return dict(
+            (int(x), float(d))
+            for b in batches
+            for x, d, w in zip(b["x"], b["draw"], b["weight"], strict=True)
+            if w
+        )
+
+    first = draws(4)
+    assert len(set(first.values())) == COUNT
+    assert draws(3) == first
+    for other in (draws(4, first=1), draws(4, seed=1)):
+        assert all(first[x] != other[x] for x in first)
+
+
+def test_any_batch_is_found_and_rows_of_it(tmp_path):
+    source = RecordSource(written(tmp_path), decode)
+    straight = taken(source, 7)
+    rows = np.array([3, 1])
+    for whole, part in zip(straight[4:], taken(source, 3, first=4, rows=rows), strict=True):
+        for name in whole:
+            np.testing.assert_array_equal(part[name], whole[name][rows], err_msg=name)
+
+
+def test_only_the_rows_that_are_asked_for_are_read(tmp_path):
+    read = []
+
+    def noting(record, seed):
+        def note(text):
+            read.append(int(text))
+            return text
+
+        return {"x": tf.strings.to_number(tf.numpy_function(note, [record], tf.string))}
+
+    def with_shape(record, seed):
+        return {"x": tf.ensure_shape(noting(record, seed)["x"], [])}
+
+    source = RecordSource(written(tmp_path), with_shape)
+    taken(source, 2, batch=4, shuffle=False, rows=np.array([1, 3]))
+    # Threads may have read ahead, but never another worker's rows.
+    assert {1, 3, 5, 7} <= set(read)
+    epoch = [row for row in range(12) if row % 4 in (1, 3)]
+    assert set(read) <= {row % COUNT for row in epoch}
+
+
+def test_fewer_than_all_are_the_first(tmp_path):
+    source = RecordSource(written(tmp_path), decode, num_examples=5)
+    assert sorted(x for b in taken(source, 5, batch=1) for x in b["x"]) == list(range(5))
+    with pytest.raises(DataError, match=r"num_examples is 12, but the 3 files have 11"):
+        RecordSource(written(tmp_path), decode, num_examples=12)
+
+
+def test_as_data_of_a_pipeline(tmp_path, strategy):
+    source = RecordSource(written(tmp_path), decode)
+    pipeline = BatchPipeline(source, 4, seed=3)
+    expected = taken(source, 1, first=5, seed=3)[0]["x"]
+    element = next(pipeline.iterator(strategy, 5))
+    examples = strategy.run(lambda one: pipeline.examples(one, {}), args=(element,))
+    got = [x for part in strategy.experimental_local_results(examples["x"]) for x in part.numpy()]
+    np.testing.assert_array_equal(got, expected)
+
+
+def cut_short(file):
+    data = file.read_bytes()
+    file.write_bytes(data[:-3])
+
+
+def text(file):
+    file.write_bytes(b"image,label\n" * 9)
+
+
+def missing(file):
+    file.unlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (cut_short, "cut short, compressed, or no TFRecord file: a record that begins at byte"),
+        (text, "cut short, compressed, or no TFRecord file"),
+        (missing, "cannot be read"),
+    ],
+)
+def test_files_that_are_none_are_told(tmp_path, damage, message):
+    files = written(tmp_path)
+    damage(tmp_path / "part-2")
+    with pytest.raises(DataError, match=message) as told:
+        RecordSource(files, decode)
+    assert files[2] in str(told.value)
+
+
+def test_compressed_files_are_told(tmp_path):
+    files = written(tmp_path, tf.io.TFRecordOptions(compression_type="GZIP"))
+    with pytest.raises(DataError, match="compressed"):
+        RecordSource(files, decode)
+
+
+def test_no_records_are_told(tmp_path):
+    with pytest.raises(DataError, match="hold no records"):
+        RecordSource(written(tmp_path)[1:2], decode)
+
+
+def test_a_damaged_record_stops_the_step(tmp_path):
+    files = written(tmp_path)
+    data = bytearray((tmp_path / "part-0").read_bytes())
+    data[12] ^= 1  # of the first record's text
+    (tmp_path / "part-0").write_bytes(data)
+    with pytest.raises(tf.errors.DataLossError, match="corrupted record"):
+        taken(RecordSource(files, decode), 3, shuffle=False)
+
+
+def test_features_without_a_static_shape_are_told(tmp_path):
+    def decode_any(record, seed):
+        return {"x": tf.io.decode_raw(record, tf.uint8)}
+
+    with pytest.raises(DataError, match="static shape"):
+        RecordSource(written(tmp_path), decode_any)
