@@ -21,6 +21,7 @@ import tensorflow as tf
 from ddl.data import BatchPipeline
 from ddl.microbatch import explaining_stale_traces
 from ddl.objective import Objective
+from ddl.random import batch_counter
 from ddl.shared_state import SharedState, count_natively
 from ddl.step import TrainingState, UpdateStep
 
@@ -148,7 +149,7 @@ class CoordinatedEvaluation:
 
         def replica_sums(element: Any, batch: tf.Tensor) -> tf.Tensor:
             features = pipeline.examples(element, {})
-            with pipeline.microbatch(features, batch, training=False).forward():
+            with pipeline.microbatch(features, batch_counter(batch), training=False).forward():
                 return self._objective(features, training=False)[1]
 
         def add_batch(batch: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

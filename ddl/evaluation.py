@@ -8,6 +8,7 @@ from ddl.data import BatchPipeline
 from ddl.data.checks import data_errors
 from ddl.microbatch import explaining_stale_traces
 from ddl.objective import Objective
+from ddl.random import batch_counter
 
 
 class Evaluation:
@@ -45,7 +46,7 @@ class Evaluation:
 
         def replica_sums(element: Any, arrays: Any, batch: tf.Tensor) -> tf.Tensor:
             features = pipeline.examples(element, arrays)
-            with pipeline.microbatch(features, batch, training=False).forward():
+            with pipeline.microbatch(features, batch_counter(batch), training=False).forward():
                 return self._objective(features, training=False)[1]
 
         def add_batch(batch: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -61,9 +61,9 @@ class Microbatch:
     Attributes:
       seed: Of all that is drawn.
       training: Whether the pass is one of training or of evaluation, which draw apart.
-      batch: int64 [], number of the global batch, counted over the whole run.
-      first_row: int64 [], position of the first row in the global batch. The rows follow one
-        another there.
+      counter: uint64 [2], what `ddl.random.batch_counter` gives for the global batch.
+      first_row: Position of the first row in the global batch, int64 [] or a Python integer. The
+        rows follow one another there.
       rows: How many they are; static.
       mask: bool [rows], False for padding and for examples that the data give the weight 0;
         None if there is neither.
@@ -71,8 +71,8 @@ class Microbatch:
 
     seed: int
     training: bool
-    batch: tf.Tensor
-    first_row: tf.Tensor
+    counter: tf.Tensor
+    first_row: tf.Tensor | int
     rows: int
     mask: tf.Tensor | None = None
     _calls: dict[int, _Calls] = dataclasses.field(default_factory=dict)

@@ -36,6 +36,19 @@ _SPREAD = -7046029254386353131  # 2^64 over the golden ratio, odd, as an int64
 _WORDS = 4  # what one count of Philox gives: as many float32
 
 
+def batch_counter(batch: tf.Tensor) -> tf.Tensor:
+    """Where Philox begins for the first row of a global batch: uint64 [2].
+
+    A loop makes it for the next batch beside an update, so that it is there when that begins: what
+    is drawn is then computed while the layers before it are, where a few operations ahead of the
+    draw would make them wait for each other.
+
+    Args:
+      batch: Number of the global batch, int64 [], counted over the whole run.
+    """
+    return tf.cast(tf.stack([tf.zeros([], tf.int64), batch]), tf.uint64)
+
+
 def uniform(owner: Any, shape: Sequence[Any], *, shared: bool = False) -> tf.Tensor:
     """Numbers in [0, 1), one row an example. Replica context.
 
@@ -56,25 +69,59 @@ def uniform(owner: Any, shape: Sequence[Any], *, shared: bool = False) -> tf.Ten
         (`tf.vectorized_map` is not noticed: what it maps draws the same for each element.)
     """
     operation = tf.raw_ops.StatelessRandomUniformV2
-    return _draw(operation, keras.random.uniform, owner, shape, shared)
+    if microbatch.current() is None:
+        return _outside(keras.random.uniform, owner, shape)
+    return _draw(operation, tf.float32, 1, owner, shape, shared)
 
 
 def normal(owner: Any, shape: Sequence[Any], *, shared: bool = False) -> tf.Tensor:
     """Standard normal numbers, one row an example; as `uniform` in all else."""
     operation = tf.raw_ops.StatelessRandomNormalV2
-    return _draw(operation, keras.random.normal, owner, shape, shared)
+    if microbatch.current() is None:
+        return _outside(keras.random.normal, owner, shape)
+    return _draw(operation, tf.float32, 1, owner, shape, shared)
+
+
+def bernoulli(
+    owner: Any, shape: Sequence[Any], probability: float, *, shared: bool = False
+) -> tf.Tensor:
+    """True with `as_drawn(probability)`, one row an example; as `uniform` in all else.
+
+    Takes half as many random bits as comparing `uniform` with a number.
+
+    Returns:
+      bool of that shape.
+    """
+    if microbatch.current() is None:
+        return _outside(keras.random.uniform, owner, shape) < as_drawn(probability)
+    least = round((1 - as_drawn(probability)) * 2**16) - 2**15
+    if least == 2**15:
+        return tf.zeros(shape, tf.bool)
+    operation = tf.raw_ops.StatelessRandomUniformFullIntV2
+    drawn = _draw(operation, tf.int32, 2, owner, shape, shared)
+    return drawn >= tf.constant(least, tf.int16)
+
+
+def as_drawn(probability: float) -> float:
+    """The probability of 16 random bits that comes next to a given one."""
+    return round(probability * 2**16) / 2**16
+
+
+def _outside(draw: Callable[..., tf.Tensor], owner: Any, shape: Sequence[Any]) -> tf.Tensor:
+    return draw(shape, dtype="float32", seed=getattr(owner, "seed_generator", None))
 
 
 def _draw(
     operation: Callable[..., tf.Tensor],
-    outside: Callable[..., tf.Tensor],
+    dtype: tf.DType,
+    in_a_word: int,
     owner: Any,
     shape: Sequence[Any],
     shared: bool,
 ) -> tf.Tensor:
+    """Words of Philox, 32 bits each, as so many values in each of them: int16 if two."""
     current = microbatch.current()
-    if current is None:
-        return outside(shape, dtype="float32", seed=getattr(owner, "seed_generator", None))
+    assert current is not None
     name = f"the layer {getattr(owner, 'name', owner)!r} draws random numbers"
     if current.in_loop:
         raise ConfigError(
@@ -82,22 +129,23 @@ def _draw(
             "would draw the same. Draw for all turns before the loop."
         )
     rows, features = shape[0], math.prod(shape[1:])
-    first_row = tf.zeros([], tf.int64)
+    first_row: tf.Tensor | int = 0
     if not shared:
-        parts = current.rows_per_example(rows, f"{name} and")
-        first_row = current.first_row * tf.cast(parts, tf.int64)
+        first_row = current.first_row * current.rows_per_example(rows, f"{name} and")
     # Rows begin at whole counts, so that any row can be begun with.
-    counts_per_row = -(-features // _WORDS)
+    counts_per_row = -(-features // (_WORDS * in_a_word))
     seed = getattr(owner, "seed", None)
     own_seed = int(seed) if isinstance(seed, numbers.Integral) else None
     key = _hashed(current.seed, current.training, *current.call_number(owner), own_seed)
     values = operation(
         shape=[rows, counts_per_row * _WORDS],
         key=tf.bitcast(tf.constant([key], tf.int64), tf.uint64),
-        counter=_counter(first_row * tf.cast(counts_per_row, tf.int64), current.batch),
+        counter=_counter(current, first_row * counts_per_row),
         alg=PHILOX,
-        dtype=tf.float32,
+        dtype=dtype,
     )
+    if in_a_word > 1:
+        values = tf.reshape(tf.bitcast(values, tf.int16), [rows, -1])
     return tf.reshape(values[:, :features], shape)
 
 
@@ -107,9 +155,11 @@ def _hashed(*identity: int | None) -> int:
     return int.from_bytes(digest, "big", signed=True)
 
 
-def _counter(low: tf.Tensor, high: tf.Tensor) -> tf.Tensor:
-    """Where Philox begins: uint64 [2]."""
-    return tf.cast(tf.stack([low, high]), tf.uint64)
+def _counter(current: microbatch.Microbatch, place: tf.Tensor | int) -> tf.Tensor:
+    """Where Philox begins for what lies at a place of the batch: uint64 [2]."""
+    if isinstance(place, int):
+        return current.counter + tf.constant([place, 0], tf.uint64) if place else current.counter
+    return current.counter + tf.cast(tf.stack([place, tf.zeros_like(place)]), tf.uint64)
 
 
 def seed_by_replica(layers: Iterable[keras.layers.Layer]) -> list[tf.Variable]:
@@ -141,7 +191,7 @@ def _next_seed(generator: keras.random.SeedGenerator, ordered: bool = True) -> t
     return tf.raw_ops.StatelessRandomUniformFullIntV2(
         shape=[2],
         key=tf.bitcast(tf.cast(key, tf.int64), tf.uint64),
-        counter=_counter(current.first_row, current.batch),
+        counter=_counter(current, current.first_row),
         alg=PHILOX,
         dtype=tf.int64,
     )

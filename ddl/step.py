@@ -25,6 +25,7 @@ from ddl.errors import ConfigError
 from ddl.noise_scale import GradientNoiseScale, squared_norm_of
 from ddl.objective import Objective
 from ddl.precision import LossScale
+from ddl.random import batch_counter
 from ddl.statistics import Statistics
 from ddl.weight_average import WeightAverages
 
@@ -130,16 +131,23 @@ class UpdateStep:
             weights = "weight" in self.pipeline.source.element_spec or self.objective.task_weighs
             self.noise_scale.check(self._parts, weights_are_given=weights)
 
-    def __call__(self, element: Any, resident: Any, state: TrainingState) -> TrainingState:
+    def __call__(
+        self,
+        element: Any,
+        resident: Any,
+        state: TrainingState,
+        counter: tf.Tensor | None = None,
+    ) -> TrainingState:
         """Makes one update.
 
         Args:
           element: A global batch in a form that the pipeline's `examples` takes.
           resident: The pipeline's arrays on the devices; {} where the batch holds the examples.
           state: The state before.
+          counter: `batch_counter(state.batches)`, where it was made ahead.
         """
         statistics = [] if self.loss_scale is None else self.statistics.values()
-        gradients, sums = self._accumulate(element, resident, state)
+        gradients, sums = self._accumulate(element, resident, state, counter)
         sums = self.strategy.reduce(_SUM, sums, axis=None)
         gradients = self.all_reduce(gradients, self.variables)
         gradients = self._with_each_row_once(gradients)
@@ -163,6 +171,20 @@ class UpdateStep:
             norm = tf.cond(finite, apply, skip)
         return self._next_state(state, sums, norm, finite, noise)
 
+    @property
+    def moves(self) -> tuple[str, ...]:
+        """The fields of the state that an update may change; it leaves the others as they are."""
+        return (
+            *("step", "batches", "sums", "diverged_at"),
+            *(() if self.clip_norm is None else ("gradient_norms",)),
+            *(() if self.noise_scale is None else ("gradient_noise",)),
+            *(
+                ()
+                if self.loss_scale is None
+                else ("skipped_in_a_row", "loss_scale", "finite_updates")
+            ),
+        )
+
     def finite_gradients(self, element: Any, resident: Any, state: TrainingState) -> tf.Tensor:
         """Which gradients of each replica are finite, before the reduce; changes nothing.
 
@@ -177,11 +199,19 @@ class UpdateStep:
         self.statistics.restore(statistics)
         return tf.stack(self.strategy.experimental_local_results(finite))
 
-    def _accumulate(self, element: Any, resident: Any, state: TrainingState) -> tuple[Any, Any]:
+    def _accumulate(
+        self,
+        element: Any,
+        resident: Any,
+        state: TrainingState,
+        counter: tf.Tensor | None = None,
+    ) -> tuple[Any, Any]:
         """Gradients and metric sums of the batch on each replica, before any reduce."""
+        if counter is None:
+            counter = batch_counter(state.batches)
 
         def run(index: tf.Tensor | int, so_far: Any) -> Any:
-            args = (element, resident, state.loss_scale, state.batches, index, so_far)
+            args = (element, resident, state.loss_scale, counter, index, so_far)
             return self.strategy.run(self._replica_gradients, args=args)
 
         if self.pipeline.microbatches == 1:
@@ -204,13 +234,13 @@ class UpdateStep:
         element: Any,
         resident: Any,
         scale: tf.Tensor,
-        batch: tf.Tensor,
+        counter: tf.Tensor,
         index: tf.Tensor | int,
         so_far: tuple[list[tf.Tensor], tf.Tensor] | None,
     ) -> tuple[list[Any], tf.Tensor]:
         """Forward and backward of microbatch `index`, added to `so_far`. Replica context."""
         features = self.pipeline.examples(element, resident, index)
-        microbatch = self.pipeline.microbatch(features, batch, index, training=True)
+        microbatch = self.pipeline.microbatch(features, counter, index, training=True)
         with tf.GradientTape() as tape, microbatch.forward():
             objective, sums = self.objective(features, training=True)
             if self.loss_scale is not None:
@@ -296,10 +326,18 @@ class UpdateStep:
         noise: tf.Tensor,
     ) -> TrainingState:
         made = tf.cast(finite, tf.int64)
-        scale, finite_updates = state.loss_scale, state.finite_updates
+        changes: dict[str, tf.Tensor] = {}
         if self.loss_scale is not None:
-            scale, finite_updates = self.loss_scale.next(scale, finite_updates, finite)
+            changes["loss_scale"], changes["finite_updates"] = self.loss_scale.next(
+                state.loss_scale, state.finite_updates, finite
+            )
+            changes["skipped_in_a_row"] = (state.skipped_in_a_row + 1) * (1 - made)
             sums = tf.where(finite, sums, tf.zeros_like(sums))
+        if self.clip_norm is not None:
+            counted = tf.stack([norm, tf.cast(made, tf.float64)])
+            changes["gradient_norms"] = state.gradient_norms + counted
+        if self.noise_scale is not None:
+            changes["gradient_noise"] = noise
         sums = state.sums + sums
         batches = state.batches + 1
         # Noted in passing, and looked at after the loop: to end the loop for it, each update would
@@ -308,11 +346,7 @@ class UpdateStep:
         return state._replace(
             step=state.step + made,
             batches=batches,
-            skipped_in_a_row=(state.skipped_in_a_row + 1) * (1 - made),
-            loss_scale=scale,
-            finite_updates=finite_updates,
             sums=sums,
-            gradient_norms=state.gradient_norms + tf.stack([norm, tf.cast(made, tf.float64)]),
             diverged_at=tf.where(first, batches, state.diverged_at),
-            gradient_noise=noise,
+            **changes,
         )

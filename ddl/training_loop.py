@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from ddl.data.checks import data_errors
 from ddl.microbatch import explaining_stale_traces
+from ddl.random import batch_counter
 from ddl.step import TrainingState, UpdateStep
 from ddl.stop_flag import StopFlag
 
@@ -61,8 +62,8 @@ class TrainingLoop:
         self._iterator = None
 
     def _iterator_from(self, state: TrainingState) -> Any:
-        """None where the step computes its rows by itself."""
-        if self._update.pipeline.computes_rows_in_step(self._update.strategy):
+        """None where the loop finds the batches by itself."""
+        if self._update.pipeline.needs_no_iterator(self._update.strategy):
             return None
         return self._update.pipeline.iterator(self._update.strategy, int(state.batches))
 
@@ -72,27 +73,40 @@ class TrainingLoop:
         pipeline, strategy = self._update.pipeline, self._update.strategy
         resident = pipeline.resident_arrays(strategy)
 
-        def goes_on(state: TrainingState, *_: Any) -> tf.Tensor:
-            skips = state.skipped_in_a_row < self._max_skipped_updates
-            return (state.step < end) & skips & ~self._stop.cuts_loop_short()
+        # Each tensor that a loop carries costs three operations an update. So what no update
+        # changes stays outside; and what draws are counted from is made an update ahead, to be
+        # there when that begins.
+        def carried(state: TrainingState) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+            changing = {name: getattr(state, name) for name in self._update.moves}
+            return changing, batch_counter(state.batches)
+
+        def goes_on(changing: dict[str, tf.Tensor], _: tf.Tensor) -> tf.Tensor:
+            going = (changing["step"] < end) & ~self._stop.cuts_loop_short()
+            if "skipped_in_a_row" in changing:
+                going &= changing["skipped_in_a_row"] < self._max_skipped_updates
+            return going
+
+        def update(element: Any, changing: dict[str, tf.Tensor], counter: tf.Tensor) -> Any:
+            before = state._replace(**changing)
+            return carried(self._update(element, resident, before, counter))
 
         if iterator is not None:
+            last = tf.while_loop(goes_on, lambda *now: update(next(iterator), *now), carried(state))
+            return state._replace(**last[0])
 
-            def update(state: TrainingState) -> tuple[TrainingState]:
-                return (self._update(next(iterator), resident, state),)
+        def updates(changing: dict[str, tf.Tensor], counter: tf.Tensor) -> Any:
+            """As many as there are batches ordered in one go."""
+            first = changing["batches"]
+            following = pipeline.following(first, strategy)
+            after = first + tf.shape(following["index"], tf.int64)[0]
 
-            return tf.while_loop(goes_on, update, (state,))[0]
+            def element(batch: tf.Tensor) -> dict[str, tf.Tensor]:
+                return {name: batches[batch - first] for name, batches in following.items()}
 
-        # The next batch is made beside the update: nothing of an iteration of tf.while begins
-        # before the one before has ended. For several replicas only its rows are.
-        gathers_ahead = strategy.num_replicas_in_sync == 1 and pipeline.microbatches == 1
+            return tf.while_loop(
+                lambda *now: goes_on(*now) & (now[0]["batches"] < after),
+                lambda *now: update(element(now[0]["batches"]), *now),
+                (changing, counter),
+            )
 
-        def batch(number: tf.Tensor) -> Any:
-            rows = pipeline.rows(number)
-            return strategy.run(pipeline.examples, (rows, resident)) if gathers_ahead else rows
-
-        def update_beside(state: TrainingState, element: Any) -> tuple[TrainingState, Any]:
-            following = batch(state.batches + 1)
-            return self._update(element, {} if gathers_ahead else resident, state), following
-
-        return tf.while_loop(goes_on, update_beside, (state, batch(state.batches)))[0]
+        return state._replace(**tf.while_loop(goes_on, updates, carried(state))[0])

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from ddl.checkpoints import Checkpoints
 from ddl.microbatch import Microbatch
+from ddl.random import batch_counter
 
 tf.config.set_visible_devices([], "GPU")
 tf.config.set_logical_device_configuration(
@@ -38,8 +39,8 @@ def microbatch(first_row=0, rows=8, batch=3, seed=5, training=True, mask=None) -
     return Microbatch(
         seed=seed,
         training=training,
-        batch=tf.constant(batch, tf.int64),
-        first_row=tf.constant(first_row, tf.int64),
+        counter=batch_counter(tf.constant(batch, tf.int64)),
+        first_row=first_row,
         rows=rows,
         mask=None if mask is None else tf.constant(mask),
     )

@@ -18,6 +18,8 @@ from ddl.random import PHILOX
 # cheaper there. The limit must never change: it decides the order for a given n.
 SORTED_UP_TO = 4096
 
+# Many batches are ordered at once, so that a batch costs a slice of them: of a small data set an
+# epoch, which one sort serves.
 _ROWS_AT_ONCE = 8192
 
 # tf.random.experimental.index_shuffle makes 4 rounds of the cipher, which leave structure behind:
@@ -99,21 +101,18 @@ def index_batches(
       Dicts of "index", int64 [b], and "weight", float32 [b].
     """
     steps = steps_per_epoch(num_examples, global_batch_size)
-    # Many batches are made at once, so that a batch costs a slice of them: of a small data set an
-    # epoch, which one sort serves.
-    at_once = steps if num_examples <= SORTED_UP_TO else max(1, _ROWS_AT_ONCE // global_batch_size)
+    at_once = _batches_at_once(num_examples, global_batch_size)
     parts = -(-steps // at_once)
 
     def part(number: tf.Tensor) -> dict[str, tf.Tensor]:
-        epoch, first = number // parts, number % parts * at_once
-        batches = tf.minimum(steps - first, at_once)
-        position = first * global_batch_size + tf.range(batches * global_batch_size)
-        index, weight = _indices(position, epoch, num_examples, seed, shuffle)
-        shape = [-1, global_batch_size]
-        made = {"index": tf.reshape(index, shape), "weight": tf.reshape(weight, shape)}
-        if rows is None:
-            return made
-        return {name: tf.gather(each, rows, axis=1) for name, each in made.items()}
+        return following_indices(
+            number // parts * steps + number % parts * at_once,
+            num_examples=num_examples,
+            global_batch_size=global_batch_size,
+            seed=seed,
+            shuffle=shuffle,
+            rows=rows,
+        )
 
     epoch, batch = divmod(first_batch, steps)
     made = tf.data.Dataset.counter(epoch * parts + batch // at_once).map(
@@ -121,6 +120,40 @@ def index_batches(
     )
     # The threads that make them hand over a part at a time: they are woken once for many batches.
     return made.prefetch(1).unbatch().skip(batch % at_once)
+
+
+def following_indices(
+    batch: tf.Tensor,
+    *,
+    num_examples: int,
+    global_batch_size: int,
+    seed: int,
+    shuffle: bool,
+    rows: np.ndarray | None = None,
+) -> dict[str, tf.Tensor]:
+    """What `batch_indices` gives for a batch and some that follow it in the epoch, in one go.
+
+    Takes what `index_batches` takes, but for the first: batch is int64 [].
+
+    Returns:
+      "index", int64 [k, b], and "weight", float32 [k, b].
+    """
+    steps = steps_per_epoch(num_examples, global_batch_size)
+    epoch, first = batch // steps, batch % steps
+    count = tf.minimum(steps - first, _batches_at_once(num_examples, global_batch_size))
+    position = first * global_batch_size + tf.range(count * global_batch_size)
+    index, weight = _indices(position, epoch, num_examples, seed, shuffle)
+    shape = [-1, global_batch_size]
+    made = {"index": tf.reshape(index, shape), "weight": tf.reshape(weight, shape)}
+    if rows is None:
+        return made
+    return {name: tf.gather(each, rows, axis=1) for name, each in made.items()}
+
+
+def _batches_at_once(num_examples: int, global_batch_size: int) -> int:
+    if num_examples <= SORTED_UP_TO:
+        return steps_per_epoch(num_examples, global_batch_size)
+    return max(1, _ROWS_AT_ONCE // global_batch_size)
 
 
 def _indices(

@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from ddl.data import resident as resident_data
-from ddl.data.order import SORTED_UP_TO, batch_indices, index_batches
+from ddl.data.order import batch_indices, following_indices, index_batches
 from ddl.data.source import ArraySource, Source, weighted
 from ddl.errors import ConfigError
 from ddl.microbatch import Microbatch
@@ -22,10 +22,6 @@ _SENT_UP_TO_BYTES = 2_000_000_000
 
 _BATCHES_AHEAD = 4
 """Enough for the host to be ahead of the devices when one batch takes longer than others."""
-
-
-_ROWS_IN_STEP = 1024
-"""Up to how many rows the step computes by itself, rather than wait for an iterator's thread."""
 
 
 class BatchPipeline:
@@ -128,48 +124,45 @@ class BatchPipeline:
         batch or, from a plain iterator, all rows of this process, of which `examples` takes a
         replica's own.
         """
-        devices = resident_data.local_devices(strategy)
-        on_cpu = all("CPU" in device.upper() for device in devices)
         dataset = _finished(
             self._batches(first_batch, self._own_rows(strategy)), ahead=not self.resident
         )
         if Workers(strategy).number > 1:
             # A distributed iterator would ask all workers before each batch whether all have one.
             return iter(dataset)
-        if on_cpu or (strategy.num_replicas_in_sync == 1 and self.resident):
+        if _on_cpu(strategy) or (strategy.num_replicas_in_sync == 1 and self.resident):
             # All replicas can have all rows: `examples` takes a replica's own without a copy. The
             # distributed iterator would wake a thread of each device in each step.
             return iter(dataset)
         return iter(strategy.experimental_distribute_dataset(dataset))
 
-    def computes_rows_in_step(self, strategy: tf.distribute.Strategy) -> bool:
-        """Whether `rows` serves for the iterator, and costs less than waiting for its thread.
+    def needs_no_iterator(self, strategy: tf.distribute.Strategy) -> bool:
+        """Whether a loop may take `following` for the iterator, whose thread it then never awaits.
 
-        It does where a few rows are gathered on CPU devices, in an order that is not sorted for.
+        So it is where arrays are gathered on CPU devices.
         """
-        return (
-            self.resident
-            and Workers(strategy).number == 1
-            and (self.microbatches == 1 or strategy.num_replicas_in_sync == 1)
-            and all("CPU" in device.upper() for device in resident_data.local_devices(strategy))
-            and self.num_examples > SORTED_UP_TO
-            and self.global_batch_size <= _ROWS_IN_STEP
-        )
+        return self.resident and _on_cpu(strategy)
 
-    def rows(self, batch: tf.Tensor) -> dict[str, tf.Tensor]:
-        """What the iterator of resident arrays gives for a batch. Cross-replica, in the step.
+    def following(self, batch: tf.Tensor, strategy: tf.distribute.Strategy) -> dict[str, tf.Tensor]:
+        """What the iterator gives for a batch and for some that follow it. Cross-replica.
 
         Args:
-          batch: Number of the global batch, int64 [].
+          batch: Number of the first of them, int64 [].
+          strategy: The strategy.
+
+        Returns:
+          Elements as the iterator's, one after the other along a first dimension.
         """
-        index, weight = batch_indices(
+        made = following_indices(
             batch,
             num_examples=self.num_examples,
             global_batch_size=self.global_batch_size,
             seed=self._seed,
             shuffle=self._shuffle,
+            rows=self._own_rows(strategy),
         )
-        return {"index": index, "weight": weight}
+        # Of what a loop need not hold, it holds nothing.
+        return {"index": made["index"]} if self.always_full else made
 
     def resident_arrays(self, strategy: tf.distribute.Strategy) -> dict[str, Any]:
         """The arrays on the devices, to be handed to `strategy.run`; {} where not resident.
@@ -200,7 +193,7 @@ class BatchPipeline:
         Returns:
           Features [b, …] and "weight", float32 [b].
         """
-        size, held = self._rows_of_replica(), element["weight"].shape[0]
+        size, held = self._rows_of_replica(), next(iter(element.values())).shape[0]
         if held != size:
             # A worker's replicas get all rows of the worker, others their own.
             of_replica = size * self.microbatches
@@ -255,7 +248,7 @@ class BatchPipeline:
     def microbatch(
         self,
         features: dict[str, tf.Tensor],
-        batch: tf.Tensor,
+        counter: tf.Tensor,
         number: tf.Tensor | int = 0,
         *,
         training: bool,
@@ -264,27 +257,32 @@ class BatchPipeline:
 
         Args:
           features: These rows.
-          batch: Number of the global batch, int64 [].
+          counter: `ddl.random.batch_counter` of the global batch.
           number: Of the microbatch in it.
           training: As in `Microbatch`.
         """
         return Microbatch(
             seed=self._seed,
             training=training,
-            batch=batch,
+            counter=counter,
             first_row=self._first_row(number),
             rows=self._rows_of_replica(),
             mask=None if self.always_full else features["weight"] > 0,
         )
 
-    def _first_row(self, microbatch: tf.Tensor | int) -> tf.Tensor:
-        """Where in the global batch the rows of `examples` begin: int64 []. Replica context."""
+    def _first_row(self, microbatch: tf.Tensor | int) -> tf.Tensor | int:
+        """Where in the global batch the rows of `examples` begin. Replica context.
+
+        Returns:
+          int64 []; a Python integer where it is known while tracing.
+        """
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        known = tf.get_static_value(replica)
+        replica = tf.cast(replica, tf.int64) if known is None else int(known)
+        if not isinstance(microbatch, int):
+            microbatch = tf.cast(microbatch, tf.int64)
         rows_of_microbatch = self.global_batch_size // self.microbatches
-        return (
-            tf.cast(microbatch, tf.int64) * rows_of_microbatch
-            + tf.cast(replica, tf.int64) * self._rows_of_replica()
-        )
+        return microbatch * rows_of_microbatch + replica * self._rows_of_replica()
 
     def _rows_of_replica(self) -> int:
         """b: rows that a replica computes at once. Replica context."""
@@ -320,6 +318,10 @@ class BatchPipeline:
             return None
         rows = np.arange(self.global_batch_size).reshape(self.microbatches, replicas, -1)
         return rows.transpose(1, 0, 2).reshape(workers.number, -1)[workers.index]
+
+
+def _on_cpu(strategy: tf.distribute.Strategy) -> bool:
+    return all("CPU" in device.upper() for device in resident_data.local_devices(strategy))
 
 
 def _static_slice(rows: tf.Tensor, first: tf.Tensor, size: int) -> tf.Tensor:

@@ -91,8 +91,10 @@ class AlphaDropout(ByPosition, keras.layers.AlphaDropout):
 def _dropped(layer: Any, inputs: tf.Tensor, noise_shape: Sequence[int | None] | None) -> tf.Tensor:
     if layer.rate == 1:
         return tf.zeros_like(inputs)
-    scaled = inputs * tf.cast(1 / (1 - layer.rate), inputs.dtype)
-    return tf.where(_kept(layer, inputs, noise_shape), scaled, tf.zeros([], inputs.dtype))
+    share = ddl.random.as_drawn(1 - layer.rate)
+    # By a factor, which does not wait for the input and serves the backward pass as well.
+    kept = tf.cast(_kept(layer, inputs, noise_shape), inputs.dtype)
+    return inputs * (kept * tf.cast(1 / share if share else 0.0, inputs.dtype))
 
 
 def _kept(layer: Any, inputs: tf.Tensor, noise_shape: Sequence[int | None] | None) -> tf.Tensor:
@@ -100,7 +102,7 @@ def _kept(layer: Any, inputs: tf.Tensor, noise_shape: Sequence[int | None] | Non
     given = noise_shape or [None] * len(inputs.shape)
     shape = [d if n is None else n for n, d in zip(given, _shape(inputs), strict=True)]
     # A first dimension of one, asked for by name, is one mask for the whole batch.
-    return ddl.random.uniform(layer, shape, shared=given[0] == 1) >= layer.rate
+    return ddl.random.bernoulli(layer, shape, 1 - layer.rate, shared=given[0] == 1)
 
 
 def _shape(inputs: tf.Tensor) -> list[Any]:
