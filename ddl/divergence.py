@@ -65,10 +65,10 @@ def check_state_finite(state: TrainingState, update: UpdateStep, max_skipped_upd
             f"in a row were not finite, at a loss scale of {float(state.loss_scale):g} in the end. "
             f"{_first_overflow(state, update)} {_REMEDY}"
         )
-    if at := int(state.diverged_at):
+    if count := int(state.diverged_for):
         raise TrainingDiverged(
-            f"training diverged at step {int(state.step) - (int(state.batches) - at)}: the loss is "
-            f"not finite, from batch {at - 1} on. {_REMEDY}"
+            f"training diverged at step {int(state.step) - count + 1}: the loss is not finite, "
+            f"from batch {int(state.batches) - count} on. {_REMEDY}"
         )
 
 

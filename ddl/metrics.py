@@ -62,23 +62,24 @@ class MetricSums:
         """The empty sums: float64 [size]."""
         return tf.zeros([self.size], tf.float64)
 
-    def sums(self, values: Mapping[str, tf.Tensor], weight: tf.Tensor) -> tf.Tensor:
+    def sums(self, values: Mapping[str, tf.Tensor], weight: tf.Tensor | None) -> tf.Tensor:
         """Sums of one replica's microbatch. Replica context.
 
         Args:
           values: float, one tensor of the shape of `weight` a name.
-          weight: float [batch, …].
+          weight: float [batch, …]; None if all are one.
 
         Returns:
           float64 [size].
         """
-        weight = tf.cast(weight, tf.float64)
         of_names = [values[name] for name in self.names]
         if len({value.dtype for value in of_names}) > 1:
             of_names = [tf.cast(value, tf.float64) for value in of_names]
         rows = [tf.ones_like(of_names[0]), *of_names]
-        # A row of weight zero is padding: whatever it holds, an infinity too, counts nothing.
-        products = tf.math.multiply_no_nan(tf.cast(tf.stack(rows), tf.float64), weight)
+        products = tf.cast(tf.stack(rows), tf.float64)
+        if weight is not None:
+            # A row of weight zero is padding: whatever it holds, an infinity too, counts nothing.
+            products = tf.math.multiply_no_nan(products, tf.cast(weight, tf.float64))
         return tf.reduce_sum(tf.reshape(products, [self.size, -1]), axis=1)
 
     def means(self, sums: tf.Tensor | np.ndarray) -> dict[str, float]:

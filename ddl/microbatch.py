@@ -81,6 +81,11 @@ class Microbatch:
     def __post_init__(self) -> None:
         self._graph = tf.compat.v1.get_default_graph()
 
+    @property
+    def batch(self) -> tf.Tensor:
+        """Number of the global batch, counted over the whole run: int64 []."""
+        return tf.cast(self.counter[1], tf.int64)
+
     @contextmanager
     def forward(self) -> Iterator[None]:
         """Makes this the current microbatch."""

@@ -90,7 +90,7 @@ class Objective:
         for own_loss in self._losses_of_layers() if training else ():
             # Such a loss is a mean over the replica's examples, so it counts as they do.
             objective += tf.reduce_sum(weight) * tf.cast(own_loss, loss.dtype)
-        sums = self.metrics.sums({"loss": loss, **output.metrics}, weight)
+        sums = self.metrics.sums({"loss": loss, **output.metrics}, None if is_one else weight)
         return objective / tf.cast(self._global_batch_size, loss.dtype), sums
 
     def _losses_of_layers(self) -> Sequence[tf.Tensor]:

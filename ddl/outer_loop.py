@@ -169,7 +169,8 @@ class OuterLoop:
             raise TrainingDiverged(f"{error} It had gone back {rewinds} times before.") from error
         if self._checkpoints.restore_latest(scheduled=True) is None:
             raise TrainingDiverged(f"{error} There is no checkpoint to go back to.") from error
-        first, end = int(trainer.state.batches), int(state.diverged_at) or int(state.batches)
+        first = int(trainer.state.batches)
+        end = int(state.batches) - max(0, int(state.diverged_for) - 1)
         trainer.restore(trainer.state.leaving_out(end, rewinds + 1))
         self._writers.drop_after(trainer.step)
         self._console.line(

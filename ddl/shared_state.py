@@ -93,7 +93,7 @@ class SharedState:
             sums=sums,
             gradient_norms=self._gradient_norms.read_value(),
             gradient_noise=self._gradient_noise.read_value(),
-            diverged_at=tf.where((before.diverged_at == 0) & ~finite, end, before.diverged_at),
+            diverged_for=before.diverged_for + tf.cast(~finite, tf.int64),
             batches_left_out=before.batches_left_out + tf.maximum(lost, 0),
         )
 

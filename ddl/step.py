@@ -46,8 +46,8 @@ class TrainingState(NamedTuple):
       finite_updates: int64 [], updates since the loss scale last moved.
       sums: float64 [n], metric sums since they were last read (`ddl.metrics.MetricSums`).
       gradient_norms: float64 [2], Σ of the global gradient norms since then, and their count.
-      diverged_at: int64 [], what `batches` was after the first loss that was not finite; 0 as
-        long as all were.
+      diverged_for: int64 [], batches since the first loss that was not finite, with that one; 0
+        as long as all were.
       rewinds: int64 [], how often training diverged and went back to a checkpoint.
       batches_left_out: int64 [], how many batches it did not see again then.
       gradient_noise: float64 [2], averages of |G|² and tr Σ (`ddl.noise_scale`), or zeros.
@@ -60,7 +60,7 @@ class TrainingState(NamedTuple):
     finite_updates: tf.Tensor
     sums: tf.Tensor
     gradient_norms: tf.Tensor
-    diverged_at: tf.Tensor
+    diverged_for: tf.Tensor
     rewinds: tf.Tensor
     batches_left_out: tf.Tensor
     gradient_noise: tf.Tensor
@@ -172,17 +172,14 @@ class UpdateStep:
         return self._next_state(state, sums, norm, finite, noise)
 
     @property
-    def moves(self) -> tuple[str, ...]:
+    def changes(self) -> tuple[str, ...]:
         """The fields of the state that an update may change; it leaves the others as they are."""
+        scale = ("skipped_in_a_row", "loss_scale", "finite_updates")
         return (
-            *("step", "batches", "sums", "diverged_at"),
+            *("step", "batches", "sums", "diverged_for"),
             *(() if self.clip_norm is None else ("gradient_norms",)),
             *(() if self.noise_scale is None else ("gradient_noise",)),
-            *(
-                ()
-                if self.loss_scale is None
-                else ("skipped_in_a_row", "loss_scale", "finite_updates")
-            ),
+            *(() if self.loss_scale is None else scale),
         )
 
     def finite_gradients(self, element: Any, resident: Any, state: TrainingState) -> tf.Tensor:
@@ -338,15 +335,14 @@ class UpdateStep:
             changes["gradient_norms"] = state.gradient_norms + counted
         if self.noise_scale is not None:
             changes["gradient_noise"] = noise
-        sums = state.sums + sums
-        batches = state.batches + 1
+        sums = state.sums + sums  # once not finite, they stay it
         # Noted in passing, and looked at after the loop: to end the loop for it, each update would
         # have to wait for the one before.
-        first = (state.diverged_at == 0) & ~tf.reduce_all(tf.math.is_finite(sums))
+        diverged = tf.reduce_any(~tf.math.is_finite(sums))
         return state._replace(
             step=state.step + made,
-            batches=batches,
+            batches=state.batches + 1,
             sums=sums,
-            diverged_at=tf.where(first, batches, state.diverged_at),
+            diverged_for=state.diverged_for + tf.cast(diverged, tf.int64),
             **changes,
         )

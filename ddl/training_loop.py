@@ -10,6 +10,8 @@ from ddl.random import batch_counter
 from ddl.step import TrainingState, UpdateStep
 from ddl.stop_flag import StopFlag
 
+_Changing = dict[str, tf.Tensor]
+
 
 class TrainingLoop:
     """Updates one after the other, each on all replicas. Eager, cross-replica context.
@@ -70,43 +72,78 @@ class TrainingLoop:
     @tf.function(autograph=False)
     def _loop(self, iterator: Any, end: tf.Tensor, state: TrainingState) -> TrainingState:
         self.trace_count += 1
-        pipeline, strategy = self._update.pipeline, self._update.strategy
-        resident = pipeline.resident_arrays(strategy)
+        resident = self._update.pipeline.resident_arrays(self._update.strategy)
+        if iterator is None:
+            return self._over_arrays(resident, end, state)
 
-        # Each tensor that a loop carries costs three operations an update. So what no update
-        # changes stays outside; and what draws are counted from is made an update ahead, to be
-        # there when that begins.
-        def carried(state: TrainingState) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
-            changing = {name: getattr(state, name) for name in self._update.moves}
-            return changing, batch_counter(state.batches)
-
-        def goes_on(changing: dict[str, tf.Tensor], _: tf.Tensor) -> tf.Tensor:
-            going = (changing["step"] < end) & ~self._stop.cuts_loop_short()
-            if "skipped_in_a_row" in changing:
-                going &= changing["skipped_in_a_row"] < self._max_skipped_updates
-            return going
-
-        def update(element: Any, changing: dict[str, tf.Tensor], counter: tf.Tensor) -> Any:
+        def update(changing: _Changing, counter: tf.Tensor) -> tuple[_Changing, tf.Tensor]:
             before = state._replace(**changing)
-            return carried(self._update(element, resident, before, counter))
+            after = self._update(next(iterator), resident, before, counter)
+            with _beside_backward_pass(after):
+                return self._changing(after), batch_counter(before.batches + 1)
 
-        if iterator is not None:
-            last = tf.while_loop(goes_on, lambda *now: update(next(iterator), *now), carried(state))
-            return state._replace(**last[0])
+        start = self._changing(state), batch_counter(state.batches)
+        changing, _ = tf.while_loop(
+            lambda changing, _: self._goes_on(changing) & (changing["step"] < end), update, start
+        )
+        return state._replace(**changing)
 
-        def updates(changing: dict[str, tf.Tensor], counter: tf.Tensor) -> Any:
-            """As many as there are batches ordered in one go."""
+    def _over_arrays(self, resident: Any, end: tf.Tensor, state: TrainingState) -> TrainingState:
+        """Many batches are ordered in one go; each is gathered while the one before is computed."""
+        pipeline, strategy = self._update.pipeline, self._update.strategy
+        # For several replicas, or in several parts, its rows alone are at hand.
+        gathers_ahead = strategy.num_replicas_in_sync == 1 and pipeline.microbatches == 1
+
+        def updates(changing: _Changing) -> tuple[_Changing]:
             first = changing["batches"]
             following = pipeline.following(first, strategy)
-            after = first + tf.shape(following["index"], tf.int64)[0]
+            ordered = tf.shape(following["index"], tf.int64)[0]
+            until = first + tf.minimum(ordered, end - changing["step"])
 
-            def element(batch: tf.Tensor) -> dict[str, tf.Tensor]:
-                return {name: batches[batch - first] for name, batches in following.items()}
+            def made(batch: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+                element = {name: rows[batch - first] for name, rows in following.items()}
+                if gathers_ahead:
+                    element = strategy.run(pipeline.examples, (element, resident))
+                    if pipeline.always_full:
+                        del element["weight"]
+                return element, batch_counter(batch)
+
+            def update(changing: _Changing, ahead: Any) -> tuple[_Changing, Any]:
+                element, counter = ahead
+                before = state._replace(**changing)
+                arrays = {} if gathers_ahead else resident
+                after = self._update(element, arrays, before, counter)
+                with _beside_backward_pass(after):
+                    return self._changing(after), made(tf.minimum(before.batches + 1, until - 1))
 
             return tf.while_loop(
-                lambda *now: goes_on(*now) & (now[0]["batches"] < after),
-                lambda *now: update(element(now[0]["batches"]), *now),
-                (changing, counter),
-            )
+                lambda changing, _: self._goes_on(changing) & (changing["batches"] < until),
+                update,
+                (changing, made(first)),
+            )[:1]
 
-        return state._replace(**tf.while_loop(goes_on, updates, carried(state))[0])
+        (changing,) = tf.while_loop(
+            lambda changing: self._goes_on(changing) & (changing["step"] < end),
+            updates,
+            (self._changing(state),),
+        )
+        return state._replace(**changing)
+
+    def _changing(self, state: TrainingState) -> _Changing:
+        """What the loop carries: each tensor that it does costs three operations an update."""
+        return {name: getattr(state, name) for name in self._update.changes}
+
+    def _goes_on(self, changing: _Changing) -> tf.Tensor:
+        going = ~self._stop.cuts_loop_short()
+        if "skipped_in_a_row" in changing:
+            going &= changing["skipped_in_a_row"] < self._max_skipped_updates
+        return going
+
+
+def _beside_backward_pass(after: TrainingState) -> Any:
+    """For what the next update needs of this one's number alone.
+
+    TensorFlow would compute it first of all, since it waits for nothing, and the forward pass
+    would wait for it.
+    """
+    return tf.control_dependencies([after.sums])

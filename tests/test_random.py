@@ -38,6 +38,30 @@ def test_some_rows_are_a_slice_of_all_rows(draw, rows, features, cut):
     np.testing.assert_array_equal(part, whole[start:end])
 
 
+@pytest.mark.parametrize("probability", [0.0, 0.3, 0.999, 1.0])
+def test_true_comes_as_often_as_asked_and_for_rows_alone(probability):
+    def draw(owner, shape):
+        return ddl.random.bernoulli(owner, shape, probability)
+
+    whole = drawn(draw, [400, 3, 13])
+    part = drawn(draw, [150, 3, 13], first_row=250)
+    np.testing.assert_array_equal(part, whole[250:])
+    share = ddl.random.as_drawn(probability)
+    assert abs(share - probability) <= 2**-17
+    deviation = (share * (1 - share) / whole.size) ** 0.5
+    assert whole.mean() == pytest.approx(share, abs=4 * deviation)
+    # Both halves of each word: neighbours are as unlike as any two.
+    left, right = whole[..., :12:2], whole[..., 1:12:2]
+    assert (left == right).mean() == pytest.approx(share**2 + (1 - share) ** 2, abs=0.02)
+
+
+def test_outside_of_a_trainer_keras_draws_for_bernoulli():
+    keras.utils.set_random_seed(0)
+    kept = ddl.random.bernoulli(Owner(), [2000, 5], 0.3).numpy()
+    assert kept.dtype == bool
+    assert kept.mean() == pytest.approx(0.3, abs=0.02)
+
+
 def test_parts_of_examples_belong_to_them():
     """As [batch, time] reshaped to [batch·time]."""
     whole = drawn(ddl.random.uniform, [24, 3], rows=8)

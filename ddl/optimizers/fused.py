@@ -75,7 +75,11 @@ class Fused(keras.optimizers.Optimizer):
         The name is Keras's; tests/optimizers/test_fused.py holds it.
         """
         dtypes = dict.fromkeys(tf.as_dtype(variable.dtype) for variable in variables)
-        by_dtype = {d.name: self.scalars(tf.cast(learning_rate, d)) for d in dtypes}
+        # Not before a gradient is there: the forward pass would wait for it.
+        last = gradients[-1]
+        given = last.values if isinstance(last, tf.IndexedSlices) else last
+        with tf.control_dependencies([given]):
+            by_dtype = {d.name: self.scalars(tf.cast(learning_rate, d)) for d in dtypes}
         super()._backend_update_step(gradients, variables, by_dtype)
 
     def scalars(self, learning_rate: tf.Tensor) -> dict[str, tf.Tensor]:

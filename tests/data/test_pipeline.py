@@ -206,29 +206,37 @@ def test_no_tuner_runs_and_none_is_woken_by_a_step(strategy):
 
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize("first_batch", [0, 1234])
-def test_a_step_computes_the_rows_that_the_iterator_gives(shuffle, first_batch):
-    """Over the end of an epoch, with padding."""
-    strategy = make_strategy("mirrored", 2)
-    pipeline = BatchPipeline(ArraySource(x=np.arange(5001)), 128, seed=3, shuffle=shuffle)
-    assert pipeline.computes_rows_in_step(strategy)
-    iterator = pipeline.iterator(strategy, first_batch)
-    rows = tf.function(pipeline.rows)
-    for batch in range(first_batch, first_batch + 2 * pipeline.steps_per_epoch):
-        given, computed = next(iterator), rows(tf.constant(batch, tf.int64))
-        assert given.keys() == computed.keys()
-        for name, values in given.items():
-            np.testing.assert_array_equal(computed[name], values)
-
-
 @pytest.mark.parametrize(
-    ("examples", "batch_size", "arguments"),
-    [
-        (4096, 128, {}),  # an order that is sorted for
-        (9000, 2048, {}),  # many rows
-        (5001, 128, {"resident": False}),
-        (5001, 128, {"microbatches": 2}),  # on two replicas rows are arranged
-    ],
+    ("examples", "microbatches"),
+    [(5001, 1), (5001, 2), (1000, 1), (1000, 2)],  # in large sets keys are not sorted
 )
-def test_other_rows_come_from_the_iterator(examples, batch_size, arguments):
-    pipeline = BatchPipeline(ArraySource(x=np.arange(examples)), batch_size, **arguments)
-    assert not pipeline.computes_rows_in_step(make_strategy("mirrored", 2))
+def test_following_batches_are_those_of_the_iterator(first_batch, shuffle, examples, microbatches):
+    """Over the end of an epoch, with padding; on two replicas microbatches are arranged."""
+    strategy = make_strategy("mirrored", 2)
+    source = ArraySource(x=np.arange(examples))
+    arguments = {"seed": 3, "shuffle": shuffle, "microbatches": microbatches}
+    pipeline = BatchPipeline(source, 128, **arguments)
+    assert pipeline.needs_no_iterator(strategy)
+    iterator = pipeline.iterator(strategy, first_batch)
+    following = tf.function(lambda batch: pipeline.following(batch, strategy))
+    batch, last = first_batch, first_batch + 2 * pipeline.steps_per_epoch
+    while batch < last:
+        made = following(tf.constant(batch, tf.int64))
+        for number in range(len(made["index"])):
+            given = next(iterator)
+            assert given.keys() == made.keys()
+            for name, values in given.items():
+                np.testing.assert_array_equal(made[name][number], values)
+        batch += len(made["index"])
+
+
+def test_a_loop_holds_no_weights_that_are_all_one():
+    strategy = make_strategy("one_device", 1)
+    for examples, held in ((128, {"index"}), (127, {"index", "weight"})):
+        pipeline = BatchPipeline(ArraySource(x=np.arange(examples)), 32)
+        assert set(pipeline.following(tf.zeros([], tf.int64), strategy)) == held
+
+
+def test_what_is_not_resident_needs_an_iterator():
+    pipeline = BatchPipeline(ArraySource(x=np.arange(128)), 32, resident=False)
+    assert not pipeline.needs_no_iterator(make_strategy("mirrored", 2))

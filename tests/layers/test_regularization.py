@@ -76,7 +76,17 @@ def test_dropout_keeps_its_share_and_the_mean():
     with microbatch(rows=1000).forward():
         y = layer(tf.ones([1000, 100]), training=True).numpy()
     assert (y == 0).mean() == pytest.approx(0.3, abs=0.005)
-    np.testing.assert_allclose(y[y != 0], 1 / 0.7, rtol=1e-6)
+    # By the share that is kept in 16 bits, so that the mean is right.
+    np.testing.assert_allclose(y[y != 0], 65536 / 45875, rtol=1e-6)
+    assert ddl.random.as_drawn(0.7) == 45875 / 65536
+
+
+@pytest.mark.parametrize("rate", [0.0, 1e-7, 1 - 1e-7, 1.0])
+def test_dropout_of_nothing_and_of_all(rate):
+    layer = ddl.layers.Dropout(rate)
+    with microbatch(rows=8).forward():
+        y = layer(tf.ones([8, 100]), training=True).numpy()
+    np.testing.assert_array_equal(y, np.full([8, 100], float(round(1 - rate))))
 
 
 def test_alpha_dropout_keeps_mean_and_variance():
