@@ -1,13 +1,11 @@
 """Where a run takes place: devices, and the `tf.distribute` strategy over them.
 
-Nothing here changes what is computed, but a batch size that is asked for by replica.
+Nothing here changes what is computed.
 `configure_devices` must run before TensorFlow has created its devices, `build_strategy` before the
 model is built.
 """
 
 import dataclasses
-import json
-import os
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -21,12 +19,9 @@ from ddl.choices import (
     CrossDeviceOps,
     StrategyName,
 )
+from ddl.cluster_place import ClusterTimeouts, cluster_place
 from ddl.errors import ConfigError, DeviceError, check_choice
-from ddl.parameter_servers import (
-    build_parameter_server_strategy,
-    has_parameter_servers,
-    names_parameter_servers,
-)
+from ddl.parameter_servers import build_parameter_server_strategy, has_parameter_servers
 from ddl.tpu import build_tpu_strategy
 from ddl.workers import build_multi_worker_strategy
 
@@ -35,7 +30,7 @@ _TPU_TIMEOUT = 10.0
 
 @dataclasses.dataclass(frozen=True)
 class Communication:
-    """How gradients travel between the replicas, and how long processes wait for each other.
+    """How gradients travel between the replicas.
 
     Attributes:
       cross_device_ops: The all-reduce of `mirrored`. `auto` takes TensorFlow's collectives for
@@ -47,10 +42,6 @@ class Communication:
       collectives: How they are carried out; `auto` takes NCCL between GPUs, else rings.
       timeout_seconds: For collectives: after how long one that a peer does not join is an
         error; None waits for ever.
-      join_timeout: Seconds that workers wait for each other at the start.
-      peer_timeout: Seconds after which a worker whose machine does not answer counts as lost.
-      stall_timeout: Seconds after which one that gives no sign of life, such as one that is
-        stopped, does.
     """
 
     cross_device_ops: CrossDeviceOps = "auto"
@@ -58,9 +49,6 @@ class Communication:
     bytes_per_pack: int = BYTES_PER_PACK
     collectives: Collectives = "auto"
     timeout_seconds: float | None = None
-    join_timeout: float = 60.0
-    peer_timeout: float = 30.0
-    stall_timeout: float = 300.0
 
     def __post_init__(self) -> None:
         check_choice("cross_device_ops", self.cross_device_ops, CROSS_DEVICE_OPS)
@@ -69,8 +57,6 @@ class Communication:
             raise ConfigError("num_packs and bytes_per_pack are zero or more")
         if self.timeout_seconds is not None and self.timeout_seconds <= 0:
             raise ConfigError("timeout_seconds is more than zero, or None to wait for ever")
-        if min(self.join_timeout, self.peer_timeout, self.stall_timeout) <= 0:
-            raise ConfigError("join_timeout, peer_timeout and stall_timeout are more than zero")
 
     def options(self) -> tf.distribute.experimental.CommunicationOptions:
         """The same as TensorFlow's hint object, for `extended.batch_reduce_to`."""
@@ -168,52 +154,10 @@ def _choose_gpus(indices: Sequence[int] | None, memory_growth: bool) -> None:
             ) from error
 
 
-def global_batch_size(total: int | None = None, per_replica: int | None = None) -> int:
-    """The global batch size from either form. Call it in the strategy's scope.
-
-    Args:
-      total: Examples an update, whatever the number of replicas.
-      per_replica: Examples a replica and update. The global batch then grows with the number of
-        replicas: this, asked for by name, is how hardware may change what is computed.
-
-    Raises:
-      ConfigError: If both are given, or neither, or one is not positive.
-    """
-    size = per_replica if total is None else total
-    if size is None or (total is not None and per_replica is not None):
-        given = "neither" if size is None else "both"
-        raise ConfigError(
-            f"GLOBAL_BATCH_SIZE is {total} and PER_REPLICA_BATCH_SIZE is {per_replica}: {given} "
-            "of them is given. Give exactly one, and None for the other."
-        )
-    if size < 1:
-        raise ConfigError(f"the batch size is {size}; it is 1 or more")
-    return size if per_replica is None else size * tf.distribute.get_strategy().num_replicas_in_sync
-
-
-def check_batch_split(global_batch_size: int, replicas: int, accumulation_steps: int) -> None:
-    """Checks that a global batch can be cut into equal microbatches on equal replicas.
-
-    Raises:
-      ConfigError: If not, with the nearest batch sizes that can.
-    """
-    sizes = {"global_batch_size": global_batch_size, "accumulation_steps": accumulation_steps}
-    for name, value in sizes.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ConfigError(f"{name} is {value!r}; it is an integer, 1 or more")
-    unit = replicas * accumulation_steps
-    if global_batch_size % unit:
-        lower = global_batch_size // unit * unit
-        nearest = [str(size) for size in (lower, lower + unit) if size > 0]
-        raise ConfigError(
-            f"the global batch size {global_batch_size} cannot be split evenly over {replicas} "
-            f"replicas × {accumulation_steps} accumulation steps. Use {' or '.join(nearest)}, or "
-            "another number of devices."
-        )
-
-
 def build_strategy(
-    name: StrategyName = "auto", communication: Communication | None = None
+    name: StrategyName = "auto",
+    communication: Communication | None = None,
+    timeouts: ClusterTimeouts | None = None,
 ) -> tf.distribute.Strategy:
     """Builds the strategy called `name` over all devices that this process sees.
 
@@ -227,27 +171,20 @@ def build_strategy(
       WorkerLost: If another process does not join in time.
     """
     check_choice("strategy", name, STRATEGIES)
-    communication = communication or Communication()
+    communication, timeouts = communication or Communication(), timeouts or ClusterTimeouts()
     name = choose_strategy(name)
     if name == "multi_worker_mirrored":
-        if _num_workers() < 2:
+        if len(cluster_place().workers) < 2:
             raise ConfigError(
                 "multi_worker_mirrored needs an environment variable TF_CONFIG that names two "
                 "workers or more. `python -m ddl.launch --num_workers=2 -- …` sets it; one process "
                 "alone takes --strategy=mirrored."
             )
-        return build_multi_worker_strategy(
-            communication.options(),
-            communication.join_timeout,
-            communication.peer_timeout,
-            communication.stall_timeout,
-        )
+        return build_multi_worker_strategy(communication.options(), timeouts)
     if name == "parameter_server":
-        return build_parameter_server_strategy(
-            communication.join_timeout, communication.peer_timeout, communication.stall_timeout
-        )
+        return build_parameter_server_strategy(timeouts)
     if name == "tpu":
-        return build_tpu_strategy(min(communication.join_timeout, _TPU_TIMEOUT))
+        return build_tpu_strategy(min(timeouts.join, _TPU_TIMEOUT))
     accelerators = [device.name for device in tf.config.list_logical_devices("GPU")]
     devices = accelerators or [device.name for device in tf.config.list_logical_devices("CPU")]
     if name == "one_device":
@@ -266,27 +203,14 @@ def choose_strategy(name: StrategyName) -> StrategyName:
     """The strategy that `auto` means here, or else `name`. Before any operation of the process."""
     if name != "auto":
         return name
-    if names_parameter_servers():
+    place = cluster_place()
+    if "ps" in place.cluster:
         return "parameter_server"
-    if _num_workers() > 1:
+    if len(place.workers) > 1:
         return "multi_worker_mirrored"
     if len(tf.config.list_logical_devices("GPU")) > 1:
         return "mirrored"
     return "one_device"
-
-
-def _num_workers() -> int:
-    text = os.environ.get("TF_CONFIG", "")
-    if not text:
-        return 1
-    try:
-        cluster = json.loads(text).get("cluster", {})
-        return len(cluster.get("worker", [])) + len(cluster.get("chief", []))
-    except (ValueError, AttributeError) as error:
-        raise ConfigError(
-            f"the environment variable TF_CONFIG is not a JSON object as TensorFlow wants it: "
-            f"{error}. Correct it, or unset it to run on this machine alone."
-        ) from error
 
 
 def cross_device_ops(

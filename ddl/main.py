@@ -218,7 +218,13 @@ def place(gpus: Sequence[int] | None) -> "Placement | None":
         # First of all: a file that is missing is told before TensorFlow is imported.
         config.load(FLAGS.gin_file, FLAGS.gin_param or (), FLAGS.gin_search_path or ())
 
-        from ddl import cluster_environment, distribution, parameter_servers, train
+        from ddl import (
+            cluster_environment,
+            cluster_place,
+            distribution,
+            parameter_servers,
+            train,
+        )
 
         cluster_environment.join_cluster(FLAGS.cluster)
         distribution.configure_devices(
@@ -233,18 +239,18 @@ def place(gpus: Sequence[int] | None) -> "Placement | None":
             bytes_per_pack=FLAGS.bytes_per_pack,
             collectives=FLAGS.collectives,
             timeout_seconds=FLAGS.communication_timeout,
-            join_timeout=FLAGS.join_timeout,
-            peer_timeout=FLAGS.peer_timeout,
-            stall_timeout=FLAGS.stall_timeout,
+        )
+        timeouts = cluster_place.ClusterTimeouts(
+            FLAGS.join_timeout, FLAGS.peer_timeout, FLAGS.stall_timeout
         )
         name = distribution.choose_strategy(FLAGS.strategy)
     if name == "parameter_server" and parameter_servers.serves_here():
-        parameter_servers.serve(FLAGS.join_timeout, FLAGS.peer_timeout, FLAGS.stall_timeout)
+        parameter_servers.serve(timeouts)
         return None
     # A process that joins others may be ended meanwhile: nothing of it is kept back.
     joins = name in ("multi_worker_mirrored", "parameter_server")
     with nullcontext() if joins else quiet_start_up():
-        strategy = distribution.build_strategy(name, communication)
+        strategy = distribution.build_strategy(name, communication, timeouts)
     return train.Placement(
         strategy, communication, FLAGS.steps_per_loop, parse_on_device(FLAGS.data_on_device)
     )

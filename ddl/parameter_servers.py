@@ -6,7 +6,6 @@ gives the updates of a worker that is lost to the others and takes it in again w
 waits for ever for one that neither answers nor dies, so that the chief asks all of them by itself.
 """
 
-import json
 import os
 import signal
 import sys
@@ -18,6 +17,7 @@ from typing import NoReturn
 
 import tensorflow as tf
 
+from ddl.cluster_place import ClusterTimeouts, cluster_place
 from ddl.errors import AddressTaken, ConfigError, WorkerLost
 from ddl.grpc_probe import Answer, ask
 from ddl.signals import keeping_answers
@@ -36,59 +36,41 @@ def has_parameter_servers(strategy: tf.distribute.Strategy) -> bool:
     return isinstance(strategy, _Strategy)
 
 
-def names_parameter_servers() -> bool:
-    """Whether TF_CONFIG does."""
-    return "ps" in _place()[0]
-
-
 def serves_here() -> bool:
     """Whether TF_CONFIG makes this process a worker or a parameter server of such a cluster.
 
     Raises:
       ConfigError: If it describes none.
     """
-    cluster, kind, _ = _place()
-    if kind not in ("chief", "worker", "ps") or not {"chief", "worker", "ps"} <= cluster.keys():
+    place = cluster_place()
+    kinds = {"chief", "worker", "ps"}
+    if place.kind not in kinds or not kinds <= place.cluster.keys():
         raise ConfigError(
             "parameter_server needs an environment variable TF_CONFIG that names a chief, workers "
             "and parameter servers (ps), and which of them this process is. `python -m ddl.launch "
             "--num_ps=1 --num_workers=2 -- …` sets it."
         )
-    return kind != "chief"
-
-
-def _place() -> tuple[dict[str, list[str]], str, int]:
-    """What TF_CONFIG says: addresses by kind of task, and this one's kind and index."""
-    try:
-        config = json.loads(os.environ.get("TF_CONFIG") or "{}")
-        task = config.get("task", {})
-        return dict(config.get("cluster", {})), str(task.get("type")), int(task.get("index", 0))
-    except (ValueError, AttributeError, TypeError) as error:
-        raise ConfigError(
-            f"the environment variable TF_CONFIG is not a JSON object as TensorFlow wants it: "
-            f"{error}. Correct it, or unset it to run on this machine alone."
-        ) from error
+    return place.kind != "chief"
 
 
 # ---------------------------------------------------------------- a worker, a parameter server
 
 
-def serve(join_timeout: float, peer_timeout: float, stall_timeout: float) -> None:
+def serve(timeouts: ClusterTimeouts) -> None:
     """Computes what the chief sends, and returns when the chief has ended.
 
     SIGTERM and SIGINT do not end it before, since a chief that was asked to stop as well saves what
     parameter servers hold. A second signal does, at once.
 
     Args:
-      join_timeout: Seconds within which the chief has to come.
-      peer_timeout: Seconds after which it counts as lost if its machine does not answer.
-      stall_timeout: Seconds after which it does if it gives no answer itself.
+      timeouts: Within which time the chief has to come, and after which silence it is lost.
 
     Raises:
       WorkerLost: If it does not come, or stalls.
       AddressTaken: If this process's own address cannot be used.
     """
-    cluster, kind, index = _place()
+    place = cluster_place()
+    cluster, kind, index = place.cluster, place.kind, place.index
     signals = _hold_signals()
     try:
         server = start_server(cluster, kind, index)
@@ -98,15 +80,15 @@ def serve(join_timeout: float, peer_timeout: float, stall_timeout: float) -> Non
             f"{error.message}. Another process may have the port."
         ) from error
     chief = cluster["chief"][0]
-    _wait_for("the chief", chief, time.monotonic(), join_timeout)
+    _wait_for("the chief", chief, time.monotonic(), timeouts.join)
     heard, refusals = time.monotonic(), 0
     while refusals < (1 if signals else _REFUSALS):
-        answer = ask(chief, min(_PAUSE, peer_timeout))
+        answer = ask(chief, min(_PAUSE, timeouts.peer))
         refusals = refusals + 1 if answer == "refuses" else 0
         if answer in ("greets", "refuses"):
             heard = time.monotonic()
         elif (silent := time.monotonic() - heard) > (
-            peer_timeout if answer == "is unreachable" else stall_timeout
+            timeouts.peer if answer == "is unreachable" else timeouts.stall
         ):
             raise WorkerLost(f"the chief at {chief} {answer}, for {silent:.0f} s")
         time.sleep(_PAUSE)
@@ -153,15 +135,12 @@ def _wait_for(who: str, address: str, since: float, timeout: float) -> None:
 # ---------------------------------------------------------------- the chief
 
 
-def build_parameter_server_strategy(
-    join_timeout: float, peer_timeout: float, stall_timeout: float
-) -> tf.distribute.Strategy:
+def build_parameter_server_strategy(timeouts: ClusterTimeouts) -> tf.distribute.Strategy:
     """Connects the chief with all others. Before any other operation of the process.
 
     Args:
-      join_timeout: Seconds after which it is an error that one of them is not there.
-      peer_timeout: Seconds after which one whose machine does not answer counts as lost.
-      stall_timeout: Seconds after which one does that gives no answer itself.
+      timeouts: After which time it is an error that one of them is not there, and after which
+        silence one is lost.
 
     Raises:
       WorkerLost: If one is not there.
@@ -179,7 +158,7 @@ def build_parameter_server_strategy(
     ]
     since = time.monotonic()
     for kind, index, address in peers:
-        _wait_for(f"{kind} {index}", address, since, join_timeout)
+        _wait_for(f"{kind} {index}", address, since, timeouts.join)
     with keeping_answers():
         strategy = _Strategy(resolver)
     if strategy.num_replicas_in_sync > 1:
@@ -187,7 +166,7 @@ def build_parameter_server_strategy(
             f"each worker sees {strategy.num_replicas_in_sync} GPUs; with parameter servers a "
             "worker uses one. Start one worker for each GPU (ddl.launch --pin=gpus)."
         )
-    watch = _Watch(len(cluster["worker"]), peer_timeout, stall_timeout)
+    watch = _Watch(len(cluster["worker"]), timeouts)
     for kind, index, address in peers:
         watch.begin(kind, index, address)
     return strategy
@@ -200,10 +179,9 @@ class _Watch:
     process, whatever it waits for. A worker that died is tolerated, and told.
     """
 
-    def __init__(self, num_workers: int, peer_timeout: float, stall_timeout: float):
+    def __init__(self, num_workers: int, timeouts: ClusterTimeouts):
         self._num_workers = num_workers
-        self._peer_timeout = peer_timeout
-        self._stall_timeout = stall_timeout
+        self._timeouts = timeouts
         self._gone: set[int] = set()  # workers
 
     def begin(self, kind: str, index: int, address: str) -> None:
@@ -215,7 +193,7 @@ class _Watch:
         who = f"{kind} {index} at {address}"
         heard = time.monotonic()
         while True:
-            answer = ask(address, min(self._peer_timeout, self._stall_timeout, 10 * _PAUSE))
+            answer = ask(address, min(self._timeouts.peer, self._timeouts.stall, 10 * _PAUSE))
             if answer == "greets":
                 heard = time.monotonic()
             silent = time.monotonic() - heard
@@ -223,7 +201,7 @@ class _Watch:
                 self._note(index, who, answer)
                 if answer == "refuses" and len(self._gone) < self._num_workers:
                     heard = time.monotonic()
-            patience = self._stall_timeout if answer == "is silent" else self._peer_timeout
+            patience = self._timeouts.stall if answer == "is silent" else self._timeouts.peer
             if kind == "ps" and answer == "refuses":
                 patience = min(_PATIENCE_WITH_THE_DEAD, patience)
             if silent > patience:

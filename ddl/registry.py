@@ -16,9 +16,9 @@ from gin import config as gin_config
 # ddl's own: "module:attribute", named in configs as ddl.<attribute>, or <attribute> for short. Its
 # layers, which bear the names of Keras's, are named as ddl.layers.<attribute>.
 OWN: tuple[str, ...] = (
+    "ddl.batch_size:global_batch_size",
     "ddl.data:images",
     "ddl.data:synthetic_arrays",
-    "ddl.distribution:global_batch_size",
     "ddl.learning_rate:LearningRate",
     "ddl.lengths:epochs_to_steps",
     "ddl.lengths:steps_after_warmup",

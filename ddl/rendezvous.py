@@ -6,11 +6,10 @@ it. The workers therefore meet before, at the addresses that TF_CONFIG gives the
 
 import contextlib
 import errno
-import json
-import os
 import socket
 import time
 
+from ddl.cluster_place import cluster_place
 from ddl.errors import AddressTaken, ConfigError, WorkerLost
 
 # Whoever else connects, such as a probe of the port, says none of these.
@@ -35,16 +34,10 @@ def wait_for_workers(timeout: float) -> tuple[dict[int, socket.socket], list[str
       AddressTaken: If another process has this worker's port.
       ConfigError: If the port cannot be used otherwise, or TF_CONFIG does not name this worker.
     """
-    try:
-        addresses, index = _addresses(json.loads(os.environ["TF_CONFIG"]))
-        own_address = addresses[index]
-    except (KeyError, ValueError, TypeError, IndexError) as error:
-        raise ConfigError(
-            'TF_CONFIG does not say which worker this is. It has the form {"cluster": {"worker": '
-            '["host:port", …]}, "task": {"type": "worker", "index": 0}}.'
-        ) from error
+    place = cluster_place()
+    addresses, index = place.workers, place.worker_index
     deadline = time.monotonic() + timeout
-    host, _, port = own_address.rpartition(":")
+    host, _, port = addresses[index].rpartition(":")
     names = [f"worker {number} at {address}" for number, address in enumerate(addresses)]
     with contextlib.ExitStack() as stack, contextlib.ExitStack() as listening:
         try:
@@ -117,11 +110,3 @@ def _not_there(name: str, timeout: float) -> str:
         f"{name} did not join in {timeout:g} s, or another one did not. See "
         "what became of it, and start all again."
     )
-
-
-def _addresses(config: dict) -> tuple[list[str], int]:
-    """All workers' addresses, the chief's first, and which is this one's."""
-    cluster, task = config["cluster"], config["task"]
-    chiefs, workers = cluster.get("chief", []), cluster.get("worker", [])
-    index = int(task["index"]) + (len(chiefs) if task["type"] == "worker" else 0)
-    return [*chiefs, *workers], index

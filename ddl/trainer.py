@@ -15,10 +15,11 @@ from ddl import gradients as gradient_path
 from ddl import noise_scale
 from ddl.actions import Action
 from ddl.all_reduce import AllReduce, GradientDtype
+from ddl.batch_size import check_batch_split
 from ddl.coordinated_loop import CoordinatedEvaluation, CoordinatedLoop
 from ddl.data import BatchPipeline, as_source
 from ddl.data.checks import check_same_features
-from ddl.distribution import Communication, check_batch_split
+from ddl.distribution import Communication
 from ddl.divergence import VariablesFinite, check_state_finite
 from ddl.errors import ConfigError
 from ddl.evaluation import Evaluation

@@ -9,6 +9,7 @@ from ddl.microbatch import explaining_stale_traces
 from ddl.random import batch_counter
 from ddl.step import TrainingState, UpdateStep
 from ddl.stop_flag import StopFlag
+from ddl.workers import Workers
 
 _Changing = dict[str, tf.Tensor]
 
@@ -92,7 +93,8 @@ class TrainingLoop:
         """Many batches are ordered in one go; each is gathered while the one before is computed."""
         pipeline, strategy = self._update.pipeline, self._update.strategy
         # For several replicas, or in several parts, its rows alone are at hand.
-        gathers_ahead = strategy.num_replicas_in_sync == 1 and pipeline.microbatches == 1
+        replicas = strategy.num_replicas_in_sync // Workers(strategy).number
+        gathers_ahead = replicas == 1 and pipeline.microbatches == 1
 
         def updates(changing: _Changing) -> tuple[_Changing]:
             first = changing["batches"]

@@ -16,6 +16,7 @@ from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
 from tensorflow.python.distribute import collective_all_reduce_strategy, multi_worker_util
 from tensorflow.python.eager import context
 
+from ddl.cluster_place import ClusterTimeouts
 from ddl.errors import DdlError, ModelDirectoryError
 from ddl.peers import Peers, lost
 from ddl.rendezvous import wait_for_workers
@@ -50,17 +51,14 @@ _MAY_BE_ITS_OWN = (tf.errors.FailedPreconditionError, tf.errors.InternalError)
 
 def build_multi_worker_strategy(
     options: tf.distribute.experimental.CommunicationOptions,
-    join_timeout: float,
-    peer_timeout: float,
-    stall_timeout: float,
+    timeouts: ClusterTimeouts,
 ) -> tf.distribute.Strategy:
     """Joins the cluster that TF_CONFIG names. Before any other operation of the process.
 
     Args:
       options: How gradients travel.
-      join_timeout: Seconds after which it is an error that others have not joined.
-      peer_timeout: Seconds after which a worker whose machine does not answer counts as lost.
-      stall_timeout: Seconds after which one that gives no sign of life does.
+      timeouts: After which time it is an error that others have not joined, and after which silence
+        one is lost.
 
     Raises:
       WorkerLost: If others do not join in time. If they die after that but before TensorFlow has
@@ -78,13 +76,13 @@ def build_multi_worker_strategy(
         service_leader=multi_worker_util.coordination_leader(spec),
         coordinated_jobs=jobs,
         # Its own watch is the second line: ddl's, which says who was lost, comes first.
-        cluster_register_timeout_in_ms=int(1000 * join_timeout),
-        heartbeat_timeout_in_ms=int(2000 * max(peer_timeout, stall_timeout)),
+        cluster_register_timeout_in_ms=int(1000 * timeouts.join),
+        heartbeat_timeout_in_ms=int(2000 * max(timeouts.peer, timeouts.stall)),
     )
-    connections, names = wait_for_workers(join_timeout)
-    peers = Peers(connections, names, peer_timeout=peer_timeout, stall_timeout=stall_timeout)
+    connections, names = wait_for_workers(timeouts.join)
+    peers = Peers(connections, names, peer_timeout=timeouts.peer, stall_timeout=timeouts.stall)
     _PEERS.append(peers)
-    alarm = _alarm(join_timeout + _ALARM_SECONDS)
+    alarm = _alarm(timeouts.join + _ALARM_SECONDS)
     with _all_local_devices(), alarm, worker_errors(), keeping_answers():
         strategy = _Strategy(communication_options=options)
         Workers(strategy).any(False)  # all are there when this returns

@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 import ddl
+from ddl.cluster_place import ClusterTimeouts
 from ddl.cluster_tasks import cluster_tasks, free_ports, tf_configs
 from ddl.parameter_servers import build_parameter_server_strategy, start_server
 from ddl.precision import LossScale, set_precision
@@ -32,7 +33,7 @@ def build(workers: int) -> tf.distribute.Strategy:
     build.servers = [  # type: ignore[attr-defined]
         start_server(cluster, task.kind, task.index) for task in tasks if task.kind != "chief"
     ]
-    return build_parameter_server_strategy(10, 10, 10)
+    return build_parameter_server_strategy(ClusterTimeouts(10, 10, 10))
 
 
 PARITY = (

@@ -32,10 +32,11 @@ def meet_and_fall(timeout):
         os.kill(os.getpid(), getattr(signal, sys.argv[1]))
     return met
 workers.wait_for_workers = meet_and_fall
-from ddl.distribution import Communication, build_strategy
+from ddl.cluster_place import ClusterTimeouts
+from ddl.distribution import build_strategy
 from ddl.errors import DdlError
 try:
-    build_strategy("multi_worker_mirrored", Communication(join_timeout=4, stall_timeout=4))
+    build_strategy("multi_worker_mirrored", timeouts=ClusterTimeouts(join=4, stall=4))
 except DdlError as error:
     print(error, flush=True)
     os._exit(error.exit_status)
@@ -101,9 +102,9 @@ def test_a_worker_that_never_comes(tmp_path):
 
 
 def test_limits_are_those_that_are_documented():
-    from ddl.distribution import Communication
+    from ddl.cluster_place import ClusterTimeouts
     from ddl.main import FLAGS
 
-    limits = {"join_timeout": 60.0, "peer_timeout": 30.0, "stall_timeout": 300.0}
+    limits = {"join": 60.0, "peer": 30.0, "stall": 300.0}
     for name, value in limits.items():
-        assert getattr(Communication(), name) == FLAGS[name].default == value
+        assert getattr(ClusterTimeouts(), name) == FLAGS[f"{name}_timeout"].default == value

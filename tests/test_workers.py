@@ -354,13 +354,14 @@ def test_a_failure_of_one_is_a_failure_of_all(monkeypatch, fails_elsewhere):
 SIGNALLED = """
 import json, os, signal
 import tensorflow as tf
+from ddl.cluster_place import ClusterTimeouts
 from ddl.cluster_tasks import free_ports
 from ddl.workers import build_multi_worker_strategy
 own = f"127.0.0.1:{free_ports(1)[0]}"
 task = {"type": "worker", "index": 0}
 os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": [own]}, "task": task})
 options = tf.distribute.experimental.CommunicationOptions()
-build_multi_worker_strategy(options, 30.0, 30.0, 300.0)
+build_multi_worker_strategy(options, ClusterTimeouts(join=30.0))
 signal.raise_signal(signal.SIGTERM)
 os._exit(3)
 """
