@@ -7,6 +7,7 @@ BENCHMARKS = (
     "scaling",
     "weak_scaling",
     "simulated_cluster",
+    "input_pipelines",
     "step_cost",
     "cross_device",
     "host_memory",
