@@ -132,7 +132,7 @@ class ClusterAttempt:
         """Whether one may be about to end whose death is why all these have ended."""
         if self._ending or not self._running():
             return False
-        if any(process.status != WorkerLost.exit_status for process in self._unjudged):
+        if not all(map(_has_lost_another, self._unjudged)):
             return False
         if self._judge_at is None:
             self._judge_at = time.monotonic() + _CAUSE_SECONDS
@@ -141,8 +141,10 @@ class ClusterAttempt:
     def _judge(self, ended: Sequence[ClusterProcess]) -> None:
         """Ends the rest if one of these has died, or is a chief that needs the others no more."""
         dead = [process for process in ended if self._has_died(process)]
-        dead = [process for process in dead if not self._is_replaced(process)]
-        for process in sorted(dead, key=lambda one: one.status == WorkerLost.exit_status):
+        # One that lost another is not replaced, nor is a chief: with them all have to end.
+        if all(one.task.kind == "worker" and not _has_lost_another(one) for one in dead):
+            dead = [process for process in dead if not self._is_replaced(process)]
+        for process in sorted(dead, key=_has_lost_another):
             self._report(process, "the rest is ended")
         if dead or any(process.task.kind == "chief" for process in ended):
             self._ending = True
@@ -196,3 +198,7 @@ class ClusterAttempt:
             if self._live and process.log is not None:
                 for line in process.log.new_lines(to_the_end=to_the_end):
                     print(f"[{process.task}] {line}", flush=True)
+
+
+def _has_lost_another(process: ClusterProcess) -> bool:
+    return process.status == WorkerLost.exit_status

@@ -134,6 +134,8 @@ def _draw(
         first_row = current.first_row * current.rows_per_example(rows, f"{name} and")
     # Rows begin at whole counts, so that any row can be begun with.
     counts_per_row = -(-features // (_WORDS * in_a_word))
+    if not isinstance(counts_per_row, int):
+        counts_per_row = tf.cast(counts_per_row, tf.int64)
     seed = getattr(owner, "seed", None)
     own_seed = int(seed) if isinstance(seed, numbers.Integral) else None
     key = _hashed(current.seed, current.training, *current.call_number(owner), own_seed)

@@ -16,7 +16,7 @@ from ddl.checkpoint_directory import SavedCheckpoint
 from ddl.checkpoints import Checkpoints
 from ddl.choices import Mode
 from ddl.console import RunConsole, format_figures
-from ddl.data import as_source, order
+from ddl.data import as_source
 from ddl.distribution import Communication, describe_devices
 from ddl.errors import ConfigError, ModelDirectoryError
 from ddl.learning_rate_checks import check_plateau, learning_rate_summary
@@ -253,7 +253,7 @@ def resolve_lengths(run_plan: RunPlan) -> None:
     batch = config.build_bound("Trainer", "global_batch_size")
     if data is None or batch is None:
         return  # which the trainer tells
-    an_epoch = order.steps_per_epoch(len(as_source(data)), batch)
+    an_epoch = as_source(data).steps_per_epoch(batch)
     for name, value in (
         ("STEPS_PER_EPOCH", an_epoch),
         ("TOTAL_STEPS", run_plan.total_steps(an_epoch)),

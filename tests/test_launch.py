@@ -476,6 +476,29 @@ wait_for_ever()
     assert_nothing_is_left(tmp_path, 4)
 
 
+def test_a_chief_that_lost_another_ends_all_and_no_restart_is_spent_on_a_worker(launch, tmp_path):
+    program = """
+running()
+wait_for("chief-0.pid", "worker-0.pid", "ps-0.pid")
+if os.path.exists("again"):
+    sys.exit(0)
+if kind == "chief":
+    note("lost")
+    sys.exit(77)
+if kind == "worker":
+    wait_for("lost")
+    time.sleep(0.5)
+    note("again")
+    os.kill(os.getpid(), signal.SIGABRT)
+wait_for_ever()
+"""
+    launcher = launch(program, num_workers=1, num_ps=1, max_restarts=1)
+    status, _, errors = finish(launcher)
+    assert status == 0, errors
+    assert "alone" not in errors
+    assert errors.count("restart 1 of 1") == 1
+
+
 def test_a_chief_that_saves_speaks_for_those_that_end_of_the_signal(launch, tmp_path):
     program = """
 def save(*arguments):

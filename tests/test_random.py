@@ -55,6 +55,19 @@ def test_true_comes_as_often_as_asked_and_for_rows_alone(probability):
     assert (left == right).mean() == pytest.approx(share**2 + (1 - share) ** 2, abs=0.02)
 
 
+@pytest.mark.parametrize("draw", [ddl.random.uniform, ddl.random.normal])
+@pytest.mark.parametrize("known", [True, False])
+def test_a_dimension_that_is_not_static_draws_the_same(draw, known):
+    @tf.function
+    def of_width(width, first_row):
+        with microbatch(first_row=2 if known else first_row, rows=4).forward():
+            return draw(Owner(), [4, width, 3])
+
+    whole = drawn(draw, [8, 5, 3])
+    part = of_width(tf.constant(5), tf.constant(2, tf.int64))
+    np.testing.assert_array_equal(part, whole[2:6])
+
+
 def test_outside_of_a_trainer_keras_draws_for_bernoulli():
     keras.utils.set_random_seed(0)
     kept = ddl.random.bernoulli(Owner(), [2000, 5], 0.3).numpy()

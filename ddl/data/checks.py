@@ -28,7 +28,13 @@ def data_errors() -> Iterator[None]:
     """Turns what TensorFlow says of bad data, in a page of graph, into a few words."""
     try:
         yield
-    except (tf.errors.InvalidArgumentError, tf.errors.UnknownError) as error:
+    except (
+        tf.errors.InvalidArgumentError,
+        tf.errors.UnknownError,
+        tf.errors.DataLossError,
+        tf.errors.NotFoundError,
+        tf.errors.OutOfRangeError,
+    ) as error:
         # The reason stands between the trace of the graph and the name of its node; or it is our
         # own, raised in a Python function that the graph called.
         text = str(error.message)

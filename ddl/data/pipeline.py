@@ -193,7 +193,8 @@ class BatchPipeline:
         Returns:
           Features [b, …] and "weight", float32 [b].
         """
-        size, held = self._rows_of_replica(), next(iter(element.values())).shape[0]
+        held = element.get("weight", next(iter(element.values()))).shape[0]
+        size = self._rows_of_replica()
         if held != size:
             # A worker's replicas get all rows of the worker, others their own.
             of_replica = size * self.microbatches

@@ -40,6 +40,10 @@ class RecordSource(Source):
           DataError: If a file is missing, cut short, compressed or of another format; if there are
             fewer records than asked for; or if features are not of static shape.
         """
+        if num_examples is not None and num_examples < 1:
+            raise DataError(f"num_examples is {num_examples}; it is 1 or more, or None for all")
+        if not files:
+            raise DataError("there are no TFRecord files to read: the list of them is empty")
         self._decode = decode
         file_numbers, offsets = _places(files, num_examples)
         if num_examples is not None and len(offsets) < num_examples:
@@ -149,8 +153,9 @@ def _offsets(file: str) -> np.ndarray:
     except (OSError, tf.errors.OpError) as error:
         raise DataError(f"{file} cannot be read: {error}") from error
     if place != size:
+        begin, end = (offsets[-1], place) if place > size else (place, place + _AROUND_DATA)
         raise DataError(
             f"{file} is cut short, compressed, or no TFRecord file: a record that begins at byte "
-            f"{offsets[-1] if offsets else 0:,} would end at byte {place:,} of {size:,}"
+            f"{begin:,} would end at byte {end:,} or later, and the file has {size:,}"
         )
     return np.asarray(offsets, np.int64)

@@ -49,6 +49,8 @@ class StreamSource(Source):
         """
         self._dataset: Any = dataset
         self._of_epoch = not isinstance(dataset, tf.data.Dataset)
+        if isinstance(num_examples, np.ndarray):
+            num_examples = [int(length) for length in num_examples]
         self._of_shard = isinstance(num_examples, Sequence)
         if self._of_shard and not self._of_epoch:
             raise ConfigError(
@@ -136,7 +138,8 @@ class StreamSource(Source):
             missing = steps - steps_per_epoch(length, size)
             if not missing:
                 return batches
-            padding = self._epoch(epoch, shard).take(size).batch(size).map(finished).take(1)
+            first = self._epoch(epoch, shard).take(min(size, length))
+            padding = first.batch(size).map(finished)
             return batches.concatenate(
                 padding.repeat(missing).map(
                     lambda batch: {**batch, "weight": tf.zeros_like(batch["weight"])}
@@ -170,6 +173,7 @@ class StreamSource(Source):
 def _length(dataset: tf.data.Dataset | None, given: int | None) -> int:
     """Examples to read: those given, or as many as the data set has, where it is known."""
     cardinality = tf.data.UNKNOWN_CARDINALITY if dataset is None else int(dataset.cardinality())
+    given_by_name = given is not None
     if given is None:
         if cardinality == tf.data.UNKNOWN_CARDINALITY:
             raise DataError(
@@ -183,7 +187,8 @@ def _length(dataset: tf.data.Dataset | None, given: int | None) -> int:
             )
         given = cardinality
     if given < 1:
-        raise DataError("the tf.data.Dataset is empty: there are no examples")
+        what = f"num_examples is {given}" if given_by_name else "the tf.data.Dataset is empty"
+        raise DataError(f"{what}: there are no examples")
     if 0 <= cardinality < given:
         raise DataError(f"num_examples is {given:,}, but the tf.data.Dataset has {cardinality:,}")
     return given

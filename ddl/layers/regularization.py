@@ -21,6 +21,8 @@ register = keras.saving.register_keras_serializable("ddl")
 class Dropout(ByPosition, keras.layers.Dropout):
     """Drops a share `rate` of its input in training and scales the rest by 1 / (1 - rate).
 
+    The share is rounded to a multiple of 2⁻¹⁶, and the rest scaled by the rounded one.
+
     Srivastava et al. 2014, "Dropout: a simple way to prevent neural networks from overfitting".
     """
 
@@ -83,18 +85,21 @@ class AlphaDropout(ByPosition, keras.layers.AlphaDropout):
         """See `AlphaDropout`."""
         # What the SELU saturates to: -scale · alpha of that paper.
         saturated = -1.7580993408473766
-        factor = ((1 - self.rate) * (1 + self.rate * saturated**2)) ** -0.5
+        rate = 1 - ddl.random.as_drawn(1 - self.rate)
+        factor = ((1 - rate) * (1 + rate * saturated**2)) ** -0.5
         dropped = tf.where(_kept(self, inputs, self.noise_shape), inputs, saturated)
-        return factor * dropped - factor * saturated * self.rate
+        return factor * dropped - factor * saturated * rate
 
 
 def _dropped(layer: Any, inputs: tf.Tensor, noise_shape: Sequence[int | None] | None) -> tf.Tensor:
     if layer.rate == 1:
         return tf.zeros_like(inputs)
     share = ddl.random.as_drawn(1 - layer.rate)
-    # By a factor, which does not wait for the input and serves the backward pass as well.
+    # By a factor, which does not wait for the input and serves the backward pass as well. What is
+    # dropped is zero whatever it was, an infinity too.
     kept = tf.cast(_kept(layer, inputs, noise_shape), inputs.dtype)
-    return inputs * (kept * tf.cast(1 / share if share else 0.0, inputs.dtype))
+    factor = kept * tf.cast(1 / share if share else 0.0, inputs.dtype)
+    return tf.math.multiply_no_nan(inputs, factor)
 
 
 def _kept(layer: Any, inputs: tf.Tensor, noise_shape: Sequence[int | None] | None) -> tf.Tensor:

@@ -3,6 +3,7 @@ import pytest
 import tensorflow as tf
 
 from ddl.data import BatchPipeline, RecordSource
+from ddl.data.checks import data_errors
 from ddl.errors import DataError
 
 LENGTHS = (4, 0, 7)  # records of each file
@@ -109,6 +110,14 @@ def test_fewer_than_all_are_the_first(tmp_path):
         RecordSource(written(tmp_path), decode, num_examples=12)
 
 
+@pytest.mark.parametrize("number", [0, -1])
+def test_numbers_and_lists_that_cannot_be_are_told(tmp_path, number):
+    with pytest.raises(DataError, match=f"num_examples is {number}; it is 1 or more"):
+        RecordSource(written(tmp_path), decode, num_examples=number)
+    with pytest.raises(DataError, match="no TFRecord files to read"):
+        RecordSource([], decode, num_examples=5)
+
+
 def test_as_data_of_a_pipeline(tmp_path, strategy):
     source = RecordSource(written(tmp_path), decode)
     pipeline = BatchPipeline(source, 4, seed=3)
@@ -130,6 +139,21 @@ def text(file):
 
 def missing(file):
     file.unlink()
+
+
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [
+        (-3, "begins at byte 147 would end at byte 175 or later, and the file has 172"),
+        (-20, "begins at byte 147 would end at byte 163 or later, and the file has 155"),
+    ],
+)
+def test_the_record_that_is_cut_is_told(tmp_path, end, told):
+    files = written(tmp_path)
+    whole = (tmp_path / "part-2").read_bytes()
+    (tmp_path / "part-2").write_bytes(whole[:end])
+    with pytest.raises(DataError, match=told):
+        RecordSource(files, decode)
 
 
 @pytest.mark.parametrize(
@@ -164,8 +188,15 @@ def test_a_damaged_record_stops_the_step(tmp_path):
     data = bytearray((tmp_path / "part-0").read_bytes())
     data[12] ^= 1  # of the first record's text
     (tmp_path / "part-0").write_bytes(data)
-    with pytest.raises(tf.errors.DataLossError, match="corrupted record"):
+    with pytest.raises(DataError, match="corrupted record"), data_errors():
         taken(RecordSource(files, decode), 3, shuffle=False)
+
+
+def test_a_file_that_goes_away_stops_the_step(tmp_path):
+    source = RecordSource(written(tmp_path), decode)
+    (tmp_path / "part-2").unlink()
+    with pytest.raises(DataError, match="part-2"), data_errors():
+        taken(source, 3, shuffle=False)
 
 
 def test_features_without_a_static_shape_are_told(tmp_path):

@@ -121,6 +121,17 @@ def test_only_shards_whose_rows_are_asked_for_are_read(rows, opened):
     assert asked == opened
 
 
+def test_what_a_shard_holds_beyond_its_length_is_not_read():
+    def endless(epoch, number):
+        return tf.data.Dataset.range(10).map(
+            lambda x: {"x": tf.where(x < SHARDS[number], 1.0, float("nan"))}
+        )
+
+    pipeline = BatchPipeline(StreamSource(endless, np.array(SHARDS)), 16)
+    for values, _ in taken(pipeline.dataset(), 4):
+        assert values == [1.0] * 16
+
+
 def test_shards_that_are_full_have_no_padding():
     def even(epoch, number):
         return numbers(4)
@@ -137,6 +148,8 @@ def test_shards_that_cannot_be_are_told():
         BatchPipeline(StreamSource(shard, SHARDS), 6)
     with pytest.raises(DataError, match="num_examples is 6, but the tf.data.Dataset has 5"):
         StreamSource(shard, [6, 3, 4, 2])
+    with pytest.raises(DataError, match="num_examples is 0: there are no examples"):
+        StreamSource(shard, [5, 0])
     with pytest.raises(DataError, match="no shards"):
         StreamSource(shard, [])
     late = StreamSource(shard, [5, 3, 4, 3])

@@ -81,6 +81,16 @@ def test_dropout_keeps_its_share_and_the_mean():
     assert ddl.random.as_drawn(0.7) == 45875 / 65536
 
 
+def test_dropped_infinities_are_zero_and_their_gradients_too():
+    x = tf.fill([8, 100], np.inf)
+    with tf.GradientTape() as tape, microbatch(rows=8).forward():
+        tape.watch(x)
+        y = ddl.layers.Dropout(0.3)(x, training=True)
+    assert set(np.unique(y)) == {0.0, np.inf}
+    gradient = tape.gradient(y, x).numpy()
+    np.testing.assert_allclose(gradient, np.where(y.numpy() == 0, 0.0, 65536 / 45875), rtol=1e-6)
+
+
 @pytest.mark.parametrize("rate", [0.0, 1e-7, 1 - 1e-7, 1.0])
 def test_dropout_of_nothing_and_of_all(rate):
     layer = ddl.layers.Dropout(rate)
