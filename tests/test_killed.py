@@ -20,10 +20,33 @@ def straight(tmp_path_factory):
     return StraightRuns(tmp_path_factory.mktemp("straight"))
 
 
+def kill_anywhere(process, model_dir, rng, start_up) -> None:
+    """Kills it as it starts, or some lines and a moment after that, by how far it has come."""
+    lines = rng.randrange(3)
+    if lines == 0:
+        time.sleep(rng.uniform(0.3, 1.0) * start_up)
+        process.kill()
+        return
+    file, patience = model_dir / "metrics.jsonl", time.monotonic() + 60
+
+    def written() -> int:
+        return file.read_bytes().count(b"\n") if file.exists() else 0
+
+    # Those that come after the last checkpoint are written again.
+    before = written()
+    while process.poll() is None and time.monotonic() < patience:
+        if written() != before:
+            before, lines = written(), lines - 1
+        if lines == 0:
+            break
+    time.sleep(rng.uniform(0.0, 0.05))
+    process.kill()
+
+
 def kill_in_a_save(process, model_dir, rng) -> bool:
     """Waits for a save to begin, and kills within it; whether it came to that."""
     folder, patience = model_dir / "checkpoints", time.monotonic() + 60
-    skip = rng.randrange(4)
+    skip = rng.randrange(3)
     seen = set()
     while process.poll() is None and time.monotonic() < patience:
         partial = {path.name for path in folder.glob("*.partial")} if folder.exists() else set()
@@ -40,7 +63,7 @@ def kill_in_a_save(process, model_dir, rng) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_killed_at_random_it_ends_the_same(tmp_path, straight, mode):
-    reference, seconds = straight(mode)
+    reference, start_up = straight(mode)
     rng = random.Random(mode)
     model_dir = tmp_path / "run"
     in_a_save = kills = 0
@@ -50,10 +73,10 @@ def test_killed_at_random_it_ends_the_same(tmp_path, straight, mode):
             if turn % 2:
                 in_a_save += kill_in_a_save(process, model_dir, rng)
             else:
-                time.sleep(rng.uniform(0.3, 0.9) * seconds)
-                process.kill()
+                kill_anywhere(process, model_dir, rng, start_up)
             finish(process)
             kills += process.returncode == -signal.SIGKILL
+            assert process.returncode == -signal.SIGKILL or kills == KILLS, "it was done too soon"
         else:
             status, output = finish(process)
             assert status == 0, output
