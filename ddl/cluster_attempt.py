@@ -56,9 +56,10 @@ class ClusterAttempt:
         self._processes: list[ClusterProcess] = []
         # Those that ended by themselves, or of what was not the launcher's doing.
         self._counted: list[ClusterProcess] = []
-        # Those of them that were not judged yet, and when they are at the latest.
+        # Those of them that were not judged yet, since the one that caused it may be seen to end
+        # after them; and until when that is waited for.
         self._unjudged: list[ClusterProcess] = []
-        self._judge_at: float | None = None
+        self._judge_at = 0.0
         self._ending = False
         self._kill_at: float | None = None
 
@@ -95,10 +96,12 @@ class ClusterAttempt:
             self._show_new_lines()
             if ended and not self._ending:
                 self._counted += ended
+                if not self._unjudged:
+                    self._judge_at = time.monotonic() + _CAUSE_SECONDS
                 self._unjudged += ended
             if self._unjudged and not self._waits_for_cause():
                 self._judge(self._unjudged)
-                self._unjudged, self._judge_at = [], None
+                self._unjudged = []
             if self._kill_at is not None and time.monotonic() >= self._kill_at:
                 self._kill_rest(f"did not end within {self._grace_seconds:g} s of SIGTERM")
         self._show_new_lines(to_the_end=True)
@@ -130,13 +133,9 @@ class ClusterAttempt:
 
     def _waits_for_cause(self) -> bool:
         """Whether one may be about to end whose death is why all these have ended."""
-        if self._ending or not self._running():
-            return False
-        if not all(map(_has_lost_another, self._unjudged)):
-            return False
-        if self._judge_at is None:
-            self._judge_at = time.monotonic() + _CAUSE_SECONDS
-        return time.monotonic() < self._judge_at
+        lost = all(map(_has_lost_another, self._unjudged))
+        cause_may_run = lost and not self._ending and bool(self._running())
+        return cause_may_run and time.monotonic() < self._judge_at
 
     def _judge(self, ended: Sequence[ClusterProcess]) -> None:
         """Ends the rest if one of these has died, or is a chief that needs the others no more."""

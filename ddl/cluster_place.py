@@ -1,7 +1,7 @@
-"""Which process of a cluster this is, and how long it waits for the others.
+"""Which process of a cluster this is: what TF_CONFIG says, which ddl parses here alone.
 
-TF_CONFIG says the first, for all of ddl, and is read here alone; `ddl.cluster_environment` makes it
-of what else there may be.
+`ddl.cluster_environment` makes it of what else there may be. TensorFlow's resolvers, which its
+strategies want, parse it by themselves.
 """
 
 import dataclasses
@@ -65,22 +65,3 @@ def cluster_place() -> ClusterPlace:
             f"the environment variable TF_CONFIG is not a JSON object as TensorFlow wants it: "
             f"{error}. Correct it, or unset it to run on this machine alone."
         ) from error
-
-
-@dataclasses.dataclass(frozen=True)
-class ClusterTimeouts:
-    """How long processes of a cluster wait for each other, in seconds.
-
-    Attributes:
-      join: For each other at the start.
-      peer: After which a process whose machine does not answer counts as lost.
-      stall: After which one that gives no sign of life, such as one that is stopped, does.
-    """
-
-    join: float = 60.0
-    peer: float = 30.0
-    stall: float = 300.0
-
-    def __post_init__(self) -> None:
-        if min(self.join, self.peer, self.stall) <= 0:
-            raise ConfigError("join_timeout, peer_timeout and stall_timeout are more than zero")

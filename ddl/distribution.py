@@ -19,7 +19,8 @@ from ddl.choices import (
     CrossDeviceOps,
     StrategyName,
 )
-from ddl.cluster_place import ClusterTimeouts, cluster_place
+from ddl.cluster_place import cluster_place
+from ddl.cluster_timeouts import ClusterTimeouts
 from ddl.errors import ConfigError, DeviceError, check_choice
 from ddl.parameter_servers import build_parameter_server_strategy, has_parameter_servers
 from ddl.tpu import build_tpu_strategy

@@ -218,13 +218,8 @@ def place(gpus: Sequence[int] | None) -> "Placement | None":
         # First of all: a file that is missing is told before TensorFlow is imported.
         config.load(FLAGS.gin_file, FLAGS.gin_param or (), FLAGS.gin_search_path or ())
 
-        from ddl import (
-            cluster_environment,
-            cluster_place,
-            distribution,
-            parameter_servers,
-            train,
-        )
+        from ddl import cluster_environment, distribution, parameter_servers, train
+        from ddl.cluster_timeouts import ClusterTimeouts
 
         cluster_environment.join_cluster(FLAGS.cluster)
         distribution.configure_devices(
@@ -240,8 +235,8 @@ def place(gpus: Sequence[int] | None) -> "Placement | None":
             collectives=FLAGS.collectives,
             timeout_seconds=FLAGS.communication_timeout,
         )
-        timeouts = cluster_place.ClusterTimeouts(
-            FLAGS.join_timeout, FLAGS.peer_timeout, FLAGS.stall_timeout
+        timeouts = ClusterTimeouts(
+            join=FLAGS.join_timeout, peer=FLAGS.peer_timeout, stall=FLAGS.stall_timeout
         )
         name = distribution.choose_strategy(FLAGS.strategy)
     if name == "parameter_server" and parameter_servers.serves_here():

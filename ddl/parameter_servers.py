@@ -17,7 +17,8 @@ from typing import NoReturn
 
 import tensorflow as tf
 
-from ddl.cluster_place import ClusterTimeouts, cluster_place
+from ddl.cluster_place import cluster_place
+from ddl.cluster_timeouts import ClusterTimeouts
 from ddl.errors import AddressTaken, ConfigError, WorkerLost
 from ddl.grpc_probe import Answer, ask
 from ddl.signals import keeping_answers
@@ -151,8 +152,7 @@ def build_parameter_server_strategy(timeouts: ClusterTimeouts) -> tf.distribute.
         raise ConfigError(
             "TF_CONFIG makes this process no chief; it calls ddl.parameter_servers.serve"
         )
-    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver(rpc_layer="grpc")
-    cluster = resolver.cluster_spec().as_dict()
+    cluster = cluster_place().cluster
     peers = [
         (kind, index, at) for kind in ("ps", "worker") for index, at in enumerate(cluster[kind])
     ]
@@ -160,7 +160,9 @@ def build_parameter_server_strategy(timeouts: ClusterTimeouts) -> tf.distribute.
     for kind, index, address in peers:
         _wait_for(f"{kind} {index}", address, since, timeouts.join)
     with keeping_answers():
-        strategy = _Strategy(resolver)
+        strategy = _Strategy(
+            tf.distribute.cluster_resolver.TFConfigClusterResolver(rpc_layer="grpc")
+        )
     if strategy.num_replicas_in_sync > 1:
         raise ConfigError(
             f"each worker sees {strategy.num_replicas_in_sync} GPUs; with parameter servers a "

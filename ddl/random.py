@@ -3,10 +3,10 @@
 What is drawn for an example is a function of (seed, batch, layer, position in the global batch).
 Philox (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3") computes the words of
 a stream from their place in it, so a replica begins where its rows lie and draws no more than
-them: N replicas, or microbatches, draw bit for bit what one device does. All is drawn in
-float32, so that a run in another precision draws the same too.
+them: N replicas, or microbatches, draw bit for bit what one device does. What is drawn does not
+depend on a run's precision.
 
-A layer of one's own draws with `uniform` and `normal`, and says so by its attribute
+A layer of one's own draws with `uniform`, `normal` and `bernoulli`, and says so by its attribute
 `draws_by_position = True`:
 
     class Jitter(keras.layers.Layer):
@@ -68,18 +68,16 @@ def uniform(owner: Any, shape: Sequence[Any], *, shared: bool = False) -> tf.Ten
         loop on tensors, such as that of a recurrent layer, whose every turn would draw the same.
         (`tf.vectorized_map` is not noticed: what it maps draws the same for each element.)
     """
-    operation = tf.raw_ops.StatelessRandomUniformV2
     if microbatch.current() is None:
         return _outside(keras.random.uniform, owner, shape)
-    return _draw(operation, tf.float32, 1, owner, shape, shared)
+    return _draw(tf.raw_ops.StatelessRandomUniformV2, tf.float32, 1, owner, shape, shared)
 
 
 def normal(owner: Any, shape: Sequence[Any], *, shared: bool = False) -> tf.Tensor:
     """Standard normal numbers, one row an example; as `uniform` in all else."""
-    operation = tf.raw_ops.StatelessRandomNormalV2
     if microbatch.current() is None:
         return _outside(keras.random.normal, owner, shape)
-    return _draw(operation, tf.float32, 1, owner, shape, shared)
+    return _draw(tf.raw_ops.StatelessRandomNormalV2, tf.float32, 1, owner, shape, shared)
 
 
 def bernoulli(
@@ -94,12 +92,12 @@ def bernoulli(
     """
     if microbatch.current() is None:
         return _outside(keras.random.uniform, owner, shape) < as_drawn(probability)
+    # From `least` on lies the share of all int16 that is asked for; 2^15 is none of them.
     least = round((1 - as_drawn(probability)) * 2**16) - 2**15
     if least == 2**15:
         return tf.zeros(shape, tf.bool)
-    operation = tf.raw_ops.StatelessRandomUniformFullIntV2
-    drawn = _draw(operation, tf.int32, 2, owner, shape, shared)
-    return drawn >= tf.constant(least, tf.int16)
+    words = tf.raw_ops.StatelessRandomUniformFullIntV2
+    return _draw(words, tf.int32, 2, owner, shape, shared) >= tf.constant(least, tf.int16)
 
 
 def as_drawn(probability: float) -> float:
@@ -114,12 +112,12 @@ def _outside(draw: Callable[..., tf.Tensor], owner: Any, shape: Sequence[Any]) -
 def _draw(
     operation: Callable[..., tf.Tensor],
     dtype: tf.DType,
-    in_a_word: int,
+    values_per_word: int,
     owner: Any,
     shape: Sequence[Any],
     shared: bool,
 ) -> tf.Tensor:
-    """Words of Philox, 32 bits each, as so many values in each of them: int16 if two."""
+    """Draws words of Philox, of 32 bits; with two values a word each is split into two int16."""
     current = microbatch.current()
     assert current is not None
     name = f"the layer {getattr(owner, 'name', owner)!r} draws random numbers"
@@ -133,7 +131,7 @@ def _draw(
     if not shared:
         first_row = current.first_row * current.rows_per_example(rows, f"{name} and")
     # Rows begin at whole counts, so that any row can be begun with.
-    counts_per_row = -(-features // (_WORDS * in_a_word))
+    counts_per_row = -(-features // (_WORDS * values_per_word))
     if not isinstance(counts_per_row, int):
         counts_per_row = tf.cast(counts_per_row, tf.int64)
     seed = getattr(owner, "seed", None)
@@ -146,7 +144,7 @@ def _draw(
         alg=PHILOX,
         dtype=dtype,
     )
-    if in_a_word > 1:
+    if values_per_word > 1:
         values = tf.reshape(tf.bitcast(values, tf.int16), [rows, -1])
     return tf.reshape(values[:, :features], shape)
 

@@ -47,7 +47,7 @@ class TrainingState(NamedTuple):
       sums: float64 [n], metric sums since they were last read (`ddl.metrics.MetricSums`).
       gradient_norms: float64 [2], Σ of the global gradient norms since then, and their count.
       diverged_for: int64 [], batches since the first loss that was not finite, with that one; 0
-        as long as all were.
+        as long as all were. With parameter servers a whole loop counts as one.
       rewinds: int64 [], how often training diverged and went back to a checkpoint.
       batches_left_out: int64 [], how many batches it did not see again then.
       gradient_noise: float64 [2], averages of |G|² and tr Σ (`ddl.noise_scale`), or zeros.
@@ -147,6 +147,8 @@ class UpdateStep:
           counter: `batch_counter(state.batches)`, where it was made ahead.
         """
         statistics = [] if self.loss_scale is None else self.statistics.values()
+        if counter is None:
+            counter = batch_counter(state.batches)
         gradients, sums = self._accumulate(element, resident, state, counter)
         sums = self.strategy.reduce(_SUM, sums, axis=None)
         gradients = self.all_reduce(gradients, self.variables)
@@ -172,15 +174,16 @@ class UpdateStep:
         return self._next_state(state, sums, norm, finite, noise)
 
     @property
-    def changes(self) -> tuple[str, ...]:
-        """The fields of the state that an update may change; it leaves the others as they are."""
-        scale = ("skipped_in_a_row", "loss_scale", "finite_updates")
-        return (
-            *("step", "batches", "sums", "diverged_for"),
-            *(() if self.clip_norm is None else ("gradient_norms",)),
-            *(() if self.noise_scale is None else ("gradient_noise",)),
-            *(() if self.loss_scale is None else scale),
-        )
+    def changing_fields(self) -> list[str]:
+        """Of the state: what an update may change. It leaves the others as they are."""
+        names = ["step", "batches", "sums", "diverged_for"]
+        if self.clip_norm is not None:
+            names.append("gradient_norms")
+        if self.noise_scale is not None:
+            names.append("gradient_noise")
+        if self.loss_scale is not None:
+            names += ["skipped_in_a_row", "loss_scale", "finite_updates"]
+        return names
 
     def finite_gradients(self, element: Any, resident: Any, state: TrainingState) -> tf.Tensor:
         """Which gradients of each replica are finite, before the reduce; changes nothing.
@@ -191,21 +194,15 @@ class UpdateStep:
           bool [replicas, variables].
         """
         statistics = self.statistics.values()
-        gradients, _ = self._accumulate(element, resident, state)
+        gradients, _ = self._accumulate(element, resident, state, batch_counter(state.batches))
         finite = self.strategy.run(gradient_path.each_finite, args=(gradients,))
         self.statistics.restore(statistics)
         return tf.stack(self.strategy.experimental_local_results(finite))
 
     def _accumulate(
-        self,
-        element: Any,
-        resident: Any,
-        state: TrainingState,
-        counter: tf.Tensor | None = None,
+        self, element: Any, resident: Any, state: TrainingState, counter: tf.Tensor
     ) -> tuple[Any, Any]:
         """Gradients and metric sums of the batch on each replica, before any reduce."""
-        if counter is None:
-            counter = batch_counter(state.batches)
 
         def run(index: tf.Tensor | int, so_far: Any) -> Any:
             args = (element, resident, state.loss_scale, counter, index, so_far)

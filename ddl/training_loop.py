@@ -1,5 +1,6 @@
 """The loop over updates on the devices: one `tf.function`, in which Python is not asked."""
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -11,7 +12,7 @@ from ddl.step import TrainingState, UpdateStep
 from ddl.stop_flag import StopFlag
 from ddl.workers import Workers
 
-_Changing = dict[str, tf.Tensor]
+_Carried = dict[str, tf.Tensor]
 
 
 class TrainingLoop:
@@ -66,7 +67,7 @@ class TrainingLoop:
 
     def _iterator_from(self, state: TrainingState) -> Any:
         """None where the loop finds the batches by itself."""
-        if self._update.pipeline.needs_no_iterator(self._update.strategy):
+        if self._update.pipeline.orders_in_graph(self._update.strategy):
             return None
         return self._update.pipeline.iterator(self._update.strategy, int(state.batches))
 
@@ -77,75 +78,82 @@ class TrainingLoop:
         if iterator is None:
             return self._over_arrays(resident, end, state)
 
-        def update(changing: _Changing, counter: tf.Tensor) -> tuple[_Changing, tf.Tensor]:
-            before = state._replace(**changing)
-            after = self._update(next(iterator), resident, before, counter)
-            with _beside_backward_pass(after):
-                return self._changing(after), batch_counter(before.batches + 1)
+        def update(carried: _Carried, counter: tf.Tensor) -> tuple[_Carried, tf.Tensor]:
+            before = state._replace(**carried)
+            return self._updated(next(iterator), resident, before, counter, batch_counter)
 
-        start = self._changing(state), batch_counter(state.batches)
-        changing, _ = tf.while_loop(
-            lambda changing, _: self._goes_on(changing) & (changing["step"] < end), update, start
+        carried, _ = tf.while_loop(
+            lambda carried, _: self._goes_on(carried) & (carried["step"] < end),
+            update,
+            (self._carried(state), batch_counter(state.batches)),
         )
-        return state._replace(**changing)
+        return state._replace(**carried)
 
     def _over_arrays(self, resident: Any, end: tf.Tensor, state: TrainingState) -> TrainingState:
         """Many batches are ordered in one go; each is gathered while the one before is computed."""
         pipeline, strategy = self._update.pipeline, self._update.strategy
-        # For several replicas, or in several parts, its rows alone are at hand.
-        replicas = strategy.num_replicas_in_sync // Workers(strategy).number
-        gathers_ahead = replicas == 1 and pipeline.microbatches == 1
+        # For several replicas, or in several parts, only its rows are found ahead.
+        gathers_ahead = Workers(strategy).replicas_of_each == 1 and pipeline.microbatches == 1
+        arrays = {} if gathers_ahead else resident
 
-        def updates(changing: _Changing) -> tuple[_Changing]:
-            first = changing["batches"]
-            following = pipeline.following(first, strategy)
-            ordered = tf.shape(following["index"], tf.int64)[0]
-            until = first + tf.minimum(ordered, end - changing["step"])
+        def updates(carried: _Carried) -> tuple[_Carried]:
+            first = carried["batches"]
+            ordered = pipeline.batches_from(first, strategy)
+            count = tf.shape(ordered["index"], tf.int64)[0]
+            until = first + tf.minimum(count, end - carried["step"])
 
             def made(batch: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
-                element = {name: rows[batch - first] for name, rows in following.items()}
+                element = {name: rows[batch - first] for name, rows in ordered.items()}
                 if gathers_ahead:
                     element = strategy.run(pipeline.examples, (element, resident))
                     if pipeline.always_full:
-                        del element["weight"]
+                        del element["weight"]  # constant ones, which it makes again
                 return element, batch_counter(batch)
 
-            def update(changing: _Changing, ahead: Any) -> tuple[_Changing, Any]:
-                element, counter = ahead
-                before = state._replace(**changing)
-                arrays = {} if gathers_ahead else resident
-                after = self._update(element, arrays, before, counter)
-                with _beside_backward_pass(after):
-                    return self._changing(after), made(tf.minimum(before.batches + 1, until - 1))
+            def made_next(batch: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+                # After the last one it is made again, for nothing.
+                return made(tf.minimum(batch, until - 1))
 
+            def update(carried: _Carried, ahead: Any) -> tuple[_Carried, Any]:
+                element, counter = ahead
+                before = state._replace(**carried)
+                return self._updated(element, arrays, before, counter, made_next)
+
+            # No update comes of less than a batch, so that `until` is not past `end`.
             return tf.while_loop(
-                lambda changing, _: self._goes_on(changing) & (changing["batches"] < until),
+                lambda carried, _: self._goes_on(carried) & (carried["batches"] < until),
                 update,
-                (changing, made(first)),
+                (carried, made(first)),
             )[:1]
 
-        (changing,) = tf.while_loop(
-            lambda changing: self._goes_on(changing) & (changing["step"] < end),
+        (carried,) = tf.while_loop(
+            lambda carried: self._goes_on(carried) & (carried["step"] < end),
             updates,
-            (self._changing(state),),
+            (self._carried(state),),
         )
-        return state._replace(**changing)
+        return state._replace(**carried)
 
-    def _changing(self, state: TrainingState) -> _Changing:
-        """What the loop carries: each tensor that it does costs three operations an update."""
-        return {name: getattr(state, name) for name in self._update.changes}
+    def _updated(
+        self,
+        element: Any,
+        arrays: Any,
+        before: TrainingState,
+        counter: tf.Tensor,
+        made_next: Callable[[tf.Tensor], Any],
+    ) -> tuple[_Carried, Any]:
+        """What the loop carries after an update, and what is made of the next batch's number."""
+        after = self._update(element, arrays, before, counter)
+        # It waits for no update, so that TensorFlow would compute it first of all, and the forward
+        # pass would wait for it. So it waits for the loss.
+        with tf.control_dependencies([after.sums]):
+            return self._carried(after), made_next(before.batches + 1)
 
-    def _goes_on(self, changing: _Changing) -> tf.Tensor:
+    def _carried(self, state: TrainingState) -> _Carried:
+        """Only what changes: each tensor that a loop carries costs three operations an update."""
+        return {name: getattr(state, name) for name in self._update.changing_fields}
+
+    def _goes_on(self, carried: _Carried) -> tf.Tensor:
         going = ~self._stop.cuts_loop_short()
-        if "skipped_in_a_row" in changing:
-            going &= changing["skipped_in_a_row"] < self._max_skipped_updates
+        if "skipped_in_a_row" in carried:
+            going &= carried["skipped_in_a_row"] < self._max_skipped_updates
         return going
-
-
-def _beside_backward_pass(after: TrainingState) -> Any:
-    """For what the next update needs of this one's number alone.
-
-    TensorFlow would compute it first of all, since it waits for nothing, and the forward pass
-    would wait for it.
-    """
-    return tf.control_dependencies([after.sums])

@@ -16,7 +16,7 @@ from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
 from tensorflow.python.distribute import collective_all_reduce_strategy, multi_worker_util
 from tensorflow.python.eager import context
 
-from ddl.cluster_place import ClusterTimeouts
+from ddl.cluster_timeouts import ClusterTimeouts
 from ddl.errors import DdlError, ModelDirectoryError
 from ddl.peers import Peers, lost
 from ddl.rendezvous import wait_for_workers
@@ -196,6 +196,11 @@ class Workers:
             self.index = strategy.extended._id_in_cluster
 
     @property
+    def replicas_of_each(self) -> int:
+        """How many replicas a process has."""
+        return self._strategy.num_replicas_in_sync // self.number
+
+    @property
     def is_chief(self) -> bool:
         """Whether this one writes what all have in common."""
         return self.index == 0
@@ -244,8 +249,8 @@ class Workers:
         """Sums over the processes: float64 [n]."""
         if self.number == 1:
             return np.asarray(values, np.float64)
-        replicas = self._strategy.num_replicas_in_sync // self.number
-        return _summing(self._strategy)(tf.constant(values, tf.float64)).numpy() / replicas
+        total = _summing(self._strategy)(tf.constant(values, tf.float64)).numpy()
+        return total / self.replicas_of_each
 
 
 @functools.cache

@@ -17,8 +17,8 @@ import numpy as np
 import tensorflow as tf
 
 import ddl
-from ddl.cluster_place import ClusterTimeouts
 from ddl.cluster_tasks import cluster_tasks, free_ports, tf_configs
+from ddl.cluster_timeouts import ClusterTimeouts
 from ddl.parameter_servers import build_parameter_server_strategy, start_server
 from ddl.precision import LossScale, set_precision
 from tests import parity_cases

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from ddl.cluster_place import ClusterTimeouts, cluster_place
+from ddl.cluster_place import cluster_place
 from ddl.errors import ConfigError
 
 
@@ -41,9 +41,3 @@ def test_another_form_is_told(monkeypatch, text):
     monkeypatch.setenv("TF_CONFIG", text)
     with pytest.raises(ConfigError, match="TF_CONFIG is not a JSON object as TensorFlow wants it"):
         cluster_place()
-
-
-@pytest.mark.parametrize("name", ["join", "peer", "stall"])
-def test_timeouts_are_more_than_zero(name):
-    with pytest.raises(ConfigError, match="more than zero"):
-        ClusterTimeouts(**{name: 0.0})

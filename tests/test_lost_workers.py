@@ -32,7 +32,7 @@ def meet_and_fall(timeout):
         os.kill(os.getpid(), getattr(signal, sys.argv[1]))
     return met
 workers.wait_for_workers = meet_and_fall
-from ddl.cluster_place import ClusterTimeouts
+from ddl.cluster_timeouts import ClusterTimeouts
 from ddl.distribution import build_strategy
 from ddl.errors import DdlError
 try:
@@ -102,7 +102,7 @@ def test_a_worker_that_never_comes(tmp_path):
 
 
 def test_limits_are_those_that_are_documented():
-    from ddl.cluster_place import ClusterTimeouts
+    from ddl.cluster_timeouts import ClusterTimeouts
     from ddl.main import FLAGS
 
     limits = {"join": 60.0, "peer": 30.0, "stall": 300.0}

@@ -78,7 +78,7 @@ def ask_the_first_replica_before_the_reduce(patch: Patch) -> None:
 
 def give_all_replicas_one_stream(patch: Patch) -> None:
     counter = ddl.random._counter
-    patch.setattr(ddl.random, "_counter", lambda low, high: counter(tf.zeros_like(low), high))
+    patch.setattr(ddl.random, "_counter", lambda current, _: counter(current, 0))
 
 
 def forget_the_position(patch: Patch) -> None:
@@ -93,16 +93,16 @@ def take_moments_of_each_replica(patch: Patch) -> None:
 
 
 def cut_microbatches_out_of_each_share(patch: Patch) -> None:
-    arranged = BatchPipeline._arranged
+    own_rows = BatchPipeline._own_rows
 
-    def mutated(self, first_batch, strategy):
+    def mutated(self, strategy):
         microbatches, self.microbatches = self.microbatches, 1
         try:
-            return arranged(self, first_batch, strategy)
+            return own_rows(self, strategy)
         finally:
             self.microbatches = microbatches
 
-    patch.setattr(BatchPipeline, "_arranged", mutated)
+    patch.setattr(BatchPipeline, "_own_rows", mutated)
 
 
 def leave_out_the_weights(patch: Patch) -> None:

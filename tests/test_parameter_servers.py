@@ -13,6 +13,7 @@ import pytest
 
 from ddl import parameter_servers
 from ddl.cluster_tasks import cluster_tasks, free_ports, tf_configs
+from ddl.cluster_timeouts import ClusterTimeouts
 from ddl.errors import ConfigError
 from ddl.parameter_servers import serves_here
 from tests.whole_runs import ROOT, lines, tensors
@@ -209,7 +210,7 @@ def test_who_is_missed(monkeypatch, capsys, kind, answers, told):
     monkeypatch.setattr(parameter_servers.time, "sleep", look)
     monkeypatch.setattr(parameter_servers, "_end", end)
     with pytest.raises(Ended):
-        parameter_servers._Watch(2, 30, 50)._watch(kind, 0, "a:1")
+        parameter_servers._Watch(2, ClusterTimeouts(peer=30, stall=50))._watch(kind, 0, "a:1")
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == len(told)
     for line, text in zip(lines, told, strict=True):
@@ -218,7 +219,7 @@ def test_who_is_missed(monkeypatch, capsys, kind, answers, told):
 
 def test_no_worker_left_ends_all(monkeypatch):
     ended = []
-    watch = parameter_servers._Watch(1, 0.0, 0.0)
+    watch = parameter_servers._Watch(1, ClusterTimeouts(peer=1e-9, stall=1e-9))
     monkeypatch.setattr(parameter_servers, "ask", lambda *arguments: "refuses")
     monkeypatch.setattr(parameter_servers, "_PAUSE", 0.01)
 

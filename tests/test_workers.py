@@ -354,7 +354,7 @@ def test_a_failure_of_one_is_a_failure_of_all(monkeypatch, fails_elsewhere):
 SIGNALLED = """
 import json, os, signal
 import tensorflow as tf
-from ddl.cluster_place import ClusterTimeouts
+from ddl.cluster_timeouts import ClusterTimeouts
 from ddl.cluster_tasks import free_ports
 from ddl.workers import build_multi_worker_strategy
 own = f"127.0.0.1:{free_ports(1)[0]}"

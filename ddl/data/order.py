@@ -105,7 +105,7 @@ def index_batches(
     parts = -(-steps // at_once)
 
     def part(number: tf.Tensor) -> dict[str, tf.Tensor]:
-        return following_indices(
+        return indices_from(
             number // parts * steps + number % parts * at_once,
             num_examples=num_examples,
             global_batch_size=global_batch_size,
@@ -122,7 +122,7 @@ def index_batches(
     return made.prefetch(1).unbatch().skip(batch % at_once)
 
 
-def following_indices(
+def indices_from(
     batch: tf.Tensor,
     *,
     num_examples: int,

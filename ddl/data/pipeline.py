@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from ddl.data import resident as resident_data
-from ddl.data.order import batch_indices, following_indices, index_batches
+from ddl.data.order import batch_indices, index_batches, indices_from
 from ddl.data.source import ArraySource, Source, weighted
 from ddl.errors import ConfigError
 from ddl.microbatch import Microbatch
@@ -136,14 +136,16 @@ class BatchPipeline:
             return iter(dataset)
         return iter(strategy.experimental_distribute_dataset(dataset))
 
-    def needs_no_iterator(self, strategy: tf.distribute.Strategy) -> bool:
-        """Whether a loop may take `following` for the iterator, whose thread it then never awaits.
+    def orders_in_graph(self, strategy: tf.distribute.Strategy) -> bool:
+        """Whether `batches_from` can take the iterator's place, and no thread is waited for.
 
-        So it is where arrays are gathered on CPU devices.
+        So it is for resident arrays on CPU devices.
         """
         return self.resident and _on_cpu(strategy)
 
-    def following(self, batch: tf.Tensor, strategy: tf.distribute.Strategy) -> dict[str, tf.Tensor]:
+    def batches_from(
+        self, batch: tf.Tensor, strategy: tf.distribute.Strategy
+    ) -> dict[str, tf.Tensor]:
         """What the iterator gives for a batch and for some that follow it. Cross-replica.
 
         Args:
@@ -153,7 +155,7 @@ class BatchPipeline:
         Returns:
           Elements as the iterator's, one after the other along a first dimension.
         """
-        made = following_indices(
+        made = indices_from(
             batch,
             num_examples=self.num_examples,
             global_batch_size=self.global_batch_size,
@@ -161,7 +163,7 @@ class BatchPipeline:
             shuffle=self._shuffle,
             rows=self._own_rows(strategy),
         )
-        # Of what a loop need not hold, it holds nothing.
+        # `examples` makes weights that are all one by itself.
         return {"index": made["index"]} if self.always_full else made
 
     def resident_arrays(self, strategy: tf.distribute.Strategy) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from ddl.errors import DataError
 _LENGTH_BYTES = 8
 _AROUND_DATA = 16
 
-Decode = Callable[[tf.Tensor, tf.Tensor], Mapping[str, tf.Tensor]]
+_Decode = Callable[[tf.Tensor, tf.Tensor], Mapping[str, tf.Tensor]]
 
 
 class RecordSource(Source):
@@ -26,7 +26,7 @@ class RecordSource(Source):
     place fast. From others, read in shards by `StreamSource`.
     """
 
-    def __init__(self, files: Sequence[str], decode: Decode, num_examples: int | None = None):
+    def __init__(self, files: Sequence[str], decode: _Decode, num_examples: int | None = None):
         """Finds the records.
 
         Args:
@@ -45,7 +45,7 @@ class RecordSource(Source):
         if not files:
             raise DataError("there are no TFRecord files to read: the list of them is empty")
         self._decode = decode
-        file_numbers, offsets = _places(files, num_examples)
+        file_numbers, offsets = _records(files, num_examples)
         if num_examples is not None and len(offsets) < num_examples:
             raise DataError(
                 f"num_examples is {num_examples:,}, but the {len(files)} files have "
@@ -78,8 +78,8 @@ class RecordSource(Source):
         global_batch_size: int,
         first_batch: int,
         *,
-        seed: int = 0,
-        shuffle: bool = False,
+        seed: int,
+        shuffle: bool,
         rows: np.ndarray | None = None,
     ) -> tf.data.Dataset:
         """See `Source`."""
@@ -94,20 +94,21 @@ class RecordSource(Source):
         steps = self.steps_per_epoch(global_batch_size)
         root = tf.constant([seed % 2**63, 0], tf.int64)
 
-        def examples(number: tf.Tensor, batch: dict[str, tf.Tensor]) -> tf.data.Dataset:
-            seed_of_epoch = tf.random.experimental.stateless_fold_in(root, number // steps)
-            return tf.data.Dataset.from_tensor_slices(batch).map(
-                lambda row: {**row, "seed": seed_of_epoch}
-            )
+        def with_seeds(number: tf.Tensor, batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+            key = tf.random.experimental.stateless_fold_in(root, number // steps)
+            # Of `key` itself the epoch is the second half alone.
+            drawn = tf.random.stateless_uniform([], key, None, None, tf.int64)
+            seeds = tf.stack([tf.fill(tf.shape(batch["index"]), drawn), batch["index"]], axis=1)
+            return {**batch, "seed": seeds}
 
         def read(row: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-            seed = tf.random.experimental.stateless_fold_in(row["seed"], row["index"])
-            example = dict(self._decode(self._record(row["index"]), seed))
+            example = dict(self._decode(self._record(row["index"]), row["seed"]))
             return weighted(example, row["weight"])
 
         return (
             tf.data.Dataset.zip(tf.data.Dataset.counter(first_batch), indices)
-            .flat_map(examples)
+            .map(with_seeds)
+            .unbatch()
             .map(read, num_parallel_calls=os.cpu_count() or 1, deterministic=True)
             .batch(global_batch_size if rows is None else len(rows), drop_remainder=True)
             .map(checked_finite)
@@ -125,7 +126,7 @@ class RecordSource(Source):
         return one.get_single_element()
 
 
-def _places(files: Sequence[str], enough: int | None) -> tuple[np.ndarray, np.ndarray]:
+def _records(files: Sequence[str], enough: int | None) -> tuple[np.ndarray, np.ndarray]:
     """Of each record, up to as many as are enough: its file's number and where it begins in it."""
     found: list[np.ndarray] = []
     for file in files:
@@ -140,20 +141,20 @@ def _places(files: Sequence[str], enough: int | None) -> tuple[np.ndarray, np.nd
 
 def _offsets(file: str) -> np.ndarray:
     """Where its records begin: int64 [n], in bytes."""
-    offsets, place = [], 0
+    offsets, offset = [], 0
     try:
         size = tf.io.gfile.stat(file).length
         # Python's own files look about ten times faster into a local one.
         local = os.path.exists(file)
         with open(file, "rb", buffering=0) if local else tf.io.gfile.GFile(file, "rb") as opened:
-            while place + _AROUND_DATA <= size:
-                opened.seek(place)
-                offsets.append(place)
-                place += _AROUND_DATA + int.from_bytes(opened.read(_LENGTH_BYTES), "little")
+            while offset + _AROUND_DATA <= size:
+                opened.seek(offset)
+                offsets.append(offset)
+                offset += _AROUND_DATA + int.from_bytes(opened.read(_LENGTH_BYTES), "little")
     except (OSError, tf.errors.OpError) as error:
         raise DataError(f"{file} cannot be read: {error}") from error
-    if place != size:
-        begin, end = (offsets[-1], place) if place > size else (place, place + _AROUND_DATA)
+    if offset != size:
+        begin, end = (offsets[-1], offset) if offset > size else (offset, offset + _AROUND_DATA)
         raise DataError(
             f"{file} is cut short, compressed, or no TFRecord file: a record that begins at byte "
             f"{begin:,} would end at byte {end:,} or later, and the file has {size:,}"

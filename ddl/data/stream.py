@@ -32,7 +32,7 @@ class StreamSource(Source):
     def __init__(
         self,
         dataset: tf.data.Dataset | Callable[..., tf.data.Dataset],
-        num_examples: int | Sequence[int] | None = None,
+        num_examples: int | Sequence[int] | np.ndarray | None = None,
     ):
         """Takes the data set.
 
@@ -49,19 +49,18 @@ class StreamSource(Source):
         """
         self._dataset: Any = dataset
         self._of_epoch = not isinstance(dataset, tf.data.Dataset)
-        if isinstance(num_examples, np.ndarray):
-            num_examples = [int(length) for length in num_examples]
-        self._of_shard = isinstance(num_examples, Sequence)
+        self._of_shard = isinstance(num_examples, Sequence | np.ndarray)
+        lengths: Any = num_examples if self._of_shard else [num_examples]
         if self._of_shard and not self._of_epoch:
             raise ConfigError(
                 "a tf.data.Dataset is one stream; for shards, give a function: "
                 "StreamSource(lambda epoch, shard: …, num_examples=[…])"
             )
-        lengths = num_examples if isinstance(num_examples, Sequence) else [num_examples]
-        if not lengths:
+        if len(lengths) == 0:
             raise DataError("num_examples has no shards")
         first = self._epoch(tf.constant(0, tf.int64), 0)
         self._element_spec = checked_element_spec(first.element_spec)
+        # The other shards' lengths are held to while they are read.
         self._lengths = [
             _length(first if shard == 0 else None, length) for shard, length in enumerate(lengths)
         ]
@@ -105,12 +104,11 @@ class StreamSource(Source):
             return parts[0]
         # Shard by shard they come; rows may be asked for in another order.
         by_shard = np.argsort(shard_of_row, kind="stable")
-        place = np.argsort(by_shard)
-        in_order = (place == np.arange(len(rows))).all()
+        as_asked = np.argsort(by_shard)  # the inverse permutation
 
         def together(*parts: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
             whole = {name: tf.concat([part[name] for part in parts], 0) for name in parts[0]}
-            return whole if in_order else {name: tf.gather(whole[name], place) for name in whole}
+            return _rows_of(whole, as_asked)
 
         # A thread reads each shard.
         return tf.data.Dataset.zip(*(part.prefetch(1) for part in parts)).map(together)
@@ -118,17 +116,14 @@ class StreamSource(Source):
     def _shard(
         self, shard: int, global_batch_size: int, first_batch: int, rows: np.ndarray
     ) -> tf.data.Dataset:
-        """Some rows of its part of each batch, these counted as those of the whole batch."""
+        """Some rows of its part of each batch; `rows` are numbered as in the whole batch."""
         size = self._rows_of_shard(global_batch_size)
         steps = self.steps_per_epoch(global_batch_size)
         length = self._lengths[shard]
         first_epoch, skipped = divmod(first_batch, steps)
-        own = rows % size
-        all_rows = len(own) == size and (own == np.arange(size)).all()
 
         def finished(batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-            batch = _padded(batch, size)
-            return batch if all_rows else {name: tf.gather(batch[name], own) for name in batch}
+            return _rows_of(_padded(batch, size), rows % size)
 
         def padded_epoch(epoch: tf.Tensor) -> tf.data.Dataset:
             examples = self._epoch(epoch, shard).take(length)
@@ -138,8 +133,8 @@ class StreamSource(Source):
             missing = steps - steps_per_epoch(length, size)
             if not missing:
                 return batches
-            first = self._epoch(epoch, shard).take(min(size, length))
-            padding = first.batch(size).map(finished)
+            beginning = self._epoch(epoch, shard).take(min(size, length))
+            padding = beginning.batch(size).map(finished)
             return batches.concatenate(
                 padding.repeat(missing).map(
                     lambda batch: {**batch, "weight": tf.zeros_like(batch["weight"])}
@@ -191,7 +186,14 @@ def _length(dataset: tf.data.Dataset | None, given: int | None) -> int:
         raise DataError(f"{what}: there are no examples")
     if 0 <= cardinality < given:
         raise DataError(f"num_examples is {given:,}, but the tf.data.Dataset has {cardinality:,}")
-    return given
+    return int(given)
+
+
+def _rows_of(batch: dict[str, tf.Tensor], rows: np.ndarray) -> dict[str, tf.Tensor]:
+    """Rows of a batch; the batch as it is where these are all of them, in order."""
+    if np.array_equal(rows, np.arange(batch["weight"].shape[0])):
+        return batch
+    return {name: tf.gather(values, rows) for name, values in batch.items()}
 
 
 def _padded(batch: Mapping[str, tf.Tensor], size: int) -> dict[str, tf.Tensor]:

@@ -86,14 +86,14 @@ class AlphaDropout(ByPosition, keras.layers.AlphaDropout):
         # What the SELU saturates to: -scale · alpha of that paper.
         saturated = -1.7580993408473766
         rate = 1 - ddl.random.as_drawn(1 - self.rate)
+        if rate == 1:
+            return tf.zeros_like(inputs)
         factor = ((1 - rate) * (1 + rate * saturated**2)) ** -0.5
         dropped = tf.where(_kept(self, inputs, self.noise_shape), inputs, saturated)
         return factor * dropped - factor * saturated * rate
 
 
 def _dropped(layer: Any, inputs: tf.Tensor, noise_shape: Sequence[int | None] | None) -> tf.Tensor:
-    if layer.rate == 1:
-        return tf.zeros_like(inputs)
     share = ddl.random.as_drawn(1 - layer.rate)
     # By a factor, which does not wait for the input and serves the backward pass as well. What is
     # dropped is zero whatever it was, an infinity too.

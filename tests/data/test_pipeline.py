@@ -216,9 +216,9 @@ def test_following_batches_are_those_of_the_iterator(first_batch, shuffle, examp
     source = ArraySource(x=np.arange(examples))
     arguments = {"seed": 3, "shuffle": shuffle, "microbatches": microbatches}
     pipeline = BatchPipeline(source, 128, **arguments)
-    assert pipeline.needs_no_iterator(strategy)
+    assert pipeline.orders_in_graph(strategy)
     iterator = pipeline.iterator(strategy, first_batch)
-    following = tf.function(lambda batch: pipeline.following(batch, strategy))
+    following = tf.function(lambda batch: pipeline.batches_from(batch, strategy))
     batch, last = first_batch, first_batch + 2 * pipeline.steps_per_epoch
     while batch < last:
         made = following(tf.constant(batch, tf.int64))
@@ -234,9 +234,9 @@ def test_a_loop_holds_no_weights_that_are_all_one():
     strategy = make_strategy("one_device", 1)
     for examples, held in ((128, {"index"}), (127, {"index", "weight"})):
         pipeline = BatchPipeline(ArraySource(x=np.arange(examples)), 32)
-        assert set(pipeline.following(tf.zeros([], tf.int64), strategy)) == held
+        assert set(pipeline.batches_from(tf.zeros([], tf.int64), strategy)) == held
 
 
 def test_what_is_not_resident_needs_an_iterator():
     pipeline = BatchPipeline(ArraySource(x=np.arange(128)), 32, resident=False)
-    assert not pipeline.needs_no_iterator(make_strategy("mirrored", 2))
+    assert not pipeline.orders_in_graph(make_strategy("mirrored", 2))

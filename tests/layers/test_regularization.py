@@ -91,6 +91,12 @@ def test_dropped_infinities_are_zero_and_their_gradients_too():
     np.testing.assert_allclose(gradient, np.where(y.numpy() == 0, 0.0, 65536 / 45875), rtol=1e-6)
 
 
+def test_alpha_dropout_of_all():
+    with microbatch(rows=8).forward():
+        y = ddl.layers.AlphaDropout(1 - 1e-7)(tf.ones([8, 100]), training=True).numpy()
+    np.testing.assert_array_equal(y, np.zeros([8, 100]))
+
+
 @pytest.mark.parametrize("rate", [0.0, 1e-7, 1 - 1e-7, 1.0])
 def test_dropout_of_nothing_and_of_all(rate):
     layer = ddl.layers.Dropout(rate)
