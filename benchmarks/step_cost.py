@@ -25,8 +25,8 @@ from ddl import distribution
 from ddl.precision import set_precision
 
 BATCH = 64
-STEPS = 200
-ROUNDS = 15
+STEPS = 60
+ROUNDS = 9
 REPLICAS = 2
 
 Loop = Callable[[], None]
