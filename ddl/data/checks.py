@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import tensorflow as tf
 
@@ -21,6 +21,16 @@ def check_same_features(
                 f"the feature {name!r} has shape {evaluation[name].shape} in the evaluation data "
                 f"and {spec.shape} in the training data"
             )
+
+
+def checked_finite(features: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    """The features, for a graph that stops with a message if one holds NaN or infinity."""
+    return {
+        name: tf.debugging.check_numerics(values, f"the feature {name!r} holds NaN or infinity")
+        if values.dtype.is_floating
+        else values
+        for name, values in features.items()
+    }
 
 
 @contextlib.contextmanager

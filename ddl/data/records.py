@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
+from ddl.data.checks import checked_finite
 from ddl.data.order import index_batches
-from ddl.data.source import Source, checked_element_spec, checked_finite, weighted
+from ddl.data.source import Source, checked_element_spec, weighted
 from ddl.errors import DataError
 
 # A record is its length (8 bytes), a checksum of that (4), the data, and a checksum of them (4).

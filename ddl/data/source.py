@@ -289,16 +289,6 @@ def checked_element_spec(spec: Any) -> dict[str, tf.TensorSpec]:
     return dict(spec)
 
 
-def checked_finite(features: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    """The features, for a graph that stops with a message if one holds NaN or infinity."""
-    return {
-        name: tf.debugging.check_numerics(values, f"the feature {name!r} holds NaN or infinity")
-        if values.dtype.is_floating
-        else values
-        for name, values in features.items()
-    }
-
-
 def _as_array(name: str, data: Any) -> np.ndarray:
     try:
         array = np.asarray(data)
