@@ -23,8 +23,8 @@ from ddl.plateau import plateau_of
 from ddl.replica_statistics import ReplicaStatistics
 from ddl.retention import Retention
 from ddl.snapshot import Snapshots
-from ddl.step import TrainingState
 from ddl.trainer import Trainer
+from ddl.training_state import TrainingState
 from ddl.workers import Workers
 
 

@@ -23,7 +23,8 @@ from ddl.microbatch import explaining_stale_traces
 from ddl.objective import Objective
 from ddl.random import batch_counter
 from ddl.shared_state import SharedState, count_natively
-from ddl.step import TrainingState, UpdateStep
+from ddl.step import UpdateStep
+from ddl.training_state import TrainingState
 
 # Ranges a worker and loop: shorter ones leave workers idle for less time at its end, and cost more.
 _RANGES_PER_WORKER = 8

@@ -9,7 +9,8 @@ import tensorflow as tf
 from ddl.errors import ConfigError, TrainingDiverged
 from ddl.microbatch import explaining_stale_traces
 from ddl.parameter_servers import has_parameter_servers
-from ddl.step import TrainingState, UpdateStep
+from ddl.step import UpdateStep
+from ddl.training_state import TrainingState
 from ddl.workers import Workers
 
 _REMEDY = "Lower the learning rate, clip the gradient, or look at the data."

@@ -15,6 +15,7 @@ from ddl.broadcasting import broadcasts, with_rank
 from ddl.errors import ConfigError
 from ddl.metrics import MetricSums
 from ddl.model_checks import has_synchronized_layers
+from ddl.onednn import loses_kernels_in_loops
 from ddl.task import PerExample, Task
 
 # Names that a line of metrics.jsonl has besides the task's metrics.
@@ -52,10 +53,12 @@ class Objective:
         self._task = task
         self._global_batch_size = global_batch_size
         self._replicas = strategy.num_replicas_in_sync
-        output = self._trace(element_spec, strategy)
+        output, graph = self._trace(element_spec, strategy)
         self.metrics = MetricSums(["loss", *output.metrics])
         self.task_weighs = output.weight is not None
         """Whether the task gives weights of its own, so that Σ weight is not the batch size."""
+        self.loses_kernels_in_loops = loses_kernels_in_loops(graph, strategy)
+        """Whether its gradient is to be computed in a graph of its own (`ddl.onednn`)."""
         self._penalized = [v for v in task.model.trainable_variables if v.regularizer is not None]
 
     def __call__(
@@ -119,7 +122,7 @@ class Objective:
 
     def _trace(
         self, element_spec: dict[str, tf.TensorSpec], strategy: tf.distribute.Strategy
-    ) -> PerExample:
+    ) -> tuple[PerExample, tf.Graph]:
         batch = {
             name: tf.TensorSpec([_PROBE_ROWS, *spec.shape], spec.dtype, name)
             for name, spec in element_spec.items()
@@ -134,8 +137,8 @@ class Objective:
             self._check(outputs[-1], weight.shape[0])
 
         with strategy.scope():
-            probe.get_concrete_function(batch)
-        return outputs[-1]
+            graph = probe.get_concrete_function(batch).graph
+        return outputs[-1], graph
 
     def _check(self, output: PerExample, batch: int) -> None:
         name = f"{type(self._task).__name__}.per_example"

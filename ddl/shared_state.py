@@ -7,7 +7,7 @@ is lost when two workers do it at the same time.
 import keras
 import tensorflow as tf
 
-from ddl.step import TrainingState
+from ddl.training_state import TrainingState
 
 
 def count_natively(optimizer: keras.optimizers.Optimizer) -> None:

@@ -13,7 +13,7 @@ know it before its backward pass, so nothing else has to be communicated.
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -24,68 +24,14 @@ from ddl.data import BatchPipeline
 from ddl.errors import ConfigError
 from ddl.noise_scale import GradientNoiseScale, squared_norm_of
 from ddl.objective import Objective
+from ddl.onednn import in_graph_of_its_own
 from ddl.precision import LossScale
 from ddl.random import batch_counter
 from ddl.statistics import Statistics
+from ddl.training_state import TrainingState
 from ddl.weight_average import WeightAverages
 
 _SUM = tf.distribute.ReduceOp.SUM
-
-
-class TrainingState(NamedTuple):
-    """What changes from update to update, beside model and optimizer.
-
-    It travels through the training loop as tensors, so that reading it costs one fetch a loop.
-
-    Attributes:
-      step: int64 [], updates made.
-      batches: int64 [], global batches consumed: the position in the data. It runs ahead of
-        `step` by the updates that were skipped and the batches that were left out.
-      skipped_in_a_row: int64 [], updates skipped since the last one made.
-      loss_scale: float32 [], 1 where there is none.
-      finite_updates: int64 [], updates since the loss scale last moved.
-      sums: float64 [n], metric sums since they were last read (`ddl.metrics.MetricSums`).
-      gradient_norms: float64 [2], Σ of the global gradient norms since then, and their count.
-      diverged_for: int64 [], batches since the first loss that was not finite, with that one; 0
-        as long as all were. With parameter servers a whole loop counts as one.
-      rewinds: int64 [], how often training diverged and went back to a checkpoint.
-      batches_left_out: int64 [], how many batches it did not see again then.
-      gradient_noise: float64 [2], averages of |G|² and tr Σ (`ddl.noise_scale`), or zeros.
-    """
-
-    step: tf.Tensor
-    batches: tf.Tensor
-    skipped_in_a_row: tf.Tensor
-    loss_scale: tf.Tensor
-    finite_updates: tf.Tensor
-    sums: tf.Tensor
-    gradient_norms: tf.Tensor
-    diverged_for: tf.Tensor
-    rewinds: tf.Tensor
-    batches_left_out: tf.Tensor
-    gradient_noise: tf.Tensor
-
-    @classmethod
-    def initial(cls, loss_scale: float, sums: tf.Tensor) -> "TrainingState":
-        """The state before the first update."""
-        zero = tf.zeros([], tf.int64)
-        scale = tf.constant(loss_scale, tf.float32)
-        pair = tf.zeros([2], tf.float64)
-        return cls(zero, zero, zero, scale, zero, sums, pair, zero, zero, zero, pair)
-
-    def leaving_out(self, position: int, rewinds: int) -> "TrainingState":
-        """The same state, to go on with batch `position` as after so many rewinds."""
-        return self._replace(
-            batches=tf.constant(position, tf.int64),
-            batches_left_out=self.batches_left_out + position - self.batches,
-            rewinds=tf.constant(rewinds, tf.int64),
-        )
-
-    def without_metrics(self) -> "TrainingState":
-        """The same state with its metric sums started anew."""
-        return self._replace(
-            sums=tf.zeros_like(self.sums), gradient_norms=tf.zeros_like(self.gradient_norms)
-        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,9 +92,18 @@ class UpdateStep:
           state: The state before.
           counter: `batch_counter(state.batches)`, where it was made ahead.
         """
-        statistics = [] if self.loss_scale is None else self.statistics.values()
         if counter is None:
             counter = batch_counter(state.batches)
+        if self.objective.loses_kernels_in_loops and self.pipeline.microbatches == 1:
+            # As a whole, so that gradients leave for other workers while others are computed.
+            made = in_graph_of_its_own(lambda: self._made(element, resident, state, counter))
+            return made()
+        return self._made(element, resident, state, counter)
+
+    def _made(
+        self, element: Any, resident: Any, state: TrainingState, counter: tf.Tensor
+    ) -> TrainingState:
+        statistics = [] if self.loss_scale is None else self.statistics.values()
         gradients, sums = self._accumulate(element, resident, state, counter)
         sums = self.strategy.reduce(_SUM, sums, axis=None)
         gradients = self.all_reduce(gradients, self.variables)
@@ -210,6 +165,8 @@ class UpdateStep:
 
         if self.pipeline.microbatches == 1:
             return run(0, None)
+        if self.objective.loses_kernels_in_loops:
+            run = in_graph_of_its_own(run)
         # The loop stands outside of strategy.run, so that layers may communicate between the
         # replicas in each microbatch, as synchronized batch normalization does.
         _, accumulated = tf.while_loop(

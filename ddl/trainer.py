@@ -39,10 +39,11 @@ from ddl.parameter_servers import has_parameter_servers
 from ddl.precision import LossScale
 from ddl.random import seed_by_replica
 from ddl.statistics import Statistics, let_replicas_write
-from ddl.step import TrainingState, UpdateStep
+from ddl.step import UpdateStep
 from ddl.stop_flag import StopFlag
 from ddl.task import Task
 from ddl.training_loop import TrainingLoop
+from ddl.training_state import TrainingState
 from ddl.weight_average import ExponentialMovingAverage, WeightAverages
 from ddl.workers import Workers
 

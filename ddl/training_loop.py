@@ -8,8 +8,9 @@ import tensorflow as tf
 from ddl.data.checks import data_errors
 from ddl.microbatch import explaining_stale_traces
 from ddl.random import batch_counter
-from ddl.step import TrainingState, UpdateStep
+from ddl.step import UpdateStep
 from ddl.stop_flag import StopFlag
+from ddl.training_state import TrainingState
 from ddl.workers import Workers
 
 _Carried = dict[str, tf.Tensor]
