@@ -10,6 +10,7 @@ BENCHMARKS = (
     "input_pipelines",
     "step_cost",
     "cross_device",
+    "max_pooling",
     "host_memory",
     "epoch_order",
     "checkpoint_cost",

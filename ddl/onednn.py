@@ -5,6 +5,8 @@ from typing import TypeVar
 
 import tensorflow as tf
 
+from ddl.data.resident import local_devices
+
 _Function = TypeVar("_Function", bound=Callable)
 
 # The gradients of these have a kernel of oneDNN that takes what the forward one left behind.
@@ -16,16 +18,16 @@ def loses_kernels_in_loops(graph: tf.Graph, strategy: tf.distribute.Strategy) ->
 
     On a CPU, TensorFlow puts oneDNN's kernels in a graph node by node, from the inputs on, and in
     the gradient of max pooling only if the pooling itself has one by then. In the graph of a
-    `tf.while` there is no such order, since its end leads back to its beginning: from one start of
-    a process to the next the same gradient takes oneDNN's kernel or the plain one, which takes 17
-    times as long (`python -m benchmarks.pooling`).
+    `tf.while` there is no such order, since its end leads back to its beginning: each time that it
+    is built, the same gradient takes oneDNN's kernel or the plain one, with which an update of a
+    small CNN takes a fifth longer (`python -m benchmarks.max_pooling`).
 
     Args:
       graph: Of the forward pass.
       strategy: Where it runs.
     """
-    devices = map(tf.DeviceSpec.from_string, strategy.extended.worker_devices)
-    if not any(device.device_type == "CPU" for device in devices):
+    devices = map(tf.DeviceSpec.from_string, local_devices(strategy))
+    if any(device.device_type in ("GPU", "TPU") for device in devices):
         return False
     definition = graph.as_graph_def()
     nodes = list(definition.node)
@@ -37,6 +39,6 @@ def loses_kernels_in_loops(graph: tf.Graph, strategy: tf.distribute.Strategy) ->
 def in_graph_of_its_own(function: _Function) -> _Function:
     """Keeps a function out of the graph of the loop that calls it: there it is one operation.
 
-    A call takes some 80 µs, so this is for functions that need it.
+    A call costs the step of a small MLP a fifth, so this is for functions that need it.
     """
     return tf.function(function, autograph=False, experimental_attributes={"_noinline": True})
