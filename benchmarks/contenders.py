@@ -243,8 +243,8 @@ def _orbit(case: Case, turns: Turns, make_optimizer: Any) -> None:
         def train_loop_end(self) -> dict[str, float]:
             return {"loss": float(self.loss.result()), "accuracy": float(self.accuracy.result())}
 
-    trainer, steps = Trainer(), tf.constant(case.steps)
-    turns.take(lambda: trainer.train(steps))
+    trainer, steps = Trainer(), tf.constant(case.steps * case.longer)
+    turns.take(lambda: trainer.train(steps), case.longer)
 
 
 # ------------------------------------------------------------ ddl, and the floor
@@ -264,7 +264,7 @@ def ddl_trainer(case: Case, turns: Turns) -> None:
         task = ddl.Classification(network(case, ddl.layers.Dropout))
         trainer = ddl.Trainer(task, adam(), data(case), global_batch_size=case.batch)
     trainer.train(case.steps)  # finds out how many steps make a loop
-    turns.take(lambda: trainer.train(case.steps))
+    turns.take(lambda: trainer.train(case.steps * case.longer), case.longer)
 
 
 class PlainDropout(keras.layers.Layer):
@@ -286,6 +286,7 @@ def floor(case: Case, turns: Turns) -> None:
     variables = [variable.value for variable in model.trainable_variables]
     slots = [(tf.Variable(tf.zeros_like(v)), tf.Variable(tf.zeros_like(v))) for v in variables]
     images, labels = (tf.constant(array[: case.batch]) for array in data(case))
+    steps = case.steps * case.longer
 
     def step(count: tf.Tensor, power_1: tf.Tensor, power_2: tf.Tensor, _: tf.Tensor) -> Any:
         with tf.GradientTape() as tape:
@@ -312,6 +313,6 @@ def floor(case: Case, turns: Turns) -> None:
     @tf.function(autograph=False)
     def loop() -> tf.Tensor:
         start = (tf.constant(0), tf.constant(0.9), tf.constant(0.999), tf.constant(0.0))
-        return tf.while_loop(lambda count, *_: count < case.steps, step, start)[3]
+        return tf.while_loop(lambda count, *_: count < steps, step, start)[3]
 
-    turns.take(lambda: loop().numpy())
+    turns.take(lambda: loop().numpy(), case.longer)

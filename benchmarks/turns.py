@@ -41,10 +41,10 @@ class Turns:
         self._connection.send(value)
         self._has_the_turn = False
 
-    def take(self, window: Callable[[], object]) -> None:
-        """Times a window in each turn until the case is over."""
+    def take(self, window: Callable[[], object], parts: int = 1) -> None:
+        """Times a window in each turn until the case is over, and reports the time of a part."""
         while self.wait():
-            self.report(seconds(window))
+            self.report(seconds(window) / parts)
 
     def give_up(self, text: str) -> None:
         """Waits for the end of the case, of which there is nothing to report."""

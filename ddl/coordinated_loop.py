@@ -92,7 +92,7 @@ class CoordinatedLoop:
         self.trace_count += 1
         arrays = next(data)
 
-        def update(number: tf.Tensor) -> tf.Tensor:
+        def updated(number: tf.Tensor) -> tf.Tensor:
             with tf.control_dependencies([self._shared.begin(slot)]):
                 before = self._shared.at(first + number)
                 batch = self._update.pipeline.batch(arrays, before.batches)
@@ -103,7 +103,7 @@ class CoordinatedLoop:
         # Another worker may have begun, and been lost: what it began with is not made twice.
         return tf.while_loop(
             lambda number: number < count,
-            update,
+            lambda number: self._update.traced_apart(lambda: updated(number)),
             (self._shared.begun(slot),),
             parallel_iterations=1,
         )

@@ -5,7 +5,7 @@ from typing import TypeVar
 
 import tensorflow as tf
 
-from ddl.data.resident import local_devices
+from ddl.data.resident import on_cpu
 
 _Function = TypeVar("_Function", bound=Callable)
 
@@ -22,12 +22,13 @@ def loses_kernels_in_loops(graph: tf.Graph, strategy: tf.distribute.Strategy) ->
     is built, the same gradient takes oneDNN's kernel or the plain one, with which an update of a
     small CNN takes a fifth longer (`python -m benchmarks.max_pooling`).
 
+    Pooling in training alone is not seen, and in a loop of the model's own it stays in that graph.
+
     Args:
-      graph: Of the forward pass.
+      graph: Of the forward pass, as in an evaluation.
       strategy: Where it runs.
     """
-    devices = map(tf.DeviceSpec.from_string, local_devices(strategy))
-    if any(device.device_type in ("GPU", "TPU") for device in devices):
+    if not on_cpu(strategy):
         return False
     definition = graph.as_graph_def()
     nodes = list(definition.node)
@@ -39,6 +40,7 @@ def loses_kernels_in_loops(graph: tf.Graph, strategy: tf.distribute.Strategy) ->
 def in_graph_of_its_own(function: _Function) -> _Function:
     """Keeps a function out of the graph of the loop that calls it: there it is one operation.
 
-    A call costs the step of a small MLP a fifth, so this is for functions that need it.
+    The call itself takes time (`python -m benchmarks.max_pooling`), which tells in the smallest
+    steps alone.
     """
     return tf.function(function, autograph=False, experimental_attributes={"_noinline": True})

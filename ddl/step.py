@@ -13,7 +13,8 @@ know it before its backward pass, so nothing else has to be communicated.
 """
 
 import dataclasses
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import keras
 import tensorflow as tf
@@ -30,6 +31,8 @@ from ddl.random import batch_counter
 from ddl.statistics import Statistics
 from ddl.training_state import TrainingState
 from ddl.weight_average import WeightAverages
+
+_Result = TypeVar("_Result")
 
 _SUM = tf.distribute.ReduceOp.SUM
 
@@ -94,15 +97,6 @@ class UpdateStep:
         """
         if counter is None:
             counter = batch_counter(state.batches)
-        if self.objective.loses_kernels_in_loops and self.pipeline.microbatches == 1:
-            # As a whole, so that gradients leave for other workers while others are computed.
-            made = in_graph_of_its_own(lambda: self._made(element, resident, state, counter))
-            return made()
-        return self._made(element, resident, state, counter)
-
-    def _made(
-        self, element: Any, resident: Any, state: TrainingState, counter: tf.Tensor
-    ) -> TrainingState:
         statistics = [] if self.loss_scale is None else self.statistics.values()
         gradients, sums = self._accumulate(element, resident, state, counter)
         sums = self.strategy.reduce(_SUM, sums, axis=None)
@@ -127,6 +121,16 @@ class UpdateStep:
             finite = gradient_path.all_finite([self._of_first_replica(g) for g in gradients])
             norm = tf.cond(finite, apply, skip)
         return self._next_state(state, sums, norm, finite, noise)
+
+    def traced_apart(self, function: Callable[[], _Result]) -> _Result:
+        """Calls, in a loop, what makes an update: in a graph of its own if the model needs that.
+
+        The whole update, so that gradients leave for other workers while others are computed. With
+        several microbatches it is their loop from which `_accumulate` keeps each of them.
+        """
+        if self.objective.loses_kernels_in_loops and self.pipeline.microbatches == 1:
+            return in_graph_of_its_own(function)()
+        return function()
 
     @property
     def changing_fields(self) -> list[str]:

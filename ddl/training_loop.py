@@ -143,11 +143,15 @@ class TrainingLoop:
         made_next: Callable[[tf.Tensor], Any],
     ) -> tuple[_Carried, Any]:
         """What the loop carries after an update, and what is made of the next batch's number."""
-        after = self._update(element, arrays, before, counter)
-        # It waits for no update, so that TensorFlow would compute it first of all, and the forward
-        # pass would wait for it. So it waits for the loss.
-        with tf.control_dependencies([after.sums]):
-            return self._carried(after), made_next(before.batches + 1)
+
+        def updated() -> tuple[_Carried, Any]:
+            after = self._update(element, arrays, before, counter)
+            # It waits for no update, so that TensorFlow would compute it first of all, and the
+            # forward pass would wait for it. So it waits for the loss.
+            with tf.control_dependencies([after.sums]):
+                return self._carried(after), made_next(before.batches + 1)
+
+        return self._update.traced_apart(updated)
 
     def _carried(self, state: TrainingState) -> _Carried:
         """Only what changes: each tensor that a loop carries costs three operations an update."""

@@ -130,7 +130,7 @@ class BatchPipeline:
         if Workers(strategy).number > 1:
             # A distributed iterator would ask all workers before each batch whether all have one.
             return iter(dataset)
-        if _on_cpu(strategy) or (strategy.num_replicas_in_sync == 1 and self.resident):
+        if resident_data.on_cpu(strategy) or (strategy.num_replicas_in_sync == 1 and self.resident):
             # All replicas can have all rows: `examples` takes a replica's own without a copy. The
             # distributed iterator would wake a thread of each device in each step.
             return iter(dataset)
@@ -141,7 +141,7 @@ class BatchPipeline:
 
         So it is for resident arrays on CPU devices.
         """
-        return self.resident and _on_cpu(strategy)
+        return self.resident and resident_data.on_cpu(strategy)
 
     def batches_from(
         self, batch: tf.Tensor, strategy: tf.distribute.Strategy
@@ -321,10 +321,6 @@ class BatchPipeline:
             return None
         rows = np.arange(self.global_batch_size).reshape(self.microbatches, replicas, -1)
         return rows.transpose(1, 0, 2).reshape(workers.number, -1)[workers.index]
-
-
-def _on_cpu(strategy: tf.distribute.Strategy) -> bool:
-    return all("CPU" in device.upper() for device in resident_data.local_devices(strategy))
 
 
 def _static_slice(rows: tf.Tensor, first: tf.Tensor, size: int) -> tf.Tensor:

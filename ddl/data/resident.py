@@ -37,6 +37,11 @@ def local_devices(strategy: tf.distribute.Strategy) -> tuple[str, ...]:
         return ()
 
 
+def on_cpu(strategy: tf.distribute.Strategy) -> bool:
+    """Whether all of them are CPUs; so they are for the default strategy."""
+    return all("CPU" in device.upper() for device in local_devices(strategy))
+
+
 def place(source: ArraySource, strategy: tf.distribute.Strategy) -> dict[str, Any]:
     """Puts the arrays on each replica's own device. Cross-replica context.
 
