@@ -20,7 +20,7 @@ def loses_kernels_in_loops(graph: tf.Graph, strategy: tf.distribute.Strategy) ->
     the gradient of max pooling only if the pooling itself has one by then. In the graph of a
     `tf.while` there is no such order, since its end leads back to its beginning: each time that it
     is built, the same gradient takes oneDNN's kernel or the plain one, with which an update of a
-    small CNN takes a fifth longer (`python -m benchmarks.max_pooling`).
+    small CNN takes up to a fifth longer (`python -m benchmarks.max_pooling`).
 
     Pooling in training alone is not seen, and in a loop of the model's own it stays in that graph.
 
