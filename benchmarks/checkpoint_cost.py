@@ -30,7 +30,7 @@ from ddl.retention import Retention
 
 BATCH = 64
 SECONDS = 10.0
-ROUNDS = {"ddl": 7, "TensorFlow": 3}
+ROUNDS = {"ddl": 6, "TensorFlow": 2}
 
 
 def make_trainer() -> ddl.Trainer:

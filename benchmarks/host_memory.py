@@ -37,7 +37,7 @@ def _work(case: Case | None, turns: Turns, keeps_memory: bool) -> None:
 def measure(quick: bool = False) -> Report:
     """Runs all cases, then asks for the memory."""
     cases = [case._replace(steps=2) for case in CASES[2:]] if quick else list(CASES)
-    rounds = 1 if quick else 7
+    rounds = 1 if quick else 5
     environment = {"CORE": str(min(os.sched_getaffinity(0))), "CUDA_VISIBLE_DEVICES": ""}
     contenders = {
         name: Contender(f"benchmarks.host_memory:{entry}", [*cases, None], environment)

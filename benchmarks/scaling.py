@@ -32,7 +32,7 @@ from benchmarks.turns import Contender
 GLOBAL_BATCH = 256
 WORKER_BATCH = 128
 REPLICAS = (1, 2, 4)
-ROUNDS = 7
+ROUNDS = 5
 WORKER_ROUNDS = 2
 IMAGES_A_CORE = 5120
 _ROOT = Path(__file__).parent.parent
