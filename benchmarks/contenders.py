@@ -65,17 +65,25 @@ def slices(case: Case) -> tf.data.Dataset:
     """The pipeline of the tutorials."""
     images, labels = data(case)
     dataset = tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(len(images))
-    return dataset.batch(case.batch, drop_remainder=True)
+    return without_tuner(dataset.batch(case.batch, drop_remainder=True))
 
 
 def gathered(case: Case) -> tf.data.Dataset:
     """Shuffled indices, gathered a batch at a time: less to copy than `slices`."""
     images, labels = map(tf.constant, data(case))
     order = tf.data.Dataset.range(len(images)).shuffle(len(images))
-    return order.batch(case.batch, drop_remainder=True).map(
+    dataset = order.batch(case.batch, drop_remainder=True).map(
         lambda index: (tf.gather(images, index), tf.gather(labels, index)),
-        num_parallel_calls=tf.data.AUTOTUNE,
+        num_parallel_calls=os.cpu_count(),
     )
+    return without_tuner(dataset)
+
+
+def without_tuner(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """The same; letting go of its iterator does not wait for a tuner, which may take a minute."""
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return dataset.with_options(options)
 
 
 def strategy_of(case: Case) -> tf.distribute.Strategy:
@@ -149,7 +157,8 @@ def _fit_tuned(case: Case, turns: Turns, make_dataset: Callable[[Case], tf.data.
     steps = 1 if case.replicas > 1 else max(n for n in range(1, 101) if case.steps % n == 0)
 
     def train_data() -> dict[str, Any]:
-        return {"x": make_dataset(case).prefetch(tf.data.AUTOTUNE), "shuffle": False}
+        dataset = make_dataset(case).repeat().prefetch(tf.data.AUTOTUNE)
+        return {"x": dataset, "shuffle": False}
 
     _fit(case, turns, train_data, steps_per_execution=steps, jit_compile=False)
 
