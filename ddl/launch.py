@@ -23,6 +23,7 @@ from absl import flags
 import ddl.main
 from ddl.choices import PINS
 from ddl.cluster import Cluster
+from ddl.command_line import asks_for_help, parse, with_aliases
 from ddl.errors import ConfigError, DdlError
 
 # Apart from those of ddl.main, which are given behind -- and are read here too.
@@ -78,7 +79,7 @@ def define_flags() -> None:
 def run(argv: Sequence[str] | None = None) -> None:
     """The command `ddl-launch`: parses flags, runs, and exits with a status documented above."""
     arguments = list(sys.argv if argv is None else argv)
-    if any(argument in ("--help", "-help", "-h", "-?", "--helpfull") for argument in arguments):
+    if asks_for_help(arguments):
         print(f"{__doc__}\nFlags:\n{FLAGS.get_help()}")
         sys.exit(0)
     try:
@@ -109,7 +110,7 @@ def build_cluster(arguments: Sequence[str]) -> Cluster:
     own, of_main = split(arguments)
     parse(FLAGS, own)
     # Read here too, so that a mistyped one is told once and before anything is started.
-    parse(ddl.main.FLAGS, ddl.main.with_aliases([arguments[0], *of_main]))
+    parse(ddl.main.FLAGS, with_aliases([arguments[0], *of_main]))
     if FLAGS.num_workers is None:
         needed = f", which --num_ps={FLAGS.num_ps} needs" if FLAGS.num_ps else ""
         raise flags.Error(f"--num_workers is missing{needed}: say how many, such as 2")
@@ -140,13 +141,6 @@ def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
             "-- --gin_file=configs/digits_cnn.gin --model_dir=runs/digits"
         )
     return own, of_main
-
-
-def parse(values: flags.FlagValues, arguments: Sequence[str]) -> None:
-    """Gives flags their values; the first argument is the program's name."""
-    rest = values(arguments)
-    if len(rest) > 1:
-        raise flags.Error(f"'{rest[1]}' is not a flag; flags begin with --")
 
 
 def log_dir_of_run() -> Path | None:

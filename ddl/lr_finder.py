@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 import ddl.main
+from ddl.command_line import asks_for_help, parse, with_aliases
 from ddl.durable_files import write_whole
 from ddl.errors import ConfigError, DdlError
 
@@ -47,14 +48,12 @@ def define_flags() -> None:
 
 def run(argv: Sequence[str] | None = None) -> None:
     """The command: parses flags, makes the test, and exits with a status documented above."""
-    arguments = ddl.main.with_aliases(sys.argv if argv is None else argv)
-    if any(argument in ("--help", "-help", "-h", "-?", "--helpfull") for argument in arguments):
+    arguments = with_aliases(sys.argv if argv is None else argv)
+    if asks_for_help(arguments):
         print(f"{__doc__}\nFlags:\n{FLAGS.get_help()}")
         sys.exit(0)
     try:
-        rest = FLAGS(arguments)
-        if len(rest) > 1:
-            raise flags.Error(f"'{rest[1]}' is not a flag; flags begin with --")
+        parse(FLAGS, arguments)
         if not FLAGS.gin_file:
             raise flags.Error("--gin_file is missing: name a config")
         gpus = ddl.main.parse_gpus(FLAGS.gpus)

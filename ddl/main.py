@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Literal
 from absl import flags
 
 from ddl.choices import BYTES_PER_PACK, CLUSTERS, COLLECTIVES, CROSS_DEVICE_OPS, MODES, STRATEGIES
+from ddl.command_line import asks_for_help, parse, with_aliases
 from ddl.errors import UNEXPECTED_STATUS, DdlError, WorkerLost
 
 if TYPE_CHECKING:
@@ -136,13 +137,11 @@ def define_flags() -> None:
 def run(argv: Sequence[str] | None = None) -> None:
     """The command `ddl`: parses flags, runs, and exits with the status documented above."""
     arguments = with_aliases(sys.argv if argv is None else argv)
-    if any(argument in ("--help", "-help", "-h", "-?", "--helpfull") for argument in arguments):
+    if asks_for_help(arguments):
         print(usage())
         sys.exit(0)
     try:
-        rest = FLAGS(arguments)
-        if len(rest) > 1:
-            raise flags.Error(f"'{rest[1]}' is not a flag; flags begin with --")
+        parse(FLAGS, arguments)
         if not FLAGS.gin_file:
             raise flags.Error(
                 "--gin_file is missing: name a config, such as configs/digits_cnn.gin"
@@ -249,18 +248,6 @@ def place(gpus: Sequence[int] | None) -> "Placement | None":
     return train.Placement(
         strategy, communication, FLAGS.steps_per_loop, parse_on_device(FLAGS.data_on_device)
     )
-
-
-def with_aliases(arguments: Sequence[str]) -> list[str]:
-    """Rewrites --gin.NAME=VALUE to --gin_param=NAME=VALUE."""
-    rewritten = []
-    for argument in arguments:
-        name = argument.lstrip("-")
-        if argument.startswith("-") and name.startswith("gin."):
-            rewritten.append(f"--gin_param={name.removeprefix('gin.')}")
-        else:
-            rewritten.append(argument)
-    return rewritten
 
 
 def parse_gpus(text: str) -> list[int] | None:

@@ -15,6 +15,7 @@ from tensorflow.python.distribute.cluster_resolver.slurm_cluster_resolver import
 
 import ddl.main
 from ddl.cluster_environment import join_cluster, slurm_tf_config
+from ddl.command_line import parse, with_aliases
 from ddl.errors import ConfigError
 
 CLUSTERS = Path(__file__).parent.parent / "configs" / "clusters"
@@ -163,8 +164,7 @@ def test_what_was_asked_for_is_not_there(environment, name, message):
 def flags_of_main(command) -> flags.FlagValues:
     """Parses what stands after `ddl.main`, as it does."""
     arguments = command[command.index("ddl.main") :]
-    rest = ddl.main.FLAGS(ddl.main.with_aliases(arguments))
-    assert len(rest) == 1, rest
+    parse(ddl.main.FLAGS, with_aliases(arguments))
     return ddl.main.FLAGS
 
 

@@ -64,20 +64,6 @@ def test_bad_flags_are_told_without_tensorflow(arguments, message):
     assert "Traceback" not in result.stderr
 
 
-def test_aliases_keep_their_order():
-    from ddl.main import with_aliases
-
-    assert with_aliases(
-        ["ddl", "--gin_param=A = 1", "--gin.B=2", "-gin.train/C.d='x=y'", "--ginger=1"]
-    ) == [
-        "ddl",
-        "--gin_param=A = 1",
-        "--gin_param=B=2",
-        "--gin_param=train/C.d='x=y'",
-        "--ginger=1",
-    ]
-
-
 def test_a_run_from_the_command_line(tmp_path):
     result = ddl(
         DIGITS,

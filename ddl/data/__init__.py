@@ -1,13 +1,15 @@
 """Examples: where they come from, in which order, and how they reach the replicas."""
 
+from ddl.data.arrays import ArraySource
 from ddl.data.digits import load_digits
 from ddl.data.imagenet import imagenet
 from ddl.data.images import images
 from ddl.data.keras_datasets import load_keras_dataset
 from ddl.data.order import batch_indices, steps_per_epoch
 from ddl.data.pipeline import BatchPipeline
+from ddl.data.random_access import RandomAccessSource
 from ddl.data.records import RecordSource
-from ddl.data.source import ArraySource, IndexedSource, RandomAccessSource, Source
+from ddl.data.source import IndexedSource, Source
 from ddl.data.stream import StreamSource, as_source
 from ddl.data.synthetic import synthetic_arrays, synthetic_images
 

@@ -6,8 +6,9 @@ import numpy as np
 import tensorflow as tf
 
 from ddl.data import resident as resident_data
+from ddl.data.arrays import ArraySource
 from ddl.data.order import batch_indices, index_batches, indices_from
-from ddl.data.source import ArraySource, Source, weighted
+from ddl.data.source import Source, weighted
 from ddl.errors import ConfigError
 from ddl.microbatch import Microbatch
 from ddl.workers import Workers

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ddl.data.source import ArraySource
+from ddl.data.arrays import ArraySource
 
 # What GatherV2 has GPU kernels for. The rest, bytes above all, would be gathered on the CPU, with
 # the whole array copied there in every step; it travels in words of 32 or 64 bits instead.

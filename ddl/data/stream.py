@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ddl.data.arrays import ArraySource
 from ddl.data.checks import checked_finite
 from ddl.data.order import steps_per_epoch
-from ddl.data.source import ArraySource, Source, checked_element_spec, weighted
+from ddl.data.source import Source, checked_element_spec, weighted
 from ddl.errors import ConfigError, DataError
 
 

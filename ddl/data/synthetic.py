@@ -5,7 +5,7 @@ from typing import Literal
 
 import numpy as np
 
-from ddl.data.source import ArraySource
+from ddl.data.arrays import ArraySource
 from ddl.errors import ConfigError
 
 _NOISE = 0.25

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ddl.data import ArraySource, RandomAccessSource
+from ddl.data import ArraySource
 from ddl.errors import DataError
 
 
@@ -40,35 +40,8 @@ def test_unfit_arrays_are_refused(features, message):
 
 
 def test_values_that_are_not_finite_are_counted_across_chunks(monkeypatch):
-    monkeypatch.setattr("ddl.data.source._CHUNK_BYTES", 32)
+    monkeypatch.setattr("ddl.data.arrays._CHUNK_BYTES", 32)
     array = np.zeros([50, 2])
     array[[17, 33, 49], 1] = np.nan
     with pytest.raises(DataError, match=r"holds 3 values .* the first in example 17"):
         ArraySource(x=array)
-
-
-def test_looked_up_examples_have_static_shapes(tmp_path):
-    stored = np.memmap(tmp_path / "x", np.float32, "w+", shape=(20, 3))
-    stored[:] = np.arange(60).reshape(20, 3)
-    source = RandomAccessSource(lambda i: {"x": stored[i], "label": i * 2}, 20)
-    assert source.element_spec["x"] == tf.TensorSpec([3], tf.float32, "x")
-    dataset = tf.data.Dataset.range(4).batch(2, drop_remainder=True).map(source.gather)
-    assert dataset.element_spec["x"].shape == [2, 3]
-    last = list(dataset)[-1]
-    assert last["x"].numpy().tolist() == [[6, 7, 8], [9, 10, 11]]
-    assert last["label"].numpy().tolist() == [4, 6]
-
-
-@pytest.mark.parametrize(
-    ("lookup", "message"),
-    [
-        (lambda i: {"x": np.zeros([1, 3], np.float32)}, r"gave 'x' as float32 \(1, 3\)"),
-        (lambda i: {"x": np.zeros([2, 3])}, "gave 'x' as float64"),
-        (lambda i: {"y": np.zeros([2, 3])}, "gave the features y; expected x"),
-        (lambda i: {"x": {}[int(i[0])]}, "looking up examples 7, 8 failed with KeyError: 7"),
-    ],
-)
-def test_a_failing_lookup_tells_why(lookup, message):
-    source = RandomAccessSource(lookup, 10, {"x": tf.TensorSpec([3], tf.float32)})
-    with pytest.raises(tf.errors.OpError, match=message):
-        tf.function(source.gather)(tf.constant([7, 8], tf.int64))

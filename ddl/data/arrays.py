@@ -1,0 +1,133 @@
+"""Examples in arrays in memory."""
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ddl.data.source import IndexedSource, tensorflow_dtype
+from ddl.errors import DataError
+
+# Arrays are looked through in parts of this size, since each makes a mask of it.
+_CHUNK_BYTES = 1 << 24
+
+
+class ArraySource(IndexedSource):
+    """Arrays in memory, one a feature, example by example along the first dimension.
+
+    `ArraySource(image=images, label=labels)` and `ArraySource({"image": images, …})` are the
+    same. What is not an array yet is made one by `np.asarray`; dtypes stay as they are.
+    """
+
+    def __init__(self, features: Mapping[str, Any] | None = None, /, **named_features: Any):
+        """Checks the arrays.
+
+        Args:
+          features: Arrays by feature name, each [n, …].
+          **named_features: More of them.
+
+        Raises:
+          DataError: If there are no features or examples, lengths differ, an array holds Python
+            objects, or a float array holds NaN or infinity; or if a feature "weight" is
+            not one finite float ≥ 0 an example.
+        """
+        arrays = {**(features or {}), **named_features}
+        if not arrays:
+            raise DataError("a data set needs at least one feature, such as image=…")
+        self.features: dict[str, np.ndarray] = {
+            name: _as_array(name, array) for name, array in arrays.items()
+        }
+        first, *others = self.features
+        self._length = len(self.features[first])
+        for name in others:
+            if len(self.features[name]) != self._length:
+                raise DataError(
+                    f"the features {first!r} and {name!r} have {self._length:,} and "
+                    f"{len(self.features[name]):,} examples; they need the same number"
+                )
+        if not self._length:
+            raise DataError(f"the feature {first!r} is empty: there are no examples")
+        for name, array in self.features.items():
+            _check_finite(name, array)
+        if "weight" in self.features:
+            _check_weight(self.features["weight"])
+
+    def __len__(self) -> int:
+        """Number of examples."""
+        return self._length
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the arrays take."""
+        return sum(array.nbytes for array in self.features.values())
+
+    @property
+    def element_spec(self) -> dict[str, tf.TensorSpec]:
+        """See `Source`."""
+        return {
+            name: tf.TensorSpec(array.shape[1:], tensorflow_dtype(array.dtype), name)
+            for name, array in self.features.items()
+        }
+
+    def gather(self, indices: tf.Tensor) -> dict[str, tf.Tensor]:
+        """See `IndexedSource`."""
+        return {name: tf.gather(rows, indices) for name, rows in self._tensors.items()}
+
+    @functools.cached_property
+    def _tensors(self) -> dict[str, tf.Tensor]:
+        # Eager tensors, made once: a graph captures them by reference, where it would copy a
+        # numpy array into itself as a constant at each tracing.
+        with tf.init_scope(), tf.device("CPU:0"):
+            return {name: tf.constant(array) for name, array in self.features.items()}
+
+
+def _as_array(name: str, data: Any) -> np.ndarray:
+    try:
+        array = np.asarray(data)
+    except ValueError as error:
+        raise DataError(f"the feature {name!r} is not an array: {error}") from error
+    if array.dtype == object:
+        raise DataError(
+            f"the feature {name!r} is an array of Python objects (rows of different lengths?); "
+            "give it a number dtype"
+        )
+    if array.ndim == 0:
+        raise DataError(f"the feature {name!r} is a single value; it needs one value an example")
+    try:
+        tensorflow_dtype(array.dtype)
+    except TypeError as error:
+        raise DataError(
+            f"the feature {name!r} has dtype {array.dtype}, which TensorFlow lacks"
+        ) from error
+    return array
+
+
+def _check_finite(name: str, array: np.ndarray) -> None:
+    dtype = tensorflow_dtype(array.dtype)
+    if not (dtype.is_floating or dtype.is_complex):
+        return
+    rows = max(1, _CHUNK_BYTES // max(1, array[0].nbytes))
+    count, first = 0, -1
+    for start in range(0, len(array), rows):
+        bad = ~np.isfinite(array[start : start + rows])
+        if bad.any():
+            if not count:
+                first = start + int(np.argmax(bad.reshape(len(bad), -1).any(axis=1)))
+            count += int(np.count_nonzero(bad))
+    if count:
+        raise DataError(
+            f"the feature {name!r} holds {count:,} values that are NaN or infinite, the first in "
+            f"example {first}"
+        )
+
+
+def _check_weight(weight: np.ndarray) -> None:
+    if weight.ndim != 1 or not tensorflow_dtype(weight.dtype).is_floating:
+        raise DataError(
+            f"the feature 'weight' is {weight.dtype} {weight.shape}; it is one float an example"
+        )
+    if weight.min() < 0:
+        row = int(np.argmin(weight))
+        raise DataError(f"the feature 'weight' is negative: {weight[row]} in example {row}")

@@ -1,0 +1,96 @@
+"""Examples that are looked up one by one."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ddl.data.source import IndexedSource, checked_element_spec, tensorflow_dtype
+from ddl.errors import DataError
+
+
+class RandomAccessSource(IndexedSource):
+    """Examples that a Python function looks up: memory-mapped files, ArrayRecord, a database."""
+
+    def __init__(
+        self,
+        lookup: Callable[[np.ndarray], Mapping[str, Any]],
+        length: int,
+        element_spec: Mapping[str, tf.TensorSpec] | None = None,
+    ):
+        """Takes the function.
+
+        Args:
+          lookup: Maps indices, int64 [b], to arrays [b, …] by feature name. It is called from
+            several threads and must give the same answer whenever it is asked.
+          length: Number of examples.
+          element_spec: Shape and dtype of one example's features; None: looked up at example 0.
+
+        Raises:
+          DataError: If there are no examples, or the first cannot be looked up.
+        """
+        if length < 1:
+            raise DataError(f"a data set of {length} examples: there is nothing to look up")
+        self._lookup = lookup
+        self._length = length
+        if element_spec is None:
+            element_spec = {
+                name: tf.TensorSpec(array.shape[1:], tensorflow_dtype(array.dtype), name)
+                for name, array in self._look_up(np.zeros([1], np.int64)).items()
+            }
+        self._element_spec = checked_element_spec(element_spec)
+
+    def __len__(self) -> int:
+        """Number of examples."""
+        return self._length
+
+    @property
+    def element_spec(self) -> dict[str, tf.TensorSpec]:
+        """See `Source`."""
+        return dict(self._element_spec)
+
+    def gather(self, indices: tf.Tensor) -> dict[str, tf.Tensor]:
+        """See `IndexedSource`. A failing lookup stops the step with a message that names it."""
+        names = list(self._element_spec)
+        dtypes = [self._element_spec[name].dtype for name in names]
+        values = tf.numpy_function(self._checked_look_up, [indices], dtypes, stateful=False)
+        rows = dict(zip(names, values, strict=True))
+        for name, spec in self._element_spec.items():
+            rows[name].set_shape([indices.shape[0], *spec.shape])
+        return rows
+
+    def _look_up(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        try:
+            return {name: np.asarray(rows) for name, rows in self._lookup(indices).items()}
+        except Exception as error:
+            raise DataError(
+                f"looking up examples {_some(indices)} failed with {type(error).__name__}: {error}"
+            ) from error
+
+    def _checked_look_up(self, indices: np.ndarray) -> list[np.ndarray]:
+        rows = self._look_up(indices)
+        if set(rows) != set(self._element_spec):
+            raise DataError(
+                f"looking up examples {_some(indices)} gave the features "
+                f"{', '.join(sorted(rows))}; expected {', '.join(sorted(self._element_spec))}"
+            )
+        for name, spec in self._element_spec.items():
+            shape = (len(indices), *spec.shape)
+            # tf.numpy_function knows text as objects or bytes, TensorFlow as string.
+            same_dtype = spec.dtype == tf.string or rows[name].dtype == spec.dtype.as_numpy_dtype
+            if spec.dtype.is_floating and not np.isfinite(rows[name]).all():
+                raise DataError(
+                    f"looking up examples {_some(indices)} gave NaN or infinity in {name!r}"
+                )
+            if rows[name].shape != shape or not same_dtype:
+                raise DataError(
+                    f"looking up examples {_some(indices)} gave {name!r} as {rows[name].dtype} "
+                    f"{rows[name].shape}; expected {spec.dtype.name} {shape}"
+                )
+        return [rows[name] for name in self._element_spec]
+
+
+def _some(indices: np.ndarray) -> str:
+    shown = ", ".join(str(index) for index in indices[:5])
+    return shown + (", …" if len(indices) > 5 else "")

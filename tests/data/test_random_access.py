@@ -1,0 +1,32 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from ddl.data import RandomAccessSource
+
+
+def test_looked_up_examples_have_static_shapes(tmp_path):
+    stored = np.memmap(tmp_path / "x", np.float32, "w+", shape=(20, 3))
+    stored[:] = np.arange(60).reshape(20, 3)
+    source = RandomAccessSource(lambda i: {"x": stored[i], "label": i * 2}, 20)
+    assert source.element_spec["x"] == tf.TensorSpec([3], tf.float32, "x")
+    dataset = tf.data.Dataset.range(4).batch(2, drop_remainder=True).map(source.gather)
+    assert dataset.element_spec["x"].shape == [2, 3]
+    last = list(dataset)[-1]
+    assert last["x"].numpy().tolist() == [[6, 7, 8], [9, 10, 11]]
+    assert last["label"].numpy().tolist() == [4, 6]
+
+
+@pytest.mark.parametrize(
+    ("lookup", "message"),
+    [
+        (lambda i: {"x": np.zeros([1, 3], np.float32)}, r"gave 'x' as float32 \(1, 3\)"),
+        (lambda i: {"x": np.zeros([2, 3])}, "gave 'x' as float64"),
+        (lambda i: {"y": np.zeros([2, 3])}, "gave the features y; expected x"),
+        (lambda i: {"x": {}[int(i[0])]}, "looking up examples 7, 8 failed with KeyError: 7"),
+    ],
+)
+def test_a_failing_lookup_tells_why(lookup, message):
+    source = RandomAccessSource(lookup, 10, {"x": tf.TensorSpec([3], tf.float32)})
+    with pytest.raises(tf.errors.OpError, match=message):
+        tf.function(source.gather)(tf.constant([7, 8], tf.int64))
