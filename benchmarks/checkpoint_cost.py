@@ -30,7 +30,7 @@ from ddl.retention import Retention
 
 BATCH = 64
 SECONDS = 10.0
-ROUNDS = {"ddl": 6, "TensorFlow": 2}
+ROUNDS = {"ddl": 5, "TensorFlow": 2}
 
 
 def make_trainer() -> ddl.Trainer:

@@ -22,7 +22,7 @@ from ddl.optimizers import FusedAdam
 REPLICAS = (2, 4)
 BATCH = 64
 STEPS = {"MLP": 100, "CNN": 10}
-ROUNDS = 9
+ROUNDS = 7
 AUTOMATIC = "ddl's choice"
 
 

@@ -23,7 +23,7 @@ from benchmarks import report
 from benchmarks.report import Bar, Plot, Report, Series, Table, interleaved, spread
 
 STEPS = 500
-ROUNDS = 7
+ROUNDS = 5
 PARTS = ("imports", "build", "trace", "first loop")
 MEMORY = "memory, MB"
 

@@ -9,10 +9,10 @@ tf.function a step; Orbit's StandardTrainer, whose loop is a tf.while, with Kera
 ddl's; and the floor, the bare step on one batch that never changes, with TensorFlow's fused Adam, a
 tf.while without metrics.
 
-Each has a process of its own, which waits while another computes. Where a window is one tf.while
-(Orbit, ddl, the floor) it is longer, so that its one call counts as little as in a long training.
-No epoch of `fit` ends in a window, and the data sets made here do without tf.data's tuner, which
-has nothing to find out: an iterator that ends waits for it, up to a minute.
+Each has a process of its own for each case, which waits while another computes. Where a window is
+one tf.while (Orbit, ddl, the floor) it is longer, so that its one call counts as little as in a
+long training. No epoch of `fit` ends in a window, and the data sets made here do without tf.data's
+tuner, which has nothing to find out: an iterator that ends waits for it, up to a minute.
 On one device the peers have no strategy, which is the fastest for them; on several they have
 MirroredStrategy as it comes, with one step an execution for `fit`, since Keras 3.15 fails with more
 there.
@@ -100,9 +100,7 @@ class Found:
 def measure(quick: bool) -> Report:
     """All cases."""
     cases = [dataclasses.replace(c, rounds=2, steps=5) if quick else c for c in CASES]
-    found: dict[Case, Found] = {}
-    for group in dict.fromkeys((case.replicas, case.model) for case in cases):
-        found |= run_cases([case for case in cases if (case.replicas, case.model) == group])
+    found = {case: run_case(case) for case in cases}
     return Report(
         [ratios(found), milliseconds(found)],
         [bar for case in cases for bar in bars(case, found[case])],
@@ -115,25 +113,22 @@ def measure(quick: bool) -> Report:
     )
 
 
-def run_cases(cases: list[Case]) -> dict[Case, Found]:
-    """Cases with the same model and devices: a process a contender, one case after the other.
-
-    Another model under a second MirroredStrategy would fail: TensorFlow gives its collectives the
-    numbers of the first one's, and remembers their shapes.
-    """
+def run_case(case: Case) -> Found:
+    """In new processes: in those of another case they might wait a minute for its iterators."""
     only_alone = (FLOOR, TUNED_GATHER)
-    names = [n for n in FUNCTIONS if n not in only_alone or cases[0].replicas == 1]
     contenders = {
-        name: Contender(f"benchmarks.contenders:{FUNCTIONS[name]}", cases, {}) for name in names
+        name: Contender(f"benchmarks.contenders:{function}", [case], {})
+        for name, function in FUNCTIONS.items()
+        if name not in only_alone or case.replicas == 1
     }
     try:
-        return {case: run_case(case, contenders) for case in cases}
+        return by_turns(case, contenders)
     finally:
         for contender in contenders.values():
             contender.close()
 
 
-def run_case(case: Case, contenders: dict[str, Contender]) -> Found:
+def by_turns(case: Case, contenders: dict[str, Contender]) -> Found:
     """All build and trace at once; then they warm up, and compute, by turns."""
     failures: dict[str, str] = {}
     for contender in contenders.values():
@@ -146,8 +141,6 @@ def run_case(case: Case, contenders: dict[str, Contender]) -> Found:
             failures[name] = str(failure)
     going = {name: c.window for name, c in contenders.items() if name not in failures}
     times = interleaved(going, case.rounds)
-    for contender in contenders.values():
-        contender.next_case()
     times = {name: values / case.steps * 1e3 for name, values in times.items()}
     medians = ", ".join(f"{name} {np.median(values):.3g}" for name, values in times.items())
     print(f"{case}, ms a step: {medians}", flush=True)

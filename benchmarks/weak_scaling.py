@@ -46,10 +46,10 @@ class Case(NamedTuple):
 
 
 CASES = (
-    Case("CNN", 512, 5, 0.91),
-    Case("CNN", 256, 10, 0.85),
-    Case("CNN", 64, 32, 0.72),
-    Case("MLP", 1024, 200, 0.60),
+    Case("CNN", 512, 3, 0.91),
+    Case("CNN", 256, 6, 0.85),
+    Case("CNN", 64, 20, 0.72),
+    Case("MLP", 1024, 120, 0.60),
 )
 ALONE, DDL, BFLOAT16, TENSORFLOW = "independent", "ddl", "ddl, bfloat16", "TensorFlow"
 _ENTRIES = {ALONE: "alone", DDL: "together", BFLOAT16: "rounded", TENSORFLOW: "tutorial"}

@@ -45,9 +45,6 @@ class FakeContender:
 
     window = end_window
 
-    def next_case(self):
-        assert not self.values
-
 
 def test_the_faster_tuned_fit_counts_and_warm_up_does_not():
     contenders = {
@@ -55,9 +52,10 @@ def test_the_faster_tuned_fit_counts_and_warm_up_does_not():
         f"{TUNED} (gather)": FakeContender([9, 9, 0.4, 0.4, 0.4]),
         DDL: FakeContender([9, 9, 0.2, 0.2, 0.2]),
     }
-    result = loop_overhead.run_case(CASE, contenders)
+    result = loop_overhead.by_turns(CASE, contenders)
     np.testing.assert_allclose(result.times[TUNED], 40.0)
     np.testing.assert_allclose(result.times[DDL], 20.0)
+    assert not any(contender.values for contender in contenders.values())
 
 
 def test_efficiency_of_devices_that_share_cores_and_of_those_that_do_not():
