@@ -62,28 +62,29 @@ def data(case: Case) -> tuple[np.ndarray, np.ndarray]:
 
 
 def slices(case: Case) -> tf.data.Dataset:
-    """The pipeline of the tutorials."""
+    """The pipeline of the tutorials, without end."""
     images, labels = data(case)
     dataset = tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(len(images))
-    return without_tuner(dataset.batch(case.batch, drop_remainder=True))
+    return _endless(dataset.batch(case.batch, drop_remainder=True))
 
 
 def gathered(case: Case) -> tf.data.Dataset:
-    """Shuffled indices, gathered a batch at a time: less to copy than `slices`."""
+    """Shuffled indices, gathered a batch at a time: less to copy than `slices`. Without end."""
     images, labels = map(tf.constant, data(case))
     order = tf.data.Dataset.range(len(images)).shuffle(len(images))
     dataset = order.batch(case.batch, drop_remainder=True).map(
         lambda index: (tf.gather(images, index), tf.gather(labels, index)),
         num_parallel_calls=os.cpu_count(),
     )
-    return without_tuner(dataset)
+    return _endless(dataset)
 
 
-def without_tuner(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """The same; letting go of its iterator does not wait for a tuner, which may take a minute."""
+def _endless(batches: tf.data.Dataset) -> tf.data.Dataset:
+    # Without a tuner, for which an iterator that ends may wait a minute. Nothing is left to it but
+    # a buffer, which TensorFlow would add and is added here.
     options = tf.data.Options()
     options.autotune.enabled = False
-    return dataset.with_options(options)
+    return batches.repeat().prefetch(tf.data.AUTOTUNE).with_options(options)
 
 
 def strategy_of(case: Case) -> tf.distribute.Strategy:
@@ -99,11 +100,12 @@ def strategy_of(case: Case) -> tf.distribute.Strategy:
 
 
 class WaitForTurn(keras.callbacks.Callback):
-    """Makes each epoch of a fit wait for its turn."""
+    """Makes each epoch of a fit wait for its turn, and reports the time of a part of it."""
 
-    def __init__(self, turns: Turns) -> None:
+    def __init__(self, turns: Turns, parts: int) -> None:
         super().__init__()
         self._turns = turns
+        self._parts = parts
         self._start = 0.0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -114,11 +116,15 @@ class WaitForTurn(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Reports."""
-        self._turns.report(float(tf.timestamp().numpy() - self._start))
+        self._turns.report(float(tf.timestamp().numpy() - self._start) / self._parts)
 
 
 def _fit(
-    case: Case, turns: Turns, train_data: Callable[[], dict[str, Any]], **compile_arguments: Any
+    case: Case,
+    turns: Turns,
+    train_data: Callable[[], dict[str, Any]],
+    parts: int = 1,
+    **compile_arguments: Any,
 ) -> None:
     # An epoch of steps_per_epoch goes on where the last one ended, so that a window is a part of
     # one long epoch and pays for no beginning.
@@ -130,9 +136,9 @@ def _fit(
             metrics=["accuracy"],
             **compile_arguments,
         )
-    forever = {"epochs": 10**6, "steps_per_epoch": case.steps, "verbose": 0}
+    forever = {"epochs": 10**6, "steps_per_epoch": case.steps * parts, "verbose": 0}
     try:
-        model.fit(**train_data(), **forever, callbacks=[WaitForTurn(turns)])
+        model.fit(**train_data(), **forever, callbacks=[WaitForTurn(turns, parts)])
     except StopIteration:
         return
 
@@ -154,13 +160,15 @@ def fit_tuned_gather(case: Case, turns: Turns) -> None:
 
 
 def _fit_tuned(case: Case, turns: Turns, make_dataset: Callable[[Case], tf.data.Dataset]) -> None:
-    steps = 1 if case.replicas > 1 else max(n for n in range(1, 101) if case.steps % n == 0)
+    # Keras 3.15 fails with more than one step an execution on several devices.
+    parts = case.longer if case.replicas == 1 else 1
+    window = case.steps * parts
+    steps = max(n for n in range(1, 101) if window % n == 0) if case.replicas == 1 else 1
 
     def train_data() -> dict[str, Any]:
-        dataset = make_dataset(case).repeat().prefetch(tf.data.AUTOTUNE)
-        return {"x": dataset, "shuffle": False}
+        return {"x": make_dataset(case), "shuffle": False}
 
-    _fit(case, turns, train_data, steps_per_execution=steps, jit_compile=False)
+    _fit(case, turns, train_data, parts, steps_per_execution=steps, jit_compile=False)
 
 
 # ------------------------------------------------------------ loops that people write
@@ -175,8 +183,7 @@ def tutorial_loop(case: Case, turns: Turns) -> None:
         accuracy = keras.metrics.SparseCategoricalAccuracy()
         # The tutorial leaves it to the first step, which under a strategy fails with Keras 3.
         optimizer.build(model.trainable_variables)
-    dataset = slices(case).repeat()
-    batches = iter(strategy.experimental_distribute_dataset(dataset))
+    batches = iter(strategy.experimental_distribute_dataset(slices(case)))
 
     def replica_step(inputs: Any) -> tf.Tensor:
         images, labels = inputs
@@ -227,8 +234,7 @@ def _orbit(case: Case, turns: Turns, make_optimizer: Any) -> None:
                 self.optimizer.build(self.model.trainable_variables)
                 self.loss = keras.metrics.Mean()
                 self.accuracy = keras.metrics.SparseCategoricalAccuracy()
-            dataset = slices(case).repeat().prefetch(tf.data.AUTOTUNE)
-            super().__init__(self.strategy.experimental_distribute_dataset(dataset))
+            super().__init__(self.strategy.experimental_distribute_dataset(slices(case)))
 
         def train_loop_begin(self) -> None:
             self.loss.reset_state()

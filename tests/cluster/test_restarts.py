@@ -6,13 +6,7 @@ import signal
 
 import pytest
 
-from tests.cluster.programs import (
-    finish,
-    in_turn,
-    is_running,
-    turns,
-    wait_for,
-)
+from tests.cluster.programs import finish, in_turn, is_running, turns, wait_for
 
 
 @pytest.mark.parametrize("status", [-signal.SIGKILL, -signal.SIGTERM, 3, 75, 77])
