@@ -74,17 +74,30 @@ def draw(plots: Sequence[Plot], path: Path) -> None:
         return
     columns = min(2, len(plots))
     rows = -(-len(plots) // columns)
-    figure = Figure(figsize=(5.5 * columns, 3.6 * rows), layout="constrained")
+    width = max(5.5, *map(_width_of_names, plots))
+    figure = Figure(figsize=(width * columns, 3.6 * rows), layout="constrained")
     for number, plot in enumerate(plots, start=1):
         _draw_one(figure.add_subplot(rows, columns, number), plot)
     figure.savefig(path, dpi=110)
+
+
+def _names(plot: Plot) -> list[str]:
+    """What stands under the bars; empty for a plot of lines."""
+    return [*dict.fromkeys(x for s in plot.series for x in s.x if isinstance(x, str))]
+
+
+def _width_of_names(plot: Plot) -> float:
+    """Inches that they need beside each other."""
+    names = _names(plot)
+    longest = max((len(line) for name in names for line in name.split("\n")), default=0)
+    return 0.075 * longest * len(names)
 
 
 def _draw_one(axes: Any, plot: Plot) -> None:
     axes.set_title(plot.title, fontsize=10)
     axes.set_xlabel(plot.x_label)
     axes.set_ylabel(plot.y_label)
-    names = [*dict.fromkeys(x for s in plot.series for x in s.x if isinstance(x, str))]
+    names = _names(plot)
     width = 0.8 / len(plot.series)
     for number, series in enumerate(plot.series):
         points = [y if isinstance(y, Spread) else Spread(y, y, y) for y in series.y]
