@@ -99,9 +99,8 @@ def measure(quick: bool) -> Report:
     size = sum(path.stat().st_size for path in folder.glob("plain.*"))
     shutil.rmtree(folder)
     columns = ["saved by", "cost, %", "the call, s", "block without, s", "block with, s"]
-    return Report(
-        [Table(f"{size / 1e6:.0f} MB a checkpoint, {steps} updates a block", columns, rows)],
-    )
+    table = Table(f"{size / 1e6:.0f} MB a checkpoint, {steps} updates a block", columns, rows)
+    return Report([table], plots=[report.plot_of(table, columns[3:], "s")])
 
 
 if __name__ == "__main__":

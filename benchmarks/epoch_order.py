@@ -71,7 +71,8 @@ def measure(quick: bool) -> Report:
         for size in sizes
     ]
     columns = ["examples", "4 rounds", "8 rounds", "ddl", "µs for 256"]
-    return Report([Table("Variance of a batch's mean / that of chance", columns, rows)])
+    table = Table("Variance of a batch's mean / that of chance", columns, rows)
+    return Report([table], plots=[report.plot_of(table, columns[1:4], "ratio", level=1.0)])
 
 
 if __name__ == "__main__":

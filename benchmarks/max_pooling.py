@@ -109,7 +109,9 @@ def call(rounds: int) -> Table:
 
 def measure(quick: bool) -> Report:
     """Both tables."""
-    return Report([kernels(2 if quick else BUILDS), call(1 if quick else ROUNDS)])
+    tables = [kernels(2 if quick else BUILDS), call(1 if quick else ROUNDS)]
+    plots = [report.plot_of(table, table.columns[-1:], table.columns[-1]) for table in tables]
+    return Report(tables, plots=plots)
 
 
 if __name__ == "__main__":

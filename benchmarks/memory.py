@@ -70,8 +70,10 @@ def measure(quick: bool) -> Report:
     found = memory_of_run(steps, plan, "--strategy=mirrored", "--num_virtual_devices=2")
     first, last = (found[step] for step in steps)
     rows = [[f"{step:,}", now["peak"], now["present"]] for step, now in found.items()]
+    table = Table("", ["updates", "peak, MB", "present, MB"], rows)
     return Report(
-        [Table("", ["updates", "peak, MB", "present, MB"], rows)],
+        [table],
+        plots=[report.plot_of(table, table.columns[1:], "MB")],
         bars=[
             Bar(
                 f"peak after {steps[1]:,} updates / after {steps[0]:,}",

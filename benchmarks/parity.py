@@ -12,7 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 from benchmarks import report
-from benchmarks.report import Report, Table
+from benchmarks.report import Plot, Report, Series, Table
 from tests.conftest import make_strategy
 from tests.parity_cases import CASES, differences
 
@@ -38,7 +38,15 @@ def measure(quick: bool) -> Report:
         [name, *(_power(found.get((name, precision))) for precision in ("float64", "float32"))]
         for name in cases
     ]
-    return Report([Table("Largest differences", ["what is trained", "float64", "float32"], rows)])
+    series = []
+    for precision in ("float64", "float32"):
+        points = [(n, name) for n, name in enumerate(cases, 1) if (name, precision) in found]
+        values = [found[name, precision] for _, name in points]
+        series.append(Series(precision, [number for number, _ in points], values))
+    return Report(
+        [Table("Largest differences", ["what is trained", "float64", "float32"], rows)],
+        plots=[Plot("Largest differences", "row of the table", "", series, log_y=True)],
+    )
 
 
 def _power(value: float | None) -> str:

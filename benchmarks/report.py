@@ -15,6 +15,7 @@ import os
 import platform
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -131,6 +132,27 @@ class Report:
 
 
 # ------------------------------------------------------------ repeats
+
+
+def plot_of(table: Table, columns: Sequence[str], y_label: str, **options: Any) -> Plot:
+    """Bars of some columns of a table, a group for each row, named by its first cell.
+
+    Args:
+      table: Whose title the plot has.
+      columns: Names of those drawn; what is no figure is left out.
+      y_label: Of the plot.
+      **options: Others of `Plot`, such as `level`.
+    """
+    series = []
+    for name in columns:
+        place = list(table.columns).index(name)
+        cells = [
+            (textwrap.fill(str(row[0]), 14, break_long_words=False), row[place])
+            for row in table.rows
+        ]
+        drawn = [(x, y) for x, y in cells if not isinstance(y, str)]
+        series.append(Series(name, [x for x, _ in drawn], [y for _, y in drawn]))
+    return Plot(table.title, table.columns[0], y_label, series, **options)
 
 
 def interleaved(

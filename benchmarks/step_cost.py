@@ -164,7 +164,8 @@ def measure(quick: bool) -> Report:
         [keras_dropout, keras_normalization],
         rounds,
     )
-    return Report([plainly, invariant])
+    tables = [plainly, invariant]
+    return Report(tables, plots=[report.plot_of(t, ["ms a step"], "ms a step") for t in tables])
 
 
 if __name__ == "__main__":

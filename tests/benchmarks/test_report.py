@@ -3,6 +3,7 @@ import json
 import numpy as np
 import pytest
 
+from benchmarks import report
 from benchmarks.report import (
     Bar,
     Plot,
@@ -60,3 +61,12 @@ def test_a_docstring_is_title_and_text():
     Another.
     """
     assert title_and_text(docstring) == ("What it costs", "One line and its end.\n\nAnother.")
+
+
+def test_a_plot_of_a_table_has_a_group_a_row_and_leaves_out_what_is_no_figure():
+    rows = [["a name of two lines", 1.0, "–"], ["b", 2.0, Spread(3.0, 2.0, 4.0)]]
+    plot = report.plot_of(Table("t", ["what", "x", "y"], rows), ["x", "y"], "s", level=1.0)
+    assert (plot.title, plot.x_label, plot.y_label, plot.level) == ("t", "what", "s", 1.0)
+    first, second = plot.series
+    assert (first.name, first.x, first.y) == ("x", ["a name of two\nlines", "b"], [1.0, 2.0])
+    assert (second.name, second.x, second.y) == ("y", ["b"], [Spread(3.0, 2.0, 4.0)])
