@@ -1,4 +1,4 @@
-"""Measurements. `python -m benchmarks` runs all but the long ones; with names, those named."""
+"""Benchmarks. `python -m benchmarks` runs all but the long ones; with names, only those."""
 
 BENCHMARKS = (
     "loop_overhead",
@@ -11,13 +11,12 @@ BENCHMARKS = (
     "step_cost",
     "cross_device",
     "max_pooling",
-    "host_memory",
     "epoch_order",
     "checkpoint_cost",
     "memory",
     "parity",
 )
-"""In the order of the page. A module named here ends in `benchmarks.report.main(measure)`."""
+"""Names in the order of the page. Each module ends with `benchmarks.report.main(measure)`."""
 
 LONG = {"large_batch": 3 * 3600}
-"""Those that only their names run, and how many seconds each may take."""
+"""Benchmarks that run only when named, and the time limit of each in seconds."""

@@ -1,7 +1,7 @@
-"""Runs benchmarks, each in a process of its own, and writes the page: python -m benchmarks.
+"""The command python -m benchmarks: runs each benchmark in its own process and writes the page.
 
-With names, it runs those; without, all but the long ones. What one of them found stays if another
-fails; then the status is 1.
+Without names it runs all but the long ones. If a benchmark fails, the results of the others are
+kept and the exit status is 1.
 """
 
 import argparse
@@ -18,7 +18,7 @@ _LIMIT_SECONDS = 900
 
 
 def run(command: list[str], limit_seconds: float = _LIMIT_SECONDS) -> str:
-    """Runs one to its end, or ends it with all that it has started; why it failed, or ""."""
+    """Runs a command, kills its process group afterwards, and returns why it failed, or ""."""
     process = subprocess.Popen(command, start_new_session=True)
     try:
         status = process.wait(limit_seconds)
@@ -32,7 +32,7 @@ def run(command: list[str], limit_seconds: float = _LIMIT_SECONDS) -> str:
 
 
 def main() -> None:
-    """Reads the flags, runs, writes the page, says what failed."""
+    """Runs the benchmarks, writes the page and reports failures."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description="Runs the benchmarks and writes their page."
     )

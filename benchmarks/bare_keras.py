@@ -29,10 +29,10 @@ times["build"] = time.time()
 
 
 class FirstStep(keras.callbacks.Callback):
-    """Notes when it is made."""
+    """A callback that records the time of the first step."""
 
     def on_train_batch_end(self, batch, logs=None):
-        """The first one counts."""
+        """Records the time at the first call."""
         times.setdefault("first loop", time.time())
 
 

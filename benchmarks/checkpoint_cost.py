@@ -1,12 +1,13 @@
-"""What saving costs a run: python -m benchmarks.checkpoint_cost.
+"""Cost of saving a checkpoint: python -m benchmarks.checkpoint_cost.
 
-ResNet-50 (25.6 million weights, with as many momenta) on one device, images of 32×32 in batches of
-64. A block is as many updates as fit into 10 seconds, with one checkpoint at its beginning or
-none; both kinds alternate, and each round's first kind does too. The figure is the ratio of their
-times, so that it holds all of it: the look at the weights, the snapshot, the copies that the next
-update makes, the file, and its way to the disk. A block with a checkpoint ends when that is
-written. The same is measured with `tf.train.Checkpoint` as it comes, which the loop waits for. (Its
-asynchronous option fails with Keras 3 at the second save: tests/test_keras_canaries.py.)
+ResNet-50 (25.6 million weights and as many momenta) trains on one device on 32×32 images in batches
+of 64. A block is as many updates as fit into 10 seconds, with one checkpoint at its start or with
+none. The two kinds alternate, and so does the kind that begins a round. The figure is the ratio of
+their times. It includes the finite check of the weights, the snapshot, the copies that the next
+update makes, and writing the file to disk: a block with a checkpoint ends when the checkpoint is
+written. The benchmark measures the same with the default `tf.train.Checkpoint`, which blocks the
+loop. (Its asynchronous option fails with Keras 3 at the second save:
+tests/step/test_keras_canaries.py.)
 """
 
 import os
@@ -25,8 +26,8 @@ import ddl
 from benchmarks import report
 from benchmarks.report import Report, Table, interleaved, seconds, spread
 from ddl import distribution
-from ddl.checkpoints import Checkpoints
-from ddl.retention import Retention
+from ddl.checkpoints.checkpoints import Checkpoints
+from ddl.checkpoints.retention import Retention
 
 BATCH = 64
 SECONDS = 10.0
@@ -34,7 +35,7 @@ ROUNDS = {"ddl": 5, "TensorFlow": 2}
 
 
 def make_trainer() -> ddl.Trainer:
-    """ResNet-50 on noise."""
+    """Builds a trainer of ResNet-50 on noise."""
     keras.utils.set_random_seed(0)
     strategy = distribution.build_strategy("one_device")
     images = np.random.default_rng(0).normal(size=(BATCH * 8, 32, 32, 3)).astype("f4")
@@ -53,7 +54,7 @@ def make_trainer() -> ddl.Trainer:
 def ways_to_save(
     trainer: ddl.Trainer, folder: Path
 ) -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:
-    """By name: what begins a save, and what waits for its end."""
+    """Returns, by name, the function that begins a save and the one that waits for its end."""
     checkpoints = Checkpoints(folder / "ddl", trainer, Retention(last=1))
 
     def save() -> None:
@@ -68,7 +69,7 @@ def ways_to_save(
 
 
 def measure(quick: bool) -> Report:
-    """Blocks with one checkpoint and with none, in turns."""
+    """Times interleaved blocks with one checkpoint and with none."""
     distribution.configure_devices()
     folder = Path(tempfile.mkdtemp(prefix="checkpoint_cost"))
     trainer = make_trainer()
@@ -78,7 +79,7 @@ def measure(quick: bool) -> Report:
         steps = 1
     rows = []
     for name, (begin, end) in ways_to_save(trainer, folder).items():
-        for _ in range(3):  # until there are some to be removed
+        for _ in range(3):  # until each save also removes an old checkpoint
             trainer.train(1)
             begin()
             end()

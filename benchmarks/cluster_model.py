@@ -1,22 +1,22 @@
-"""The time of a step on a cluster, from compute, bytes, latency and bandwidth.
+"""A model of the step time on a cluster, from compute, bytes, latency and bandwidth.
 
-The model of communication is Hockney's: a message of n bytes takes latency + n / bandwidth. An
-all-reduce is made of rounds of such messages (Thakur, Rabenseifner and Gropp 2005, "Optimization of
-Collective Communication Operations in MPICH"; Patarasuk and Yuan 2009, "Bandwidth optimal
+Communication follows Hockney's model: a message of n bytes takes latency + n / bandwidth. An
+all-reduce consists of rounds of such messages (Thakur, Rabenseifner and Gropp 2005, "Optimization
+of Collective Communication Operations in MPICH"; Patarasuk and Yuan 2009, "Bandwidth optimal
 all-reduce algorithms for clusters of workstations"):
 
-- ring, over n: 2 (n - 1) rounds of S / n bytes each.
-- halving and doubling, over n: 2 ⌈log₂ n⌉ rounds, and 2 (n - 1) / n · S bytes in all.
-- hierarchical: the devices of a machine add up among themselves in a ring, so that each holds a
-  part; machines exchange these parts, all through the one link of each; the devices share the
+- ring, S bytes over n devices: 2 (n - 1) rounds of S / n bytes each.
+- halving and doubling, over n: 2 ⌈log₂ n⌉ rounds, and 2 (n - 1) / n · S bytes in total.
+- hierarchical: the devices of a machine reduce-scatter in a ring, so that each holds a part; the
+  machines all-reduce these parts, each machine through its one link; the devices all-gather the
   result.
 
-A part of the communication is hidden behind the backward pass, since gradients of late layers are
-there first.
+A part of the communication is hidden behind the backward pass, since the gradients of the last
+layers are ready first.
 
-What it cannot say: stragglers and jitter, which grow with the number of machines, since all wait
-for the slowest; congestion in switches; processors that do both the computing and the sending;
-input, checkpoints and evaluation; and whether a global batch of that size still trains well.
+The model leaves out stragglers and jitter, which grow with the number of machines, since all wait
+for the slowest; congestion in switches; processors that both compute and send; input, checkpoints
+and evaluation; and whether a global batch of that size still trains well.
 """
 
 import dataclasses
@@ -28,11 +28,11 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """A way between two devices or machines.
+    """A link between two devices or machines.
 
     Attributes:
-      latency: Seconds that a message takes however short it is.
-      bandwidth: Bytes a second, in each direction at once.
+      latency: Seconds for an empty message.
+      bandwidth: Bytes per second in each direction; full duplex.
     """
 
     latency: float
@@ -45,12 +45,12 @@ class Link:
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """Machines of equal devices.
+    """Machines with equal devices.
 
     Attributes:
-      inside: Between the devices of a machine.
-      between: Of each machine to the others; None for one machine only.
-      devices: Of each machine.
+      inside: Link between the devices of a machine.
+      between: Link of each machine to the others; None for a single machine.
+      devices: Number of devices of each machine.
     """
 
     inside: Link
@@ -60,12 +60,12 @@ class Cluster:
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What each replica does in a step.
+    """Work of each replica in a step.
 
     Attributes:
-      compute: Seconds of a step without any communication.
+      compute: Seconds of a step without communication.
       gradient_bytes: Bytes of all gradients.
-      backward_share: The share of `compute` behind which communication can be hidden.
+      backward_share: Share of `compute` that can hide communication, 0 to 1.
     """
 
     compute: float
@@ -77,22 +77,22 @@ Algorithm = Literal["ring", "halving_doubling", "hierarchical"]
 
 
 def ring(size: float, n: int, link: Link) -> float:
-    """Seconds of an all-reduce of `size` bytes over n in a ring."""
+    """Returns the seconds of a ring all-reduce of `size` bytes over n devices."""
     return 2 * (n - 1) * (link.latency + size / n / link.bandwidth)
 
 
 def halving_doubling(size: float, n: int, link: Link) -> float:
-    """Seconds of an all-reduce of `size` bytes over n by halving and doubling."""
+    """Returns the seconds of a halving-doubling all-reduce of `size` bytes over n devices."""
     if n == 1:
         return 0.0
     return 2 * math.ceil(math.log2(n)) * link.latency + 2 * (n - 1) / n * size / link.bandwidth
 
 
 def all_reduce(size: float, replicas: int, cluster: Cluster, algorithm: Algorithm) -> float:
-    """Seconds of an all-reduce of `size` bytes over the first `replicas` devices.
+    """Returns the seconds of an all-reduce of `size` bytes over the first `replicas` devices.
 
     Raises:
-      ValueError: If machines would be partly used, or there is no link between them.
+      ValueError: If a machine would be partly used, or the machines have no link.
     """
     if replicas <= cluster.devices:
         return ring(size, replicas, cluster.inside)
@@ -102,13 +102,13 @@ def all_reduce(size: float, replicas: int, cluster: Cluster, algorithm: Algorith
     if cluster.between is None:
         raise ValueError(f"{replicas} replicas need {machines} machines; there is no link between")
     if algorithm == "ring":
-        # One ring through all; each round is as slow as the slowest of its links.
+        # One ring through all devices; the slowest link determines the time of each round.
         slowest = Link(
             max(cluster.inside.latency, cluster.between.latency),
             min(cluster.inside.bandwidth, cluster.between.bandwidth),
         )
         return ring(size, replicas, slowest)
-    # A ring's first half adds up, its second half shares.
+    # The first half of a ring is the reduce-scatter, the second half the all-gather.
     inside = ring(size, cluster.devices, cluster.inside)
     between = ring if algorithm == "hierarchical" else halving_doubling
     return inside + between(size, machines, cluster.between)
@@ -117,16 +117,20 @@ def all_reduce(size: float, replicas: int, cluster: Cluster, algorithm: Algorith
 def step_time(
     work: Work, replicas: int, cluster: Cluster, algorithm: Algorithm, overlap: float
 ) -> float:
-    """Seconds of a step.
+    """Returns the seconds of a step.
 
     Args:
-      work: Of each replica.
-      replicas: How many.
-      cluster: Where.
-      algorithm: "ring" through all devices, or machine by machine and between the machines a
-        ring ("hierarchical") or "halving_doubling".
-      overlap: The share of the communication that can be hidden, 0 to 1; no more than the
-        backward pass takes.
+      work: Work of each replica.
+      replicas: Number of replicas.
+      cluster: The cluster they run on.
+      algorithm: "ring" is one ring through all devices. "hierarchical" and "halving_doubling"
+        reduce within each machine in a ring, and between the machines by a ring or by halving and
+        doubling.
+      overlap: Share of the communication that can be hidden, 0 to 1. The backward pass limits the
+        hidden time.
+
+    Raises:
+      ValueError: If `overlap` is out of range, or as in `all_reduce`.
     """
     if not 0 <= overlap <= 1:
         raise ValueError(f"overlap is {overlap}; it lies between 0 and 1")
@@ -138,17 +142,22 @@ def step_time(
 def efficiency(
     work: Work, replicas: int, cluster: Cluster, algorithm: Algorithm, overlap: float, base: int = 1
 ) -> float:
-    """Speed a replica, of that with `base` replicas: weak scaling, the batch a replica is fixed."""
+    """Returns the weak-scaling efficiency: speed per replica relative to `base` replicas."""
     return step_time(work, base, cluster, algorithm, overlap) / step_time(
         work, replicas, cluster, algorithm, overlap
     )
 
 
 def fit_link(sizes: list[float], seconds: list[float], n: int) -> Link:
-    """The link whose ring over n comes nearest to measured all-reduces.
+    """Fits the link of a ring over n devices to measured all-reduces.
 
-    Least squares of relative errors, so that small messages count as much as large ones; latency
-    and bandwidth are positive.
+    Minimizes the squares of the relative errors, so that small messages count as much as large
+    ones. Latency and bandwidth are positive.
+
+    Args:
+      sizes: Bytes of each all-reduce.
+      seconds: Measured seconds of each all-reduce.
+      n: Number of devices in the ring.
     """
     sizes_, times = np.array(sizes), np.array(seconds)
     columns = np.stack([np.full(len(times), 2.0 * (n - 1)), 2 * (n - 1) / n * sizes_], axis=1)

@@ -1,8 +1,8 @@
-"""Who trains in benchmarks.loop_overhead: Keras's fit, loops that people write, Orbit, ddl.
+"""Contenders of benchmarks.loop_overhead: Keras's fit, the tutorial's loop, Orbit and ddl.
 
-Each trains the same network on the same arrays with Adam, dropout on, in float32, and keeps the
-mean of the loss and the accuracy, but for the floor. Each takes the devices that the case names:
-on one device no strategy, which is the fastest that a peer can have.
+Each contender trains the same network on the same arrays with Adam and dropout in float32. All but
+the floor keep the mean of the loss and the accuracy. On one device the peers use no strategy, which
+is their fastest option.
 """
 
 import functools
@@ -29,7 +29,7 @@ Layer = Callable[[float], keras.layers.Layer]
 
 
 def network(case: Case, dropout: Layer = keras.layers.Dropout) -> keras.Model:
-    """The tutorials' networks, up to the logits."""
+    """Builds the tutorial's network of a case, up to the logits."""
     layers = keras.layers
     body = {
         "MLP": [layers.Flatten(), layers.Dense(128, activation="relu"), dropout(0.2)],
@@ -48,28 +48,28 @@ def network(case: Case, dropout: Layer = keras.layers.Dropout) -> keras.Model:
 
 @functools.cache
 def arrays() -> tuple[np.ndarray, np.ndarray]:
-    """Images, float32 [n, 28, 28, 1] between 0 and 1, and labels, int64 [n]: noise."""
+    """Returns random images, float32 [n, 28, 28, 1] in [0, 1), and labels, int64 [n]."""
     generator = np.random.default_rng(0)
     images = generator.random((EXAMPLES, 28, 28, 1), np.float32)
     return images, generator.integers(0, 10, EXAMPLES)
 
 
 def data(case: Case) -> tuple[np.ndarray, np.ndarray]:
-    """As many of them as whole windows need."""
+    """Returns as many of `arrays` as fill whole windows."""
     whole = EXAMPLES // (case.batch * case.steps) * case.batch * case.steps
     images, labels = arrays()
     return images[:whole], labels[:whole]
 
 
 def slices(case: Case) -> tf.data.Dataset:
-    """The pipeline of the tutorials, without end."""
+    """Builds the tutorials' pipeline, repeated endlessly."""
     images, labels = data(case)
     dataset = tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(len(images))
     return _endless(dataset.batch(case.batch, drop_remainder=True))
 
 
 def gathered(case: Case) -> tf.data.Dataset:
-    """Shuffled indices, gathered a batch at a time: less to copy than `slices`. Without end."""
+    """Builds an endless pipeline that gathers shuffled indices; copies less than `slices`."""
     images, labels = map(tf.constant, data(case))
     order = tf.data.Dataset.range(len(images)).shuffle(len(images))
     dataset = order.batch(case.batch, drop_remainder=True).map(
@@ -80,15 +80,15 @@ def gathered(case: Case) -> tf.data.Dataset:
 
 
 def _endless(batches: tf.data.Dataset) -> tf.data.Dataset:
-    # Without a tuner, for which an iterator that ends may wait a minute. Nothing is left to it but
-    # a buffer, which TensorFlow would add and is added here.
+    # Autotuning is off, since an iterator that ends may wait a minute for the tuner. The tuner
+    # would only add a prefetch buffer, which is added here instead.
     options = tf.data.Options()
     options.autotune.enabled = False
     return batches.repeat().prefetch(tf.data.AUTOTUNE).with_options(options)
 
 
 def strategy_of(case: Case) -> tf.distribute.Strategy:
-    """TensorFlow's default on one device, MirroredStrategy as it comes on several."""
+    """Returns the default strategy on one device, a default MirroredStrategy on several."""
     distribution.configure_devices(case.replicas if case.replicas > 1 else None, gpus=())
     keras.utils.clear_session()
     if case.replicas == 1:
@@ -100,7 +100,7 @@ def strategy_of(case: Case) -> tf.distribute.Strategy:
 
 
 class WaitForTurn(keras.callbacks.Callback):
-    """Makes each epoch of a fit wait for its turn, and reports the time of a part of it."""
+    """A callback that makes each epoch of a fit wait for its turn and reports its time."""
 
     def __init__(self, turns: Turns, parts: int) -> None:
         super().__init__()
@@ -109,13 +109,13 @@ class WaitForTurn(keras.callbacks.Callback):
         self._start = 0.0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Waits."""
+        """Waits for the turn; ends the fit when the case is over."""
         if not self._turns.wait():
             raise StopIteration
         self._start = tf.timestamp().numpy()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Reports."""
+        """Reports the seconds of the epoch, divided by its parts."""
         self._turns.report(float(tf.timestamp().numpy() - self._start) / self._parts)
 
 
@@ -126,8 +126,8 @@ def _fit(
     parts: int = 1,
     **compile_arguments: Any,
 ) -> None:
-    # An epoch of steps_per_epoch goes on where the last one ended, so that a window is a part of
-    # one long epoch and pays for no beginning.
+    # With steps_per_epoch an epoch continues the iterator of the last one, so that a window does
+    # not include the start of an epoch.
     with strategy_of(case).scope():
         model = network(case)
         model.compile(
@@ -144,23 +144,23 @@ def _fit(
 
 
 def fit(case: Case, turns: Turns) -> None:
-    """As the tutorials call it."""
+    """Runs `fit` as the tutorials call it."""
     images, labels = data(case)
     _fit(case, turns, lambda: {"x": images, "y": labels, "batch_size": case.batch})
 
 
 def fit_tuned_slices(case: Case, turns: Turns) -> None:
-    """Many steps an execution, no XLA, which is slower on a CPU, and a pipeline that prefetches."""
+    """Runs `fit` on `slices` with many steps per execution, without XLA (slower on a CPU)."""
     _fit_tuned(case, turns, slices)
 
 
 def fit_tuned_gather(case: Case, turns: Turns) -> None:
-    """The same with the other pipeline."""
+    """Runs the same `fit` on `gathered`."""
     _fit_tuned(case, turns, gathered)
 
 
 def _fit_tuned(case: Case, turns: Turns, make_dataset: Callable[[Case], tf.data.Dataset]) -> None:
-    # Keras 3.15 fails with more than one step an execution on several devices.
+    # Keras 3.15 fails with more than one step per execution on several devices.
     parts = case.longer if case.replicas == 1 else 1
     window = case.steps * parts
     steps = max(n for n in range(1, 101) if window % n == 0) if case.replicas == 1 else 1
@@ -171,17 +171,17 @@ def _fit_tuned(case: Case, turns: Turns, make_dataset: Callable[[Case], tf.data.
     _fit(case, turns, train_data, parts, steps_per_execution=steps, jit_compile=False)
 
 
-# ------------------------------------------------------------ loops that people write
+# ------------------------------------------------------------ the tutorial's loop and Orbit
 
 
 def tutorial_loop(case: Case, turns: Turns) -> None:
-    """The loop of TensorFlow's tutorial on custom training with tf.distribute."""
+    """Runs the loop of TensorFlow's tutorial on custom training with tf.distribute."""
     strategy = strategy_of(case)
     with strategy.scope():
         model, optimizer = network(case), keras.optimizers.Adam()
         per_example = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=None)
         accuracy = keras.metrics.SparseCategoricalAccuracy()
-        # The tutorial leaves it to the first step, which under a strategy fails with Keras 3.
+        # The tutorial builds in the first step, which fails under a strategy with Keras 3.
         optimizer.build(model.trainable_variables)
     batches = iter(strategy.experimental_distribute_dataset(slices(case)))
 
@@ -211,12 +211,12 @@ def tutorial_loop(case: Case, turns: Turns) -> None:
 
 
 def orbit(case: Case, turns: Turns) -> None:
-    """Orbit's StandardTrainer, whose loop is a tf.while, with Keras 3's Adam."""
+    """Runs Orbit's StandardTrainer, whose loop is a tf.while, with Keras 3's Adam."""
     _orbit(case, turns, keras.optimizers.Adam)
 
 
 def orbit_fused(case: Case, turns: Turns) -> None:
-    """The same with the Adam that ddl's configs take."""
+    """Runs Orbit with the Adam of ddl's configs."""
     _orbit(case, turns, adam)
 
 
@@ -262,40 +262,40 @@ def _orbit(case: Case, turns: Turns, make_optimizer: Any) -> None:
     turns.take(lambda: trainer.train(steps), case.longer)
 
 
-# ------------------------------------------------------------ ddl, and the floor
+# ------------------------------------------------------------ ddl and the floor
 
 
 def adam() -> keras.optimizers.Optimizer:
-    """The Adam of ddl's configs."""
+    """Returns the Adam of ddl's configs."""
     return FusedAdam()
 
 
 def ddl_trainer(case: Case, turns: Turns) -> None:
-    """What a user of ddl has: its step, dropout, pipeline, and its own number of steps a loop."""
+    """Runs ddl with its own step, dropout, pipeline and number of steps per loop."""
     distribution.configure_devices(case.replicas if case.replicas > 1 else None, gpus=())
     keras.utils.clear_session()
     strategy = distribution.build_strategy("mirrored" if case.replicas > 1 else "one_device")
     with strategy.scope():
         task = ddl.Classification(network(case, ddl.layers.Dropout))
         trainer = ddl.Trainer(task, adam(), data(case), global_batch_size=case.batch)
-    trainer.train(case.steps)  # finds out how many steps make a loop
+    trainer.train(case.steps)  # ddl chooses the number of steps per loop
     turns.take(lambda: trainer.train(case.steps * case.longer), case.longer)
 
 
 class PlainDropout(keras.layers.Layer):
-    """The cheapest dropout that TensorFlow has."""
+    """TensorFlow's cheapest dropout."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()
         self.rate = rate
 
     def call(self, inputs: tf.Tensor, training: bool = False) -> tf.Tensor:
-        """Drops in training."""
+        """Applies dropout in training."""
         return tf.nn.dropout(inputs, self.rate) if training else inputs
 
 
 def floor(case: Case, turns: Turns) -> None:
-    """The bare step: one batch that never changes, TensorFlow's Adam, no metrics, a tf.while."""
+    """Runs the bare step in a tf.while: one constant batch, TensorFlow's Adam, no metrics."""
     strategy_of(case)
     model = network(case, PlainDropout)
     variables = [variable.value for variable in model.trainable_variables]

@@ -1,9 +1,10 @@
-"""How replicas of one process should add up their gradients: python -m benchmarks.cross_device.
+"""All-reduce between the replicas of one process: python -m benchmarks.cross_device.
 
-The same updates with each way that TensorFlow has, on 2 and 4 replicas: on GPUs where there are
-several, else on virtual CPU devices. What stands first is what ddl takes by itself
-(`ddl.distribution.Communication`); where another is clearly below 1, that choice is wrong for this
-kind of device. The MLP has 4 gradients of 0.4 MB together, the CNN 8 of 4.8 MB.
+The same updates run with each of TensorFlow's all-reduces, on 2 and 4 replicas: on GPUs if there
+are several, otherwise on virtual CPU devices. ddl's default
+(`ddl.distribution.communication.Communication`) is the first row; a row clearly below 1 means that
+this default is wrong for this kind of device. The MLP has 4 gradients of 0.4 MB in total, the CNN 8
+gradients of 4.8 MB.
 """
 
 from collections.abc import Callable
@@ -16,7 +17,7 @@ import ddl
 from benchmarks import report
 from benchmarks.report import Plot, Report, Series, Table
 from ddl import distribution
-from ddl.distribution import Communication
+from ddl.distribution.communication import Communication
 from ddl.optimizers import FusedAdam
 
 REPLICAS = (2, 4)
@@ -27,7 +28,7 @@ AUTOMATIC = "ddl's choice"
 
 
 def ways(on_gpu: bool) -> dict[str, Communication]:
-    """What is compared, ddl's own choice first."""
+    """Returns the all-reduces to compare, ddl's default first."""
     found = {
         AUTOMATIC: Communication(),
         "hierarchical copy, 1 buffer": Communication("hierarchical_copy", num_packs=1),
@@ -41,7 +42,7 @@ def ways(on_gpu: bool) -> dict[str, Communication]:
 
 
 def model(name: str) -> keras.Model:
-    """Those of two tutorials."""
+    """Builds the network of one of two tutorials."""
     if name == "MLP":
         return ddl.models.mlp((28, 28, 1), 10, hidden_units=(128,), dropout=0.2)
     return ddl.models.cnn(
@@ -55,7 +56,7 @@ def model(name: str) -> keras.Model:
 
 
 def trainer(name: str, devices: list[str], way: Communication) -> ddl.Trainer:
-    """Trains one of the models on some of the devices."""
+    """Builds a trainer of one of the models on the given devices."""
     on_gpu = "GPU" in devices[0]
     strategy = tf.distribute.MirroredStrategy(
         devices, cross_device_ops=distribution.cross_device_ops(way, on_gpu)
@@ -75,12 +76,12 @@ def trainer(name: str, devices: list[str], way: Communication) -> ddl.Trainer:
 
 
 def milliseconds(trained: ddl.Trainer, steps: int) -> Callable[[], float]:
-    """Makes so many updates a call, and says how long each took."""
+    """Returns a function that makes `steps` updates and returns the milliseconds of one."""
     return lambda: report.seconds(lambda: trained.train(steps)) / steps * 1e3
 
 
 def measure(quick: bool) -> Report:
-    """Ratios to what ddl takes."""
+    """Measures the ratios to ddl's default."""
     gpus = tf.config.list_physical_devices("GPU")
     if len(gpus) < 2:
         distribution.configure_devices(num_virtual_devices=max(REPLICAS))

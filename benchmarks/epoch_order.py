@@ -1,8 +1,9 @@
-"""How random the order of the examples is: python -m benchmarks.epoch_order.
+"""Randomness of the order of examples: python -m benchmarks.epoch_order.
 
-A batch of b examples drawn at random from 0 … n - 1 has a mean of variance (n² - 1)/12/b, nearly,
-for b much smaller than n. The ratio of what an order shows to that is 1 for a good shuffle; below
-1, batches are more alike than chance would have them. Also times 256 indices.
+The mean of a batch of b examples drawn at random from 0 … n - 1 has a variance of nearly
+(n² - 1)/12/b, for b much smaller than n. The ratio of the measured variance to this value is 1 for
+a good shuffle; below 1, batches are more alike than random ones. The benchmark also times 256
+indices.
 """
 
 import os
@@ -21,7 +22,7 @@ EPOCHS = 6
 
 
 def shuffled(num_examples: int, epoch: int, rounds: int | None) -> np.ndarray:
-    """One epoch: ddl's order, or the raw op with so many rounds."""
+    """Returns one epoch in ddl's order, or in that of the raw op with `rounds` rounds."""
     if rounds is None:
         index, _ = batch_indices(
             tf.constant(epoch, tf.int64), num_examples=num_examples, global_batch_size=num_examples
@@ -37,7 +38,7 @@ def shuffled(num_examples: int, epoch: int, rounds: int | None) -> np.ndarray:
 
 
 def variance_ratio(num_examples: int, rounds: int | None) -> float:
-    """Variance of the means of batches, over what chance gives."""
+    """Returns the variance of the batch means relative to that of a random order."""
     whole = num_examples // BATCH * BATCH
     variances = [
         shuffled(num_examples, epoch, rounds)[:whole].reshape(-1, BATCH).mean(axis=1).var()
@@ -47,7 +48,7 @@ def variance_ratio(num_examples: int, rounds: int | None) -> float:
 
 
 def microseconds(num_examples: int) -> Spread:
-    """Time to find the examples of a batch of 256 in ddl's order."""
+    """Times the computation of 256 indices in ddl's order."""
 
     @tf.function
     def indices(batch: tf.Tensor) -> tf.Tensor:
@@ -60,7 +61,7 @@ def microseconds(num_examples: int) -> Spread:
 
 
 def measure(quick: bool) -> Report:
-    """Data sets of several sizes, or the smallest."""
+    """Measures data sets of several sizes, or only the smallest if `quick`."""
     sizes = (1_437, 4_096, 8_192, 50_000, 60_000, 65_537)[: 1 if quick else None]
     rows = [
         [

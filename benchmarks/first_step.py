@@ -1,11 +1,11 @@
-"""How long a run takes to its first step, and its memory: python -m benchmarks.first_step.
+"""Time to the first step, and memory: python -m benchmarks.first_step.
 
-`ddl.main` with configs/mnist_mlp.gin beside a bare Keras script of the same network, Adam and batch
-of 25 (benchmarks/bare_keras.py), both on 60,000 images that lie in Keras's cache. Time counts from
-the start of the process. Imports end where the arguments are read and TensorFlow is there; the
-build is the data, the model and the optimizer; for ddl, tracing comes next, which makes the first
-loop short, and the folder of the run and its files; Keras traces and compiles within its first
-step. The memory is the largest that is resident until the process ends, 500 updates later.
+The benchmark compares `ddl.main` with configs/mnist_mlp.gin to a bare Keras script with the same
+network, Adam and batches of 25 (benchmarks/bare_keras.py). Both read 60,000 images from Keras's
+cache. Time counts from the start of the process. The imports end when TensorFlow is loaded and the
+arguments are parsed. The build covers the data, the model and the optimizer. ddl then traces, which
+shortens the first loop, and creates the run's folder and files; Keras traces and compiles within
+its first step. The memory is the peak resident memory until the process ends, 500 updates later.
 """
 
 import gzip
@@ -42,7 +42,7 @@ COMMANDS = {
 
 
 def write_images(folder: Path) -> None:
-    """Noise in the files of Fashion-MNIST, where Keras looks for them."""
+    """Writes noise into the files of Fashion-MNIST in Keras's cache."""
     generator = np.random.default_rng(0)
     folder = folder / "datasets" / "fashion-mnist"
     folder.mkdir(parents=True)
@@ -59,7 +59,7 @@ def write_images(folder: Path) -> None:
 
 
 def one_run(command: Sequence[str], cache: Path) -> dict[str, float]:
-    """Seconds of each part up to the first step, and the memory in MB."""
+    """Returns the seconds of each part up to the first step, and the peak memory in MB."""
     with tempfile.TemporaryDirectory(prefix="first_step") as folder:
         environment = {
             **os.environ,
@@ -84,7 +84,7 @@ def one_run(command: Sequence[str], cache: Path) -> dict[str, float]:
 
 
 def measure(quick: bool) -> Report:
-    """Both, by turns."""
+    """Measures both programs, interleaved."""
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in COMMANDS}
 
     def run(name: str) -> float:
@@ -94,7 +94,7 @@ def measure(quick: bool) -> Report:
     with tempfile.TemporaryDirectory(prefix="keras_home") as folder:
         cache = Path(folder)
         write_images(cache)
-        for name in COMMANDS:  # brings the files that are read into memory
+        for name in COMMANDS:  # loads the files into the page cache
             one_run(COMMANDS[name], cache)
         times = interleaved(
             {name: lambda name=name: run(name) for name in COMMANDS}, 1 if quick else ROUNDS

@@ -1,4 +1,4 @@
-"""`ddl.main`, noting for benchmarks.first_step when each part ends. Takes its flags."""
+"""`ddl.main` with timestamps of each part, for benchmarks.first_step. Has the same flags."""
 
 import atexit
 import os
@@ -8,24 +8,24 @@ from contextlib import contextmanager
 from typing import Any
 
 import ddl.main
-from ddl import quiet
+from ddl.cli import start_up as quiet
 
 times: dict[str, float] = {}
 
 
 def note(name: str) -> None:
-    """The part ends now, if it has not yet."""
+    """Records the end of a part; only the first call counts."""
     times.setdefault(name, time.time())
 
 
 def write() -> None:
-    """Writes the times in the order of their parts."""
+    """Writes the recorded times in order."""
     with open(os.environ["FIRST_STEP_TIMES"], "w") as file:
         file.writelines(f"{name}={moment}\n" for name, moment in times.items())
 
 
 def noting(function: Callable[..., Any], before: str = "", after: str = "") -> Callable[..., Any]:
-    """The same function, which notes that a part ends before it, or after it."""
+    """Wraps a function to record the end of a part before or after it."""
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         if before:
@@ -39,16 +39,16 @@ def noting(function: Callable[..., Any], before: str = "", after: str = "") -> C
 
 
 with quiet.quiet_start_up():
-    import ddl.train
-    from ddl.pace import Pace
-    from ddl.trainer import Trainer
+    import ddl.run.train
+    from ddl.training.pace import Pace
+    from ddl.training.trainer import Trainer
 
 loop = Pace.loop
 
 
 @contextmanager
 def noted_loop(pace: Pace) -> Iterator[Any]:
-    """A loop that notes its end."""
+    """Runs `Pace.loop` and records its end."""
     with loop(pace) as timer:
         yield timer
     note("first loop")
@@ -56,7 +56,7 @@ def noted_loop(pace: Pace) -> Iterator[Any]:
 
 Pace.loop = noted_loop  # type: ignore[method-assign]
 Trainer.trace = noting(Trainer.trace, before="build", after="trace")  # type: ignore[method-assign]
-ddl.train.run = noting(ddl.train.run, before="imports")
+ddl.run.train.run = noting(ddl.run.train.run, before="imports")
 atexit.register(write)
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""What the input costs: python -m benchmarks.input_pipelines.
+"""Cost of the input: python -m benchmarks.input_pipelines.
 
-Batches of 256 images of 28×28 bytes are taken from each kind of source, in an order that is new in
-each epoch, and nothing is computed with them but a sum. Beside ddl's sources stands what tutorials
-write with tf.data: slices of arrays, and TFRecord files with a map that decodes, both with a
-shuffle buffer of 10,000, and prefetching. Small arrays, which ddl keeps on the devices, are not
-here: they have no input, and benchmarks.loop_overhead holds what gathering them costs. The second
-table tells how long the first batch takes of a run that goes on in the middle of an epoch; the
-tutorials' pipelines begin anew instead.
+Each kind of source yields batches of 256 images of 28×28 bytes, in a new order in each epoch; the
+only computation is a sum. The benchmark compares ddl's sources with the tf.data pipelines of the
+tutorials: slices of arrays, and TFRecord files with a map that decodes, both with a shuffle buffer
+of 10,000 and prefetching. Small arrays, which ddl keeps on the devices, have no input;
+benchmarks.loop_overhead includes the cost of gathering them. The second table shows the time to the
+first batch of a run that resumes in the middle of an epoch; the tutorials' pipelines start over
+instead.
 """
 
 import functools
@@ -41,12 +41,12 @@ RIVALS = {
 
 
 def decode(record: tf.Tensor, _: Any = None) -> dict[str, tf.Tensor]:
-    """Of a record that holds the bytes of an image alone."""
+    """Decodes a record that holds only the bytes of an image."""
     return {"image": tf.reshape(tf.io.decode_raw(record, tf.uint8), [28, 28, 1])}
 
 
 def written(folder: Path, images: np.ndarray) -> list[str]:
-    """TFRecord files of them."""
+    """Writes images to TFRecord files and returns the paths."""
     files = [str(folder / f"part-{number}") for number in range(FILES)]
     for file, part in zip(files, np.array_split(images, FILES), strict=True):
         with tf.io.TFRecordWriter(file) as writer:
@@ -56,7 +56,7 @@ def written(folder: Path, images: np.ndarray) -> list[str]:
 
 
 def sources(images: np.ndarray, files: list[str]) -> list[data.Source]:
-    """ddl's, in the order of `RIVALS`; that of the streams shuffles as tutorials do."""
+    """Returns ddl's sources in the order of `RIVALS`; the streams shuffle as tutorials do."""
 
     def stream(epoch: tf.Tensor) -> tf.data.Dataset:
         records = tf.data.TFRecordDataset(files).shuffle(BUFFER, seed=epoch + 1)
@@ -66,12 +66,12 @@ def sources(images: np.ndarray, files: list[str]) -> list[data.Source]:
         data.ArraySource(image=images),
         data.RandomAccessSource(lambda index: {"image": images[index]}, len(images)),
         data.RecordSource(files, decode),
-        data.StreamSource(stream, len(images)),
+        data.StreamSource(stream, len(images), shuffle_buffer=1),
     ]
 
 
 def tutorials(images: np.ndarray, files: list[str]) -> dict[str, tf.data.Dataset]:
-    """Batches without end."""
+    """Builds the tutorials' pipelines, repeated endlessly."""
     slices = tf.data.Dataset.from_tensor_slices({"image": images})
     records = tf.data.TFRecordDataset(files)
     parsed = records.shuffle(BUFFER).map(decode, num_parallel_calls=tf.data.AUTOTUNE)
@@ -83,7 +83,7 @@ def tutorials(images: np.ndarray, files: list[str]) -> dict[str, tf.data.Dataset
 
 
 def taking(iterator: Any) -> Callable[[], object]:
-    """Takes `STEPS` batches from an iterator in a graph."""
+    """Returns a function that reads `STEPS` batches of an iterator in a graph."""
 
     @tf.function(autograph=False)
     def take() -> tf.Tensor:
@@ -98,9 +98,9 @@ def taking(iterator: Any) -> Callable[[], object]:
 
 
 def measure(quick: bool) -> Report:
-    """All sources."""
+    """Measures all sources."""
     strategy = distribution.build_strategy("one_device")
-    tf.random.set_seed(1)  # a seed that is a tensor needs one
+    tf.random.set_seed(1)  # tensor seeds require a global seed
     shape = (EXAMPLES // (10 if quick else 1), 28, 28, 1)
     images = np.random.default_rng(0).integers(0, 256, shape, "u1")
     rounds = 1 if quick else ROUNDS

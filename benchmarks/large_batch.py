@@ -1,26 +1,27 @@
-"""What large batches cost in accuracy, recipe by recipe: python -m benchmarks large_batch.
+"""Accuracy of large batches for each recipe: python -m benchmarks large_batch.
 
-Each recipe sees the same examples: 10 epochs of 60,000 digits, the 1,437 training images that come
-with ddl, each time moved by up to a pixel. The test set is 5,000 such images from the 360 held out.
-The network is a small CNN with batch normalization, momentum is 0.9 with Nesterov's gradient, and
-the rate falls linearly to zero. A warm-up takes the first two epochs.
+Each recipe trains on the same examples: 10 epochs of 60,000 digits, which are the 1,437 training
+images included in ddl, shifted by up to a pixel. The test set is 5,000 such images made from the
+360 held-out ones. The network is a small CNN with batch normalization. Momentum is 0.9 with
+Nesterov's gradient, and the learning rate decays linearly to zero. A warm-up takes the first two
+epochs.
 
-Rates are found on 240 training images set apart, with five tries for each optimizer; none is chosen
-by the test set. SGD's is found at batch 64, and the scaling rule alone says what it is elsewhere,
-which is what such a rule is for. Those of LARS and LAMB are found at batch 1,024 and scaled by the
-square root; at batch 64 they are not trained. What is asked for is asked of one recipe, the
-best at 1,024 on the images set apart. Figures are means over three seeds; in the pictures with the
+Learning rates are tuned on 240 validation images from the training set, with five tries for each
+optimizer; the test set selects none. SGD's rate is tuned at batch 64, and the scaling rule alone
+gives its rate at other batch sizes. The rates of LARS and LAMB are tuned at batch 1,024 and scaled
+by the square root; they are not trained at batch 64. The targets apply to one recipe, the best at
+1,024 on the validation images. Figures are means over three seeds; the pictures also show the
 range.
 
-Shallue et al. 2019, "Measuring the Effects of Data Parallelism", ask what it costs to reach a
+Shallue et al. 2019, "Measuring the Effects of Data Parallelism", measure the cost of reaching a
 target: the second table counts updates and examples up to the first of twenty evaluations with 98%.
 
-The last table is the setting of a tutorial on eight GPUs: its CNN with dropout, Adam, 8 epochs, one
-replica against eight with the same batch each, here 128 on 8 virtual devices, with 10,000 digits
-of 8 × 8 pixels an epoch and three tries for LAMB's rate, which take minutes on two cores.
+The last table repeats a tutorial on eight GPUs: its CNN with dropout, Adam, 8 epochs, one replica
+against eight with the same batch each. Here the batch is 128 on 8 virtual devices, with 10,000
+digits of 8 × 8 pixels per epoch and three tries for LAMB's rate. It takes minutes on two cores.
 
-A run that was interrupted goes on where it was: finished trainings are kept in
-runs/large_batch.json until all are done.
+An interrupted benchmark resumes: finished trainings are kept in runs/large_batch.json until all are
+done.
 """
 
 import dataclasses
@@ -49,14 +50,14 @@ from ddl.optimizers import LAMB, LARS, MomentumSGD
 
 CELLS = Path(__file__).parents[1] / "runs" / "large_batch.json"
 BASE_BATCH = 64
-# Where one recipe is chosen.
+# The batch size at which one recipe is chosen.
 CHOICE_BATCH = 1024
 REPLICAS = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class Search:
-    """Rates that are tried with a recipe at one batch size."""
+    """Learning rates to try with a recipe at one batch size."""
 
     recipe: str
     batch: int
@@ -65,7 +66,7 @@ class Search:
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """How much is trained."""
+    """Sizes of the data and of the trainings."""
 
     examples: int = 60_000
     test_examples: int = 5_000
@@ -114,7 +115,7 @@ ADAM = Recipe(keras.optimizers.Adam, "Adam", "none", False)
 
 
 def find_rates(cells: Cells, sizes: Sizes) -> dict[str, tuple[float, int]]:
-    """For each search the best rate on the validation images, and the batch size it is for."""
+    """Returns the best rate of each search on the validation images, and its batch size."""
     examples = data(sizes.examples, sizes.test_examples, tuning=True)
     found = {}
     for name, search in SEARCHES.items():
@@ -131,7 +132,7 @@ def find_rates(cells: Cells, sizes: Sizes) -> dict[str, tuple[float, int]]:
 
 
 def choose(cells: Cells, sizes: Sizes, rates: Mapping[str, tuple[float, int]]) -> str:
-    """The recipe that is best at 1,024 on the validation images."""
+    """Returns the recipe that is best at 1,024 on the validation images."""
     examples = data(sizes.examples, sizes.test_examples, tuning=True)
     accuracies = {
         name: cells(
@@ -147,10 +148,10 @@ Outcomes = Mapping[tuple[str, int], Sequence[Outcome]]
 
 
 def compare(cells: Cells, sizes: Sizes, rates: Mapping[str, tuple[float, int]]) -> Outcomes:
-    """Every recipe at every batch size; at 64 the unscaled one, which is the linear one there."""
+    """Trains all recipes at all batch sizes; at 64 only the unscaled one, equal to the linear."""
     examples = data(sizes.examples, sizes.test_examples, tuning=False)
     found: dict[tuple[str, int], list[Outcome]] = {}
-    # Seed by seed, so that the first rows of what is kept are a whole table.
+    # Seeds are the outer loop, so that an interrupted benchmark has whole tables.
     for seed in range(sizes.seeds):
         for batch in sizes.batches:
             for name, recipe in RECIPES.items():
@@ -166,7 +167,7 @@ def compare(cells: Cells, sizes: Sizes, rates: Mapping[str, tuple[float, int]]) 
 
 
 def at_the_edge(rates: Mapping[str, tuple[float, int]], tries: int) -> list[str]:
-    """A note for each rate beyond which none was tried."""
+    """Returns a note for each best rate that is the smallest or largest one tried."""
     notes = []
     for name, (rate, _) in rates.items():
         tried = SEARCHES[name].rates[-tries:]
@@ -177,7 +178,7 @@ def at_the_edge(rates: Mapping[str, tuple[float, int]], tries: int) -> list[str]
 
 
 def tutorial(cells: Cells, sizes: Sizes) -> Table:
-    """One replica, eight with the same rate, eight with a recipe."""
+    """Trains one replica, eight with the same rate, and eight with a recipe."""
     small, large = sizes.tutorial_batch, sizes.tutorial_batch * REPLICAS
     rates = (0.02, 0.01, 0.04)[: sizes.tutorial_tries]
     common = {"epochs": sizes.tutorial_epochs, "model": tutorial_cnn, "evaluations": 1}
@@ -223,19 +224,19 @@ def tutorial(cells: Cells, sizes: Sizes) -> Table:
 
 
 def mean_accuracy(outcomes: Sequence[Outcome]) -> float:
-    """In percent."""
+    """Returns the mean accuracy in percent."""
     return 100 * float(np.mean([outcome.accuracy for outcome in outcomes]))
 
 
 def percent(outcomes: Sequence[Outcome]) -> str:
-    """The mean accuracy, and the largest distance of a seed from it."""
+    """Formats the mean accuracy and the largest deviation of a seed from it."""
     mean = mean_accuracy(outcomes)
     distance = max(abs(100 * outcome.accuracy - mean) for outcome in outcomes)
     return f"{mean:.2f} ± {distance:.2f}"
 
 
 def cost(outcomes: Sequence[Outcome], batch: int) -> str:
-    """Updates and thousands of examples to the target; a dash unless every seed gets there."""
+    """Formats updates and thousands of examples to the target; a dash if a seed misses it."""
     reached = [outcome.reached_at for outcome in outcomes]
     if None in reached:
         return "–"
@@ -244,7 +245,7 @@ def cost(outcomes: Sequence[Outcome], batch: int) -> str:
 
 
 def bars(found: Outcomes, batches: Sequence[int], chosen: str) -> list[Bar]:
-    """How far the chosen recipe stays below batch 64, and that it takes a recipe."""
+    """Returns the targets: the chosen recipe's gap to batch 64, and the unscaled recipe's."""
     means = {cell: mean_accuracy(outcomes) for cell, outcomes in found.items()}
     reference = means["unscaled", BASE_BATCH]
     asked = []
@@ -258,7 +259,7 @@ def bars(found: Outcomes, batches: Sequence[int], chosen: str) -> list[Bar]:
 
 
 def plots(found: Outcomes, batches: Sequence[int]) -> list[Plot]:
-    """Errors and updates over the batch size; only what was reached."""
+    """Plots errors and updates over the batch size; leaves out targets not reached."""
 
     def series(of: Callable[[Outcome], float | None]) -> list[Series]:
         lines = []
@@ -295,7 +296,7 @@ def plots(found: Outcomes, batches: Sequence[int]) -> list[Plot]:
 
 
 def measure(quick: bool) -> Report:
-    """All tables."""
+    """Measures all tables."""
     sizes = QUICK if quick else Sizes()
     distribution.configure_devices(num_virtual_devices=REPLICAS)
     cells = Cells(CELLS.with_name("large_batch_quick.json") if quick else CELLS)

@@ -1,19 +1,20 @@
-"""What ddl's loop costs beside what users would pick instead: python -m benchmarks.loop_overhead.
+"""Cost of ddl's loop compared with the alternatives: python -m benchmarks.loop_overhead.
 
-The MLP 784-128-dropout 0.2-10 and the CNN 3×3×32, 3×3×64, maxpool, dropout 0.25, dense 128, dropout
-0.5, dense 10 of two tutorials, on 57,600 images of 28×28 float32, with Adam, dropout on, the loss
-and the accuracy kept. Beside ddl: Keras's `fit` as the tutorials call it; `fit` with many steps an
-execution, without XLA, fed by either of two pipelines, of which the faster counts; the loop of
-TensorFlow's tutorial on custom training, a tf.function a step; Orbit's StandardTrainer, whose loop
-is a tf.while, with Keras 3's Adam and with ddl's; and the floor, the bare step on one batch that
-never changes, with TensorFlow's fused Adam, a tf.while without metrics.
+The networks are those of two tutorials: the MLP 784-128-dropout 0.2-10, and the CNN 3×3×32, 3×3×64,
+maxpool, dropout 0.25, dense 128, dropout 0.5, dense 10. They train with Adam and dropout on 57,600
+images of 28×28 float32, and keep the loss and the accuracy. The alternatives to ddl are Keras's
+`fit` as the tutorials call it; `fit` with many steps per execution, without XLA, on the faster of
+two pipelines; the loop of TensorFlow's tutorial on custom training, with a tf.function for each
+step; and Orbit's StandardTrainer, whose loop is a tf.while, with Keras 3's Adam and with ddl's. The
+floor is the bare step in a tf.while on one constant batch, with TensorFlow's fused Adam and without
+metrics.
 
-Each has a process of its own for each case, which waits while another computes. Where a window is
-one tf.while or a few (tuned fit, Orbit, ddl, the floor) it is longer, so that a call counts as
-little as in a long training. Windows end before the data do, so that no epoch begins in one. On one
-device the peers have no strategy, which is the fastest for them; on several they have
-MirroredStrategy as it comes, with one step an execution for `fit`, since Keras 3.15 fails with more
-there.
+Each contender has its own process for each case, which waits while another one computes. Windows
+that consist of one tf.while or a few (tuned fit, Orbit, ddl, the floor) are longer, so that the
+cost of a call weighs as little as in a long training. Windows end before the data do, so that no
+epoch begins in a window. On one device the peers use no strategy, which is their fastest option. On
+several devices they use the default MirroredStrategy, and `fit` runs one step per execution, since
+Keras 3.15 fails with more there.
 """
 
 import dataclasses
@@ -45,17 +46,16 @@ FUNCTIONS = {
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What is trained, and how long a window is.
+    """A network, its devices and the length of a window.
 
     Attributes:
       model: "MLP" or "CNN".
       batch: Global batch size.
-      replicas: 1 for one device, else mirrored on as many virtual CPUs.
-      steps: Updates a window.
+      replicas: 1 for one device; more are mirrored on as many virtual CPUs.
+      steps: Updates in a window.
       rounds: Windows of each contender.
-      asked: The bars: at least so many times as fast as a peer, or at most so many times the
-        floor's time.
-      longer: A window has so many times the updates where it is one tf.while or a few.
+      asked: Targets: the least speed relative to a peer, or the largest time relative to the floor.
+      longer: Factor on `steps` for windows that consist of one tf.while or a few.
     """
 
     model: str
@@ -88,14 +88,14 @@ CASES = (
 
 @dataclasses.dataclass
 class Found:
-    """Milliseconds a step of each contender in each round, and who had none, with the reason."""
+    """Milliseconds per step of each contender in each round, and the reasons of failures."""
 
     times: dict[str, np.ndarray]
     failures: dict[str, str]
 
 
 def measure(quick: bool) -> Report:
-    """All cases."""
+    """Measures all cases."""
     cases = [dataclasses.replace(c, rounds=2, steps=5) if quick else c for c in CASES]
     found = {case: run_case(case) for case in cases}
     return Report(
@@ -111,7 +111,7 @@ def measure(quick: bool) -> Report:
 
 
 def run_case(case: Case) -> Found:
-    """In new processes: in those of another case Keras might wait a minute for its iterators."""
+    """Runs a case in new processes, since Keras may wait a minute for an old case's iterators."""
     contenders = {
         name: Contender(f"benchmarks.contenders:{function}", [case], {})
         for name, function in FUNCTIONS.items()
@@ -125,7 +125,7 @@ def run_case(case: Case) -> Found:
 
 
 def by_turns(case: Case, contenders: dict[str, Contender]) -> Found:
-    """All build and trace at once; then they warm up, and compute, by turns."""
+    """Lets all contenders build and trace at once, then warm up and compute one at a time."""
     failures: dict[str, str] = {}
     for contender in contenders.values():
         contender.start_window()
@@ -148,7 +148,7 @@ def by_turns(case: Case, contenders: dict[str, Contender]) -> Found:
 
 
 def ratio(result: Found, name: str) -> Spread | None:
-    """How many times as fast ddl is as a peer; for the floor, how many times its time ddl takes."""
+    """Returns ddl's speed relative to a peer's, or ddl's time relative to the floor's."""
     if name not in result.times or DDL not in result.times:
         return None
     ratios = result.times[name] / result.times[DDL]
@@ -156,7 +156,7 @@ def ratio(result: Found, name: str) -> Spread | None:
 
 
 def bars(case: Case, result: Found) -> list[Bar]:
-    """What was asked of a case, where both have run."""
+    """Returns the targets of a case whose contenders have both run."""
     found = []
     for name, limit in case.asked:
         if (value := ratio(result, name)) is not None:
@@ -170,7 +170,7 @@ _COLUMNS = (FIT, TUNED, TUTORIAL, ORBIT, ORBIT_FUSED, FLOOR)
 
 
 def ratios(found: dict[Case, Found]) -> Table:
-    """How many times as fast ddl is as each peer."""
+    """Builds the table of ddl's speed relative to each peer's."""
     rows = [
         [str(case), *(ratio(result, name) or "–" for name in _COLUMNS)]
         for case, result in found.items()
@@ -180,7 +180,7 @@ def ratios(found: dict[Case, Found]) -> Table:
 
 
 def milliseconds(found: dict[Case, Found]) -> Table:
-    """Of each contender."""
+    """Builds the table of each contender's milliseconds per step."""
     rows = [
         [name, *(spread(r.times[name]) if name in r.times else "–" for r in found.values())]
         for name in FUNCTIONS
@@ -189,7 +189,7 @@ def milliseconds(found: dict[Case, Found]) -> Table:
 
 
 def plot(found: dict[Case, Found]) -> Plot:
-    """The same as bars."""
+    """Plots the ratios as bars."""
     series = []
     for name in _COLUMNS[:-1]:
         values = [(str(c), v) for c, r in found.items() if (v := ratio(r, name)) is not None]

@@ -1,10 +1,10 @@
-"""The gradient of max pooling in the training loop: python -m benchmarks.max_pooling.
+"""Gradient of max pooling in the training loop: python -m benchmarks.max_pooling.
 
-TensorFlow has two kernels for it, oneDNN's and the plain one, and in the graph of a loop it is not
-settled which one it takes (`ddl.onednn`). The third tutorial's CNN at batch 32 on one device is
-built many times over, with its update in the graph of the loop and, as ddl has it, in a graph of
-its own. TensorFlow's profiler says which kernel each took. The second table says what it would cost
-to call such a graph where nothing asks for it: in the second tutorial's MLP at batch 25.
+TensorFlow has two kernels for this gradient, oneDNN's and the plain one. In the graph of a loop the
+choice between them varies (`ddl.step.onednn`). The benchmark builds the third tutorial's CNN at
+batch 32 on one device many times, with its update in the graph of the loop and, as in ddl, in a
+separate graph. TensorFlow's profiler shows the kernel of each build. The second table shows the
+cost of the separate graph where it is not needed: in the second tutorial's MLP at batch 25.
 """
 
 import os
@@ -32,17 +32,17 @@ Network = Callable[[], keras.Model]
 
 
 def cnn() -> keras.Model:
-    """The network of the third tutorial."""
+    """Builds the network of the third tutorial."""
     return ddl.models.cnn((28, 28, 1), 10, block_dropout=0.25, hidden_dropout=0.5)
 
 
 def mlp() -> keras.Model:
-    """The network of the second."""
+    """Builds the network of the second tutorial."""
     return ddl.models.mlp((28, 28, 1), 10, dropout=0.2)
 
 
 def build(network: Network, batch: int, steps: int, in_graph_of_its_own: bool) -> Loop:
-    """`steps` updates a call."""
+    """Builds a loop that makes `steps` updates per call."""
     data = ddl.data.synthetic_images(
         "train", image_shape=(28, 28, 1), num_classes=10, num_examples=16 * batch
     )
@@ -60,7 +60,7 @@ def build(network: Network, batch: int, steps: int, in_graph_of_its_own: bool) -
 
 
 def takes_onednn(loop: Loop) -> bool:
-    """Whether the gradient of max pooling has oneDNN's kernel."""
+    """Returns whether the gradient of max pooling runs oneDNN's kernel."""
     with tempfile.TemporaryDirectory() as folder:
         tf.profiler.experimental.start(folder)
         loop()
@@ -73,7 +73,7 @@ def takes_onednn(loop: Loop) -> bool:
 
 
 def kernels(builds: int) -> Table:
-    """Builds loops with max pooling by turns."""
+    """Builds loops with max pooling, both kinds alternately, and counts their kernels."""
     times: dict[tuple[str, bool], list[float]] = {}
     for _ in range(builds):
         for where, own in WHERE.items():
@@ -93,7 +93,7 @@ def kernels(builds: int) -> Table:
 
 
 def call(rounds: int) -> Table:
-    """What the call takes, in a step that does not need it."""
+    """Measures the cost of the separate graph in a step that does not need it."""
     loops = {where: build(mlp, MLP_BATCH, MLP_STEPS, own) for where, own in WHERE.items()}
     for loop in loops.values():
         loop()  # traces
@@ -108,7 +108,7 @@ def call(rounds: int) -> Table:
 
 
 def measure(quick: bool) -> Report:
-    """Both tables."""
+    """Measures both tables."""
     tables = [kernels(2 if quick else BUILDS), call(1 if quick else ROUNDS)]
     plots = [report.plot_of(table, table.columns[-1:], table.columns[-1]) for table in tables]
     return Report(tables, plots=plots)

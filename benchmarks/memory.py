@@ -1,9 +1,9 @@
-"""Whether a long run grows: python -m benchmarks.memory.
+"""Memory growth of a long run: python -m benchmarks.memory.
 
-One run of configs/digits_cnn_regularized.gin, with an evaluation every 400 updates, a checkpoint
-every 200 and a log every 50, by the command line. Its resident memory is read while it runs, at
-its peak so far and at present, after 2,000 updates and after 20,000: the second peak is to be
-within 5% of the first.
+The benchmark starts one run of configs/digits_cnn_regularized.gin from the command line, with an
+evaluation every 400 updates, a checkpoint every 200 and a log every 50. It reads the run's peak and
+present resident memory after 2,000 and after 20,000 updates. The target: the second peak is within
+5% of the first.
 """
 
 import json
@@ -21,7 +21,7 @@ PERIODS = ("EVAL_EVERY = 400", "CHECKPOINT_EVERY = 200", "LOG_EVERY = 50")
 
 
 def megabytes(process_id: int) -> dict[str, float]:
-    """The resident memory of a process: the largest so far, and at present."""
+    """Returns the resident memory of a process in MiB: the peak so far, and at present."""
     status = dict(
         line.split(":", 1) for line in Path(f"/proc/{process_id}/status").read_text().splitlines()
     )
@@ -30,16 +30,16 @@ def megabytes(process_id: int) -> dict[str, float]:
 
 
 def last_step(metrics: Path) -> int:
-    """The last step in metrics.jsonl; 0 before there is one."""
+    """Returns the last step in metrics.jsonl; 0 if there is none."""
     text = metrics.read_text() if metrics.exists() else ""
-    lines = text.splitlines()[: text.count("\n")]  # the whole ones
+    lines = text.splitlines()[: text.count("\n")]  # drops an unfinished last line
     return json.loads(lines[-1])["step"] if lines else 0
 
 
 def memory_of_run(
     steps: tuple[int, ...], plan: tuple[str, ...], *flags: str
 ) -> dict[int, dict[str, float]]:
-    """What `megabytes` gives of one run after each of these steps."""
+    """Runs ddl once and returns `megabytes` of the run after each of these steps."""
     found: dict[int, dict[str, float]] = {}
     with tempfile.TemporaryDirectory(prefix="memory") as folder:
         config = Path(__file__).parent.parent / "configs" / "digits_cnn_regularized.gin"
@@ -51,12 +51,12 @@ def memory_of_run(
             try:
                 now = megabytes(process.pid)
             except (OSError, KeyError):
-                break  # it ended in between
-            # Read before the step is: what belongs to later ones must not count.
+                break  # the run ended
+            # Memory is read before the step, so that it does not include later steps.
             if last_step(Path(folder) / "run" / "metrics.jsonl") >= waiting[0]:
                 found[waiting.pop(0)] = now
             elif len(waiting) == 1:
-                found[waiting[0]] = now  # the last look before it ends
+                found[waiting[0]] = now  # the last value before the run ends
             time.sleep(0.05)
         if process.wait() != 0:
             raise RuntimeError(f"the run ended with status {process.returncode}")
@@ -64,7 +64,7 @@ def memory_of_run(
 
 
 def measure(quick: bool) -> Report:
-    """One run."""
+    """Measures one run."""
     steps = tuple(step // 10 for step in STEPS) if quick else STEPS
     plan = (f"TRAIN_STEPS = {steps[-1]}", *PERIODS)
     found = memory_of_run(steps, plan, "--strategy=mirrored", "--num_virtual_devices=2")

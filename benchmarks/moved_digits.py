@@ -1,4 +1,4 @@
-"""Digits moved by up to a pixel: as many as one wants of the 1,797 that come with ddl."""
+"""Digits shifted by up to a pixel: any number of copies of the 1,797 included in ddl."""
 
 import functools
 
@@ -8,13 +8,13 @@ import ddl
 
 
 def moved(images: np.ndarray, labels: np.ndarray, count: int, seed: int) -> tuple:
-    """Copies of images, each moved by up to a pixel any way; in between values are interpolated.
+    """Returns copies of images, each shifted by up to a pixel in each direction, interpolated.
 
     Args:
       images: uint8 [n, 8, 8, 1] from 0 to 16.
       labels: int [n].
-      count: How many copies; each image has as many as any other, but for one.
-      seed: Of everything.
+      count: Number of copies; the copies of any two images differ by at most one.
+      seed: Seed of the shifts and of the order.
 
     Returns:
       uint8 [count, 8, 8, 1] from 0 to 255, and the labels [count].
@@ -39,7 +39,7 @@ def moved(images: np.ndarray, labels: np.ndarray, count: int, seed: int) -> tupl
 
 @functools.cache
 def data(examples: int, test_examples: int, tuning: bool) -> tuple[tuple, tuple]:
-    """To train and to evaluate on; in tuning, both are of the training images."""
+    """Returns training and evaluation data; in tuning, both come from the training images."""
     images, labels = ddl.data.load_digits("train")
     held_out = ddl.data.load_digits("test")
     if tuning:

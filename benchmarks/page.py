@@ -1,7 +1,7 @@
-"""What people see of the results: python -m benchmarks.page writes README.md.
+"""The page and pictures of the results: python -m benchmarks.page writes README.md.
 
-The page is made of the JSON files in the results folder and of nothing else. For benchmarks/results
-it is benchmarks/README.md; for any other folder it lies in that folder.
+The page is built only from the JSON files in the results folder. For benchmarks/results it is
+benchmarks/README.md; for any other folder it is README.md in that folder.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from benchmarks.report import RESULTS, Bar, Cell, Plot, Report, Spread, Table
 
 
 def text_of(cell: Cell) -> str:
-    """Three digits that count; a spread with its quartiles in brackets."""
+    """Formats a cell: three significant digits, and a spread's quartiles in brackets."""
     if isinstance(cell, Spread):
         return f"{text_of(cell.median)} ({text_of(cell.low)}–{text_of(cell.high)})"
     if isinstance(cell, float):
@@ -34,7 +34,7 @@ def text_of(cell: Cell) -> str:
 
 
 def bars_table(bars: Sequence[Bar]) -> Table:
-    """One row a bar."""
+    """Builds a table with one row for each target."""
     signs = {"at least": "≥", "at most": "≤"}
     rows = [
         [bar.what, f"{signs[bar.kind]} {bar.limit:g}", bar.value, "met" if bar.met else "NOT MET"]
@@ -63,7 +63,7 @@ def show(report: Report, title: str) -> None:
 
 
 def draw(plots: Sequence[Plot], path: Path) -> None:
-    """Writes a benchmark's picture; says so where matplotlib is missing."""
+    """Writes a benchmark's picture, or reports that matplotlib is missing."""
     path.unlink(missing_ok=True)
     if not plots:
         return
@@ -82,12 +82,12 @@ def draw(plots: Sequence[Plot], path: Path) -> None:
 
 
 def _names(plot: Plot) -> list[str]:
-    """What stands under the bars; empty for a plot of lines."""
+    """Returns the labels of the bars; empty for a plot of lines."""
     return [*dict.fromkeys(x for s in plot.series for x in s.x if isinstance(x, str))]
 
 
 def _width_of_names(plot: Plot) -> float:
-    """Inches that they need beside each other."""
+    """Returns the width of the labels side by side, in inches."""
     names = _names(plot)
     longest = max((len(line) for name in names for line in name.split("\n")), default=0)
     return 0.075 * longest * len(names)
@@ -125,7 +125,7 @@ def _draw_one(axes: Any, plot: Plot) -> None:
 
 
 def page(results: Path, path: Path) -> str:
-    """The page that is to lie at `path`, from all JSON files in the folder `results`."""
+    """Returns the text of the page at `path`, from all JSON files in the folder `results`."""
     found = [json.loads(file.read_text()) for file in results.glob("*.json")]
     places = {name: place for place, name in enumerate((*BENCHMARKS, *LONG))}
     found.sort(key=lambda result: (places.get(result["name"], len(places)), result["name"]))
@@ -180,18 +180,18 @@ def _markdown(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
 
 
 def _anchor(title: str) -> str:
-    """The name that a heading has in links to it."""
+    """Returns the link anchor of a heading."""
     kept = (c for c in title.lower() if c.isalnum() or c in " -")
     return "".join(kept).replace(" ", "-")
 
 
 def page_path(results: Path) -> Path:
-    """Where the page of a results folder lies."""
+    """Returns the path of a results folder's page."""
     return (RESULTS.parent if results.resolve() == RESULTS else results) / "README.md"
 
 
 def write_page(results: Path) -> Path:
-    """Writes the page; returns where it lies."""
+    """Writes the page and returns its path."""
     path = page_path(results)
     path.write_text(page(results, path))
     return path

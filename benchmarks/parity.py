@@ -1,8 +1,8 @@
-"""How far N replicas end from one device: python -m benchmarks.parity.
+"""Parity of N replicas with one device: python -m benchmarks.parity.
 
-Trains what tests/parity_cases.py lists for 20 updates each, on one device and under mirrored and
-central_storage on 2 and 4 virtual devices, and prints the largest absolute difference in any
-logged loss, weight, slot, weight average or moving moment.
+The benchmark trains each case of tests/training/parity_cases.py for 20 updates, on one device and
+under mirrored and central_storage on 2 and 4 virtual devices. It prints the largest absolute
+difference in any logged loss, weight, slot, weight average or moving moment.
 """
 
 import multiprocessing
@@ -14,20 +14,20 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 from benchmarks import report
 from benchmarks.report import Plot, Report, Series, Table
 from tests.conftest import make_strategy
-from tests.parity_cases import CASES, differences
+from tests.training.parity_cases import CASES, differences
 
 PLACES = [("mirrored", 2), ("mirrored", 4), ("central_storage", 2), ("central_storage", 4)]
 
 
 def largest(name: str, precision: str) -> float:
-    """Over all kinds of figures and all places."""
+    """Returns the largest difference over all kinds of figures and all strategies."""
     return max(
         max(differences(name, make_strategy(*place), precision).values()) for place in PLACES
     )
 
 
 def measure(quick: bool) -> Report:
-    """All cases, or the first, as many at a time as there are cores."""
+    """Measures all cases, or only the first if `quick`, as many at a time as there are cores."""
     cases = dict(list(CASES.items())[: 1 if quick else None])
     runs = [(name, "float64") for name in cases]
     runs += [(name, "float32") for name, case in cases.items() if case.in_float32]

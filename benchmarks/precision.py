@@ -1,10 +1,10 @@
 """Number formats: python -m benchmarks.precision.
 
 ddl trains in float32, mixed_float16 (with its loss scale, finite check and skipping) and
-mixed_bfloat16: images a second, beside float32's, and memory. On a CPU these are the CNN of
-configs/digits_cnn.gin and the second tutorial's MLP; on a GPU, where there is one, the third
-tutorial's CNN and ResNet-50 on 64×64, and the memory is the largest that the process has taken on
-it; on a CPU it is the largest resident.
+mixed_bfloat16. The figures are images per second relative to float32, and memory. On a CPU the
+networks are the CNN of configs/digits_cnn.gin and the second tutorial's MLP, and the memory is the
+peak resident memory. On a GPU, if there is one, they are the third tutorial's CNN and ResNet-50 on
+64×64, and the memory is the peak that the process allocated on it.
 """
 
 import os
@@ -19,7 +19,7 @@ ROUNDS = 7
 
 
 class Case(NamedTuple):
-    """What is trained in which format, where, and how many updates a window has."""
+    """A network, its format and device, and the number of updates in a window."""
 
     network: str
     batch: int
@@ -33,7 +33,7 @@ ON_GPU = (Case("CNN", 2048, 100), Case("ResNet-50", 256, 20))
 
 
 def network(name: str) -> Any:
-    """The model, whose input is float32 images."""
+    """Builds the model, whose input is float32 images."""
     import keras
 
     import ddl
@@ -51,7 +51,7 @@ def network(name: str) -> Any:
 
 
 def train(case: Case, turns: Turns) -> None:
-    """In a process of its own: seconds of a window, and megabytes so far."""
+    """Trains in a separate process; reports a window's seconds and the peak memory in MB."""
     import keras
     import tensorflow as tf
 
@@ -85,7 +85,7 @@ def train(case: Case, turns: Turns) -> None:
 
 
 def measure(quick: bool) -> Report:
-    """On the CPU, and on a GPU where there is one."""
+    """Measures on the CPU, and on a GPU if there is one."""
     cases = list(ON_CPU)
     if report.machine()["gpus"] != "none":
         cases += [case._replace(on_gpu=True) for case in ON_GPU]
@@ -107,7 +107,7 @@ def measure(quick: bool) -> Report:
 
 
 def measure_case(case: Case, quick: bool) -> tuple[dict[str, Any], dict[str, float]]:
-    """Images a second in each round, and memory, of each format."""
+    """Returns each format's images per second in each round, and its memory."""
     case = case._replace(steps=5) if quick else case
     memory: dict[str, float] = {}
     contenders = {
@@ -125,7 +125,7 @@ def measure_case(case: Case, quick: bool) -> tuple[dict[str, Any], dict[str, flo
 
     windows = {precision: lambda precision=precision: speed(precision) for precision in PRECISIONS}
     try:
-        for contender in contenders.values():  # all build and trace at once
+        for contender in contenders.values():  # all contenders build and trace at once
             contender.start_window()
         for contender in contenders.values():
             contender.end_window()

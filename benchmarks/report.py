@@ -1,9 +1,9 @@
-"""What a benchmark reports, how it repeats, and the command that each one is.
+"""Reports of benchmarks, interleaved repeats, and the command of each benchmark.
 
-A benchmark is a module with a function `measure(quick)` that returns a `Report`, and ends in
-`report.main(measure)`. Its command prints the report and writes NAME.json, with the machine, the
-versions and the date, and the picture NAME.png into the results folder. `benchmarks.page` makes
-the page of all of them.
+A benchmark is a module with a function `measure(quick)` that returns a `Report`, and ends with
+`report.main(measure)`. Its command prints the report and writes two files to the results folder:
+NAME.json, with the machine, the versions and the date, and the picture NAME.png. `benchmarks.page`
+builds the page from the results of all benchmarks.
 """
 
 import argparse
@@ -30,7 +30,7 @@ _PACKAGES = ("tensorflow", "keras", "numpy")
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
-    """The median of repeats, with the first and third quartile."""
+    """Median, first and third quartile of repeats."""
 
     median: float
     low: float
@@ -42,7 +42,7 @@ Cell: TypeAlias = str | int | float | Spread
 
 @dataclasses.dataclass(frozen=True)
 class Bar:
-    """What was asked for, and what was found: `value` is to be at least, or at most, `limit`."""
+    """A target and its measurement: `value` must be at least, or at most, `limit`."""
 
     what: str
     value: float | Spread
@@ -51,14 +51,14 @@ class Bar:
 
     @property
     def met(self) -> bool:
-        """Whether the figure, or the median, is on the right side."""
+        """Whether the value, or its median, meets the target."""
         value = self.value.median if isinstance(self.value, Spread) else self.value
         return value >= self.limit if self.kind == "at least" else value <= self.limit
 
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Rows of cells under titles; the first cell names its row."""
+    """A table with column titles; the first cell names its row."""
 
     title: str
     columns: Sequence[str]
@@ -67,7 +67,7 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class Series:
-    """A line, or the bars of one colour: y over x, which are numbers or names."""
+    """A line, or bars of one colour: y over x. The x are numbers for a line, names for bars."""
 
     name: str
     x: Sequence[float] | Sequence[str]
@@ -76,16 +76,16 @@ class Series:
 
 @dataclasses.dataclass(frozen=True)
 class Plot:
-    """One part of a benchmark's picture. Names on x make bars, numbers make lines.
+    """A plot in a benchmark's picture. Names on x make bars, numbers make lines.
 
     Attributes:
-      title: Above it.
-      x_label: Below it.
-      y_label: Beside it.
-      series: What is drawn.
+      title: Title above the plot.
+      x_label: Label of the x axis.
+      y_label: Label of the y axis.
+      series: The lines or bars.
       log_x: Whether x doubles at each tick.
       log_y: Whether y is logarithmic.
-      level: A dashed line at this height, such as 1 for ratios.
+      level: Height of a dashed line, such as 1 for ratios.
     """
 
     title: str
@@ -99,7 +99,7 @@ class Plot:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What one benchmark found, ratios first."""
+    """The results of a benchmark, ratios first."""
 
     tables: Sequence[Table]
     bars: Sequence[Bar] = ()
@@ -107,12 +107,12 @@ class Report:
     notes: Sequence[str] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """The same as JSON takes it."""
+        """Returns the report as values that JSON can hold."""
         return dataclasses.asdict(self)
 
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> "Report":
-        """What `as_json` gave."""
+        """Builds a report from the values of `as_json`."""
 
         def cell(value: Any) -> Cell:
             return Spread(**value) if isinstance(value, dict) else value
@@ -135,13 +135,13 @@ class Report:
 
 
 def plot_of(table: Table, columns: Sequence[str], y_label: str, **options: Any) -> Plot:
-    """Bars of some columns of a table, a group for each row, named by its first cell.
+    """Plots some columns of a table as bars, one group for each row, named by its first cell.
 
     Args:
-      table: Whose title the plot has.
-      columns: Names of those drawn; what is no figure is left out.
-      y_label: Of the plot.
-      **options: Others of `Plot`, such as `level`.
+      table: The table, whose title the plot has.
+      columns: Names of the columns; cells that are not numbers are left out.
+      y_label: Label of the y axis.
+      **options: Other attributes of `Plot`, such as `level`.
     """
     series = []
     for name in columns:
@@ -158,13 +158,17 @@ def plot_of(table: Table, columns: Sequence[str], y_label: str, **options: Any) 
 def interleaved(
     contenders: Mapping[str, Callable[[], float]], rounds: int
 ) -> dict[str, np.ndarray]:
-    """Asks each contender once a round for a figure, such as its time.
+    """Measures each contender once per round.
 
-    All of a round meet what else the machine does just then. The order turns by one from round to
-    round, so that none always follows the same other.
+    All contenders of a round run under a similar load of the machine. The order rotates from round
+    to round, so that the first contender changes.
+
+    Args:
+      contenders: By name, the function that returns a figure, such as a time.
+      rounds: Number of rounds.
 
     Returns:
-      For each contender its figures, [rounds].
+      The figures of each contender, [rounds].
     """
     names = list(contenders)
     found: dict[str, list[float]] = {name: [] for name in names}
@@ -176,14 +180,14 @@ def interleaved(
 
 
 def seconds(call: Callable[[], object]) -> float:
-    """How long a call takes."""
+    """Returns the seconds that a call takes."""
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
 
 
 def spread(values: Any) -> Spread:
-    """Of repeats. For a ratio, divide two contenders' figures round by round."""
+    """Returns the spread of repeats. For a ratio, divide two contenders' figures per round."""
     low, median, high = np.percentile(np.asarray(values, float), (25, 50, 75))
     return Spread(float(median), float(low), float(high))
 
@@ -192,7 +196,7 @@ def spread(values: Any) -> Spread:
 
 
 def main(measure: Callable[[bool], Report]) -> None:
-    """Runs a benchmark as its module's command."""
+    """Runs a benchmark as its module's command, then ends the process."""
     from benchmarks import page
 
     module = measure.__globals__["__spec__"].name
@@ -219,13 +223,13 @@ def main(measure: Callable[[bool], Report]) -> None:
     (flags.results / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
     page.show(report, title)
     page.draw(report.plots, flags.results / f"{name}.png")
-    # Letting go of a data set waits for its tuner to wake up, up to a minute.
+    # Deleting a data set waits up to a minute for its tuner, so the process ends without it.
     sys.stdout.flush()
     os._exit(0)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags that all benchmarks have."""
+    """Adds the flags that all benchmarks have."""
     parser.add_argument(
         "--results", type=Path, default=RESULTS, help="folder for JSON and pictures [%(default)s]"
     )
@@ -235,14 +239,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def title_and_text(docstring: str) -> tuple[str, str]:
-    """The docstring's first line without the command, and the rest with a line a paragraph."""
+    """Returns a docstring's first line without the command, and the rest, unwrapped."""
     first, _, rest = docstring.strip().partition("\n")
     paragraphs = [" ".join(paragraph.split()) for paragraph in rest.split("\n\n")]
     return first.partition(": python -m")[0].rstrip("."), "\n\n".join(filter(None, paragraphs))
 
 
 def machine() -> dict[str, str | int | float]:
-    """Cores that this process may use, the processor's name, memory in GiB, GPUs, system."""
+    """Returns this process's cores, and the machine's processor, memory in GiB, GPUs, system."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -266,7 +270,7 @@ def _gpus() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of ddl, Python and the packages below it."""
+    """Returns the versions of ddl, Python and the main dependencies."""
     import ddl
 
     found = {"ddl": ddl.__version__, "Python": platform.python_version()}

@@ -1,16 +1,16 @@
 """Strong and weak scaling: python -m benchmarks.scaling.
 
-The third tutorial's CNN on images of 28×28. Strong scaling keeps the global batch, weak scaling the
-batch of a replica. The efficiency is the speed beside that of one replica.
+The third tutorial's CNN trains on images of 28×28. Strong scaling keeps the global batch constant,
+weak scaling the batch of a replica. The efficiency is the speed relative to that of one replica.
 
-Mirrored on virtual devices of this machine: all share its cores, which one device uses as well. So
-an efficiency of 100% means the same images a second on any number of them, and what is missing is
-the cost of mirroring; no speed is to be won.
+Mirrored on virtual devices of this machine, all replicas share the cores that one device also uses.
+An efficiency of 100% therefore means the same images per second on any number of devices, and the
+gap to 100% is the cost of mirroring. No speed-up is possible.
 
-Workers, pinned to a core each: one runs `ddl.main`, several run `ddl.launch --pin=cores`. Here 100%
-means as many images a second for each core. Beside them stands the limit without communication: as
-many independent runs at the same time, pinned alike, which share memory and caches as the workers
-do.
+Workers are pinned to a core each: one runs `ddl.main`, several run `ddl.launch --pin=cores`. Here
+100% means the same images per second for each core. The limit without communication is measured
+with as many independent runs at the same time, pinned alike, which share memory and caches as the
+workers do.
 """
 
 import dataclasses
@@ -38,14 +38,14 @@ IMAGES_A_CORE = 5120
 _ROOT = Path(__file__).parent.parent
 
 Speeds = dict[int, np.ndarray]
-"""Images a second for each number of replicas, in each round."""
+"""Images per second in each round, by the number of replicas."""
 
 
 # ------------------------------------------------------------ mirrored
 
 
 def mirrored(quick: bool) -> tuple[Speeds, Speeds]:
-    """Strong and weak scaling over virtual devices."""
+    """Measures strong and weak scaling over virtual devices."""
     contenders, cases = {}, {}
     for n in REPLICAS:
         case = Case("CNN", GLOBAL_BATCH, n, steps=6, rounds=1 if quick else ROUNDS, asked=())
@@ -76,7 +76,7 @@ def mirrored(quick: bool) -> tuple[Speeds, Speeds]:
 
 
 def run_flags(global_batch: int, cores: int, folder: str, quick: bool) -> list[str]:
-    """Flags of ddl.main for some seconds of training."""
+    """Returns the flags of ddl.main for some seconds of training."""
     steps = max(8, IMAGES_A_CORE * cores // global_batch // 4 * 4)
     lines = {
         "DATA": "'synthetic'",
@@ -96,13 +96,13 @@ def run_flags(global_batch: int, cores: int, folder: str, quick: bool) -> list[s
 
 
 def speed_of(folder: str) -> float:
-    """Median images a second of a run, from its logs; each is of 4 updates, all replicas."""
+    """Returns a run's median images per second over its logs, of 4 updates and all replicas."""
     lines = map(json.loads, (Path(folder) / "metrics.jsonl").read_text().splitlines())
     return float(np.median([x["examples_per_second"] for x in lines if "examples_per_second" in x]))
 
 
 def independent(batch: int, cores: Sequence[int], quick: bool) -> float:
-    """The sum over runs of ddl.main, one on each core, at the same time."""
+    """Returns the total images per second of concurrent ddl.main runs, one on each core."""
     with tempfile.TemporaryDirectory(prefix="scaling") as folder:
         runs = []
         for core in cores:
@@ -115,7 +115,7 @@ def independent(batch: int, cores: Sequence[int], quick: bool) -> float:
 
 
 def together(batch: int, workers: int, quick: bool) -> float:
-    """Workers with a core each."""
+    """Returns the images per second of workers with a core each."""
     with tempfile.TemporaryDirectory(prefix="scaling") as folder:
         command = [sys.executable, "-m", "ddl.launch", f"--num_workers={workers}", "--pin=cores"]
         flags = run_flags(batch * workers, workers, f"{folder}/run", quick)
@@ -139,7 +139,7 @@ def _wait(process: subprocess.Popen[bytes]) -> None:
 
 
 def over_workers(quick: bool) -> tuple[Speeds, Speeds, Speeds]:
-    """Strong, weak and independent, over the numbers of workers for which there are cores."""
+    """Measures strong, weak and independent scaling for all worker counts with enough cores."""
     cores = sorted(os.sched_getaffinity(0))
     counts = [n for n in (2, 4, 8) if n <= len(cores)]
     contenders = {
@@ -163,13 +163,13 @@ def over_workers(quick: bool) -> tuple[Speeds, Speeds, Speeds]:
 
 
 def efficiency(speeds: Speeds, replicas: int, cores_grow: bool) -> Spread:
-    """In percent of the speed of one replica, for each core where every replica has its own."""
+    """Returns the efficiency in percent, per core if every replica has its own."""
     share = replicas if cores_grow else 1
     return spread(100 * speeds[replicas] / speeds[1] / share)
 
 
 def measure(quick: bool) -> Report:
-    """Both kinds of replicas."""
+    """Measures virtual devices and workers."""
     strong, weak = mirrored(quick)
     strong_workers, weak_workers, limit = over_workers(quick)
     mirrored_kinds = {f"global batch {GLOBAL_BATCH}": strong, "64 a replica": weak}

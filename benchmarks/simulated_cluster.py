@@ -1,14 +1,16 @@
-"""A simulated larger cluster: python -m benchmarks.simulated_cluster.
+"""Simulation of a larger cluster: python -m benchmarks.simulated_cluster.
 
 benchmarks/cluster_model.py computes the time of a step from compute, bytes, latency and bandwidth.
-Three checks come before its forecast. Here: two workers with a core each time all-reduces of four
-sizes, from which latency and bandwidth are fitted, and the CNN alone, at the same time; the model
-then foretells their step together, for which nothing was fitted. Published: the third tutorial's
-Horovod, and ResNet-50 on 256 GPUs by Goyal et al. 2017, "Accurate, Large Minibatch SGD". Both
-overlap communication with the backward pass, by how much is not told; so the model gives the range
-from nothing hidden to all.
+The benchmark checks the model three times before it predicts. The first check uses two workers with
+a core each. Latency and bandwidth are fitted to their all-reduces of four sizes, and the CNN's
+compute is timed without communication on both cores at once. The model then predicts their step
+with communication, to which nothing was fitted. The other checks use published figures: the third
+tutorial's Horovod, and ResNet-50 on 256 GPUs by Goyal et al. 2017, "Accurate, Large Minibatch SGD".
+Both overlap communication with the backward pass by an unpublished share, so the model gives the
+range from no overlap to full overlap.
 
-Then it foretells weak scaling from 8 to 4,096 replicas for both, in machines of 8.
+The model then predicts weak scaling from 8 to 4,096 replicas for both networks, on machines with 8
+devices.
 """
 
 import functools
@@ -34,7 +36,7 @@ from benchmarks.report import Plot, Report, Series, Table, interleaved, spread
 from benchmarks.turns import Contender, Turns
 
 WORKERS = 2
-BATCH = 64  # of a worker
+BATCH = 64  # per worker
 STEPS = 20
 SIZES = (1_000, 30_000, 300_000, 1_199_882)  # float32 values; the last is the CNN's gradient
 ROUNDS = 7
@@ -45,25 +47,25 @@ REPLICAS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 CNN_WORK, CNN_WORK_OF_HALF = (
     Work(compute=batch / 66_176, gradient_bytes=4 * SIZES[-1]) for batch in (2048, 1024)
 )
-"""The tutorial's speed on one GPU; it gives 1,024 to 2,048 images a replica."""
+"""The tutorial's speed on one GPU. The tutorial has 1,024 to 2,048 images per replica."""
 PCIE = Link(latency=20e-6, bandwidth=10e9)
-"""Assumed, since the tutorial does not name its links: PCIe 3.0 x16 carries 15.75 GB/s by its
-standard, of which about two thirds reach a copy; a kernel starts within about 20 µs."""
+"""Assumed, since the tutorial does not name its links. PCIe 3.0 x16 has 15.75 GB/s by its standard,
+of which a copy reaches about two thirds; a kernel starts within about 20 µs."""
 RESNET_WORK = Work(
     compute=256 / (90 * 1_281_167 / (29 * 3600)),
     gradient_bytes=4 * 25_557_032,
     backward_share=0.120 / 0.232,
 )
-"""Goyal et al.: 90 epochs of ImageNet in 29 hours on 8 GPUs, 256 images a step, is 0.232 s a step,
-of which the backward pass takes 0.120 s; 25.6 million weights. What one machine sends counts as
-hidden."""
+"""Goyal et al.: 90 epochs of ImageNet in 29 hours on 8 GPUs with 256 images per step, which is
+0.232 s per step. The backward pass takes 0.120 s; the model has 25.6 million weights. Communication
+within one machine counts as hidden."""
 NVLINK = Link(latency=20e-6, bandwidth=20e9)
-"""One link of a P100 in one direction, by NVIDIA's description of it."""
+"""One link of a P100 in one direction, from NVIDIA's specification."""
 ETHERNET = Link(latency=50e-6, bandwidth=50e9 / 8)
-"""50 Gbit/s a machine, as Goyal et al. have it; the latency of TCP within a building is assumed."""
+"""50 Gbit/s per machine, from Goyal et al.; the TCP latency within a building is assumed."""
 
 _HOROVOD = 486_914 / 66_176 / 8
-"""The third tutorial's images a second on 8 GPUs and on 1."""
+"""The third tutorial's efficiency: images per second on 8 GPUs and on 1, per GPU."""
 PUBLISHED: tuple[tuple[str, Work, Cluster, Algorithm, int, int, float], ...] = (
     ("CNN, 2,048 a replica, 1 to 8 GPUs", CNN_WORK, Cluster(PCIE), "ring", 1, 8, _HOROVOD),
     ("CNN, 1,024 a replica, 1 to 8 GPUs", CNN_WORK_OF_HALF, Cluster(PCIE), "ring", 1, 8, _HOROVOD),
@@ -88,7 +90,7 @@ ALGORITHMS: tuple[Algorithm, ...] = ("ring", "hierarchical", "halving_doubling")
 
 
 class Case(NamedTuple):
-    """An all-reduce of `size` float32, or updates of the CNN with `size` images a worker."""
+    """All-reduces of `size` float32 values, or updates of the CNN with `size` images per worker."""
 
     kind: str
     size: int
@@ -96,7 +98,7 @@ class Case(NamedTuple):
 
 
 def worker(case: Case, turns: Turns) -> None:
-    """Times windows of a case, on the one core of this worker."""
+    """Times windows of a case on the worker's core."""
     window = all_reduces(case) if case.kind == "all-reduce" else updates(case)
     window()  # traces
     turns.take(window)
@@ -104,7 +106,7 @@ def worker(case: Case, turns: Turns) -> None:
 
 @functools.cache
 def strategy_of_process() -> Any:
-    """The strategy that the environment asks for."""
+    """Builds the strategy that TF_CONFIG selects, on this worker's core."""
     os.sched_setaffinity(0, {int(os.environ["CORE"])})
     from ddl import distribution
 
@@ -114,7 +116,7 @@ def strategy_of_process() -> Any:
 
 
 def all_reduces(case: Case) -> Callable[[], object]:
-    """So many all-reduces one after the other."""
+    """Returns a function that runs `case.repeats` all-reduces in sequence."""
     strategy = strategy_of_process()
     import tensorflow as tf
 
@@ -136,7 +138,7 @@ def all_reduces(case: Case) -> Callable[[], object]:
 
 
 def updates(case: Case) -> Callable[[], object]:
-    """So many updates of the CNN."""
+    """Returns a function that makes `case.repeats` updates of the CNN."""
     strategy = strategy_of_process()
     import keras
 
@@ -161,11 +163,11 @@ def updates(case: Case) -> Callable[[], object]:
 
 
 class Group:
-    """Workers that take their turn together; alone, they do the same without communication."""
+    """Workers that compute at the same time, as a cluster or, if `alone`, independently."""
 
     def __init__(self, cases: list[Case], alone: bool) -> None:
-        """Starts them."""
-        from ddl.cluster_tasks import free_ports
+        """Starts the workers."""
+        from ddl.launcher.tasks import free_ports
 
         addresses = [f"127.0.0.1:{port}" for port in free_ports(WORKERS)]
         cores = sorted(os.sched_getaffinity(0))
@@ -184,7 +186,7 @@ class Group:
             self.workers.append(Contender(entry, cases, environment))
 
     def seconds(self, case: Case) -> float:
-        """Of one repeat, of the slower worker."""
+        """Returns the seconds of one repeat on the slower worker."""
         for each in self.workers:
             each.start_window()
         return max(each.end_window() for each in self.workers) / case.repeats
@@ -195,13 +197,13 @@ class Group:
             each.next_case()
 
     def close(self) -> None:
-        """Ends the processes."""
+        """Kills the processes."""
         for each in self.workers:
             each.close()
 
 
 def measure_here(quick: bool) -> tuple[dict[int, np.ndarray], dict[str, np.ndarray]]:
-    """Seconds of all-reduces by their bytes, and of updates alone and together."""
+    """Measures the seconds of all-reduces by bytes, and of updates alone and together."""
     rounds = 1 if quick else ROUNDS
     step = Case("step", BATCH, 2 if quick else STEPS)
     reduces = [Case("all-reduce", size, max(2, 2_000_000 // size // 20)) for size in SIZES]
@@ -222,12 +224,12 @@ def measure_here(quick: bool) -> tuple[dict[int, np.ndarray], dict[str, np.ndarr
 
 
 def check_here(quick: bool) -> tuple[list[Table], list[str]]:
-    """What the model foretells of two workers, beside what they take."""
+    """Compares the model's prediction for two workers with measurements."""
     sizes, steps = measure_here(quick)
     medians = [float(np.median(times)) for times in sizes.values()]
     link = fit_link([*map(float, sizes)], medians, WORKERS)
     work = Work(float(np.median(steps["alone"])), 4 * SIZES[-1], 0.0)
-    # The sums of the metrics are reduced apart from the gradients: a message of no length.
+    # The metrics have their own all-reduce, modelled as an empty message.
     foretold = step_time(work, WORKERS, Cluster(link), "ring", 0.0) + ring(0, WORKERS, link)
     reduces = [
         [f"{size:,}", ring(size, WORKERS, link) * 1e3, spread(times * 1e3)]
@@ -253,7 +255,7 @@ def check_here(quick: bool) -> tuple[list[Table], list[str]]:
 
 
 def check_published() -> Table:
-    """The model's range beside what was published."""
+    """Compares the model's range with published figures."""
     rows = []
     for name, work, cluster, algorithm, base, replicas, published in PUBLISHED:
         none, all_ = (
@@ -266,7 +268,7 @@ def check_published() -> Table:
 
 
 def forecast(name: str, work: Work, cluster: Cluster) -> tuple[Table, Plot]:
-    """Weak scaling beside 8 replicas, nothing hidden and all hidden."""
+    """Predicts weak scaling relative to 8 replicas, without overlap and with full overlap."""
     columns, series = ["replicas"], []
     for algorithm in ALGORITHMS:
         for overlap, hidden in ((0.0, "nothing hidden"), (1.0, "all hidden")):
@@ -280,7 +282,7 @@ def forecast(name: str, work: Work, cluster: Cluster) -> tuple[Table, Plot]:
 
 
 def measure(quick: bool) -> Report:
-    """Checks, then forecasts."""
+    """Checks the model, then predicts."""
     here, notes = check_here(quick)
     forecasts = [forecast(*one) for one in FORECASTS]
     return Report(

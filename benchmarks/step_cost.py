@@ -1,11 +1,11 @@
-"""What ddl's step costs beside the plainest one: python -m benchmarks.step_cost.
+"""Cost of ddl's step compared with a plain step: python -m benchmarks.step_cost.
 
-The digits CNN in global batches of 64, mirrored on 2 virtual CPU devices, everything else as
-alike as can be. The plain loop is what a tutorial ends with: a tf.while of strategy.run,
-Keras's optimizer.apply, and strategy.reduce of the loss; no clipping, no loss scale. It runs with
-TensorFlow's own all-reduce and with the one that ddl takes on CPUs. ddl runs the same model in
+The digits CNN trains in global batches of 64, mirrored on 2 virtual CPU devices, with the other
+settings as similar as possible. The plain loop is that of a tutorial: a tf.while of strategy.run,
+Keras's optimizer.apply, and strategy.reduce of the loss, without clipping or loss scale. It runs
+with TensorFlow's own all-reduce and with the one that ddl uses on CPUs. ddl runs the same model in
 float32, and in mixed_float16 without and with its loss scale, finite check and skipping. A second
-table holds layers that draw and that normalize against Keras's.
+table compares ddl's layers for dropout and normalization with Keras's.
 """
 
 import os
@@ -33,7 +33,7 @@ Loop = Callable[[], None]
 
 
 def model(**layers: Any) -> keras.Model:
-    """The network of configs/digits_cnn.gin, and more layers if asked for."""
+    """Builds the network of configs/digits_cnn.gin, with optional further layers."""
     return ddl.models.cnn(
         (8, 8, 1),
         10,
@@ -46,19 +46,19 @@ def model(**layers: Any) -> keras.Model:
 
 
 def optimizer() -> keras.optimizers.Optimizer:
-    """Its optimizer, at a constant rate."""
+    """Builds the optimizer of configs/digits_cnn.gin, with a constant learning rate."""
     return keras.optimizers.SGD(0.01, momentum=0.9, nesterov=True, weight_decay=0.02)
 
 
 def data() -> tuple[np.ndarray, np.ndarray]:
-    """Its data, in a whole number of batches, so that no weights are needed."""
+    """Returns a whole number of batches of digits, so that no batch needs padding."""
     images, labels = ddl.data.load_digits("train")
     whole = len(images) // BATCH * BATCH
     return images[:whole], labels[:whole]
 
 
 def plain_loop(strategy: tf.distribute.Strategy, **layers: Any) -> Loop:
-    """`STEPS` updates of the plainest loop a call; layers of ddl are as Keras's in it."""
+    """Builds the plain loop, with `STEPS` updates per call; ddl's layers act as Keras's in it."""
     set_precision("float32")
     keras.utils.set_random_seed(0)
     with strategy.scope():
@@ -92,7 +92,7 @@ def plain_loop(strategy: tf.distribute.Strategy, **layers: Any) -> Loop:
 
 
 def ddl_loop(precision: str, layers: dict[str, Any] | None = None, **arguments: Any) -> Loop:
-    """`STEPS` updates of ddl's trainer a call."""
+    """Builds ddl's loop, with `STEPS` updates per call."""
     set_precision(precision)
     keras.utils.set_random_seed(0)
     strategy = distribution.build_strategy("mirrored")
@@ -109,7 +109,7 @@ def ddl_loop(precision: str, layers: dict[str, Any] | None = None, **arguments: 
 
 
 def times_and_ratios(title: str, loops: dict[str, Loop], bases: list[str], rounds: int) -> Table:
-    """Times, and ratios to the loops named."""
+    """Measures the times of loops, and their ratios to those of the loops in `bases`."""
     for loop in loops.values():
         loop()  # traces
     timed = {
@@ -128,7 +128,7 @@ def times_and_ratios(title: str, loops: dict[str, Loop], bases: list[str], round
 
 
 def measure(quick: bool) -> Report:
-    """Both tables."""
+    """Measures both tables."""
     rounds = 2 if quick else ROUNDS
     distribution.configure_devices(num_virtual_devices=REPLICAS)
     mirrored = distribution.build_strategy("mirrored")

@@ -1,4 +1,4 @@
-"""Trainings of small networks by recipe and batch size, each done once and kept in a file."""
+"""Trainings of small networks by recipe and batch size, with outcomes cached in a file."""
 
 import dataclasses
 import gc
@@ -14,22 +14,22 @@ import keras
 import ddl
 from ddl import distribution
 from ddl.errors import TrainingDiverged
-from ddl.learning_rate import LearningRate, ScalingRule
+from ddl.optimizers.learning_rate import LearningRate, ScalingRule
 
 TARGET = 0.98
 WARMUP_SHARE = 0.2
-# An evaluation after each twentieth of a training.
+# Evaluations per training, equally spaced.
 EVALUATIONS = 20
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """How to train at any batch size.
+    """A recipe for training at any batch size.
 
     Attributes:
-      optimizer: Made with a learning rate.
-      search: Of `SEARCHES`, which finds the rate at its batch size.
-      scaling: How the rate follows the batch size from there.
+      optimizer: Builds the optimizer from a learning rate.
+      search: Name in `SEARCHES` of the search that finds the rate at its batch size.
+      scaling: Rule that scales this rate to other batch sizes.
       warms_up: Whether there is a warm-up.
     """
 
@@ -41,12 +41,12 @@ class Recipe:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """Of a training.
+    """The outcome of a training.
 
     Attributes:
-      accuracy: At the end, from 0 to 1.
-      reached_at: Updates until the first evaluation with the target; None if there was none.
-      updates: In all.
+      accuracy: Final accuracy, from 0 to 1.
+      reached_at: Updates until the first evaluation that reached the target; None if none did.
+      updates: Total number of updates.
     """
 
     accuracy: float
@@ -55,7 +55,7 @@ class Outcome:
 
 
 def small_cnn() -> keras.Model:
-    """Two convolutions and a dense layer."""
+    """Builds two convolutions and a dense layer."""
     model = ddl.models.cnn(
         (8, 8, 1),
         10,
@@ -66,14 +66,14 @@ def small_cnn() -> keras.Model:
     )
     for layer in model.layers:
         if isinstance(layer, keras.layers.BatchNormalization):
-            # The longest trainings make 9,380 updates, the shortest 150: too few for Keras's 0.99,
-            # which would judge a recipe by what moving moments still hold of their start.
+            # The longest trainings make 9,380 updates, the shortest 150. These are too few for
+            # Keras's 0.99: the moving moments would still depend on their initial values.
             layer.momentum = 0.9
     return model
 
 
 def tutorial_cnn() -> keras.Model:
-    """The tutorial's network."""
+    """Builds the tutorial's network."""
     return ddl.models.cnn(
         (8, 8, 1),
         10,
@@ -96,7 +96,7 @@ def train(
     replicas: int = 1,
     evaluations: int = EVALUATIONS,
 ) -> Outcome:
-    """Trains once, with evaluations on the way. `rate` is that at `base_batch`."""
+    """Trains once with evaluations. `rate` is the learning rate at `base_batch`."""
     keras.utils.set_random_seed(seed)
     train_data, test_data = examples
     updates = epochs * math.ceil(len(train_data[0]) / batch)
@@ -135,7 +135,7 @@ def train(
 
 
 def code_of() -> str:
-    """A hash of what decides how a training ends: ddl's sources, and this benchmark's modules."""
+    """Returns a hash of the code of a training: ddl's sources and this benchmark's modules."""
     here = Path(__file__).parent
     files = [here / f"{name}.py" for name in ("large_batch", "moved_digits", "trainings")]
     found = hashlib.sha256()
@@ -157,7 +157,7 @@ def key_of(
     replicas: int = 1,
     evaluations: int = EVALUATIONS,
 ) -> str:
-    """All that tells a training from others of the same code. `name` stands for recipe and data."""
+    """Returns the key of a training of the same code. `name` stands for recipe and data."""
     (images, _), (held_out, _) = examples
     return (
         f"{name}, batch {batch}, rate {rate!r} at {base_batch}, seed {seed}, {epochs} epochs of "
@@ -167,17 +167,17 @@ def key_of(
 
 
 class Cells:
-    """Trainings by what they are; those that are done are read from a file."""
+    """A cache of trainings in a file."""
 
     def __init__(self, path: Path):
-        """Takes those of the same code."""
+        """Reads the outcomes of the same code from the file."""
         self._path = path
         self._code = code_of()
         kept = json.loads(path.read_text()) if path.exists() else {}
         self._done: dict[str, Any] = kept["cells"] if kept.get("code") == self._code else {}
 
     def __call__(self, name: str, *args: Any, **kwargs: Any) -> Outcome:
-        """The outcome of `train` with these arguments; `name` says the recipe and the data."""
+        """Returns the cached outcome of `train`, or trains; `name` stands for recipe and data."""
         key = key_of(name, *args, **kwargs)
         if key not in self._done:
             outcome = train(*args, **kwargs)

@@ -1,8 +1,8 @@
-"""Contenders in processes of their own that compute by turns.
+"""Contenders in separate processes that compute one at a time.
 
 A contender is a function (case, turns) in a module that may load TensorFlow. Its process stays
-alive over several cases, so that windows of several processes can be interleaved while only one
-of them computes.
+alive over several cases, so that the windows of several processes can be interleaved while only
+one process computes.
 """
 
 import contextlib
@@ -15,53 +15,53 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from benchmarks.report import seconds
-from ddl.quiet import quiet_start_up
+from ddl.cli.start_up import quiet_start_up
 
 _TIMEOUT_SECONDS = 240
 
 
 class Failed(Exception):
-    """A contender cannot do a case; the text says why."""
+    """A contender cannot run a case; the message says why."""
 
 
 class Turns:
-    """In the contender's process: waits for its turn and reports what it took."""
+    """The contender's end of the connection: waits for a turn and reports its figure."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._has_the_turn = False
 
     def wait(self) -> bool:
-        """Waits; False when the case is over."""
+        """Waits for the turn; returns False when the case is over."""
         self._has_the_turn = self._connection.recv() == "go"
         return self._has_the_turn
 
     def report(self, value: Any) -> None:
-        """Ends the turn with what was measured; a text says that there is nothing."""
+        """Ends the turn and reports a figure; a string reports a failure."""
         self._connection.send(value)
         self._has_the_turn = False
 
     def take(self, window: Callable[[], object], parts: int = 1) -> None:
-        """Times a window in each turn until the case is over, and reports the time of a part."""
+        """Times one window per turn until the case is over; reports its seconds over `parts`."""
         while self.wait():
             self.report(seconds(window) / parts)
 
     def give_up(self, text: str) -> None:
-        """Waits for the end of the case, of which there is nothing to report."""
+        """Reports a failure in every turn until the case is over."""
         while self._has_the_turn or self.wait():
             self.report(text)
 
 
 class Contender:
-    """In the benchmark's process: a contender's process, which it starts at once."""
+    """The benchmark's end of the connection: starts and controls a contender's process."""
 
     def __init__(self, function: str, cases: Sequence[Any], environment: dict[str, str]) -> None:
-        """Starts it.
+        """Starts the process.
 
         Args:
-          function: "module:name" of the function.
-          cases: What it is called with, one after the other.
-          environment: What is set for the process.
+          function: "module:name" of the contender's function.
+          cases: The cases, in the order in which the function is called with them.
+          environment: Environment variables set in the process.
         """
         self._connection, theirs = multiprocessing.Pipe()
         context = multiprocessing.get_context("spawn")
@@ -72,15 +72,15 @@ class Contender:
         theirs.close()
 
     def start_window(self) -> None:
-        """Gives it the turn."""
-        with contextlib.suppress(OSError):  # where it has died, end_window says so
+        """Gives the process its turn."""
+        with contextlib.suppress(OSError):  # if the process died, end_window raises
             self._connection.send("go")
 
     def end_window(self) -> Any:
-        """What it reports.
+        """Returns the figure that the process reports.
 
         Raises:
-          Failed: If it cannot do the case, has died, or does not answer.
+          Failed: If the process cannot run the case, died, or does not answer in time.
         """
         try:
             if not self._connection.poll(_TIMEOUT_SECONDS):
@@ -93,7 +93,7 @@ class Contender:
         return value
 
     def window(self) -> Any:
-        """One turn."""
+        """Runs one turn and returns its figure."""
         self.start_window()
         return self.end_window()
 
@@ -103,7 +103,7 @@ class Contender:
             self._connection.send("next")
 
     def close(self) -> None:
-        """Ends the process."""
+        """Kills the process."""
         self._process.kill()
         self._process.join()
 

@@ -1,15 +1,16 @@
-"""How well two workers scale: python -m benchmarks.weak_scaling.
+"""Weak scaling of two workers: python -m benchmarks.weak_scaling.
 
-Two processes, pinned to a core each, train together with a fixed batch a worker, on the network of
-the third tutorial and the MLP of the second. The limit without communication is what two
-independent runs of ddl reach at the same time on the same cores, which share caches and memory as
-workers do. All processes stay alive, and one contender at a time makes a window of updates, in
-turns. A scaling of 91% means that an update takes 1 / 0.91 of the time of the independent runs.
+Two processes, pinned to a core each, train together with a fixed batch per worker, on the network
+of the third tutorial and the MLP of the second. The limit without communication is the speed of two
+concurrent independent runs of ddl on the same cores, which share caches and memory as workers do.
+All processes stay alive, and one contender at a time runs a window of updates. A scaling of 91%
+means that an update takes 1 / 0.91 of the time of the independent runs.
 
-ddl runs as it comes, and with gradients that travel as bfloat16 and are added in float32.
-TensorFlow's own is the loop of its tutorial: a tf.function a step on MultiWorkerMirroredStrategy.
-What an update takes longer than that of the independent runs is split into processor time, which
-is the sending, receiving and adding, and the rest, in which one worker waits for the other.
+ddl runs with its defaults, and with gradients that are sent as bfloat16 and added in float32. The
+TensorFlow contender is the loop of its tutorial, with a tf.function for each step on
+MultiWorkerMirroredStrategy. The extra time of an update over the independent runs is split into
+processor time, which is sending, receiving and adding, and the rest, in which one worker waits for
+the other.
 
 Horovod 0.28.1 does not build on this TensorFlow and is left out.
 """
@@ -32,7 +33,7 @@ EXAMPLES = 8192
 
 
 class Case(NamedTuple):
-    """A network at a batch a worker, how many updates a window has, and the scaling asked for."""
+    """A network and batch per worker, the updates in a window, and the target scaling."""
 
     network: str
     batch: int
@@ -41,7 +42,7 @@ class Case(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As the table says it."""
+        """Name in the table."""
         return f"{self.network}, {self.batch:,} a worker"
 
 
@@ -59,28 +60,28 @@ _ENTRIES = {ALONE: "alone", DDL: "together", BFLOAT16: "rounded", TENSORFLOW: "t
 
 
 def alone(case: Case, turns: Turns) -> None:
-    """An independent run."""
+    """Trains as an independent run."""
     take(turns, case.steps, ddl_window(case, strategy_of_process("one_device")))
 
 
 def together(case: Case, turns: Turns) -> None:
-    """A worker of ddl."""
+    """Trains as a worker of ddl."""
     take(turns, case.steps, ddl_window(case, strategy_of_process("multi_worker_mirrored")))
 
 
 def rounded(case: Case, turns: Turns) -> None:
-    """The same with gradients rounded to bfloat16."""
+    """Trains as a worker of ddl with gradients rounded to bfloat16."""
     strategy = strategy_of_process("multi_worker_mirrored")
     take(turns, case.steps, ddl_window(case, strategy, gradient_dtype="bfloat16"))
 
 
 def tutorial(case: Case, turns: Turns) -> None:
-    """A worker of TensorFlow's tutorial."""
+    """Trains as a worker of TensorFlow's tutorial."""
     take(turns, case.steps, tutorial_window(case))
 
 
 def take(turns: Turns, steps: int, window: Callable[[int], object]) -> None:
-    """Reports what an update takes: milliseconds, and milliseconds of processor time."""
+    """Reports the milliseconds of an update, and its milliseconds of processor time."""
     window(2)  # traces
     while turns.wait():
         start, used = time.perf_counter(), time.process_time()
@@ -90,27 +91,24 @@ def take(turns: Turns, steps: int, window: Callable[[int], object]) -> None:
 
 
 @functools.cache
-def strategy_of_process(name: str, keeps_memory: bool = True) -> Any:
-    """The strategy, on the one core of this worker."""
+def strategy_of_process(name: str) -> Any:
+    """Builds the strategy on this worker's core."""
     os.sched_setaffinity(0, {int(os.environ["CORE"])})
     from ddl import distribution
-    from ddl.host_memory import keep_freed_memory
 
-    if keeps_memory:
-        keep_freed_memory()
     return distribution.build_strategy(name)
 
 
 @functools.cache
 def arrays() -> tuple[np.ndarray, np.ndarray]:
-    """Images of 28 × 28, and labels."""
+    """Returns images of 28 × 28, and labels."""
     from ddl.data.synthetic import synthetic_images
 
     return synthetic_images("train", image_shape=(28, 28, 1), num_classes=10, num_examples=EXAMPLES)
 
 
 def network_and_optimizer(case: Case) -> tuple[Any, Any]:
-    """In the scope of a strategy."""
+    """Builds the network and the optimizer. Call it in the scope of a strategy."""
     import keras
 
     import ddl
@@ -125,7 +123,7 @@ def network_and_optimizer(case: Case) -> tuple[Any, Any]:
 
 
 def ddl_window(case: Case, strategy: Any, **arguments: Any) -> Callable[[int], object]:
-    """So many updates of a trainer."""
+    """Returns a function that makes a given number of updates of a trainer."""
     import ddl
 
     with strategy.scope():
@@ -142,7 +140,7 @@ def ddl_window(case: Case, strategy: Any, **arguments: Any) -> Callable[[int], o
 
 
 def tutorial_window(case: Case) -> Callable[[int], object]:
-    """So many calls of a distributed step."""
+    """Returns a function that makes a given number of calls of a distributed step."""
     os.sched_setaffinity(0, {int(os.environ["CORE"])})
     import keras
     import tensorflow as tf
@@ -196,13 +194,13 @@ class Group:
     """The processes of one contender."""
 
     def __init__(self, name: str, cases: list[Case]) -> None:
-        """Starts them.
+        """Starts the processes.
 
         Args:
-          name: Which contender.
-          cases: What they do, one after the other.
+          name: Name of the contender.
+          cases: Cases in the order in which the processes run them.
         """
-        from ddl.cluster_tasks import free_ports
+        from ddl.launcher.tasks import free_ports
 
         addresses = [f"127.0.0.1:{port}" for port in free_ports(WORKERS)]
         cores = sorted(os.sched_getaffinity(0))
@@ -220,7 +218,7 @@ class Group:
             self._workers.append(Contender(entry, cases, environment))
 
     def window(self) -> tuple[float, ...]:
-        """Milliseconds an update of the slower one, and of processor time of the busier one."""
+        """Returns the larger milliseconds per update, and the larger processor milliseconds."""
         for worker in self._workers:
             worker.start_window()
         answers = [worker.end_window() for worker in self._workers]
@@ -232,13 +230,13 @@ class Group:
             worker.next_case()
 
     def close(self) -> None:
-        """Ends the processes."""
+        """Kills the processes."""
         for worker in self._workers:
             worker.close()
 
 
 def measure(quick: bool = False) -> Report:
-    """Runs all cases."""
+    """Measures all cases."""
     cases = [case._replace(steps=2) for case in CASES[2:]] if quick else list(CASES)
     rounds = 1 if quick else 5
     groups = {}
@@ -248,7 +246,7 @@ def measure(quick: bool = False) -> Report:
         found = {}
         for case in cases:
             windows = {name: group.window for name, group in groups.items()}
-            report.interleaved(windows, 1)  # the first of each may still grow its memory
+            report.interleaved(windows, 1)  # the first window of each may still allocate memory
             found[case] = report.interleaved(windows, rounds)
             for group in groups.values():
                 group.next_case()
@@ -259,7 +257,7 @@ def measure(quick: bool = False) -> Report:
 
 
 def as_report(found: dict[Case, dict[str, np.ndarray]]) -> Report:
-    """Tables, bars and the plot of (milliseconds, processor milliseconds) [rounds, 2]."""
+    """Builds the report from (milliseconds, processor milliseconds), [rounds, 2] each."""
     times, losses, bars, series = [], [], [], []
     for case, of_case in found.items():
         limit = of_case[ALONE]

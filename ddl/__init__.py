@@ -1,4 +1,4 @@
-"""ddl: custom training loops on tf.distribute that compute the same thing on any devices.
+"""Custom training loops on tf.distribute that compute the same result on any devices.
 
 The public names below are imported on first use, so that ``import ddl`` (and with it
 ``python -m ddl.main --help``) does not wait for TensorFlow.
@@ -10,31 +10,32 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from ddl.checkpoints import Checkpoints
-    from ddl.noise_scale import GradientNoiseScale
+    from ddl.checkpoints.checkpoints import Checkpoints
+    from ddl.checkpoints.retention import Retention
+    from ddl.checkpoints.warm_start import WarmStart
     from ddl.precision import LossScale
-    from ddl.retention import Retention
-    from ddl.task import PerExample, Task
+    from ddl.step.noise_scale import GradientNoiseScale
+    from ddl.step.weight_average import ExponentialMovingAverage
     from ddl.tasks.classification import Classification
-    from ddl.trainer import Trainer
-    from ddl.warm_start import WarmStart
-    from ddl.weight_average import ExponentialMovingAverage
+    from ddl.tasks.task import PerExample, Task
+    from ddl.training.trainer import Trainer
 
 _HOME = {
-    "Checkpoints": "ddl.checkpoints",
+    "Checkpoints": "ddl.checkpoints.checkpoints",
     "Classification": "ddl.tasks.classification",
-    "ExponentialMovingAverage": "ddl.weight_average",
-    "GradientNoiseScale": "ddl.noise_scale",
+    "ExponentialMovingAverage": "ddl.step.weight_average",
+    "GradientNoiseScale": "ddl.step.noise_scale",
     "LossScale": "ddl.precision",
-    "PerExample": "ddl.task",
-    "Retention": "ddl.retention",
-    "Task": "ddl.task",
-    "Trainer": "ddl.trainer",
-    "WarmStart": "ddl.warm_start",
+    "PerExample": "ddl.tasks.task",
+    "Retention": "ddl.checkpoints.retention",
+    "Task": "ddl.tasks.task",
+    "Trainer": "ddl.training.trainer",
+    "WarmStart": "ddl.checkpoints.warm_start",
 }
 
 _SUBMODULES = (
-    *("data", "distribution", "layers", "models", "optimizers", "precision", "random", "tasks"),
+    *("checkpoints", "config", "data", "distribution", "errors", "layers", "microbatch", "models"),
+    *("optimizers", "precision", "random", "run", "step", "tasks", "training"),
 )
 
 __all__ = [
@@ -58,3 +59,7 @@ def __getattr__(name: str) -> Any:
     if name in _SUBMODULES:
         return importlib.import_module(f"ddl.{name}")
     raise AttributeError(f"module 'ddl' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *_SUBMODULES])

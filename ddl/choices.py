@@ -1,4 +1,4 @@
-"""What flags and arguments can be, and are by default: readable without TensorFlow."""
+"""Allowed values and a default of flags and arguments. Imports no TensorFlow."""
 
 from typing import Literal, get_args
 
@@ -24,6 +24,6 @@ MODES: tuple[str, ...] = get_args(Mode)
 PINS: tuple[str, ...] = get_args(Pin)
 CLUSTERS: tuple[str, ...] = get_args(ClusterName)
 
-# Large enough that the time of a transfer is not its latency, small enough that a network of a
-# hundred megabytes sends most of its gradients while the others are computed.
+# Bytes. Large enough that latency does not dominate a transfer, small enough that a model with
+# 100 MB of gradients sends most of them while the backward pass computes the others.
 BYTES_PER_PACK = 32 << 20

@@ -1,63 +1,101 @@
-"""The errors that ddl raises on purpose: each says what is wrong, where, and what to do.
+"""Errors for the person who started the run: each names the problem, the place and the remedy.
 
-``ddl.main`` prints such an error's message alone, without a traceback, and exits with its
-``exit_status``. Anything else that escapes is a bug or the system's doing: it keeps its traceback,
-and the process exits with `UNEXPECTED_STATUS`.
+``ddl.main`` prints the message of such an error without a traceback and exits with its
+``exit_status``. Any other exception is a bug or a system failure: it keeps its traceback, and the
+process exits with `UNEXPECTED_STATUS`.
 """
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Sequence
 
-# sysexits.h calls it EX_SOFTWARE. Started again the process may do better, as with a full memory.
+# EX_SOFTWARE in sysexits.h. A restart may succeed, for example after the memory was full.
 UNEXPECTED_STATUS = 70
 
 
 class DdlError(Exception):
-    """Base of all errors meant for the person who started the run."""
+    """Base class of all errors for the person who started the run.
+
+    Attributes:
+      exit_status: The exit status of a command that ends with this error.
+    """
 
     exit_status = 1
 
 
 class ConfigError(DdlError, ValueError):
-    """A value, a binding or a flag that cannot be used as given."""
+    """An invalid value, binding or flag."""
 
 
 def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
-    """Raises a ConfigError unless `value` is one of `choices`."""
+    """Checks that `value` is one of `choices`.
+
+    Raises:
+      ConfigError: If it is not; the message begins with `name`.
+    """
     if value not in choices:
         raise ConfigError(f"{name} is {value!r}; it is one of {', '.join(choices)}")
 
 
 class DataError(DdlError, ValueError):
-    """Data that is missing, or not what the task needs."""
+    """Data that are missing, or that do not fit the task."""
 
 
 class DeviceError(DdlError, RuntimeError):
-    """A device or a strategy that is not there, or can no longer be set up."""
+    """A device or a strategy that is unavailable, or that can no longer be set up."""
 
 
 class AddressTaken(DdlError, RuntimeError):
-    """The address of this process in its cluster is in use; the next start may get another."""
+    """The cluster address of this process is in use; a restart may get another one."""
 
     exit_status = UNEXPECTED_STATUS
 
 
 class ModelDirectoryError(DdlError, RuntimeError):
-    """A model directory, or a checkpoint or file in it, that cannot be used or written."""
+    """A model directory, or a checkpoint or file in it, that cannot be read or written."""
 
 
 class TrainingInterrupted(DdlError):
-    """Training stopped on a signal, after saving; the same command goes on from there."""
+    """Training saved and stopped on a signal; the same command resumes it."""
 
     exit_status = 75
 
 
 class WorkerLost(DdlError, RuntimeError):
-    """Another worker of the cluster did not join, died or stalls; all have to start again."""
+    """Another worker of the cluster did not join, died or stalled; all workers must restart."""
 
     exit_status = 77
 
 
 class TrainingDiverged(DdlError, ArithmeticError):
-    """The loss or the gradients stopped being finite."""
+    """The loss or the gradients are no longer finite."""
 
     exit_status = 76
+
+
+def closest(word: str, candidates: Iterable[str], cutoff: float = 0.75) -> list[str]:
+    """Returns up to three candidates similar to `word`, the most similar first.
+
+    The comparison ignores case: `sgd` finds `SGD`.
+
+    Args:
+      word: What was given.
+      candidates: The known names.
+      cutoff: Least similarity from 0 to 1, as in `difflib.get_close_matches`.
+    """
+    by_lower: dict[str, str] = {}
+    for candidate in candidates:
+        by_lower.setdefault(candidate.lower(), candidate)
+    found = difflib.get_close_matches(word.lower(), list(by_lower), n=3, cutoff=cutoff)
+    return [by_lower[match] for match in found if by_lower[match] != word]
+
+
+def either(names: Iterable[str]) -> str:
+    """Joins names as `a`, `a or b`, `a, b or c`."""
+    *most, last = names
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+def did_you_mean(word: str, candidates: Iterable[str]) -> str:
+    """Returns ` Did you mean x?` with its leading space, or "" without a similar candidate."""
+    found = closest(word, candidates)
+    return f" Did you mean {either(found)}?" if found else ""

@@ -20,11 +20,11 @@ from pathlib import Path
 
 from absl import flags
 
-import ddl.main
 from ddl.choices import PINS
-from ddl.cluster import Cluster
-from ddl.command_line import asks_for_help, parse, with_aliases
+from ddl.cli.arguments import asks_for_help, parse, with_aliases
+from ddl.cli.flags import FLAGS as MAIN_FLAGS
 from ddl.errors import ConfigError, DdlError
+from ddl.launcher.cluster import Cluster
 
 # Apart from those of ddl.main, which are given behind -- and are read here too.
 FLAGS = flags.FlagValues()
@@ -110,13 +110,13 @@ def build_cluster(arguments: Sequence[str]) -> Cluster:
     own, of_main = split(arguments)
     parse(FLAGS, own)
     # Read here too, so that a mistyped one is told once and before anything is started.
-    parse(ddl.main.FLAGS, with_aliases([arguments[0], *of_main]))
+    parse(MAIN_FLAGS, with_aliases([arguments[0], *of_main]))
     if FLAGS.num_workers is None:
         needed = f", which --num_ps={FLAGS.num_ps} needs" if FLAGS.num_ps else ""
         raise flags.Error(f"--num_workers is missing{needed}: say how many, such as 2")
     # One process alone has the strategy that its devices call for.
     joins = FLAGS.num_ps > 0 or FLAGS.num_workers > 1
-    if joins and not ddl.main.FLAGS["strategy"].present:
+    if joins and not MAIN_FLAGS["strategy"].present:
         strategy = "parameter_server" if FLAGS.num_ps else "multi_worker_mirrored"
         of_main = [*of_main, f"--strategy={strategy}"]
     return Cluster(
@@ -145,8 +145,8 @@ def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def log_dir_of_run() -> Path | None:
     """The folder for logs in --model_dir, if there is one and this run may write there."""
-    model_dir = ddl.main.FLAGS.model_dir
-    if model_dir is None or "://" in model_dir or ddl.main.FLAGS.dry_run:
+    model_dir = MAIN_FLAGS.model_dir
+    if model_dir is None or "://" in model_dir or MAIN_FLAGS.dry_run:
         return None
     return Path(model_dir) / "logs"
 

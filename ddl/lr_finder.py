@@ -18,13 +18,15 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-import ddl.main
-from ddl.command_line import asks_for_help, parse, with_aliases
-from ddl.durable_files import write_whole
+from ddl.checkpoints.durable_files import write_whole
+from ddl.cli.arguments import asks_for_help, parse, with_aliases
+from ddl.cli.flags import FLAGS as MAIN_FLAGS
+from ddl.cli.flags import parse_gpus
+from ddl.cli.placing import place
 from ddl.errors import ConfigError, DdlError
 
 if TYPE_CHECKING:
-    from ddl.range_test import RangeTestResult
+    from ddl.run.range_test import RangeTestResult
 
 FLAGS = flags.FlagValues()
 
@@ -39,7 +41,7 @@ _OF_MAIN = (
 def define_flags() -> None:
     """Defines every flag of the command line."""
     for name in _OF_MAIN:
-        FLAGS[name] = ddl.main.FLAGS[name]
+        FLAGS[name] = MAIN_FLAGS[name]
     flags.DEFINE_string("output", None, "A folder for the table and the plot.", flag_values=FLAGS)
     flags.DEFINE_float("smallest", 1e-6, "The rate of the first update.", flag_values=FLAGS)
     flags.DEFINE_float("largest", 10.0, "The rate of the last one.", flag_values=FLAGS)
@@ -56,11 +58,11 @@ def run(argv: Sequence[str] | None = None) -> None:
         parse(FLAGS, arguments)
         if not FLAGS.gin_file:
             raise flags.Error("--gin_file is missing: name a config")
-        gpus = ddl.main.parse_gpus(FLAGS.gpus)
+        gpus = parse_gpus(FLAGS.gpus)
     except flags.Error as error:
         print(f"ddl.lr_finder: {error}\n--help lists all flags.", file=sys.stderr)
         sys.exit(1)
-    ddl.main.FLAGS.mark_as_parsed()
+    MAIN_FLAGS.mark_as_parsed()
     try:
         find(gpus)
     except DdlError as error:
@@ -70,15 +72,16 @@ def run(argv: Sequence[str] | None = None) -> None:
 
 def find(gpus: Sequence[int] | None) -> None:
     """From parsed flags to the suggestion."""
-    ddl.main.FLAGS.cluster = "none"  # it runs in one process, whatever stands in TF_CONFIG
-    placement = ddl.main.place(gpus)
+    MAIN_FLAGS.cluster = "none"  # it runs in one process, whatever stands in TF_CONFIG
+    placement = place(gpus)
     assert placement is not None  # which it is for a parameter server alone
 
-    from ddl import config, train
-    from ddl.learning_rate import LearningRate
-    from ddl.plateau import unreduced
-    from ddl.range_test import RangeTest
-    from ddl.workers import Workers
+    from ddl import config
+    from ddl.distribution.workers import Workers
+    from ddl.optimizers.learning_rate import LearningRate
+    from ddl.optimizers.plateau import unreduced
+    from ddl.run import train
+    from ddl.run.range_test import RangeTest
 
     test = RangeTest(FLAGS.smallest, FLAGS.largest, FLAGS.steps)
     _, trainer = train.build(placement, Workers(placement.strategy))

@@ -1,14 +1,14 @@
-"""Which rows of which global batch a replica is computing: what layers may ask while they run.
+"""The current microbatch: which rows of which global batch a replica computes.
 
-Two kinds of layers must know more than their input to compute the same on any number of
-replicas: those that draw random numbers, which depend on an example's position in the global
-batch, and those that take statistics, which leave padding out. The trainer says it around the
-task's forward pass; outside of a trainer there is no current microbatch.
+Two kinds of layers need more than their input to compute the same result on any number of
+replicas. Layers that draw random numbers need each example's position in the global batch. Layers
+that compute batch statistics need the mask of the padding. The trainer sets the current microbatch
+around the task's forward and backward pass; outside of a trainer there is none.
 """
 
 import dataclasses
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,42 +16,65 @@ import tensorflow as tf
 
 from ddl.errors import ConfigError
 
-# Replicas are traced in threads of their own.
+# tf.distribute traces each replica in its own thread.
 _OF_THREAD = threading.local()
 
 
 def current() -> "Microbatch | None":
-    """The microbatch that this thread traces a forward or backward pass of; None outside."""
+    """Returns the microbatch whose pass this thread traces; None outside of a trainer."""
     return getattr(_OF_THREAD, "microbatch", None)
-
-
-@contextmanager
-def explaining_stale_traces() -> Iterator[None]:
-    """Says what to do where a task or model holds tensors of an earlier trace.
-
-    Raises:
-      ConfigError: In place of TensorFlow's error.
-    """
-    try:
-        yield
-    except (TypeError, ValueError) as error:
-        if "out of scope" not in str(error):
-            raise
-        raise ConfigError(
-            "the task or the model uses a tensor of an earlier trace, kept on an attribute or by a "
-            "tf.function of its own that another trainer traced, or a call in training beforehand. "
-            "Make task and model anew for each Trainer, keep no tensors, and leave such a "
-            f"tf.function out: the trainer compiles the whole step. ({str(error).splitlines()[0]})"
-        ) from error
 
 
 @dataclasses.dataclass
 class _Calls:
-    """How often an object drew. It is held, so that its id is not given to another."""
+    """The number of draws of an object. Holds the object, so that its id stays unique."""
 
     owner: Any
     place: int
     count: int = 0
+
+
+@contextmanager
+def without_traces_of_the_user() -> Iterator[None]:
+    """Runs a task's own `tf.function`s untraced within the `with` block.
+
+    Training would reuse a trace made with the microbatch of a trial. Untraced, each function runs
+    as a part of its caller.
+    """
+    earlier = tf.config.functions_run_eagerly()
+    tf.config.run_functions_eagerly(True)
+    try:
+        yield
+    finally:
+        tf.config.run_functions_eagerly(earlier)
+
+
+class HeldMoments:
+    """Batch moments of the normalization layers, in the order of the layers' calls.
+
+    One pass records the moments. Later passes reuse them, whichever rows they compute.
+
+    Attributes:
+      moments: Mean and variance of each call, [channels] each, alternating; the recorded or the
+        given ones.
+    """
+
+    def __init__(self, moments: list[tf.Tensor] | None = None):
+        """Takes the moments to reuse.
+
+        Args:
+          moments: `moments` of an earlier pass; None to record.
+        """
+        self.moments: list[tf.Tensor] = list(moments or [])
+        self._given = None if moments is None else iter(moments)
+
+    def __call__(self, compute: Callable[[], Sequence[tf.Tensor]]) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns mean and variance of a call: the given ones, or else those of `compute`."""
+        if self._given is not None:
+            return next(self._given), next(self._given)
+        mean, variance = compute()
+        self.moments += [mean, variance]
+        return mean, variance
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -59,14 +82,19 @@ class Microbatch:
     """The rows that one replica computes at once. Replica context.
 
     Attributes:
-      seed: Of all that is drawn.
-      training: Whether the pass is one of training or of evaluation, which draw apart.
-      counter: uint64 [2], what `ddl.random.batch_counter` gives for the global batch.
+      seed: Seed of all random numbers.
+      training: Whether this is a training pass. Training and evaluation draw different numbers.
+      counter: uint64 [2], `ddl.random.batch_counter` of the global batch.
       first_row: Position of the first row in the global batch, int64 [] or a Python integer. The
-        rows follow one another there.
-      rows: How many they are; static.
-      mask: bool [rows], False for padding and for examples that the data give the weight 0;
-        None if there is neither.
+        rows are consecutive.
+      rows: Number of rows; static.
+      mask: bool [rows], False for padding and for examples with weight 0; None if there are
+        neither.
+      held_moments: Source of the moments of BatchNormalization; None to compute them from the
+        rows.
+      position: In an evaluation, the number of global batches that training has consumed, int64
+        []; None in training, where `counter` holds it. The `counter` of an evaluation begins at 0
+        each time, so that each evaluation draws the same numbers.
     """
 
     seed: int
@@ -75,6 +103,8 @@ class Microbatch:
     first_row: tf.Tensor | int
     rows: int
     mask: tf.Tensor | None = None
+    held_moments: HeldMoments | None = None
+    position: tf.Tensor | None = None
     _calls: dict[int, _Calls] = dataclasses.field(default_factory=dict)
     _is_backward: bool = False
 
@@ -83,12 +113,19 @@ class Microbatch:
 
     @property
     def batch(self) -> tf.Tensor:
-        """Number of the global batch, counted over the whole run: int64 []."""
+        """Training's position in the data, int64 [].
+
+        In training, the index of the global batch, counted from 0 over the whole run. In an
+        evaluation, the index of the batch that training consumes next. It is the same for all
+        batches of the evaluation, so that a schedule has the value that it has in training.
+        """
+        if self.position is not None:
+            return self.position
         return tf.cast(self.counter[1], tf.int64)
 
     @contextmanager
     def forward(self) -> Iterator[None]:
-        """Makes this the current microbatch."""
+        """Makes this the current microbatch of the thread within the `with` block."""
         earlier = current()
         _OF_THREAD.microbatch = self
         try:
@@ -98,7 +135,7 @@ class Microbatch:
 
     @contextmanager
     def backward(self) -> Iterator[None]:
-        """The same while gradients are traced: what is recomputed draws what it drew before."""
+        """Does the same for the backward pass, where recomputed layers repeat their draws."""
         self._is_backward = True
         try:
             with self.forward():
@@ -108,9 +145,10 @@ class Microbatch:
 
     @property
     def in_loop(self) -> bool:
-        """Whether the model has a loop on tensors around what is being traced.
+        """Whether the current graph lies within a `tf.while_loop` body of the model.
 
-        A loop is traced once and run often: what is numbered while tracing would repeat in it.
+        A loop body is traced once and runs many times, so a number assigned during the trace is the
+        same in every iteration.
         """
         graph = tf.compat.v1.get_default_graph()
         while graph is not self._graph and graph is not None:
@@ -120,14 +158,14 @@ class Microbatch:
         return False
 
     def rows_per_example(self, rows: Any, asking: str) -> int:
-        """How many of a layer's rows belong to an example, where a model splits examples.
+        """Returns how many of a layer's rows belong to each example.
 
         Args:
-          rows: How many rows the layer has; a tensor where that is not static.
-          asking: Who asks, for the error.
+          rows: Number of rows of the layer; a tensor if it is not static.
+          asking: Description of the caller, for the error.
 
         Raises:
-          ConfigError: If it cannot be known which example a row belongs to.
+          ConfigError: If `rows` is not a static multiple of the microbatch's rows.
         """
         if not isinstance(rows, int) or rows < self.rows or rows % self.rows:
             number = rows if isinstance(rows, int) else "an unknown number of"
@@ -139,18 +177,18 @@ class Microbatch:
         return rows // self.rows
 
     def call_number(self, owner: Any) -> tuple[int, int]:
-        """Counts the draws of a layer in this pass, to tell them apart.
+        """Counts the draws of an object in this pass, so that each draw has its own stream.
 
         Args:
           owner: The layer, or another object that draws.
 
         Returns:
-          Its place in the order of first draws, which is the same on every replica and in every
-          run of the same model; and how often it drew before in this pass.
+          The place of `owner` in the order of first draws, which is the same on every replica and
+          in every run of the same model; and the number of its earlier draws in this pass.
 
         Raises:
-          ConfigError: If what is recomputed for the backward pass (tf.recompute_grad) did not draw
-            exactly once in the forward pass: which of its draws is meant cannot be known.
+          ConfigError: If the backward pass recomputes (tf.recompute_grad) an owner that did not
+            draw exactly once in the forward pass, so that the draw to repeat is ambiguous.
         """
         calls = self._calls.setdefault(id(owner), _Calls(owner, place=len(self._calls)))
         if not self._is_backward:

@@ -1,9 +1,9 @@
-"""Number formats: the dtype policy of the layers, and the loss scale that float16 needs.
+"""Number formats: the dtype policy of the layers, and the loss scale for float16.
 
-float16 gradients underflow; so the loss is multiplied by a scale before the backward pass and
-the gradients divided by it after the all-reduce (Micikevicius et al. 2018, "Mixed Precision
-Training"). The dynamic scale doubles after `growth_interval` finite updates and halves at each
-overflow, whose update is skipped.
+float16 gradients underflow. The loss is therefore multiplied by a scale before the backward pass,
+and the gradients are divided by it after the all-reduce (Micikevicius et al. 2018, "Mixed Precision
+Training"). The dynamic scale doubles after `growth_interval` finite updates. It halves at each
+overflow, and that update is skipped.
 """
 
 import dataclasses
@@ -23,10 +23,10 @@ _LARGEST_SCALE = 2.0**24
 def set_precision(precision: Precision) -> None:
     """Sets Keras's dtype policy for layers built afterwards in this thread.
 
-    Variables are float32 under the mixed policies, float64 under `float64`.
+    Variables are float32 under `float32` and the mixed policies, float64 under `float64`.
 
     Raises:
-      ConfigError: If the name is unknown.
+      ConfigError: If `precision` is unknown.
     """
     check_choice("precision", precision, get_args(Precision))
     # Optimizers and inputs follow floatx, layers follow the policy.
@@ -35,14 +35,14 @@ def set_precision(precision: Precision) -> None:
 
 
 def set_numerics(precision: Precision, seed: int) -> None:
-    """What must stand before a model is built: its number format, and the seed of its weights.
+    """Sets the number format and the global seeds. Call it before building a model.
 
     Args:
       precision: As in `set_precision`.
-      seed: Seeds Python's, NumPy's, Keras's and TensorFlow's global generators.
+      seed: Seed of Python's, NumPy's, Keras's and TensorFlow's global generators.
 
     Raises:
-      ConfigError: If one is out of range.
+      ConfigError: If `precision` is unknown or `seed` is not between 0 and 2^31 - 1.
     """
     if not 0 <= seed < 2**31:
         raise ConfigError(f"SEED is {seed}; it lies between 0 and 2^31 - 1")
@@ -54,12 +54,15 @@ def set_numerics(precision: Precision, seed: int) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class LossScale:
-    """The rule by which the loss scale moves; its state travels in the training state.
+    """The update rule of the loss scale. The training state holds the scale itself.
 
     Attributes:
-      initial: The scale of the first update.
-      growth_interval: After how many finite updates in a row the scale doubles; None keeps
-        the scale fixed (an overflow is skipped all the same).
+      initial: Scale of the first update, between 1 and 2^24.
+      growth_interval: Number of consecutive finite updates after which the scale doubles. None
+        keeps the scale fixed; an update that overflows is skipped all the same.
+
+    Raises:
+      ConfigError: If a value is out of range.
     """
 
     initial: float = 2.0**15
@@ -79,15 +82,15 @@ class LossScale:
     def next(
         self, scale: tf.Tensor, finite_updates: tf.Tensor, finite: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """The scale and the run of finite updates after one update.
+        """Returns the scale and the count of finite updates after one update.
 
         Args:
-          scale: float32 [], as used in this update.
-          finite_updates: int64 [], finite updates since the scale last moved.
+          scale: float32 [], the scale of this update.
+          finite_updates: int64 [], number of finite updates since the scale last changed.
           finite: bool [], whether all reduced gradients of this update are finite.
 
         Returns:
-          The two for the next update.
+          `scale` and `finite_updates` of the next update, with the same shapes and dtypes.
         """
         if self.growth_interval is None:
             return scale, finite_updates

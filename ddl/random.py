@@ -1,12 +1,12 @@
-"""Random numbers by position: the rows of one stream, whichever replica draws them.
+"""Random numbers by position in the global batch, independent of the number of replicas.
 
-What is drawn for an example is a function of (seed, batch, layer, position in the global batch).
+The numbers of an example are a function of (seed, batch, layer, position in the global batch).
 Philox (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3") computes the words of
-a stream from their place in it, so a replica begins where its rows lie and draws no more than
-them: N replicas, or microbatches, draw bit for bit what one device does. What is drawn does not
-depend on a run's precision.
+a stream from their place in it, so each replica starts at its own rows and draws only those. N
+replicas or microbatches draw bit for bit the same numbers as one device. The numbers do not depend
+on a run's precision.
 
-A layer of one's own draws with `uniform`, `normal` and `bernoulli`, and says so by its attribute
+A custom layer draws with `uniform`, `normal` and `bernoulli`, and declares it with the attribute
 `draws_by_position = True`:
 
     class Jitter(keras.layers.Layer):
@@ -15,7 +15,7 @@ A layer of one's own draws with `uniform`, `normal` and `bernoulli`, and says so
         def call(self, x, training=False):
             return x + ddl.random.normal(self, x.shape) if training else x
 
-Keras's own layers cannot do this: they get a stream for each replica and microbatch.
+Keras's own layers cannot draw by position: each replica and microbatch gets its own stream.
 """
 
 import functools
@@ -33,40 +33,42 @@ from ddl.errors import ConfigError
 
 PHILOX = tf.random.Algorithm.PHILOX.value
 _SPREAD = -7046029254386353131  # 2^64 over the golden ratio, odd, as an int64
-_WORDS = 4  # what one count of Philox gives: as many float32
+_WORDS = 4  # 32-bit words for each count of Philox, each one float32
 
 
 def batch_counter(batch: tf.Tensor) -> tf.Tensor:
-    """Where Philox begins for the first row of a global batch: uint64 [2].
+    """Returns Philox's counter at the first row of a global batch, uint64 [2].
 
-    A loop makes it for the next batch beside an update, so that it is there when that begins: what
-    is drawn is then computed while the layers before it are, where a few operations ahead of the
-    draw would make them wait for each other.
+    A training loop computes the counter of the next batch during an update, so that it is ready
+    when the next update begins. The random numbers are then computed in parallel with the layers
+    before them; a few operations ahead of the draw would make one wait for the other.
 
     Args:
-      batch: Number of the global batch, int64 [], counted over the whole run.
+      batch: Index of the global batch, int64 [], counted from 0 over the whole run.
     """
     return tf.cast(tf.stack([tf.zeros([], tf.int64), batch]), tf.uint64)
 
 
 def uniform(owner: Any, shape: Sequence[Any], *, shared: bool = False) -> tf.Tensor:
-    """Numbers in [0, 1), one row an example. Replica context.
+    """Draws numbers uniform in [0, 1), one row for each example. Replica context.
 
     Args:
-      owner: The layer that draws. Each layer, and each of its draws, has a stream of its own;
-        its `seed`, where it has one, makes it another. Outside of a trainer its `seed_generator`
-        draws, where it has one, or Keras's global one.
-      shape: Of what is drawn. The first dimension is a Python integer, the batch,
-        or a multiple of it where the model splits examples into parts, example by example.
-      shared: Whether all examples of the global batch get the same numbers, of any shape.
+      owner: The layer that draws. Each draw of each layer has its own stream; the layer's `seed`,
+        if it has one, also selects the stream. Outside of a trainer, the numbers come from the
+        layer's `seed_generator`, or else from Keras's global one.
+      shape: Shape of the result. The first dimension is a Python integer: the rows of the
+        microbatch, or a multiple of them if the model splits each example into consecutive parts.
+      shared: Whether all examples of the global batch get the same numbers. The shape is then
+        arbitrary.
 
     Returns:
       float32 of that shape.
 
     Raises:
-      ConfigError: If the first dimension is unknown, or no multiple of the microbatch; or in a
-        loop on tensors, such as that of a recurrent layer, whose every turn would draw the same.
-        (`tf.vectorized_map` is not noticed: what it maps draws the same for each element.)
+      ConfigError: If the first dimension is unknown or not a multiple of the microbatch's rows; or
+        in a `tf.while_loop`, such as that of a recurrent layer, where every iteration would draw
+        the same numbers. (`tf.vectorized_map` is not detected: its function draws the same numbers
+        for each element.)
     """
     if microbatch.current() is None:
         return _outside(keras.random.uniform, owner, shape)
@@ -74,7 +76,7 @@ def uniform(owner: Any, shape: Sequence[Any], *, shared: bool = False) -> tf.Ten
 
 
 def normal(owner: Any, shape: Sequence[Any], *, shared: bool = False) -> tf.Tensor:
-    """Standard normal numbers, one row an example; as `uniform` in all else."""
+    """Draws standard normal numbers, float32; otherwise like `uniform`. Replica context."""
     if microbatch.current() is None:
         return _outside(keras.random.normal, owner, shape)
     return _draw(tf.raw_ops.StatelessRandomNormalV2, tf.float32, 1, owner, shape, shared)
@@ -83,16 +85,16 @@ def normal(owner: Any, shape: Sequence[Any], *, shared: bool = False) -> tf.Tens
 def bernoulli(
     owner: Any, shape: Sequence[Any], probability: float, *, shared: bool = False
 ) -> tf.Tensor:
-    """True with `as_drawn(probability)`, one row an example; as `uniform` in all else.
+    """Draws True with `as_drawn(probability)`; otherwise like `uniform`. Replica context.
 
-    Takes half as many random bits as comparing `uniform` with a number.
+    Needs half as many random bits as a comparison of `uniform` with a number.
 
     Returns:
       bool of that shape.
     """
     if microbatch.current() is None:
         return _outside(keras.random.uniform, owner, shape) < as_drawn(probability)
-    # From `least` on lies the share of all int16 that is asked for; 2^15 is none of them.
+    # The int16 values from `least` on have this share of all; 2^15 is not an int16.
     least = round((1 - as_drawn(probability)) * 2**16) - 2**15
     if least == 2**15:
         return tf.zeros(shape, tf.bool)
@@ -101,7 +103,7 @@ def bernoulli(
 
 
 def as_drawn(probability: float) -> float:
-    """The probability of 16 random bits that comes next to a given one."""
+    """Returns the nearest multiple of 2^-16, a probability that 16 random bits can realize."""
     return round(probability * 2**16) / 2**16
 
 
@@ -117,7 +119,7 @@ def _draw(
     shape: Sequence[Any],
     shared: bool,
 ) -> tf.Tensor:
-    """Draws words of Philox, of 32 bits; with two values a word each is split into two int16."""
+    """Draws 32-bit words of Philox; with two values per word, splits each into two int16."""
     current = microbatch.current()
     assert current is not None
     name = f"the layer {getattr(owner, 'name', owner)!r} draws random numbers"
@@ -130,7 +132,7 @@ def _draw(
     first_row: tf.Tensor | int = 0
     if not shared:
         first_row = current.first_row * current.rows_per_example(rows, f"{name} and")
-    # Rows begin at whole counts, so that any row can be begun with.
+    # Each row begins at a whole count of Philox, so that a draw can begin at any row.
     counts_per_row = -(-features // (_WORDS * values_per_word))
     if not isinstance(counts_per_row, int):
         counts_per_row = tf.cast(counts_per_row, tf.int64)
@@ -150,27 +152,31 @@ def _draw(
 
 
 def _hashed(*identity: int | None) -> int:
-    """An int64 that looks unrelated for any two identities."""
+    """Returns a hash of an identity, in the range of int64."""
     digest = hashlib.blake2b(repr(identity).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big", signed=True)
 
 
 def _counter(current: microbatch.Microbatch, place: tf.Tensor | int) -> tf.Tensor:
-    """Where Philox begins for what lies at a place of the batch: uint64 [2]."""
+    """Returns Philox's counter at a place of the global batch, uint64 [2]."""
     if isinstance(place, int):
         return current.counter + tf.constant([place, 0], tf.uint64) if place else current.counter
     return current.counter + tf.cast(tf.stack([place, tf.zeros_like(place)]), tf.uint64)
 
 
 def seed_by_replica(layers: Iterable[keras.layers.Layer]) -> list[tf.Variable]:
-    """Lets the generators of Keras's layers give each replica and microbatch its own seeds.
+    """Makes the seed generators of Keras's layers return seeds by replica and microbatch.
 
-    Keras moves a generator's state at each draw, in lockstep on all replicas, so that these draw
-    the same. Within a trainer the state stays, and a seed is a function of it, the batch and the
-    rows: replicas and steps differ, and a restored run goes on with the seeds it would have had.
+    Keras advances a generator's state at each draw, in lockstep on all replicas, so all replicas
+    draw the same numbers. Within a trainer the state stays fixed, and a seed is a function of the
+    state, the batch and the rows: replicas and steps differ, and a resumed run draws the same seeds
+    as an uninterrupted one.
+
+    Args:
+      layers: The layers; their generators are patched in place.
 
     Returns:
-      The states, int64 [2] each, which a checkpoint must hold and Keras leaves out.
+      The states, int64 [2] each. A checkpoint must hold them, and Keras leaves them out.
     """
     generators = [generator for layer in layers for generator in layer._seed_generators]
     for generator in generators:
@@ -183,9 +189,9 @@ def _next_seed(generator: keras.random.SeedGenerator, ordered: bool = True) -> t
     if current is None:
         return type(generator).next(generator, ordered=ordered)
     state = generator.state.value
-    # In a loop the call's number stays while tensors change; then the state moves, as in Keras.
+    # Every iteration of a loop has the same call number, so the state advances, as in Keras.
     turn = type(generator).next(generator, ordered=True)[1] if current.in_loop else 0
-    turn *= _SPREAD  # lest a turn look like the next one of a neighbouring seed
+    turn *= _SPREAD  # keeps the iterations of neighbouring seeds apart
     _, call = current.call_number(generator)
     key = state[:1] + tf.constant(_hashed(current.training, call), tf.int64) + turn
     return tf.raw_ops.StatelessRandomUniformFullIntV2(

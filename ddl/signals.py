@@ -1,13 +1,17 @@
-"""Stopping on request: at the first SIGTERM or SIGINT a run saves and ends, at the second it ends.
+"""Stopping on a signal: a run saves and exits at the first SIGTERM or SIGINT, dies at the second.
 
-Python answers a signal between two of its own instructions, and a training loop is one call that
-may take long. So a thread waits for signals beside it.
+Without a run, as in a notebook, an interrupt ends the training loop, and then Python raises
+KeyboardInterrupt.
+
+Python handles a signal only between two of its own instructions, and a training loop is a single
+call that may take long. A separate thread therefore waits for signals.
 """
 
+import _thread
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
@@ -17,9 +21,9 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 @contextmanager
 def keeping_answers() -> Iterator[None]:
-    """Gives SIGTERM and SIGINT back the answers that they had before the `with` block.
+    """Restores the handlers of SIGTERM and SIGINT after the `with` block. Main thread only.
 
-    TensorFlow takes SIGTERM as it joins a cluster, and does nothing then. Main thread only.
+    TensorFlow replaces the handler of SIGTERM when it joins a cluster, and then ignores the signal.
     """
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     try:
@@ -29,32 +33,81 @@ def keeping_answers() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
-class StopSignals:
-    """Within the `with` block the first signal is noted; a second one ends the process at once.
+@contextmanager
+def deferring_interrupt(
+    answer: Callable[[], None] | None = None, withdraw: Callable[[], None] | None = None
+) -> Iterator[None]:
+    """Defers Python's KeyboardInterrupt to the end of the `with` block.
 
-    The status is then 128 + the signal's number, as in a shell.
+    Python would raise it between two of its own instructions: after TensorFlow returns from a
+    training loop and before the loop's result is stored. Does nothing outside of the main thread,
+    or if SIGINT has a handler other than Python's own. Further interrupts within the block have no
+    effect; the handler of SIGTERM does not change.
+
+    Args:
+      answer: Called from a separate thread at the first SIGINT.
+      withdraw: Called after the block if a SIGINT was received; undoes `answer`, which may have run
+        too late to take effect.
+
+    Raises:
+      KeyboardInterrupt: If a SIGINT was received and the block itself raised no error.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or handler is not signal.default_int_handler:
+        yield
+        return
+    signals = StopSignals(answer or _nothing, (signal.SIGINT,), second_ends=False)
+    try:
+        with signals:
+            yield
+    finally:
+        if signals.received is not None:
+            (withdraw or _nothing)()
+    if signals.received is not None:
+        raise KeyboardInterrupt
+
+
+class StopSignals:
+    """A context manager that records the first signal; a second one ends the process at once.
+
+    The exit status is then 128 + the signal's number, as in a shell.
+
+    Attributes:
+      received: The first signal received; None if there was none.
     """
 
-    def __init__(self, answer: Callable[[], None]) -> None:
-        """Nothing received yet.
+    def __init__(
+        self,
+        answer: Callable[[], None],
+        numbers: Sequence[signal.Signals] = _SIGNALS,
+        second_ends: bool = True,
+    ) -> None:
+        """Installs no handler yet.
 
         Args:
-          answer: Called, from a thread of its own, when the first signal comes.
+          answer: Called from a separate thread at the first signal.
+          numbers: The signals to handle.
+          second_ends: Whether a second signal ends the process; otherwise it has no effect.
         """
         self.received: signal.Signals | None = None
-        self._answer = answer
+        self._answer: Callable[[], None] | None = answer
+        self._answering = threading.Lock()
+        self._numbers = numbers
+        self._second_ends = second_ends
 
     def __enter__(self) -> "StopSignals":
-        """Takes the signals over. Main thread only."""
+        """Installs the handlers. Main thread only."""
         self._reading, self._writing = os.pipe()
         os.set_blocking(self._writing, False)
-        # Every signal that Python handles writes its number there as soon as it comes.
+        # Python's C handler writes the number of each signal to this descriptor at once.
         self._previous_descriptor = signal.set_wakeup_fd(self._writing)
         self._previous: dict[int, Any] = {
-            number: signal.signal(number, _handle) for number in _SIGNALS
+            number: signal.signal(number, self._handle) for number in self._numbers
         }
-        self._thread = threading.Thread(target=self._watch, name="signals", daemon=True)
-        self._thread.start()
+        # `threading.Thread` would wait for the start and the end of the thread. While TensorFlow
+        # keeps the cores busy, each wait would cost a short block more than a millisecond.
+        _thread.start_new_thread(self._watch, (self._reading,))
         return self
 
     def __exit__(
@@ -63,26 +116,37 @@ class StopSignals:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Gives them back."""
+        """Restores the previous handlers and ends the thread."""
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._previous_descriptor)
-        os.close(self._writing)  # which ends the thread
-        self._thread.join()
-        os.close(self._reading)
+        os.close(self._writing)  # ends the thread
+        with self._answering:
+            self._answer = None  # signals that the thread has not read yet get no answer
 
-    def _watch(self) -> None:
-        while numbers := os.read(self._reading, 64):
+    def _watch(self, reading: int) -> None:
+        noted = False
+        while numbers := os.read(reading, 64):
             for number in numbers:
-                if number in _SIGNALS:
-                    self._note(signal.Signals(number))
+                if number in self._numbers:
+                    if noted and self._second_ends:
+                        os._exit(128 + number)
+                    if not noted:
+                        self._note(number)
+                    noted = True
+        os.close(reading)
 
-    def _note(self, number: signal.Signals) -> None:
-        if self.received is not None:
-            os._exit(128 + number)
-        self.received = number
-        self._answer()
+    def _note(self, number: int) -> None:
+        with self._answering:
+            if self._answer is not None:
+                self.received = signal.Signals(number)
+                self._answer()
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        """Records the signal; Python calls this between two instructions, within the block."""
+        if self.received is None:
+            self.received = signal.Signals(number)
 
 
-def _handle(number: int, frame: FrameType | None) -> None:
-    """Does nothing: that there is a handler makes Python write to the descriptor."""
+def _nothing() -> None:
+    """Does nothing."""

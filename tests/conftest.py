@@ -8,7 +8,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from ddl.checkpoints import Checkpoints
+from ddl.checkpoints.checkpoints import Checkpoints
 from ddl.microbatch import Microbatch
 from ddl.random import batch_counter
 
@@ -35,7 +35,7 @@ def make_strategy(name: str, replicas: int) -> tf.distribute.Strategy:
 
 
 def microbatch(first_row=0, rows=8, batch=3, seed=5, training=True, mask=None) -> Microbatch:
-    """What the trainer tells layers, for calling them without one."""
+    """Builds a microbatch, for calling layers without a trainer."""
     return Microbatch(
         seed=seed,
         training=training,
@@ -47,7 +47,7 @@ def microbatch(first_row=0, rows=8, batch=3, seed=5, training=True, mask=None) -
 
 
 def save(folder, trainer) -> str:
-    """Saves a trainer and waits for it; the checkpoint's path, as TensorFlow takes it."""
+    """Saves a trainer, waits for the save and returns the checkpoint's TensorFlow prefix."""
     checkpoints = Checkpoints(folder, trainer)
     checkpoints.save()
     checkpoints.finish()
@@ -71,7 +71,7 @@ def strategy(request) -> tf.distribute.Strategy:
 
 @pytest.fixture(autouse=True)
 def _float32_again():
-    """Whatever precision a test sets, the next one starts from Keras's default."""
+    """Restores Keras's default precision after each test."""
     yield
     keras.config.set_floatx("float32")
     keras.config.set_dtype_policy("float32")

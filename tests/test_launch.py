@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.cluster.programs import ROOT
+from tests.launcher.programs import ROOT
 
 # An import of TensorFlow fails, and what would be started is printed.
 COMMAND = """

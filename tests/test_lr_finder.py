@@ -1,4 +1,4 @@
-"""The command: what it prints, writes and refuses; the test itself is in test_range_test.py."""
+"""The command: what it prints, writes and refuses; the test itself is in run/test_range_test.py."""
 
 import json
 import subprocess
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ddl import lr_finder
-from ddl.range_test import RangeTestResult
+from ddl.run.range_test import RangeTestResult
 
 ROOT = Path(__file__).parent.parent
 

@@ -4,11 +4,12 @@ import pytest
 import tensorflow as tf
 
 import ddl
+from ddl.checkpoints.checkpoints import Checkpoints
 from ddl.errors import ConfigError, TrainingDiverged
 from ddl.microbatch import current
 from ddl.precision import set_precision
-from tests.conftest import microbatch
-from tests.test_trainer import DATA
+from tests.conftest import microbatch, save
+from tests.training.test_trainer import DATA
 
 
 def test_is_current_within_its_passes_alone():
@@ -106,3 +107,40 @@ def test_a_divergence_is_told_though_a_task_compiles_itself():
     )
     with pytest.raises(TrainingDiverged, match="2 batches in a row"):
         trainer.train(2)
+
+
+class Asking:
+    """Reports the position that a schedule would read, and what is drawn in an evaluation."""
+
+    def __init__(self):
+        self.model = keras.Sequential([keras.Input((6, 6, 1)), keras.layers.Flatten()])
+        self.model.add(keras.layers.Dense(2))
+
+    def per_example(self, features, training):
+        logits = self.model(tf.cast(features["image"], tf.float32), training=training)
+        loss = tf.nn.sparse_softmax_cross_entropy_with_logits(features["label"], logits)
+        drawn = ddl.random.uniform(self, loss.shape)
+        position = tf.ones_like(loss) * tf.cast(current().batch, loss.dtype)
+        return ddl.PerExample(loss, {"position": position, "drawn": drawn})
+
+
+def test_in_an_evaluation_the_batch_is_where_training_stands(strategy, tmp_path):
+    def build():
+        with strategy.scope():
+            task, optimizer = Asking(), keras.optimizers.SGD(1e-3)
+        return ddl.Trainer(
+            task, optimizer, DATA, eval_data=DATA, global_batch_size=32, strategy=strategy
+        )
+
+    trainer = build()
+    before = trainer.evaluate()
+    assert before["position"] == 0
+    trainer.train(6)
+    assert trainer.train(1)["position"] == 6
+    after = trainer.evaluate()
+    assert after["position"] == 7  # of each batch that is evaluated
+    assert after["drawn"] == before["drawn"]
+    save(tmp_path, trainer)
+    restored = build()
+    Checkpoints(tmp_path, restored).restore_model()
+    assert restored.evaluate()["position"] == 7

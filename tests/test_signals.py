@@ -6,7 +6,9 @@ import sys
 import threading
 import time
 
-from ddl.signals import StopSignals
+import pytest
+
+from ddl.signals import StopSignals, deferring_interrupt
 
 
 def wait_for(condition):
@@ -63,3 +65,65 @@ def test_the_second_signal_ends_the_process_at_once():
     )
     done = subprocess.run([sys.executable, "-c", program], timeout=20, check=False)
     assert done.returncode == 128 + signal.SIGINT
+
+
+def interrupt():
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_an_interrupt_is_raised_after_the_block():
+    answered, calls = threading.Event(), []
+
+    def block():
+        with deferring_interrupt(answered.set, lambda: calls.append("withdrawn")):
+            interrupt()
+            assert answered.wait(5)
+            interrupt()  # a second one changes nothing
+            calls.append("the rest of the block")
+
+    with pytest.raises(KeyboardInterrupt):
+        block()
+    assert calls == ["the rest of the block", "withdrawn"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_an_error_of_the_block_comes_before_an_interrupt():
+    withdrawn = threading.Event()
+
+    def block():
+        with deferring_interrupt(withdraw=withdrawn.set):
+            interrupt()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        block()
+    assert withdrawn.is_set()
+
+
+def test_without_an_interrupt_nothing_is_withdrawn():
+    withdrawn = threading.Event()
+    with deferring_interrupt(withdraw=withdrawn.set):
+        pass
+    assert not withdrawn.is_set()
+
+
+def test_another_handler_stays():
+    answered, of_block = threading.Event(), threading.Event()
+    with StopSignals(answered.set) as stop, deferring_interrupt(of_block.set):
+        interrupt()
+        assert answered.wait(5)
+    assert stop.received is signal.SIGINT
+    assert not of_block.is_set()
+
+
+def test_in_another_thread_there_is_no_handler():
+    seen = []
+
+    def block():
+        with deferring_interrupt():
+            seen.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=block)
+    thread.start()
+    thread.join()
+    assert seen == [signal.default_int_handler]

@@ -1,8 +1,8 @@
-"""The config of a run: gin files, checked before anything is built and accounted for after.
+"""Configs of runs: gin files, checked before anything is built, with a check for unused bindings.
 
-The order of use: `load` → `build_bound`/`get_macro`/`set_macro` → `build` → `check_all_used` →
-`config_text`/`operative_config_text`. Whatever is wrong is a `ConfigError` that says what,
-where and what to do. There is one config in a process, since gin has one.
+The order of use is `load` → `build_bound`/`get_macro`/`set_macro` → `build` → `check_all_used` →
+`config_text`/`operative_config_text`. Every fault in a config raises a `ConfigError` with the
+fault, its location and the remedy. There is one config per process, since gin has one.
 """
 
 from ddl.config.current import (
@@ -12,9 +12,11 @@ from ddl.config.current import (
     config_text,
     differences,
     get_macro,
+    is_withheld,
     load,
     operative_config_text,
     set_macro,
+    withhold_macro,
 )
 
 __all__ = [
@@ -24,7 +26,9 @@ __all__ = [
     "config_text",
     "differences",
     "get_macro",
+    "is_withheld",
     "load",
     "operative_config_text",
     "set_macro",
+    "withhold_macro",
 ]

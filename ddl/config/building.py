@@ -1,4 +1,4 @@
-"""Calls what the config describes, and says which binding an error comes from."""
+"""Calls of registered items, with errors that name the bindings involved."""
 
 import os
 import re
@@ -8,15 +8,14 @@ from typing import Any
 
 import gin
 
-from ddl import registry
+from ddl.config import registry
 from ddl.config.values import Binding, Key, enclosing_scopes, shown
-from ddl.errors import ConfigError, DdlError
-from ddl.suggestions import did_you_mean
+from ddl.errors import ConfigError, DdlError, did_you_mean
 
-# What gin adds to an error on its way out of a call, the innermost call first.
+# Text that gin appends to an error at each call it passes, the innermost call first.
 _IN_CALL = re.compile(r"\n  In call to configurable '(.+?)' \((.+?)\)(?: in scope '(.+)')?(?:\n|$)")
 
-# What Python says of a call that lacks arguments.
+# Python's message for missing arguments.
 _MISSING = re.compile(
     r"(.+?)\(\) missing \d+ required (?:positional|keyword-only) arguments?: (.*)"
 )
@@ -25,8 +24,15 @@ _MISSING = re.compile(
 def call(name: str, args: Any, kwargs: Any, bindings: Mapping[Key, Binding]) -> Any:
     """Calls a registered item by name, in a scope if the name has one.
 
+    Args:
+      name: Name of the item, such as `RunPlan` or `train/images`.
+      args: Positional arguments, ahead of the config's.
+      kwargs: Keyword arguments; they override the config's.
+      bindings: The bindings of the config, for errors.
+
     Raises:
-      ConfigError: What is called, or what it is given, refuses a value or lacks one.
+      ConfigError: If the name is unknown or ambiguous, a value is missing, or the item or one of
+        its arguments rejects a value.
     """
     selector = name.rpartition("/")[2]
     if len(registry.matches(selector)) != 1:
@@ -36,11 +42,20 @@ def call(name: str, args: Any, kwargs: Any, bindings: Mapping[Key, Binding]) -> 
     return explaining(lambda: gin.get_configurable(name)(*args, **kwargs), name, bindings)
 
 
-def explaining(build: Callable[[], Any], name: str, bindings: Mapping[Key, Binding]) -> Any:
-    """Returns what `build` gives, which calls through gin what is bound for the item `name`.
+def explaining(
+    build: Callable[[], Any], name: str, bindings: Mapping[Key, Binding], parameter: str = ""
+) -> Any:
+    """Returns the result of `build`, and adds the call and the bindings to its errors.
+
+    Args:
+      build: Function without arguments that calls the item through gin.
+      name: Name of the item, for errors.
+      bindings: The bindings of the config, for errors.
+      parameter: The parameter of the item, where only its value is built.
 
     Raises:
-      ConfigError: As `call`.
+      DdlError: An error of ddl from within the call, with a note that names the call.
+      ConfigError: If a call raises TypeError, ValueError or RecursionError.
     """
     try:
         return build()
@@ -49,6 +64,7 @@ def explaining(build: Callable[[], Any], name: str, bindings: Mapping[Key, Bindi
         scope, item = _innermost_call(error, name)
         where = f" in scope {scope}" if scope else ""
         note = f"\n  in call to {registry.short_name(item.selector)}{where}"
+        note += f", for {name}.{parameter}" if parameter else ""
         cause.args = (f"{cause}{note}",)
         raise cause.with_traceback(error.__traceback__) from cause.__cause__
     except (TypeError, ValueError) as error:
@@ -60,27 +76,27 @@ def explaining(build: Callable[[], Any], name: str, bindings: Mapping[Key, Bindi
 
 
 def _original(error: BaseException) -> BaseException:
-    """Returns the error without the wrappers that gin puts around it, one for each call."""
+    """Returns the error without gin's wrappers, one for each call."""
     while error.__context__ and _IN_CALL.search(str(error)):
         error = error.__context__
     return error
 
 
 def _innermost_call(error: BaseException, name: str) -> tuple[str, Any]:
-    """Returns scope and item of the last call through gin before the error, or else of `name`."""
+    """Returns scope and item of the innermost call through gin, or those of `name`."""
     found = _IN_CALL.search(str(error))
     if not found:
         scope, _, selector = name.rpartition("/")
         return scope, registry.matches(selector)[0]
     items = registry.matches(found[1])
-    # Several may share the name; the second part tells which is meant.
+    # Several items may share the name; the second group identifies the item.
     return found[3] or "", max(items, key=lambda item: str(item.wrapped) == found[2])
 
 
 def _explain(error: BaseException, scope: str, item: Any, bindings: Mapping[Key, Binding]) -> str:
     name, message = registry.short_name(item.selector), str(error).strip()
     missing = _MISSING.match(message)
-    # The same words come from a call further inside, which no binding can help.
+    # A call deeper inside raises the same message, but no binding can fix that one.
     if missing and isinstance(error, TypeError) and missing[1] in _names(item.wrapped):
         parameters = re.findall(r"'(\w+)'", missing[2])
         lines = [f"{name} needs a value for {', '.join(parameters)}. Add to the config:"]
@@ -93,7 +109,7 @@ def _explain(error: BaseException, scope: str, item: Any, bindings: Mapping[Key,
 
 
 def _names(wrapped: Any) -> set[str]:
-    """Returns the names by which Python may call a function or class that is called."""
+    """Returns the names that Python's messages may use for a function or class."""
     callables = (wrapped, wrapped.__init__, wrapped.__new__)
     return {getattr(one, "__qualname__", "") for one in callables}
 
@@ -101,7 +117,7 @@ def _names(wrapped: Any) -> set[str]:
 def _given(
     message: str, scope: str, selector: str, bindings: Mapping[Key, Binding]
 ) -> Iterator[str]:
-    """Yields a line for each binding the call took, or those the message names."""
+    """Yields a line for each binding the message names, or else for the first six of the call."""
     taken: dict[str, Binding] = {}
     for enclosing in enclosing_scopes(scope):
         for binding in bindings.values():
@@ -113,7 +129,7 @@ def _given(
 
 
 def _raised_in(error: BaseException) -> Iterator[str]:
-    """Yields the last line of the user's own code, or ddl's, that the error passed through."""
+    """Yields the innermost location of the error in user code or ddl's code."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         is_ours = os.path.dirname(frame.filename) == os.path.dirname(__file__)
         if "site-packages" not in frame.filename and not is_ours:

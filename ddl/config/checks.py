@@ -1,4 +1,4 @@
-"""What can be found wrong with a config before anything is built from it."""
+"""Checks on a config before anything is built from it."""
 
 import ast
 import dataclasses
@@ -7,7 +7,7 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ddl import registry
+from ddl.config import registry
 from ddl.config.fitting import describe, fits
 from ddl.config.signatures import Signature, signature_of
 from ddl.config.text import is_writable
@@ -28,21 +28,20 @@ from ddl.config.values import (
     values_of,
     with_full_selector,
 )
-from ddl.errors import ConfigError
-from ddl.suggestions import closest, did_you_mean, either
+from ddl.errors import ConfigError, closest, did_you_mean, either
 
-# Macros that the program sets before it builds: their None says nothing yet.
+# Macros that the program sets before it builds; None means not yet set.
 _SET_LATER = ("SEED", "STEPS_PER_EPOCH", "TOTAL_STEPS")
 
 
 def checked(bindings: Sequence[Binding]) -> dict[Key, Binding]:
-    """Returns the bindings that count, by key, after every check.
+    """Checks all bindings and returns the effective ones by key.
 
     Args:
-      bindings: What was written, in its order.
+      bindings: The bindings in the order of the files; a later one overrides an earlier one.
 
     Raises:
-      ConfigError: Tells all that is wrong, each with its file and line.
+      ConfigError: Lists all faults, each with its file and line.
     """
     problems: list[str] = []
     known: list[Binding] = []
@@ -55,6 +54,7 @@ def checked(bindings: Sequence[Binding]) -> dict[Key, Binding]:
     problems += _given_twice(known)
     problems += _undefined_macros(bindings)
     effective = {binding.key: binding for binding in known}
+    problems += _lost_to_includes(known, effective)
     if not problems:
         problems += _misfits(effective)
     if problems:
@@ -63,7 +63,7 @@ def checked(bindings: Sequence[Binding]) -> dict[Key, Binding]:
 
 
 def _unknown_names(binding: Binding) -> Iterator[str]:
-    """Complains of names that nothing is registered under, or more than one thing is."""
+    """Yields a complaint for each unknown or ambiguous name."""
     found = registry.matches(binding.selector)
     if len(found) != 1:
         yield _no_single_match(binding.selector, found)
@@ -104,7 +104,7 @@ def _unknown_parameter(binding: Binding, item: Any) -> Iterator[str]:
         near = [
             name
             for name in closest(parameter, [*explicit, *signature.inherited], cutoff=0.8)
-            # block_1 beside block_2 is no typing error.
+            # block_1 beside block_2 is not a typo.
             if _without_digits(name) != _without_digits(parameter)
         ]
         if near:
@@ -116,17 +116,48 @@ def _without_digits(name: str) -> str:
 
 
 def _given_twice(bindings: Iterable[Binding]) -> Iterator[str]:
-    """Complains of a second value in the same file; across files, overriding is the point."""
+    """Yields a complaint for each second value in one file; later files may override."""
     first: dict[tuple[str, Key], Location] = {}
     for binding in bindings:
         here = binding.location
         if here is None or here.file is None:
             continue
-        # A file that is read twice, as an include of two others, gives the same lines again.
+        # A file that two others include is read twice and yields the same lines again.
         earlier = first.setdefault((here.file, binding.key), here)
         if earlier != here:
             yield here.complain(
                 f"{shown(binding.key)} was already given at {earlier}. Keep one of the two."
+            )
+
+
+def _lost_to_includes(
+    bindings: Sequence[Binding], effective: Mapping[Key, Binding]
+) -> Iterator[str]:
+    """Yields a complaint for each value that a later `include` overrides by accident.
+
+    A later file overrides earlier ones. Two cases are accidents: a file sets a value and then
+    includes, below it, a file that overrides the value; or a file is included a second time (such
+    as standard.gin by two files) and resets a value set since the first time.
+    """
+    first_read: dict[tuple[str, int], int] = {}
+    for number, binding in enumerate(bindings):
+        here, last = binding.location, effective[binding.key].location
+        if not here or not last or not here.reading or not last.reading:
+            continue  # a --gin_param, which comes last
+        place, last_place = (here.reading[-1], here.line), (last.reading[-1], last.line)
+        first_read.setdefault(place, number)
+        name = shown(binding.key)
+        if repr(binding.value) == repr(effective[binding.key].value):
+            continue
+        if here.reading[-1] in last.reading[:-1]:
+            yield here.complain(
+                f"{name} is set again by {last}, which {here.file} includes below this line. Move "
+                "the include above it."
+            )
+        elif first_read.get(last_place, number) < first_read[place]:
+            yield here.complain(
+                f"{name} is set back by {last}, which is read a second time after this line. Leave "
+                f"out the second include of {last.file}."
             )
 
 
@@ -144,7 +175,7 @@ def _undefined_macros(bindings: Sequence[Binding]) -> Iterator[str]:
 
 
 def _misfits(effective: Mapping[Key, Binding]) -> Iterator[str]:
-    """Complains of values that their parameter's annotation rules out."""
+    """Yields a complaint for each value that does not fit its parameter's annotation."""
     macros = macros_of(values_of(effective.values()))
     macros = {k: v for k, v in macros.items() if v is not None or k not in _SET_LATER}
     for binding in effective.values():
@@ -161,7 +192,7 @@ def _misfits(effective: Mapping[Key, Binding]) -> Iterator[str]:
 def _accepts(signature: Signature, parameter: str, value: Any) -> bool:
     if parameter not in signature.annotations:
         return True
-    # `x: int = None` is common; what the author gives is right, whatever the annotation says.
+    # `x: int = None` is common: a default is valid whatever the annotation says.
     if parameter in signature.defaults and repr(signature.defaults[parameter]) == repr(value):
         return True
     return fits(value, signature.annotations[parameter])
@@ -171,7 +202,7 @@ def _misfit(binding: Binding, value: Any, annotation: Any, effective: Mapping[Ke
     complaint = f"{shown(binding.key)} must be {describe(annotation)}, not {value!r}."
     complaint += _remedy(value, annotation)
     if isinstance(binding.value, Macro):
-        # The line to mend is the macro's; the one that uses it is often shipped with ddl.
+        # The fix belongs on the macro's line; the line that uses it is often shipped with ddl.
         for name in enclosing_scopes(binding.value.name):
             macro = effective.get((name, MACRO_SELECTOR, "value"))
             if macro:
@@ -180,7 +211,7 @@ def _misfit(binding: Binding, value: Any, annotation: Any, effective: Mapping[Ke
 
 
 def _remedy(value: Any, annotation: Any) -> str:
-    """Returns what to write instead, where a small change makes the value fit."""
+    """Returns advice if a small change makes the value fit, else an empty string."""
     for evaluate, advice in ((True, "with"), (False, "without")):
 
         def turned(leaf: Any, evaluate: bool = evaluate) -> Any:

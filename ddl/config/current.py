@@ -1,4 +1,4 @@
-"""The config of this process, and what can be asked of it."""
+"""The config of this process: loading, macros, building and saved texts."""
 
 import dataclasses
 import importlib
@@ -7,8 +7,7 @@ from typing import Any
 
 import gin
 
-from ddl import registry
-from ddl.config import building, text, usage
+from ddl.config import building, registry, text, usage
 from ddl.config.checks import checked
 from ddl.config.parsing import Reader
 from ddl.config.values import (
@@ -26,39 +25,46 @@ from ddl.errors import ConfigError
 
 @dataclasses.dataclass
 class _Loaded:
-    """The bindings that count, by key, and the modules imported."""
+    """A loaded config.
+
+    Attributes:
+      bindings: The effective bindings by key.
+      imports: The imported modules.
+      withheld: Names of the macros without a value yet.
+    """
 
     bindings: dict[Key, Binding] = dataclasses.field(default_factory=dict)
     imports: list[str] = dataclasses.field(default_factory=list)
+    withheld: set[str] = dataclasses.field(default_factory=set)
 
 
 _loaded = _Loaded()
 
 
 def load(files: Sequence[str], params: Sequence[str] = (), search_path: Sequence[str] = ()) -> None:
-    """Reads and checks a config, in place of the one loaded before.
+    """Reads and checks a config, and replaces the one loaded before.
 
-    A file, or one that it includes, may override what came before it; params come last. Files
-    are looked for in the working directory, the search path and ddl's own folder; an include
-    first of all beside the file that includes it.
+    Later statements override earlier ones; params come last. The search order for files is the
+    working directory, the search path, ddl's package folder and ddl's configs. An include is
+    searched first in the folder of the including file.
 
     Args:
       files: Paths of config files.
-      params: Single lines such as `NAME = value`.
-      search_path: Further folders to look in.
+      params: Single statements such as `NAME = value`.
+      search_path: Further folders to search.
 
     Raises:
-      ConfigError: A file that cannot be read, or anything in it that cannot be right.
+      ConfigError: If a file or an imported module cannot be read, or a statement is invalid.
     """
     global _loaded
     _loaded = _Loaded()
     gin.clear_config()
-    # A missing file or a slip in the grammar is told before Keras takes its seconds to import.
+    # Reads the files first: missing files and syntax errors appear before Keras's slow import.
     reader = Reader(search_path)
     statements = [statement for file in files for statement in reader.file(file)]
     statements += [statement for param in params for statement in reader.parameter(param)]
     registry.register_all()
-    # Modules first: what they register may be used above the import in another file.
+    # Modules first: another file may use their items above the import.
     imports = [statement for statement in statements if isinstance(statement, Import)]
     for statement in imports:
         _import(statement)
@@ -69,7 +75,7 @@ def load(files: Sequence[str], params: Sequence[str] = (), search_path: Sequence
 
 
 def _with_float_rate(binding: Binding) -> Binding:
-    """Keras refuses an integer as a learning rate; who writes 1 means 1.0."""
+    """Converts an integer learning rate to float, since Keras rejects integers."""
     is_rate = "LEARNING_RATE" in binding.key or binding.parameter.endswith("learning_rate")
     if is_rate and type(binding.value) is int:
         return dataclasses.replace(binding, value=float(binding.value))
@@ -89,71 +95,112 @@ def _import(statement: Import) -> None:
 
 
 def get_macro(name: str) -> Any:
-    """Returns a macro's value, which counts as using it; None when it is not defined."""
+    """Returns a macro's value, or None if it is not defined. The macro then counts as used.
+
+    Args:
+      name: The macro.
+
+    Raises:
+      ConfigError: If the macro is withheld (`withhold_macro`), or its value cannot be built.
+    """
     if (name, MACRO_SELECTOR, "value") not in _loaded.bindings:
         return None
-    return gin.get_configurable(f"{name}/{MACRO_SELECTOR}")()
+    return building.call(f"{name}/{MACRO_SELECTOR}", (), {}, _loaded.bindings)
 
 
 def set_macro(name: str, value: Any) -> None:
-    """Gives a macro a value that both saved texts will show, as one resolved at run time.
+    """Sets a macro at run time; both saved texts show the value.
 
     Args:
-      name: The macro, defined before or not.
-      value: Something that a config can hold.
+      name: The macro, which need not be defined in the config.
+      value: A value that can be written to a config.
+
+    Raises:
+      ValueError: If the value cannot be written to a config.
     """
     if not text.is_writable(value):
         raise ValueError(f"{name} = {value!r} cannot be written to a config")
     binding = Binding(name, MACRO_SELECTOR, "value", value)
     _loaded.bindings[binding.key] = binding
+    _loaded.withheld.discard(name)
     gin.bind_parameter(binding.key, value)
-    # Reading it is what puts it among the values used.
+    # Reading the macro marks it as used.
     get_macro(name)
 
 
-def build(name: str, *args: Any, **kwargs: Any) -> Any:
-    """Calls something registered, with what the config binds for it.
+class _Withheld:
+    """Placeholder for an unknown value in gin's config; raises when gin copies it for a call."""
+
+    def __init__(self, message: str):
+        self._message = message
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        raise ConfigError(self._message)
+
+
+def withhold_macro(name: str, message: str) -> None:
+    """Makes reading a macro raise ConfigError until `set_macro` sets it.
 
     Args:
-      name: Its name, such as `RunPlan` or `train/images`.
-      *args: Arguments that go before the config's.
-      **kwargs: The same, by name.
+      name: The macro; ignored if the config does not define it.
+      message: Message of the ConfigError.
+    """
+    if (name, MACRO_SELECTOR, "value") in _loaded.bindings:
+        gin.bind_parameter((name, MACRO_SELECTOR, "value"), _Withheld(message))
+        _loaded.withheld.add(name)
+
+
+def is_withheld(name: str) -> bool:
+    """Returns whether `withhold_macro` currently makes reading this macro an error."""
+    return name in _loaded.withheld
+
+
+def build(name: str, *args: Any, **kwargs: Any) -> Any:
+    """Calls a registered item with the arguments bound in the config.
+
+    Args:
+      name: Name of the item, such as `RunPlan` or `train/images`.
+      *args: Positional arguments; they override the config's.
+      **kwargs: Keyword arguments; they override the config's.
+
+    Returns:
+      The result of the call.
 
     Raises:
-      ConfigError: A value is missing or refused; the TypeError or ValueError is its cause.
+      ConfigError: If a value is missing or rejected; the TypeError or ValueError is its cause.
     """
     return building.call(name, args, kwargs, _loaded.bindings)
 
 
 def build_bound(name: str, parameter: str) -> Any:
-    """Builds what the config binds for one parameter, ahead of the call that takes it.
+    """Builds the value bound for one parameter ahead of the call that takes it.
 
-    `build(name)` takes what was built here. So other values can follow from it (`set_macro`).
+    A later `build(name)` reuses this value. The program can derive macros from it (`set_macro`).
 
     Args:
-      name: The name of what is called, without a scope.
-      parameter: Its parameter.
+      name: Name of the registered item, without a scope.
+      parameter: The parameter of the item.
 
     Returns:
       The value; None if nothing is bound.
 
     Raises:
-      ConfigError: As `build`.
+      ConfigError: If a value is missing or rejected, as in `build`.
     """
     selector = full_selector(name)
     return building.explaining(
-        lambda: registry.build_bound(selector, parameter), name, _loaded.bindings
+        lambda: registry.build_bound(selector, parameter), name, _loaded.bindings, parameter
     )
 
 
 def check_all_used(allowed_unused: Sequence[str] = ()) -> None:
-    """Checks that every binding and macro was used by a call so far; see `ddl.config.usage`.
+    """Checks that a call so far has used every binding and macro; see `ddl.config.usage`.
 
     Args:
       allowed_unused: Names that may be unused, such as `Adam.beta_1` or `Adam.*`.
 
     Raises:
-      ConfigError: Lists those that were not.
+      ConfigError: Lists the unused bindings and macros.
     """
     complaints = usage.complaints(_loaded.bindings, registry.calls(), allowed_unused)
     if complaints:
@@ -161,14 +208,14 @@ def check_all_used(allowed_unused: Sequence[str] = ()) -> None:
 
 
 def config_text() -> str:
-    """Returns all that was bound, what was overridden left out."""
+    """Returns all effective bindings as config text, without overridden ones."""
     return text.write(_loaded.imports, values_of(_loaded.bindings.values()))
 
 
 def operative_config_text() -> str:
-    """Returns all values used so far, defaults too; loading it again repeats the run.
+    """Returns all values used so far, including defaults; loading the text repeats the run.
 
-    Only what was called is known: ask after everything is built.
+    Call it after everything is built: it covers only items that were called.
     """
     values = {
         (scope, selector, parameter): value
@@ -179,18 +226,21 @@ def operative_config_text() -> str:
 
 
 def differences(saved_text: str, ignore: Collection[str] = ()) -> list[str]:
-    """Compares the config of an earlier run with this one, by what they mean.
+    """Compares the effective values of an earlier run's config with this one.
 
-    Defaults that ddl ships for what this run does not use are no difference: ask after everything
-    is built.
+    Call it after everything is built: ddl's shipped defaults that this run does not use are
+    ignored.
 
     Args:
-      saved_text: What `config_text` gave then.
+      saved_text: The `config_text` of the earlier run.
       ignore: Bindings that may differ, by their shortest names, such as `RunPlan.train_steps`.
 
     Returns:
-      Lines such as `cnn.filters: (32, 64) → (32,)`; what differs because a macro does is told
+      Lines such as `cnn.filters: (32, 64) → (32,)`. Differences due to one macro are reported
       once, by the macro's name.
+
+    Raises:
+      ConfigError: If the saved text cannot be parsed.
     """
     statements = Reader().text(saved_text, "the saved config")
     saved = [with_full_selector(one) for one in statements if isinstance(one, Binding)]

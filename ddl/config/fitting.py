@@ -1,7 +1,7 @@
-"""Whether a bound value fits an annotation; what cannot be decided fits.
+"""Type checks of bound values against annotations; undecidable cases pass.
 
-Literals are judged by typeguard, with two stricter rules, since each is a known way to train
-something else in silence: True is no number, and one string is no sequence of strings.
+typeguard checks literals. Two rules are stricter, since both mistakes silently change a training:
+True is not a number, and a string is not a sequence of strings.
 """
 
 import collections.abc
@@ -13,7 +13,7 @@ from typing import Any
 
 import typeguard
 
-from ddl import registry
+from ddl.config import registry
 from ddl.config.signatures import UNKNOWN, signature_of
 from ddl.config.values import Macro, Reference, leaves
 
@@ -21,7 +21,7 @@ _UNIONS = (typing.Union, types.UnionType)
 
 
 def fits(value: Any, annotation: Any) -> bool:
-    """Whether a value, whose macros are expanded, may be given where `annotation` stands."""
+    """Returns whether a value, with its macros expanded, fits an annotation."""
     annotation = _plain(annotation)
     if annotation is UNKNOWN or isinstance(value, Macro):
         return True
@@ -51,19 +51,19 @@ def fits(value: Any, annotation: Any) -> bool:
     except typeguard.TypeCheckError:
         return False
     except Exception:
-        # An odd annotation is no reason to refuse a config.
+        # An annotation that typeguard cannot handle must not reject a config.
         return True
     return True
 
 
 def describe(annotation: Any) -> str:
-    """Returns an annotation as one would write it."""
+    """Formats an annotation as in source code."""
     text = inspect.formatannotation(annotation).replace("NoneType", "None")
     return text.replace("collections.abc.", "").replace("typing.", "")
 
 
 def _plain(annotation: Any) -> Any:
-    """Strips Annotated and NewType; what says nothing becomes UNKNOWN."""
+    """Strips Annotated and NewType; maps uninformative annotations to UNKNOWN."""
     while True:
         if typing.get_origin(annotation) is typing.Annotated:
             annotation = typing.get_args(annotation)[0]
@@ -95,7 +95,7 @@ def _container_fits(value: Any, annotation: Any, origin: type, arguments: Any) -
 
 def _reference_fits(reference: Reference, annotation: Any) -> bool:
     found = registry.matches(reference.selector)
-    if len(found) != 1:  # Already complained about.
+    if len(found) != 1:  # reported elsewhere
         return True
     item = found[0].wrapped
     if reference.evaluate:
@@ -104,7 +104,7 @@ def _reference_fits(reference: Reference, annotation: Any) -> bool:
 
 
 def _product_fits(product: Any, annotation: Any, item: Callable[..., Any]) -> bool:
-    """Whether what calling `item` gives fits; `product` is its class or annotation."""
+    """Returns whether the result of calling `item`, of type `product`, fits."""
     product = _plain(product)
     if product is UNKNOWN:
         return True
@@ -119,7 +119,7 @@ def _product_fits(product: Any, annotation: Any, item: Callable[..., Any]) -> bo
     if wanted is float and product is int:
         return True
     try:
-        # A function that promises a base class may well return the class wanted.
+        # A function annotated with a base class may return the wanted subclass.
         return issubclass(product, wanted) or (
             not inspect.isclass(item) and issubclass(wanted, product)
         )
@@ -128,7 +128,7 @@ def _product_fits(product: Any, annotation: Any, item: Callable[..., Any]) -> bo
 
 
 def _callable_fits(item: Callable[..., Any], annotation: Any) -> bool:
-    """Whether a function or class that is handed over uncalled fits."""
+    """Returns whether a function or class fits when it is passed without being called."""
     origin = typing.get_origin(annotation) or annotation
     if origin is collections.abc.Callable:
         return True
@@ -147,7 +147,7 @@ def _is_protocol(annotation: Any) -> bool:
 
 
 def _methods(protocol: type) -> set[str]:
-    # A protocol's plain attributes may be set in __init__, where no class shows them.
+    # Methods only: plain attributes may be set in __init__, which the class does not show.
     return {
         name
         for base in protocol.__mro__

@@ -1,7 +1,7 @@
-"""Reads config files into statements that know the file and the line they stand in.
+"""Parser of config files into statements with their file and line.
 
-The grammar is gin's own parser; finding files is ours, since gin looks for an include in the
-working directory only and then says neither who included it nor what is there instead.
+gin's own parser reads the grammar. ddl searches the files, since gin looks for an include only in
+the working directory, and its error names neither the including file nor similar files.
 """
 
 import os
@@ -14,17 +14,26 @@ from typing import Any
 from gin import config_parser
 
 from ddl.config.values import MACRO_SELECTOR, Binding, Import, Location, Macro, Reference
-from ddl.errors import ConfigError
-from ddl.suggestions import did_you_mean
+from ddl.errors import ConfigError, did_you_mean
 
-# Where the files shipped with ddl stand, such as standard.gin.
+# Folder of the files shipped with ddl, such as standard.gin.
 PACKAGE_FOLDER = str(pathlib.Path(__file__).resolve().parent.parent)
+
+# The configs are inside the package in a wheel, and beside it in the repository.
+CONFIGS = [
+    str(folder)
+    for folder in (
+        pathlib.Path(PACKAGE_FOLDER, "configs"),
+        pathlib.Path(PACKAGE_FOLDER).parent / "configs",
+    )
+    if (folder / "digits_cnn.gin").exists()
+]
 
 Statement = Binding | Import
 
 
 class _PlainValues(config_parser.ParserDelegate):
-    """Has gin's parser build our own values, which need no registry."""
+    """gin parser delegate that builds ddl's values, which need no registry."""
 
     def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> Reference:
         scope, _, selector = scoped_configurable_name.rpartition("/")
@@ -35,21 +44,37 @@ class _PlainValues(config_parser.ParserDelegate):
 
 
 class Reader:
-    """Reads files, what they include, and single parameters, in the order asked for."""
+    """Reader of config files, their includes and single parameters."""
 
     def __init__(self, search_path: Sequence[str] = ()):
-        self._folders = ["", *search_path, PACKAGE_FOLDER]
+        self._folders = ["", *search_path, PACKAGE_FOLDER, *CONFIGS]
 
     def file(self, name: str) -> Iterator[Statement]:
-        """Yields the statements of a file, those it includes in their place."""
+        """Yields the statements of a file, with includes expanded in place.
+
+        Raises:
+          ConfigError: If a file is missing, cannot be read or parsed, or includes itself.
+        """
         return self._file(name, self._folders, included_at=None, including=())
 
     def parameter(self, text: str) -> Iterator[Statement]:
-        """Yields the statements of one `--gin_param`."""
+        """Yields the statements of one `--gin_param`.
+
+        Raises:
+          ConfigError: If the text cannot be parsed.
+        """
         return self._statements(text, file=None, including=())
 
     def text(self, text: str, name: str) -> Iterator[Statement]:
-        """Yields the statements of a text that is already read; `name` says whose it is."""
+        """Yields the statements of a text.
+
+        Args:
+          text: The config text.
+          name: Name of its source, for errors.
+
+        Raises:
+          ConfigError: If the text cannot be parsed.
+        """
         return self._statements(text, file=name, including=())
 
     def _file(
@@ -75,7 +100,7 @@ class Reader:
 
         def locate(line: int) -> Location:
             excerpt = lines[line - 1] if 0 < line <= len(lines) else ""
-            return Location(file, line, excerpt if file else text.strip())
+            return Location(file, line, excerpt if file else text.strip(), including)
 
         for statement in _parse(text, locate):
             location = locate(statement.location.line_num)
@@ -90,17 +115,21 @@ class Reader:
 
 
 def parse_value(text: str) -> Any:
-    """Reads one value; raises SyntaxError or TokenError when gin cannot read it."""
+    """Parses one value; raises SyntaxError or TokenError if gin cannot parse it."""
     return config_parser.ConfigParser(text, _PlainValues()).parse_value()
 
 
 def _parse(text: str, locate: Any) -> Iterator[Any]:
+    parser = config_parser.ConfigParser(text, _PlainValues())
     try:
-        yield from config_parser.ConfigParser(text, _PlainValues())
+        yield from parser
     except SyntaxError as error:
         raise _error(_in_plain_words(error.msg), locate(error.lineno or 0)) from None
+    except (RecursionError, TypeError) as error:  # such as a list as a key of a dict
+        line = parser.current_token.start[0]
+        raise _error(f"This cannot be read: {error}", locate(line)) from None
     except tokenize.TokenError as error:
-        # The tokenizer only notices at the end of the text, far from where the fault is.
+        # The tokenizer notices only at the end of the text, far from the fault.
         line = error.args[1][0] if len(error.args) > 1 else 0
         what = "A bracket or a quotation mark is opened at or before this line and never closed."
         raise _error(what, locate(min(line, len(text.splitlines())))) from None

@@ -1,4 +1,4 @@
-"""What a registered function or class takes: its parameters and what they may be."""
+"""Signatures of registered functions and classes: parameters, annotations, defaults."""
 
 import dataclasses
 import functools
@@ -8,7 +8,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
-# Stands for an annotation that is missing, or that cannot be resolved.
+# Marks an annotation that is missing or cannot be resolved.
 UNKNOWN = inspect.Parameter.empty
 
 
@@ -17,11 +17,11 @@ class Signature:
     """The parameters that can be bound by name.
 
     Attributes:
-      annotations: Each parameter's type, or `UNKNOWN`.
-      defaults: The defaults of those that have one.
-      inherited: Further names that are taken through `**kwargs` by a base class.
-      is_open: Whether there is a `**kwargs`.
-      returns: What a call gives: the class itself, or the function's return annotation.
+      annotations: The type of each parameter, or `UNKNOWN`.
+      defaults: The defaults, by parameter name.
+      inherited: Further parameter names that a base class accepts through `**kwargs`.
+      is_open: Whether the signature has `**kwargs`.
+      returns: Type of the result: the class itself, or the function's return annotation.
     """
 
     annotations: Mapping[str, Any]
@@ -33,7 +33,7 @@ class Signature:
 
 @functools.cache
 def signature_of(item: Callable[..., Any]) -> Signature:
-    """Returns what a function or a class takes, as well as it can be known."""
+    """Returns the signature of a function or class, as far as it can be inspected."""
     if not inspect.isclass(item):
         function = inspect.unwrap(item)
         parameters = _parameters(function)
@@ -54,13 +54,13 @@ def signature_of(item: Callable[..., Any]) -> Signature:
 
 
 def _plain(function: Any) -> Any:
-    # __new__ stands in the class as a staticmethod; decorators hide what they wrap.
+    # __new__ is a staticmethod in the class dict; decorators hide the wrapped function.
     return inspect.unwrap(getattr(function, "__func__", function))
 
 
 def _parameters(function: Any, skip: int = 0) -> tuple[dict[str, inspect.Parameter], bool]:
     try:
-        # skip: self, or the class, which nobody binds.
+        # skip: the number of leading parameters to drop (self or cls).
         parameters = list(inspect.signature(function).parameters.values())[skip:]
     except (TypeError, ValueError):
         return {}, True
@@ -90,7 +90,7 @@ def _signature(
 
 
 def _hints(function: Any) -> dict[str, Any]:
-    """Resolves annotations one by one, so that one that cannot be hides no other."""
+    """Resolves annotations one by one, so that one failure does not hide the others."""
     hints = {}
     for name, annotation in getattr(function, "__annotations__", {}).items():
         try:
@@ -99,6 +99,6 @@ def _hints(function: Any) -> dict[str, Any]:
                 globalns=getattr(function, "__globals__", {}),
             )[name]
         except Exception:
-            # An annotation may raise anything; then it says nothing.
+            # Resolving an annotation may raise anything.
             hints[name] = UNKNOWN
     return hints

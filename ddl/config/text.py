@@ -1,11 +1,11 @@
-"""Configs as text: written so that they can be read back, and compared by what they mean."""
+"""Config text: writing that can be read back, and comparison by effective values."""
 
 import pprint
 import tokenize
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from ddl import registry
+from ddl.config import registry
 from ddl.config.parsing import parse_value
 from ddl.config.signatures import signature_of
 from ddl.config.values import (
@@ -25,7 +25,7 @@ _NOT_SET = object()
 
 
 def write(imports: Iterable[str], values: Mapping[Key, Any]) -> str:
-    """Returns the text that binds these values: imports, macros, then one block for each name."""
+    """Returns the text that binds the values: imports, macros, then one block per item."""
     blocks: dict[str, list[str]] = {}
     for module in imports:
         blocks.setdefault("imports", []).append(f"import {module}")
@@ -42,18 +42,18 @@ def _order(key: Key) -> tuple[bool, str, Key]:
 def _line(name: str, value: Any) -> str:
     text = _format(value, width=100 - len(name) - 3)
     if is_writable(value):
-        # A continued line must be indented deeper than the name it belongs to.
+        # A continuation line must be indented deeper than the name.
         return f"{name} = " + text.replace("\n", "\n    ")
     return f"# {name} is no value that a config can hold: " + " ".join(repr(value).split())
 
 
 def _format(value: Any, width: int = 100) -> str:
-    """Writes a value as gin reads it: dicts keep their order, long values take several lines."""
+    """Formats a value in gin's syntax: dicts keep their order, long values span lines."""
     return pprint.pformat(value, width=max(width, 40), sort_dicts=False)
 
 
 def is_writable(value: Any) -> bool:
-    """Whether a value survives being written and read back."""
+    """Returns whether a value survives writing and reading back."""
     try:
         return repr(parse_value(_format(value))) == repr(value)
     except (SyntaxError, tokenize.TokenError):
@@ -65,12 +65,12 @@ def differences(
 ) -> list[str]:
     """Returns a line for each bound value that differs: `cnn.filters: (32, 64) → not set`.
 
-    Values are compared with their macros replaced, and where one config says nothing with what
-    would be used instead: the binding of an enclosing scope, or the parameter's default.
+    Macros are expanded before the comparison. An unbound value falls back to the binding of an
+    enclosing scope, then to the parameter's default.
 
     Args:
-      saved: The values of the earlier config, as written there.
-      current: Those of this one.
+      saved: The values of the earlier config, with macros not expanded.
+      current: The values of this config, with macros not expanded.
       ignore: Bindings that may differ, as `shown` names them.
     """
     lines = []
@@ -101,7 +101,7 @@ def _comparable(value: Any) -> Any:
     def full(leaf: Any) -> Any:
         if isinstance(leaf, Reference):
             return Reference(leaf.scope, full_selector(leaf.selector), leaf.evaluate)
-        # True == 1 in Python; 1 == 1.0 is no difference to a run.
+        # True == 1 in Python, but they differ here; 1 and 1.0 do not.
         return (bool, leaf) if isinstance(leaf, bool) else leaf
 
     return map_leaves(value, full)

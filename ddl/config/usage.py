@@ -1,9 +1,9 @@
-"""Which bindings a run has not used.
+"""Detection of bindings that a run has not used.
 
-The rule: a binding is used when at least one call took its value. A call in scope `a/b` takes a
-parameter from the nearest of `a/b`, `a` and no scope; what a caller passes itself is not
-taken from the config. What is handed over uncalled (`@name` without parentheses) may be called
-any time later, so everything bound for it counts as used, and whatever that refers to.
+A binding is used when at least one call took its value. A call in scope `a/b` takes a parameter
+from the nearest of `a/b`, `a` and no scope; arguments passed by the caller are not taken from the
+config. An item passed without being called (`@name` without parentheses) may be called at any
+later time, so all its bindings and their references count as used.
 """
 
 import fnmatch
@@ -11,7 +11,7 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from ddl import registry
+from ddl.config import registry
 from ddl.config.parsing import PACKAGE_FOLDER
 from ddl.config.values import (
     MACRO_SELECTOR,
@@ -25,9 +25,9 @@ from ddl.config.values import (
     name_of,
     shown,
 )
-from ddl.suggestions import closest, did_you_mean, either
+from ddl.errors import closest, did_you_mean, either
 
-# What gin records: (scope, selector) of each call to the values that the call took.
+# gin's record: (scope, selector) of each call to the values that the call took.
 Calls = Mapping[tuple[str, str], Mapping[str, Any]]
 
 
@@ -36,7 +36,12 @@ def complaints(
 ) -> list[str]:
     """Returns a complaint for each binding that was never used, unless it is allowed.
 
-    The defaults that ddl ships are never complained of, nor what the program bound itself.
+    Defaults shipped with ddl and macros set by the program are exempt.
+
+    Args:
+      bindings: The effective bindings.
+      calls: The calls so far (`registry.calls`).
+      allowed: Patterns of bindings that may be unused, such as `Adam.*`.
     """
     used = _used(bindings, calls)
     return [
@@ -50,14 +55,14 @@ def complaints(
 
 
 def unused_defaults(bindings: Mapping[Key, Binding], calls: Calls) -> set[Key]:
-    """Returns what the defaults that ddl ships bind for what no call took."""
+    """Returns the keys of the shipped defaults that no call used."""
     used = _used(bindings, calls)
     return {key for key, binding in bindings.items() if key not in used and _is_shipped(binding)}
 
 
 def _is_shipped(binding: Binding) -> bool:
     file = binding.location.file if binding.location else None
-    return file is not None and os.path.abspath(file).startswith(PACKAGE_FOLDER + os.sep)
+    return file is not None and os.path.dirname(os.path.abspath(file)) == PACKAGE_FOLDER
 
 
 def _is_allowed(binding: Binding, patterns: Iterable[str]) -> bool:
@@ -73,7 +78,7 @@ def _used(bindings: Mapping[Key, Binding], calls: Calls) -> set[Key]:
                 if (enclosing, selector, parameter) in bindings:
                     used.add((enclosing, selector, parameter))
                     break
-    # What a call took was itself called, and so recorded, unless it was handed over uncalled.
+    # A reference that a call took was called and recorded, unless it was passed uncalled.
     waiting = [(key, False) for key in used]
     while waiting:
         key, is_for_later = waiting.pop()
@@ -86,7 +91,7 @@ def _used(bindings: Mapping[Key, Binding], calls: Calls) -> set[Key]:
 
 
 def _for_later(leaf: Any, is_for_later: bool, bindings: Mapping[Key, Binding]) -> Iterator[Key]:
-    """Yields the bindings that a part of a value may still take, in a call to come."""
+    """Yields the bindings that a later call of this part of a value may take."""
     if isinstance(leaf, Macro) and is_for_later:
         scopes: list[str] | None = list(enclosing_scopes(leaf.name))
         selector = MACRO_SELECTOR

@@ -1,29 +1,37 @@
-"""What a config file says, as plain values: bindings, references, macros, and where they stand.
+"""Config statements as plain values: bindings, references, macros, and their locations.
 
-gin forgets which line a binding came from. These values remember, and they can be read, compared
-and printed without touching gin's own config.
+gin does not record the line of a binding. These values do, and they can be read, compared and
+printed independently of gin's own config.
 """
 
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from ddl import registry
+from ddl.config import registry
 
-# How gin itself stores `NAME = value`: as NAME/gin.macro.value.
+# gin stores `NAME = value` as NAME/gin.macro.value.
 MACRO_SELECTOR = "gin.macro"
 
-# (scope, selector with its modules, parameter): what a binding is found by.
+# Key of a binding: (scope, selector with its modules, parameter).
 Key = tuple[str, str, str]
 
 
 @dataclasses.dataclass(frozen=True)
 class Location:
-    """Where a statement was written; `file` is None for a `--gin_param`."""
+    """Location of a statement.
+
+    Attributes:
+      file: Path of the file; None for a `--gin_param`.
+      line: Line number, counted from 1.
+      text: The line, or the whole `--gin_param`.
+      reading: Absolute paths of the open files, each including file before its include.
+    """
 
     file: str | None
     line: int
     text: str
+    reading: tuple[str, ...] = dataclasses.field(default=(), compare=False)
 
     def __str__(self) -> str:
         if self.file:
@@ -32,7 +40,7 @@ class Location:
         return f"--gin_param {quote}{self.text}{quote}"
 
     def complain(self, what: str) -> str:
-        """Returns the complaint with its location in front and the line it is about below."""
+        """Returns the complaint, preceded by the location and followed by the line."""
         excerpt = f"\n    {self.text.strip()}" if self.file and self.text.strip() else ""
         return f"{self}: {what}{excerpt}"
 
@@ -65,11 +73,11 @@ class Binding:
     """`scope/selector.parameter = value`, or `NAME = value` for a macro.
 
     Attributes:
-      scope: The scope, '' for none; for a macro its name.
-      selector: As written, until the checks replace it by the full one.
+      scope: The scope, '' for none; for a macro, its name.
+      selector: Name of the item as written; the checks replace it by the full name.
       parameter: The parameter bound; `value` for a macro.
-      value: A literal that may hold references and macros.
-      location: Where it was written; None when the program itself bound it.
+      value: A literal that may contain references and macros.
+      location: Location of the statement; None if the program made the binding.
     """
 
     scope: str
@@ -80,29 +88,29 @@ class Binding:
 
     @property
     def key(self) -> Key:
-        """What gin finds the binding by, once `selector` is the full one."""
+        """Key of the binding in gin, once `selector` is the full name."""
         return self.scope, self.selector, self.parameter
 
     @property
     def is_macro(self) -> bool:
-        """Whether this is `NAME = value`."""
+        """Whether the binding is a macro, `NAME = value`."""
         return self.selector == MACRO_SELECTOR
 
     def complain(self, what: str) -> str:
-        """Returns the complaint with the location, where one is known."""
+        """Returns the complaint with the location, if known."""
         return self.location.complain(what) if self.location else what
 
 
 @dataclasses.dataclass(frozen=True)
 class Import:
-    """`import module`: for what the module registers."""
+    """`import module`: a module that registers items."""
 
     module: str
     location: Location
 
 
 def name_of(key: Key) -> str:
-    """Returns the left-hand side that binds `key`."""
+    """Returns the left-hand side of a binding of `key`, with the full selector."""
     scope, selector, parameter = key
     if selector == MACRO_SELECTOR and scope:
         return scope
@@ -110,7 +118,7 @@ def name_of(key: Key) -> str:
 
 
 def shown(key: Key) -> str:
-    """Returns the left-hand side for a message: with the shortest name that is not ambiguous."""
+    """Returns the left-hand side of a binding of `key`, with the shortest unambiguous name."""
     scope, selector, parameter = key
     if selector == MACRO_SELECTOR:
         return name_of(key)
@@ -118,35 +126,35 @@ def shown(key: Key) -> str:
 
 
 def full_selector(selector: str) -> str:
-    """Returns the full name of what a selector means; the selector itself if that is unknown."""
+    """Returns the full name for a selector; the selector itself if unknown or ambiguous."""
     found = registry.matches(selector)
     return found[0].selector if len(found) == 1 else selector
 
 
 def with_full_selector(binding: Binding) -> Binding:
-    """Returns the binding with the full name of what it binds, where that is known."""
+    """Returns the binding with its selector replaced by the full name, if known."""
     return dataclasses.replace(binding, selector=full_selector(binding.selector))
 
 
 def values_of(bindings: Iterable[Binding]) -> dict[Key, Any]:
-    """Returns what is bound, by key; the last binding of a key counts."""
+    """Returns the bound values by key; the last binding of a key counts."""
     return {binding.key: binding.value for binding in bindings}
 
 
 def macros_of(values: Mapping[Key, Any]) -> dict[str, Any]:
-    """Returns the macros among values, by name."""
+    """Returns the values of the macros, by name."""
     return {key[0]: value for key, value in values.items() if key[1] == MACRO_SELECTOR}
 
 
 def enclosing_scopes(scope: str) -> Iterator[str]:
-    """Yields the scopes whose bindings a call in `scope` takes: the nearest first, '' last."""
+    """Yields the scopes whose bindings apply in `scope`: the nearest first, '' last."""
     parts = scope.split("/") if scope else []
     for length in range(len(parts), -1, -1):
         yield "/".join(parts[:length])
 
 
 def leaves(value: Any) -> Iterator[Any]:
-    """Yields what a value holds that is not itself a list, a tuple or a dict."""
+    """Yields the leaves of nested lists, tuples and dicts, including dict keys."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from leaves(key)
@@ -159,7 +167,7 @@ def leaves(value: Any) -> Iterator[Any]:
 
 
 def map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Returns the value with `change` applied to each of its leaves."""
+    """Returns the value with `change` applied to each leaf."""
     if isinstance(value, Mapping):
         return {map_leaves(key, change): map_leaves(item, change) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -168,14 +176,19 @@ def map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 class MacroCycleError(ValueError):
-    """Macros that are defined by one another."""
+    """A cycle of macros that refer to each other."""
 
 
 def expand(value: Any, macros: Mapping[str, Any], seen: Collection[str] = ()) -> Any:
-    """Replaces every macro by its value, and those in it; unknown ones stay.
+    """Replaces every macro by its value, recursively; unknown macros stay.
+
+    Args:
+      value: The value to expand.
+      macros: Values of the macros, by name.
+      seen: Names of the macros being expanded.
 
     Raises:
-      MacroCycleError: A macro is part of its own value.
+      MacroCycleError: If a macro is part of its own value.
     """
 
     def change(leaf: Any) -> Any:
@@ -183,7 +196,7 @@ def expand(value: Any, macros: Mapping[str, Any], seen: Collection[str] = ()) ->
             return leaf
         if leaf.name in seen:
             raise MacroCycleError(" -> ".join(f"%{name}" for name in (*seen, leaf.name)))
-        # gin lets %a/b fall back on a.
+        # In gin, %a/b falls back to a.
         for name in enclosing_scopes(leaf.name):
             if name in macros:
                 return expand(macros[name], macros, (*seen, leaf.name))

@@ -1,6 +1,7 @@
-"""Examples: where they come from, in which order, and how they reach the replicas."""
+"""Data sources, the order of their examples, and batches for the replicas."""
 
 from ddl.data.arrays import ArraySource
+from ddl.data.conversion import as_source
 from ddl.data.digits import load_digits
 from ddl.data.imagenet import imagenet
 from ddl.data.images import images
@@ -10,7 +11,7 @@ from ddl.data.pipeline import BatchPipeline
 from ddl.data.random_access import RandomAccessSource
 from ddl.data.records import RecordSource
 from ddl.data.source import IndexedSource, Source
-from ddl.data.stream import StreamSource, as_source
+from ddl.data.stream import StreamSource
 from ddl.data.synthetic import synthetic_arrays, synthetic_images
 
 __all__ = [

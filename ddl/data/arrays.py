@@ -1,4 +1,4 @@
-"""Examples in arrays in memory."""
+"""Data sets of arrays in memory."""
 
 import functools
 from collections.abc import Mapping
@@ -10,15 +10,15 @@ import tensorflow as tf
 from ddl.data.source import IndexedSource, tensorflow_dtype
 from ddl.errors import DataError
 
-# Arrays are looked through in parts of this size, since each makes a mask of it.
+# Chunk size of the check for NaN and infinity, which allocates a mask per chunk.
 _CHUNK_BYTES = 1 << 24
 
 
 class ArraySource(IndexedSource):
-    """Arrays in memory, one a feature, example by example along the first dimension.
+    """A data set of in-memory arrays, one per feature, indexed along the first dimension.
 
-    `ArraySource(image=images, label=labels)` and `ArraySource({"image": images, …})` are the
-    same. What is not an array yet is made one by `np.asarray`; dtypes stay as they are.
+    `ArraySource(image=images, label=labels)` and `ArraySource({"image": images, …})` are
+    equivalent. `np.asarray` converts inputs that are not arrays; dtypes stay unchanged.
     """
 
     def __init__(self, features: Mapping[str, Any] | None = None, /, **named_features: Any):
@@ -26,12 +26,13 @@ class ArraySource(IndexedSource):
 
         Args:
           features: Arrays by feature name, each [n, …].
-          **named_features: More of them.
+          **named_features: Further arrays by feature name.
 
         Raises:
-          DataError: If there are no features or examples, lengths differ, an array holds Python
-            objects, or a float array holds NaN or infinity; or if a feature "weight" is
-            not one finite float ≥ 0 an example.
+          DataError: If there are no features or no examples; if the lengths differ; if an array is
+            a scalar, holds Python objects or has a dtype that TensorFlow lacks; if a floating or
+            complex array holds NaN or infinity; or if the feature "weight" is not one finite float
+            ≥ 0 per example, or is 0 for all examples.
         """
         arrays = {**(features or {}), **named_features}
         if not arrays:
@@ -55,12 +56,12 @@ class ArraySource(IndexedSource):
             _check_weight(self.features["weight"])
 
     def __len__(self) -> int:
-        """Number of examples."""
+        """Returns the number of examples."""
         return self._length
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the arrays take."""
+        """Size of the arrays in bytes."""
         return sum(array.nbytes for array in self.features.values())
 
     @property
@@ -77,8 +78,8 @@ class ArraySource(IndexedSource):
 
     @functools.cached_property
     def _tensors(self) -> dict[str, tf.Tensor]:
-        # Eager tensors, made once: a graph captures them by reference, where it would copy a
-        # numpy array into itself as a constant at each tracing.
+        # A graph captures eager tensors by reference. It would copy a numpy array into itself as a
+        # constant at each trace.
         with tf.init_scope(), tf.device("CPU:0"):
             return {name: tf.constant(array) for name, array in self.features.items()}
 
@@ -131,3 +132,8 @@ def _check_weight(weight: np.ndarray) -> None:
     if weight.min() < 0:
         row = int(np.argmin(weight))
         raise DataError(f"the feature 'weight' is negative: {weight[row]} in example {row}")
+    if weight.max() == 0:
+        raise DataError(
+            f"the feature 'weight' is 0 for all {len(weight):,} examples, so that none counts. "
+            "Give a positive weight to the examples to train or evaluate on."
+        )

@@ -1,4 +1,4 @@
-"""What can be wrong with data that no source can see by itself."""
+"""Checks of evaluation data against training data, and of values while a graph runs."""
 
 import contextlib
 import re
@@ -12,7 +12,15 @@ from ddl.errors import DataError
 def check_same_features(
     train: dict[str, tf.TensorSpec], evaluation: dict[str, tf.TensorSpec]
 ) -> None:
-    """Raises a DataError unless evaluation data have the features of the training data."""
+    """Checks that the evaluation data have the features of the training data, in the same shapes.
+
+    Args:
+      train: `element_spec` of the training data.
+      evaluation: `element_spec` of the evaluation data, which may have further features.
+
+    Raises:
+      DataError: If a feature is missing or has another shape.
+    """
     for name, spec in train.items():
         if name not in evaluation:
             raise DataError(f"the evaluation data have no feature {name!r}, the training data do")
@@ -24,18 +32,48 @@ def check_same_features(
 
 
 def checked_finite(features: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    """The features, for a graph that stops with a message if one holds NaN or infinity."""
-    return {
+    """Returns the features with checks for NaN, infinity and negative weights.
+
+    Args:
+      features: Tensors of any shape by name; only floating ones are checked.
+
+    Raises:
+      tf.errors.InvalidArgumentError: When the checks run, eagerly or in a graph, and fail.
+    """
+    finite = {
         name: tf.debugging.check_numerics(values, f"the feature {name!r} holds NaN or infinity")
         if values.dtype.is_floating
         else values
         for name, values in features.items()
     }
+    return checked_weight(finite)
+
+
+def checked_weight(features: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    """Returns the features with a check that "weight", if present, is finite and ≥ 0.
+
+    Args:
+      features: Tensors by name; "weight" is floating, of any shape.
+
+    Raises:
+      tf.errors.InvalidArgumentError: When the check runs, eagerly or in a graph, and fails.
+    """
+    features = dict(features)
+    if "weight" in features:
+        weight = features["weight"]
+        message = "the feature 'weight' holds a number that is negative, NaN or infinite"
+        nan = tf.constant(float("nan"), weight.dtype)
+        features["weight"] = tf.debugging.check_numerics(tf.where(weight < 0, nan, weight), message)
+    return features
 
 
 @contextlib.contextmanager
 def data_errors() -> Iterator[None]:
-    """Turns what TensorFlow says of bad data, in a page of graph, into a few words."""
+    """Converts TensorFlow's errors about bad data into a short DataError.
+
+    Raises:
+      DataError: If the `with` block raises such an error.
+    """
     try:
         yield
     except (
@@ -45,8 +83,8 @@ def data_errors() -> Iterator[None]:
         tf.errors.NotFoundError,
         tf.errors.OutOfRangeError,
     ) as error:
-        # The reason stands between the trace of the graph and the name of its node; or it is our
-        # own, raised in a Python function that the graph called.
+        # The reason follows the graph's stack trace and precedes the node name. If the graph called
+        # a Python function that raised a DataError, the message of that error is the reason.
         text = str(error.message)
         own = re.findall(r"ddl\.errors\.DataError: (.*)", text)
         reason = own[-1] if own else text.split("[[{{node")[0].strip().splitlines()[-1].strip()

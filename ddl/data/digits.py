@@ -1,7 +1,7 @@
-"""The handwritten digits that come with the package: real, small, no network needed.
+"""The packaged handwritten digits: small, real data that need no network.
 
-1,797 images of 8×8 pixels from 0 to 16, 10 classes (Alpaydin and Kaynak, 1998, CC BY 4.0). Source,
-licence and split are told in files/digits.txt.
+1,797 images of 8×8 pixels with values from 0 to 16, 10 classes (Alpaydin and Kaynak, 1998, CC BY
+4.0). files/digits.txt documents source, licence and split.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ DIGITS_SHA256 = "a78b65c1040dbb98f15cad82c868f2a76683f97fb1f6a61338968f04e85025f
 
 
 def load_digits(split: Literal["train", "test"]) -> tuple[np.ndarray, np.ndarray]:
-    """Reads one part of the digits.
+    """Loads one split of the digits.
 
     Args:
       split: "train" has 1,437 images, "test" the 360 held out.
@@ -26,7 +26,7 @@ def load_digits(split: Literal["train", "test"]) -> tuple[np.ndarray, np.ndarray
       Images, uint8 [n, 8, 8, 1] with values from 0 to 16, and labels, int64 [n].
 
     Raises:
-      DataError: If the file is missing or not the one that was packaged.
+      DataError: If the packaged file is missing or its SHA-256 differs.
     """
     file = resources.files("ddl.data").joinpath("files", "digits.npz")
     try:

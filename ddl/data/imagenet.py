@@ -1,7 +1,7 @@
-"""ImageNet (ILSVRC 2012) from TFRecord files in their usual format, with the usual crops.
+"""ImageNet (ILSVRC 2012) from TFRecord files in the usual format, with the usual crops.
 
-Russakovsky et al. 2015, "ImageNet Large Scale Visual Recognition Challenge". Files are named
-train-00000-of-01024 and validation-00000-of-00128, and hold tf.train.Example with "image/encoded",
+Russakovsky et al. 2015, "ImageNet Large Scale Visual Recognition Challenge". The files are named
+train-00000-of-01024 and validation-00000-of-00128. They hold tf.train.Example with "image/encoded",
 a JPEG, and "image/class/label", from 1 to 1000.
 """
 
@@ -25,25 +25,27 @@ def imagenet(
     image_shape: Sequence[int] = (224, 224, 3),
     num_examples: int | None = None,
 ) -> RecordSource:
-    """Reads ImageNet, with crops that follow from the run's seed and the epoch.
+    """Builds a source of ImageNet whose random crops depend only on run seed, epoch and example.
 
-    For training each image is cropped at random to 8% to 100% of its area at an aspect ratio of 3/4
-    to 4/3 and mirrored half of the time (Szegedy et al. 2015, "Going deeper with convolutions";
-    Goyal et al. 2017, section 5.1); for the test it is the middle that 224 of 256 pixels are. Both
-    are then resized.
+    Each training image is cropped at random to 8% to 100% of its area at an aspect ratio of 3/4 to
+    4/3 and mirrored with probability 1/2 (Szegedy et al. 2015, "Going deeper with convolutions";
+    Goyal et al. 2017, section 5.1). Each test image is cropped to the central square whose side is
+    224/256 of the image's shorter side. Both crops are resized to `image_shape`.
 
     Args:
-      split: Which part; "test" is the validation set.
-      data_dir: Holds the files; anything that tf.io.gfile reads.
+      split: "train", or "test" for the validation set.
+      data_dir: Directory of the files; any path that tf.io.gfile reads.
       image_shape: Height, width and 3 channels.
-      num_examples: Take the first so many; None: all, 1,281,167 and 50,000.
+      num_examples: Number of examples to use, from the first on. None uses all: 1,281,167 for
+        training, 50,000 for the test.
 
     Returns:
       Features "image", uint8 [*image_shape], and "label", int64 [], from 0 to 999.
 
     Raises:
-      ConfigError: If images are to have another number of channels.
-      DataError: If files are missing, with what to put where.
+      ConfigError: If `image_shape` does not have 3 channels.
+      DataError: If files are missing; the message says which files to put where. Also if
+        `RecordSource` cannot read them or they hold too few records.
     """
     height, width, channels = image_shape
     if channels != 3:
@@ -101,7 +103,7 @@ def _example(
 
 
 def _drawn_crop(jpeg: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    """A crop as `imagenet` says, or the whole image if ten draws fit none into it."""
+    """Returns a random crop, or the whole image if none of ten draws fits into it."""
     begin, size, _ = tf.image.stateless_sample_distorted_bounding_box(
         tf.image.extract_jpeg_shape(jpeg),
         bounding_boxes=tf.zeros([1, 0, 4]),

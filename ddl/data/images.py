@@ -1,4 +1,4 @@
-"""Labelled images by name."""
+"""Labelled image data sets by name."""
 
 from collections.abc import Sequence
 from typing import Literal, get_args
@@ -11,8 +11,7 @@ from ddl.data.imagenet import imagenet
 from ddl.data.keras_datasets import load_keras_dataset
 from ddl.data.source import Source
 from ddl.data.synthetic import synthetic_images
-from ddl.errors import ConfigError, DataError
-from ddl.suggestions import did_you_mean, either
+from ddl.errors import ConfigError, DataError, did_you_mean, either
 
 ImagesName = Literal["digits", "mnist", "fashion_mnist", "cifar10", "imagenet", "synthetic"]
 Split = Literal["train", "test"]
@@ -35,25 +34,29 @@ def images(
     """Loads labelled images.
 
     Args:
-      name: `digits` comes with ddl; `mnist`, `fashion_mnist` and `cifar10` come from the Keras
-        cache or the network, `imagenet` from `data_dir` (`ddl.data.imagenet`); `synthetic` is made
-        up.
-      split: Which part.
-      image_shape: Height, width and channels. Synthetic images get this shape, others must
-        have it.
-      num_classes: As `image_shape`.
-      num_examples: Take the first so many; None: all, or 8,192 and 2,048 synthetic ones.
-      one_hot: Whether labels are float32 rows [n, classes] rather than int64 [n].
-      seed: Of synthetic images.
-      data_dir: Where the files of ImageNet are.
+      name: `digits` is packaged with ddl; `mnist`, `fashion_mnist` and `cifar10` come from the
+        Keras cache or the network; `imagenet` is read from `data_dir` (see `ddl.data.imagenet`);
+        `synthetic` is generated.
+      split: "train" or "test".
+      image_shape: Height, width and channels. Synthetic images get this shape; others must have it,
+        except that ImageNet is resized to any height and width.
+      num_classes: Number of classes. Synthetic labels get this many; others must have it.
+      num_examples: Number of examples to use, from the first on. None uses all; for synthetic
+        images, 8,192 for training and 2,048 for the test.
+      one_hot: Whether a label is float32 [num_classes] instead of int64 [].
+      seed: Seed of synthetic images.
+      data_dir: Directory of the ImageNet files. Must be None for `digits`, `mnist`, `fashion_mnist`
+        and `cifar10`, which are not read from there.
 
     Returns:
       Features "image", uint8 [height, width, channels], and "label". All but ImageNet are an
       `ArraySource`.
 
     Raises:
-      ConfigError: If there is no such name or split, or a number is out of range.
-      DataError: If the data are missing, or not of that shape or number of classes.
+      ConfigError: If the name or split is unknown, a number is out of range, or `data_dir` is given
+        for data that are not read from there.
+      DataError: If the data are missing, have another shape or number of classes, or have fewer
+        than `num_examples` examples; or if `one_hot` is set for ImageNet.
     """
     _check_one_of("data set", name, get_args(ImagesName))
     _check_one_of("split", split, get_args(Split))
@@ -76,6 +79,11 @@ def images(
             seed=seed,
         )
     else:
+        if data_dir is not None:
+            raise ConfigError(
+                f"images.data_dir is {data_dir!r}, but only imagenet is read from there; {name} "
+                f"comes from {'ddl itself' if name == 'digits' else 'the Keras cache'}. Remove it."
+            )
         pixels, labels = load_digits(split) if name == "digits" else load_keras_dataset(name, split)
         if pixels.shape[1:] != shape:
             raise DataError(

@@ -1,4 +1,4 @@
-"""MNIST, Fashion-MNIST and CIFAR-10 through keras.datasets: from its cache, else downloaded."""
+"""MNIST, Fashion-MNIST and CIFAR-10 through keras.datasets, from the Keras cache or the network."""
 
 import contextlib
 import dataclasses
@@ -33,13 +33,13 @@ _UNREADABLE = (
 
 @dataclasses.dataclass(frozen=True)
 class _Files:
-    """What keras.datasets reads.
+    """Files that keras.datasets reads for one data set.
 
     Attributes:
-      folder: Within the cache.
-      sha256: By file name, what Keras checks; None where it checks nothing.
+      folder: Folder inside the cache.
+      sha256: Checksums that Keras verifies, by file name; None where Keras verifies nothing.
       load: Keras's loader.
-      hint: How the file is called where it comes from, if otherwise.
+      hint: For the error message, the file's name at its source if it differs.
     """
 
     folder: str
@@ -80,18 +80,18 @@ _DATASETS: dict[KerasDatasetName, _Files] = {
 def load_keras_dataset(
     name: KerasDatasetName, split: Literal["train", "test"]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Loads one part of a data set; processes on one machine take turns.
+    """Loads one split of a data set; a file lock serializes the processes of a user on one machine.
 
     Args:
-      name: Which.
-      split: Which part.
+      name: "mnist", "fashion_mnist" or "cifar10".
+      split: "train" or "test".
 
     Returns:
       Images, uint8 [n, height, width, channels], and labels, int64 [n].
 
     Raises:
-      DataError: If files are neither in the cache nor to be had from the network, or damaged.
-        It names files, folder and checksums.
+      DataError: If a file is damaged, or is neither in the cache nor available from the network.
+        The message names files, folder and checksums.
     """
     files = _DATASETS[name]
     folder = _cache() / files.folder
@@ -103,8 +103,8 @@ def load_keras_dataset(
         try:
             parts = files.load() if not missing else _download(files, folder, missing)
         except Exception as error:
-            # Keras wraps what the network says into a bare Exception. With every file at hand,
-            # what is not about their content is a bug and keeps its traceback.
+            # Keras wraps network errors into a bare Exception. If every file was present, an error
+            # that is not about file contents is a bug and keeps its traceback.
             if not missing and not isinstance(error, _UNREADABLE):
                 raise
             raise _unusable(name, files, folder, missing, error) from error
@@ -120,8 +120,8 @@ def load_keras_dataset(
 
 
 def _cache() -> Path:
-    # Where get_file looks. Keras reads KERAS_HOME when it is imported, so the environment of now
-    # may say something else than Keras does.
+    # The folder that get_file uses. Keras reads KERAS_HOME only at import; the environment may have
+    # changed since.
     home = os.path.expanduser(keras_config.keras_home())
     if not os.access(home, os.W_OK):
         home = os.path.join("/tmp" if os.path.isdir("/tmp") else tempfile.gettempdir(), ".keras")
@@ -130,7 +130,7 @@ def _cache() -> Path:
 
 @contextlib.contextmanager
 def _turn(folder: Path) -> Iterator[None]:
-    """Waits until no other process of this user checks or fills `folder`."""
+    """Holds a lock that keeps other processes of this user from checking or filling `folder`."""
     digest = hashlib.sha256(str(folder).encode()).hexdigest()[:16]
     lock = Path(tempfile.gettempdir()) / f"ddl-{os.getuid()}-{digest}.lock"
     with lock.open("w") as file:
@@ -140,7 +140,7 @@ def _turn(folder: Path) -> Iterator[None]:
 
 def _check(name: str, path: Path, expected: str | None) -> None:
     if expected is not None:
-        # Keras would load a file that does not fit anew without asking, over the old one.
+        # On a mismatch Keras would download the file again and overwrite it without asking.
         with path.open("rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
         if found != expected:
@@ -149,7 +149,7 @@ def _check(name: str, path: Path, expected: str | None) -> None:
                 f"{name} expects {expected}. Remove it, or put the right file there."
             )
     elif path.suffix == ".gz":
-        # Keras checks nothing here and skips the header, which says 0, 0, type and rank.
+        # Keras does not check these files and skips the header: bytes 0, 0, type and rank.
         magic = bytes([0, 0, 8, 3 if "idx3" in path.name else 1])
         try:
             with gzip.open(path) as file:
@@ -175,7 +175,7 @@ def _download(files: _Files, folder: Path, missing: list[str]) -> Any:
     finally:
         socket.setdefaulttimeout(before)
         if not done:
-            # A file that came whole is as much in doubt as one that came in part.
+            # After a failure even a complete new file is suspect.
             for file in missing:
                 (folder / file).unlink(missing_ok=True)
             for path in made:
@@ -191,7 +191,7 @@ def _unusable(
             f"{name} cannot be read from {folder}: {type(error).__name__}: {error}. Remove "
             f"{', '.join(files.sha256)} there to have {name} loaded anew."
         )
-    # Keras puts the address before the dashes.
+    # Keras's message has the URL before the dashes and the reason after them.
     reason = str(error).rsplit(" -- ", maxsplit=1)[-1]
     wanted = [f"  {file}  SHA-256 {files.sha256[file] or '(none known)'}" for file in missing]
     return DataError(

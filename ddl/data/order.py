@@ -1,10 +1,12 @@
-"""The order of the examples: a pure function of (seed, epoch, position), with no state.
+"""Order of the examples: a stateless, pure function of (seed, epoch, position).
 
-Every example comes exactly once an epoch. The order depends on nothing else: not on replicas,
-workers, threads or timing. Any batch of the run is computed directly from its number, so going
-on from step one million costs what starting from step 0 does.
+Every example occurs exactly once per epoch. The order does not depend on replicas, workers, threads
+or timing. Any batch of the run is computed directly from its number: to resume at step one million
+costs the same as to start at step 0.
 """
 
+import functools
+import math
 import os
 
 import numpy as np
@@ -13,26 +15,34 @@ import tensorflow as tf
 from ddl.errors import ConfigError, DataError
 from ddl.random import PHILOX
 
-# The cipher under RandomIndexShuffle works on blocks of 16 bits or more and tries again until it
-# lands below n, which small n pays for with n/65,536 of success a try; sorting random keys is
-# cheaper there. The limit must never change: it decides the order for a given n.
+# RandomIndexShuffle's cipher works on blocks of at least 16 bits and repeats until the result is
+# below n. For small n a try succeeds with probability n/65,536 only, and sorting random keys is
+# cheaper. The limit must never change: it determines the order for a given n.
 SORTED_UP_TO = 4096
 
-# Many batches are ordered at once, so that a batch costs a slice of them: of a small data set an
-# epoch, which one sort serves.
+# Many batches are ordered at once, so that one batch costs only a slice. For a small data set this
+# is a whole epoch, which needs one sort.
 _ROWS_AT_ONCE = 8192
 
-# tf.random.experimental.index_shuffle makes 4 rounds of the cipher, which leave structure behind:
-# for n = 60,000 the means of batches of 32 vary a quarter as much as those of random batches, for
-# n = 65,537 a sixteenth. From 8 rounds on nothing of it can be measured.
+# tf.random.experimental.index_shuffle runs 4 rounds of the cipher, which leave structure: for
+# n = 60,000 the means of batches of 32 vary a quarter as much as those of random batches, for
+# n = 65,537 a sixteenth. From 8 rounds on no structure is measurable.
 _ROUNDS = 8
 
-# Sets this use of the seed apart from others (weights, dropout) that draw from the same seed.
+# Bits of the cipher's smallest block.
+_SMALLEST_BLOCK = 16
+
+# Separate these uses of the run's seed from others (weights, dropout).
 _DOMAIN = int.from_bytes(b"ddlorder", "big")
+_STREAM_DOMAIN = int.from_bytes(b"ddlstrea", "big")
 
 
 def steps_per_epoch(num_examples: int, global_batch_size: int) -> int:
-    """Batches in which every example comes once, the last one padded: ceil(n / B).
+    """Returns the batches per epoch, ceil(n / B); the last one is padded.
+
+    Args:
+      num_examples: n, examples per epoch.
+      global_batch_size: B.
 
     Raises:
       DataError: If there are no examples.
@@ -53,23 +63,26 @@ def batch_indices(
     seed: int = 0,
     shuffle: bool = True,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Which examples global batch number `batch` consists of.
+    """Computes which examples form global batch number `batch`.
 
-    Row i of batch k has position p = (k mod steps per epoch)·B + i in its epoch. It is padding
-    where p ≥ n; padding repeats the epoch's first examples, so that its content is as plausible
-    as any, and weighs 0.
+    Row i of batch k has position p = (k mod steps per epoch)·B + i in its epoch. Rows with p ≥ n
+    are padding: they repeat the epoch's first examples, which are valid inputs, at weight 0.
 
-    Works eagerly, in tf.data and in a tf.function, on the CPU.
+    Runs eagerly, in tf.data and in a tf.function, on the CPU.
 
     Args:
-      batch: int64 [], counted from 0 over the whole run.
-      num_examples: n, examples an epoch.
+      batch: Batch number, int64 [], counted from 0 over the whole run.
+      num_examples: n, examples per epoch.
       global_batch_size: B.
-      seed: Any integer; its lowest 64 bits count.
-      shuffle: Whether each epoch has a random order of its own, or all have the stored order.
+      seed: Any integer, of which the lowest 64 bits are used.
+      shuffle: Whether each epoch has its own random order; otherwise all have the stored order.
 
     Returns:
-      Indices into the data, int64 [B], and weights, float32 [B], 1 or 0.
+      Indices into the data, int64 [B], and weights, float32 [B], each 1 or 0.
+
+    Raises:
+      DataError: If there are no examples, or TensorFlow cannot shuffle this number of them.
+      ConfigError: If the batch size is not positive.
     """
     steps = steps_per_epoch(num_examples, global_batch_size)
     batch = tf.cast(batch, tf.int64)
@@ -87,18 +100,22 @@ def index_batches(
     shuffle: bool,
     rows: np.ndarray | None = None,
 ) -> tf.data.Dataset:
-    """What `batch_indices` gives for batches first_batch, first_batch + 1, … without end.
+    """Builds an endless data set of `batch_indices` for first_batch, first_batch + 1, ….
 
     Args:
-      first_batch: Counted from 0 over the whole run.
+      first_batch: Batch number, counted from 0 over the whole run.
       num_examples: As in `batch_indices`.
-      global_batch_size: Likewise.
-      seed: Likewise.
-      shuffle: Likewise.
-      rows: Which rows of each batch to give, and in which order, int [b]; None: all B.
+      global_batch_size: As in `batch_indices`.
+      seed: As in `batch_indices`.
+      shuffle: As in `batch_indices`.
+      rows: Rows of each batch to return, in this order, int [b]; None returns all B.
 
     Returns:
       Dicts of "index", int64 [b], and "weight", float32 [b].
+
+    Raises:
+      DataError: As in `batch_indices`.
+      ConfigError: As in `batch_indices`.
     """
     steps = steps_per_epoch(num_examples, global_batch_size)
     at_once = _batches_at_once(num_examples, global_batch_size)
@@ -118,7 +135,7 @@ def index_batches(
     made = tf.data.Dataset.counter(epoch * parts + batch // at_once).map(
         part, num_parallel_calls=os.cpu_count() or 1, deterministic=True
     )
-    # The threads that make them hand over a part at a time: they are woken once for many batches.
+    # The map threads pass on one part at a time, and so are woken once for many batches.
     return made.prefetch(1).unbatch().skip(batch % at_once)
 
 
@@ -131,9 +148,9 @@ def indices_from(
     shuffle: bool,
     rows: np.ndarray | None = None,
 ) -> dict[str, tf.Tensor]:
-    """What `batch_indices` gives for a batch and some that follow it in the epoch, in one go.
+    """Computes `batch_indices` for a batch and several that follow it in the epoch, at once.
 
-    Takes what `index_batches` takes, but for the first: batch is int64 [].
+    Takes the arguments of `index_batches`, except that the first is a batch number, int64 [].
 
     Returns:
       "index", int64 [k, b], and "weight", float32 [k, b].
@@ -150,6 +167,12 @@ def indices_from(
     return {name: tf.gather(each, rows, axis=1) for name, each in made.items()}
 
 
+def stream_seeds(seed: int, epoch: tf.Tensor, shard: int) -> tf.Tensor:
+    """Returns two seeds, int64 [2], that shuffle a shard of a stream in an epoch, int64 []."""
+    counter = tf.stack([tf.cast(epoch, tf.uint64), tf.constant(_STREAM_DOMAIN + shard, tf.uint64)])
+    return _random_words(seed % 2**64, counter, 2, tf.int64)
+
+
 def _batches_at_once(num_examples: int, global_batch_size: int) -> int:
     if num_examples <= SORTED_UP_TO:
         return steps_per_epoch(num_examples, global_batch_size)
@@ -159,7 +182,7 @@ def _batches_at_once(num_examples: int, global_batch_size: int) -> int:
 def _indices(
     position: tf.Tensor, epoch: tf.Tensor, num_examples: int, seed: int, shuffle: bool
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Indices and weights of the rows at some positions of an epoch, int64 [b] and []."""
+    """Returns indices, int64 [b], and weights, float32 [b], of positions [b] of an epoch []."""
     weight = tf.cast(position < num_examples, tf.float32)
     index = position % num_examples
     if shuffle and num_examples > 1:
@@ -168,26 +191,64 @@ def _indices(
 
 
 def _epoch_key(seed: int, epoch: tf.Tensor) -> tf.Tensor:
-    """Three uint32 words that look unrelated from epoch to epoch and seed to seed."""
-    # Epochs differ in one bit; the few rounds of the cipher would not spread it, Philox does.
+    """Returns three uint32 words that look unrelated from epoch to epoch and seed to seed."""
+    # Consecutive epochs may differ in one bit. The cipher's few rounds would not spread that bit;
+    # Philox does.
     counter = tf.stack([tf.cast(epoch, tf.uint64), tf.constant(_DOMAIN, tf.uint64)])
     return _random_words(seed % 2**64, counter, 3, tf.uint32)
 
 
 def _permute(index: tf.Tensor, num_examples: int, key: tf.Tensor) -> tf.Tensor:
-    """Where a permutation of 0 … num_examples - 1, chosen by `key`, takes `index`, int64 [b]."""
+    """Applies the permutation of 0 … num_examples - 1 that `key` selects to `index`, int64 [b]."""
     if num_examples > SORTED_UP_TO:
-        return tf.raw_ops.RandomIndexShuffle(
-            index=index,
-            seed=key,
-            max_index=tf.constant(num_examples - 1, tf.int64),
-            rounds=_ROUNDS,
-        )
+        return _enciphered(index, num_examples, key)
     counter = tf.concat([tf.bitcast(key[:2], tf.uint64)[tf.newaxis], [_DOMAIN]], axis=0)
     sort_keys = _random_words(_DOMAIN, counter, num_examples, tf.int32)
-    # top_k breaks ties by position, the same on every machine.
+    # top_k breaks ties by position, and so gives the same result on every machine.
     permutation = tf.math.top_k(sort_keys, k=num_examples).indices
     return tf.cast(tf.gather(permutation, index), tf.int64)
+
+
+def _enciphered(index: tf.Tensor, num_examples: int, key: tf.Tensor) -> tf.Tensor:
+    """Does the work of `_permute` for data sets that are too large to sort."""
+    last = _last_index(num_examples)
+    # Every call with this key applies the same permutation of 0 … last.
+    permute = functools.partial(
+        tf.raw_ops.RandomIndexShuffle,
+        seed=key,
+        max_index=tf.constant(last, tf.int64),
+        rounds=_ROUNDS,
+    )
+    if last < num_examples:
+        return permute(index=index)
+    # The permutation has one index too many, num_examples. The example mapped to it takes the
+    # place to which the extra index is mapped, so 0 … num_examples - 1 map onto themselves.
+    extra = tf.constant([num_examples], tf.int64)
+    places = permute(index=tf.concat([index, extra], axis=0))
+    return tf.where(places[:-1] == extra, places[-1], places[:-1])
+
+
+def _last_index(num_examples: int) -> int:
+    """Returns `max_index` for RandomIndexShuffle: num_examples - 1, or num_examples if that fails.
+
+    RandomIndexShuffle permutes 0 … max_index if and only if its cipher's block can hold max_index.
+    A Feistel cipher permutes all values of a block, and walking along its cycles until a value is
+    in range permutes the values in range. The block has ⌈log2(max_index)⌉ bits, rounded up to an
+    even number, at least 16. This is one bit too few for powers of 4 from 4⁸ on, and for numbers
+    slightly above 4ᵏ, k ≥ 25, whose logarithm rounds to 2k as a double.
+
+    Raises:
+      DataError: If both values fail; the smallest such num_examples is 2⁵⁰ + 1.
+    """
+    for last in (num_examples - 1, num_examples):
+        bits = math.ceil(math.log2(last))
+        if max(bits + bits % 2, _SMALLEST_BLOCK) >= last.bit_length():
+            return last
+    raise DataError(
+        f"a data set of {num_examples:,} examples cannot be shuffled: TensorFlow's "
+        "RandomIndexShuffle is not a permutation for this size. Give the source another length, "
+        "such as a power of two, or set shuffle=False."
+    )
 
 
 def _random_words(key: int, counter: tf.Tensor, count: int, dtype: tf.DType) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""Global batches of static shape, by number, on any strategy."""
+"""Global batches of static shape, addressed by number, for any strategy."""
 
 from typing import Any, Literal
 
@@ -8,32 +8,33 @@ import tensorflow as tf
 from ddl.data import resident as resident_data
 from ddl.data.arrays import ArraySource
 from ddl.data.order import batch_indices, index_batches, indices_from
-from ddl.data.source import Source, weighted
+from ddl.data.source import IndexedSource, Source, weighted
+from ddl.distribution.devices import on_cpu
+from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError
 from ddl.microbatch import Microbatch
-from ddl.workers import Workers
 
 _RESIDENT_UP_TO_BYTES = 256 << 20
-"""Small beside any accelerator's memory, and larger than CIFAR-10 in bytes (154 MB)."""
+"""Small compared to the memory of any accelerator, and larger than CIFAR-10 (154 MB)."""
 
 
 _SENT_UP_TO_BYTES = 2_000_000_000
-"""What fits into a message of TensorFlow, with some room."""
+"""Below the 2 GiB limit of a TensorFlow message."""
 
 
 _BATCHES_AHEAD = 4
-"""Enough for the host to be ahead of the devices when one batch takes longer than others."""
+"""Prefetched batches: enough to keep the devices busy when one batch takes longer than others."""
 
 
 class BatchPipeline:
-    """Batch k of a run, for every k, whatever the devices.
+    """Batch k of a run for every k, independent of the devices.
 
-    A global batch of B rows is cut into A microbatches of B/A rows, and each of these is shared
-    out: in microbatch m, replica r of R computes the b = B/A/R rows from m·B/A + r·b on. So all
-    replicas together see the same rows in the same order however many there are, in each
-    microbatch too. The last batch of an epoch is padded to B; padding has weight 0.
+    A global batch of B rows is split into A microbatches of B/A rows. Each microbatch is split
+    among the R replicas: in microbatch m, replica r computes the b = B/A/R rows from m·B/A + r·b
+    on. All replicas together therefore see the same rows in the same order for every R, in each
+    microbatch too. The last batch of an epoch is padded to B rows; padding has weight 0.
 
-    In use, on any strategy:
+    Usage, with any strategy:
 
         iterator = pipeline.iterator(strategy, first_batch)
         arrays = pipeline.resident_arrays(strategy)
@@ -51,20 +52,20 @@ class BatchPipeline:
         resident: bool | Literal["auto"] = "auto",
         microbatches: int = 1,
     ):
-        """Takes the source.
+        """Decides whether the arrays reside on the devices; places nothing yet.
 
         Args:
           source: The examples.
-          global_batch_size: B. More than the data set has is fine: one padded batch an epoch.
-          seed: Of the order, and of what layers draw.
-          shuffle: Whether each epoch has an order of its own. Streams keep theirs.
-          resident: Whether arrays are kept on the devices and batches gathered there. `auto`
-            does so up to 256 MiB. The batches are the same to the bit.
-          microbatches: A. B must be a multiple of A · R.
+          global_batch_size: B. If it exceeds the number of examples, an epoch is one padded batch.
+          seed: Seed of the order and of the layers' random numbers.
+          shuffle: Whether each epoch has its own order; otherwise the source's order is used.
+          resident: Whether arrays are kept on the devices and batches gathered there. `auto` does
+            so up to 256 MiB. The batches are bitwise the same.
+          microbatches: A. B must be a multiple of A · R; the pipeline does not check this.
 
         Raises:
-          ConfigError: If the batch size is not positive, or `resident` is True for a source that
-            is not made of numeric arrays.
+          ConfigError: If the batch size is not positive or not possible for the source, or
+            `resident` is True for a source other than numeric arrays.
           DataError: If there are no examples.
         """
         self.source = source
@@ -100,11 +101,14 @@ class BatchPipeline:
 
     @property
     def element_spec(self) -> dict[str, tf.TensorSpec]:
-        """One example as `examples` gives it, without the batch dimension; has "weight"."""
+        """Spec of one example as `examples` returns it, without the batch dimension.
+
+        Includes "weight", float32 [].
+        """
         return {**self.source.element_spec, "weight": tf.TensorSpec([], tf.float32, "weight")}
 
     def dataset(self, first_batch: int = 0) -> tf.data.Dataset:
-        """Global batches number first_batch, first_batch + 1, … without end, on the host.
+        """Builds an endless host data set of global batches first_batch, first_batch + 1, ….
 
         Args:
           first_batch: Number of the first batch, counted from 0 over the whole run.
@@ -118,43 +122,94 @@ class BatchPipeline:
             )
         )
 
-    def iterator(self, strategy: tf.distribute.Strategy, first_batch: int = 0) -> Any:
-        """An endless iterator from batch number `first_batch` on, distributed if devices need it.
+    def first_examples(self, count: int, strategy: tf.distribute.Strategy) -> dict[str, tf.Tensor]:
+        """Returns the first examples of a run, with or without "weight". Eager.
 
-        Cross-replica context, eager. `next(iterator)` gives each replica its rows of the next
-        batch or, from a plain iterator, all rows of this process, of which `examples` takes a
-        replica's own.
+        A stream is read from its beginning and shuffled as in training. In a cluster each worker
+        reads examples of its own rows, since it may not have any others.
+
+        Args:
+          count: Number of examples. Examples repeat if the data, or a worker's rows, have fewer.
+          strategy: Strategy of the training.
+
+        Returns:
+          Features [count, …].
+        """
+        if isinstance(self.source, ArraySource):  # avoids the start-up time of tf.data
+            with tf.device("CPU:0"):
+                indices, _ = batch_indices(
+                    tf.zeros([], tf.int64),
+                    num_examples=self.num_examples,
+                    global_batch_size=count,
+                    seed=self._seed,
+                    shuffle=self._shuffle,
+                )
+                arrays = self.source.features
+                return {name: tf.constant(arrays[name][indices.numpy()]) for name in arrays}
+        # A stream would fill its shuffle buffer for these few.
+        shuffle = self._shuffle and isinstance(self.source, IndexedSource)
+        own = self._own_rows(strategy)
+        if Workers(strategy).number > 1 and own is not None:
+            batches = self.source.batches(
+                self.global_batch_size, 0, seed=self._seed, shuffle=shuffle, rows=own
+            )
+            first = next(iter(batches.take(1)))
+            return {
+                name: tf.gather(rows, np.arange(count) % len(own)) for name, rows in first.items()
+            }
+        # One batch of `count` rows if the source allows this size; else a multiple of B rows.
+        size = count
+        try:
+            self.source.steps_per_epoch(size)
+        except ConfigError:
+            size = self.global_batch_size * -(-count // self.global_batch_size)
+        batches = self.source.batches(
+            size, 0, seed=self._seed, shuffle=shuffle, rows=np.arange(count)
+        )
+        return dict(next(iter(batches.take(1))))
+
+    def iterator(self, strategy: tf.distribute.Strategy, first_batch: int = 0) -> Any:
+        """Returns an endless iterator from batch number `first_batch` on.
+
+        Cross-replica context, eager. `next(iterator)` gives each replica its rows of the next batch
+        if the iterator is distributed. A plain iterator gives all rows of this process, and
+        `examples` slices a replica's own.
+
+        Args:
+          strategy: Strategy of the training.
+          first_batch: Number of the first batch, counted from 0 over the whole run.
         """
         dataset = _finished(
             self._batches(first_batch, self._own_rows(strategy)), ahead=not self.resident
         )
         if Workers(strategy).number > 1:
-            # A distributed iterator would ask all workers before each batch whether all have one.
+            # A distributed iterator would ask all workers before each batch whether they have data.
             return iter(dataset)
-        if resident_data.on_cpu(strategy) or (strategy.num_replicas_in_sync == 1 and self.resident):
-            # All replicas can have all rows: `examples` takes a replica's own without a copy. The
-            # distributed iterator would wake a thread of each device in each step.
+        if on_cpu(strategy) or (strategy.num_replicas_in_sync == 1 and self.resident):
+            # Every replica can read all rows; `examples` slices a replica's own without a copy. A
+            # distributed iterator would wake a thread per device in each step.
             return iter(dataset)
         return iter(strategy.experimental_distribute_dataset(dataset))
 
     def orders_in_graph(self, strategy: tf.distribute.Strategy) -> bool:
-        """Whether `batches_from` can take the iterator's place, and no thread is waited for.
+        """Returns whether `batches_from` can replace the iterator, to avoid waiting for threads.
 
-        So it is for resident arrays on CPU devices.
+        True for resident arrays on CPU devices.
         """
-        return self.resident and resident_data.on_cpu(strategy)
+        return self.resident and on_cpu(strategy)
 
     def batches_from(
         self, batch: tf.Tensor, strategy: tf.distribute.Strategy
     ) -> dict[str, tf.Tensor]:
-        """What the iterator gives for a batch and for some that follow it. Cross-replica.
+        """Computes the iterator's elements for a batch and several that follow it. Cross-replica.
 
         Args:
-          batch: Number of the first of them, int64 [].
-          strategy: The strategy.
+          batch: Number of the first batch, int64 [].
+          strategy: Strategy of the training.
 
         Returns:
-          Elements as the iterator's, one after the other along a first dimension.
+          The iterator's elements, stacked along a new first dimension: "index", int64 [k, rows],
+          and "weight", float32 [k, rows], unless `always_full`.
         """
         made = indices_from(
             batch,
@@ -164,20 +219,21 @@ class BatchPipeline:
             shuffle=self._shuffle,
             rows=self._own_rows(strategy),
         )
-        # `examples` makes weights that are all one by itself.
+        # `examples` creates weights that are all 1.
         return {"index": made["index"]} if self.always_full else made
 
     def resident_arrays(self, strategy: tf.distribute.Strategy) -> dict[str, Any]:
-        """The arrays on the devices, to be handed to `strategy.run`; {} where not resident.
+        """Returns the arrays on the devices, to pass to `strategy.run`; {} if not resident.
 
-        They are put there at the first call. Cross-replica context, eager or while tracing.
+        The first call places the arrays. Cross-replica context, eager or while tracing.
         """
         if not self.resident:
             return {}
         if self._placed is None or self._placed[0] is not strategy:
             assert isinstance(self.source, ArraySource)
             with tf.init_scope():
-                self._placed = (strategy, resident_data.place(self.source, strategy))
+                packing = resident_data.packing_for(strategy)
+                self._placed = (strategy, resident_data.place(self.source, strategy, packing))
         return self._placed[1]
 
     def examples(
@@ -186,12 +242,12 @@ class BatchPipeline:
         resident: dict[str, tf.Tensor],
         microbatch: tf.Tensor | int = 0,
     ) -> dict[str, tf.Tensor]:
-        """A replica's examples of one microbatch. Replica context, in the step.
+        """Returns a replica's examples of one microbatch. Replica context, inside the step.
 
         Args:
-          element: What the iterator gave this replica.
-          resident: What `resident_arrays` gave, as `strategy.run` hands it to this replica.
-          microbatch: Which one: int32 [], from 0 on.
+          element: The iterator's element on this replica.
+          resident: The result of `resident_arrays` on this replica, as `strategy.run` passes it.
+          microbatch: Microbatch number from 0 on, int32 [].
 
         Returns:
           Features [b, …] and "weight", float32 [b].
@@ -199,25 +255,27 @@ class BatchPipeline:
         held = element.get("weight", next(iter(element.values()))).shape[0]
         size = self._rows_of_replica()
         if held != size:
-            # A worker's replicas get all rows of the worker, others their own.
+            # From a plain iterator each replica gets all rows of the process.
             of_replica = size * self.microbatches
             replica = tf.distribute.get_replica_context().replica_id_in_sync_group
             first = tf.cast(replica, tf.int32) % (held // of_replica) * of_replica
             first += tf.cast(microbatch, tf.int32) * size
             element = {name: _static_slice(rows, first, size) for name, rows in element.items()}
         if self.always_full:
-            # A constant, with which the graph is simplified before it runs.
+            # A constant, so that the graph can be simplified before it runs.
             element = {**element, "weight": tf.ones([size])}
         if not resident:
             return dict(element)
-        features = resident_data.gather(resident, element["index"], self.source.element_spec)
+        packing = resident_data.packing_for(tf.distribute.get_strategy())
+        spec = self.source.element_spec
+        features = resident_data.gather(resident, element["index"], spec, packing)
         return weighted(features, element["weight"])
 
     def packed_arrays(self) -> dict[str, np.ndarray]:
-        """The arrays of the data as `batch` takes them, to be sent to other processes.
+        """Returns the packed arrays that `batch` reads, to send to other processes.
 
         Raises:
-          ConfigError: If the data are not arrays of numbers, or too many bytes for one message.
+          ConfigError: If the data are not numeric arrays, or exceed 2 GB, the limit of one message.
         """
         if not isinstance(self.source, ArraySource) or not resident_data.can_reside(self.source):
             raise ConfigError(
@@ -229,14 +287,17 @@ class BatchPipeline:
                 f"the data have {self.source.nbytes / 1e9:.1f} GB; at the most 2 GB can be sent to "
                 "workers. Use multi_worker_mirrored, whose workers each read the data."
             )
-        return resident_data.pack(self.source)
+        return resident_data.pack(self.source, resident_data.HOST)
 
     def batch(self, arrays: dict[str, tf.Tensor], number: tf.Tensor) -> dict[str, tf.Tensor]:
-        """A whole global batch for one replica, in the form that `examples` takes. In a graph.
+        """Computes a whole global batch on one replica, as an element for `examples`. In a graph.
 
         Args:
-          arrays: What `packed_arrays` gave, as tensors on this host.
-          number: Of the batch, int64 [], counted from 0 over the whole run.
+          arrays: The result of `packed_arrays`, as tensors on this host.
+          number: Batch number, int64 [], counted from 0 over the whole run.
+
+        Returns:
+          Features [B, …] and "weight", float32 [B].
         """
         with tf.device("/device:CPU:0"):
             indices, weight = batch_indices(
@@ -246,7 +307,8 @@ class BatchPipeline:
                 seed=self._seed,
                 shuffle=self._shuffle,
             )
-            features = resident_data.gather(arrays, indices, self.source.element_spec)
+            spec = self.source.element_spec
+            features = resident_data.gather(arrays, indices, spec, resident_data.HOST)
             return weighted(features, weight)
 
     def microbatch(
@@ -256,14 +318,16 @@ class BatchPipeline:
         number: tf.Tensor | int = 0,
         *,
         training: bool,
+        position: tf.Tensor | None = None,
     ) -> Microbatch:
-        """What layers may ask of the rows that `examples` gave. Replica context.
+        """Builds the `Microbatch` that layers query, for the rows of `examples`. Replica context.
 
         Args:
-          features: These rows.
+          features: The result of `examples`.
           counter: `ddl.random.batch_counter` of the global batch.
-          number: Of the microbatch in it.
+          number: Microbatch number within the global batch, int32 [].
           training: As in `Microbatch`.
+          position: As in `Microbatch`.
         """
         return Microbatch(
             seed=self._seed,
@@ -272,13 +336,14 @@ class BatchPipeline:
             first_row=self._first_row(number),
             rows=self._rows_of_replica(),
             mask=None if self.always_full else features["weight"] > 0,
+            position=position,
         )
 
     def _first_row(self, microbatch: tf.Tensor | int) -> tf.Tensor | int:
-        """Where in the global batch the rows of `examples` begin. Replica context.
+        """Returns the position in the global batch of the first row of `examples`. Replica context.
 
         Returns:
-          int64 []; a Python integer where it is known while tracing.
+          int64 [], or a Python integer if it is known while tracing.
         """
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         known = tf.get_static_value(replica)
@@ -289,12 +354,12 @@ class BatchPipeline:
         return microbatch * rows_of_microbatch + replica * self._rows_of_replica()
 
     def _rows_of_replica(self) -> int:
-        """b: rows that a replica computes at once. Replica context."""
+        """Returns b, the rows per replica and microbatch. Replica context."""
         replicas = tf.distribute.get_replica_context().num_replicas_in_sync
         return self.global_batch_size // self.microbatches // replicas
 
     def _batches(self, first_batch: int, rows: np.ndarray | None) -> tf.data.Dataset:
-        """Some rows of each batch, or where to gather them, on the host."""
+        """Builds a host data set of some rows of each batch, or of their indices if resident."""
         if not self.resident:
             return self.source.batches(
                 self.global_batch_size,
@@ -313,9 +378,9 @@ class BatchPipeline:
         )
 
     def _own_rows(self, strategy: tf.distribute.Strategy) -> np.ndarray | None:
-        """Rows of a global batch that this process computes; None: all as they are.
+        """Returns the rows of a global batch that this process computes; None for all, in order.
 
-        They are replica by replica, since they are shared out in this order.
+        The rows are grouped by replica, the order in which they are distributed.
         """
         workers, replicas = Workers(strategy), strategy.num_replicas_in_sync
         if replicas == 1 or (self.microbatches == 1 and workers.number == 1):
@@ -331,9 +396,9 @@ def _static_slice(rows: tf.Tensor, first: tf.Tensor, size: int) -> tf.Tensor:
 def _finished(dataset: tf.data.Dataset, ahead: bool = True) -> tf.data.Dataset:
     options = tf.data.Options()
     options.deterministic = True
-    # By choice, not by default: one process reads everything, and in this order.
+    # The data set holds exactly this process's rows. Auto-sharding would split them again.
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    # A map and a buffer need no tuner, and letting go of an iterator waits for it to wake up, which
-    # it does ever less often, down to once a minute.
+    # A map and a buffer need no autotuning. Destroying an iterator waits for the autotuner's thread
+    # to wake up, which it does ever less often, down to once a minute.
     options.autotune.enabled = False
     return (dataset.prefetch(_BATCHES_AHEAD) if ahead else dataset).with_options(options)

@@ -1,4 +1,4 @@
-"""Examples that are looked up one by one."""
+"""Data sets whose examples a Python function looks up."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from ddl.errors import DataError
 
 
 class RandomAccessSource(IndexedSource):
-    """Examples that a Python function looks up: memory-mapped files, ArrayRecord, a database."""
+    """A data set behind a Python lookup function: memory-mapped files, ArrayRecord, a database."""
 
     def __init__(
         self,
@@ -19,16 +19,18 @@ class RandomAccessSource(IndexedSource):
         length: int,
         element_spec: Mapping[str, tf.TensorSpec] | None = None,
     ):
-        """Takes the function.
+        """Stores the function and, without `element_spec`, looks up example 0.
 
         Args:
-          lookup: Maps indices, int64 [b], to arrays [b, …] by feature name. It is called from
-            several threads and must give the same answer whenever it is asked.
+          lookup: Maps indices, int64 [b], to arrays [b, …] by feature name. Several threads call
+            it, and it must be deterministic.
           length: Number of examples.
-          element_spec: Shape and dtype of one example's features; None: looked up at example 0.
+          element_spec: Shape and dtype of each feature of one example; None infers them from
+            example 0.
 
         Raises:
-          DataError: If there are no examples, or the first cannot be looked up.
+          DataError: If there are no examples, example 0 cannot be looked up, or the spec is not a
+            dict of dense tensors of static shape.
         """
         if length < 1:
             raise DataError(f"a data set of {length} examples: there is nothing to look up")
@@ -42,7 +44,7 @@ class RandomAccessSource(IndexedSource):
         self._element_spec = checked_element_spec(element_spec)
 
     def __len__(self) -> int:
-        """Number of examples."""
+        """Returns the number of examples."""
         return self._length
 
     @property
@@ -51,7 +53,10 @@ class RandomAccessSource(IndexedSource):
         return dict(self._element_spec)
 
     def gather(self, indices: tf.Tensor) -> dict[str, tf.Tensor]:
-        """See `IndexedSource`. A failing lookup stops the step with a message that names it."""
+        """See `IndexedSource`.
+
+        A failing lookup stops the step with an error that names the examples.
+        """
         names = list(self._element_spec)
         dtypes = [self._element_spec[name].dtype for name in names]
         values = tf.numpy_function(self._checked_look_up, [indices], dtypes, stateful=False)
@@ -77,7 +82,7 @@ class RandomAccessSource(IndexedSource):
             )
         for name, spec in self._element_spec.items():
             shape = (len(indices), *spec.shape)
-            # tf.numpy_function knows text as objects or bytes, TensorFlow as string.
+            # Text has dtype object or bytes in numpy, string in TensorFlow.
             same_dtype = spec.dtype == tf.string or rows[name].dtype == spec.dtype.as_numpy_dtype
             if spec.dtype.is_floating and not np.isfinite(rows[name]).all():
                 raise DataError(

@@ -1,4 +1,4 @@
-"""Records of TFRecord files, each found by its place."""
+"""TFRecord files with random access."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +11,7 @@ from ddl.data.order import index_batches
 from ddl.data.source import Source, checked_element_spec, weighted
 from ddl.errors import DataError
 
-# A record is its length (8 bytes), a checksum of that (4), the data, and a checksum of them (4).
+# A record is the length (8 bytes), the length's checksum (4), the data, the data's checksum (4).
 _LENGTH_BYTES = 8
 _AROUND_DATA = 16
 
@@ -19,27 +19,28 @@ _Decode = Callable[[tf.Tensor, tf.Tensor], Mapping[str, tf.Tensor]]
 
 
 class RecordSource(Source):
-    """TFRecord files with random access: each epoch is shuffled whole, and any batch is read alone.
+    """TFRecord files with random access: fully shuffled epochs, and batches read independently.
 
-    So a run goes on in the middle of an epoch at once, and each worker reads and decodes its own
-    rows alone. Where records lie is found at the start, by reading their lengths; for that, files
-    must not be compressed. Records are read one by one: meant for files on disks that find any
-    place fast. From others, read in shards by `StreamSource`.
+    A run therefore resumes in the middle of an epoch at once, and each worker reads and decodes
+    only its own rows. The constructor locates the records by reading their lengths, so the files
+    must not be compressed. Records are read one by one, which suits storage with fast random
+    access. For other storage, read shards with `StreamSource`.
     """
 
     def __init__(self, files: Sequence[str], decode: _Decode, num_examples: int | None = None):
-        """Finds the records.
+        """Locates the records.
 
         Args:
-          files: Paths that tf.io.gfile reads. Their order counts: examples are numbered by it.
-          decode: Makes an example of a record, string []: a dict of features of static shape. Also
-            gets a seed, int64 [2], for the stateless random operations of TensorFlow, which follows
-            from the run's seed, the epoch and the example. Traced by tf.data.
-          num_examples: Take the first so many; None: all.
+          files: Paths that tf.io.gfile reads. Their order determines the numbers of the examples.
+          decode: Decodes a record, string [], into a dict of features of static shape. Its second
+            argument is a seed, int64 [2], for TensorFlow's stateless random operations; the seed
+            depends on the run's seed, the epoch and the example. Traced by tf.data.
+          num_examples: Number of examples to use, from the first on. None uses all.
 
         Raises:
-          DataError: If a file is missing, cut short, compressed or of another format; if there are
-            fewer records than asked for; or if features are not of static shape.
+          DataError: If `files` is empty; if a file is missing, truncated, compressed or of another
+            format; if there are no records or fewer than `num_examples`; if `num_examples` is not
+            positive; or if features are not of static shape.
         """
         if num_examples is not None and num_examples < 1:
             raise DataError(f"num_examples is {num_examples}; it is 1 or more, or None for all")
@@ -55,7 +56,7 @@ class RecordSource(Source):
         if not len(offsets):
             raise DataError(f"the {len(files)} TFRecord files hold no records: {', '.join(files)}")
         with tf.init_scope(), tf.device("CPU:0"):
-            # Eager tensors: a graph captures them by reference.
+            # A graph captures eager tensors by reference.
             self._files = tf.constant(list(files))
             self._file_numbers, self._offsets = tf.constant(file_numbers), tf.constant(offsets)
         signature = [tf.TensorSpec([], tf.string), tf.TensorSpec([2], tf.int64)]
@@ -66,7 +67,7 @@ class RecordSource(Source):
         )
 
     def __len__(self) -> int:
-        """Number of records."""
+        """Returns the number of records used."""
         return len(self._offsets)
 
     @property
@@ -97,7 +98,7 @@ class RecordSource(Source):
 
         def with_seeds(number: tf.Tensor, batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
             key = tf.random.experimental.stateless_fold_in(root, number // steps)
-            # Of `key` itself the epoch is the second half alone.
+            # Only the second half of `key` depends on the epoch; a draw mixes both halves.
             drawn = tf.random.stateless_uniform([], key, None, None, tf.int64)
             seeds = tf.stack([tf.fill(tf.shape(batch["index"]), drawn), batch["index"]], axis=1)
             return {**batch, "seed": seeds}
@@ -116,7 +117,7 @@ class RecordSource(Source):
         )
 
     def _record(self, index: tf.Tensor) -> tf.Tensor:
-        """Reads one, string []; TensorFlow compares its checksums."""
+        """Reads one record, string []; TensorFlow verifies its checksums."""
         records = tf.raw_ops.TFRecordDatasetV2(
             filenames=self._files[self._file_numbers[index]][tf.newaxis],
             compression_type="",
@@ -128,7 +129,7 @@ class RecordSource(Source):
 
 
 def _records(files: Sequence[str], enough: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """Of each record, up to as many as are enough: its file's number and where it begins in it."""
+    """Returns file number and byte offset of each record, both int64 [n], n ≤ `enough`."""
     found: list[np.ndarray] = []
     for file in files:
         missing = None if enough is None else enough - sum(map(len, found))
@@ -141,11 +142,11 @@ def _records(files: Sequence[str], enough: int | None) -> tuple[np.ndarray, np.n
 
 
 def _offsets(file: str) -> np.ndarray:
-    """Where its records begin: int64 [n], in bytes."""
+    """Returns the byte offsets of a file's records, int64 [n]."""
     offsets, offset = [], 0
     try:
         size = tf.io.gfile.stat(file).length
-        # Python's own files look about ten times faster into a local one.
+        # For local files, Python's own file objects are about ten times faster than GFile.
         local = os.path.exists(file)
         with open(file, "rb", buffering=0) if local else tf.io.gfile.GFile(file, "rb") as opened:
             while offset + _AROUND_DATA <= size:

@@ -1,58 +1,103 @@
-"""Arrays kept on the devices, so that a step gathers its batch without leaving them."""
+"""Arrays kept on the devices, so that a step gathers its batch there.
 
+Few dtypes can be gathered on every device: TensorFlow has no GPU kernel for bytes, and keeps int32
+in host memory even for operations on a GPU. Each step would copy a whole array of such a dtype
+between host and device. Such arrays are packed into a dtype that can be gathered.
+"""
+
+import dataclasses
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from ddl.data.arrays import ArraySource
+from ddl.distribution.devices import local_devices, replica_devices
 
-# What GatherV2 has GPU kernels for. The rest, bytes above all, would be gathered on the CPU, with
-# the whole array copied there in every step; it travels in words of 32 or 64 bits instead.
-_GATHERED = frozenset(
-    [
-        "bool",
-        "bfloat16",
-        "float16",
-        "float32",
-        "float64",
-        "int32",
-        "int64",
-        "complex64",
-        "complex128",
-    ]
+
+@dataclasses.dataclass(frozen=True)
+class Packing:
+    """Storage of arrays on one kind of device: unchanged, as int64 numbers, or in words.
+
+    Attributes:
+      kept: Names of the dtypes that are gathered unchanged.
+      widened: Names of the dtypes that are stored as int64 and cast back after the gather.
+      word: Integer dtype of the words that hold the rows of all other dtypes; dtypes wider than
+        this take int64 words.
+    """
+
+    kept: frozenset[str]
+    widened: frozenset[str]
+    word: type[np.signedinteger]
+
+    def packed(self, array: np.ndarray) -> np.ndarray:
+        """Packs an array [n, …] for the device; the result is [n, words] if packed into words."""
+        if array.dtype.name in self.kept:
+            return array
+        if array.dtype.name in self.widened:
+            return array.astype(np.int64)
+        if not array.dtype.isnative:
+            array = array.astype(array.dtype.newbyteorder("="))
+        word = self._word_of(array.dtype)
+        rows = array.reshape(len(array), -1)
+        missing = -rows.shape[1] % (word.itemsize // array.dtype.itemsize)
+        if missing:
+            rows = np.pad(rows, [(0, 0), (0, missing)])
+        return np.ascontiguousarray(rows).view(word)
+
+    def unpacked(self, rows: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:
+        """Unpacks rows [b, …] of a packed array to `spec`: [b, *shape]. Replica context."""
+        if spec.dtype.name in self.kept:
+            return rows
+        if spec.dtype.name in self.widened:
+            return tf.cast(rows, spec.dtype)
+        parts = rows.dtype.size // spec.dtype.size
+        values = tf.bitcast(rows, spec.dtype)
+        values = tf.reshape(values, [rows.shape[0], rows.shape[1] * parts])
+        size = spec.shape.num_elements()
+        if values.shape[1] != size:
+            values = values[:, :size]
+        return tf.reshape(values, [rows.shape[0], *spec.shape])
+
+    def _word_of(self, dtype: np.dtype) -> np.dtype:
+        return np.dtype(self.word if dtype.itemsize <= np.dtype(self.word).itemsize else np.int64)
+
+
+_FLOATS = frozenset(["bfloat16", "float16", "float32", "float64", "complex64", "complex128"])
+
+HOST = Packing(kept=_FLOATS | {"bool", "int32", "int64"}, widened=frozenset(), word=np.int32)
+"""For CPUs, which gather words faster than bytes; for TPUs; and for sending to other processes."""
+
+GPU = Packing(
+    kept=_FLOATS | {"bool", "int64"}, widened=frozenset(["int32", "uint32"]), word=np.int64
 )
+"""For GPUs, where int32 would be kept in host memory. Words of float32 would not, but a check for
+NaN (tf.debugging.enable_check_numerics) would find NaN among the integers in them."""
+
+
+def packing_for(strategy: tf.distribute.Strategy) -> Packing:
+    """Returns the packing for the devices of this process's replicas."""
+    return GPU if any("GPU" in device.upper() for device in replica_devices(strategy)) else HOST
 
 
 def can_reside(source: ArraySource) -> bool:
-    """Whether all features are of dtypes that accelerators hold."""
+    """Returns whether accelerators can hold the dtypes of all features: all but text."""
     return all(spec.dtype != tf.string for spec in source.element_spec.values())
 
 
-def local_devices(strategy: tf.distribute.Strategy) -> tuple[str, ...]:
-    """Names of the devices of this process's replicas; none for the default strategy."""
-    try:
-        return tuple(strategy.extended.worker_devices)
-    except RuntimeError:
-        return ()
-
-
-def on_cpu(strategy: tf.distribute.Strategy) -> bool:
-    """Whether all of them are CPUs; so they are for the default strategy."""
-    return all("CPU" in device.upper() for device in local_devices(strategy))
-
-
-def place(source: ArraySource, strategy: tf.distribute.Strategy) -> dict[str, Any]:
-    """Puts the arrays on each replica's own device. Cross-replica context.
+def place(
+    source: ArraySource, strategy: tf.distribute.Strategy, packing: Packing
+) -> dict[str, Any]:
+    """Places the packed arrays on each replica's device. Cross-replica context.
 
     Returns:
-      By feature name a per-replica tensor, to be handed to `strategy.run`.
+      A per-replica tensor by feature name, to pass to `strategy.run`.
     """
-    packed = pack(source)  # once on the host, whatever the number of devices
+    packed = pack(source, packing)  # once on the host, for all devices
     devices = local_devices(strategy)
 
     def on_device(context: tf.distribute.experimental.ValueContext) -> dict[str, tf.Tensor]:
-        # With several workers, replica numbers are global and devices are this worker's own.
+        # In a cluster, replica ids are global, whereas `devices` are local to this worker.
         replica = context.replica_id_in_sync_group
         with tf.device(devices[replica % len(devices)] if devices else None):
             return {name: tf.constant(array) for name, array in packed.items()}
@@ -60,36 +105,26 @@ def place(source: ArraySource, strategy: tf.distribute.Strategy) -> dict[str, An
     return strategy.experimental_distribute_values_from_function(on_device)
 
 
-def pack(source: ArraySource) -> dict[str, np.ndarray]:
-    """The arrays in the form that `gather` reads."""
-    return {name: _packed(array) for name, array in source.features.items()}
+def pack(source: ArraySource, packing: Packing) -> dict[str, np.ndarray]:
+    """Packs the arrays into the form that `gather` reads."""
+    return {name: packing.packed(array) for name, array in source.features.items()}
 
 
 def gather(
-    arrays: dict[str, tf.Tensor], indices: tf.Tensor, spec: dict[str, tf.TensorSpec]
+    arrays: dict[str, tf.Tensor],
+    indices: tf.Tensor,
+    spec: dict[str, tf.TensorSpec],
+    packing: Packing,
 ) -> dict[str, tf.Tensor]:
-    """The examples at `indices`, int64 [b], as `ArraySource.gather` gives them. Replica context."""
-    return {name: _unpacked(tf.gather(arrays[name], indices), spec[name]) for name in spec}
+    """Gathers the examples at `indices`, int64 [b], as `ArraySource.gather` does. Replica context.
 
+    Args:
+      arrays: Packed arrays by feature name, on this replica's device.
+      indices: int64 [b].
+      spec: `element_spec` of the source.
+      packing: The packing of `arrays`.
 
-def _packed(array: np.ndarray) -> np.ndarray:
-    """[n, …] as rows of words, [n, words], where gathering wants it."""
-    if array.dtype.name in _GATHERED:
-        return array
-    word = np.dtype(np.int64 if array.dtype.itemsize == 8 else np.int32)
-    rows = array.reshape(len(array), -1)
-    missing = -rows.shape[1] % (word.itemsize // array.dtype.itemsize)
-    if missing:
-        rows = np.pad(rows, [(0, 0), (0, missing)])
-    return np.ascontiguousarray(rows).view(word)
-
-
-def _unpacked(rows: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:
-    """Undoes `_packed` on [b, words]."""
-    if spec.dtype.name in _GATHERED:
-        return rows
-    values = tf.reshape(tf.bitcast(rows, spec.dtype), [rows.shape[0], -1])
-    size = spec.shape.num_elements()
-    if values.shape[1] != size:
-        values = values[:, :size]
-    return tf.reshape(values, [rows.shape[0], *spec.shape])
+    Returns:
+      Features [b, …] of the source's dtypes.
+    """
+    return {name: packing.unpacked(tf.gather(arrays[name], indices), spec[name]) for name in spec}

@@ -1,7 +1,7 @@
-"""Where examples come from.
+"""Base classes of data sources.
 
-A source says how many examples it has and what one looks like. Its examples are dicts of
-features. A feature named "weight" (float, []) says how much an example counts.
+A source has a length and the spec of one example. An example is a dict of features. The optional
+feature "weight", a float [], is the example's weight in losses and metrics.
 """
 
 import abc
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ddl.data.checks import checked_weight
 from ddl.data.order import index_batches, steps_per_epoch
 from ddl.errors import DataError
 
@@ -21,15 +22,18 @@ class Source(abc.ABC):
 
     @abc.abstractmethod
     def __len__(self) -> int:
-        """Number of examples in an epoch."""
+        """Returns the number of examples in an epoch."""
 
     @property
     @abc.abstractmethod
     def element_spec(self) -> dict[str, tf.TensorSpec]:
-        """Shape and dtype of each feature of one example; shapes are fully known."""
+        """Shape and dtype of each feature of one example; all shapes are static."""
 
     def steps_per_epoch(self, global_batch_size: int) -> int:
-        """Batches in which every example comes once; all are full but for the last.
+        """Returns the batches per epoch; all but the last one are full.
+
+        Args:
+          global_batch_size: B.
 
         Raises:
           ConfigError: If the batch size is not positive.
@@ -46,24 +50,24 @@ class Source(abc.ABC):
         shuffle: bool,
         rows: np.ndarray | None = None,
     ) -> tf.data.Dataset:
-        """Global batches from number `first_batch` of the run on, without end, on the host.
+        """Builds an endless host data set of global batches from number `first_batch` on.
 
         Args:
           global_batch_size: B.
-          first_batch: Counted from 0 over the whole run.
-          seed: Of the order of the examples, where the source can choose it.
-          shuffle: Whether each epoch has an order of its own, likewise.
-          rows: Which rows of each batch to give, and in which order, int [b]; None: all B. What the
-            other rows hold need not be read.
+          first_batch: Batch number, counted from 0 over the whole run.
+          seed: Seed of the order of the examples, if the source can choose the order.
+          shuffle: Whether each epoch has its own order, if the source can choose the order.
+          rows: Rows of each batch to return, in this order, int [b]; None returns all B. The source
+            need not read the other rows.
 
         Returns:
-          Dicts of features [b, …] and "weight", float32 [b], 0 for the padding of an epoch's
-          last batch, which consists of examples too.
+          Dicts of features [b, …] and "weight", float32 [b]: the example's weight or 1; 0 for
+          the padding of an epoch's last batch, which repeats examples.
         """
 
 
 class IndexedSource(Source):
-    """A source with random access. Derive from it to bring your own."""
+    """A source with random access; the base class for custom ones."""
 
     def batches(
         self,
@@ -74,7 +78,7 @@ class IndexedSource(Source):
         shuffle: bool,
         rows: np.ndarray | None = None,
     ) -> tf.data.Dataset:
-        """See `Source`. Any batch is found at once, and each epoch is shuffled whole."""
+        """See `Source`. Any batch is found at once, and each epoch is fully shuffled."""
         return index_batches(
             first_batch,
             num_examples=len(self),
@@ -83,35 +87,44 @@ class IndexedSource(Source):
             shuffle=shuffle,
             rows=rows,
         ).map(
-            lambda batch: weighted(self.gather(batch["index"]), batch["weight"]),
+            lambda batch: weighted(checked_weight(self.gather(batch["index"])), batch["weight"]),
             num_parallel_calls=os.cpu_count() or 1,
             deterministic=True,
         )
 
     @abc.abstractmethod
     def gather(self, indices: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Fetches examples; called while tf.data traces its graph, on the CPU.
+        """Fetches examples. Called while tf.data traces its graph, which runs on the CPU.
 
         Args:
           indices: int64 [b], each from 0 to length - 1.
 
         Returns:
-          For each feature of `element_spec` a tensor [b, *shape].
+          A tensor [b, *shape] for each feature of `element_spec`.
         """
 
 
 def weighted(features: dict[str, tf.Tensor], padding: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Features with "weight": 0 for padding, and else the example's own where it has one."""
+    """Adds "weight" to the features: 0 for padding, else the example's own weight or 1.
+
+    Args:
+      features: Features [b, …].
+      padding: float32 [b], 0 for padding and 1 for examples.
+
+    Returns:
+      The features with "weight", float32 [b].
+    """
     if "weight" in features:
         padding *= tf.cast(features["weight"], tf.float32)
     return {**features, "weight": padding}
 
 
 def checked_element_spec(spec: Any) -> dict[str, tf.TensorSpec]:
-    """Returns the spec of an example after checking that static batches can be made of it.
+    """Returns the spec of an example after checking that it allows static batches.
 
     Raises:
-      DataError: If it is not a dict of dense tensors of known shapes.
+      DataError: If the spec is not a dict of dense tensors of static shape, or "weight" is not a
+        float [].
     """
     if not isinstance(spec, Mapping) or not spec:
         raise DataError(f"examples must be dicts of features by name; these are {spec!r}")
@@ -137,9 +150,9 @@ def checked_element_spec(spec: Any) -> dict[str, tf.TensorSpec]:
 
 
 def tensorflow_dtype(dtype: np.dtype) -> tf.DType:
-    """What TensorFlow makes of an array of it: text is strings.
+    """Returns the TensorFlow dtype for a numpy dtype; text becomes tf.string.
 
     Raises:
-      TypeError: If TensorFlow lacks it.
+      TypeError: If TensorFlow lacks the dtype.
     """
     return tf.string if dtype.kind in "US" else tf.as_dtype(dtype)

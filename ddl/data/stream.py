@@ -1,54 +1,89 @@
-"""Sources that can only be read from front to back."""
+"""Data sets that can only be read sequentially."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
-from ddl.data.arrays import ArraySource
+from ddl.data.batched import check_not_batched
 from ddl.data.checks import checked_finite
-from ddl.data.order import steps_per_epoch
+from ddl.data.order import steps_per_epoch, stream_seeds
 from ddl.data.source import Source, checked_element_spec, weighted
 from ddl.errors import ConfigError, DataError
+
+_SHUFFLED_BYTES = 1 << 30
+"""Limit for the shuffle buffers of all shards of a stream together, in bytes of host memory."""
+
+_BYTES_OF_TENSOR = 128
+"""Overhead of a tensor in a buffer, besides its values."""
+
+_BYTES_OF_TEXT = 1024
+"""Estimate for a string in a buffer, since its length is unknown beforehand."""
 
 
 class StreamSource(Source):
     """An unbatched `tf.data.Dataset` of dicts, or of (image, label) pairs.
 
-    Each epoch reads it once, in its own order; going on in the middle of an epoch skips what
-    came before. A data set that shuffles differently in each iteration starts anew when a run
-    goes on. Where runs must be repeatable across interruptions, give a function of the epoch
-    that seeds its shuffles by it:
-    `StreamSource(lambda epoch: files(seed).shuffle(10_000, seed=epoch), num_examples)`.
-    TensorFlow refuses a seed that is a tensor while its global seed is 0; `tf.random.set_seed(1)`.
+    Each epoch reads the data set once. Training shuffles it through a buffer of `shuffle_buffer`
+    examples, in an order that depends only on the run's seed and the epoch. Evaluation, and
+    training with `Trainer.shuffle = False`, keep the data set's own order. A buffer smaller than an
+    epoch moves no example forward by more than its size: data sorted by class, for instance, stay
+    sorted beyond it. An epoch starts when its buffer is full, so a smaller buffer starts sooner.
 
-    One stream is read whole by each worker, which takes its rows of it. In shards, such as of
-    different files, each worker reads those alone that its rows come from:
-    `StreamSource(lambda epoch, shard: …, num_examples=[1_251, 1_252, …])`. Of S shards each gives
-    B/S rows of every batch, side by side, so that the batches are the same on any number of
-    workers; give S as a multiple of the workers that may ever train together, times the
-    microbatches of an update. A shard that ends early is padded: all should be about as long.
+    Resuming in the middle of an epoch reads and skips the preceding examples. The data set must
+    therefore yield the same examples in the same order in each iteration. A data set that shuffles
+    with its own seed yields another order when a run resumes. Leave the shuffling to ddl, or pass a
+    function of the epoch that seeds its shuffles with the epoch, for instance a shuffle of file
+    names: `StreamSource(lambda epoch: records(files.shuffle(1_000, seed=epoch)), num_examples)`.
+    ddl may shuffle such a data set again without harm. TensorFlow raises an error for a tensor as
+    seed while its global seed is 0; call `tf.random.set_seed(1)`. ddl's own shuffle does not depend
+    on the global seed.
+
+    Every worker reads a single stream whole and keeps its rows. With shards, for instance of
+    different files, each worker reads only the shards of its rows:
+    `StreamSource(lambda epoch, shard: …, num_examples=[1_251, 1_252, …])`. Each of S shards gives
+    B/S adjacent rows of every batch, so the batches are the same for any number of workers. Choose
+    S as a multiple of the number of workers, for each number that you may use, times the
+    microbatches per update. A shard that ends early is padded, so all shards should have about the
+    same length.
     """
 
     def __init__(
         self,
         dataset: tf.data.Dataset | Callable[..., tf.data.Dataset],
         num_examples: int | Sequence[int] | np.ndarray | None = None,
+        *,
+        windows: bool = False,
+        shuffle_buffer: int | None = None,
     ):
-        """Takes the data set.
+        """Checks the data set, and determines its length and its shuffle buffer.
 
         Args:
-          dataset: The examples of every epoch; or a function that makes an epoch's data set from
-            its number, int64 [], traced by tf.data; or, for shards, from that and the shard's
-            number, an int from 0 on.
-          num_examples: Examples an epoch: as many are read even if there are more. None asks
-            the data set. Several numbers: those of each shard.
+          dataset: The examples of every epoch. Or a function, traced by tf.data, from the epoch's
+            number, int64 [], to the epoch's data set. For shards, a function of the epoch's number
+            and the shard's number, an int from 0 on.
+          num_examples: Examples per epoch; further ones are not read. None uses the cardinality of
+            the data set. A sequence gives the number for each shard.
+          windows: Whether `.batch(n)` of the data set makes examples of n rows each, such as
+            windows of a series: `StreamSource(series.batch(50, drop_remainder=True),
+            windows=True)`. By default elements made by `batch` raise a DataError.
+          shuffle_buffer: Size of the shuffle buffer of each shard, in examples. None: a whole
+            epoch, or as many as fit into 1 GiB over all shards, estimated from the shapes and
+            dtypes of the features. Each process that reads the stream holds the buffers of its
+            shards. 1 keeps the data set's order, for a data set that shuffles itself.
 
         Raises:
-          ConfigError: If there are shards and `dataset` is not a function.
-          DataError: If a length is unknown or too small, or shapes are not static.
+          ConfigError: If there are shards and `dataset` is not a function, or `shuffle_buffer` is
+            below 1.
+          DataError: If a length is unknown, infinite or too small, there are no shards, shapes are
+            not static, or elements are batches.
         """
+        if shuffle_buffer is not None and shuffle_buffer < 1:
+            raise ConfigError(
+                f"StreamSource's shuffle_buffer must be at least 1, got {shuffle_buffer}"
+            )
         self._dataset: Any = dataset
         self._of_epoch = not isinstance(dataset, tf.data.Dataset)
         self._of_shard = isinstance(num_examples, Sequence | np.ndarray)
@@ -62,13 +97,20 @@ class StreamSource(Source):
             raise DataError("num_examples has no shards")
         first = self._epoch(tf.constant(0, tf.int64), 0)
         self._element_spec = checked_element_spec(first.element_spec)
-        # The other shards' lengths are held to while they are read.
+        if not windows:
+            check_not_batched(first)
+        # The lengths of the other shards are checked while they are read.
         self._lengths = [
             _length(first if shard == 0 else None, length) for shard, length in enumerate(lengths)
         ]
+        # The size depends only on the data: it must be the same on all workers, each of which reads
+        # some of the shards.
+        limit = _SHUFFLED_BYTES // len(self._lengths) // _bytes_of(self._element_spec)
+        self._shuffle_buffer = max(1, limit) if shuffle_buffer is None else shuffle_buffer
+        self._reported = False
 
     def __len__(self) -> int:
-        """Examples an epoch."""
+        """Returns the number of examples in an epoch, over all shards."""
         return sum(self._lengths)
 
     @property
@@ -77,10 +119,13 @@ class StreamSource(Source):
         return dict(self._element_spec)
 
     def steps_per_epoch(self, global_batch_size: int) -> int:
-        """Batches until the longest shard ends.
+        """Returns the batches until the longest shard ends.
+
+        Args:
+          global_batch_size: B.
 
         Raises:
-          ConfigError: If the shards cannot give equal parts of a batch.
+          ConfigError: If the batch size is not positive or not a multiple of the number of shards.
         """
         size = self._rows_of_shard(global_batch_size)
         return max(steps_per_epoch(length, size) for length in self._lengths)
@@ -94,17 +139,25 @@ class StreamSource(Source):
         shuffle: bool = False,
         rows: np.ndarray | None = None,
     ) -> tf.data.Dataset:
-        """See `Source`. The order is the data set's own, whatever is asked for."""
+        """See `Source`, and `StreamSource` for the order."""
+        if shuffle:
+            self._report_small_buffer()
         size = self._rows_of_shard(global_batch_size)
         rows = np.arange(global_batch_size) if rows is None else rows
         shard_of_row = rows // size
         parts = [
-            self._shard(int(shard), global_batch_size, first_batch, rows[shard_of_row == shard])
+            self._shard(
+                int(shard),
+                global_batch_size,
+                first_batch,
+                rows[shard_of_row == shard],
+                seed if shuffle else None,
+            )
             for shard in np.unique(shard_of_row)
         ]
         if len(parts) == 1:
             return parts[0]
-        # Shard by shard they come; rows may be asked for in another order.
+        # The parts are in shard order; `rows` may be in another order.
         by_shard = np.argsort(shard_of_row, kind="stable")
         as_asked = np.argsort(by_shard)  # the inverse permutation
 
@@ -112,13 +165,26 @@ class StreamSource(Source):
             whole = {name: tf.concat([part[name] for part in parts], 0) for name in parts[0]}
             return _rows_of(whole, as_asked)
 
-        # A thread reads each shard.
+        # `prefetch` gives each shard a thread.
         return tf.data.Dataset.zip(*(part.prefetch(1) for part in parts)).map(together)
 
     def _shard(
-        self, shard: int, global_batch_size: int, first_batch: int, rows: np.ndarray
+        self,
+        shard: int,
+        global_batch_size: int,
+        first_batch: int,
+        rows: np.ndarray,
+        seed: int | None,
     ) -> tf.data.Dataset:
-        """Some rows of its part of each batch; `rows` are numbered as in the whole batch."""
+        """Builds a data set of some rows of a shard's part of each batch.
+
+        Args:
+          shard: Number of the shard.
+          global_batch_size: B.
+          first_batch: Batch number, counted from 0 over the whole run.
+          rows: Rows to return, all of this shard, numbered within the global batch: int [b].
+          seed: Seed of the shuffle; None keeps the data set's order.
+        """
         size = self._rows_of_shard(global_batch_size)
         steps = self.steps_per_epoch(global_batch_size)
         length = self._lengths[shard]
@@ -129,8 +195,10 @@ class StreamSource(Source):
 
         def padded_epoch(epoch: tf.Tensor) -> tf.data.Dataset:
             examples = self._epoch(epoch, shard).take(length)
-            # Fewer examples than announced must not pass for a short epoch.
+            # Fewer examples than announced must raise an error, not shorten the epoch.
             examples = examples.apply(tf.data.experimental.assert_cardinality(length))
+            if seed is not None and self._shuffle_buffer > 1:
+                examples = self._shuffled(examples, length, stream_seeds(seed, epoch, shard))
             batches = examples.batch(size).map(finished, num_parallel_calls=2)
             missing = steps - steps_per_epoch(length, size)
             if not missing:
@@ -143,11 +211,46 @@ class StreamSource(Source):
                 )
             )
 
-        if self._of_epoch:
+        if self._of_epoch or seed is not None:
             batches = tf.data.Dataset.counter(first_epoch).flat_map(padded_epoch)
         else:
             batches = padded_epoch(tf.constant(0, tf.int64)).repeat()
         return batches.skip(skipped)
+
+    def _shuffled(
+        self, examples: tf.data.Dataset, length: int, seeds: tf.Tensor
+    ) -> tf.data.Dataset:
+        """Shuffles the examples through the buffer.
+
+        `Dataset.shuffle` would combine the seeds with TensorFlow's global seed.
+        """
+        spec = self._element_spec
+        features = tf.nest.flatten(spec)
+        shuffled = tf.raw_ops.ShuffleDataset(
+            input_dataset=tf.data.experimental.to_variant(examples),
+            buffer_size=tf.constant(min(self._shuffle_buffer, length), tf.int64),
+            seed=seeds[0],
+            seed2=seeds[1],
+            output_types=[feature.dtype for feature in features],
+            output_shapes=[feature.shape for feature in features],
+            reshuffle_each_iteration=False,
+        )
+        return tf.data.experimental.from_variant(shuffled, spec)
+
+    def _report_small_buffer(self) -> None:
+        longest = max(self._lengths)
+        if self._reported or self._shuffle_buffer == 1 or self._shuffle_buffer >= longest:
+            return
+        self._reported = True
+        shards = len(self._lengths)
+        logging.warning(
+            "The stream shuffles within %s of %s examples%s: data that are sorted, such as by "
+            "class, stay so beyond that. Give StreamSource a larger shuffle_buffer, or shuffle the "
+            "files or records themselves.",
+            f"{self._shuffle_buffer:,}",
+            f"{longest:,}",
+            f", in each of {shards} shards" if shards > 1 else "",
+        )
 
     def _rows_of_shard(self, global_batch_size: int) -> int:
         shards = len(self._lengths)
@@ -167,8 +270,18 @@ class StreamSource(Source):
         return dataset
 
 
+def _bytes_of(spec: Mapping[str, tf.TensorSpec]) -> int:
+    """Estimates the bytes that an example takes in a shuffle buffer."""
+    return sum(
+        feature.shape.num_elements()
+        * (_BYTES_OF_TEXT if feature.dtype == tf.string else feature.dtype.size)
+        + _BYTES_OF_TENSOR
+        for feature in spec.values()
+    )
+
+
 def _length(dataset: tf.data.Dataset | None, given: int | None) -> int:
-    """Examples to read: those given, or as many as the data set has, where it is known."""
+    """Returns the examples to read: the given number, or else the data set's cardinality."""
     cardinality = tf.data.UNKNOWN_CARDINALITY if dataset is None else int(dataset.cardinality())
     given_by_name = given is not None
     if given is None:
@@ -192,14 +305,14 @@ def _length(dataset: tf.data.Dataset | None, given: int | None) -> int:
 
 
 def _rows_of(batch: dict[str, tf.Tensor], rows: np.ndarray) -> dict[str, tf.Tensor]:
-    """Rows of a batch; the batch as it is where these are all of them, in order."""
+    """Returns rows of a batch, or the batch itself if these are all of its rows, in order."""
     if np.array_equal(rows, np.arange(batch["weight"].shape[0])):
         return batch
     return {name: tf.gather(values, rows) for name, values in batch.items()}
 
 
 def _padded(batch: Mapping[str, tf.Tensor], size: int) -> dict[str, tf.Tensor]:
-    """Fills a batch up to `size` rows with its own first ones, at weight 0."""
+    """Pads a batch to `size` rows with its own first rows, at weight 0."""
     count = tf.shape(next(iter(batch.values())))[0]
     rows = tf.range(size)
 
@@ -209,28 +322,3 @@ def _padded(batch: Mapping[str, tf.Tensor], size: int) -> dict[str, tf.Tensor]:
 
     filled = {name: fill(values) for name, values in checked_finite(batch).items()}
     return weighted(filled, tf.cast(rows < count, tf.float32))
-
-
-def as_source(data: Any) -> Source:
-    """Makes a source of what people have.
-
-    Args:
-      data: A `Source`; a mapping of arrays by feature name; a pair (images, labels), which
-        become the features "image" and "label"; or an unbatched `tf.data.Dataset` of dicts or
-        of such pairs.
-
-    Raises:
-      DataError: If it is none of these, or unfit.
-    """
-    if isinstance(data, Source):
-        return data
-    if isinstance(data, tf.data.Dataset):
-        return StreamSource(data)
-    if isinstance(data, Mapping):
-        return ArraySource(data)
-    if isinstance(data, tuple | list) and len(data) == 2:
-        return ArraySource(image=data[0], label=data[1])
-    raise DataError(
-        f"data of type {type(data).__name__} cannot be used. Give a ddl.data source, a mapping of "
-        "arrays by feature name, a pair (images, labels), or a tf.data.Dataset of single examples."
-    )

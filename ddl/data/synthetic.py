@@ -1,4 +1,4 @@
-"""Made-up data of any shape, the same for the same seed: for benchmarks and tests."""
+"""Synthetic data of any shape, reproducible by seed, for benchmarks and tests."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal
@@ -22,20 +22,20 @@ def synthetic_images(
     seed: int = 0,
     dtype: Literal["uint8", "float32"] = "uint8",
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Noisy copies of one random prototype a class: easy to learn, not trivial.
+    """Generates noisy copies of one random prototype per class: easy to learn, not trivial.
 
-    Both splits share the prototypes; labels and noise are their own.
+    Both splits share the prototypes; labels and noise differ.
 
     Args:
-      split: Which part.
-      image_shape: Of one image, usually height, width, channels.
-      num_classes: Labels go from 0 to num_classes - 1.
-      num_examples: How many. Fewer examples are the first ones of more.
-      seed: Of everything.
-      dtype: uint8 images lie between 0 and 255, float32 ones between 0 and 1.
+      split: "train" or "test".
+      image_shape: Shape of one image, usually height, width, channels.
+      num_classes: Number of classes; labels range from 0 to num_classes - 1.
+      num_examples: n. A smaller number gives a prefix of a larger one.
+      seed: Seed of prototypes, labels and noise.
+      dtype: uint8 images have values from 0 to 255, float32 images from 0 to 1.
 
     Returns:
-      Images [n, *image_shape] and labels, int64 [n].
+      Images [n, *image_shape] of `dtype`, and labels, int64 [n].
 
     Raises:
       ConfigError: If a size is not positive.
@@ -49,7 +49,7 @@ def synthetic_images(
     generator = _generator(seed, split)
     images = np.empty((num_examples, *shape), dtype)
     labels = np.empty(num_examples, np.int64)
-    # Chunks of fixed length keep memory small and make fewer examples a prefix of more.
+    # Chunks of fixed length bound the memory and make a smaller data set a prefix of a larger one.
     rows = max(1, _CHUNK_VALUES // prototypes[0].size)
     for start in range(0, num_examples, rows):
         count = min(rows, num_examples - start)
@@ -64,16 +64,17 @@ def synthetic_images(
 def synthetic_arrays(
     elements: Mapping[str, tuple[Sequence[int], str]], num_examples: int, seed: int = 0
 ) -> ArraySource:
-    """Random features of any shapes and dtypes, with nothing in them to learn.
+    """Generates random features of any shapes and dtypes, without a learnable relation.
 
     Args:
-      elements: For each feature the shape of one example and the dtype's name; floats are drawn
-        from the standard normal distribution, integers from 0 to 127, booleans evenly.
-      num_examples: How many.
-      seed: Of everything.
+      elements: Shape of one example and dtype name, by feature name. Floats are drawn from the
+        standard normal distribution, integers uniformly from 0 to 127, booleans with probability
+        1/2.
+      num_examples: Number of examples.
+      seed: Seed of all features.
 
     Raises:
-      ConfigError: If `num_examples` is not positive or a dtype is none of these.
+      ConfigError: If `num_examples` is not positive or a dtype is not a float, integer or boolean.
     """
     if num_examples < 1:
         raise ConfigError(f"synthetic data: num_examples is {num_examples}; it is 1 or more")

@@ -1,4 +1,4 @@
-"""Keras layers that draw the same random numbers on any number of replicas (`ddl.random`)."""
+"""Keras layers whose random draws are the same on any number of replicas (`ddl.random`)."""
 
 from ddl.layers.augmentation import (
     Cutout,

@@ -1,7 +1,7 @@
 """Image augmentations that draw by position in the global batch.
 
-Layers from images [batch, height, width, channels], of any number type, to the same shape and
-dtype; they change images in training alone. Each example draws for itself.
+Each layer maps images [batch, height, width, channels] of any numeric dtype to the same shape and
+dtype. Each image is augmented independently. Outside training the images pass through unchanged.
 """
 
 from typing import Any, Literal, get_args
@@ -10,56 +10,68 @@ import keras
 import tensorflow as tf
 
 import ddl.random
-from ddl.broadcasting import with_rank
 from ddl.errors import ConfigError, check_choice
+from ddl.layers.broadcasting import with_rank
 
 FlipMode = Literal["horizontal", "vertical", "horizontal_and_vertical"]
+
+# Unsigned types that float32 cannot represent exactly, and the signed types of the same size.
+_SIGNED = {tf.uint32: tf.int32, tf.uint64: tf.int64}
 
 register = keras.saving.register_keras_serializable("ddl")
 
 
 class _Augmentation(keras.layers.Layer):
-    """What the augmentations share: a seed, and leaving images alone outside of training."""
+    """Base of the augmentations: holds the seed and changes images only in training."""
 
     draws_by_position = True
 
     def __init__(self, seed: int | None = None, **kwargs: Any):
-        # Nothing here is computed in the precision of the model: bytes stay bytes.
+        # The model's mixed-precision policy does not apply here: bytes stay bytes.
         super().__init__(autocast=False, **kwargs)
         self.seed = seed
         self.seed_generator = keras.random.SeedGenerator(seed)
 
     def call(self, images: tf.Tensor, training: bool = False) -> tf.Tensor:
-        """From [batch, height, width, channels] to the same."""
+        """Augments images [batch, height, width, channels] in training; shape and dtype stay."""
         return self.augmented(images) if training else images
 
     def augmented(self, images: tf.Tensor) -> tf.Tensor:
-        """The images, each changed by what is drawn for it."""
+        """Augments each image [batch, height, width, channels] by its own random draw."""
         raise NotImplementedError
 
     def uniform(self, images: tf.Tensor, count: int) -> list[tf.Tensor]:
-        """`count` tensors of numbers in [0, 1), float32 [batch], for these images."""
+        """Draws `count` tensors, float32 [batch], uniform in [0, 1), one number per image."""
         return tf.unstack(ddl.random.uniform(self, [keras.ops.shape(images)[0], count]), axis=1)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """The same."""
+        """Returns `input_shape`."""
         return input_shape
 
 
 @register
 class RandomFlip(_Augmentation):
-    """Mirrors half of the images, chosen at random, as Keras's layer of this name does."""
+    """Mirrors each image with probability 1/2, like `keras.layers.RandomFlip`."""
 
     def __init__(
         self, mode: FlipMode = "horizontal_and_vertical", seed: int | None = None, **kwargs: Any
     ):
-        """Takes the direction; with "horizontal_and_vertical" each is drawn by itself."""
+        """Initializes the layer.
+
+        Args:
+          mode: Direction of the flip; "horizontal_and_vertical" draws each direction independently.
+          seed: Seed of the draws; a ddl trainer combines it with the seed of the run.
+          **kwargs: Further arguments of `keras.layers.Layer`.
+
+        Raises:
+          ConfigError: If `mode` is unknown.
+        """
         super().__init__(seed, **kwargs)
         check_choice("RandomFlip's mode", mode, get_args(FlipMode))
         self.mode = mode
 
     def augmented(self, images: tf.Tensor) -> tf.Tensor:
-        """See `RandomFlip`."""
+        """Flips images [batch, height, width, channels]."""
         across, down = self.uniform(images, 2)
         if "horizontal" in self.mode:
             images = tf.where(with_rank(across < 0.5, 4), tf.reverse(images, [2]), images)
@@ -70,14 +82,24 @@ class RandomFlip(_Augmentation):
 
 @register
 class RandomShift(_Augmentation):
-    """Moves each image by whole pixels; what comes in is zero.
+    """Shifts each image by a random number of whole pixels and fills with zeros.
 
-    The same as padding by so many pixels and cropping at random (He et al. 2015, "Deep residual
-    learning", section 4.2). Keras's RandomTranslation moves by fractions of a pixel.
+    This equals zero padding followed by a random crop (He et al. 2015, "Deep residual learning",
+    section 4.2). Keras's `RandomTranslation` shifts by fractions of a pixel.
     """
 
     def __init__(self, height: int, width: int, seed: int | None = None, **kwargs: Any):
-        """Takes the largest shifts in pixels, each way."""
+        """Initializes the layer.
+
+        Args:
+          height: Largest vertical shift in pixels, up or down.
+          width: Largest horizontal shift in pixels, left or right.
+          seed: Seed of the draws; a ddl trainer combines it with the seed of the run.
+          **kwargs: Further arguments of `keras.layers.Layer`.
+
+        Raises:
+          ConfigError: If a shift is negative.
+        """
         super().__init__(seed, **kwargs)
         if height < 0 or width < 0:
             raise ConfigError(f"RandomShift by {height} and {width} pixels: they are 0 or more")
@@ -85,43 +107,61 @@ class RandomShift(_Augmentation):
         self.width = width
 
     def augmented(self, images: tf.Tensor) -> tf.Tensor:
-        """See `RandomShift`."""
+        """Shifts images [batch, height, width, channels]."""
         down, across = self.uniform(images, 2)
         zero, one = tf.zeros_like(down), tf.ones_like(down)
         down = tf.floor(down * (2 * self.height + 1)) - self.height
         across = tf.floor(across * (2 * self.width + 1)) - self.width
-        # Where each pixel comes from: (x + across, y + down).
+        # The output pixel (x, y) is read from (x + across, y + down).
         source = tf.stack([one, zero, across, zero, one, down, zero, zero], axis=1)
-        # The operation knows few types; float32 holds the values of the small ones.
-        known = images.dtype.is_floating or images.dtype.name in ("uint8", "int32", "int64")
         shifted = tf.raw_ops.ImageProjectiveTransformV3(
-            images=images if known else tf.cast(images, tf.float32),
+            images=_movable(images),
             transforms=source,
             output_shape=tf.shape(images)[1:3],
             fill_value=0.0,
             interpolation="NEAREST",
             fill_mode="CONSTANT",
         )
+        if images.dtype in _SIGNED:
+            return tf.bitcast(shifted, images.dtype)
         return tf.cast(shifted, images.dtype)
+
+
+def _movable(images: tf.Tensor) -> tf.Tensor:
+    """Converts images, without rounding, to a dtype that ImageProjectiveTransformV3 supports."""
+    if images.dtype in _SIGNED:
+        return tf.bitcast(images, _SIGNED[images.dtype])
+    if images.dtype.is_floating or images.dtype.name in ("uint8", "int32", "int64"):
+        return images
+    return tf.cast(images, tf.float32)
 
 
 @register
 class Cutout(_Augmentation):
-    """Sets a square of each image to zero, its centre anywhere in the image.
+    """Zeroes a square of each image, centred on a random pixel and clipped at the border.
 
     DeVries and Taylor 2017, "Improved regularization of convolutional neural networks with
-    cutout". Keras's RandomErasing takes rectangles of random sizes.
+    cutout". Keras's `RandomErasing` erases rectangles of random size.
     """
 
     def __init__(self, size: int, seed: int | None = None, **kwargs: Any):
-        """Takes the side of the square in pixels."""
+        """Initializes the layer.
+
+        Args:
+          size: Side of the square in pixels.
+          seed: Seed of the draws; a ddl trainer combines it with the seed of the run.
+          **kwargs: Further arguments of `keras.layers.Layer`.
+
+        Raises:
+          ConfigError: If `size` is less than 1.
+        """
         super().__init__(seed, **kwargs)
         if size < 1:
             raise ConfigError(f"Cutout of {size} pixels: it is 1 or more")
         self.size = size
 
     def augmented(self, images: tf.Tensor) -> tf.Tensor:
-        """See `Cutout`."""
+        """Zeroes a square in each of the images [batch, height, width, channels]."""
         _, height, width, _ = keras.ops.shape(images)
         inside = [
             self._covered(center, length)
@@ -131,14 +171,18 @@ class Cutout(_Augmentation):
         return tf.where(square, tf.zeros([], images.dtype), images)
 
     def _covered(self, center: tf.Tensor, length: Any) -> tf.Tensor:
-        """Which of `length` pixels the square covers: bool [batch, length]."""
+        """Marks the pixels along one axis that the square covers: bool [batch, length]."""
         first = tf.cast(center * tf.cast(length, tf.float32), tf.int32) - self.size // 2
         pixel = tf.range(length) - first[:, tf.newaxis]
         return (pixel >= 0) & (pixel < self.size)
 
 
 class _WithinRange(_Augmentation):
-    """What changes values by a factor drawn for each image, and keeps them within a range."""
+    """Changes pixel values by a factor drawn for each image, and clips them to a range.
+
+    The arithmetic is in float32, or in float64 for float64 images. In float16 the mean of an image
+    would overflow.
+    """
 
     def __init__(
         self,
@@ -147,7 +191,17 @@ class _WithinRange(_Augmentation):
         seed: int | None = None,
         **kwargs: Any,
     ):
-        """Takes the largest change, a share between 0 and 1, and the range of the values."""
+        """Initializes the layer.
+
+        Args:
+          factor: Largest relative change, from 0 to 1.
+          value_range: Smallest and largest pixel value; the results are clipped to it.
+          seed: Seed of the draws; a ddl trainer combines it with the seed of the run.
+          **kwargs: Further arguments of `keras.layers.Layer`.
+
+        Raises:
+          ConfigError: If `factor` is not between 0 and 1.
+        """
         super().__init__(seed, **kwargs)
         if not 0 <= factor <= 1:
             raise ConfigError(
@@ -157,43 +211,41 @@ class _WithinRange(_Augmentation):
         self.value_range = value_range
 
     def augmented(self, images: tf.Tensor) -> tf.Tensor:
-        """Images whose values were changed, rounded where they are integers."""
+        """Changes the images; integer images are rounded and saturated to their dtype."""
         (drawn,) = self.uniform(images, 1)
-        values = _floats(images)
+        values = tf.cast(images, tf.float64 if images.dtype == tf.float64 else tf.float32)
         factor = with_rank(tf.cast((2 * drawn - 1) * self.factor, values.dtype), 4)
         values = tf.clip_by_value(self.changed(values, factor), *self.value_range)
-        return tf.cast(tf.round(values) if images.dtype.is_integer else values, images.dtype)
+        if images.dtype.is_integer:
+            return tf.saturate_cast(tf.round(values), images.dtype)
+        return tf.cast(values, images.dtype)
 
     def changed(self, values: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-        """The values changed by a factor from [-self.factor, self.factor), [batch, 1, 1, 1]."""
+        """Changes the values by a factor [batch, 1, 1, 1] in [-self.factor, self.factor)."""
         raise NotImplementedError
 
 
 @register
 class RandomBrightness(_WithinRange):
-    """Adds one number to all of an image, as Keras's layer of this name does.
+    """Adds one random number to all pixels of an image, like `keras.layers.RandomBrightness`.
 
-    It is drawn from [-factor, factor) times the width of the value range.
+    The number is uniform in [-factor, factor), times the width of the value range.
     """
 
     def changed(self, values: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-        """See `RandomBrightness`."""
+        """Adds `factor` times the width of the value range."""
         low, high = self.value_range
         return values + factor * (high - low)
 
 
 @register
 class RandomContrast(_WithinRange):
-    """Multiplies each image's distance from its own mean, as Keras's layer of this name does.
+    """Scales the deviation of each channel from its mean, like `keras.layers.RandomContrast`.
 
-    By a number from [1 - factor, 1 + factor).
+    The scale is drawn per image, uniform in [1 - factor, 1 + factor).
     """
 
     def changed(self, values: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-        """See `RandomContrast`."""
+        """Scales the deviation from the mean of each image and channel by `1 + factor`."""
         mean = tf.reduce_mean(values, axis=[1, 2], keepdims=True)
         return mean + (1 + factor) * (values - mean)
-
-
-def _floats(images: tf.Tensor) -> tf.Tensor:
-    return images if images.dtype.is_floating else tf.cast(images, tf.float32)

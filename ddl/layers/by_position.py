@@ -1,4 +1,4 @@
-"""What the layers that draw by position share."""
+"""Base class of the layers that draw by position in the global batch."""
 
 import keras
 import tensorflow as tf
@@ -7,16 +7,16 @@ from ddl import microbatch
 
 
 class ByPosition(keras.layers.Layer):
-    """Stands before a layer of Keras: in training within a trainer, `drawn` replaces its call."""
+    """Mixin ahead of a Keras layer: in a trainer, `drawn` replaces its `call` in training."""
 
     draws_by_position = True
 
     def call(self, inputs: tf.Tensor, training: bool = False) -> tf.Tensor:
-        """From float [batch, …] to the same."""
+        """Maps float [batch, …] to the same shape and dtype."""
         if not training or microbatch.current() is None:
             return super().call(inputs, training=training)
         return self.drawn(inputs)
 
     def drawn(self, inputs: tf.Tensor) -> tf.Tensor:
-        """The call in training, drawing from `ddl.random`."""
+        """Computes the training output with draws from `ddl.random`. Replica context."""
         raise NotImplementedError

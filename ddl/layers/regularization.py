@@ -1,8 +1,8 @@
 """Keras's dropout and noise layers, drawing by position in the global batch.
 
-Each is Keras's layer of the same name, with its arguments, its config and, outside of a ddl
-trainer, its draws. In a trainer N replicas and microbatches draw bit for bit what one device
-does, in every precision.
+Each layer subclasses the Keras layer of the same name and keeps its arguments and config. Outside
+a ddl trainer it draws like Keras. In a trainer the draws are bit-identical for any number of
+replicas and microbatches, in every precision.
 """
 
 from collections.abc import Sequence
@@ -19,15 +19,15 @@ register = keras.saving.register_keras_serializable("ddl")
 
 @register
 class Dropout(ByPosition, keras.layers.Dropout):
-    """Drops a share `rate` of its input in training and scales the rest by 1 / (1 - rate).
+    """Drops a fraction `rate` of the input in training and scales the rest by 1 / (1 - rate).
 
-    The share is rounded to a multiple of 2⁻¹⁶, and the rest scaled by the rounded one.
+    The rate is rounded to a multiple of 2⁻¹⁶; the scale uses the rounded rate.
 
     Srivastava et al. 2014, "Dropout: a simple way to prevent neural networks from overfitting".
     """
 
     def drawn(self, inputs: tf.Tensor) -> tf.Tensor:
-        """See `Dropout`."""
+        """Drops entries of `inputs`, float [batch, …]; see `Dropout`."""
         return _dropped(self, inputs, self.noise_shape)
 
 
@@ -35,23 +35,23 @@ class _SpatialDropout(ByPosition):
     """Drops whole feature maps. Tompson et al. 2015, "Efficient object localization"."""
 
     def drawn(self, inputs: tf.Tensor) -> tf.Tensor:
-        """See `Dropout`."""
+        """Drops feature maps of `inputs`, float [batch, …, channels]; see `Dropout`."""
         return _dropped(self, inputs, (None, *self._get_noise_shape(inputs)[1:]))
 
 
 @register
 class SpatialDropout1D(_SpatialDropout, keras.layers.SpatialDropout1D):
-    """As `Dropout`, but whole channels of [batch, steps, channels]."""
+    """Drops whole channels of [batch, steps, channels]; see `Dropout`."""
 
 
 @register
 class SpatialDropout2D(_SpatialDropout, keras.layers.SpatialDropout2D):
-    """As `Dropout`, but whole channels of [batch, height, width, channels]."""
+    """Drops whole channels of [batch, height, width, channels]; see `Dropout`."""
 
 
 @register
 class SpatialDropout3D(_SpatialDropout, keras.layers.SpatialDropout3D):
-    """As `Dropout`, but whole channels of [batch, depth, height, width, channels]."""
+    """Drops whole channels of [batch, depth, height, width, channels]; see `Dropout`."""
 
 
 @register
@@ -59,7 +59,7 @@ class GaussianDropout(ByPosition, keras.layers.GaussianDropout):
     """Multiplies by normal noise of mean 1 and variance rate / (1 - rate) in training."""
 
     def drawn(self, inputs: tf.Tensor) -> tf.Tensor:
-        """See `GaussianDropout`."""
+        """Multiplies `inputs`, float [batch, …], by the noise."""
         noise = ddl.random.normal(self, _shape(inputs))
         deviation = (self.rate / (1 - self.rate)) ** 0.5
         return inputs * tf.cast(1 + deviation * noise, inputs.dtype)
@@ -70,20 +70,20 @@ class GaussianNoise(ByPosition, keras.layers.GaussianNoise):
     """Adds normal noise of standard deviation `stddev` in training."""
 
     def drawn(self, inputs: tf.Tensor) -> tf.Tensor:
-        """See `GaussianNoise`."""
+        """Adds the noise to `inputs`, float [batch, …]."""
         return inputs + tf.cast(self.stddev * ddl.random.normal(self, _shape(inputs)), inputs.dtype)
 
 
 @register
 class AlphaDropout(ByPosition, keras.layers.AlphaDropout):
-    """Dropout that keeps mean and variance of SELU activations.
+    """Dropout that preserves the mean and variance of SELU activations.
 
     Klambauer et al. 2017, "Self-Normalizing Neural Networks".
     """
 
     def drawn(self, inputs: tf.Tensor) -> tf.Tensor:
-        """See `AlphaDropout`."""
-        # What the SELU saturates to: -scale · alpha of that paper.
+        """Sets dropped entries of `inputs`, float [batch, …], to the saturation value."""
+        # Limit of SELU at -∞: -scale · alpha in the notation of the paper.
         saturated = -1.7580993408473766
         rate = 1 - ddl.random.as_drawn(1 - self.rate)
         if rate == 1:
@@ -95,21 +95,21 @@ class AlphaDropout(ByPosition, keras.layers.AlphaDropout):
 
 def _dropped(layer: Any, inputs: tf.Tensor, noise_shape: Sequence[int | None] | None) -> tf.Tensor:
     share = ddl.random.as_drawn(1 - layer.rate)
-    # By a factor, which does not wait for the input and serves the backward pass as well. What is
-    # dropped is zero whatever it was, an infinity too.
+    # The factor does not depend on the input, and the backward pass reuses it. multiply_no_nan
+    # gives zero for dropped entries even where the input is infinite.
     kept = tf.cast(_kept(layer, inputs, noise_shape), inputs.dtype)
     factor = kept * tf.cast(1 / share if share else 0.0, inputs.dtype)
     return tf.math.multiply_no_nan(inputs, factor)
 
 
 def _kept(layer: Any, inputs: tf.Tensor, noise_shape: Sequence[int | None] | None) -> tf.Tensor:
-    """Which entries stay: bool of the noise shape."""
+    """Draws the entries to keep: bool of the noise shape."""
     given = noise_shape or [None] * len(inputs.shape)
     shape = [d if n is None else n for n, d in zip(given, _shape(inputs), strict=True)]
-    # A first dimension of one, asked for by name, is one mask for the whole batch.
+    # An explicit first dimension of 1 in the noise shape means one mask for the whole batch.
     return ddl.random.bernoulli(layer, shape, 1 - layer.rate, shared=given[0] == 1)
 
 
 def _shape(inputs: tf.Tensor) -> list[Any]:
-    """The shape as Python integers where it is static."""
+    """Returns the shape, with Python integers for static dimensions."""
     return list(keras.ops.shape(inputs))

@@ -1,4 +1,4 @@
-"""Plain Keras 3 models. Each begins by scaling raw inputs, so that it is served as trained."""
+"""Plain Keras 3 models with input scaling inside, so that serving takes the same raw inputs."""
 
 from ddl.models.convolutional import cnn
 from ddl.models.perceptron import mlp

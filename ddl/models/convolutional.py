@@ -19,18 +19,21 @@ def cnn(
     padding: str = "valid",
     input_scale: float = 1 / 255,
 ) -> keras.Model:
-    """Blocks of 3×3 convolutions, each block ending in 2×2 max pooling; dense layers; logits.
+    """Builds a small convolutional network for images.
+
+    Blocks of 3×3 convolutions, each ended by 2×2 max pooling, then dense layers, then logits.
 
     Args:
       input_shape: Shape of one image: height, width, channels.
       num_classes: Number of logits.
       blocks: For each block, the number of filters of each of its convolutions.
       hidden_units: Width of each dense layer after the blocks.
-      block_dropout: Share of activations dropped after each block.
-      hidden_dropout: Share of activations dropped after each dense layer.
-      batch_normalization: Whether each convolution is followed by it, over all replicas.
-      padding: "valid" or "same", of the convolutions.
-      input_scale: Raw inputs are multiplied by it; 1/255 takes bytes to [0, 1].
+      block_dropout: Dropout rate after each block.
+      hidden_dropout: Dropout rate after each hidden dense layer.
+      batch_normalization: Whether synchronized batch normalization (over all replicas) follows each
+        convolution.
+      padding: Padding of the convolutions, "valid" or "same".
+      input_scale: Factor applied to raw inputs; 1/255 maps bytes to [0, 1].
 
     Returns:
       A model from [batch, *input_shape], any dtype, to logits [batch, num_classes].

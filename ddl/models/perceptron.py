@@ -15,14 +15,14 @@ def mlp(
     dropout: float = 0.0,
     input_scale: float = 1 / 255,
 ) -> keras.Model:
-    """Flatten, dense layers with ReLU, logits.
+    """Builds a multilayer perceptron: flatten, dense layers with ReLU, logits.
 
     Args:
       input_shape: Shape of one input, such as (28, 28, 1).
       num_classes: Number of logits.
       hidden_units: Width of each hidden layer.
-      dropout: Share of activations dropped after each hidden layer.
-      input_scale: Raw inputs are multiplied by it; 1/255 takes bytes to [0, 1].
+      dropout: Dropout rate after each hidden layer.
+      input_scale: Factor applied to raw inputs; 1/255 maps bytes to [0, 1].
 
     Returns:
       A model from [batch, *input_shape], any dtype, to logits [batch, num_classes].

@@ -8,7 +8,7 @@ import keras
 
 from ddl.errors import ConfigError, check_choice
 
-# Mean and standard deviation of ImageNet's red, green and blue, in units of a byte.
+# Mean and standard deviation of ImageNet's red, green and blue, on the byte scale 0 to 255.
 _IMAGENET_MEAN = (123.675, 116.28, 103.53)
 _IMAGENET_DEVIATION = (58.395, 57.12, 57.375)
 
@@ -26,34 +26,36 @@ def resnet(
     input_mean: float | Sequence[float] = _IMAGENET_MEAN,
     input_deviation: float | Sequence[float] = _IMAGENET_DEVIATION,
 ) -> keras.Model:
-    """A residual network: He et al. 2015, "Deep residual learning"; the defaults are ResNet-50.
+    """Builds a residual network: He et al. 2015, "Deep residual learning".
 
-    The stride of a bottleneck is in its 3×3 convolution, which is known as version 1.5. Weights
-    begin as in Goyal et al. 2017, "Accurate, Large Minibatch SGD", section 5.1, and batch
-    normalization is that of the same section (momentum 0.9, ε 1e-5), but over all replicas: there
-    it is over the 32 images of a GPU. Microbatches of 32 are the same (ACCUMULATION_STEPS).
+    The defaults are ResNet-50 version 1.5: a bottleneck has its stride in the 3×3 convolution.
+    Initialization and batch normalization (momentum 0.9, ε 1e-5) follow Goyal et al. 2017,
+    "Accurate, Large Minibatch SGD", section 5.1. The paper normalizes over the 32 images of a GPU;
+    this model normalizes over the microbatch of all replicas. Microbatches of 32 images over all
+    replicas match the paper (ACCUMULATION_STEPS).
 
     Args:
-      input_shape: Shape of one image: height, width, channels; of any size.
+      input_shape: Shape of one image: height, width, channels. Height and width are free.
       num_classes: Number of logits.
-      blocks: Residual blocks in each stage. A stage has half the height and width of the one
-        before, and twice the filters.
-      width: Filters of the first stage; a bottleneck puts out four times as many.
-      bottleneck: Whether a block is 1×1, 3×3, 1×1 or 3×3, 3×3 convolutions.
-      stem: "large" begins with a 7×7 convolution and pooling, a fourth of height and width;
-        "small" with a 3×3 convolution at full size, for images below 64 pixels.
-      zero_last_gamma: Whether the last normalization of each block begins at γ = 0, so that the
-        block begins as the identity.
-      kernel_regularizer: Of convolutions and the dense layer. The decay of 0.0001 that papers put
-        into the gradient is an L2 of 0.00005, whose gradient is twice that.
-      input_mean: Is taken from raw inputs, for each channel or for all.
-      input_deviation: Then they are divided by it.
+      blocks: Number of residual blocks in each stage. Each stage halves height and width and
+        doubles the filters of the previous stage.
+      width: Filters of the first stage; a bottleneck outputs four times as many.
+      bottleneck: True for blocks of 1×1, 3×3 and 1×1 convolutions; False for two 3×3 convolutions.
+      stem: "large" is a 7×7 convolution and pooling, which reduce height and width to a fourth.
+        "small" is a 3×3 convolution at full resolution, for images below 64 pixels.
+      zero_last_gamma: Whether to initialize the last γ of each block to 0, so that the residual
+        branch starts at zero.
+      kernel_regularizer: Regularizer of the convolutions and the dense layer. A weight decay of
+        0.0001 in the gradient, as in papers, is an L2 of 0.00005: L2's gradient has a factor 2.
+      input_mean: Subtracted from raw inputs; one number, or one for each channel.
+      input_deviation: Divisor of the centred inputs; one number, or one for each channel.
 
     Returns:
       A model from [batch, *input_shape], any dtype, to logits [batch, num_classes].
 
     Raises:
-      ConfigError: If there is no stage, or the mean is not that of the image's channels.
+      ConfigError: If `stem` is unknown, `blocks` is empty or has an entry below 1, or mean and
+        deviation do not have one value for each channel.
     """
     check_choice("stem", stem, ("large", "small"))
     if not blocks or min(blocks) < 1:
@@ -79,7 +81,7 @@ def resnet(
         x = build.convolution(x, width, 7, 2, "stem")
         x = build.normalized(x, "stem", relu=True)
         x = keras.layers.ZeroPadding2D(1, name="stem_pool_pad")(x)
-        x = keras.layers.MaxPooling2D(3, 2, name="stem_pool")(x)  # after ReLU zeros are no maximum
+        x = keras.layers.MaxPooling2D(3, 2, name="stem_pool")(x)  # zero padding is safe after ReLU
     else:
         x = build.normalized(build.convolution(x, width, 3, 1, "stem"), "stem", relu=True)
     for stage, count in enumerate(blocks):
@@ -99,7 +101,7 @@ def resnet(
 
 @dataclasses.dataclass(frozen=True)
 class _Layers:
-    """Makes the layers, which share what they begin with and how they are regularized."""
+    """Layer factory with shared initializers and regularizer."""
 
     kernel_regularizer: keras.regularizers.Regularizer | None
     zero_last_gamma: bool
@@ -107,7 +109,10 @@ class _Layers:
     def convolution(
         self, x: keras.KerasTensor, filters: int, size: int, stride: int, name: str
     ) -> keras.KerasTensor:
-        """Padded by half a kernel on each side, as in the papers: "same" is lopsided in strides."""
+        """Adds a convolution with symmetric padding, as in the papers.
+
+        With strides, Keras's "same" pads asymmetrically.
+        """
         if size > 1:
             x = keras.layers.ZeroPadding2D(size // 2, name=f"{name}_pad")(x)
         return keras.layers.Conv2D(
@@ -137,13 +142,13 @@ class _Layers:
     def block(
         self, x: keras.KerasTensor, filters: int, stride: int, bottleneck: bool, name: str
     ) -> keras.KerasTensor:
-        """X + f(x), with a projection of x where the shape changes."""
+        """Adds a residual block x + f(x), with a projection of x where the shape changes."""
         filters_out = 4 * filters if bottleneck else filters
         shortcut = x
         if stride > 1 or x.shape[-1] != filters_out:
             shortcut = self.convolution(x, filters_out, 1, stride, f"{name}_shortcut")
             shortcut = self.normalized(shortcut, f"{name}_shortcut")
-        # (filters, kernel, stride) of each convolution.
+        # (filters, kernel size, stride) of each convolution.
         plan = [(filters, 3, stride), (filters, 3, 1)]
         if bottleneck:
             plan = [(filters, 1, 1), (filters, 3, stride), (filters_out, 1, 1)]

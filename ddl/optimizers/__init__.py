@@ -1,4 +1,4 @@
-"""Optimizers that Keras lacks, or has in a slower form."""
+"""Optimizers that Keras lacks, and faster versions of Keras's own."""
 
 from ddl.optimizers.exclusions import exclude_from_weight_decay
 from ddl.optimizers.fused_adam import FusedAdam, FusedAdamW

@@ -1,8 +1,8 @@
-"""Parameters that an optimizer treats otherwise: biases and those of normalization layers.
+"""Exclusion of biases and normalization parameters from weight decay and layer-wise rates.
 
-They are few and set the scale of what the others compute. Decay pulls them to zero for nothing
-(Goyal et al. 2017, section 5.1, leave it out for batch normalization), and their norms say nothing
-of how far a layer may move in one update.
+These parameters are few and set the scale of the activations. Weight decay on them has no benefit
+(Goyal et al. 2017, section 5.1, apply none to batch normalization), and their norms say nothing
+about how far a layer may move in one update.
 """
 
 import re
@@ -13,25 +13,25 @@ import keras
 from ddl.errors import ConfigError
 
 BIAS_AND_NORMALIZATION = (r"(^|/)(bias|beta|gamma|scale)$",)
-"""Patterns of the paths of such variables, by the names that Keras's layers give them."""
+"""Patterns of the paths of biases and normalization parameters in Keras's layers."""
 
 
 def excluded(
     variables: Sequence[keras.Variable], patterns: Sequence[str] | None, argument: str
 ) -> frozenset[int]:
-    """Which variables any of the patterns finds.
+    """Finds the variables whose paths match any of the patterns.
 
     Args:
-      variables: Whose paths, such as "dense_1/bias", are looked at.
-      patterns: Regular expressions; each is searched for anywhere in a path. None takes
-        `BIAS_AND_NORMALIZATION`, which a model need not have.
-      argument: What the patterns were given as, for the error.
+      variables: The variables to search, by paths such as "dense_1/bias".
+      patterns: Regular expressions, searched anywhere in a path. None takes
+        `BIAS_AND_NORMALIZATION`, which may match nothing.
+      argument: Name of the argument that holds the patterns, for the error.
 
     Returns:
-      The places of the variables in the list.
+      The indices of the matching variables.
 
     Raises:
-      ConfigError: If a pattern given is no regular expression, or finds no variable.
+      ConfigError: If a given pattern is not a regular expression, or matches no variable.
     """
     found: set[int] = set()
     for pattern in BIAS_AND_NORMALIZATION if patterns is None else patterns:
@@ -54,22 +54,22 @@ def excluded(
 def exclude_from_weight_decay(
     optimizer: keras.optimizers.Optimizer, patterns: Sequence[str] | None = None
 ) -> keras.optimizers.Optimizer:
-    """Leaves some variables out of an optimizer's decoupled weight decay.
+    """Excludes variables from an optimizer's decoupled weight decay.
 
-    As Keras's method of this name, but by paths, before or after the optimizer is built, and with
-    an error where a pattern finds nothing.
+    Unlike Keras's method of this name, it takes path patterns, works before and after the optimizer
+    is built, and raises an error if a pattern matches nothing.
 
     Args:
       optimizer: Any Keras optimizer with `weight_decay`.
-      patterns: Regular expressions, searched for in the variables' paths; None takes those of
-        biases and normalization parameters.
+      patterns: Regular expressions, searched in the variables' paths. None excludes biases and
+        normalization parameters.
 
     Returns:
       The same optimizer.
 
     Raises:
-      ConfigError: If the optimizer has no weight decay; or, here or when the optimizer is built,
-        if a pattern finds no variable.
+      ConfigError: If the optimizer has no weight decay. Also, here or when the optimizer is built,
+        if a pattern is invalid or matches no variable.
     """
     if not optimizer.weight_decay:
         raise ConfigError(
@@ -87,7 +87,7 @@ def exclude_from_weight_decay(
     build = optimizer.build
 
     def build_and_exclude(variables: Sequence[keras.Variable]) -> None:
-        # Keras calls it again for an optimizer that is built, to no effect.
+        # Keras may call `build` again on a built optimizer; the call has no effect.
         build(variables)
         exclude(variables)
 

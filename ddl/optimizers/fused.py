@@ -1,9 +1,9 @@
-"""What the fused optimizers share: TensorFlow's training kernels in place of Keras's arithmetic.
+"""Base of the fused optimizers, which use TensorFlow's training kernels.
 
-Keras 3 updates a variable by ten or so elementwise operations, each of which reads and writes
+Keras 3 updates a variable by about ten elementwise operations, each of which reads and writes
 memory of the variable's size. TensorFlow's training kernels do the same in one pass. A fused
-optimizer is Keras's own class, with its constructor, slots, config and checkpoints; only
-`update_step` differs, and its results only by rounding.
+optimizer subclasses Keras's and keeps its constructor, slots, config and checkpoints. Only
+`update_step` differs; results differ only by rounding.
 """
 
 import functools
@@ -17,14 +17,14 @@ from absl import logging
 
 
 def constructor_of(keras_class: type[keras.optimizers.Optimizer], name: str) -> Callable[..., None]:
-    """The constructor of a Keras optimizer, for a subclass that goes by its name.
+    """Returns the constructor of a Keras optimizer with a fixed default name.
 
-    Keras calls an optimizer, and the variables it makes, after its class. A subclass that is to
-    stand in its place needs the names that the Keras class would have given.
+    Keras names an optimizer and its variables after the class. A drop-in subclass needs the names
+    that the Keras class would have used.
 
     Args:
-      keras_class: The class, before the fused one in the order of resolution.
-      name: What an instance is called when it is made without a name.
+      keras_class: The Keras class that the fused class subclasses.
+      name: Default name of an instance.
     """
     signature = inspect.signature(keras_class.__init__)
 
@@ -39,19 +39,20 @@ def constructor_of(keras_class: type[keras.optimizers.Optimizer], name: str) -> 
 
 
 class Fused(keras.optimizers.Optimizer):
-    """Stands before an optimizer of Keras: `fused_step` replaces its `update_step`.
+    """Mixin ahead of a Keras optimizer: `fused_step` replaces its `update_step`.
 
-    A gradient of which only some rows are given is made whole first, because Keras moves the slots
-    of all rows too, whether their gradient is zero or not. Rows given twice are added up.
+    A sparse gradient is converted to a dense one, with repeated rows summed: Keras also updates the
+    slots of all rows, whether their gradient is zero or not. The exception is an optimizer that
+    leaves rows without gradient unchanged; Keras's own sparse update runs there.
     """
 
     def update_step(self, gradient: Any, variable: tf.Variable, learning_rate: Any) -> None:
-        """Updates a variable on one replica, within `extended.update`.
+        """Updates one variable, or a replica-local copy, in the strategy's update context.
 
         Args:
           gradient: Dense or `tf.IndexedSlices`, of the variable's shape.
-          variable: One that the optimizer was built with, or a replica's copy of it.
-          learning_rate: A scalar; or what `scalars` gave by the name of each dtype, in place of it.
+          variable: A variable that the optimizer was built with, or a replica-local copy of it.
+          learning_rate: Scalar, or the results of `scalars` by dtype name.
         """
         dtype = variable.dtype
         scalars = learning_rate if isinstance(learning_rate, dict) else None
@@ -70,12 +71,12 @@ class Fused(keras.optimizers.Optimizer):
     def _backend_update_step(
         self, gradients: Any, variables: list[Any], learning_rate: Any
     ) -> None:
-        """Keras's, with what is the same for all variables computed once. Replica context.
+        """Runs Keras's update of all variables with shared scalars computed once. Replica context.
 
-        The name is Keras's; tests/optimizers/test_fused.py holds it.
+        It overrides a private method of Keras; tests/optimizers/test_fused.py guards the name.
         """
         dtypes = dict.fromkeys(tf.as_dtype(variable.dtype) for variable in variables)
-        # Not before a gradient is there: the forward pass would wait for it.
+        # Computed only after a gradient: otherwise the forward pass would wait for the scalars.
         last = gradients[-1]
         given = last.values if isinstance(last, tf.IndexedSlices) else last
         with tf.control_dependencies([given]):
@@ -83,10 +84,10 @@ class Fused(keras.optimizers.Optimizer):
         super()._backend_update_step(gradients, variables, by_dtype)
 
     def scalars(self, learning_rate: tf.Tensor) -> dict[str, tf.Tensor]:
-        """What an update takes beside gradients and slots, by the kernel's names for it.
+        """Returns the scalar inputs of an update, by the kernel's argument names.
 
         Args:
-          learning_rate: [], of the dtype that all of it is to have.
+          learning_rate: [], in the dtype of all results.
         """
         return {"lr": learning_rate}
 
@@ -97,24 +98,28 @@ class Fused(keras.optimizers.Optimizer):
         index: int,
         scalars: dict[str, tf.Tensor],
     ) -> None:
-        """Applies the kernel to the variable behind `handle`, number `index` of those built with.
+        """Applies the kernel to one variable.
 
-        `gradient` and `scalars` are of the variable's dtype.
+        Args:
+          gradient: Dense, of the variable's shape and dtype.
+          handle: Resource handle of the variable.
+          index: Index of the variable among those the optimizer was built with.
+          scalars: Result of `scalars`, in the variable's dtype.
         """
         raise NotImplementedError
 
     def kernel_lacks(self, dtype: tf.DType) -> str | None:
-        """Why variables of a dtype are updated by Keras's own arithmetic; None if they are not."""
+        """Returns why variables of a dtype need Keras's arithmetic; None if the kernel works."""
         return None
 
     def leaves_rows_without_gradient(self) -> bool:
-        """Whether a row whose gradient is zero stays as it is, its slots too."""
+        """Returns whether an update leaves a row with zero gradient and its slots unchanged."""
         return False
 
     def _apply_weight_decay(self, variables: list[Any]) -> None:
-        """Keras's decoupled decay, w ← w - w·decay·learning rate, in one pass over each variable.
+        """Applies decoupled decay, w ← w - w·decay·learning rate, in one pass over each variable.
 
-        The name is Keras's; tests/optimizers/test_fused.py holds it.
+        It overrides a private method of Keras; tests/optimizers/test_fused.py guards the name.
         """
         if self.weight_decay is None:
             return

@@ -1,4 +1,4 @@
-"""Adam and AdamW in one pass over each variable."""
+"""Adam and AdamW with TensorFlow's fused kernels."""
 
 import keras
 import tensorflow as tf
@@ -9,14 +9,14 @@ from ddl.optimizers.fused import Fused, constructor_of
 class _AdamKernel(Fused):
     """Adam's kernel, for both classes.
 
-    The kernel adds ε to the root, as Keras does. It computes 1 - β in the variable's own dtype,
-    which for β₂ = 0.999 is right to 5e-5 in float32, and far off in half precision.
+    The kernel adds ε outside the root, as Keras does. It computes 1 - β in the variable's dtype.
+    For β₂ = 0.999 that is accurate to 5e-5 in float32, and far off in half precision.
     """
 
     def fused_step(
         self, gradient: tf.Tensor, handle: tf.Tensor, index: int, scalars: dict[str, tf.Tensor]
     ) -> None:
-        """See `Fused`."""
+        """Applies Adam's kernel to one variable; see `Fused.fused_step`."""
         dtype = gradient.dtype
         slots = {"m": self._momentums[index], "v": self._velocities[index]}
         kernel = tf.raw_ops.ResourceApplyAdam
@@ -34,10 +34,10 @@ class _AdamKernel(Fused):
         )
 
     def scalars(self, learning_rate: tf.Tensor) -> dict[str, tf.Tensor]:
-        """See `Fused`: with the powers of both betas at this update."""
+        """Returns the learning rate and the powers of both betas at this update, each []."""
         dtype = learning_rate.dtype
         step = tf.cast(self.iterations + 1, dtype)
-        # tf.cast makes a Python number float32 first. Keras does so with these two.
+        # tf.cast rounds a Python number to float32 first. Keras does so for both betas.
         powers = {
             "beta1_power": tf.pow(tf.cast(self.beta_1, dtype), step),
             "beta2_power": tf.pow(tf.cast(self.beta_2, dtype), step),
@@ -45,7 +45,7 @@ class _AdamKernel(Fused):
         return super().scalars(learning_rate) | powers
 
     def kernel_lacks(self, dtype: tf.DType) -> str | None:
-        """See `Fused`."""
+        """Returns why half precision needs Keras's arithmetic; None for float32 and float64."""
         if dtype not in (tf.float32, tf.float64):
             return f"Adam's kernel computes 1 - beta_2 in {dtype.name}, where it is far off"
         return None
@@ -53,14 +53,14 @@ class _AdamKernel(Fused):
 
 @keras.saving.register_keras_serializable("ddl")
 class FusedAdam(_AdamKernel, keras.optimizers.Adam):
-    """`keras.optimizers.Adam` by TensorFlow's kernel: Kingma and Ba 2015, "Adam"."""
+    """`keras.optimizers.Adam` with TensorFlow's fused kernel: Kingma and Ba 2015, "Adam"."""
 
     __init__ = constructor_of(keras.optimizers.Adam, "adam")
 
 
 @keras.saving.register_keras_serializable("ddl")
 class FusedAdamW(_AdamKernel, keras.optimizers.AdamW):
-    """`keras.optimizers.AdamW` by TensorFlow's kernel.
+    """`keras.optimizers.AdamW` with TensorFlow's fused kernel.
 
     Loshchilov and Hutter 2019, "Decoupled weight decay regularization".
     """

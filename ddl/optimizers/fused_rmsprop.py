@@ -1,4 +1,4 @@
-"""RMSprop and Adagrad in one pass over each variable."""
+"""RMSprop and Adagrad with TensorFlow's fused kernels."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,10 +11,10 @@ from ddl.optimizers.fused import Fused, constructor_of
 
 @keras.saving.register_keras_serializable("ddl")
 class FusedRMSprop(Fused, keras.optimizers.RMSprop):
-    """`keras.optimizers.RMSprop` by TensorFlow's kernels, centered or not.
+    """`keras.optimizers.RMSprop` with TensorFlow's fused kernels, centered or not.
 
-    Hinton 2012, "Neural networks for machine learning", lecture 6. As in Keras, ε is added before
-    the root is taken.
+    Hinton 2012, "Neural networks for machine learning", lecture 6. As in Keras, ε is added inside
+    the root.
     """
 
     __init__ = constructor_of(keras.optimizers.RMSprop, "rm_sprop")
@@ -22,7 +22,7 @@ class FusedRMSprop(Fused, keras.optimizers.RMSprop):
     def fused_step(
         self, gradient: tf.Tensor, handle: tf.Tensor, index: int, scalars: dict[str, tf.Tensor]
     ) -> None:
-        """See `Fused`."""
+        """Applies RMSprop's kernel to one variable; see `Fused.fused_step`."""
         dtype = gradient.dtype
         kernel, centered = tf.raw_ops.ResourceApplyRMSProp, {}
         if self.centered:
@@ -42,17 +42,18 @@ class FusedRMSprop(Fused, keras.optimizers.RMSprop):
             )
 
     def kernel_lacks(self, dtype: tf.DType) -> str | None:
-        """See `Fused`."""
+        """Returns why half precision needs Keras's arithmetic; None for float32 and float64."""
         return _lacks_half_precision("RMSprop", dtype)
 
 
 @keras.saving.register_keras_serializable("ddl")
 class FusedAdagrad(Fused, keras.optimizers.Adagrad):
-    """`keras.optimizers.Adagrad` by a kernel of TensorFlow.
+    """`keras.optimizers.Adagrad` with TensorFlow's fused kernel of RMSprop.
 
-    Duchi et al. 2011, "Adaptive subgradient methods". TensorFlow's kernels for Adagrad add ε to
-    the root or not at all, Keras adds it before the root is taken, as RMSprop's kernel does. With
-    ρ = 1 that leaves its sum of squares alone, which is the rest of Adagrad.
+    Duchi et al. 2011, "Adaptive subgradient methods". TensorFlow's kernels for Adagrad add ε
+    outside the root or not at all; Keras adds it inside, as RMSprop's kernel does. With ρ = 1
+    RMSprop's kernel leaves its mean of squares unchanged, so it holds Adagrad's sum of squares,
+    which is accumulated beforehand.
     """
 
     __init__ = constructor_of(keras.optimizers.Adagrad, "adagrad")
@@ -60,7 +61,7 @@ class FusedAdagrad(Fused, keras.optimizers.Adagrad):
     def fused_step(
         self, gradient: tf.Tensor, handle: tf.Tensor, index: int, scalars: dict[str, tf.Tensor]
     ) -> None:
-        """See `Fused`."""
+        """Applies RMSprop's kernel to one variable; see `Fused.fused_step`."""
         dtype = gradient.dtype
         accumulator = self._accumulators[index].value.handle
         tf.raw_ops.AssignAddVariableOp(resource=accumulator, value=tf.square(gradient))
@@ -77,11 +78,11 @@ class FusedAdagrad(Fused, keras.optimizers.Adagrad):
             )
 
     def kernel_lacks(self, dtype: tf.DType) -> str | None:
-        """See `Fused`."""
+        """Returns why half precision needs Keras's arithmetic; None for float32 and float64."""
         return _lacks_half_precision("Adagrad", dtype)
 
     def leaves_rows_without_gradient(self) -> bool:
-        """See `Fused`."""
+        """Returns True: a zero gradient changes neither the row nor its accumulator."""
         return True
 
 
@@ -93,7 +94,7 @@ def _lacks_half_precision(name: str, dtype: tf.DType) -> str | None:
 
 @contextmanager
 def _velocity(optimizer: FusedRMSprop, gradient: tf.Tensor, index: int) -> Iterator[tf.Tensor]:
-    """The handle of what the kernel keeps the velocity in, which Keras has with momentum alone."""
+    """Yields the handle of the velocity: Keras's slot, or without momentum a temporary variable."""
     if optimizer.momentum > 0:
         yield optimizer._momentums[index].value.handle
     else:
@@ -101,16 +102,16 @@ def _velocity(optimizer: FusedRMSprop, gradient: tf.Tensor, index: int) -> Itera
             yield handle
 
 
-# ResourceHandle::ANONYMOUS_NAME of TensorFlow: each execution makes a variable of its own. A name
-# drawn while tracing would be the same for all workers of parameter servers, which share a trace.
+# ResourceHandle::ANONYMOUS_NAME of TensorFlow: each execution creates a new variable. A name drawn
+# at trace time would be shared by all workers of parameter servers, which share a trace.
 _ANONYMOUS = "cd2c89b7-88b7-44c8-ad83-06c2a9158347"
 
 
 @contextmanager
 def _temporary(like: tf.Tensor) -> Iterator[tf.Tensor]:
-    """The handle of a variable of zeros that is there for one update.
+    """Yields the handle of a zero variable that lives for one update.
 
-    One that stays would be a slot that Keras lacks, and once not finite never be so again.
+    A permanent variable would be a slot that Keras lacks, and would stay non-finite once it is.
     """
     handle = tf.raw_ops.VarHandleOp(dtype=like.dtype, shape=like.shape, shared_name=_ANONYMOUS)
     tf.raw_ops.AssignVariableOp(resource=handle, value=tf.zeros_like(like))

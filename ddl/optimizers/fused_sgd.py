@@ -1,4 +1,4 @@
-"""Gradient descent in one pass over each variable."""
+"""SGD with TensorFlow's fused kernels."""
 
 import keras
 import tensorflow as tf
@@ -8,10 +8,10 @@ from ddl.optimizers.fused import Fused, constructor_of
 
 @keras.saving.register_keras_serializable("ddl")
 class FusedSGD(Fused, keras.optimizers.SGD):
-    """`keras.optimizers.SGD` by TensorFlow's kernels for gradient descent and momentum.
+    """`keras.optimizers.SGD` with TensorFlow's fused kernels for gradient descent and momentum.
 
-    With momentum μ: v ← μ·v - η·g; w ← w + v, or with Nesterov's (Sutskever et al. 2013, "On the
-    importance of initialization and momentum in deep learning") w ← w + μ·v - η·g.
+    With momentum μ: v ← μ·v - η·g; w ← w + v. With Nesterov momentum (Sutskever et al. 2013, "On
+    the importance of initialization and momentum in deep learning"): w ← w + μ·v - η·g.
     """
 
     __init__ = constructor_of(keras.optimizers.SGD, "sgd")
@@ -19,7 +19,7 @@ class FusedSGD(Fused, keras.optimizers.SGD):
     def fused_step(
         self, gradient: tf.Tensor, handle: tf.Tensor, index: int, scalars: dict[str, tf.Tensor]
     ) -> None:
-        """See `Fused`."""
+        """Applies the kernel to one variable; see `Fused.fused_step`."""
         if self.momentum == 0:
             tf.raw_ops.ResourceApplyGradientDescent(var=handle, alpha=scalars["lr"], delta=gradient)
         else:
@@ -33,5 +33,5 @@ class FusedSGD(Fused, keras.optimizers.SGD):
             )
 
     def leaves_rows_without_gradient(self) -> bool:
-        """See `Fused`."""
+        """Returns whether there is no momentum: only then rows without gradient stay."""
         return self.momentum == 0

@@ -1,4 +1,4 @@
-"""Optimizers for large batches, which give each layer a rate by the norm of its weights."""
+"""Large-batch optimizers with layer-wise learning rates: LARS and LAMB."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,17 +15,17 @@ from ddl.optimizers.momentum import MomentumSGD
 class LARS(MomentumSGD):
     """Layer-wise adaptive rate scaling: You et al. 2017, "Large Batch Training of CNNs".
 
-    Algorithm 1 there, for each variable with weights w and gradient g, at the learning rate γ:
+    Algorithm 1 of the paper, for each variable with weights w and gradient g, at the rate γ:
 
         λ ← η·‖w‖ / (‖g‖ + β·‖w‖ + ε)        v ← m·v + γ·λ·(g + β·w)        w ← w - v
 
-    η is the trust coefficient and β the weight decay, which is part of the local rate λ. Where ‖w‖
+    η is the trust coefficient, λ the local rate and β the weight decay, which enters λ. Where ‖w‖
     or ‖g‖ is zero, λ is 1. Excluded variables have no local rate and no decay: they follow SGD with
-    momentum at the rate γ. So γ is the rate of biases, and γ·η what share of its norm a layer
-    moves by: the two are found together.
+    momentum at the rate γ. Therefore γ is the rate of the biases, while a layer moves by about γ·η
+    of its norm per update: tune the two together.
 
-    The norms are those of the reduced gradient, the same on every replica. A sparse gradient is
-    made dense, since decay and momentum move every row.
+    ‖g‖ is the norm of the reduced gradient, the same on every replica. A sparse gradient is
+    converted to a dense one, since decay and momentum move every row.
     """
 
     def __init__(
@@ -41,23 +41,23 @@ class LARS(MomentumSGD):
         name: str | None = None,
         **kwargs: Any,
     ):
-        """Checks the numbers.
+        """Initializes the optimizer.
 
         Args:
           learning_rate: γ above: a float, a schedule, or a function that gives the rate.
-          momentum: m above, from 0 to 1.
-          nesterov: Whether the gradient is taken ahead of the velocity.
-          weight_decay: β above. It is not Keras's decoupled decay.
-          trust_coefficient: η above.
-          epsilon: Added to the denominator.
-          exclude: Regular expressions, searched for in the paths of variables; None takes those of
-            biases and normalization parameters, () nothing.
-          momentum_correction: As in `MomentumSGD`. The paper has none.
-          name: Of the optimizer.
-          **kwargs: The rest of Keras's arguments.
+          momentum: m above, in [0, 1].
+          nesterov: Whether to use Nesterov momentum.
+          weight_decay: β above. Not Keras's decoupled weight decay.
+          trust_coefficient: η above, more than 0.
+          epsilon: ε above, at least 0.
+          exclude: Regular expressions, searched in the variables' paths. None excludes biases and
+            normalization parameters; () excludes nothing.
+          momentum_correction: See `MomentumSGD`. The paper does not use it.
+          name: Name of the optimizer.
+          **kwargs: Further arguments of Keras's optimizer.
 
         Raises:
-          ConfigError: If a number is out of range; in `build`, if a pattern finds nothing.
+          ConfigError: If a number is out of range. `build` raises it if a pattern matches nothing.
         """
         super().__init__(
             learning_rate,
@@ -72,12 +72,16 @@ class LARS(MomentumSGD):
             raise ConfigError(f"LARS.trust_coefficient is {trust_coefficient}; it is more than 0")
         self.trust_coefficient = trust_coefficient
         self.epsilon = epsilon
-        # Keras would apply `self.weight_decay` by itself, before the update.
+        # Keras would apply `self.weight_decay` in addition, before the update.
         self._decay = weight_decay
         self._exclude = None if exclude is None else tuple(exclude)
 
     def build(self, variables: list[keras.Variable]) -> None:
-        """Makes the velocities, and finds the variables that are excluded."""
+        """Creates the velocities and resolves the excluded variables.
+
+        Raises:
+          ConfigError: If a pattern of `exclude` is invalid or matches no variable.
+        """
         if not self.built:
             self._excluded = excluded(variables, self._exclude, "LARS.exclude")
         super().build(variables)
@@ -85,7 +89,13 @@ class LARS(MomentumSGD):
     def update_step(
         self, gradient: tf.Tensor | tf.IndexedSlices, variable: tf.Variable, learning_rate: Any
     ) -> None:
-        """Moves one variable by its reduced gradient. In the strategy's update context."""
+        """Updates one variable. Runs in the strategy's update context.
+
+        Args:
+          gradient: Reduced gradient, of the variable's shape.
+          variable: The variable to update, or a replica-local copy of it.
+          learning_rate: Scalar.
+        """
         gradient = tf.cast(tf.convert_to_tensor(gradient), variable.dtype)
         if self._get_variable_index(variable) not in self._excluded:
             weights = tf.convert_to_tensor(variable)
@@ -100,7 +110,7 @@ class LARS(MomentumSGD):
         super().update_step(gradient, variable, learning_rate)
 
     def get_config(self) -> dict[str, Any]:
-        """What the constructor takes."""
+        """Returns the arguments of the constructor."""
         return {
             **super().get_config(),
             "weight_decay": self._decay,
@@ -114,16 +124,17 @@ class LARS(MomentumSGD):
 class LAMB(keras.optimizers.Lamb):
     """Layer-wise Adam: You et al. 2019, "Large Batch Optimization for Deep Learning".
 
-    Algorithm 2 there, with φ the identity, at the learning rate η:
+    Algorithm 2 of the paper, with φ the identity, at the learning rate η:
 
         m ← β₁·m + (1 - β₁)·g        v ← β₂·v + (1 - β₂)·g²
         r ← m / (1 - β₁ᵗ) / (√(v / (1 - β₂ᵗ)) + ε) + λ·w        w ← w - η·‖w‖/‖r‖·r
 
-    Where ‖w‖ or ‖r‖ is zero their ratio is taken as 1. Keras's Lamb is the same for λ = 0 without
-    exclusions; its `weight_decay` shrinks the weights before the update, beside the ratio and not
-    within it, and biases get a ratio too. Here excluded variables follow Adam, without decay.
+    λ is the weight decay. Where ‖w‖ or ‖r‖ is zero, their ratio is taken as 1. Keras's Lamb is the
+    same for λ = 0 without exclusions. Its `weight_decay` shrinks the weights before the update,
+    outside the ratio, and biases get a ratio too. Here excluded variables follow Adam without
+    decay.
 
-    A sparse gradient is made dense, since moments and decay move every row.
+    A sparse gradient is converted to a dense one, since moments and decay move every row.
     """
 
     def __init__(
@@ -137,32 +148,36 @@ class LAMB(keras.optimizers.Lamb):
         name: str | None = None,
         **kwargs: Any,
     ):
-        """Checks the numbers.
+        """Initializes the optimizer.
 
         Args:
           learning_rate: η above: a float, a schedule, or a function that gives the rate.
           beta_1: β₁ above.
           beta_2: β₂ above.
-          epsilon: ε above.
-          weight_decay: λ above. It is not Keras's decoupled decay.
-          exclude: Regular expressions, searched for in the paths of variables; None takes those of
-            biases and normalization parameters, () nothing.
-          name: Of the optimizer.
-          **kwargs: The rest of Keras's arguments.
+          epsilon: ε above, at least 0.
+          weight_decay: λ above. Not Keras's decoupled weight decay.
+          exclude: Regular expressions, searched in the variables' paths. None excludes biases and
+            normalization parameters; () excludes nothing.
+          name: Name of the optimizer.
+          **kwargs: Further arguments of Keras's optimizer.
 
         Raises:
-          ConfigError: If a number is out of range; in `build`, if a pattern finds nothing.
+          ConfigError: If a number is out of range. `build` raises it if a pattern matches nothing.
         """
         super().__init__(
             learning_rate, beta_1=beta_1, beta_2=beta_2, epsilon=epsilon, name=name, **kwargs
         )
         _check_not_negative("LAMB", weight_decay=weight_decay, epsilon=epsilon)
-        # Keras would apply `self.weight_decay` by itself, before the update.
+        # Keras would apply `self.weight_decay` in addition, before the update.
         self._decay = weight_decay
         self._exclude = None if exclude is None else tuple(exclude)
 
     def build(self, variables: list[keras.Variable]) -> None:
-        """Makes the moments, and finds the variables that are excluded."""
+        """Creates the moments and resolves the excluded variables.
+
+        Raises:
+          ConfigError: If a pattern of `exclude` is invalid or matches no variable.
+        """
         if not self.built:
             self._excluded = excluded(variables, self._exclude, "LAMB.exclude")
         super().build(variables)
@@ -170,7 +185,13 @@ class LAMB(keras.optimizers.Lamb):
     def update_step(
         self, gradient: tf.Tensor | tf.IndexedSlices, variable: tf.Variable, learning_rate: Any
     ) -> None:
-        """Moves one variable by its reduced gradient. In the strategy's update context."""
+        """Updates one variable. Runs in the strategy's update context.
+
+        Args:
+          gradient: Reduced gradient, of the variable's shape.
+          variable: The variable to update, or a replica-local copy of it.
+          learning_rate: Scalar.
+        """
         dtype = variable.dtype
         gradient = tf.cast(tf.convert_to_tensor(gradient), dtype)
         place = self._get_variable_index(variable)
@@ -190,17 +211,17 @@ class LAMB(keras.optimizers.Lamb):
         variable.assign_sub(tf.cast(learning_rate, dtype) * update)
 
     def get_config(self) -> dict[str, Any]:
-        """What the constructor takes."""
+        """Returns the arguments of the constructor."""
         return {**super().get_config(), "weight_decay": self._decay, "exclude": self._exclude}
 
 
 def _norm(values: tf.Tensor) -> tf.Tensor:
-    """The Euclidean norm, in float32 at least."""
+    """Returns the Euclidean norm [], in at least float32."""
     return tf.norm(tf.cast(values, tf.float32) if values.dtype.size < 4 else values)
 
 
 def _or_one(ratio: tf.Tensor, *norms: tf.Tensor) -> tf.Tensor:
-    """The ratio, or 1 where one of the norms is zero."""
+    """Returns the ratio, or 1 where one of the norms is zero."""
     return tf.where(tf.reduce_all(tf.stack(norms) > 0), ratio, tf.ones_like(ratio))
 
 

@@ -1,4 +1,4 @@
-"""Gradient descent with momentum, with the learning rate inside the velocity or outside of it."""
+"""SGD with momentum, with the learning rate inside or outside the velocity."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,17 +12,18 @@ class MomentumSGD(keras.optimizers.SGD):
     """Keras's SGD, with momentum correction as an option.
 
     Keras keeps the learning rate η inside the velocity: v ← m·v - η·g, w ← w + v. When η changes,
-    what was collected at the old rate goes on at the old rate. Goyal et al. 2017, "Accurate, Large
-    Minibatch SGD", section 3, correct that by v ← m·(η_t / η_(t-1))·v + η_t·g. The same, without a
-    rate to remember and without a division by a rate of zero, is a velocity without the rate:
+    the velocity still contains gradients scaled by the old rate. Goyal et al. 2017, "Accurate,
+    Large Minibatch SGD", section 3, correct this by v ← m·(η_t / η_(t-1))·v + η_t·g. An equivalent
+    form keeps the rate out of the velocity. It stores no earlier rate and never divides by a rate
+    of zero:
 
         v ← m·v + g        w ← w - η·v        (Nesterov: w ← w - η·(g + m·v))
 
-    That is what is computed here with `momentum_correction`. As long as the rate does not change
-    both forms are equal. The velocity is in units of the gradient then, so that a checkpoint of one
-    form does not go on in the other. Either form is one kernel of TensorFlow.
+    `momentum_correction` selects this form. Both forms are equal while the rate is constant. The
+    velocity of the corrected form is in units of the gradient, so a checkpoint of one form cannot
+    be resumed in the other. Either form is one TensorFlow kernel.
 
-    A sparse gradient is made dense, since momentum moves every row in every update.
+    A sparse gradient is converted to a dense one, since momentum moves every row in every update.
     """
 
     def __init__(
@@ -35,17 +36,17 @@ class MomentumSGD(keras.optimizers.SGD):
         name: str | None = None,
         **kwargs: Any,
     ):
-        """As `keras.optimizers.SGD`.
+        """Initializes the optimizer; see `keras.optimizers.SGD`.
 
         Args:
           learning_rate: A float, a schedule, or a function that gives the rate.
-          momentum: m above, from 0 to 1.
-          nesterov: Whether the gradient is taken ahead of the velocity.
-          weight_decay: Decoupled: w ← w - η·weight_decay·w, before the update.
-          momentum_correction: Whether the velocity is kept without the rate.
-          name: Of the optimizer.
-          **kwargs: The rest of Keras's arguments, which ddl's Trainer refuses where it does the
-            same itself.
+          momentum: m above, in [0, 1].
+          nesterov: Whether to use Nesterov momentum.
+          weight_decay: Decoupled weight decay: w ← w - η·weight_decay·w, before the update.
+          momentum_correction: Whether to keep the rate out of the velocity.
+          name: Name of the optimizer.
+          **kwargs: Further arguments of `keras.optimizers.SGD`. The Trainer rejects those that
+            duplicate its own, such as clipnorm.
         """
         super().__init__(
             learning_rate=learning_rate,
@@ -60,7 +61,13 @@ class MomentumSGD(keras.optimizers.SGD):
     def update_step(
         self, gradient: tf.Tensor | tf.IndexedSlices, variable: tf.Variable, learning_rate: Any
     ) -> None:
-        """Moves one variable by its reduced gradient. In the strategy's update context."""
+        """Updates one variable. Runs in the strategy's update context.
+
+        Args:
+          gradient: Reduced gradient, of the variable's shape.
+          variable: The variable to update, or a replica-local copy of it.
+          learning_rate: Scalar.
+        """
         gradient = tf.cast(tf.convert_to_tensor(gradient), variable.dtype)
         if not self.momentum:
             super().update_step(gradient, variable, learning_rate)
@@ -76,11 +83,11 @@ class MomentumSGD(keras.optimizers.SGD):
             accum=self.momentums[self._get_variable_index(variable)].value.handle,
             lr=tf.cast(learning_rate, variable.dtype),
             grad=gradient,
-            # Not tf.cast, which rounds a Python number to float32 first.
+            # tf.cast would round a Python number to float32 first.
             momentum=tf.constant(self.momentum, variable.dtype),
             use_nesterov=self.nesterov,
         )
 
     def get_config(self) -> dict[str, Any]:
-        """What the constructor takes."""
+        """Returns the arguments of the constructor."""
         return {**super().get_config(), "momentum_correction": self.momentum_correction}

@@ -8,9 +8,9 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from ddl import metrics
 from ddl.errors import ConfigError, DataError
-from ddl.task import PerExample
+from ddl.tasks.accuracy import accuracy, top_k_accuracy
+from ddl.tasks.task import PerExample
 
 # Called with inputs [batch, …] and training=True.
 Augmentation: TypeAlias = Callable[..., tf.Tensor]
@@ -19,10 +19,10 @@ _LABEL_CHUNK = 1 << 20
 
 
 class Classification:
-    """Each example has one class; the model gives a logit for each class.
+    """Single-label classification: a model from inputs to one logit per class.
 
-    Reads the features "image" and "label" (or what `input_name` and `label_name` say). Labels
-    are integers [batch], or one-hot rows, float [batch, classes].
+    The task reads the features "image" and "label" (see `input_name`, `label_name`). Labels are
+    integers [batch] or one-hot rows [batch, classes].
     """
 
     def __init__(
@@ -36,23 +36,22 @@ class Classification:
         input_name: str = "image",
         label_name: str = "label",
     ):
-        """Keeps the model and checks the loss.
+        """Initializes the task.
 
         Args:
           model: Maps inputs [batch, …] to logits [batch, classes].
-          loss: A Keras loss of (label, logits) with reduction=None, in the form that the labels
-            have; None takes the cross-entropy from logits for either form.
-          label_smoothing: Share of a label that is spread evenly over all classes (Szegedy et al.
-            2016, "Rethinking the Inception Architecture"), in the cross-entropy that loss=None
-            stands for.
-          top_k: Also report how often the label is among the `top_k` largest logits.
-          augmentations: Change the inputs in training, one after the other, before the model sees
-            them; such as layers of `ddl.layers`. They are no part of what is exported.
-          input_name: The feature that the model is given.
-          label_name: The feature that holds the labels.
+          loss: A Keras loss of (labels, logits) with reduction=None that takes integer or one-hot
+            labels as the data have them. None is the cross-entropy from logits, for either.
+          label_smoothing: Fraction of each label spread evenly over all classes, in [0, 1)
+            (Szegedy et al. 2016, "Rethinking the Inception Architecture"); for loss=None only.
+          top_k: If given, also report the top-k accuracy; at least 1.
+          augmentations: Callables such as layers of `ddl.layers`, applied to the inputs in order,
+            in training only. They are not exported.
+          input_name: Name of the input feature.
+          label_name: Name of the label feature.
 
         Raises:
-          ConfigError: If `loss` reduces by itself, or another argument is out of range.
+          ConfigError: If `loss` has a reduction, or another argument is out of range.
         """
         if loss is not None and loss.reduction not in (None, "none"):
             raise ConfigError(
@@ -70,7 +69,7 @@ class Classification:
         self._loss = loss
         self._label_smoothing = label_smoothing
         self._top_k = top_k
-        self._augmentations = list(augmentations)
+        self._augmentations = tuple(augmentations)
         self._input_name = input_name
         self._label_name = label_name
         takes_logits = loss is None or loss.get_config().get("from_logits", False)
@@ -82,13 +81,22 @@ class Classification:
             )
 
     def per_example(self, features: dict[str, Any], training: bool) -> PerExample:
-        """See `ddl.Task.per_example`. Metrics: accuracy, and top_<k>_accuracy if asked for."""
+        """Computes the loss and metrics of a batch: see `ddl.Task.per_example`. Replica context.
+
+        Args:
+          features: Inputs [batch, …]; labels, integer [batch] or one-hot [batch, classes].
+          training: Whether to apply the augmentations and run the model in training mode.
+
+        Returns:
+          The loss [batch], and the metrics "accuracy" and, with `top_k`, "top_<k>_accuracy", each
+          float32 [batch].
+        """
         inputs = features[self._input_name]
         if training:
             for augmentation in self._augmentations:
                 inputs = augmentation(inputs, training=True)
         logits = self.model(inputs, training=training)
-        # Sums of exponentials want more than half precision.
+        # The softmax needs more than half precision.
         logits = tf.cast(logits, tf.float64 if logits.dtype == tf.float64 else tf.float32)
         labels = features[self._label_name]
         one_hot = labels.shape.rank == 2
@@ -102,19 +110,18 @@ class Classification:
             loss = tf.nn.softmax_cross_entropy_with_logits(rows, logits)
         else:
             loss = tf.nn.sparse_softmax_cross_entropy_with_logits(classes, logits)
-        values = {"accuracy": metrics.accuracy(classes, logits)}
+        values = {"accuracy": accuracy(classes, logits)}
         if self._top_k is not None:
-            values[f"top_{self._top_k}_accuracy"] = metrics.top_k_accuracy(
-                classes, logits, self._top_k
-            )
+            values[f"top_{self._top_k}_accuracy"] = top_k_accuracy(classes, logits, self._top_k)
         return PerExample(loss, values)
 
     def check(self, source: Any) -> None:
-        """Checks a data source before anything is trained on it.
+        """Checks a data source before training.
 
         Raises:
-          DataError: If a feature is missing, an input does not fit the model, or labels are not
-            integers from 0 to classes - 1 (or one-hot rows of that length).
+          DataError: If a feature is missing, the input shape does not fit the model, or the labels
+            are neither integers from 0 to classes - 1 nor one-hot rows of length `classes`. Label
+            values are checked where the source has them as arrays.
         """
         spec = source.element_spec
         for name in (self._input_name, self._label_name):

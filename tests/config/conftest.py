@@ -2,7 +2,8 @@
 
 import pytest
 
-from ddl import config, registry
+from ddl import config
+from ddl.config import registry
 from tests.config import dummies  # noqa: F401 - registers them
 
 

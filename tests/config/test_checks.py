@@ -66,5 +66,31 @@ def test_a_file_included_twice_gives_nothing_twice(load, write):
     assert config.build("Trial").values["rate"] == 1.0
 
 
+def test_a_value_above_an_include_that_sets_it_again(load, write):
+    write("Trial.rate = 1.0\nRATE = 2.0", "common.gin")
+    write("include 'common.gin'\nTrial.steps = %STEPS\nSTEPS = 3", "other.gin")
+    message = complaint(load, "dummies.Trial.rate = 5.0\ninclude 'common.gin'\nTrial.steps = 1")
+    assert message.startswith("run.gin:1: Trial.rate is set again by common.gin:1, which run.gin ")
+    assert "\n    dummies.Trial.rate = 5.0" in message
+    message = complaint(load, "RATE = 5.0\ninclude 'other.gin'")
+    assert message.startswith("run.gin:1: RATE is set again by common.gin:2")
+    load("Trial.rate = 1.0\ninclude 'common.gin'\nSTEPS = 4\nTrial.steps = %STEPS\nRATE = %STEPS")
+    load("Trial.rate = 5.0\ninclude 'common.gin'", "Trial.rate = 6.0")
+    assert config.build("Trial").values["rate"] == 6.0
+
+
+def test_a_file_read_again_sets_nothing_back(load, write):
+    write("STEPS = None\nRATE = 1.0", "common.gin")
+    base = write("include 'common.gin'\nSTEPS = 3\nTrial.steps = %STEPS", "base.gin")
+    again = write("include 'common.gin'\nRATE = 2.0\nTrial.rate = %RATE", "again.gin")
+    message = complaint(config.load, [base, again])
+    assert message.startswith("base.gin:2: STEPS is set back by common.gin:1, which is read a sec")
+    assert "RATE" not in message
+    assert complaint(load, "include 'base.gin'\ninclude 'again.gin'") == message
+    config.load([base, write("RATE = 2.0\nTrial.rate = %RATE", "again.gin")])
+    config.load([base, base])
+    assert config.build("Trial").values["steps"] == 3
+
+
 def test_a_value_that_cannot_be_written_down(load):
     assert complaint(load, "\nTrial.rate = 1e999").startswith("run.gin:2: inf cannot be written")

@@ -4,7 +4,8 @@ import os
 
 import pytest
 
-from ddl import config, registry
+from ddl import config
+from ddl.config import registry
 from ddl.config.parsing import PACKAGE_FOLDER
 from tests.config.dummies import complaint
 
@@ -30,7 +31,7 @@ def test_include_is_found_beside_the_includer_then_on_the_search_path(write):
 
 
 def test_the_package_folder_is_searched():
-    assert os.path.dirname(registry.__file__) == PACKAGE_FOLDER
+    assert os.path.dirname(os.path.dirname(registry.__file__)) == PACKAGE_FOLDER
 
 
 def test_missing_file(write):
@@ -70,6 +71,8 @@ def test_files_that_include_one_another(write):
         ("A = (1,\n", 1, "never closed"),
         ("Trial . rate = 3", 1, "Malformatted scope or selector"),
         ("from __gin__ import dynamic_registration", 1, "Cannot import __gin__"),
+        ("A = 1\nB = {[]: 1}", 2, "unhashable"),
+        ("A = 1\nB = " + 5000 * "[" + 5000 * "]", 2, "recursion"),
     ],
 )
 def test_what_cannot_be_parsed(load, text, line, words):

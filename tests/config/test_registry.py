@@ -6,7 +6,8 @@ import keras
 import numpy as np
 import pytest
 
-from ddl import config, registry
+from ddl import config
+from ddl.config import registry
 from tests.config.dummies import halving
 
 

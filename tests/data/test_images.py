@@ -31,6 +31,7 @@ def test_one_hot_labels():
         ({"split": "tset"}, ConfigError, "no split 'tset'.*Did you mean test"),
         ({"image_shape": (28, 28, 1)}, DataError, r"\(8, 8, 1\), not \(28, 28, 1\)"),
         ({"num_classes": 9}, DataError, "has 10 classes, not 9"),
+        ({"data_dir": "/data"}, ConfigError, "only imagenet is read from there; digits"),
         ({"num_examples": 0}, ConfigError, "num_examples is 0"),
         ({"num_examples": 361}, DataError, "360 test images; num_examples asks for 361"),
     ],

@@ -37,6 +37,73 @@ def test_every_example_comes_once_an_epoch(num_examples, batch_size, seed):
         assert set(weight) <= {0.0, 1.0}
 
 
+def times_shown(num_examples, seed=0, epoch=0):
+    """How often an epoch in one batch shows each example."""
+    index, _ = batch_indices(
+        tf.constant(epoch, tf.int64),
+        num_examples=num_examples,
+        global_batch_size=num_examples,
+        seed=seed,
+    )
+    return np.bincount(index, minlength=num_examples)
+
+
+def test_every_small_data_set_is_permuted():
+    for num_examples in range(1, 5_001):
+        assert (times_shown(num_examples) == 1).all(), num_examples
+
+
+AROUND_POWERS_OF_TWO = [2**k + more for k in range(13, 25) for more in (-1, 0, 1)]
+
+
+@pytest.mark.parametrize(
+    "num_examples",
+    [
+        # TensorFlow's cipher has a block of one bit too few for 4^k + 1 examples.
+        size if size < 2**22 else pytest.param(size, marks=[pytest.mark.slow])
+        for size in AROUND_POWERS_OF_TWO
+    ],
+)
+def test_data_sets_around_powers_of_two_are_permuted(num_examples):
+    shown = times_shown(num_examples, seed=1, epoch=2)
+    assert len(shown) == num_examples
+    assert (shown == 1).all(), np.flatnonzero(shown != 1)
+
+
+def test_the_extra_index_of_the_cipher_is_never_shown():
+    size = 4**8 + 1
+    for seed in range(20):
+        shown = times_shown(size, seed)
+        assert len(shown) == size
+        assert (shown == 1).all()
+
+
+def test_a_batch_of_a_data_set_of_4_to_the_k_plus_1_is_a_slice_of_its_epoch():
+    size = 4**8 + 1
+    whole, _ = epoch(1, size, size, seed=5)
+    arguments = {"num_examples": size, "global_batch_size": 1000, "seed": 5, "shuffle": True}
+    batches = list(index_batches(66, **arguments).take(66))
+    index = np.concatenate([batch["index"] for batch in batches])
+    np.testing.assert_array_equal(index[:size], whole)
+
+
+@pytest.mark.parametrize("num_examples", [2**47 + 1, 4**23 + 1, 10**15, 4**24, 2**62, 2**63 - 1])
+def test_huge_data_sets_are_shuffled(num_examples):
+    index, _ = batch_indices(
+        tf.constant(0, tf.int64), num_examples=num_examples, global_batch_size=1000
+    )
+    assert len(set(index.numpy())) == 1000
+    assert index.numpy().min() >= 0
+    assert index.numpy().max() < num_examples
+    assert 0.3 < index.numpy().mean() / num_examples < 0.7
+
+
+def test_sizes_that_the_cipher_cannot_permute_are_refused():
+    # log2 of 4^26 + 2, a double, is 52: the block would have 52 bits.
+    with pytest.raises(DataError, match="cannot be shuffled.*shuffle=False"):
+        batch_indices(tf.constant(0, tf.int64), num_examples=4**26 + 3, global_batch_size=8)
+
+
 # Beyond SORTED_UP_TO, 8 batches of 1,000 are made at once: 10 an epoch, the last of 97.
 @pytest.mark.parametrize("first_batch", [0, 1, 5, 13])
 @pytest.mark.parametrize(("num_examples", "batch_size"), [(10, 4), (9_097, 1_000), (9_097, 10_000)])
@@ -96,6 +163,11 @@ def test_the_order_never_changes():
     )
     assert small.numpy().tolist() == SMALL
     assert large.numpy().tolist() == LARGE
+    for size, expected in BY_SIZE.items():
+        index, _ = batch_indices(
+            tf.constant(7, tf.int64), num_examples=size, global_batch_size=8, seed=3
+        )
+        assert index.numpy().tolist() == expected
 
 
 def test_impossible_sizes_are_refused():
@@ -105,5 +177,13 @@ def test_impossible_sizes_are_refused():
         steps_per_epoch(4, 0)
 
 
+# Rows 0 to 7 of batch 7 with seed 3.
+BY_SIZE = {
+    4097: [82, 1714, 1038, 1758, 3170, 2668, 3598, 2418],
+    65_536: [52617, 1714, 58017, 26826, 57456, 26036, 36852, 26418],
+    65_538: [45133, 2988, 1062, 39336, 7205, 56436, 46685, 21513],
+    262_144: [134099, 98850, 72471, 188930, 221261, 130981, 46685, 198623],
+    1_000_000: [837492, 935007, 416778, 949858, 155473, 757653, 18869, 278622],
+}
 SMALL = [415, 698, 245, 616, 511, 71, 587, 552]
 LARGE = [4849, 41319, 34885, 35851, 3448, 9518, 21602, 26245]

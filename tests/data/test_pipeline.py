@@ -3,6 +3,7 @@ import pytest
 import tensorflow as tf
 
 from ddl.data import ArraySource, BatchPipeline, RandomAccessSource, StreamSource
+from ddl.data import resident as resident_data
 from ddl.errors import ConfigError
 from tests.conftest import make_strategy
 
@@ -17,6 +18,7 @@ def source_of_all_dtypes(num_examples=50):
     return ArraySource(
         image=array([3, 3, 1], np.uint8),
         label=np.arange(num_examples),
+        label_32=np.arange(num_examples, dtype=np.int32) - 25,
         byte=array([], np.uint8),
         signed=array([5], np.int8),
         short=array([3], np.int16),
@@ -96,22 +98,15 @@ def test_resident_arrays_lie_on_the_replicas_own_devices():
     assert pipeline.resident_arrays(strategy)["image"] is image
 
 
-def test_resident_bytes_travel_as_words():
-    # There is no GatherV2 for bytes on GPUs: the array would be copied to the host every step.
-    pipeline = BatchPipeline(source_of_all_dtypes(), 8, resident=True)
-    arrays = pipeline.resident_arrays(tf.distribute.get_strategy())
-    assert {name: array.dtype.name for name, array in arrays.items()} == {
-        "image": "int32",
-        "label": "int64",
-        "byte": "int32",
-        "signed": "int32",
-        "short": "int32",
-        "unsigned": "int64",
-        "word": "int32",
-        "truth": "bool",
-        "half": "float16",
-        "double": "float64",
-    }
+@pytest.mark.parametrize("packing", [resident_data.HOST, resident_data.GPU], ids=["host", "gpu"])
+def test_every_packing_gives_the_same_batches(packing, monkeypatch):
+    monkeypatch.setattr(resident_data, "packing_for", lambda strategy: packing)
+    strategy = make_strategy("mirrored", 2)
+    pipeline = BatchPipeline(source_of_all_dtypes(), 12, seed=3, resident=True)
+    placed = pipeline.resident_arrays(strategy)["label_32"]
+    expected = tf.int32 if packing is resident_data.HOST else tf.int64
+    assert {part.dtype for part in strategy.experimental_local_results(placed)} == {expected}
+    assert_same(run_steps(pipeline, strategy, 6, 2), host_batches(pipeline, 6, 2))
 
 
 @pytest.mark.parametrize("resident", [True, False])
@@ -144,11 +139,14 @@ def test_a_batch_larger_than_the_data_set():
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 4])
-def test_streams_are_split_in_the_same_way(replicas):
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_streams_are_split_in_the_same_way(replicas, shuffle):
     data = tf.data.Dataset.range(10).map(lambda x: {"x": x})
-    pipeline = BatchPipeline(StreamSource(data), 4)
+    pipeline = BatchPipeline(StreamSource(data), 4, shuffle=shuffle)
     batches = run_steps(pipeline, make_strategy("mirrored", replicas), 4, 1)
     assert_same(batches, host_batches(pipeline, 4, 1))
+    if shuffle:
+        return
     assert batches["x"].tolist() == [[4, 5, 6, 7], [8, 9, 8, 9], [0, 1, 2, 3], [4, 5, 6, 7]]
 
 

@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from absl import logging
 
-from ddl.data import ArraySource, BatchPipeline, StreamSource, as_source
+from ddl.data import ArraySource, BatchPipeline, StreamSource, as_source, stream
 from ddl.errors import ConfigError, DataError
 from ddl.precision import set_numerics
 
@@ -16,7 +17,7 @@ def taken(batches, count):
 
 
 def test_each_epoch_is_padded_with_its_own_examples_at_weight_0():
-    batches = BatchPipeline(StreamSource(numbers(5)), 3).dataset()
+    batches = BatchPipeline(StreamSource(numbers(5)), 3, shuffle=False).dataset()
     assert batches.element_spec["x"].shape == [3]
     assert taken(batches, 3) == [
         ([0, 1, 2], [1, 1, 1]),
@@ -26,7 +27,7 @@ def test_each_epoch_is_padded_with_its_own_examples_at_weight_0():
 
 
 def test_more_rows_than_examples():
-    assert taken(BatchPipeline(StreamSource(numbers(2)), 5).dataset(), 1) == [
+    assert taken(BatchPipeline(StreamSource(numbers(2)), 5, shuffle=False).dataset(), 1) == [
         ([0, 1, 0, 1, 0], [1, 1, 0, 0, 0])
     ]
 
@@ -38,7 +39,7 @@ def test_going_on_skips_into_the_epoch(of_epoch):
 
     set_numerics("float32", seed=0)  # TensorFlow's own global seed must not become 0 by it
     source = StreamSource(shuffled if of_epoch else numbers(10))
-    pipeline = BatchPipeline(source, 4)
+    pipeline = BatchPipeline(source, 4, shuffle=False)
     whole = taken(pipeline.dataset(), 9)
     for start in (1, 3, 5):
         assert taken(pipeline.dataset(start), 9 - start) == whole[start:]
@@ -51,22 +52,158 @@ def test_weights_of_examples_count():
     data = tf.data.Dataset.from_tensor_slices(
         {"x": np.arange(3), "weight": np.array([0.5, 2.0, 3.0])}
     )
-    pipeline = BatchPipeline(StreamSource(data), 2)
+    pipeline = BatchPipeline(StreamSource(data), 2, shuffle=False)
     assert not pipeline.always_full
     assert taken(pipeline.dataset(), 2) == [([0, 1], [0.5, 2]), ([2, 2], [3, 0])]
 
 
 def test_a_stream_that_ends_early_is_an_error_and_not_a_short_epoch():
     source = StreamSource(numbers(10).filter(lambda e: e["x"] < 5), num_examples=8)
-    with pytest.raises(tf.errors.OpError, match="expected to contain 8 elements"):
-        taken(BatchPipeline(source, 4).dataset(), 3)
+    for shuffle in (False, True):
+        with pytest.raises(tf.errors.OpError, match="expected to contain 8 elements"):
+            taken(BatchPipeline(source, 4, shuffle=shuffle).dataset(), 3)
 
 
 def test_endless_streams_have_epochs_of_the_given_length():
     assert (
-        taken(BatchPipeline(StreamSource(numbers(4).repeat(), 3), 3).dataset(), 2)
+        taken(BatchPipeline(StreamSource(numbers(4).repeat(), 3), 3, shuffle=False).dataset(), 2)
         == [([0, 1, 2], [1, 1, 1])] * 2
     )
+
+
+def epochs(source, count=1, batch=10, **arguments):
+    """The examples of some epochs in the order in which training sees them."""
+    pipeline = BatchPipeline(source, batch, **arguments)
+    batches = taken(pipeline.dataset(), count * pipeline.steps_per_epoch)
+    seen = [x for rows, weights in batches for x, w in zip(rows, weights, strict=True) if w]
+    return np.array(seen).reshape(count, -1)
+
+
+def test_each_epoch_is_shuffled_whole_by_seed_and_epoch():
+    orders = [*epochs(StreamSource(numbers(1000)), 3), *epochs(StreamSource(numbers(1000)), seed=1)]
+    orders.append(np.arange(1000))
+    for i, first in enumerate(orders):
+        assert sorted(first) == list(range(1000))
+        for second in orders[i + 1 :]:
+            assert abs(np.corrcoef(first, second)[0, 1]) < 0.15
+            assert np.count_nonzero(first == second) < 12
+
+
+def test_data_sorted_by_class_come_mixed():
+    labels = np.repeat(np.arange(10), 50)
+    source = StreamSource(tf.data.Dataset.from_tensor_slices({"x": labels}))
+    first = epochs(source)[0][:100]
+    assert (np.bincount(first, minlength=10) > 2).all()
+
+
+def test_the_order_depends_on_no_seed_of_tensorflow():
+    def of_epoch(epoch):
+        return numbers(50)
+
+    expected = epochs(StreamSource(numbers(50)), 2)
+    try:
+        for seed in (0, 1, 77):
+            tf.random.set_seed(seed)
+            for dataset in (numbers(50), of_epoch):
+                np.testing.assert_array_equal(epochs(StreamSource(dataset, 50), 2), expected)
+    finally:
+        set_numerics("float32", seed=0)
+
+
+def test_the_shuffled_order_never_changes():
+    # Checkpoints of earlier versions count on these very numbers.
+    assert epochs(StreamSource(numbers(10)), 2, seed=3).tolist() == IN_ONE
+    in_shards = taken(StreamSource(shard, SHARDS).batches(8, 0, seed=3, shuffle=True), 2)
+    assert [rows for rows, _ in in_shards] == IN_SHARDS
+
+
+@pytest.mark.parametrize("buffer", [None, 3, 1])
+@pytest.mark.parametrize("shards", [False, True])
+def test_resuming_a_shuffled_epoch_gives_the_same_batches(buffer, shards):
+    given = (shard, SHARDS) if shards else (numbers(14),)
+    pipeline = BatchPipeline(StreamSource(*given, shuffle_buffer=buffer), 8, seed=5)
+    whole = taken(pipeline.dataset(), 6)
+    for start in (1, 3):
+        assert taken(pipeline.dataset(start), 6 - start) == whole[start:]
+    steps = pipeline.steps_per_epoch
+    for first in range(0, 6, steps):
+        epoch = whole[first : first + steps]
+        seen = [x % 1000 for batch in epoch for x, w in zip(*batch, strict=True) if w]
+        all_of_them = [100 * s + i for s, n in enumerate(SHARDS) for i in range(n)]
+        assert sorted(seen) == (all_of_them if shards else list(range(14)))
+
+
+def test_the_last_batch_of_a_shuffled_epoch_is_padded_with_its_own_examples():
+    for rows, weights in taken(BatchPipeline(StreamSource(numbers(5)), 3).dataset(), 6)[1::2]:
+        assert weights == [1, 1, 0]
+        assert rows[2] == rows[0]
+
+
+def test_shards_are_shuffled_each_in_its_own_order():
+    def shard(epoch, number):
+        return numbers(100)
+
+    both = BatchPipeline(StreamSource(shard, [100, 100]), 200, seed=2)
+    ((rows, _),) = taken(both.dataset(), 1)
+    assert sorted(rows[:100]) == sorted(rows[100:]) == list(range(100))
+    assert np.count_nonzero(np.array(rows[:100]) == rows[100:]) < 8
+
+
+@pytest.fixture
+def warnings(monkeypatch):
+    found = []
+    monkeypatch.setattr(logging, "warning", lambda text, *args: found.append(text % args))
+    return found
+
+
+def test_a_small_buffer_shuffles_within_its_size_and_says_so(warnings):
+    source = StreamSource(numbers(100), shuffle_buffer=20)
+    assert not warnings
+    (order,) = epochs(source)
+    assert sorted(order) == list(range(100))
+    assert (order <= np.arange(100) + 19).all()
+    assert (order != np.arange(100)).any()
+    (warning,) = warnings
+    assert "shuffles within 20 of 100 examples:" in warning
+    epochs(source)
+    assert len(warnings) == 1
+    epochs(StreamSource(shard, SHARDS, shuffle_buffer=4), batch=8)
+    assert "within 4 of 5 examples, in each of 4 shards" in warnings[1]
+
+
+def test_no_warning_where_an_epoch_is_shuffled_whole_or_not_at_all(warnings):
+    for buffer in (None, 100, 1000, 1):
+        epochs(StreamSource(numbers(100), shuffle_buffer=buffer))
+    epochs(StreamSource(numbers(100), shuffle_buffer=20), shuffle=False)
+    assert not warnings
+
+
+def test_the_buffer_is_as_large_as_memory_allows(monkeypatch, warnings):
+    # 10 shards of examples of 1,000 + 8 bytes in two tensors.
+    monkeypatch.setattr(stream, "_SHUFFLED_BYTES", 10 * 20 * (1008 + 2 * 128))
+
+    def shard(epoch, number):
+        return numbers(30).map(lambda e: {**e, "image": tf.zeros([10, 100], tf.uint8)})
+
+    source = StreamSource(shard, [30] * 10)
+    taken(source.batches(10, 0, seed=0, shuffle=True), 1)
+    assert "within 20 of 30 examples, in each of 10 shards" in warnings[0]
+    huge = StreamSource(numbers(3).map(lambda e: {"x": tf.zeros([10**6])}))
+    assert len(taken(BatchPipeline(huge, 1).dataset(), 3)) == 3
+
+
+def test_what_shuffles_itself_may_be_shuffled_again():
+    def shuffled(epoch):
+        return numbers(50).shuffle(50, seed=epoch)
+
+    set_numerics("float32", seed=0)
+    (order,) = epochs(StreamSource(shuffled))
+    assert sorted(order) == list(range(50))
+
+
+def test_a_buffer_of_nothing_is_refused():
+    with pytest.raises(ConfigError, match="shuffle_buffer must be at least 1, got 0"):
+        StreamSource(numbers(4), shuffle_buffer=0)
 
 
 SHARDS = [5, 3, 4, 2]
@@ -79,7 +216,7 @@ def shard(epoch, number):
 
 
 def test_shards_give_equal_parts_of_each_batch():
-    pipeline = BatchPipeline(StreamSource(shard, SHARDS), 8)
+    pipeline = BatchPipeline(StreamSource(shard, SHARDS), 8, shuffle=False)
     assert (pipeline.num_examples, pipeline.steps_per_epoch) == (14, 3)
     assert not pipeline.always_full
     assert taken(pipeline.dataset(), 4) == [
@@ -102,7 +239,8 @@ def test_shards_give_equal_parts_of_each_batch():
         ([1, 6, 5, 0], {0, 2, 3}),
     ],
 )
-def test_only_shards_whose_rows_are_asked_for_are_read(rows, opened):
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_only_shards_whose_rows_are_asked_for_are_read(rows, opened, shuffle):
     asked = set()
 
     def noting(epoch, number):
@@ -115,8 +253,8 @@ def test_only_shards_whose_rows_are_asked_for_are_read(rows, opened):
         )
 
     source = StreamSource(noting, SHARDS)
-    whole = taken(StreamSource(shard, SHARDS).batches(8, 0), 4)
-    part = taken(source.batches(8, 0, rows=np.array(rows)), 4)
+    whole = taken(StreamSource(shard, SHARDS).batches(8, 0, seed=1, shuffle=shuffle), 4)
+    part = taken(source.batches(8, 0, seed=1, shuffle=shuffle, rows=np.array(rows)), 4)
     assert part == [tuple([column[row] for row in rows] for column in batch) for batch in whole]
     assert asked == opened
 
@@ -185,3 +323,7 @@ def test_what_as_source_takes():
     for wrong in (x, "digits", (x, y, y), None):
         with pytest.raises(DataError, match="a mapping of arrays"):
             as_source(wrong)
+
+
+IN_ONE = [[8, 5, 3, 7, 4, 2, 9, 1, 6, 0], [9, 7, 5, 2, 6, 8, 4, 3, 1, 0]]
+IN_SHARDS = [[3, 1, 101, 102, 200, 202, 301, 300], [0, 4, 100, 100, 203, 201, 300, 301]]

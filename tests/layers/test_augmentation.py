@@ -105,6 +105,37 @@ def test_values_stay_in_their_range(dtype):
         assert 0 <= changed.min() < changed.max() <= 255
 
 
+@every_layer
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_large_images_in_half_precision(layer_class, arguments, dtype):
+    # A sum over such an image is beyond the largest float16.
+    images = tf.cast(np.random.default_rng(0).integers(0, 256, (4, 224, 224, 1)), dtype)
+    half = augmented(layer_class(**arguments), images)
+    single = augmented(layer_class(**arguments), tf.cast(images, tf.float32))
+    assert half.dtype == images.dtype.as_numpy_dtype
+    np.testing.assert_array_equal(half, tf.cast(single, dtype))
+
+
+def test_integers_end_at_the_limits_of_their_dtype():
+    # tf.cast wraps around in some places of a tensor and not in others.
+    images = np.full([7, 3, 3, 1], 100, np.int8)
+    changed = augmented(ddl.layers.RandomBrightness(1.0, value_range=(0, 255)), images)
+    assert changed.max() == 127
+    assert changed.min() == 0
+
+
+@pytest.mark.parametrize("dtype", ["uint32", "uint64"])
+def test_large_unsigned_values_are_shifted_exactly(dtype):
+    limits = np.iinfo(dtype)
+    images = np.random.default_rng(0).integers(
+        limits.max // 2, limits.max, (64, 6, 5, 1), dtype, endpoint=True
+    )
+    moved = augmented(ddl.layers.RandomShift(2, 1), images)
+    assert moved.dtype == dtype
+    assert set(moved.ravel()) <= {*images.ravel(), 0}
+    assert (moved != images).any()
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

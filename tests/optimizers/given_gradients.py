@@ -4,8 +4,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ddl import gradients as gradient_path
 from ddl.precision import set_precision
+from ddl.step import gradients as gradient_path
 
 SHAPES = [(3, 2), (2,), (2, 4), (4,)]  # kernel, bias, kernel, bias
 

@@ -2,9 +2,9 @@ import keras
 import numpy as np
 import pytest
 
-from ddl import gradients as gradient_path
 from ddl.errors import ConfigError
 from ddl.optimizers import LARS, exclude_from_weight_decay
+from ddl.step import gradients as gradient_path
 
 
 def small_model():

@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 from ddl import optimizers
-from ddl.gradients import prepare_optimizer
 from ddl.optimizers import fused, fused_rmsprop
+from ddl.step.gradients import prepare_optimizer
 from tests.conftest import make_strategy
 
 SHAPES = ((40, 3), (5,), ())

@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 import ddl
-from ddl.checkpoints import Checkpoints
+from ddl.checkpoints.checkpoints import Checkpoints
 from ddl.optimizers import LARS, MomentumSGD
 from ddl.precision import set_precision
 from tests.conftest import make_strategy, save

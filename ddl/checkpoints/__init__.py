@@ -1,0 +1,1 @@
+"""Checkpoints: contents, writing, retention, restoring, warm start and export."""

@@ -1,0 +1,411 @@
+"""Saving a Trainer to checkpoints, and restoring it from them."""
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import keras
+import tensorflow as tf
+from absl import logging
+
+from ddl.checkpoints.comparison import compare
+from ddl.checkpoints.contents import BESIDE_ATTRIBUTES, check_covers, model_parts
+from ddl.checkpoints.directory import (
+    CheckpointDamagedError,
+    CheckpointDirectory,
+    Metadata,
+    SavedCheckpoint,
+    first_line,
+    readable,
+)
+from ddl.checkpoints.replica_statistics import ReplicaStatistics
+from ddl.checkpoints.retention import Retention
+from ddl.checkpoints.snapshot import Snapshots
+from ddl.distribution.workers import Workers
+from ddl.errors import ModelDirectoryError
+from ddl.optimizers.plateau import plateau_of
+from ddl.step.state import TrainingState
+from ddl.tasks.parts import layers_of
+from ddl.training.trainer import Trainer
+
+_TRAINING_ALONE = ("optimizer", "state", "random_generators", "plateau", "averages")
+"""Parts of a checkpoint that `restore_model` may leave unread."""
+
+
+class Checkpoints:
+    """The checkpoints of one run: model, optimizer and training state, numbered by step.
+
+    The variables in a checkpoint do not depend on the strategy, so a run can resume under another
+    one. A thread writes the files while training continues, one checkpoint at a time.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        trainer: Trainer,
+        retention: Retention | None = None,
+        report: Callable[[str], None] = logging.warning,
+        before_write: Callable[[], None] = lambda: None,
+    ):
+        """Sets up saving and restoring. Creates no file or folder.
+
+        Args:
+          directory: Folder of the checkpoints.
+          trainer: The Trainer to save and restore.
+          retention: Which checkpoints to keep; None keeps the last three.
+          report: Called with a message, from any thread, when a checkpoint could not be written
+            or a damaged one was skipped or set aside.
+          before_write: Called by the writer thread before it writes. If it raises a
+            ModelDirectoryError, the checkpoint counts as not written.
+
+        Raises:
+          ConfigError: If a variable of the task has no name that is the same in every process.
+        """
+        self._directory = CheckpointDirectory(directory)
+        self._trainer = trainer
+        self._retention = retention or Retention()
+        self._report = report
+        self._before_write = before_write
+        # The loop keeps the state in tensors; a checkpoint can only save variables.
+        self._state = TrainingState(*(tf.Variable(v, trainable=False) for v in trainer.state))
+        # The model parts are enough for evaluation and export; training needs the rest too.
+        self._model = model_parts(trainer.task, trainer.generator_states)
+        if trainer.averages is not None:
+            self._model["averages"] = trainer.averages.variables
+        self._checkpoint = tf.train.Checkpoint(
+            **self._model,
+            optimizer=trainer.optimizer,
+            state=self._state._asdict(),
+            random_generators=trainer.generator_states,
+            **({"plateau": own.state} if (own := plateau_of(trainer.optimizer)) else {}),
+        )
+        self._snapshots: Snapshots | None = None
+        self._writer = ThreadPoolExecutor(1, "checkpoint", _be_polite)
+        # The result is the error message, if any. An exception would keep the tensors alive.
+        self._writing: Future[str | None] | None = None
+        self._held_step: int | None = None  # step of the last save or restore
+        self._workers = Workers(trainer.strategy)
+        self._of_replicas = ReplicaStatistics(trainer.replica_statistics, self._workers)
+
+    # ------------------------------------------------------------ listing
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the checkpoints."""
+        return self._directory.path
+
+    def saved(self) -> list[SavedCheckpoint]:
+        """Waits for a write in progress, then returns the checkpoints on disk, sorted by step."""
+        self.wait()
+        return self._directory.saved()
+
+    def best(self) -> SavedCheckpoint | None:
+        """Returns the best checkpoint by the retention's metric; None if none was evaluated."""
+        return self._retention.best(self.saved())
+
+    @property
+    def keeps_best(self) -> bool:
+        """Whether the retention has a `best_metric`."""
+        return self._retention.best_metric is not None
+
+    def would_be_best(self, metrics: Mapping[str, float]) -> bool:
+        """Returns whether a checkpoint with these metrics would be the best so far.
+
+        The chief decides for all workers. Eager, cross-replica context, on all workers.
+        """
+        if not self.keeps_best:
+            return False
+        # Only the chief can wait for its write; another worker might list the folder too early.
+        improves = self._workers.is_chief and self._retention.improves(metrics, self.saved())
+        return bool(self._workers.of_chief(improves))
+
+    def has_any(self) -> bool:
+        """Returns whether the chief finds a checkpoint. Eager, cross-replica, on all workers."""
+        return bool(self._workers.of_chief(self._workers.is_chief and bool(self.saved())))
+
+    # ------------------------------------------------------------ saving
+
+    def check(self) -> None:
+        """Checks that a checkpoint holds every variable that training uses.
+
+        Call this after the trainer has traced its loop (`Trainer.trace`); before that, no variable
+        is known to be in use.
+
+        Raises:
+          ConfigError: If a variable in use is in no checkpoint.
+        """
+        check_covers(self._checkpoint, self._trainer.variables_in_use)
+
+    def save(self, metrics: Mapping[str, float] | None = None, scheduled: bool = True) -> None:
+        """Takes a snapshot of the trainer, which a thread writes while training continues.
+
+        Waits for the previous write. Does nothing if this step was the last one saved or restored,
+        unless its write failed. A failed write is reported when it happens; `finish` raises it if
+        it was the last one. Eager, cross-replica context, on all workers.
+
+        Args:
+          metrics: Metrics of an evaluation at this step.
+          scheduled: Whether the run plan saves at this step. A rewind skips the other checkpoints,
+            so a signal does not change the step that a diverged run rewinds to.
+
+        Raises:
+          ConfigError: Within the trainer's `evaluation_weights`; if model, optimizer and state are
+            not at the same step; or as `check` does.
+        """
+        trainer = self._trainer
+        trainer.check_consistent()
+        self.wait()
+        failed = self._writing is not None and self._writing.result() is not None
+        if self._held_step == trainer.step and not self._workers.any(failed):
+            return
+        metadata = Metadata(
+            metrics=dict(metrics or {}),
+            global_batch_size=trainer.global_batch_size,
+            num_examples=trainer.num_examples,
+            replicas=trainer.strategy.num_replicas_in_sync,
+            seconds=trainer.pace.total_seconds,
+            scheduled=scheduled,
+        )
+        tensors = self._take()
+        if self._workers.is_chief:
+            self._writing = self._writer.submit(self._write, trainer.step, tensors, metadata)
+        self._held_step = trainer.step
+
+    def wait(self) -> None:
+        """Waits until no write is in progress."""
+        if self._writing is not None:
+            self._writing.result()
+
+    def finish(self) -> None:
+        """Waits for the last write, then removes the checkpoints that need not be kept.
+
+        Raises:
+          ModelDirectoryError: On the chief, if the last checkpoint could not be written.
+        """
+        self.wait()
+        if self._workers.is_chief:
+            self._tidy()
+        if self._writing is not None and (failure := self._writing.result()):
+            raise ModelDirectoryError(failure)
+
+    def _take(self) -> dict[str, tf.Tensor]:
+        """Returns all tensors by name; empty except on the chief. Call this on all workers."""
+        trainer = self._trainer
+        for variable, value in zip(self._state, trainer.state, strict=True):
+            variable.assign(value)
+        # TensorFlow also saves how often it has saved. Set to the step, the counter does not
+        # depend on whether the run was interrupted.
+        self._checkpoint.save_counter.assign(trainer.step)
+        if self._snapshots is None:
+            self.check()
+            self._snapshots = Snapshots(self._checkpoint)
+        of_replicas = self._of_replicas.tensors()
+        with trainer.evaluation_weights(averaged=False):
+            return self._snapshots.take() | of_replicas if self._workers.is_chief else {}
+
+    def _write(self, step: int, tensors: dict[str, tf.Tensor], metadata: Metadata) -> str | None:
+        # Old checkpoints could have been removed after the last write. Removing them now frees
+        # memory pages that the new file reuses (benchmarks/checkpoint_cost.py).
+        self._tidy()
+        try:
+            self._before_write()
+            self._directory.write(step, tensors, metadata)
+        except ModelDirectoryError as error:
+            self._report(str(error))
+            return str(error)
+        return None
+
+    def _tidy(self) -> None:
+        """Removes the checkpoints that need not be kept; reports a failure."""
+        try:
+            self._directory.remove(self._retention.superfluous(self._directory.saved()))
+        except OSError as error:
+            self._report(f"an old checkpoint could not be removed: {error}")
+
+    # ------------------------------------------------------------ restoring
+
+    def restore_latest(self, scheduled: bool = False) -> SavedCheckpoint | None:
+        """Restores the trainer from the newest readable checkpoint, to resume training.
+
+        Moves newer, damaged checkpoints to `damaged/` and reports them. Eager, cross-replica
+        context, on all workers.
+
+        Args:
+          scheduled: For a rewind: skip checkpoints saved on a signal, and remove all checkpoints
+            newer than the restored one, since training continues differently from there.
+
+        Returns:
+          The restored checkpoint; None if there is none.
+
+        Raises:
+          ModelDirectoryError: If all checkpoints are damaged, a damaged one cannot be moved, or
+            the checkpoint does not fit the trainer.
+          ConfigError: Within the trainer's `evaluation_weights`.
+        """
+        self._trainer.check_has_own_weights()
+        self.wait()
+        with self._workers.failing_together():
+            saved = self._find_latest(scheduled) if self._workers.is_chief else None
+        step = self._workers.of_chief(-1 if saved is None else saved.step)
+        if step < 0:
+            return None
+        saved = saved or self._directory.at(step)
+        self._check_fits(saved)
+        self._restore(self._checkpoint, saved, of_replicas=True)
+        if scheduled and self._workers.is_chief:
+            self._directory.remove(s for s in self._directory.saved() if s.step > saved.step)
+        pace = self._trainer.pace
+        pace.total_seconds = max(pace.total_seconds, saved.metadata.seconds)
+        self._held_step, self._writing = saved.step, None
+        return saved
+
+    def _find_latest(self, scheduled: bool) -> SavedCheckpoint | None:
+        """Finds the newest readable checkpoint, moves damaged ones, and cleans up after a kill."""
+        saved, damaged = self._newest_readable(scheduled)
+        for each, error in damaged:
+            where = self._directory.set_aside(each)
+            self._report(f"{each} is damaged ({error}); it was set aside in {where}")
+        if self._directory.path.exists():
+            self._directory.clear_partial()
+            self._tidy()
+            self._directory.write_list()
+        return saved
+
+    def restore_model(self, saved: SavedCheckpoint | None = None) -> SavedCheckpoint:
+        """Restores weights, averages, step and data position, for evaluation or export.
+
+        Metrics and optimizer may differ from those of the run. Changes nothing in the folder.
+        Eager, cross-replica context, on all workers.
+
+        Args:
+          saved: The checkpoint; None takes the newest readable one. All workers use the chief's.
+
+        Returns:
+          The restored checkpoint.
+
+        Raises:
+          ModelDirectoryError: If there is no checkpoint, or if on any worker it is damaged,
+            removed, or does not fit the trainer.
+          ConfigError: Within the trainer's `evaluation_weights`.
+        """
+        self._trainer.check_has_own_weights()
+        with self._workers.failing_together():
+            saved = self._readable(saved) if self._workers.is_chief else None
+        step = self._workers.of_chief(-1 if saved is None else saved.step)
+        if step < 0:
+            raise ModelDirectoryError(f"there is no checkpoint in {self.folder}")
+        with self._workers.failing_together():
+            saved = saved or self._directory.at(step)
+            position = {"step": self._state.step, "batches": self._state.batches}
+            parts = {**self._model, "state": position}
+            self._restore(tf.train.Checkpoint(**parts), saved, partial=_TRAINING_ALONE)
+        return saved
+
+    def _readable(self, saved: SavedCheckpoint | None) -> SavedCheckpoint | None:
+        """Checks and returns the given checkpoint; for None, finds the newest readable one."""
+        if saved is None:
+            saved, damaged = self._newest_readable()
+            for each, error in damaged:
+                self._report(f"{each} is damaged ({error}); taking the one before")
+            return saved
+        try:
+            self._directory.check(saved)
+        except CheckpointDamagedError as error:
+            raise ModelDirectoryError(f"{saved} cannot be read: {error}") from error
+        return saved
+
+    def _newest_readable(
+        self, scheduled: bool = False
+    ) -> tuple[SavedCheckpoint | None, list[tuple[SavedCheckpoint, CheckpointDamagedError]]]:
+        """Returns the newest readable checkpoint, if any, and the newer, damaged ones.
+
+        Raises:
+          ModelDirectoryError: If there are checkpoints and all are damaged.
+        """
+        damaged = []
+        for saved in reversed(self._directory.saved()):
+            if scheduled and not saved.metadata.scheduled:
+                continue
+            try:
+                self._directory.check(saved)
+            except CheckpointDamagedError as error:
+                if saved.step not in [each.step for each in self._directory.saved()]:
+                    # The run has just removed this checkpoint, and has written newer ones.
+                    return self._newest_readable(scheduled)
+                damaged.append((saved, error))
+            else:
+                return saved, damaged
+        if damaged:
+            listing = "\n".join(f"  {saved}: {error}" for saved, error in damaged)
+            raise ModelDirectoryError(
+                f"no checkpoint in {self._directory.path} can be read:\n{listing}\n"
+                "Bring one back from a copy, or begin again in another --model_dir."
+            )
+        return None, []
+
+    def _check_fits(self, saved: SavedCheckpoint) -> None:
+        """Raises ModelDirectoryError if steps or data positions mean something else here."""
+        trainer, metadata = self._trainer, saved.metadata
+        for name, was, now in (
+            ("global batch size", metadata.global_batch_size, trainer.global_batch_size),
+            ("number of training examples", metadata.num_examples, trainer.num_examples),
+        ):
+            if was is not None and was != now:
+                raise ModelDirectoryError(
+                    f"{saved} is of a run whose {name} is {was:,}; here it is {now:,}. Its step "
+                    "and its place in the data mean something else then. Keep the number, or "
+                    "begin a run in another --model_dir from its weights (WarmStart)."
+                )
+
+    def _restore(
+        self,
+        checkpoint: tf.train.Checkpoint,
+        saved: SavedCheckpoint,
+        partial: Collection[str] = (),
+        of_replicas: bool = False,
+    ) -> None:
+        """Assigns all variables, or none if the checkpoint does not match.
+
+        Args:
+          checkpoint: The objects to restore.
+          saved: The checkpoint on disk.
+          partial: Names of parts that may hold variables that are not restored.
+          of_replicas: Whether to restore each replica's own statistics too.
+
+        Raises:
+          ModelDirectoryError: If the checkpoint does not match or cannot be read.
+        """
+        remedy = "Give another --model_dir, or the config that the checkpoint was made with."
+        try:
+            with readable(saved.prefix) as prefix:
+                if differences := compare(checkpoint, prefix, (*partial, "save_counter")):
+                    if any(path.startswith(BESIDE_ATTRIBUTES) for path in differences.missing):
+                        remedy += (
+                            " If this was the one: ddl once left out of checkpoints what a model "
+                            "keeps in lists and dicts. Train again in another --model_dir."
+                        )
+                    raise ValueError(str(differences))
+                status = checkpoint.restore(prefix).expect_partial()
+                status.assert_existing_objects_matched()
+                if of_replicas:
+                    self._of_replicas.restore(prefix)
+        except (tf.errors.OpError, AssertionError, ValueError) as error:
+            raise ModelDirectoryError(
+                f"{saved} cannot be restored into this model and optimizer: {first_line(error)}. "
+                + remedy
+            ) from error
+        for layer in layers_of(self._trainer.task):
+            if isinstance(layer, keras.layers.Normalization) and layer.built:
+                layer.finalize_state()  # this layer computes with constants made from its variables
+        self._trainer.restore(TrainingState(*(tf.identity(value) for value in self._state)))
+
+
+def _be_polite() -> None:
+    """Lowers this thread's priority: an update uses all cores and waits for the slowest."""
+    if sys.platform == "linux":  # Linux has a priority for each thread
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)

@@ -1,0 +1,121 @@
+"""Export of a trained model."""
+
+import fcntl
+import json
+import os
+import shutil
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ddl import layers, optimizers
+from ddl.checkpoints.durable_files import recover_folder, replace_folder
+from ddl.errors import ModelDirectoryError
+from ddl.layers.by_position import ByPosition
+from ddl.optimizers.fused import Fused
+
+
+def export_model(model: keras.Model, directory: Path) -> list[Path]:
+    """Writes `model` as a .keras file and as a SavedModel with a serving signature.
+
+    Args:
+      model: A built model. ddl's dropout and noise layers, which do nothing at inference, and a
+        compiled-in fused optimizer are written as their Keras classes, so that loading the model
+        does not need ddl.
+      directory: Folder for `model.keras` and `saved_model/`. An earlier export stays until the new
+        one is complete and on disk. If the process is killed, one of the two remains whole. If
+        the file system cannot exchange two names, a kill between two renames leaves the earlier
+        export in `<directory>.replaced`; the next export moves it back first.
+
+    Returns:
+      The paths of `model.keras` and `saved_model`.
+
+    Raises:
+      ModelDirectoryError: If the export cannot be written, `directory` is a file, or another
+        process is exporting there.
+    """
+    place = Path(os.path.realpath(directory))  # keep a link, and replace its target
+    partial = place.with_name(place.name + ".partial")
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if place.exists() and not place.is_dir():
+            raise ModelDirectoryError(
+                f"the export to {directory} failed: {place} is a file, not a directory. Move it."
+            )
+        with _alone(place.with_name(place.name + ".lock")):
+            recover_folder(partial, place)
+            try:
+                partial.mkdir()
+                model.save(partial / "model.keras")
+                _name_classes_of_keras(partial / "model.keras")
+                model.export(str(partial / "saved_model"), verbose=False)
+                replace_folder(partial, place)
+            finally:  # an incomplete export, or the replaced one
+                shutil.rmtree(partial, ignore_errors=True)
+    except BlockingIOError:
+        raise ModelDirectoryError(
+            f"another process exports to {directory}. Wait for it, or export to another directory."
+        ) from None
+    except (OSError, tf.errors.OpError) as error:
+        raise ModelDirectoryError(f"the export to {directory} failed: {error}") from error
+    return [directory / "model.keras", directory / "saved_model"]
+
+
+@contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """Holds a lock file in the `with` block. Raises BlockingIOError if another process holds it."""
+    with lock.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise
+        except OSError:
+            pass  # some network file systems have no locks
+        if os.fstat(file.fileno()).st_nlink == 0:  # its holder has just removed the file
+            raise BlockingIOError
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
+
+
+def _name_classes_of_keras(path: Path) -> None:
+    """Replaces ddl's classes in a .keras file by the Keras classes that they stand for.
+
+    Each pair of classes has the same config and the same variables.
+    """
+    rewritten = path.with_suffix(".rewritten")
+    with zipfile.ZipFile(path) as source, zipfile.ZipFile(rewritten, "w") as target:
+        for item in source.infolist():
+            content = source.read(item)
+            if item.filename == "config.json":
+                content = json.dumps(_renamed(json.loads(content))).encode()
+            target.writestr(item, content)
+    rewritten.replace(path)
+
+
+def _renamed(config: Any) -> Any:
+    if isinstance(config, list):
+        return [_renamed(item) for item in config]
+    if not isinstance(config, dict):
+        return config
+    config = {key: _renamed(value) for key, value in config.items()}
+    module, _, name = str(config.get("registered_name", "")).partition(">")
+    if module != "ddl":
+        return config
+    layer, optimizer = getattr(layers, name, None), getattr(optimizers, name, None)
+    if isinstance(layer, type) and issubclass(layer, ByPosition):
+        config |= {"module": "keras.layers", "registered_name": None}
+    if isinstance(optimizer, type) and issubclass(optimizer, Fused):
+        of_keras = name.removeprefix("Fused")
+        config |= {
+            "module": "keras.optimizers",
+            "class_name": of_keras,
+            "registered_name": None,
+        }
+    return config

@@ -1,0 +1,220 @@
+"""Warm start: initial weights from another model's checkpoint."""
+
+import dataclasses
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+from tensorflow.core.protobuf import trackable_object_graph_pb2
+
+from ddl.checkpoints.comparison import object_graph, some
+from ddl.checkpoints.contents import IN_CONTAINERS
+from ddl.checkpoints.directory import CheckpointDirectory, first_line, readable
+from ddl.errors import ConfigError
+from ddl.step.weight_average import AVERAGE_PREFIX, WeightAverages
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmStart:
+    """The choice of weights to read from another model's checkpoint, and of their names there.
+
+    A weight's name is its path in the model, such as `conv_1/kernel`, without the model's own
+    name. `--dry_run` prints the matches. A weight and its source must have the same shape.
+
+    Attributes:
+      checkpoint: A model directory or a folder of checkpoints, whose newest checkpoint is read, or
+        a checkpoint's path without the file endings. ddl or `tf.train.Checkpoint` wrote it.
+      include: Regular expression matched at the start of each weight's name in this model; only
+        matching weights are read. A plain prefix such as `encoder/` works. The empty string
+        matches all weights.
+      rename: Pattern and replacement for `re.sub`, which turn a weight's name in this model into
+        its name in the checkpoint; None keeps the names.
+      averaged: Whether to read the weight averages; the other run must have kept them.
+
+    Raises:
+      ConfigError: If `rename` is not a pair, or an expression is invalid.
+    """
+
+    checkpoint: str
+    include: str = ""
+    rename: tuple[str, str] | None = None
+    averaged: bool = False
+
+    def __post_init__(self) -> None:
+        if self.rename is not None and len(self.rename) != 2:
+            raise ConfigError(
+                f"WarmStart.rename is {self.rename}; it is an expression and what takes its place"
+            )
+        for name, arguments in (
+            ("include", (self.include, "")),
+            ("rename", self.rename or ("", "")),
+        ):
+            try:
+                re.sub(*arguments, "")
+            except re.error as error:
+                raise ConfigError(f"WarmStart.{name} is {arguments}: {error}") from error
+
+    def apply(self, model: keras.Model, averages: WeightAverages | None = None) -> "Matches":
+        """Assigns the matching weights to the model. Eager, cross-replica context.
+
+        Args:
+          model: A built model.
+          averages: The trainer's weight averages, if it keeps any; reset to the new weights.
+
+        Returns:
+          The names of the weights that were read, kept and unused.
+
+        Raises:
+          ConfigError: If there is no readable checkpoint, no weight matches, a matching name is
+            ambiguous, or a shape differs. The model is then unchanged.
+        """
+        prefix = _find(self.checkpoint)
+        with _reading(prefix) as reader:
+            there = _names(reader, self.averaged)
+            shapes = reader.get_variable_to_shape_map()
+        here = _without_model(_by_name((v.path, v) for v in model.variables))
+        sources = {
+            name: re.sub(*self.rename, name) if self.rename else name
+            for name in here
+            if re.match(self.include, name)
+        }
+        read = {name: source for name, source in sources.items() if source in there}
+        if not sources:
+            raise ConfigError(
+                f"WarmStart.include = {self.include!r} matches no weight; there are "
+                + some(list(here))
+            )
+        if not read:
+            kind = "averages" if self.averaged else "weights"
+            raise ConfigError(
+                f"WarmStart: none of {some(list(sources.values()))} is among the {kind} in "
+                f"{prefix}: {some(list(there)) or 'there are none'}. WarmStart.rename turns names "
+                "here into those there."
+            )
+        for name, source in read.items():
+            for names in (here[name], there[source]):
+                if len(names) > 1:
+                    raise ConfigError(
+                        f"WarmStart: {len(names)} weights are called {name}, so that it cannot be "
+                        "known which of them is meant. Give their layers names, or leave them out "
+                        "with WarmStart.include."
+                    )
+            shape_there, shape_here = tuple(shapes[there[source][0]]), tuple(here[name][0].shape)
+            if shape_there != shape_here:
+                raise ConfigError(
+                    f"WarmStart: {source} in {prefix} has the shape {shape_there}, and {name} here "
+                    f"{shape_here}. Leave it out with WarmStart.include, such as '(?!logits)'."
+                )
+        with _reading(prefix) as reader:
+            values = {name: reader.get_tensor(there[source][0]) for name, source in read.items()}
+        for name, value in values.items():
+            here[name][0].assign(value)
+        if averages is not None:
+            averages.reset()
+        return Matches(
+            prefix=prefix,
+            read=read,
+            kept=[name for name in here if name not in read],
+            unused=[name for name in there if name not in read.values()],
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Matches:
+    """The result of a warm start.
+
+    Attributes:
+      prefix: The checkpoint's path without the file endings.
+      read: For each weight read, its name in this model mapped to its name in the checkpoint.
+      kept: Names of this model's weights that keep their initial values.
+      unused: Names of the checkpoint's weights, or averages, that were not read.
+    """
+
+    prefix: str
+    read: Mapping[str, str]
+    kept: Sequence[str]
+    unused: Sequence[str]
+
+    def __str__(self) -> str:
+        """Returns a report of one to three lines, with the first few names of each kind."""
+        renamed = [here if here == name else f"{here} ← {name}" for here, name in self.read.items()]
+        lines = [f"warm start from {self.prefix}: {len(renamed)} weights read: {some(renamed)}"]
+        if self.kept:
+            lines.append(f"  not there, and as initialized: {some(self.kept)}")
+        if self.unused:
+            lines.append(f"  there, and not read: {some(self.unused)}")
+        return "\n".join(lines)
+
+
+@contextmanager
+def _reading(prefix: str) -> Iterator[Any]:
+    """Yields a reader of the checkpoint.
+
+    Raises:
+      ConfigError: Instead of any error raised in the `with` block.
+    """
+    try:
+        with readable(prefix) as path:
+            yield tf.train.load_checkpoint(path)
+    except Exception as error:  # TensorFlow raises errors of many kinds here
+        raise ConfigError(f"WarmStart: {prefix} cannot be read: {first_line(error)}") from error
+
+
+def _find(checkpoint: str) -> str:
+    """Returns the checkpoint prefix for a path; raises ConfigError if there is no checkpoint."""
+    for path in (Path(checkpoint), Path(checkpoint) / "checkpoints"):
+        if os.path.exists(f"{path}.index"):
+            return str(path)
+        if saved := CheckpointDirectory(path).saved():
+            return saved[-1].prefix
+        # tf.train.latest_checkpoint would read the path as a glob pattern.
+        state = tf.train.get_checkpoint_state(str(path)) if path.is_dir() else None
+        if state and os.path.exists(f"{state.model_checkpoint_path}.index"):
+            return state.model_checkpoint_path
+    raise ConfigError(f"WarmStart.checkpoint = {checkpoint!r}: there is no checkpoint")
+
+
+def _names(reader: Any, averaged: bool) -> dict[str, list[str]]:
+    """Maps names of weights, or of averages, to checkpoint keys, without slots and state."""
+    graph = object_graph(reader)
+    names = []
+    for number in _within(graph, {"model", IN_CONTAINERS, "averages"}):
+        for attribute in graph.nodes[number].attributes:
+            name = attribute.full_name
+            if name and name.startswith(AVERAGE_PREFIX) == averaged:
+                names.append((name.removeprefix(AVERAGE_PREFIX), attribute.checkpoint_key))
+    return _without_model(_by_name(names))
+
+
+def _by_name(named: Iterable[tuple[str, Any]]) -> dict[str, list[Any]]:
+    """Groups the items by name."""
+    found: dict[str, list[Any]] = {}
+    for name, item in named:
+        found.setdefault(name, []).append(item)
+    return found
+
+
+def _without_model(named: Mapping[str, Any]) -> dict[str, Any]:
+    """Drops the first part of the names if all share it, as in `model/layer/weight`."""
+    first = {name.split("/")[0] for name in named}
+    if len(first) == 1 and all(name.count("/") > 1 for name in named):
+        return {name.partition("/")[2]: value for name, value in named.items()}
+    return dict(named)
+
+
+def _within(graph: trackable_object_graph_pb2.TrackableObjectGraph, parts: set[str]) -> list[int]:
+    """Returns the nodes at and below the root's children in `parts`; all nodes if it has none."""
+    children = {child.local_name: child.node_id for child in graph.nodes[0].children}
+    seen: dict[int, None] = {}
+    waiting = [node for name, node in children.items() if name in parts] or [0]
+    while waiting:
+        node = waiting.pop(0)
+        if node not in seen:
+            seen[node] = None
+            waiting += [child.node_id for child in graph.nodes[node].children]
+    return list(seen)

@@ -1,0 +1,76 @@
+"""Set-up of a run's devices and strategy from the flags."""
+
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
+from ddl.cli.flags import FLAGS, parse_on_device
+
+if TYPE_CHECKING:
+    from ddl.run.placement import Placement
+
+
+def place(gpus: Sequence[int] | None) -> "Placement | None":
+    """Loads the config, configures the devices and builds the strategy.
+
+    Args:
+      gpus: Indices of the GPUs to use; None means all.
+
+    Returns:
+      Where to train; None if this process served as a parameter server until training ended.
+
+    Raises:
+      DdlError: If the config, the devices or the cluster cannot be used.
+    """
+    # TensorFlow takes seconds to import, so the flags are checked before.
+    from ddl.cli.start_up import quiet_start_up
+
+    # A config imports the user's own modules. This lets the command `ddl` find them in the
+    # current folder, as `python -m ddl.main` does.
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+
+    with quiet_start_up():
+        from ddl import config
+
+        # Load the config first: a missing file is reported before TensorFlow is imported.
+        config.load(FLAGS.gin_file, FLAGS.gin_param or (), FLAGS.gin_search_path or ())
+
+        from ddl.distribution import parameter_servers
+        from ddl.distribution.communication import Communication
+        from ddl.distribution.devices import configure_devices
+        from ddl.distribution.slurm import join_cluster
+        from ddl.distribution.strategies import build_strategy, choose_strategy
+        from ddl.distribution.timeouts import ClusterTimeouts
+        from ddl.run.placement import Placement
+
+        join_cluster(FLAGS.cluster)
+        configure_devices(
+            num_virtual_devices=FLAGS.num_virtual_devices,
+            gpus=gpus,
+            memory_growth=FLAGS.memory_growth,
+            deterministic_ops=FLAGS.deterministic_ops,
+        )
+        communication = Communication(
+            cross_device_ops=FLAGS.cross_device_ops,
+            num_packs=FLAGS.num_packs,
+            bytes_per_pack=FLAGS.bytes_per_pack,
+            collectives=FLAGS.collectives,
+            timeout_seconds=FLAGS.communication_timeout,
+        )
+        timeouts = ClusterTimeouts(
+            join=FLAGS.join_timeout, peer=FLAGS.peer_timeout, stall=FLAGS.stall_timeout
+        )
+        name = choose_strategy(FLAGS.strategy)
+    if name == "parameter_server" and parameter_servers.serves_here():
+        parameter_servers.serve(timeouts)
+        return None
+    # A process may be killed while it joins a cluster, so its output is not held back.
+    joins = name in ("multi_worker_mirrored", "parameter_server")
+    with nullcontext() if joins else quiet_start_up():
+        strategy = build_strategy(name, communication, timeouts)
+    return Placement(
+        strategy, communication, FLAGS.steps_per_loop, parse_on_device(FLAGS.data_on_device)
+    )

@@ -1,0 +1,36 @@
+"""Conversion of arrays, pairs and data sets into a `Source`."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from ddl.data.arrays import ArraySource
+from ddl.data.source import Source
+from ddl.data.stream import StreamSource
+from ddl.errors import DataError
+
+
+def as_source(data: Any) -> Source:
+    """Converts data into a `Source`.
+
+    Args:
+      data: A `Source`; a mapping of arrays by feature name; a pair (images, labels), which become
+        the features "image" and "label"; or an unbatched `tf.data.Dataset` of dicts or of such
+        pairs.
+
+    Raises:
+      DataError: If `data` has another type, or fails the checks of `ArraySource` or `StreamSource`.
+    """
+    if isinstance(data, Source):
+        return data
+    if isinstance(data, tf.data.Dataset):
+        return StreamSource(data)
+    if isinstance(data, Mapping):
+        return ArraySource(data)
+    if isinstance(data, tuple | list) and len(data) == 2:
+        return ArraySource(image=data[0], label=data[1])
+    raise DataError(
+        f"data of type {type(data).__name__} cannot be used. Give a ddl.data source, a mapping of "
+        "arrays by feature name, a pair (images, labels), or a tf.data.Dataset of single examples."
+    )

@@ -1,0 +1,95 @@
+"""Gradient communication between replicas: collectives, buffers and all-reduce algorithms."""
+
+import dataclasses
+
+import tensorflow as tf
+
+from ddl.choices import (
+    BYTES_PER_PACK,
+    COLLECTIVES,
+    CROSS_DEVICE_OPS,
+    Collectives,
+    CrossDeviceOps,
+)
+from ddl.errors import ConfigError, check_choice
+
+
+@dataclasses.dataclass(frozen=True)
+class Communication:
+    """Options for the communication of gradients between replicas.
+
+    Attributes:
+      cross_device_ops: The all-reduce of `mirrored`. `auto` takes TensorFlow's collectives over
+        NCCL on GPUs, and reduction to one device on CPU devices.
+      num_packs: For `nccl` and `hierarchical_copy`: number of buffers into which gradients are
+        packed before the all-reduce; 0 sends each gradient separately.
+      bytes_per_pack: For collectives: size in bytes at which a buffer is sent, the last layers'
+        first; 0 makes one buffer.
+      collectives: Implementation of collectives; `auto` takes NCCL between GPUs, else rings.
+      timeout_seconds: For collectives: seconds after which a collective that a peer has not joined
+        raises an error; None waits for ever.
+
+    Raises:
+      ConfigError: If a choice is unknown or a number is out of range.
+    """
+
+    cross_device_ops: CrossDeviceOps = "auto"
+    num_packs: int = 1
+    bytes_per_pack: int = BYTES_PER_PACK
+    collectives: Collectives = "auto"
+    timeout_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("cross_device_ops", self.cross_device_ops, CROSS_DEVICE_OPS)
+        check_choice("collectives", self.collectives, COLLECTIVES)
+        if self.num_packs < 0 or self.bytes_per_pack < 0:
+            raise ConfigError("num_packs and bytes_per_pack are zero or more")
+        if self.timeout_seconds is not None and self.timeout_seconds <= 0:
+            raise ConfigError("timeout_seconds is more than zero, or None to wait for ever")
+
+    def options(self) -> tf.distribute.experimental.CommunicationOptions:
+        """Returns the options as TensorFlow's hints for `extended.batch_reduce_to`.
+
+        Raises:
+          ConfigError: If `collectives` is `nccl` and there is no GPU.
+        """
+        if self.collectives == "nccl" and not tf.config.list_physical_devices("GPU"):
+            raise ConfigError(
+                "collectives is 'nccl', but there is no GPU here. Leave it at 'auto'."
+            )
+        experimental = tf.distribute.experimental
+        return experimental.CommunicationOptions(
+            bytes_per_pack=self.bytes_per_pack,
+            timeout_seconds=self.timeout_seconds,
+            implementation=experimental.CommunicationImplementation(self.collectives.upper()),
+        )
+
+
+def cross_device_ops(
+    communication: Communication, on_gpu: bool
+) -> tf.distribute.CrossDeviceOps | None:
+    """Returns the all-reduce of `mirrored`; None leaves the choice to TensorFlow.
+
+    On CPU devices `auto` takes the fastest one according to `python -m benchmarks.cross_device`.
+
+    Args:
+      communication: The options.
+      on_gpu: Whether the replicas are on GPUs.
+
+    Raises:
+      ConfigError: If `cross_device_ops` is `nccl` and the replicas are not on GPUs.
+    """
+    choice = communication.cross_device_ops
+    if choice == "auto":
+        if on_gpu:
+            return None  # TensorFlow's own choice: collectives over NCCL
+        choice = "reduction_to_one_device"
+    if choice == "nccl":
+        if not on_gpu:
+            raise ConfigError(
+                "cross_device_ops is 'nccl', but there is no GPU here. Leave it at 'auto'."
+            )
+        return tf.distribute.NcclAllReduce(num_packs=communication.num_packs)
+    if choice == "hierarchical_copy":
+        return tf.distribute.HierarchicalCopyAllReduce(num_packs=communication.num_packs)
+    return tf.distribute.ReductionToOneDevice()

@@ -1,0 +1,246 @@
+"""Clusters with parameter servers: start-up, and detection of lost tasks.
+
+A chief leads such a cluster and is the only process that runs the program. Workers and parameter
+servers are TensorFlow servers that execute what the chief sends (`ddl.training.asynchronous_loop`).
+TensorFlow reassigns the updates of a lost worker to the others and readmits the worker when it is
+back. But TensorFlow waits for ever for a worker that neither answers nor dies, so the chief probes
+every task.
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from types import FrameType
+from typing import NoReturn
+
+import tensorflow as tf
+
+from ddl.distribution.grpc_probe import Answer, ask
+from ddl.distribution.tf_config import cluster_place
+from ddl.distribution.timeouts import ClusterTimeouts
+from ddl.errors import AddressTaken, ConfigError, WorkerLost
+from ddl.signals import keeping_answers
+
+_Strategy = tf.distribute.ParameterServerStrategy
+
+_PAUSE = 1.0
+# A dead parameter server has lost its weights. These seconds let TensorFlow's pending call raise
+# first.
+_PATIENCE_WITH_THE_DEAD = 5.0
+# A chief that has ended refuses every connection; a network problem refuses only some.
+_REFUSALS = 3
+
+
+def has_parameter_servers(strategy: tf.distribute.Strategy) -> bool:
+    """Returns whether the strategy has parameter servers.
+
+    Training is then asynchronous, on workers that a chief leads.
+    """
+    return isinstance(strategy, _Strategy)
+
+
+def serves_here() -> bool:
+    """Returns whether TF_CONFIG makes this process a worker or a parameter server.
+
+    Raises:
+      ConfigError: If TF_CONFIG is malformed, or does not name a chief, workers and parameter
+        servers and this process's task among them.
+    """
+    place = cluster_place()
+    kinds = {"chief", "worker", "ps"}
+    if place.kind not in kinds or not kinds <= place.cluster.keys():
+        raise ConfigError(
+            "parameter_server needs an environment variable TF_CONFIG that names a chief, workers "
+            "and parameter servers (ps), and which of them this process is. `python -m ddl.launch "
+            "--num_ps=1 --num_workers=2 -- …` sets it."
+        )
+    return place.kind != "chief"
+
+
+# ---------------------------------------------------------------- a worker, a parameter server
+
+
+def serve(timeouts: ClusterTimeouts) -> None:
+    """Executes what the chief sends, and returns when the chief has ended. Main thread only.
+
+    The first SIGTERM or SIGINT does not end the process: a chief that received a signal too still
+    saves the weights on the parameter servers. A second signal ends the process at once.
+
+    Args:
+      timeouts: Seconds to wait for the chief at the start, and seconds of silence after which the
+        chief is lost.
+
+    Raises:
+      WorkerLost: If the chief does not join in time, becomes unreachable or stalls.
+      AddressTaken: If TensorFlow cannot use this process's address.
+    """
+    place = cluster_place()
+    cluster, kind, index = place.cluster, place.kind, place.index
+    signals = _hold_signals()
+    try:
+        server = start_server(cluster, kind, index)
+    except tf.errors.OpError as error:
+        raise AddressTaken(
+            f"{kind} {index} cannot use its address in TF_CONFIG, {cluster[kind][index]}: "
+            f"{error.message}. Another process may have the port."
+        ) from error
+    chief = cluster["chief"][0]
+    _wait_for("the chief", chief, time.monotonic(), timeouts.join)
+    heard, refusals = time.monotonic(), 0
+    while refusals < (1 if signals else _REFUSALS):
+        answer = ask(chief, min(_PAUSE, timeouts.peer))
+        refusals = refusals + 1 if answer == "refuses" else 0
+        if answer in ("greets", "refuses"):
+            heard = time.monotonic()
+        elif (silent := time.monotonic() - heard) > (
+            timeouts.peer if answer == "is unreachable" else timeouts.stall
+        ):
+            raise WorkerLost(f"the chief at {chief} {answer}, for {silent:.0f} s")
+        time.sleep(_PAUSE)
+    del server
+
+
+def start_server(
+    cluster: Mapping[str, Sequence[str]], kind: str, index: int
+) -> tf.distribute.Server:
+    """Starts TensorFlow's server for a task of a cluster; it runs as long as the process.
+
+    Args:
+      cluster: Addresses, host:port, by kind of task.
+      kind: Kind of this task: "chief", "worker" or "ps".
+      index: Number of this task among those of its kind.
+    """
+    # An operation that waits for another process holds a thread. One thread per core would
+    # deadlock on small machines, where all threads could wait.
+    threads = max(os.cpu_count() or 1, 4 + sum(map(len, cluster.values())))
+    config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=threads)
+    return tf.distribute.Server(
+        cluster, job_name=kind, task_index=index, protocol="grpc", config=config
+    )
+
+
+def _hold_signals() -> list[int]:
+    """Returns a list that collects SIGTERM and SIGINT; a second one ends the process."""
+    received: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if received:
+            os._exit(128 + number)
+        received.append(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, note)
+    return received
+
+
+def _wait_for(who: str, address: str, since: float, timeout: float) -> None:
+    while ask(address, _PAUSE) != "greets":
+        if time.monotonic() > since + timeout:
+            raise WorkerLost(
+                f"{who} at {address} did not join in {timeout:g} s. See what became of it, and "
+                "start all again."
+            )
+        time.sleep(0.1)
+
+
+# ---------------------------------------------------------------- the chief
+
+
+def build_parameter_server_strategy(timeouts: ClusterTimeouts) -> tf.distribute.Strategy:
+    """Connects the chief to all other tasks. Must run before any other operation of the process.
+
+    Call it from the main thread.
+
+    Args:
+      timeouts: Seconds to wait for others to join, and seconds of silence after which a task is
+        lost.
+
+    Raises:
+      WorkerLost: If a task does not join in time.
+      ConfigError: If TF_CONFIG does not make this process the chief, or workers have more than one
+        GPU each.
+    """
+    if serves_here():
+        raise ConfigError(
+            "TF_CONFIG makes this process no chief; it calls "
+            "ddl.distribution.parameter_servers.serve"
+        )
+    cluster = cluster_place().cluster
+    peers = [
+        (kind, index, at) for kind in ("ps", "worker") for index, at in enumerate(cluster[kind])
+    ]
+    since = time.monotonic()
+    for kind, index, address in peers:
+        _wait_for(f"{kind} {index}", address, since, timeouts.join)
+    with keeping_answers():
+        strategy = _Strategy(
+            tf.distribute.cluster_resolver.TFConfigClusterResolver(rpc_layer="grpc")
+        )
+    if strategy.num_replicas_in_sync > 1:
+        raise ConfigError(
+            f"each worker sees {strategy.num_replicas_in_sync} GPUs; with parameter servers a "
+            "worker uses one. Start one worker for each GPU (ddl.launch --pin=gpus)."
+        )
+    watch = _Watch(len(cluster["worker"]), timeouts)
+    for kind, index, address in peers:
+        watch.begin(kind, index, address)
+    return strategy
+
+
+class _Watch:
+    """Probes of every worker and parameter server, each from its own thread.
+
+    A lost parameter server, a stopped or unreachable worker, and the loss of all workers end this
+    process, even if its main thread is blocked. A worker that died is reported, and training
+    continues on the others.
+    """
+
+    def __init__(self, num_workers: int, timeouts: ClusterTimeouts):
+        self._num_workers = num_workers
+        self._timeouts = timeouts
+        self._gone: set[int] = set()  # workers
+
+    def begin(self, kind: str, index: int, address: str) -> None:
+        threading.Thread(
+            target=self._watch, args=(kind, index, address), name=f"watch {address}", daemon=True
+        ).start()
+
+    def _watch(self, kind: str, index: int, address: str) -> None:
+        who = f"{kind} {index} at {address}"
+        heard = time.monotonic()
+        while True:
+            answer = ask(address, min(self._timeouts.peer, self._timeouts.stall, 10 * _PAUSE))
+            if answer == "greets":
+                heard = time.monotonic()
+            silent = time.monotonic() - heard
+            if kind == "worker":
+                self._note(index, who, answer)
+                if answer == "refuses" and len(self._gone) < self._num_workers:
+                    heard = time.monotonic()
+            patience = self._timeouts.stall if answer == "is silent" else self._timeouts.peer
+            if kind == "ps" and answer == "refuses":
+                patience = min(_PATIENCE_WITH_THE_DEAD, patience)
+            if silent > patience:
+                _end(f"{who} {answer}, for {silent:.0f} s")
+            time.sleep(_PAUSE)
+
+    def _note(self, index: int, who: str, answer: Answer) -> None:
+        if answer == "refuses" and index not in self._gone:
+            self._gone.add(index)
+            _say(f"{who} is lost; the others make its updates until it is back")
+        elif answer == "greets" and index in self._gone:
+            self._gone.discard(index)
+            _say(f"{who} is back")
+
+
+def _say(text: str) -> None:
+    print(f"ddl: {text}", file=sys.stderr, flush=True)
+
+
+def _end(why: str) -> NoReturn:
+    """Reports the reason and exits at once: the main thread may be blocked for ever."""
+    _say(f"{why}. Start all again: they go on from the last checkpoint.")
+    os._exit(WorkerLost.exit_status)

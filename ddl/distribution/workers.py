@@ -1,0 +1,111 @@
+"""Agreement between the processes that train together.
+
+Each worker runs the whole program and holds a copy of all weights. Workers wait for each other's
+updates, so they must agree here on each loop's length, where a run stops and what it resumes from.
+"""
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import tensorflow as tf
+
+from ddl.errors import DdlError, ModelDirectoryError
+
+_Strategy = tf.distribute.MultiWorkerMirroredStrategy
+
+
+class Workers:
+    """The processes of a strategy: one, or those of a cluster. Eager, cross-replica context.
+
+    All processes must call the same methods in the same order; the properties are local.
+
+    Attributes:
+      number: Number of processes.
+      index: Index of this process, from 0.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy):
+        """Reads number and index from the strategy."""
+        self._strategy = strategy
+        self.number = 1
+        self.index = 0
+        if isinstance(strategy, _Strategy):
+            self.number = strategy.extended._num_workers
+            self.index = strategy.extended._id_in_cluster
+
+    @property
+    def replicas_of_each(self) -> int:
+        """Number of replicas per process."""
+        return self._strategy.num_replicas_in_sync // self.number
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process writes the files that all share."""
+        return self.index == 0
+
+    def any(self, value: bool) -> bool:
+        """Returns whether `value` is True on any process."""
+        return bool(self._total([float(value)])[0])
+
+    @contextmanager
+    def failing_together(self) -> Iterator[None]:
+        """Raises an error on all processes if the `with` block raises a DdlError on one.
+
+        The block must not call methods of `Workers`.
+
+        Raises:
+          DdlError: The error of the block on this process.
+          ModelDirectoryError: If only other processes failed.
+        """
+        failure: DdlError | None = None
+        try:
+            yield
+        except DdlError as error:
+            failure = error
+        if self.any(failure is not None):
+            raise failure or ModelDirectoryError("another worker failed; its output says how")
+
+    def of_chief(self, value: int) -> int:
+        """Broadcasts the chief's integer, of magnitude at most 2^53."""
+        return int(self.figure_of_chief(float(value)))
+
+    def figure_of_chief(self, value: float) -> float:
+        """Broadcasts the chief's float64; the result is bitwise the same on all processes."""
+        return float(self._total([value if self.is_chief else 0.0])[0])
+
+    def texts(self, text: str) -> list[str]:
+        """Gathers the text of each process, in order of `index`."""
+        own = np.frombuffer(text.encode(), np.uint8)
+        lengths = self.rows(np.array([len(own)]))[:, 0].astype(int)
+        rows = self.rows(np.pad(own, [0, lengths.max() - len(own)])).astype(np.uint8)
+        return [row[:length].tobytes().decode() for row, length in zip(rows, lengths, strict=True)]
+
+    def rows(self, values: np.ndarray) -> np.ndarray:
+        """Gathers a row [n] of each process into float64 [number, n]; n is the same on all."""
+        matrix = np.zeros([self.number, len(values)])
+        matrix[self.index] = values
+        return self._total(matrix.ravel()).reshape(matrix.shape)
+
+    def _total(self, values: Sequence[float] | np.ndarray) -> np.ndarray:
+        """Sums values [n] over the processes: float64 [n]."""
+        if self.number == 1:
+            return np.asarray(values, np.float64)
+        total = _summing(self._strategy)(tf.constant(values, tf.float64)).numpy()
+        return total / self.replicas_of_each
+
+
+@functools.cache
+def _summing(strategy: tf.distribute.Strategy) -> Callable[[tf.Tensor], tf.Tensor]:
+    """Builds a function that sums over all replicas.
+
+    It is traced once per shape, since collectives need static shapes.
+    """
+
+    @tf.function(autograph=False)
+    def total(values: tf.Tensor) -> tf.Tensor:
+        per_replica = strategy.run(lambda: tf.identity(values))
+        return strategy.reduce(tf.distribute.ReduceOp.SUM, per_replica, axis=None)
+
+    return total

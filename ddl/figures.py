@@ -1,0 +1,53 @@
+"""Directions of evaluation figures: whether larger or smaller is better."""
+
+import re
+from typing import Literal
+
+from ddl.errors import ConfigError, check_choice
+
+Direction = Literal["max", "min"]
+
+# Patterns that match whole names of figures.
+_KNOWN: tuple[tuple[str, Direction], ...] = (
+    ("loss", "min"),
+    (r"accuracy|top_\d+_accuracy", "max"),
+)
+
+
+def direction_of(metric: str, given: Direction | None, parameter: str) -> Direction:
+    """Returns the configured direction of a figure, or the known one.
+
+    The direction of an unknown name is not guessed: a run that keeps the checkpoint with the
+    largest error rate would be noticed only after training.
+
+    Args:
+      metric: Name of the figure.
+      given: The direction in the config; None if the config gives none.
+      parameter: Name of the config parameter, such as `Retention.best_mode`, for errors.
+
+    Raises:
+      ConfigError: If no direction is given and none is known, if `given` is neither `max` nor
+        `min`, or if it is `max` for `loss`, which training minimizes.
+    """
+    if given is not None:
+        check_choice(parameter, given, ("max", "min"))
+        if (metric, given) == ("loss", "max"):
+            raise ConfigError(
+                f"{parameter} is 'max' for 'loss', which training minimizes. Give 'min', or leave "
+                "it out."
+            )
+        return given
+    for names, direction in _KNOWN:
+        if re.fullmatch(names, metric):
+            return direction
+    raise ConfigError(
+        f"{parameter} is missing: ddl does not know whether a larger or a smaller {metric!r} is "
+        f"better. Give {parameter} = 'max' or 'min'."
+    )
+
+
+RESERVED = (
+    *("loss", "step", "epoch", "split", "learning_rate", "gradient_norm"),
+    *("examples_per_second", "loss_scale", "skipped_updates", "rewinds", "gradient_noise_scale"),
+)
+"""Keys of metrics.jsonl that ddl writes itself; a task's metric cannot have these names."""

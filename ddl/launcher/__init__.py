@@ -1,0 +1,1 @@
+"""Clusters on one machine: processes, logs, restarts. Imports no TensorFlow."""

@@ -1,0 +1,96 @@
+"""Pinning of the workers of a cluster on one machine to their own cores or GPU."""
+
+import dataclasses
+import itertools
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ddl.choices import Pin
+from ddl.errors import ConfigError
+from ddl.launcher.tasks import ClusterTask
+
+_ALL_CORES = Path("/sys/devices/system/cpu")
+_DEVICES = Path("/dev")
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Placement of a process.
+
+    Attributes:
+      cores: Cores that the process may use; None for those of the launcher.
+      environment: Environment variables set for the process.
+    """
+
+    cores: frozenset[int] | None = None
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+def place_tasks(tasks: Sequence[ClusterTask], pin: Pin) -> list[Place]:
+    """Returns a place for each task. Workers are pinned; a chief and parameter servers are not.
+
+    With `gpus` a chief and parameter servers see no GPU, since TensorFlow would allocate the memory
+    of every GPU.
+
+    Raises:
+      ConfigError: If there are not enough cores or GPUs.
+    """
+    num_workers = sum(task.kind == "worker" for task in tasks)
+    if pin == "cores":
+        of_workers, of_others = _share_cores(num_workers), Place()
+    elif pin == "gpus":
+        of_workers, of_others = _share_gpus(num_workers), _with_gpu("")
+    else:
+        return [Place() for _ in tasks]
+    return [of_workers[task.index] if task.kind == "worker" else of_others for task in tasks]
+
+
+def _share_cores(num_workers: int) -> list[Place]:
+    # Workers wait for the slowest one, so each gets as many cores; some cores may stay unused.
+    cores = sorted(os.sched_getaffinity(0), key=_position)
+    share = len(cores) // num_workers
+    if share == 0:
+        raise ConfigError(
+            f"--pin=cores: --num_workers={num_workers} needs as many cores, and this process may "
+            f"use {len(cores)}"
+        )
+    return [
+        Place(
+            frozenset(cores[worker * share : (worker + 1) * share]),
+            {"TF_NUM_INTRAOP_THREADS": str(share)},
+        )
+        for worker in range(num_workers)
+    ]
+
+
+def _position(core: int) -> tuple[int, int, int]:
+    """Returns a sort key that groups the threads of a physical core and the cores of a socket."""
+    topology = _ALL_CORES / f"cpu{core}" / "topology"
+    try:
+        socket = int((topology / "physical_package_id").read_text())
+        return socket, int((topology / "core_id").read_text()), core
+    except (OSError, ValueError):  # not every system has these files
+        return 0, 0, core
+
+
+def _share_gpus(num_workers: int) -> list[Place]:
+    gpus = _visible_gpus()
+    if len(gpus) < num_workers:
+        raise ConfigError(
+            f"--pin=gpus: --num_workers={num_workers} needs as many GPUs, and there are "
+            f"{len(gpus)}. CUDA_VISIBLE_DEVICES=0,1,… names them."
+        )
+    return [_with_gpu(gpu) for gpu in gpus[:num_workers]]
+
+
+def _visible_gpus() -> list[str]:
+    """Returns the GPUs in CUDA_VISIBLE_DEVICES; if it is not set, the numbers of all GPUs."""
+    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        names = (name.strip() for name in visible.split(","))
+        return list(itertools.takewhile(lambda name: name not in ("", "-1"), names))
+    return [str(number) for number, _ in enumerate(_DEVICES.glob("nvidia[0-9]*"))]
+
+
+def _with_gpu(gpu: str) -> Place:
+    return Place(environment={"CUDA_VISIBLE_DEVICES": gpu})

@@ -1,0 +1,89 @@
+"""Conversion of schedule lengths to updates, from epochs or from the length of the run.
+
+Schedules take plain numbers of updates. In a config these functions compute them from the macros
+STEPS_PER_EPOCH and TOTAL_STEPS, which the run sets once the data are loaded.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import overload
+
+from ddl.errors import ConfigError
+
+
+@overload
+def epochs_to_steps(epochs: float, steps_per_epoch: int | None) -> int: ...
+@overload
+def epochs_to_steps(epochs: Sequence[float], steps_per_epoch: int | None) -> list[int]: ...
+def epochs_to_steps(
+    epochs: float | Sequence[float], steps_per_epoch: int | None
+) -> int | list[int]:
+    """Converts epochs, one number or several, to updates; fractions round up to whole batches.
+
+    Args:
+      epochs: Passes over the training data, at least 0.
+      steps_per_epoch: Updates per pass over the training data.
+
+    Returns:
+      The number of updates; a list for a sequence of epochs.
+
+    Raises:
+      ConfigError: If a number of epochs is negative or infinite, or `steps_per_epoch` is missing.
+    """
+    if steps_per_epoch is None:
+        raise ConfigError("steps_per_epoch is missing: bind it to %STEPS_PER_EPOCH, or a number")
+    if isinstance(epochs, Sequence):
+        return [_steps(one, steps_per_epoch) for one in epochs]
+    return _steps(epochs, steps_per_epoch)
+
+
+def warmup_steps(
+    steps: int | None = None, epochs: float | None = None, steps_per_epoch: int | None = None
+) -> int:
+    """Returns the length of the warm-up in updates; 0 if no length is given.
+
+    Args:
+      steps: The length in updates.
+      epochs: The length in epochs, instead of `steps`.
+      steps_per_epoch: Updates per pass over the training data; required with `epochs`.
+
+    Raises:
+      ConfigError: If both lengths are given, one is negative, or `steps` is not whole.
+    """
+    if steps is not None and epochs is not None:
+        raise ConfigError(
+            f"WARMUP_STEPS is {steps} and WARMUP_EPOCHS is {epochs}: both of them are given. Give "
+            "one, and None for the other."
+        )
+    if epochs is not None:
+        (steps,) = epochs_to_steps([epochs], steps_per_epoch)
+    if steps is not None and (steps < 0 or steps % 1):
+        raise ConfigError(f"WARMUP_STEPS is {steps}; it is a whole number, 0 or more")
+    return steps or 0
+
+
+def steps_after_warmup(total_steps: int | None, warmup_steps: int = 0) -> int:
+    """Returns the number of updates between the end of the warm-up and the end of the run.
+
+    Args:
+      total_steps: Length of the run in updates.
+      warmup_steps: Length of the warm-up in updates.
+
+    Raises:
+      ConfigError: If no updates are left after the warm-up, or `total_steps` is missing.
+    """
+    if total_steps is None:
+        raise ConfigError("total_steps is missing: bind it to %TOTAL_STEPS, or a number")
+    if warmup_steps >= total_steps:
+        raise ConfigError(
+            f"the warm-up takes {warmup_steps:,} updates, and the run ends after {total_steps:,}. "
+            "Shorten WARMUP_STEPS or WARMUP_EPOCHS, or train for longer."
+        )
+    return total_steps - warmup_steps
+
+
+def _steps(epochs: float, steps_per_epoch: int) -> int:
+    if not 0 <= epochs < math.inf:
+        raise ConfigError(f"epochs is {epochs}; it is 0 or more")
+    # 1.1 epochs of 110 steps are 121, but 1.1 * 110 > 121 in floating point.
+    return math.ceil(round(epochs * steps_per_epoch, 6))

@@ -1,0 +1,1 @@
+"""Runs: training, evaluation and export from a config."""

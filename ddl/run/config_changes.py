@@ -1,0 +1,77 @@
+"""Comparison of a resumed run's config with the saved one."""
+
+import dataclasses
+
+from ddl import config
+from ddl.checkpoints.retention import Retention
+from ddl.errors import ConfigError, ModelDirectoryError
+from ddl.optimizers.plateau import plateau_of
+from ddl.run.console import RunConsole
+from ddl.run.directory import RunDirectory
+from ddl.tasks.parts import layers_of
+from ddl.training.model_checks import depends_on_microbatches
+from ddl.training.trainer import Trainer
+
+# A resumed run may change its length, its periods and its microbatches: the updates stay the same.
+# Any other difference makes it another run.
+_MAY_CHANGE = (
+    "RunPlan.train_steps",
+    "RunPlan.train_epochs",
+    "RunPlan.eval_every",
+    "RunPlan.checkpoint_every",
+    "RunPlan.log_every",
+    "RunPlan.retention",
+    *(f"Retention.{field.name}" for field in dataclasses.fields(Retention)),
+    "RunPlan.on_divergence",
+    "RunPlan.max_rewinds",
+    "Trainer.gradient_noise_scale",
+    "GradientNoiseScale.decay",
+)
+_MICROBATCHES = "Trainer.accumulation_steps"
+# These follow from data and batch size, which are compared with the checkpoint's metadata.
+_STEPS_PER_EPOCH = ("epochs_to_steps.steps_per_epoch", "warmup_steps.steps_per_epoch")
+
+
+def compare_with_saved_config(
+    directory: RunDirectory, trainer: Trainer, console: RunConsole, strict: bool
+) -> None:
+    """Compares the loaded config with the one saved in the directory, if any.
+
+    Args:
+      directory: The directory of the run.
+      trainer: The built trainer. With a `ReduceOnPlateau`, `RunPlan.eval_every` may not change.
+      console: Prints the differences if not `strict`; if `strict`, prints a note when the number of
+        microbatches changed and the model depends on it.
+      strict: Whether a difference is an error, as when a run resumes.
+
+    Raises:
+      ModelDirectoryError: If `strict` and the configs differ, or if the saved config cannot be
+        read.
+    """
+    saved = directory.saved_config()
+    if saved is None:
+        return
+    may_change = {*_MAY_CHANGE, *_STEPS_PER_EPOCH}
+    if plateau_of(trainer.optimizer) is not None:
+        may_change.remove("RunPlan.eval_every")
+    try:
+        changes = config.differences(saved, ignore=(*may_change, _MICROBATCHES))
+    except (ConfigError, ValueError) as error:
+        raise ModelDirectoryError(
+            f"{directory.config} is not as ddl wrote it: {error}\nBring it back from a copy, or "
+            "give another --model_dir."
+        ) from error
+    if changes:
+        listing = "\n".join(f"  {line}" for line in changes)
+        if strict:
+            raise ModelDirectoryError(
+                f"--model_dir={directory.path} holds a run of another config. It differs in\n"
+                f"{listing}\nGive a new --model_dir, or the config of that run."
+            )
+        console.line(f"the config differs from that of the run in {directory.path}:\n{listing}")
+    other = config.differences(saved, ignore=may_change) if strict else []
+    if other and depends_on_microbatches(layers_of(trainer.task)):
+        console.line(
+            f"{other[0]}: this model takes statistics, or draws at random, by microbatch. From "
+            "here on it trains otherwise than it would have with the earlier number."
+        )

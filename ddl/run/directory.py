@@ -1,0 +1,130 @@
+"""The directory of a run: its paths, its lock and its config files."""
+
+import fcntl
+import os
+from pathlib import Path
+
+from ddl.checkpoints.durable_files import write_whole
+from ddl.errors import ModelDirectoryError
+
+
+class RunDirectory:
+    """The files under model_dir. Nothing is created before `open`.
+
+    Attributes:
+      path: The model directory.
+      checkpoints: Folder of the checkpoints.
+      config: config.gin, the bound config.
+      operative_config: operative_config.gin, all values used, including defaults.
+      metrics: metrics.jsonl.
+      export: Folder of the exported model.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]):
+        """Checks that the directory can be used. Changes nothing on disk.
+
+        Raises:
+          ModelDirectoryError: If `path` is a URL, is or lies under a file, or is not writable.
+        """
+        if "://" in str(path):
+            raise ModelDirectoryError(
+                f"--model_dir={path}: only folders of this machine can be written. Give one, or "
+                "mount the remote one."
+            )
+        self._claim: int | None = None
+        self.path = Path(path)
+        self.checkpoints = self.path / "checkpoints"
+        self.config = self.path / "config.gin"
+        self.operative_config = self.path / "operative_config.gin"
+        self.metrics = self.path / "metrics.jsonl"
+        self.export = self.path / "export"
+        existing = self.path
+        while not existing.exists() and existing != existing.parent:
+            existing = existing.parent
+        if not existing.is_dir():
+            raise ModelDirectoryError(
+                f"--model_dir={self.path}: {existing} is a file, not a directory. Give another one."
+            )
+        if not os.access(existing, os.W_OK | os.X_OK):
+            raise ModelDirectoryError(
+                f"--model_dir={self.path}: {existing} cannot be written. Give another directory, "
+                "or change its permissions."
+            )
+
+    def saved_config(self) -> str | None:
+        """Returns the text of an earlier run's config.gin; None if there is none.
+
+        Raises:
+          ModelDirectoryError: If the file cannot be read, or is not UTF-8.
+        """
+        try:
+            return self.config.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelDirectoryError(
+                f"{self.config} cannot be read: {error}. Bring it back from a copy, or give "
+                "another --model_dir."
+            ) from error
+
+    def open(self) -> None:
+        """Creates the directory and locks it; see `claim`.
+
+        Raises:
+          ModelDirectoryError: If the directory cannot be created, or another process trains there.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ModelDirectoryError(
+                f"--model_dir={self.path} cannot be created: {error.strerror}"
+            ) from error
+        self.claim()
+
+    def claim(self) -> None:
+        """Locks the directory, if it exists, against other training processes until `release`.
+
+        The operating system releases the lock when the process ends. File systems without locks
+        are not protected.
+
+        Raises:
+          ModelDirectoryError: If another process holds the lock.
+        """
+        if self._claim is not None or not self.path.exists():
+            return
+        self._claim = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.flock(self._claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.release()
+            raise ModelDirectoryError(
+                f"--model_dir={self.path}: another process trains there. Wait for it, or give "
+                "another directory."
+            ) from None
+        except OSError:
+            pass  # some network file systems have no locks
+
+    def release(self) -> None:
+        """Releases the lock, if this process holds it."""
+        if self._claim is not None:
+            os.close(self._claim)
+            self._claim = None
+
+    def write_configs(self, given: str, operative: str) -> None:
+        """Writes config.gin and operative_config.gin, each atomically.
+
+        Args:
+          given: Text of config.gin.
+          operative: Text of operative_config.gin.
+
+        Raises:
+          ModelDirectoryError: If a file cannot be written.
+        """
+        self._write(self.config, given)
+        self._write(self.operative_config, operative)
+
+    def _write(self, path: Path, text: str) -> None:
+        try:
+            write_whole(path, text)
+        except OSError as error:
+            raise ModelDirectoryError(f"{path} cannot be written: {error.strerror}") from error

@@ -1,0 +1,79 @@
+"""Checks and summary of the learning rate, before training."""
+
+import math
+from collections.abc import Sequence
+
+import keras
+
+from ddl.errors import ConfigError
+from ddl.optimizers.learning_rate import LearningRate, learning_rates_at
+from ddl.optimizers.plateau import ReduceOnPlateau, plateau_of, unreduced
+from ddl.run.plan import RunPlan
+
+
+def learning_rate_summary(optimizer: keras.optimizers.Optimizer, steps: int) -> dict[str, str]:
+    """Describes the learning rate over a run, as texts by name.
+
+    Args:
+      optimizer: The optimizer of the run.
+      steps: Length of the run.
+
+    Raises:
+      ConfigError: If the rate is negative or not finite at one of about a thousand sampled steps,
+        is 0 at all of them, or the warm-up does not end before the run.
+    """
+    plateau = plateau_of(optimizer)
+    learning_rate = unreduced(optimizer)
+    looked_at = {*range(0, max(steps, 1), max(1, -(-steps // 1000))), max(steps - 1, 0)}
+    description = {}
+    if isinstance(learning_rate, LearningRate):
+        warmup = learning_rate.warmup_steps
+        if warmup >= steps:
+            raise ConfigError(
+                f"the warm-up takes {warmup:,} updates, and the run ends after {steps:,}. Shorten "
+                "WARMUP_STEPS or WARMUP_EPOCHS, or train for longer."
+            )
+        looked_at.add(warmup)
+        description = learning_rate.description()
+    if plateau is not None:
+        description["on a plateau"] = plateau.description()
+    rates = learning_rates_at(optimizer, sorted(looked_at))
+    for step, rate in rates.items():
+        if not 0 <= rate < math.inf:
+            raise ConfigError(
+                f"the learning rate of update {step:,} is {rate:g}; it is 0 or more. See the "
+                "schedule's arguments."
+            )
+    peak = max(rates, key=lambda step: rates[step])
+    if not rates[peak] > 0:
+        raise ConfigError(f"the learning rate is {rates[peak]:g} at its peak; it is more than 0")
+    last = f", {rates[steps - 1]:.6g} at the end" if rates[steps - 1] != rates[peak] else ""
+    return {"learning rate": f"{rates[peak]:.6g} at its peak{last}", **description}
+
+
+def check_plateau(
+    plateau: ReduceOnPlateau, run_plan: RunPlan, metrics: Sequence[str], evaluates: bool
+) -> None:
+    """Checks that a `ReduceOnPlateau` will get its metric from evaluations.
+
+    Args:
+      plateau: The plateau rule.
+      run_plan: The plan of the run.
+      metrics: Names of the metrics of an evaluation.
+      evaluates: Whether the run evaluates.
+
+    Raises:
+      ConfigError: If evaluations do not report the metric, or the run evaluates never or only at
+        its end.
+    """
+    if plateau.metric not in metrics:
+        raise ConfigError(
+            f"ReduceOnPlateau.metric is {plateau.metric!r}; an evaluation gives "
+            + ", ".join(metrics)
+        )
+    if not evaluates:
+        raise ConfigError(
+            "ReduceOnPlateau needs evaluations: give evaluation data, and --mode=train_and_eval"
+        )
+    if run_plan.eval_every is None:
+        raise ConfigError("ReduceOnPlateau needs evaluations: give EVAL_EVERY")

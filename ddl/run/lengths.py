@@ -1,0 +1,61 @@
+"""The macros STEPS_PER_EPOCH and TOTAL_STEPS, set by a run for use in its config.
+
+Both follow from the training data, the batch size and the length of the run, which are built first.
+The plan and the Trainer, which may use the macros, are built afterwards. Reading a macro before it
+is set is an error: a None would look like a setting that is left out.
+"""
+
+from ddl import config
+from ddl.data import as_source
+from ddl.errors import ConfigError
+from ddl.run.plan import RunPlan
+
+_FOLLOWS_FROM = {
+    "STEPS_PER_EPOCH": "the training data and the batch size",
+    "TOTAL_STEPS": "the training data, the batch size and TRAIN_STEPS or TRAIN_EPOCHS",
+}
+
+
+def withhold_lengths() -> None:
+    """Makes it an error to read a macro that the config leaves open before `resolve_lengths`."""
+    for name, follows_from in _FOLLOWS_FROM.items():
+        if config.get_macro(name) is None:
+            config.withhold_macro(
+                name,
+                f"%{name} is read before it is known. It is computed from {follows_from}; neither "
+                "these nor SEED and PRECISION can be given in it. Give a number instead.",
+            )
+
+
+def resolve_lengths() -> None:
+    """Sets STEPS_PER_EPOCH and TOTAL_STEPS. Call it in the strategy's scope.
+
+    If a run is lengthened, settings that depend on TOTAL_STEPS differ from the saved config, and
+    the run cannot resume (`compare_with_saved_config`).
+
+    Raises:
+      ConfigError: If the config binds one of the macros to another number, or if the data, the
+        batch size or the length of the run uses them.
+    """
+    data = config.build_bound("Trainer", "train_data")
+    batch = config.build_bound("Trainer", "global_batch_size")
+    if data is None or batch is None:
+        for name in _FOLLOWS_FROM:
+            config.set_macro(name, None)
+        return  # the Trainer reports the missing argument
+    steps_per_epoch = as_source(data).steps_per_epoch(batch)
+    _set("STEPS_PER_EPOCH", steps_per_epoch)
+    train_steps = config.build_bound("RunPlan", "train_steps")
+    train_epochs = config.build_bound("RunPlan", "train_epochs")
+    length = RunPlan(train_steps=train_steps, train_epochs=train_epochs)
+    _set("TOTAL_STEPS", length.total_steps(steps_per_epoch))
+
+
+def _set(name: str, value: int) -> None:
+    given = None if config.is_withheld(name) else config.get_macro(name)
+    if given not in (None, value):
+        raise ConfigError(
+            f"{name} is given as {given}, and is {value} by the data and the run's length. It "
+            f"is not for setting: leave it out, or give --gin_param='{name} = None'."
+        )
+    config.set_macro(name, value)

@@ -1,0 +1,195 @@
+"""The outer loop of a run: logs, evaluations, checkpoints and rewinds between device loops."""
+
+import math
+from contextlib import suppress
+
+from ddl.checkpoints.checkpoints import Checkpoints
+from ddl.distribution.workers import Workers
+from ddl.errors import ModelDirectoryError, TrainingDiverged, TrainingInterrupted
+from ddl.optimizers.learning_rate import learning_rate_at
+from ddl.optimizers.plateau import ReduceOnPlateau, plateau_of
+from ddl.run.console import RunConsole
+from ddl.run.plan import RunPlan
+from ddl.run.writers import Writers
+from ddl.signals import StopSignals
+from ddl.training.actions import Action, EachLoop, Periodic
+from ddl.training.trainer import Trainer
+
+
+class OuterLoop:
+    """Trains to the end of the run; logs, evaluates, saves and rewinds as the run plan says.
+
+    Use it on all workers, in eager, cross-replica context.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        run_plan: RunPlan,
+        checkpoints: Checkpoints,
+        writers: Writers,
+        console: RunConsole,
+        stop: StopSignals,
+        evaluates: bool,
+    ):
+        """Keeps the parts of a run and schedules the actions.
+
+        Args:
+          trainer: The trainer, newly built or restored.
+          run_plan: Length of the run, and periods of its actions.
+          checkpoints: The checkpoints of this trainer.
+          writers: Receive the metrics.
+          console: Shows progress.
+          stop: Holds the signal that asked to stop, if any.
+          evaluates: Whether the run evaluates.
+        """
+        self._trainer = trainer
+        self._run_plan = run_plan
+        self._total = run_plan.total_steps(trainer.steps_per_epoch)
+        self._checkpoints = checkpoints
+        self._writers = writers
+        self._console = console
+        self._stop = stop
+        self._plateau = plateau_of(trainer.optimizer)
+        self._workers = Workers(trainer.strategy)
+        self._evaluated: tuple[int, dict[str, float]] = (-1, {})
+        last = self._total
+        evaluations = [Periodic(run_plan.eval_every, self._evaluate, last)] if evaluates else []
+        # The checkpoint comes last: once a step is saved, its logs are already written.
+        self._actions: list[Action] = [
+            EachLoop(self._show_progress),
+            Periodic(run_plan.log_every, self._log, last),
+            *evaluations,
+            Periodic(run_plan.checkpoint_every, self._save, last),
+        ]
+
+    def run(self) -> None:
+        """Trains, and returns when the last checkpoint is on disk.
+
+        Raises:
+          TrainingInterrupted: If a signal asked to stop. The step is saved first, unless a weight,
+            a slot, a statistic or an average is not finite.
+          TrainingDiverged: If training diverged and the run cannot rewind: the plan says `stop`,
+            `max_rewinds` is reached, or there is no checkpoint.
+          ModelDirectoryError: If the last checkpoint could not be written, or the checkpoint to
+            rewind to cannot be restored.
+        """
+        trainer = self._trainer
+        self._console.start(trainer.step, self._total)
+        if self._run_plan.on_divergence == "rewind" and not self._checkpoints.has_any():
+            self._save(trainer.step)  # a rewind needs a checkpoint
+        try:
+            while trainer.step < self._total:
+                try:
+                    trainer.train(self._total - trainer.step, self._actions)
+                    self._stop_if_asked(trainer.step)
+                except TrainingDiverged as error:
+                    if self._run_plan.on_divergence == "stop":
+                        raise
+                    self._rewind(error)
+            self._finish()
+        finally:
+            with suppress(ModelDirectoryError):  # already reported
+                self._checkpoints.finish()
+
+    def _show_progress(self, step: int) -> None:
+        if self._console.shows_progress:
+            figures = self._trainer.peek_metrics()
+            self._add_speed(figures, self._trainer.pace.steps_per_second)
+            self._console.advance(step, figures)
+
+    def _log(self, step: int) -> None:
+        trainer = self._trainer
+        figures = trainer.read_metrics()
+        figures["learning_rate"] = trainer.learning_rate
+        if trainer.loss_scale is not None:
+            figures["loss_scale"] = trainer.loss_scale
+            figures["skipped_updates"] = trainer.skipped_updates
+        if rewinds := int(trainer.state.rewinds):
+            figures["rewinds"] = rewinds
+        self._add_speed(figures, trainer.pace.take_steps_per_second())
+        self._writers.write(step, step / trainer.steps_per_epoch, "train", figures)
+
+    def _evaluate(self, step: int) -> None:
+        figures = self._trainer.evaluate()
+        self._writers.write(step, step / self._trainer.steps_per_epoch, "eval", figures)
+        if not math.isfinite(figures["loss"]):
+            raise TrainingDiverged(
+                f"training diverged by step {step:,}: the loss on the evaluation data is not "
+                "finite. Lower the learning rate, or clip the gradient."
+            )
+        if self._plateau is not None and step % (self._run_plan.eval_every or 1) == 0:
+            self._observe(self._plateau, step, figures)
+        self._evaluated = (step, figures)
+        if self._checkpoints.would_be_best(figures):
+            self._save(step)
+
+    def _observe(self, plateau: ReduceOnPlateau, step: int, figures: dict[str, float]) -> None:
+        """Passes a metric to the plateau, and prints a reduction of the learning rate.
+
+        Not called for an evaluation that is due only to the end of the run.
+        """
+        # All workers use the chief's value: their own could differ in the last bit.
+        value = self._workers.figure_of_chief(figures[plateau.metric])
+        best = plateau.state["best"].numpy()
+        if plateau.observe(step, value):
+            rate = learning_rate_at(self._trainer.optimizer, step)
+            self._console.line(
+                f"step {step:,}: {plateau.metric} {value:.6g} is no better than {best:.6g} before. "
+                f"The learning rate goes on at {rate:.6g}."
+            )
+
+    def _save(self, step: int, scheduled: bool = True) -> None:
+        self._trainer.check_finite()
+        evaluated_at, figures = self._evaluated
+        self._checkpoints.save(figures if evaluated_at == step else None, scheduled)
+
+    def _stop_if_asked(self, step: int) -> None:
+        """Saves and raises TrainingInterrupted if training stopped before the last step.
+
+        Called after `Trainer.train`, which returns early only on request.
+        """
+        if step >= self._total:
+            return
+        signal = self._stop.received.name if self._stop.received else "request"
+        where = f"stopped by {signal} at step {step:,} of {self._total:,}"
+        try:
+            self._save(step, scheduled=False)
+        except TrainingDiverged as error:
+            # A resumed run diverges again; `on_divergence` decides then.
+            raise TrainingInterrupted(
+                f"{where}, without saving: {error} The same command goes on from the last "
+                "checkpoint."
+            ) from error
+        self._finish()
+        raise TrainingInterrupted(f"{where}, after saving. The same command goes on from there.")
+
+    def _finish(self) -> None:
+        """Waits for the chief's last write; raises on all workers if it failed."""
+        with self._workers.failing_together():
+            self._checkpoints.finish()
+
+    def _rewind(self, error: TrainingDiverged) -> None:
+        """Restores the last scheduled checkpoint; skips the batches through the diverging one.
+
+        The rewind is a function of plan and data, unless a checkpoint was damaged or could not be
+        written. A run that is stopped or killed during a rewind repeats it when it resumes.
+        """
+        trainer = self._trainer
+        state, rewinds = trainer.state, int(trainer.state.rewinds)
+        if rewinds >= self._run_plan.max_rewinds:
+            raise TrainingDiverged(f"{error} It had gone back {rewinds} times before.") from error
+        if self._checkpoints.restore_latest(scheduled=True) is None:
+            raise TrainingDiverged(f"{error} There is no checkpoint to go back to.") from error
+        first = int(trainer.state.batches)
+        end = int(state.batches) - max(0, int(state.diverged_for) - 1)
+        trainer.restore(trainer.state.leaving_out(end, rewinds + 1))
+        self._writers.drop_after(trainer.step)
+        self._console.line(
+            f"{error}\nGoing back to step {trainer.step:,}, and leaving out the batches from "
+            f"{first:,} to {end - 1:,}. Rewind {rewinds + 1} of {self._run_plan.max_rewinds}."
+        )
+
+    def _add_speed(self, figures: dict[str, float], steps_per_second: float | None) -> None:
+        if steps_per_second is not None:
+            figures["examples_per_second"] = steps_per_second * self._trainer.global_batch_size

@@ -1,0 +1,79 @@
+"""The plan of a run: its length, the periods of its actions, divergence and warm start."""
+
+import dataclasses
+from typing import Literal
+
+from ddl.checkpoints.retention import Retention
+from ddl.checkpoints.warm_start import WarmStart
+from ddl.errors import ConfigError, check_choice
+from ddl.optimizers.lengths import epochs_to_steps
+
+
+@dataclasses.dataclass(frozen=True)
+class RunPlan:
+    """Lengths and periods of a run, in steps unless stated otherwise. A step is one update.
+
+    Attributes:
+      train_steps: Length of the run. Exactly one of `train_steps` and `train_epochs` is given.
+      train_epochs: Length of the run in passes over the training data.
+      eval_every: Period of evaluations; None evaluates at the end only.
+      checkpoint_every: Period of checkpoints; None saves at the end only.
+      log_every: Period of training lines in metrics.jsonl.
+      retention: Which checkpoints to keep.
+      on_divergence: `stop` ends the run with exit status 76. `rewind` restores the last scheduled
+        checkpoint and skips the batches up to and including the one that diverged, as in
+        Chowdhery et al. 2022, "PaLM: Scaling Language Modeling with Pathways", section 5.1.
+      max_rewinds: Maximum number of rewinds in a run.
+      warm_start: Source of a new run's initial weights; None keeps the initializers'. A resumed
+        run ignores it.
+
+    Raises:
+      ConfigError: If a value is not positive, not exactly one length is given, `on_divergence` is
+        unknown, or `retention.every` is not a multiple of `checkpoint_every`.
+    """
+
+    train_steps: int | None = None
+    train_epochs: float | None = None
+    eval_every: int | None = None
+    checkpoint_every: int | None = None
+    log_every: int = 100
+    retention: Retention = dataclasses.field(default_factory=Retention)
+    on_divergence: Literal["stop", "rewind"] = "stop"
+    max_rewinds: int = 3
+    warm_start: WarmStart | None = None
+
+    def __post_init__(self) -> None:
+        if (self.train_steps is None) == (self.train_epochs is None):
+            given = "neither" if self.train_steps is None else "both"
+            raise ConfigError(
+                f"TRAIN_STEPS is {self.train_steps} and TRAIN_EPOCHS is {self.train_epochs}: "
+                f"{given} of them is given. Give exactly one, and None for the other."
+            )
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, (int, float)) and not value > 0:
+                raise ConfigError(f"{field.name} is {value}; it is more than 0")
+        self._check_retention()
+        check_choice("on_divergence", self.on_divergence, ("stop", "rewind"))
+
+    def _check_retention(self) -> None:
+        """Raises ConfigError if `retention.every` names steps that are never saved."""
+        every, saved_every = self.retention.every, self.checkpoint_every
+        if every is None or (saved_every is not None and every % saved_every == 0):
+            return
+        if saved_every is None:
+            raise ConfigError(
+                f"Retention.every is {every:,}, but CHECKPOINT_EVERY is None: only the last step "
+                f"is saved. Give CHECKPOINT_EVERY = {every}, or Retention.every = None."
+            )
+        nearest = max(1, round(every / saved_every)) * saved_every
+        raise ConfigError(
+            f"Retention.every must be a multiple of CHECKPOINT_EVERY, {saved_every:,}, since no "
+            f"other steps are saved; got {every:,}. Give {nearest}, or another CHECKPOINT_EVERY."
+        )
+
+    def total_steps(self, steps_per_epoch: int) -> int:
+        """Returns the length of the run in steps; a fraction of a batch counts as a whole one."""
+        if self.train_epochs is None:
+            return int(self.train_steps or 0)
+        return epochs_to_steps(self.train_epochs, steps_per_epoch)

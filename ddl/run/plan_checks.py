@@ -1,0 +1,71 @@
+"""Checks of a run plan against its Trainer, before training."""
+
+from ddl.errors import ConfigError
+from ddl.optimizers.plateau import plateau_of
+from ddl.run.plan import RunPlan
+from ddl.training.trainer import Trainer
+
+
+def check_best_metric(metric: str | None, trainer: Trainer) -> None:
+    """Raises ConfigError if evaluations do not report `metric`; None passes."""
+    if metric is not None and not trainer.has_eval_data:
+        raise ConfigError(
+            f"Retention.best_metric is {metric!r}, but there is no data to evaluate on"
+        )
+    if metric is not None and metric not in trainer.eval_metric_names:
+        raise ConfigError(
+            f"Retention.best_metric is {metric!r}; an evaluation gives "
+            + ", ".join(trainer.eval_metric_names)
+        )
+
+
+def check_run_plan(run_plan: RunPlan, trainer: Trainer) -> None:
+    """Checks that the run plan is possible with the trainer.
+
+    Raises:
+      ConfigError: If the plan evaluates and there is no evaluation data.
+    """
+    if run_plan.eval_every is not None and not trainer.has_eval_data:
+        raise ConfigError(
+            f"EVAL_EVERY is {run_plan.eval_every:,}, but there is no data to evaluate on. Bind "
+            "Trainer.eval_data, or set EVAL_EVERY = None."
+        )
+
+
+def without_effect(run_plan: RunPlan, trainer: Trainer, evaluates: bool) -> list[str]:
+    """Lists the settings that have no effect in a run of this length.
+
+    They are not errors, so that a config works unchanged for a short trial run.
+
+    Args:
+      run_plan: The plan of the run.
+      trainer: The trainer of the run.
+      evaluates: Whether the run evaluates.
+
+    Returns:
+      One sentence for each setting.
+    """
+    total = run_plan.total_steps(trainer.steps_per_epoch)
+    retention, eval_every = run_plan.retention, run_plan.eval_every
+    found = []
+    if retention.every is not None and retention.every > total:
+        found.append(
+            f"Retention.every is {retention.every:,} and the run ends at step {total:,}: no "
+            "checkpoint stays by it"
+        )
+    if retention.best_metric is not None and not evaluates:
+        found.append("--mode=train evaluates nothing: no checkpoint is the best")
+    elif retention.best_metric is not None and (eval_every is None or eval_every >= total):
+        found.append(
+            "Retention.best_metric: the only evaluation is at the end of the run, so the last "
+            "checkpoint is the best"
+        )
+    if (plateau := plateau_of(trainer.optimizer)) is not None and eval_every is not None:
+        # The first evaluation sets the best; after the last step there is nothing to reduce.
+        in_time = (total - 1) // eval_every
+        if in_time <= plateau.patience:
+            found.append(
+                f"ReduceOnPlateau.patience is {plateau.patience} and the run has {in_time} "
+                "evaluations before its end: the learning rate is never reduced"
+            )
+    return found

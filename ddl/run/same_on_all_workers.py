@@ -1,0 +1,71 @@
+"""A check that all workers run the same code, versions, config and flags."""
+
+import hashlib
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import ddl
+from ddl import config
+from ddl.distribution.workers import Workers
+from ddl.errors import ConfigError
+
+
+def check_same_on_all(workers: Workers, flags: Mapping[str, object]) -> None:
+    """Compares code, versions, config and flags of all workers, and a seed that the config binds.
+
+    Eager, cross-replica context, on all workers, before training.
+
+    Args:
+      workers: The workers of the run.
+      flags: Values by name of the flags that must agree, such as the mode.
+
+    Raises:
+      ConfigError: On all workers, with the differing lines, if a worker differs from worker 0.
+    """
+    if workers.number == 1:
+        return
+    given = "\n".join(f"--{name}={value}" for name, value in flags.items())
+    texts = workers.texts(f"{versions()}\n{given}\n{config.config_text()}")
+    for index, text in enumerate(texts[1:], start=1):
+        here, there = texts[0].splitlines(), text.splitlines()
+        differ = sorted({*here} ^ {*there})
+        if differ:
+            listing = "\n".join(
+                f"  {'worker 0' if line in here else f'worker {index}'}: {line}" for line in differ
+            )
+            raise ConfigError(f"worker {index} was started otherwise than worker 0:\n{listing}")
+
+
+def versions() -> str:
+    """Returns library versions, and digests of ddl's code and of the modules the config imports."""
+    package = Path(ddl.__file__).parent
+    lines = [
+        f"ddl {ddl.__version__}, code {_digest(package)}",
+        f"TensorFlow {tf.__version__}, Keras {keras.__version__}, NumPy {np.__version__}",
+        "Python {}.{}".format(*sys.version_info),
+    ]
+    for name in re.findall(r"^import ([\w.]+)", config.config_text(), re.MULTILINE):
+        module = sys.modules.get(name)
+        if module is not None and getattr(module, "__file__", None):
+            lines.append(f"{name}, code {_digest(Path(str(module.__file__)))}")
+    return "\n".join(lines)
+
+
+def _digest(path: Path) -> str:
+    """Returns the first 12 hexadecimal digits of a SHA-256 digest.
+
+    Covers a file, or all Python files and gin configs of a package.
+    """
+    root = path.parent if path.name == "__init__.py" else path
+    files = [path] if root.is_file() else sorted([*root.rglob("*.py"), *root.rglob("*.gin")])
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(str(file.relative_to(root) if file != root else file.name).encode())
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:12]

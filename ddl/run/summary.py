@@ -1,0 +1,68 @@
+"""The start-up summary of a run, and notes on its strategy."""
+
+import keras
+import numpy as np
+
+from ddl import config
+from ddl.distribution.devices import describe_devices
+from ddl.distribution.parameter_servers import has_parameter_servers
+from ddl.distribution.tpu import is_tpu
+from ddl.run.learning_rate_checks import learning_rate_summary
+from ddl.tasks.parts import layers_of
+from ddl.training.trainer import Trainer
+
+
+def notes(trainer: Trainer) -> list[str]:
+    """Returns notes on how training under this strategy differs from training on one device."""
+    found = []
+    if has_parameter_servers(trainer.strategy):
+        found.append(
+            "Updates are asynchronous: each is made by one worker from a whole global batch, with "
+            "weights that the others may have moved meanwhile. Two such runs differ, and so does "
+            "one that is gone on with. The learning rate is that of the step, whoever makes it."
+        )
+        if any(isinstance(x, keras.layers.BatchNormalization) for x in layers_of(trainer.task)):
+            found.append(
+                "BatchNormalization takes its moments from the batch of the update; the moving "
+                "ones are written by all workers, and what two write at once counts as one."
+            )
+    if is_tpu(trainer.strategy) and keras.config.dtype_policy().name != "mixed_bfloat16":
+        found.append(
+            "TPUs multiply in bfloat16: PRECISION = 'mixed_bfloat16' is fastest there, and "
+            "needs no loss scale. This strategy has not been run on hardware yet."
+        )
+    return found
+
+
+def summary(trainer: Trainer, total: int) -> dict[str, str]:
+    """Returns the start-up summary of a run as texts by name.
+
+    Args:
+      trainer: The trainer of the run.
+      total: Length of the run in steps.
+
+    Raises:
+      ConfigError: If the learning rate is unusable; see `learning_rate_summary`.
+    """
+    replicas = trainer.strategy.num_replicas_in_sync
+    batch = trainer.global_batch_size
+    microbatches = trainer.accumulation_steps
+    split = f" = {replicas} replicas × " if replicas > 1 else ""
+    if microbatches > 1:
+        split = f"{split or ' = '}{microbatches} microbatches × "
+    split += f"{batch // replicas // microbatches:,}" if split else ""
+    parameters = sum(int(np.prod(v.shape)) for v in trainer.model.trainable_variables)
+    steps_per_epoch = trainer.steps_per_epoch
+    return {
+        "devices": f"{describe_devices(trainer.strategy)}, {type(trainer.strategy).__name__}",
+        "replicas": str(replicas),
+        "global batch size": f"{batch:,}{split}",
+        "batch per replica": f"{batch // replicas:,}",
+        "precision": keras.config.dtype_policy().name,
+        "model": f"{trainer.model.name}, {parameters:,} trainable parameters",
+        "training data": f"{trainer.num_examples:,} examples, {steps_per_epoch:,} steps an epoch",
+        "weight average": str(trainer.averages.rule) if trainer.averages else "none",
+        "steps": f"{total:,} ({total / steps_per_epoch:.1f} epochs)",
+        **learning_rate_summary(trainer.optimizer, total),
+        "seed": str(config.get_macro("SEED")),
+    }

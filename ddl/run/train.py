@@ -1,0 +1,208 @@
+"""One run: build → compare → restore → loop → close."""
+
+import re
+import secrets
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+
+from ddl import config
+from ddl.checkpoints.checkpoints import Checkpoints
+from ddl.checkpoints.directory import SavedCheckpoint
+from ddl.choices import Mode
+from ddl.distribution.workers import Workers
+from ddl.errors import ConfigError
+from ddl.optimizers.plateau import plateau_of
+from ddl.run.config_changes import compare_with_saved_config
+from ddl.run.console import RunConsole, format_figures
+from ddl.run.directory import RunDirectory
+from ddl.run.from_checkpoints import SavedWeights, evaluate_saved, export_saved, follow
+from ddl.run.learning_rate_checks import check_plateau
+from ddl.run.lengths import resolve_lengths, withhold_lengths
+from ddl.run.loop import OuterLoop
+from ddl.run.placement import Placement
+from ddl.run.plan import RunPlan
+from ddl.run.plan_checks import check_best_metric, check_run_plan, without_effect
+from ddl.run.same_on_all_workers import check_same_on_all
+from ddl.run.summary import notes, summary
+from ddl.run.writers import JsonLinesWriter, TensorBoardWriter, Writers
+from ddl.signals import StopSignals
+from ddl.training.trainer import Trainer
+
+
+def run(
+    placement: Placement,
+    model_dir: str | None,
+    mode: Mode = "train_and_eval",
+    dry_run: bool = False,
+    allow_unused: Sequence[str] = (),
+    saved_weights: SavedWeights | None = None,
+    follow_timeout: float | None = None,
+) -> None:
+    """Trains, evaluates or exports, as the loaded gin config and the mode say.
+
+    Call it on all workers, in eager, cross-replica context.
+
+    Args:
+      placement: Strategy, communication and the other settings from flags.
+      model_dir: Directory the run writes to and resumes from; None makes it a dry run.
+      mode: Whether to train, evaluate, do both, or export.
+      dry_run: Build everything, make one step, print the plan and write nothing.
+      allow_unused: Names of bindings that may go unused.
+      saved_weights: Weights to evaluate or export; None takes the newest checkpoint, and its
+        averages if it has any.
+      follow_timeout: With mode `eval`, seconds to wait for each next checkpoint; None evaluates
+        one checkpoint.
+
+    Raises:
+      ConfigError: If the config, a flag or the mode is invalid, or workers differ in them.
+      DataError: If the data are not what the task needs.
+      ModelDirectoryError: If the directory or a checkpoint cannot be used or written.
+      TrainingInterrupted: If a signal stopped the training.
+      TrainingDiverged: If the loss is no longer finite.
+      DdlError: For other errors that the user can fix.
+    """
+    # ------------------------------------------------------------------ build
+    workers = Workers(placement.strategy)
+    if workers.number > 1 and mode == "export":
+        raise ConfigError("--mode=export runs in one process. Start it with --cluster=none.")
+    console = RunConsole(shows=workers.is_chief)
+    directory = None if model_dir is None else RunDirectory(model_dir)
+    what = saved_weights or SavedWeights()
+    flags = {
+        **{"mode": mode, "dry_run": dry_run, "follow_timeout": follow_timeout},
+        **{"bytes_per_pack": placement.communication.bytes_per_pack},
+        **{"collectives": placement.communication.collectives},
+        **{"checkpoint": what.checkpoint, "averaged_weights": what.averaged},
+    }
+    check_same_on_all(workers, flags)
+    run_plan, trainer = build(placement, workers, directory)
+    config.check_all_used(allow_unused)
+    check_best_metric(run_plan.retention.best_metric, trainer)
+    trains = mode in ("train", "train_and_eval")
+    if trains:
+        check_run_plan(run_plan, trainer)
+    evaluates = mode != "train" and trainer.has_eval_data
+    if (plateau := plateau_of(trainer.optimizer)) is not None:
+        check_plateau(plateau, run_plan, trainer.eval_metric_names, evaluates)
+    total = run_plan.total_steps(trainer.steps_per_epoch)
+    console.summary("ddl", summary(trainer, total))
+    for note in notes(trainer) + (without_effect(run_plan, trainer, evaluates) if trains else []):
+        console.line(note)
+    if dry_run or directory is None:
+        warm_start(trainer, run_plan, console)
+        console.line(f"one step on one batch: {format_figures(trainer.train(1))}")
+        Checkpoints("", trainer).check()  # reads and writes no files
+        console.line("\n" + config.operative_config_text().strip())
+        return
+
+    # ------------------------------------------------------------------ evaluate, export
+    json_lines = JsonLinesWriter(directory.metrics, report=console.line)
+    events = TensorBoardWriter(directory.path, report=console.line)
+    checkpoints = Checkpoints(
+        directory.checkpoints,
+        trainer,
+        run_plan.retention,
+        report=console.line,
+        before_write=json_lines.sync,
+    )
+    if mode in ("eval", "export"):
+        compare_with_saved_config(directory, trainer, console, strict=False)
+        if mode == "export":
+            export_saved(what, trainer, checkpoints, directory, console)
+            return
+        parts = (trainer, checkpoints, json_lines, events, console)
+        with closing(events):
+            if follow_timeout is None:
+                evaluate_saved(what, *parts)
+            else:
+                follow(what, follow_timeout, total, *parts)
+        return
+
+    # ------------------------------------------------------------------ compare, restore, train
+    with ExitStack() as stack:
+        stack.callback(directory.release)
+        if workers.is_chief:
+            directory.claim()
+            json_lines.check()
+        stop = stack.enter_context(StopSignals(trainer.request_stop))
+        if checkpoints.saved():
+            compare_with_saved_config(directory, trainer, console, strict=True)
+        if (saved := checkpoints.restore_latest()) is not None:
+            console.line(f"restored step {trainer.step:,} from {saved}")
+            report_replica_change(saved, trainer, console)
+        else:
+            warm_start(trainer, run_plan, console)
+        if trainer.step >= total:
+            console.line(f"nothing left to do: step {trainer.step:,} of {total:,} is reached")
+            return
+        trainer.trace()
+        checkpoints.check()
+        writers = Writers([json_lines, events, console] if workers.is_chief else [])
+        if workers.is_chief:
+            directory.open()
+            directory.write_configs(config.config_text(), config.operative_config_text())
+        writers.drop_after(trainer.step)
+        try:
+            OuterLoop(trainer, run_plan, checkpoints, writers, console, stop, evaluates).run()
+        finally:
+            writers.close()
+        console.line(
+            f"done: step {total:,} after {trainer.pace.total_seconds:,.1f} s of training, written "
+            f"to {directory.path}"
+        )
+
+
+def build(
+    placement: Placement, workers: Workers, directory: RunDirectory | None = None
+) -> tuple[RunPlan, Trainer]:
+    """Builds the run plan and the Trainer from the loaded config.
+
+    Enters the strategy's scope. Call it on all workers, in eager, cross-replica context.
+
+    Args:
+      placement: Strategy, communication and the other settings from flags.
+      workers: The workers of the strategy.
+      directory: Directory of the run; its saved seed is used if the config binds none.
+
+    Raises:
+      DdlError: For errors that the user can fix, such as a ConfigError or a DataError.
+    """
+    withhold_lengths()
+    resolve_seed(directory, workers)
+    with placement.strategy.scope():
+        config.build("set_numerics")
+        resolve_lengths()
+        trainer = config.build("Trainer", **vars(placement))
+        # Building the plan would report a mistyped metric as one without a direction.
+        check_best_metric(config.build_bound("Retention", "best_metric"), trainer)
+        return config.build("RunPlan"), trainer
+
+
+def warm_start(trainer: Trainer, run_plan: RunPlan, console: RunConsole) -> None:
+    """Applies the plan's warm start, if any, and prints the matches.
+
+    Raises:
+      ConfigError: As `WarmStart.apply` does.
+    """
+    if run_plan.warm_start is not None:
+        console.line(str(run_plan.warm_start.apply(trainer.model, trainer.averages)))
+
+
+def report_replica_change(saved: SavedCheckpoint, trainer: Trainer, console: RunConsole) -> None:
+    """Prints a line if a run resumes with another number of replicas."""
+    was, now = saved.metadata.replicas, trainer.strategy.num_replicas_in_sync
+    if was is not None and was != now:
+        console.line(f"the run goes on with {now} replicas; it had {was}")
+
+
+def resolve_seed(directory: RunDirectory | None, workers: Workers) -> None:
+    """Binds SEED if the config does not: to the saved config's seed, or to a random one.
+
+    All workers take the chief's seed.
+    """
+    if config.get_macro("SEED") is not None:
+        return
+    saved = (directory.saved_config() if directory else None) or ""
+    earlier = re.search(r"^SEED = (\d+)", saved, re.MULTILINE)
+    seed = int(earlier[1]) if earlier else secrets.randbelow(2**31)
+    config.set_macro("SEED", workers.of_chief(seed))

@@ -1,0 +1,317 @@
+"""Writers of metrics: metrics.jsonl and TensorBoard, with the interface they share."""
+
+import fcntl
+import json
+import math
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from io import FileIO
+from pathlib import Path
+from typing import Any, Protocol
+
+import tensorflow as tf
+from absl import logging
+from google.protobuf.message import DecodeError
+
+from ddl.checkpoints.durable_files import sync, write_whole
+from ddl.errors import ModelDirectoryError
+
+# Attempts to open a file that others replace; some file systems report no link counts.
+_ATTEMPTS = 100
+
+
+class Writer(Protocol):
+    """Interface for writing the metrics of one split at one step."""
+
+    def write(self, step: int, epoch: float, split: str, values: Mapping[str, float]) -> None:
+        """Writes metrics.
+
+        Args:
+          step: Updates made.
+          epoch: Passes over the training data.
+          split: `train` or `eval`.
+          values: Metrics by name.
+        """
+        ...
+
+    def drop_after(self, last_step: int) -> None:
+        """Drops the metrics of steps after `last_step`, which the run repeats."""
+        ...
+
+    def close(self) -> None:
+        """Writes pending metrics and releases files."""
+        ...
+
+
+class JsonLinesWriter:
+    """Appends one JSON object per line. A value that is not finite becomes null.
+
+    A failed write, as on a full disk, is retried with the next line. Several processes may write
+    to one file, such as a run and its evaluation. If one of them was killed while writing a line,
+    the next writer ends that line if its JSON is whole, and removes it otherwise.
+    """
+
+    def __init__(self, path: Path, report: Callable[[str], None] = logging.warning):
+        """Keeps the path. Lines are appended to an existing file.
+
+        Args:
+          path: The file.
+          report: Called with a message when writes begin to fail, and when a cut-off line is
+            removed.
+        """
+        self._path = path
+        self._report = report
+        self._waiting: list[str] = []
+        self._lock = threading.Lock()  # the checkpoint thread calls `sync`
+
+    def check(self) -> None:
+        """Raises ModelDirectoryError if the file is unreadable or has a line not written by ddl."""
+        for _ in self._lines():
+            pass
+
+    def has(self, step: int, split: str, names: Iterable[str]) -> bool:
+        """Returns whether the file has a line of this step and split with all these metrics.
+
+        Raises:
+          ModelDirectoryError: As `check` does.
+        """
+        return any(
+            values["step"] == step and values.get("split") == split and values.keys() >= set(names)
+            for _, values in self._lines()
+        )
+
+    def drop_after(self, last_step: int) -> None:
+        """Drops the lines of steps after `last_step`, and a cut-off last line.
+
+        Raises:
+          ModelDirectoryError: As `check` does, or if the file cannot be written; the file then
+            keeps its whole lines.
+        """
+        with self._lock:
+            self._waiting = [x for x in self._waiting if json.loads(x)["step"] <= last_step]
+            if not self._path.exists():
+                return
+            try:
+                with self._alone() as file:
+                    self._end_last_line(file)
+                    kept = b"".join(line for line, x in self._lines() if x["step"] <= last_step)
+                    if kept != self._path.read_bytes():
+                        write_whole(self._path, kept)
+            except OSError as error:
+                raise self._error(error) from error
+
+    def write(self, step: int, epoch: float, split: str, values: Mapping[str, float]) -> None:
+        """See `Writer`."""
+        finite = {name: v if math.isfinite(v) else None for name, v in values.items()}
+        line = json.dumps({"step": step, "epoch": round(epoch, 6), "split": split, **finite})
+        with self._lock:
+            first_to_wait = not self._waiting
+            self._waiting.append(line + "\n")
+            try:
+                self._write_waiting()
+            except OSError as error:
+                if first_to_wait:
+                    self._report(f"{self._error(error)}. The lines wait, and are tried again.")
+
+    def sync(self) -> None:
+        """Writes waiting lines and flushes the file to disk.
+
+        Raises:
+          ModelDirectoryError: If a line cannot be written.
+        """
+        try:
+            with self._lock:
+                self._write_waiting()
+                if self._path.exists():
+                    sync(self._path)
+        except OSError as error:
+            raise self._error(error) from error
+
+    def close(self) -> None:
+        """Does nothing: lines are written at once, and `sync` retries failed ones."""
+
+    def _lines(self) -> Iterator[tuple[bytes, dict[str, Any]]]:
+        """Yields each line that ends in a newline, and its values; skips blank lines."""
+        try:
+            content = self._path.read_bytes()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise ModelDirectoryError(f"{self._path} cannot be read: {error.strerror}") from error
+        for number, line in enumerate(content.split(b"\n")[:-1], start=1):
+            if not line.strip():
+                continue
+            values = _parsed(line)
+            if values is None:
+                raise ModelDirectoryError(
+                    f"{self._path}:{number} is not a line that ddl wrote. Correct or remove it."
+                )
+            yield line + b"\n", values
+
+    def _write_waiting(self) -> None:
+        if not self._waiting:
+            return
+        with self._alone() as file:
+            self._end_last_line(file)
+            start = file.seek(0, os.SEEK_END)
+            text = "".join(self._waiting).encode()
+            try:
+                if file.write(text) != len(text):
+                    raise OSError(0, "the disk took a part of a line only")
+            except OSError:
+                file.truncate(start)
+                raise
+        self._waiting = []
+
+    @contextmanager
+    def _alone(self) -> Iterator[FileIO]:
+        """Opens the file, created if missing, for appending under an exclusive lock."""
+        for attempts_left in reversed(range(_ATTEMPTS)):
+            with self._path.open("a+b", buffering=0) as file:
+                with suppress(OSError):  # some network file systems have no locks
+                    fcntl.flock(file, fcntl.LOCK_EX)
+                # During the wait for the lock, another process may have replaced the file.
+                if os.fstat(file.fileno()).st_nlink > 0 or not attempts_left:
+                    yield file
+                    return
+
+    def _end_last_line(self, file: FileIO) -> None:
+        """Adds a missing newline to the last line if its JSON is whole, else removes the line."""
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 1))
+        if file.read(1) in (b"", b"\n"):
+            return
+        start = self._path.read_bytes().rfind(b"\n") + 1
+        file.seek(start)
+        if _parsed(file.read()) is not None:
+            file.write(b"\n")
+            return
+        file.truncate(start)
+        self._report(
+            f"{self._path}: removed the last line, which was cut off: {size - start:,} bytes"
+        )
+
+    def _error(self, error: OSError) -> ModelDirectoryError:
+        return ModelDirectoryError(f"{self._path} cannot be written: {error.strerror}")
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """Parses a line; returns None if it is not one that ddl writes."""
+    try:
+        values = json.loads(line.decode())
+        step = values["step"]
+        valid = isinstance(step, int | float) and not isinstance(step, bool)
+        return values if valid and step >= 0 and float(step).is_integer() else None
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return None
+
+
+class TensorBoardWriter:
+    """Writes TensorBoard event files, one folder per split. Failed writes are reported and lost."""
+
+    def __init__(self, directory: Path, report: Callable[[str], None] = logging.warning):
+        """Keeps the folder; creates no files yet.
+
+        Args:
+          directory: Parent of the folders `train` and `eval`, each created at its first write.
+          report: Called with a message when writes begin to fail, or a file is damaged.
+        """
+        self._directory = directory
+        self._report = report
+        self._writers: dict[str, tf.summary.SummaryWriter] = {}
+        self._fails = False
+
+    def write(self, step: int, epoch: float, split: str, values: Mapping[str, float]) -> None:
+        """See `Writer`."""
+        try:
+            if split not in self._writers:
+                self._writers[split] = tf.summary.create_file_writer(str(self._directory / split))
+            with self._writers[split].as_default(step):
+                for name, value in {"epoch": epoch, **values}.items():
+                    tf.summary.scalar(name, value)
+            self._writers[split].flush()
+            self._fails = False
+        except tf.errors.OpError as error:
+            if not self._fails:
+                self._report(f"event files in {self._directory / split} have gaps: {error.message}")
+            self._fails = True
+
+    def drop_after(self, last_step: int) -> None:
+        """Drops events of steps after `last_step`, and cut-off records at the ends of files.
+
+        For a file with other damage, keeps the events before the damage, and keeps the damaged
+        file under another name. Reports damaged files, and files that cannot be rewritten.
+        """
+        self.close()
+        for split in ("train", "eval"):
+            for path in (self._directory / split).glob("events.out.tfevents.*"):
+                try:
+                    if aside := _drop_events_after(path, last_step):
+                        self._report(f"{path} is damaged; it was set aside in {aside}")
+                except (tf.errors.OpError, OSError) as error:
+                    self._report(f"{path} has events of later steps than {last_step}: {error}")
+
+    def close(self) -> None:
+        """Closes the event files; reports a failure."""
+        for split, writer in self._writers.items():
+            try:
+                writer.close()
+            except tf.errors.OpError as error:
+                self._report(f"event files in {self._directory / split} end early: {error.message}")
+        self._writers = {}
+
+
+def _drop_events_after(path: Path, last_step: int) -> Path | None:
+    """Rewrites an event file; if it is damaged, returns the path where the original is kept."""
+    kept, whole, damaged = [], True, False
+    try:
+        for record in tf.data.TFRecordDataset(str(path)).as_numpy_iterator():
+            if tf.compat.v1.Event.FromString(record).step <= last_step:
+                kept.append(record)
+            else:
+                whole = False
+    except tf.errors.DataLossError as error:
+        whole, damaged = False, "truncated record" not in error.message
+    except DecodeError:
+        whole, damaged = False, True
+    if whole:
+        return None
+    aside = path.with_name(path.name.replace("tfevents", "damaged")) if damaged else None
+    partial = path.with_name("partial")  # TensorBoard reads files with `tfevents` in their names
+    try:
+        with tf.io.TFRecordWriter(str(partial)) as writer:
+            for record in kept:
+                writer.write(record)
+        sync(partial)
+        if aside is not None:
+            os.replace(path, aside)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return aside
+
+
+class Writers:
+    """A list of writers, used as one."""
+
+    def __init__(self, writers: Sequence[Writer]):
+        """Keeps the writers in order."""
+        self._writers = list(writers)
+
+    def write(self, step: int, epoch: float, split: str, values: Mapping[str, float]) -> None:
+        """Writes the metrics with each writer; see `Writer`."""
+        for writer in self._writers:
+            writer.write(step, epoch, split, values)
+
+    def drop_after(self, last_step: int) -> None:
+        """Drops later steps from each writer; see `Writer`."""
+        for writer in self._writers:
+            writer.drop_after(last_step)
+
+    def close(self) -> None:
+        """Closes all writers, even if one of them raises."""
+        with ExitStack() as stack:
+            for writer in self._writers:
+                stack.callback(writer.close)

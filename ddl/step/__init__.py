@@ -1,0 +1,1 @@
+"""One update: losses, gradients, the all-reduce, clipping, applying, averages."""

@@ -1,0 +1,163 @@
+"""The gradient path after the all-reduce: finite? → unscale → clip → apply.
+
+The order matters. Clipping and the finite check concern the gradient of the global batch. They
+therefore come after the all-reduce, where every replica holds the same values and decides the same.
+Keras 3 does both before the all-reduce, on each replica's own share.
+"""
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import keras
+import tensorflow as tf
+
+from ddl.errors import ConfigError
+from ddl.optimizers.checks import check_holds_none, check_optimizer, check_unused
+
+Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
+
+
+def prepare_optimizer(
+    optimizer: keras.optimizers.Optimizer,
+    variables: Sequence[keras.Variable],
+    strategy: tf.distribute.Strategy,
+) -> None:
+    """Builds the optimizer's slots and removes the all-reduce from its `apply`.
+
+    Keras's `apply` sums gradients over the replicas, without an option to skip it. This function
+    replaces the instance's hook for the all-reduce by the identity. The hook is private to Keras
+    and checked by tests/step/test_gradients.py.
+
+    Args:
+      optimizer: The optimizer; changed in place.
+      variables: The trained variables.
+      strategy: The strategy in whose scope the optimizer was made.
+
+    Raises:
+      ConfigError: If `check_optimizer`, `check_unused` or `check_holds_none` rejects the optimizer,
+        or if it was made outside the strategy's scope.
+    """
+    check_optimizer(optimizer)
+    if not strategy.extended.variable_created_in_scope(optimizer.iterations.value):
+        raise ConfigError(
+            f"the optimizer {optimizer.name!r} was made outside the strategy's scope. Make it "
+            "under `with strategy.scope():`, as the model."
+        )
+    check_unused(optimizer, variables)
+    with strategy.scope():
+        optimizer.build(variables)
+    check_holds_none(optimizer)
+    optimizer._all_reduce_sum_gradients = lambda gradients_and_variables: gradients_and_variables
+
+
+def each_finite(gradients: Sequence[Gradient]) -> tf.Tensor:
+    """Returns which gradients hold neither an infinity nor a NaN: bool [gradients]."""
+    return tf.stack([tf.reduce_all(tf.math.is_finite(_values(g))) for g in gradients])
+
+
+def all_finite(gradients: Sequence[Gradient]) -> tf.Tensor:
+    """Returns whether no gradient holds an infinity or a NaN: bool []."""
+    return tf.reduce_all(each_finite(gradients))
+
+
+def multiply(gradients: Sequence[Gradient], factor: tf.Tensor) -> list[Gradient]:
+    """Multiplies each gradient by a scalar, in the gradient's dtype; sparse ones stay sparse."""
+    return [
+        _with_values(gradient, _values(gradient) * tf.cast(factor, gradient.dtype))
+        for gradient in gradients
+    ]
+
+
+def clip_by_global_norm(
+    gradients: Sequence[Gradient], clip_norm: float
+) -> tuple[list[Gradient], tf.Tensor]:
+    """Scales all gradients by one factor so that their global norm is at most `clip_norm`.
+
+    Pascanu et al. 2013, "On the difficulty of training recurrent neural networks".
+
+    Args:
+      gradients: The gradients of the global batch, after the all-reduce. Sparse gradients hold
+        each row once (`merge_duplicates`).
+      clip_norm: The largest norm allowed.
+
+    Returns:
+      The clipped gradients, and the norm before clipping: a scalar in the widest dtype of
+      the gradients.
+    """
+    norm = tf.sqrt(squared_norm(gradients))
+    # Below the limit the factor is exactly one, so clipping rounds nothing.
+    limit = tf.cast(clip_norm, norm.dtype)
+    return multiply(gradients, limit / tf.maximum(norm, limit)), norm
+
+
+def squared_norm(gradients: Sequence[Gradient]) -> tf.Tensor:
+    """Returns the squared global norm: a scalar in the widest dtype of the gradients.
+
+    Args:
+      gradients: As in `clip_by_global_norm`.
+    """
+    widest = _widest(gradients)
+    halves = [tf.cast(tf.nn.l2_loss(_values(g)), widest) for g in gradients]
+    return 2 * tf.reduce_sum(tf.stack(halves))
+
+
+def clip_by_value(gradients: Sequence[Gradient], clip_value: float) -> list[Gradient]:
+    """Clips each entry to [-clip_value, clip_value].
+
+    Args:
+      gradients: As in `clip_by_global_norm`.
+      clip_value: The largest absolute value allowed.
+    """
+    return [
+        _with_values(g, tf.clip_by_value(_values(g), -clip_value, clip_value)) for g in gradients
+    ]
+
+
+def merge_duplicates(gradient: Gradient) -> Gradient:
+    """Returns a sparse gradient with duplicate rows added up, and a dense gradient unchanged.
+
+    Several replicas, or several examples, may give rows for the same index. These rows must be
+    added before the norm or an optimizer such as Adam squares them; else the result would depend on
+    the number of replicas.
+    """
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    indices, segments = tf.unique(gradient.indices)
+    values = tf.math.unsorted_segment_sum(gradient.values, segments, tf.shape(indices)[0])
+    return tf.IndexedSlices(values, indices, gradient.dense_shape)
+
+
+def add_regularization(
+    gradients: Sequence[Gradient], variables: Sequence[keras.Variable]
+) -> list[Gradient]:
+    """Adds the gradients of the variables' own regularizers, such as L2. Replica context.
+
+    These gradients depend on the weights alone, so every replica computes them without an
+    all-reduce. They are added once after the all-reduce, so their scale does not depend on the
+    number of replicas or microbatches.
+    """
+    regularized = [v for v in variables if v.regularizer is not None]
+    if not regularized:
+        return list(gradients)
+    with tf.GradientTape() as tape:
+        penalties = [v.regularizer(v) for v in regularized]
+        penalty = tf.add_n([tf.cast(p, _widest(penalties)) for p in penalties])
+    extra = iter(tape.gradient(penalty, [v.value for v in regularized]))
+    return [
+        tf.convert_to_tensor(gradient) + next(extra) if variable.regularizer else gradient
+        for gradient, variable in zip(gradients, variables, strict=True)
+    ]
+
+
+def _widest(values: Sequence[Gradient]) -> tf.DType:
+    return max((value.dtype for value in values), key=lambda dtype: dtype.size)
+
+
+def _values(gradient: Gradient) -> tf.Tensor:
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
+def _with_values(gradient: Gradient, values: tf.Tensor) -> Gradient:
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return values

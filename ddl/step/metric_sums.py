@@ -1,0 +1,65 @@
+"""Metrics as weighted sums, which add up exactly over replicas, microbatches and steps.
+
+The sums are float64: counts are exact up to 2^53, and rounding stays negligible in a long run.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+
+class MetricSums:
+    """The layout of a vector that holds Σ weight and Σ weight·value for each name.
+
+    A single vector needs one reduce per step and one fetch per loop.
+
+    Attributes:
+      names: The names, in the order of the vector.
+    """
+
+    def __init__(self, names: Sequence[str]):
+        """Fixes the order of the names; entry 0 of the vector is the sum of weights."""
+        self.names = tuple(names)
+
+    @property
+    def size(self) -> int:
+        """Length of the vector."""
+        return 1 + len(self.names)
+
+    def zeros(self) -> tf.Tensor:
+        """Returns the empty sums: float64 [size]."""
+        return tf.zeros([self.size], tf.float64)
+
+    def sums(self, values: Mapping[str, tf.Tensor], weight: tf.Tensor | None) -> tf.Tensor:
+        """Computes the sums of one replica's microbatch. Replica context.
+
+        Args:
+          values: One float tensor per name, each of the shape of `weight`.
+          weight: float [batch, …]; None if all weights are one.
+
+        Returns:
+          float64 [size].
+        """
+        of_names = [values[name] for name in self.names]
+        if len({value.dtype for value in of_names}) > 1:
+            of_names = [tf.cast(value, tf.float64) for value in of_names]
+        rows = [tf.ones_like(of_names[0]), *of_names]
+        products = tf.cast(tf.stack(rows), tf.float64)
+        if weight is not None:
+            # Rows of weight zero are padding: their values, even infinities, must not count.
+            products = tf.math.multiply_no_nan(products, tf.cast(weight, tf.float64))
+        return tf.reduce_sum(tf.reshape(products, [self.size, -1]), axis=1)
+
+    def means(self, sums: tf.Tensor | np.ndarray) -> dict[str, float]:
+        """Returns the weighted means by name, as Python floats; all NaN if the weights sum to 0.
+
+        Args:
+          sums: float64 [size].
+        """
+        vector = np.asarray(sums)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return {
+                name: float(np.divide(total, vector[0]))
+                for name, total in zip(self.names, vector[1:], strict=True)
+            }

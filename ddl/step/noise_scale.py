@@ -1,0 +1,104 @@
+"""The gradient noise scale: an estimate, from the gradients, of the batch size worth using.
+
+McCandlish et al. 2018, "An Empirical Model of Large-Batch Training". With G the true gradient and Σ
+the covariance of one example's gradient, the noise scale is tr Σ / |G|². For batches well below the
+noise scale, doubling the batch nearly halves the updates needed; well above it, doubling saves
+hardly any.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from ddl.errors import ConfigError
+from ddl.step.gradients import Gradient, merge_duplicates, squared_norm
+
+
+@dataclasses.dataclass(frozen=True)
+class GradientNoiseScale:
+    """The estimator of the noise scale of McCandlish et al. 2018, appendix A.1.
+
+    A small batch is one replica's microbatch: B/P rows of a global batch of B, with
+    P = replicas × microbatches. With s the mean of the squared gradient norms of the small batches
+    and g the squared norm of the reduced gradient,
+
+        |G|² ≈ (P·g - s) / (P - 1)        tr Σ ≈ (s - g)·B / (P - 1)
+
+    Both estimates are unbiased. Each is averaged over updates, average ← d·average + (1 - d)·new.
+    The noise scale, in examples, is the ratio of the averages.
+
+    The estimate costs one norm per microbatch and no communication. The rows of a small batch are
+    consecutive in the global batch, so the estimate depends on P alone, not on how P splits into
+    replicas and microbatches. For another P the estimate differs by chance. The gradients are those
+    of the loss, before regularization and clipping. Batches with padding and skipped updates do not
+    count. The estimator assumes independent gradients, which is false where examples share
+    statistics (BatchNormalization).
+
+    Attributes:
+      decay: d above, at least 0 and below 1.
+
+    Raises:
+      ConfigError: If `decay` is out of range.
+    """
+
+    decay: float = 0.99
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.decay < 1:
+            raise ConfigError(f"the decay of the noise scale is {self.decay}; 0 ≤ decay < 1")
+
+    def check(self, parts: int, weights_are_given: bool) -> None:
+        """Raises ConfigError if the noise scale cannot be estimated.
+
+        Args:
+          parts: P above.
+          weights_are_given: Whether data or task give weights to the examples.
+        """
+        if parts < 2:
+            raise ConfigError(
+                "the gradient noise scale compares the gradients of parts of a batch, and here one "
+                "replica computes it at once. Give ACCUMULATION_STEPS 2 or more (which changes no "
+                "update), or use several replicas."
+            )
+        if weights_are_given:
+            raise ConfigError(
+                "the gradient noise scale takes examples that count alike, and these have weights "
+                "(a feature 'weight', or weights from the task). Leave gradient_noise_scale out."
+            )
+
+    def next(
+        self, averages: tf.Tensor, small: tf.Tensor, large: tf.Tensor, parts: int, batch: int
+    ) -> tf.Tensor:
+        """Returns the averages after an update: float64 [2].
+
+        Args:
+          averages: Averages of |G|² and tr Σ, float64 [2]; zeros at first. The zeros bias both
+            averages by the same factor, which cancels in their ratio.
+          small: s above, float64 [].
+          large: g above, float64 [].
+          parts: P above.
+          batch: B above.
+        """
+        new = tf.stack([parts * large - small, (small - large) * batch]) / (parts - 1)
+        return averages + (1 - self.decay) * (new - averages)
+
+
+def squared_norm_of(gradients: Sequence[Gradient]) -> tf.Tensor:
+    """Returns the squared global norm, float64 []; sparse gradients may repeat rows."""
+    merged = [merge_duplicates(gradient) for gradient in gradients]
+    return tf.cast(squared_norm(merged), tf.float64)
+
+
+def figures(averages: tf.Tensor) -> dict[str, float]:
+    """Returns the noise scale, in examples, by its name; {} if an average is not positive.
+
+    The unbiased estimates may be negative by chance.
+
+    Args:
+      averages: Averages of |G|² and tr Σ, float64 [2].
+    """
+    squared_gradient, variance = averages.numpy().tolist()
+    if squared_gradient > 0 and variance > 0:
+        return {"gradient_noise_scale": variance / squared_gradient}
+    return {}

@@ -1,0 +1,308 @@
+"""The scalar objective and the metric sums, made from a task's per-example losses.
+
+A mean over a replica or a microbatch would ignore the weights of the others. `Objective` therefore
+forms sums, divided by the constant global batch size B to keep their magnitude. After the
+all-reduce, `UpdateStep` divides once by the global Σ weight / B.
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+import tensorflow as tf
+from absl import logging
+
+from ddl import microbatch
+from ddl.errors import ConfigError
+from ddl.figures import RESERVED
+from ddl.layers.broadcasting import broadcasts, with_rank
+from ddl.layers.normalization import has_synchronized_layers, take_over_moments
+from ddl.random import batch_counter
+from ddl.step.metric_sums import MetricSums
+from ddl.step.moving_statistics import let_replicas_write
+from ddl.step.onednn import loses_kernels_in_loops
+from ddl.tasks.parts import layers_of
+from ddl.tasks.task import PerExample, Task
+from ddl.tasks.weight_names import check_read, names_like_weight, unread
+
+# More than one row, so that a mean over the batch or a squeeze shows in the shapes.
+_PROBE_ROWS = 2
+_OTHER_PROBE_ROWS = 3
+
+
+class Objective:
+    """The objective Σ weight·loss / B of a replica's microbatch, and its metric sums."""
+
+    def __init__(
+        self,
+        task: Task,
+        element_spec: dict[str, tf.TensorSpec],
+        global_batch_size: int,
+        strategy: tf.distribute.Strategy,
+    ):
+        """Traces the task on symbolic examples, which builds the model if needed.
+
+        The task is traced for evaluation and for training, which may return different metrics.
+
+        Args:
+          task: The task.
+          element_spec: One example by feature name, without the batch dimension.
+          global_batch_size: B above.
+          strategy: An unbuilt model gets its variables in the strategy's scope.
+
+        Raises:
+          ConfigError: If the task's losses, weights or metrics have wrong types or shapes.
+        """
+        self._task = task
+        self._global_batch_size = global_batch_size
+        self._replicas = strategy.num_replicas_in_sync
+        self._names = frozenset(element_spec)
+        self._unread: list[str] = []
+        evaluated, graph = self._trace(element_spec, strategy, training=False)
+        if _has_further_dimension(evaluated, _PROBE_ROWS):
+            self._check_dimensions(evaluated, self._of_other_rows(element_spec, strategy))
+        output = self._tried_in_training(element_spec, strategy) or evaluated
+        self.metrics = MetricSums(["loss", *output.metrics])
+        """Layout of the metric sums in training."""
+        self.evaluation_metrics = MetricSums(["loss", *evaluated.metrics])
+        """Layout of the metric sums in an evaluation."""
+        self.task_weighs = output.weight is not None
+        """Whether the task returns weights, so that Σ weight may differ from the batch size."""
+        self.loses_kernels_in_loops = loses_kernels_in_loops(graph, strategy)
+        """Whether the gradient must be computed in a graph of its own (`ddl.step.onednn`)."""
+        self._penalized = [v for v in task.model.trainable_variables if v.regularizer is not None]
+
+    def __call__(
+        self, features: dict[str, tf.Tensor], training: bool
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Computes objective and metric sums of one microbatch. Replica context.
+
+        Args:
+          features: The microbatch; "weight", float32 [batch], is 0 for padding.
+          training: As in `Task.per_example`.
+
+        Returns:
+          The objective, float32 [] or float64 [], and the metric sums, float64 [size] of
+          `MetricSums`. The sum "loss" holds the task's loss alone, without weight penalties and
+          losses of layers.
+
+        Raises:
+          ConfigError: If the task's losses, weights or metrics have wrong types or shapes.
+          DataError: If the task ignores a feature such as "sample_weight"; while tracing.
+        """
+        features = dict(features)
+        example_weight = features.pop("weight")
+        # Copies that only the task reads.
+        watched = {name: tf.identity(features[name]) for name in self._watched(features, training)}
+        output = self._task.per_example({**features, **watched}, training)
+        if watched and not tf.executing_eagerly():
+            check_read(watched, type(self._task).__name__)
+        self._check(output, example_weight.shape[0])
+        # Weights and sums need more than half precision.
+        half = output.loss.dtype in (tf.float16, tf.bfloat16)
+        loss = tf.cast(output.loss, tf.float32) if half else output.loss
+        weight = tf.broadcast_to(
+            with_rank(tf.cast(example_weight, loss.dtype), loss.shape.rank), tf.shape(loss)
+        )
+        if output.weight is not None:
+            weight *= with_rank(tf.cast(output.weight, loss.dtype), loss.shape.rank)
+        # If all weights are the constant 1, forward and backward pass skip the multiplication.
+        is_one = output.weight is None and _is_constant_one(example_weight)
+        weighed = loss if is_one else tf.math.multiply_no_nan(loss, weight)
+        objective = tf.reduce_sum(weighed)
+        for own_loss in self._losses_of_layers() if training else ():
+            # A layer's loss is a mean over the replica's examples and gets their total weight.
+            objective += tf.reduce_sum(weight) * tf.cast(own_loss, loss.dtype)
+        metrics = self.metrics if training else self.evaluation_metrics
+        self._check_names(output, metrics)
+        sums = metrics.sums({"loss": loss, **output.metrics}, None if is_one else weight)
+        return objective / tf.cast(self._global_batch_size, loss.dtype), sums
+
+    def _watched(self, features: dict[str, tf.Tensor], training: bool) -> list[str]:
+        """Returns features such as "sample_weight" that the task may not read."""
+        if training:
+            return self._unread
+        # In an evaluation a task may ignore a feature that it reads in training.
+        return [name for name in names_like_weight(features) if name not in self._names]
+
+    def _losses_of_layers(self) -> Sequence[tf.Tensor]:
+        """Returns the losses from `add_loss` or activity regularizers in the last call."""
+        losses = self._task.model.losses
+        # Keras lists the penalties on weights last. They do not depend on the examples and are
+        # added once after the all-reduce (ddl.step.gradients.add_regularization).
+        own = losses[: len(losses) - len(self._penalized)]
+        if own and self._replicas > 1 and has_synchronized_layers(self._task.model):
+            # While one replica waits at a collective, the others overwrite Keras's list of losses.
+            raise ConfigError(
+                "the model adds losses of its own (add_loss, or an activity regularizer) and has "
+                "synchronized BatchNormalization, which Keras mixes up on several replicas. Return "
+                "these losses from the task instead."
+            )
+        current = microbatch.current()
+        if own and current is not None and current.mask is not None:
+            logging.log_first_n(
+                logging.WARNING,
+                "The model adds losses of its own (add_loss, or an activity regularizer). They are "
+                "means over all rows of a replica, padding too: in a batch that is not full they "
+                "depend on the number of replicas. Return them from the task to have them weighed.",
+                1,
+            )
+        return own
+
+    def _of_other_rows(
+        self, element_spec: dict[str, tf.TensorSpec], strategy: tf.distribute.Strategy
+    ) -> PerExample | None:
+        """Returns the task's output for another number of rows; None if it takes none such."""
+        try:
+            return self._trace(element_spec, strategy, False, rows=_OTHER_PROBE_ROWS)[0]
+        except ConfigError:
+            raise
+        except Exception:  # such as of a task for pairs of rows
+            return None
+
+    def _tried_in_training(
+        self, element_spec: dict[str, tf.TensorSpec], strategy: tf.distribute.Strategy
+    ) -> PerExample | None:
+        """Returns the task's training output; None if only the training step can trace it.
+
+        A layer may need a replica context, to reduce over replicas: the second try traces each
+        replica. A layer may also accept only one batch size. The trace of the training step raises
+        the errors of the task. Here BatchNormalization takes the moments of the probe rows, without
+        an all-reduce.
+        """
+        take_over_moments(layers_of(self._task))
+        for in_replicas in (False, True):
+            with suppress(Exception):
+                return self._trace(element_spec, strategy, True, in_replicas=in_replicas)[0]
+        return None
+
+    def _trace(
+        self,
+        element_spec: dict[str, tf.TensorSpec],
+        strategy: tf.distribute.Strategy,
+        training: bool,
+        rows: int = _PROBE_ROWS,
+        in_replicas: bool = False,
+    ) -> tuple[PerExample, tf.Graph]:
+        batch = {
+            name: tf.TensorSpec([rows, *spec.shape], spec.dtype, name)
+            for name, spec in element_spec.items()
+        }
+        outputs: list[PerExample] = []
+
+        def run(features: dict[str, tf.Tensor]) -> None:
+            features = dict(features)
+            weight = features.pop("weight")
+            with _first_microbatch(training, rows).forward():
+                outputs.append(self._task.per_example(dict(features), training=training))
+            if not training:
+                self._unread = unread(features, names_like_weight(features))
+            self._check(outputs[-1], weight.shape[0])
+
+        @tf.function(autograph=False)
+        def probe(features: dict[str, tf.Tensor]) -> None:
+            if in_replicas:
+                let_replicas_write(layers_of(self._task), strategy)
+                strategy.run(run, args=(features,))
+            else:
+                run(features)
+
+        with strategy.scope(), microbatch.without_traces_of_the_user():
+            graph = probe.get_concrete_function(batch).graph
+        return outputs[-1], graph
+
+    def _check_dimensions(self, output: PerExample, other: PerExample | None) -> None:
+        """Raises ConfigError if a dimension after the first follows the number of rows.
+
+        Args:
+          output: The task's output for one number of rows.
+          other: The task's output for another number of rows; None if it takes none such.
+        """
+        if other is None:
+            return
+        of_rows, of_other_rows = _named(output), _named(other)
+        for what, values in of_rows.items():
+            first, second = list(values.shape), list(of_other_rows[what].shape)
+            for size, then in zip(first[1:], second[1:], strict=False):
+                if (size, then) == (first[0], second[0]):
+                    raise ConfigError(
+                        f"{type(self._task).__name__}.per_example: {what} has shape "
+                        f"{tuple(first)} for a batch of {first[0]} and {tuple(second)} for a batch "
+                        f"of {second[0]}: a second dimension follows the batch. It pairs each "
+                        "example with all others, as broadcasting of [batch, 1] against [batch] "
+                        "does. Make both shapes equal: tf.squeeze(model(x), -1) - label, or "
+                        "label[:, tf.newaxis]."
+                    )
+
+    def _check_names(self, output: PerExample, metrics: MetricSums) -> None:
+        if {"loss", *output.metrics} != set(metrics.names):
+            raise ConfigError(
+                f"{type(self._task).__name__}.per_example returned the metrics "
+                f"{', '.join(output.metrics) or '(none)'}; tried before training on "
+                f"{_PROBE_ROWS} examples, it returned {', '.join(metrics.names[1:]) or '(none)'}. "
+                "Their names may depend on `training` alone. If the model cannot train on "
+                f"{_PROBE_ROWS} examples, return the same metrics in training and evaluation."
+            )
+
+    def _check(self, output: PerExample, batch: int) -> None:
+        name = f"{type(self._task).__name__}.per_example"
+        if not isinstance(output, PerExample):
+            raise ConfigError(
+                f"{name} returned {type(output).__name__}; it returns a ddl.PerExample with one "
+                "loss for each example"
+            )
+        if output.loss.shape.rank == 0:
+            raise ConfigError(
+                f"{name} returned a scalar loss. It returns one loss for each example, shape "
+                "[batch], so that padding, masks and several replicas weigh exactly: leave out "
+                "the reduce_mean, or give a Keras loss reduction=None."
+            )
+        if output.loss.shape[0] != batch:
+            raise ConfigError(
+                f"{name} returned losses of shape {tuple(output.loss.shape)} for a batch of "
+                f"{batch}; the first dimension is the batch"
+            )
+        if output.weight is not None and not broadcasts(output.weight.shape, output.loss.shape):
+            raise ConfigError(
+                f"{name}: the weight has shape {tuple(output.weight.shape)}, the loss "
+                f"{tuple(output.loss.shape)}; it is one weight for each loss, or for the first "
+                "dimensions of the losses"
+            )
+        for metric, values in output.metrics.items():
+            if metric in RESERVED:
+                raise ConfigError(f"{name}: a metric cannot be called {metric!r}; ddl writes that")
+            if not values.shape.is_compatible_with(output.loss.shape):
+                raise ConfigError(
+                    f"{name}: the metric {metric!r} has shape {tuple(values.shape)}, the loss "
+                    f"{tuple(output.loss.shape)}; both hold one value for each example"
+                )
+
+
+def _first_microbatch(training: bool, rows: int) -> microbatch.Microbatch:
+    """Returns the microbatch of the first rows of the first batch, for a probe. In a graph."""
+    zero = tf.zeros([], tf.int64)
+    return microbatch.Microbatch(
+        seed=0,
+        training=training,
+        counter=batch_counter(zero),
+        first_row=0,
+        rows=rows,
+        position=None if training else zero,
+        held_moments=microbatch.HeldMoments() if training else None,
+    )
+
+
+def _is_constant_one(weight: tf.Tensor) -> bool:
+    value = tf.get_static_value(weight)
+    return value is not None and bool((value == 1).all())
+
+
+def _named(output: PerExample) -> dict[str, tf.Tensor]:
+    """Returns the tensors of an output by the names that errors use."""
+    metrics = {f"the metric {name!r}": values for name, values in output.metrics.items()}
+    weight = {} if output.weight is None else {"the weight": output.weight}
+    return {"the loss": output.loss, **weight, **metrics}
+
+
+def _has_further_dimension(output: PerExample, size: int) -> bool:
+    shapes = [values.shape for values in _named(output).values()]
+    return any(shape.rank and size in shape.as_list()[1:] for shape in shapes)

@@ -1,0 +1,46 @@
+"""oneDNN kernels that TensorFlow may drop inside a loop."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import tensorflow as tf
+
+from ddl.distribution.devices import on_cpu
+
+_Function = TypeVar("_Function", bound=Callable)
+
+# Operations whose oneDNN gradient kernel reuses data of the oneDNN forward kernel.
+_IN_PAIRS = {"MaxPool", "MaxPool3D"}
+
+
+def loses_kernels_in_loops(graph: tf.Graph, strategy: tf.distribute.Strategy) -> bool:
+    """Returns whether a loop may get slower kernels for the gradient of this forward pass.
+
+    On a CPU, TensorFlow rewrites a graph to oneDNN kernels node by node, in topological order. It
+    rewrites the gradient of max pooling only if the pooling itself is already rewritten. The graph
+    of a `tf.while` is cyclic and has no such order: from build to build the same gradient gets the
+    oneDNN kernel or the plain one. The plain one makes an update of a small CNN up to a fifth
+    slower (`python -m benchmarks.max_pooling`).
+
+    Max pooling that runs only in training is not detected. Max pooling in a loop of the model
+    itself remains in that loop's graph.
+
+    Args:
+      graph: Graph of the forward pass in evaluation mode.
+      strategy: The strategy under which the graph runs.
+    """
+    if not on_cpu(strategy):
+        return False
+    definition = graph.as_graph_def()
+    nodes = list(definition.node)
+    for function in definition.library.function:
+        nodes += function.node_def
+    return any(node.op in _IN_PAIRS for node in nodes)
+
+
+def in_graph_of_its_own(function: _Function) -> _Function:
+    """Returns the function as a `tf.function` that is never inlined into the calling loop.
+
+    The call costs time (`python -m benchmarks.max_pooling`), noticeable only in the smallest steps.
+    """
+    return tf.function(function, autograph=False, experimental_attributes={"_noinline": True})

@@ -1,0 +1,70 @@
+"""The training state other than model and optimizer."""
+
+from typing import NamedTuple
+
+import tensorflow as tf
+
+
+class TrainingState(NamedTuple):
+    """The training state other than model and optimizer.
+
+    The training loop carries it as tensors, so that reading it costs one fetch per loop.
+
+    Attributes:
+      step: int64 [], updates made.
+      batches: int64 [], global batches consumed: the position in the data. `batches` is ahead of
+        `step` by the skipped updates and by `batches_left_out`.
+      skipped_in_a_row: int64 [], updates skipped since the last one made.
+      loss_scale: float32 [], 1 without loss scaling.
+      finite_updates: int64 [], updates since the loss scale last changed.
+      sums: float64 [n], metric sums since they were last read (`ddl.step.metric_sums.MetricSums`).
+      gradient_norms: float64 [2], sum and count of the global gradient norms since the last read.
+      diverged_for: int64 [], batches from the first with a loss that is not finite, inclusive; 0 if
+        all losses are finite. With parameter servers a whole loop counts as one.
+      rewinds: int64 [], number of rewinds to a checkpoint after training diverged.
+      batches_left_out: int64 [], batches left out by rewinds, and with parameter servers also those
+        lost with a worker.
+      gradient_noise: float64 [2], averages of |G|² and tr Σ (`ddl.step.noise_scale`), or zeros.
+    """
+
+    step: tf.Tensor
+    batches: tf.Tensor
+    skipped_in_a_row: tf.Tensor
+    loss_scale: tf.Tensor
+    finite_updates: tf.Tensor
+    sums: tf.Tensor
+    gradient_norms: tf.Tensor
+    diverged_for: tf.Tensor
+    rewinds: tf.Tensor
+    batches_left_out: tf.Tensor
+    gradient_noise: tf.Tensor
+
+    @classmethod
+    def initial(cls, loss_scale: float, sums: tf.Tensor) -> "TrainingState":
+        """Returns the state before the first update.
+
+        Args:
+          loss_scale: Initial loss scale; 1 without loss scaling.
+          sums: Empty metric sums, float64 [n].
+        """
+        zero = tf.zeros([], tf.int64)
+        scale = tf.constant(loss_scale, tf.float32)
+        pair = tf.zeros([2], tf.float64)
+        return cls(zero, zero, zero, scale, zero, sums, pair, zero, zero, zero, pair)
+
+    def leaving_out(self, position: int, rewinds: int) -> "TrainingState":
+        """Returns the state that resumes at batch number `position`, after `rewinds` rewinds.
+
+        The batches from the state's own position up to `position` count as left out.
+        """
+        return self._replace(
+            batches=tf.constant(position, tf.int64),
+            batches_left_out=self.batches_left_out + position - self.batches,
+            rewinds=tf.constant(rewinds, tf.int64),
+        )
+
+    def without_metrics(self) -> "TrainingState":
+        """Returns the state with metric sums and gradient norms reset to zero."""
+        return self._replace(
+            sums=tf.zeros_like(self.sums), gradient_norms=tf.zeros_like(self.gradient_norms)
+        )

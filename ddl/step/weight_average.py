@@ -1,0 +1,128 @@
+"""An exponential moving average of the weights, which often evaluates better than the weights."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+from ddl.errors import ConfigError
+from ddl.step.moving_statistics import kept
+
+AVERAGE_PREFIX = "average/"
+"""Prefix of the name of an average, before the name of its weight."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ExponentialMovingAverage:
+    """The rule: average ← average + (1 - d)·(weight - average), once per update.
+
+    Ruppert 1988 and Polyak and Juditsky 1992, "Acceleration of stochastic approximation by
+    averaging", take plain means; this average forgets at the decay d. The warm-up is that of
+    tf.train.ExponentialMovingAverage: d = min(decay, (1 + t) / (10 + t)) at update number t,
+    counted from 1. With it the average soon forgets the first weights, even if `decay` is near 1.
+
+    Attributes:
+      decay: Share of the average that an update keeps, at least 0 and below 1.
+      warm_up: Whether the decay starts small.
+
+    Raises:
+      ConfigError: If `decay` is out of range.
+    """
+
+    decay: float = 0.999
+    warm_up: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.decay < 1:
+            raise ConfigError(f"the decay of the weight average is {self.decay}; 0 ≤ decay < 1")
+
+    def __str__(self) -> str:
+        return f"decay {self.decay:g}{', with a warm-up' if self.warm_up else ''}"
+
+    def decay_at(self, update: tf.Tensor) -> tf.Tensor:
+        """Returns the decay, float64 [], of update number `update`, int64 [], counted from 1."""
+        decay = tf.constant(self.decay, tf.float64)
+        if not self.warm_up:
+            return decay
+        count = tf.cast(update, tf.float64)
+        return tf.minimum(decay, (1 + count) / (10 + count))
+
+
+class WeightAverages:
+    """The averages of a model's weights and statistics, one variable for each.
+
+    The moving moments of BatchNormalization belong to the weights that produced the activations, so
+    they are averaged along with the weights.
+
+    Attributes:
+      rule: The averaging rule.
+      variables: The averages, one variable for each weight or statistic.
+    """
+
+    def __init__(
+        self,
+        rule: ExponentialMovingAverage,
+        weights: Sequence[tf.Variable],
+        strategy: tf.distribute.Strategy,
+    ):
+        """Starts at the present values of `weights`, which may include statistics."""
+        self.rule = rule
+        self._strategy = strategy
+        self._weights = list(weights)
+        with strategy.scope():
+            self.variables = [
+                tf.Variable(
+                    weight, trainable=False, name=f"{AVERAGE_PREFIX}{weight.name.split(':')[0]}"
+                )
+                for weight in self._weights
+            ]
+
+    def update(self, update: tf.Tensor) -> None:
+        """Moves the averages after update number `update`, int64 [], counted from 1.
+
+        Cross-replica context, in a graph.
+        """
+        step = 1 - self.rule.decay_at(update)
+
+        def move(average: tf.Variable, weight: tf.Tensor) -> tf.Operation:
+            return average.assign_add(tf.cast(step, average.dtype) * (weight - average))
+
+        def move_unless_equal(average: tf.Variable, weight: tf.Tensor) -> tf.Operation:
+            # A variable that is not trained may be infinite, such as a mask; inf - inf is NaN.
+            weight = tf.convert_to_tensor(weight)
+            distance = tf.where(tf.equal(weight, average), tf.zeros_like(weight), weight - average)
+            return average.assign_add(tf.cast(step, average.dtype) * distance)
+
+        for average, weight in zip(self.variables, self._weights, strict=True):
+            how = move if weight.trainable else move_unless_equal
+            self._strategy.extended.update(average, how, args=(weight,))
+
+    def of(self, variables: Sequence[tf.Variable]) -> list[tf.Variable]:
+        """Returns the averages of the given model variables."""
+        averages = dict(zip(map(id, self._weights), self.variables, strict=True))
+        return [averages[id(variable)] for variable in variables]
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Assigns the averages to the model within the `with` block.
+
+        Afterwards the model's own weights are restored bit for bit, also when the block raises.
+        Eager, cross-replica context.
+        """
+        with kept(copy for weight in self._weights for copy in self._copies(weight)):
+            for average, weight in zip(self.variables, self._weights, strict=True):
+                for copy, value in zip(self._copies(weight), self._copies(average), strict=True):
+                    copy.assign(value)
+            yield
+
+    def reset(self) -> None:
+        """Sets the averages to the present values. Eager, cross-replica context."""
+        for average, weight in zip(self.variables, self._weights, strict=True):
+            for copy, value in zip(self._copies(average), self._copies(weight), strict=True):
+                copy.assign(value)
+
+    def _copies(self, variable: Any) -> tuple[tf.Variable, ...]:
+        """Returns the copy of each replica of this worker."""
+        return self._strategy.experimental_local_results(variable)

@@ -1,0 +1,1 @@
+"""The Trainer, the training loop on the devices, evaluation, and checks before training."""

@@ -1,0 +1,88 @@
+"""Work done between training loops at fixed steps: logs, evaluations, checkpoints."""
+
+import numbers
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from ddl.errors import ConfigError
+
+
+class Action(Protocol):
+    """Work done between training loops, such as a checkpoint."""
+
+    def next_step(self, step: int) -> int | None:
+        """Returns the first step after `step` at which a loop must end; None if there is none."""
+        ...
+
+    def __call__(self, step: int) -> None:
+        """Runs the action. The trainer calls it after every loop, with the step reached."""
+        ...
+
+
+class Periodic:
+    """Calls a function at every multiple of a number of steps, and at the last step.
+
+    No training loop runs past such a step. The schedule depends on the step alone: a resumed run
+    calls the function at the same steps as an uninterrupted run.
+    """
+
+    def __init__(self, every: int | None, function: Callable[[int], None], last: int):
+        """Keeps the schedule.
+
+        Args:
+          every: Steps between calls, at least 1; None calls at the last step only.
+          function: Called with the step.
+          last: The last step of the run.
+        """
+        self._every = every
+        self._function = function
+        self._last = last
+
+    def next_step(self, step: int) -> int | None:
+        """Returns the first step after `step` at which the function is called."""
+        if self._every is None:
+            return self._last
+        return min(self._last, (step // self._every + 1) * self._every)
+
+    def __call__(self, step: int) -> None:
+        """Calls the function if it is due at `step`."""
+        if step == self._last or (self._every is not None and step % self._every == 0):
+            self._function(step)
+
+
+class EachLoop:
+    """Calls a function after every loop, and never ends a loop."""
+
+    def __init__(self, function: Callable[[int], None]):
+        """Keeps the function, which is called with the step."""
+        self._function = function
+
+    def next_step(self, step: int) -> int | None:
+        """Returns None: loops may end anywhere."""
+        return None
+
+    def __call__(self, step: int) -> None:
+        """Calls the function."""
+        self._function(step)
+
+
+def check_steps(steps: Any) -> None:
+    """Raises ConfigError unless `steps` is an integer of at least 0."""
+    if not isinstance(steps, numbers.Integral) or isinstance(steps, bool) or steps < 0:
+        raise ConfigError(f"steps must be an integer of at least 0, got {steps!r:.60}")
+
+
+def checked_actions(actions: Iterable[Action]) -> list[Action]:
+    """Returns the actions as a list.
+
+    Raises:
+      ConfigError: If an element is not callable or has no `next_step`.
+    """
+    actions = list(actions)
+    for action in actions:
+        if not (callable(action) and hasattr(action, "next_step")):
+            raise ConfigError(
+                f"actions must be of the kind of ddl.training.actions.Action, got {action!r:.60}. "
+                "The training data are given to the Trainer when it is made."
+            )
+    return actions

@@ -1,0 +1,222 @@
+"""Asynchronous training and evaluation on workers to which a coordinator schedules functions.
+
+The coordinator splits the batches of a loop into short ranges and schedules each range on a free
+worker. For each batch the worker reads the weights from the parameter servers, computes a gradient
+and applies it there at once. Workers do not wait for each other. Between a worker's read and its
+update the others therefore change the weights, by about one update per other worker. (Dean et al.
+2012, "Large Scale Distributed Deep Networks"; Li et al. 2014, "Scaling Distributed Machine Learning
+with the Parameter Server".)
+
+Seed and step determine the batches, as under any strategy. They determine neither the worker of a
+batch nor the order of the updates. Each batch is started at most once. A batch in progress on a
+lost worker is left out and replaced by a later batch.
+"""
+
+import itertools
+import time
+from typing import Any
+
+import tensorflow as tf
+
+from ddl.data import BatchPipeline
+from ddl.random import batch_counter
+from ddl.step.objective import Objective
+from ddl.step.order_of_sums import fixed_order_of_sums
+from ddl.step.state import TrainingState
+from ddl.step.step import UpdateStep
+from ddl.training.asynchronous_state import SharedState, count_natively
+from ddl.training.evaluation import check_weighed
+from ddl.training.stale_traces import explaining_stale_traces
+
+# Ranges per worker and loop. More ranges leave workers idle for less time at the end of the loop,
+# at a higher scheduling cost.
+_RANGES_PER_WORKER = 8
+_PAUSE = 0.001  # seconds
+
+
+class CoordinatedLoop:
+    """The replacement of `ddl.training.loop.TrainingLoop`. Eager, on the chief.
+
+    Attributes:
+      trace_count: Number of traces of the workers' function.
+    """
+
+    def __init__(self, update: UpdateStep, state: TrainingState):
+        """Sends the data arrays to each worker; traces nothing.
+
+        Args:
+          update: Makes one update.
+          state: State to start from.
+
+        Raises:
+          ConfigError: If the data are not arrays, or too large to send.
+        """
+        self.trace_count = 0
+        self._is_traced = False
+        self._update = update
+        self._workers = _Workers(update.strategy, update.pipeline)
+        count_natively(update.optimizer)
+        slots = _RANGES_PER_WORKER * self._workers.number
+        self._shared = SharedState(update.strategy, state, update.optimizer, slots)
+
+    def trace(self, state: TrainingState) -> None:
+        """Traces the workers' function; see `TrainingLoop.trace`."""
+        if self._is_traced:
+            return
+        self._shared.write(state)
+        self._run_range(0, int(state.batches), 0)
+        self._workers.wait()
+        self._is_traced = True
+
+    def run(self, state: TrainingState, end: int) -> TrainingState:
+        """Trains to step `end`, or less far if updates were skipped or lost; returns the state.
+
+        Raises:
+          WorkerLost: If a parameter server was lost.
+          ConfigError: If the task cannot be trained.
+        """
+        self._shared.write(state)
+        first, total = int(state.batches), end - int(state.step)
+        ranges = min(total, self._shared.slots)
+        bounds = [first + total * number // ranges for number in range(ranges + 1)]
+        for slot, (start, stop) in enumerate(itertools.pairwise(bounds)):
+            self._run_range(slot, start, stop - start)
+        self._workers.wait()
+        return self._shared.read(state, total)
+
+    def reset(self) -> None:
+        """Does nothing: the loop keeps no iterator."""
+
+    def _run_range(self, slot: int, first: int, count: int) -> None:
+        numbers = [tf.constant(number, tf.int64) for number in (slot, first, count)]
+        self._workers.schedule(self._make_updates, *numbers)
+
+    @tf.function(autograph=False)
+    def _make_updates(
+        self, data: Any, slot: tf.Tensor, first: tf.Tensor, count: tf.Tensor
+    ) -> tf.Tensor:
+        """Makes updates with `count` batches, from number `first` on. On a worker."""
+        self.trace_count += 1
+        arrays = next(data)
+
+        def updated(number: tf.Tensor) -> tf.Tensor:
+            with tf.control_dependencies([self._shared.begin(slot)]):
+                before = self._shared.at(first + number)
+                batch = self._update.pipeline.batch(arrays, before.batches)
+                after = self._update(batch, {}, before)
+                with tf.control_dependencies(self._shared.add(before, after)):
+                    return number + 1
+
+        # A lost worker may have started this range: its batches are not computed twice.
+        return tf.while_loop(
+            lambda number: number < count,
+            lambda number: self._update.traced_apart(lambda: updated(number)),
+            (self._shared.begun(slot),),
+            parallel_iterations=1,
+        )
+
+
+class CoordinatedEvaluation:
+    """The replacement of `Evaluation`: workers share the batches. Eager, on the chief."""
+
+    def __init__(
+        self, objective: Objective, pipeline: BatchPipeline, strategy: tf.distribute.Strategy
+    ):
+        """Sends the data arrays to each worker; traces nothing.
+
+        Args:
+          objective: Gives the metric sums.
+          pipeline: The evaluation data.
+          strategy: The strategy, with parameter servers.
+
+        Raises:
+          ConfigError: If the data are not arrays, or too large to send.
+        """
+        self._objective = objective
+        self._pipeline = pipeline
+        self._strategy = strategy
+        self._workers = _Workers(strategy, pipeline)
+
+    def run(self, position: tf.Tensor) -> dict[str, float]:
+        """Returns the means; see `Evaluation.run`.
+
+        Each range counts once, even if workers computing it are lost.
+
+        Raises:
+          DataError: If all examples have weight 0.
+          WorkerLost: If a parameter server was lost.
+        """
+        total = self._pipeline.steps_per_epoch
+        ranges = min(total, _RANGES_PER_WORKER * self._workers.number)
+        bounds = [total * number // ranges for number in range(ranges + 1)]
+        parts = [
+            self._workers.schedule(
+                self._sums_of, tf.constant(start, tf.int64), tf.constant(stop, tf.int64), position
+            )
+            for start, stop in itertools.pairwise(bounds)
+        ]
+        self._workers.wait()
+        sums = tf.add_n([part.fetch() for part in parts])
+        check_weighed(sums, self._objective)
+        return self._objective.evaluation_metrics.means(sums)
+
+    @tf.function(autograph=False)
+    @fixed_order_of_sums()
+    def _sums_of(
+        self, data: Any, start: tf.Tensor, stop: tf.Tensor, position: tf.Tensor
+    ) -> tf.Tensor:
+        """Returns metric sums over the batches [start, stop): float64 [size]. On a worker."""
+        arrays, pipeline = next(data), self._pipeline
+
+        def replica_sums(element: Any, batch: tf.Tensor) -> tf.Tensor:
+            features = pipeline.examples(element, {})
+            microbatch = pipeline.microbatch(
+                features, batch_counter(batch), training=False, position=position
+            )
+            with microbatch.forward():
+                return self._objective(features, training=False)[1]
+
+        def add_batch(batch: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            args = (pipeline.batch(arrays, batch), batch)
+            own = self._strategy.run(replica_sums, args=args)
+            return batch + 1, sums + self._strategy.reduce("SUM", own, axis=None)
+
+        initial = (start, self._objective.evaluation_metrics.zeros())
+        return tf.while_loop(lambda batch, sums: batch < stop, add_batch, initial)[1]
+
+
+class _Workers:
+    """The workers of a strategy, each with the arrays of a data set.
+
+    Attributes:
+      number: Number of workers.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy, pipeline: BatchPipeline):
+        # TensorFlow returns the same coordinator for the same strategy.
+        self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+        self.number = strategy._num_workers
+        arrays = pipeline.packed_arrays()
+
+        # A data set that repeats one element: `next` copies nothing, and TensorFlow remakes the
+        # data set on a restarted worker.
+        def held() -> tf.data.Dataset:
+            return tf.data.Dataset.from_tensors(dict(arrays)).repeat()
+
+        self._data = iter(self._coordinator.create_per_worker_dataset(held))
+
+    def schedule(self, function: Any, *args: tf.Tensor) -> Any:
+        """Schedules `function(data, *args)` on a worker, again if it is lost; returns the result.
+
+        The result is TensorFlow's `RemoteValue`.
+        """
+        with explaining_stale_traces():
+            return self._coordinator.schedule(function, args=(self._data, *args))
+
+    def wait(self) -> None:
+        """Waits until all functions are done.
+
+        `ddl.distribution.parameter_servers` detects a stalled process.
+        """
+        while not self._coordinator.done():
+            time.sleep(_PAUSE)

@@ -1,0 +1,50 @@
+"""The global batch size: the two ways to give it, and its split over replicas."""
+
+import tensorflow as tf
+
+from ddl.errors import ConfigError
+
+
+def global_batch_size(total: int | None = None, per_replica: int | None = None) -> int:
+    """Returns the global batch size, in examples. Call it in the strategy's scope.
+
+    Args:
+      total: Examples per update, for any number of replicas.
+      per_replica: Examples per replica and update. The global batch, and with it the result of
+        training, then depends on the number of replicas.
+
+    Raises:
+      ConfigError: If both are given, or neither, or if the size is not positive.
+    """
+    size = per_replica if total is None else total
+    if size is None or (total is not None and per_replica is not None):
+        given = "neither" if size is None else "both"
+        raise ConfigError(
+            f"GLOBAL_BATCH_SIZE is {total} and PER_REPLICA_BATCH_SIZE is {per_replica}: {given} "
+            "of them is given. Give exactly one, and None for the other."
+        )
+    if size < 1:
+        raise ConfigError(f"the batch size is {size}; it is 1 or more")
+    return size if per_replica is None else size * tf.distribute.get_strategy().num_replicas_in_sync
+
+
+def check_batch_split(global_batch_size: int, replicas: int, accumulation_steps: int) -> None:
+    """Checks that the global batch divides into equal microbatches over the replicas.
+
+    Raises:
+      ConfigError: If the batch does not divide evenly, with the nearest sizes that do; or if a
+        number is not an integer of at least 1.
+    """
+    sizes = {"global_batch_size": global_batch_size, "accumulation_steps": accumulation_steps}
+    for name, value in sizes.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ConfigError(f"{name} is {value!r}; it is an integer, 1 or more")
+    unit = replicas * accumulation_steps
+    if global_batch_size % unit:
+        lower = global_batch_size // unit * unit
+        nearest = [str(size) for size in (lower, lower + unit) if size > 0]
+        raise ConfigError(
+            f"the global batch size {global_batch_size} cannot be split evenly over {replicas} "
+            f"replicas × {accumulation_steps} accumulation steps. Use {' or '.join(nearest)}, or "
+            "another number of devices."
+        )

@@ -1,0 +1,132 @@
+"""Checks for divergence: which values are not finite, and where they first occurred."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ddl.distribution.parameter_servers import has_parameter_servers
+from ddl.distribution.workers import Workers
+from ddl.errors import ConfigError, TrainingDiverged
+from ddl.step.state import TrainingState
+from ddl.step.step import UpdateStep
+from ddl.training.stale_traces import explaining_stale_traces
+
+_REMEDY = "Lower the learning rate, clip the gradient, or look at the data."
+
+_UNKNOWN_ORIGIN = "Where it began cannot be told: the model keeps tensors of an earlier trace."
+
+
+class VariablesFinite:
+    """Checks that variables stay finite."""
+
+    def __init__(self, variables: Iterable[tf.Variable], workers: Workers):
+        """Selects the variables to check.
+
+        Args:
+          variables: Variables that are not finite now, such as an untrained mask, are never
+            checked.
+          workers: The workers that check together.
+        """
+        self._variables = [
+            variable
+            for variable in variables
+            if variable.dtype.is_floating and _is_finite(variable).numpy()
+        ]
+        self._workers = workers
+
+    def check(self, step: int) -> None:
+        """Raises TrainingDiverged with the name of the first variable that is not finite.
+
+        If a variable is not finite on one worker, all workers raise: statistics may differ between
+        workers. Eager, cross-replica context, on all workers.
+        """
+        if not self._variables:
+            return
+        finite = self._workers.rows(self._finite().numpy()).min(axis=0)
+        for variable, is_finite in zip(self._variables, finite, strict=True):
+            if not is_finite:
+                raise TrainingDiverged(
+                    f"training diverged at step {step}: {variable.name.split(':')[0]} is not "
+                    f"finite. {_REMEDY}"
+                )
+
+    @tf.function(autograph=False)
+    def _finite(self) -> tf.Tensor:
+        """Returns which variables are finite: bool [variables]."""
+        return tf.stack([_is_finite(variable) for variable in self._variables])
+
+
+def _is_finite(variable: tf.Variable) -> tf.Tensor:
+    return tf.reduce_all(tf.math.is_finite(variable.read_value()))
+
+
+def check_state_finite(state: TrainingState, update: UpdateStep, max_skipped_updates: int) -> None:
+    """Checks the state after a training loop. Eager, cross-replica context, on all workers.
+
+    Raises:
+      TrainingDiverged: If the loss is not finite, or if at least `max_skipped_updates` updates in a
+        row were skipped.
+    """
+    skipped = int(state.skipped_in_a_row)
+    if skipped >= max_skipped_updates:
+        raise TrainingDiverged(
+            f"training diverged after step {int(state.step)}: the gradients of {skipped} batches "
+            f"in a row were not finite, at a loss scale of {float(state.loss_scale):g} in the end. "
+            f"{_first_overflow(state, update)} {_REMEDY}"
+        )
+    if count := int(state.diverged_for):
+        raise TrainingDiverged(
+            f"training diverged at step {int(state.step) - count + 1}: the loss is not finite, "
+            f"from batch {int(state.batches) - count} on. {_REMEDY}"
+        )
+
+
+def _first_overflow(state: TrainingState, update: UpdateStep) -> str:
+    """Describes where the last batch's gradients were not finite, by computing them again.
+
+    The state determines all inputs of the gradients, so training records nothing for this message.
+    All workers call this function together, because they skip the same updates, and all return the
+    same text.
+    """
+    if has_parameter_servers(update.strategy):
+        return "With parameter servers it is not told where that began."
+    workers = Workers(update.strategy)
+    batch = int(state.batches) - 1
+    iterator = update.pipeline.iterator(update.strategy, batch)
+
+    @tf.function(autograph=False)
+    def finite_gradients(iterator: Any, state: TrainingState) -> tf.Tensor:
+        resident = update.pipeline.resident_arrays(update.strategy)
+        return update.finite_gradients(next(iterator), resident, state)
+
+    # The loss scale was halved after that batch: a gradient that overflows at the present scale
+    # overflowed at the earlier one too.
+    state = state._replace(batches=tf.constant(batch, tf.int64))
+    traced = True
+    try:
+        with explaining_stale_traces():
+            finite_gradients.get_concrete_function(iterator, state)
+    except ConfigError:
+        traced = False
+    # Layers may communicate in the function: no worker runs it unless all workers can.
+    if workers.any(not traced):
+        return _UNKNOWN_ORIGIN
+    try:
+        with explaining_stale_traces():  # the error may occur only in the call, on all workers
+            own = finite_gradients(iterator, state).numpy()
+    except ConfigError:
+        return _UNKNOWN_ORIGIN
+    finite = workers.rows(own.ravel()).reshape(-1, own.shape[1]).astype(bool)
+    if finite.all():
+        return "On each replica they are finite at that scale."
+    # The last variable comes first in the backward pass. A value that is not finite spreads from
+    # there to earlier layers, and through synchronized layers to other replicas.
+    variable = np.flatnonzero(~finite.all(axis=0))[-1]
+    replica = int(np.argmin(finite[:, variable]))
+    of_worker = f", of worker {replica // len(own)}" if workers.number > 1 else ""
+    return (
+        f"In the last batch, number {batch}, the first on the way back from the loss was that of "
+        f"{update.variables[variable].path} on replica {replica}{of_worker}."
+    )

@@ -1,0 +1,94 @@
+"""Evaluation: means over a data set, each example counted once."""
+
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+
+from ddl.data import BatchPipeline
+from ddl.data.checks import data_errors
+from ddl.errors import DataError
+from ddl.random import batch_counter
+from ddl.step.objective import Objective
+from ddl.step.order_of_sums import fixed_order_of_sums
+from ddl.training.stale_traces import explaining_stale_traces
+
+
+class Evaluation:
+    """Means of loss and metrics over the data of a pipeline.
+
+    It serves all strategies but parameter servers (`CoordinatedEvaluation`).
+    """
+
+    def __init__(
+        self, objective: Objective, pipeline: BatchPipeline, strategy: tf.distribute.Strategy
+    ):
+        """Keeps the arguments; traces at the first run."""
+        self._objective = objective
+        self._pipeline = pipeline
+        self._strategy = strategy
+        self._iterator: Any = None
+
+    def run(self, position: tf.Tensor) -> dict[str, float]:
+        """Returns the means by name for the present weights. Eager, cross-replica context.
+
+        Args:
+          position: Number of global batches that training has consumed, int64 [].
+
+        Raises:
+          DataError: If the data cannot be read, or if their feature "weight" is always 0.
+          ConfigError: If the task cannot be evaluated.
+        """
+        # The input repeats forever and its length is known, so one iterator serves every
+        # evaluation. It is not kept while in use: after an error its position would be wrong.
+        iterator, self._iterator = self._iterator, None
+        iterator = iterator or self._pipeline.iterator(self._strategy, 0)
+        with data_errors(), explaining_stale_traces():
+            number = tf.constant(self._pipeline.steps_per_epoch, tf.int64)
+            sums = self._loop(iterator, number, position)
+        self._iterator = iterator
+        check_weighed(sums, self._objective)
+        return self._objective.evaluation_metrics.means(sums)
+
+    @tf.function(autograph=False)
+    @fixed_order_of_sums()
+    def _loop(self, iterator: Any, num_batches: tf.Tensor, position: tf.Tensor) -> tf.Tensor:
+        """Returns the metric sums over `num_batches` batches: float64 [size]."""
+        pipeline = self._pipeline
+        resident = pipeline.resident_arrays(self._strategy)
+
+        def replica_sums(element: Any, arrays: Any, batch: tf.Tensor) -> tf.Tensor:
+            features = pipeline.examples(element, arrays)
+            microbatch = pipeline.microbatch(
+                features, batch_counter(batch), training=False, position=position
+            )
+            with microbatch.forward():
+                return self._objective(features, training=False)[1]
+
+        def add_batch(batch: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            args = (next(iterator), resident, batch)
+            per_replica = self._strategy.run(replica_sums, args=args)
+            return batch + 1, sums + self._strategy.reduce("SUM", per_replica, axis=None)
+
+        start = (tf.zeros([], tf.int64), self._objective.evaluation_metrics.zeros())
+        return tf.while_loop(lambda batch, sums: batch < num_batches, add_batch, start)[1]
+
+
+def check_weighed(sums: tf.Tensor, objective: Objective) -> None:
+    """Raises DataError if all evaluation data have weight 0, which leaves the means undefined.
+
+    Weights from the task may depend on the model and all be 0 for a while: this is only logged.
+
+    Args:
+      sums: Metric sums, float64 [size].
+      objective: The objective that made the sums.
+    """
+    if sums[0] != 0:
+        return
+    if objective.task_weighs:
+        logging.warning("The task gives all evaluation data the weight 0: the means are NaN.")
+        return
+    raise DataError(
+        "the feature 'weight' is 0 for all examples of the evaluation data, so that there is no "
+        "mean. Give a positive weight to the examples to evaluate on."
+    )

@@ -1,0 +1,70 @@
+"""The weights for evaluation, export and saving: one set of values for all replicas."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import tensorflow as tf
+
+from ddl.distribution.workers import Workers
+from ddl.errors import ConfigError
+from ddl.step.moving_statistics import Statistics, synchronized
+from ddl.step.weight_average import WeightAverages
+
+
+class EvaluationWeights:
+    """Gives the model one set of weights for all replicas within a `with` block.
+
+    In training, statistics may be replica-local (in layers that are not synchronized), and the
+    trainer may keep an average of the weights. An evaluation never changes the run.
+
+    Attributes:
+      replica_statistics: For each variable that may differ between replicas, the copy of each
+        replica of this worker.
+    """
+
+    def __init__(
+        self,
+        averages: WeightAverages | None,
+        statistics: Statistics,
+        strategy: tf.distribute.Strategy,
+    ):
+        """Keeps the arguments; changes no variable."""
+        self._averages = averages
+        variables = statistics.floating
+        if averages is not None:
+            variables = variables + averages.of(variables)
+        self.replica_statistics: list[Sequence[tf.Variable]] = [
+            strategy.experimental_local_results(variable) for variable in variables
+        ]
+        self._workers = Workers(strategy)
+        self._are_applied = False
+
+    @contextmanager
+    def applied(self, averaged: bool = True) -> Iterator[None]:
+        """Assigns the weights for evaluation within the `with` block.
+
+        Statistics become their means over the replicas; weights become their averages, if kept and
+        if `averaged` is True. Afterwards all values are restored bit for bit. A nested block
+        changes nothing. Eager, cross-replica context, on all workers.
+        """
+        if self._are_applied:
+            yield
+            return
+        self._are_applied = True
+        try:
+            with synchronized(self.replica_statistics, self._workers):
+                if averaged and self._averages is not None:
+                    with self._averages.applied():
+                        yield
+                else:
+                    yield
+        finally:
+            self._are_applied = False
+
+    def check_not_applied(self) -> None:
+        """Raises ConfigError within `applied`."""
+        if self._are_applied:
+            raise ConfigError(
+                "the model has the weights for evaluation: leave evaluation_weights() to train, "
+                "save or restore"
+            )

@@ -1,0 +1,190 @@
+"""Settings that are read once; a later change raises an error instead of having no effect.
+
+The Trainer reads its arguments and the set of trained variables in its constructor. The training
+loop reads everything that is not a variable while it is traced: a dropout rate, an optimizer's
+momentum, a task's label smoothing. Known as settings are attributes that are named after arguments
+of a constructor; other attributes of a user's classes are not compared.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import keras
+from keras.optimizers.schedules import LearningRateSchedule
+
+from ddl.errors import ConfigError, did_you_mean
+from ddl.tasks.task import Task
+
+# Id of the owner, name of the setting, value.
+_Settings: TypeAlias = Iterator[tuple[int, str, Any]]
+
+# An empty list or dict may be a record that a task keeps, and is no setting.
+_RECORD = object()
+
+_NEW_TRAINER = "Make a new Trainer, with a new optimizer."
+_INSTEAD = {"learning_rate": "Assign to trainer.optimizer.learning_rate."}
+
+
+class FixedSettings:
+    """The settings that a trainer read in its constructor and while its loops were traced."""
+
+    def __init__(
+        self,
+        task: Task,
+        layers: Sequence[keras.layers.Layer],
+        optimizer: keras.optimizers.Optimizer,
+        variables: Sequence[keras.Variable],
+    ):
+        """Records which variables are trained.
+
+        Args:
+          task: The trainer's task.
+          layers: The task's layers.
+          optimizer: The trainer's optimizer.
+          variables: The trained variables.
+        """
+        traced = "the loop was traced"
+        self._trained = _Readings(lambda: _trainability(task, layers), "the trainer was made")
+        self._trained.take()
+        self._of_task = _Readings(lambda: _settings_of_task(task, layers), traced)
+        self._of_update = _Readings(lambda: _settings_of_update(optimizer, variables), traced)
+
+    def check_for_training(self) -> None:
+        """Raises ConfigError if a setting that the training loop has read was changed."""
+        self._trained.check()
+        self._of_task.check()
+        self._of_update.check()
+
+    def check_for_evaluation(self) -> None:
+        """Raises ConfigError if a setting that the evaluation has read was changed."""
+        self._of_task.check()
+
+    def take_for_training(self) -> None:
+        """Records the settings of task and update. Call it after the training loop's trace."""
+        self._of_task.take()
+        self._of_update.take()
+
+    def take_for_evaluation(self) -> None:
+        """Records the settings of the task. Call it after the evaluation's trace."""
+        self._of_task.take()
+
+
+class _Readings:
+    """A record of settings at one time."""
+
+    def __init__(self, read: Callable[[], _Settings], since: str):
+        self._read = read
+        self._since = since
+        self._were: dict[tuple[int, str], Any] | None = None
+
+    def take(self) -> None:
+        self._were = self._are()
+
+    def check(self) -> None:
+        if self._were is None:
+            return
+        are = self._are()
+        for key in {**self._were, **are}:
+            was, now = self._were.get(key), are.get(key)
+            if was is not _RECORD and not _same(was, now):
+                raise ConfigError(
+                    f"{key[1]} was {_short(was)} when {self._since}, and is {_short(now)} now, "
+                    f"which has no effect. {_NEW_TRAINER} A number that has to change in training "
+                    "can be a tf.Variable, or a schedule."
+                )
+
+    def _are(self) -> dict[tuple[int, str], Any]:
+        return {(owner, place): _frozen(value) for owner, place, value in self._read()}
+
+
+def _trainability(task: Task, layers: Sequence[keras.layers.Layer]) -> _Settings:
+    for layer in layers:
+        yield id(layer), f"trainable of the layer {layer.name!r}", layer.trainable
+    paths = [variable.path for variable in task.model.trainable_variables]
+    yield id(task.model), "the list of the model's trainable variables", paths
+
+
+def _settings_of_task(task: Task, layers: Sequence[keras.layers.Layer]) -> _Settings:
+    yield from _arguments("the task", task)
+    for layer in layers:
+        yield from _arguments(f"the layer {layer.name!r}", layer)
+
+
+def _settings_of_update(
+    optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]
+) -> _Settings:
+    yield from _arguments("the optimizer", optimizer)
+    schedule = optimizer._learning_rate
+    while isinstance(schedule, LearningRateSchedule):
+        yield from _arguments(f"the {type(schedule).__name__}", schedule)
+        schedule = getattr(schedule, "schedule", None)
+    for variable in variables:
+        yield id(variable), f"the regularizer of {variable.path}", variable.regularizer
+        yield id(variable), f"the constraint of {variable.path}", variable.constraint
+
+
+def check_attribute(trainer: Any, name: str, fixed: Collection[str]) -> None:
+    """Checks that a public attribute of a constructed trainer may be set.
+
+    Args:
+      trainer: The trainer. Subclasses may add attributes, and methods may be replaced.
+      name: Name of the attribute.
+      fixed: Names of the trainer's attributes and of its constructor's arguments.
+
+    Raises:
+      ConfigError: If the trainer has already read the attribute, or has none of this name.
+    """
+    in_class = getattr(type(trainer), name, None)
+    if callable(in_class) or getattr(in_class, "fset", None) is not None:
+        return
+    if name in fixed or in_class is not None:
+        remedy = _INSTEAD.get(name, _NEW_TRAINER)
+        raise ConfigError(f"trainer.{name} cannot be changed once the trainer is made. {remedy}")
+    if type(trainer).__module__.startswith("ddl."):
+        raise ConfigError(
+            f"the Trainer has no attribute {name!r}."
+            f"{did_you_mean(name, {*fixed, *dir(type(trainer))})} Its arguments are given when it "
+            "is made."
+        )
+
+
+def _arguments(place: str, thing: Any) -> _Settings:
+    """Yields the attributes of an object that are named after its constructor's arguments."""
+    attributes = getattr(thing, "__dict__", {})
+    cls: Any = type(thing)
+    for argument in _names_of_arguments(cls):
+        for name in (argument, f"_{argument}"):
+            if name in attributes:
+                yield id(thing), f"{argument} of {place}", attributes[name]
+
+
+@functools.cache
+def _names_of_arguments(cls: type) -> tuple[str, ...]:
+    names: dict[str, None] = {}
+    for base in inspect.getmro(cls):
+        if "__init__" in vars(base) and base is not object:
+            names.update(dict.fromkeys(inspect.signature(vars(base)["__init__"]).parameters))
+    return tuple(names)
+
+
+def _frozen(value: Any) -> Any:
+    """Returns the value; for a list or mapping, a copy that no longer changes."""
+    if isinstance(value, (list, dict)) and not value:
+        return _RECORD
+    if isinstance(value, Mapping):
+        return tuple(value.items())
+    return tuple(value) if isinstance(value, (list, tuple)) else value
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, tuple) and isinstance(other, tuple) and len(one) == len(other):
+        return all(map(_same, one, other))
+    plain = (bool, int, float, complex, str, bytes)
+    return one is other or (isinstance(one, plain) and isinstance(other, plain) and one == other)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

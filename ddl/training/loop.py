@@ -1,0 +1,179 @@
+"""The training loop on the devices: many updates in one `tf.function`, without Python."""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from ddl.data.checks import data_errors
+from ddl.distribution.workers import Workers
+from ddl.random import batch_counter
+from ddl.step.state import TrainingState
+from ddl.step.step import UpdateStep
+from ddl.training.stale_traces import explaining_stale_traces
+from ddl.training.stop_flag import StopFlag
+
+_Carried = dict[str, tf.Tensor]
+
+
+class TrainingLoop:
+    """The loop over updates, each on all replicas. Eager, cross-replica context.
+
+    Attributes:
+      trace_count: Number of traces: 1 after the first call, with no retrace later.
+    """
+
+    def __init__(self, update: UpdateStep, max_skipped_updates: int, stop: StopFlag):
+        """Keeps the arguments; traces nothing.
+
+        Args:
+          update: Makes one update.
+          max_skipped_updates: Consecutive skipped updates after which the loop ends.
+          stop: Flag that ends the loop after the current update.
+        """
+        self.trace_count = 0
+        self._graph: Any = None
+        self._update = update
+        self._max_skipped_updates = max_skipped_updates
+        self._stop = stop
+        self._iterator: Any = None
+        self._is_traced = False
+
+    @property
+    def variables(self) -> list[tf.Variable]:
+        """Variables that the traced loop reads or writes, with each replica's copy."""
+        return [] if self._graph is None else list(self._graph.variables)
+
+    def trace(self, state: TrainingState) -> None:
+        """Traces the loop without running it, at the first call, and prepares the data.
+
+        An error in here leaves model and state unchanged.
+
+        Args:
+          state: State to start from.
+        """
+        self._iterator = self._iterator or self._iterator_from(state)
+        if self._is_traced:
+            return
+        with explaining_stale_traces():
+            self._loop.get_concrete_function(self._iterator, tf.constant(0, tf.int64), state)
+        self._is_traced = True
+
+    def run(self, state: TrainingState, end: int) -> TrainingState:
+        """Trains from `state` to step `end` and returns the state reached.
+
+        The loop ends earlier if it is stopped, or after `max_skipped_updates`.
+
+        Raises:
+          DataError: If the data cannot be read.
+          ConfigError: If the task cannot be trained.
+        """
+        # Not kept while in use: after an error the iterator would be ahead of the state.
+        iterator, self._iterator = self._iterator, None
+        iterator = iterator or self._iterator_from(state)
+        with data_errors(), explaining_stale_traces():
+            state = self._loop(iterator, tf.constant(end, tf.int64), state)
+        self._iterator = iterator
+        return state
+
+    def reset(self) -> None:
+        """Drops the iterator. Call it if the next state is not the last loop's result."""
+        self._iterator = None
+
+    def _iterator_from(self, state: TrainingState) -> Any:
+        """Returns an iterator at the state's batch; None if the loop orders batches in-graph."""
+        if self._update.pipeline.orders_in_graph(self._update.strategy):
+            return None
+        return self._update.pipeline.iterator(self._update.strategy, int(state.batches))
+
+    @tf.function(autograph=False)
+    def _loop(self, iterator: Any, end: tf.Tensor, state: TrainingState) -> TrainingState:
+        self.trace_count += 1
+        self._graph = tf.compat.v1.get_default_graph()
+        resident = self._update.pipeline.resident_arrays(self._update.strategy)
+        if iterator is None:
+            return self._over_arrays(resident, end, state)
+
+        def update(carried: _Carried, counter: tf.Tensor) -> tuple[_Carried, tf.Tensor]:
+            before = state._replace(**carried)
+            return self._updated(next(iterator), resident, before, counter, batch_counter)
+
+        carried, _ = tf.while_loop(
+            lambda carried, _: self._goes_on(carried) & (carried["step"] < end),
+            update,
+            (self._carried(state), batch_counter(state.batches)),
+        )
+        return state._replace(**carried)
+
+    def _over_arrays(self, resident: Any, end: tf.Tensor, state: TrainingState) -> TrainingState:
+        """Orders many batches at once; gathers each batch while the previous one is computed."""
+        pipeline, strategy = self._update.pipeline, self._update.strategy
+        # With several local replicas or microbatches, only the indices of the rows are made ahead.
+        gathers_ahead = Workers(strategy).replicas_of_each == 1 and pipeline.microbatches == 1
+        arrays = {} if gathers_ahead else resident
+
+        def updates(carried: _Carried) -> tuple[_Carried]:
+            first = carried["batches"]
+            ordered = pipeline.batches_from(first, strategy)
+            count = tf.shape(ordered["index"], tf.int64)[0]
+            until = first + tf.minimum(count, end - carried["step"])
+
+            def made(batch: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+                element = {name: rows[batch - first] for name, rows in ordered.items()}
+                if gathers_ahead:
+                    element = strategy.run(pipeline.examples, (element, resident))
+                    if pipeline.always_full:
+                        del element["weight"]  # constant ones, which the update makes again
+                return element, batch_counter(batch)
+
+            def made_next(batch: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+                # After the last batch, this gathers the last batch again; the result is not used.
+                return made(tf.minimum(batch, until - 1))
+
+            def update(carried: _Carried, ahead: Any) -> tuple[_Carried, Any]:
+                element, counter = ahead
+                before = state._replace(**carried)
+                return self._updated(element, arrays, before, counter, made_next)
+
+            # An update consumes at least one batch, so `until` cannot lead past step `end`.
+            return tf.while_loop(
+                lambda carried, _: self._goes_on(carried) & (carried["batches"] < until),
+                update,
+                (carried, made(first)),
+            )[:1]
+
+        (carried,) = tf.while_loop(
+            lambda carried: self._goes_on(carried) & (carried["step"] < end),
+            updates,
+            (self._carried(state),),
+        )
+        return state._replace(**carried)
+
+    def _updated(
+        self,
+        element: Any,
+        arrays: Any,
+        before: TrainingState,
+        counter: tf.Tensor,
+        made_next: Callable[[tf.Tensor], Any],
+    ) -> tuple[_Carried, Any]:
+        """Returns the loop variables after an update, and `made_next` of the next batch number."""
+
+        def updated() -> tuple[_Carried, Any]:
+            after = self._update(element, arrays, before, counter)
+            # The next batch depends on no update: TensorFlow would gather it first and delay the
+            # forward pass. The control dependency makes it wait for the loss.
+            with tf.control_dependencies([after.sums]):
+                return self._carried(after), made_next(before.batches + 1)
+
+        return self._update.traced_apart(updated)
+
+    def _carried(self, state: TrainingState) -> _Carried:
+        """Returns the fields that change: each loop variable costs three operations per update."""
+        return {name: getattr(state, name) for name in self._update.changing_fields}
+
+    def _goes_on(self, carried: _Carried) -> tf.Tensor:
+        going = ~self._stop.cuts_loop_short()
+        if "skipped_in_a_row" in carried:
+            going &= carried["skipped_in_a_row"] < self._max_skipped_updates
+        return going

@@ -1,0 +1,102 @@
+"""Checks on a model before training."""
+
+from collections.abc import Sequence
+
+import keras
+import tensorflow as tf
+from absl import logging
+
+from ddl.errors import ConfigError
+
+
+def check_variables(model: keras.Model, strategy: tf.distribute.Strategy) -> list[keras.Variable]:
+    """Returns the model's trainable variables.
+
+    Raises:
+      ConfigError: If there are none, or if one was made outside the strategy's scope.
+    """
+    variables = list(model.trainable_variables)
+    if not variables:
+        raise ConfigError(f"the model {model.name!r} has no trainable variables")
+    for variable in variables:
+        if not strategy.extended.variable_created_in_scope(variable.value):
+            raise ConfigError(
+                f"the model's variable {variable.path!r} was made outside the strategy's scope. "
+                "Build the model under `with strategy.scope():`."
+            )
+    return variables
+
+
+def frozen_variables(layers: Sequence[keras.layers.Layer]) -> list[keras.Variable]:
+    """Returns the trainable variables that are frozen in all of the given layers.
+
+    A layer's sublayers must be in `layers` too: only its own variables are read.
+    """
+    own = [(layer, v) for layer in layers for v in layer._trainable_variables]
+    trained = {id(v) for layer, v in own if layer.trainable and v.trainable}
+    return [v for _, v in own if id(v) not in trained]
+
+
+def computes_in_float16(model: keras.Model) -> bool:
+    """Returns whether any layer computes in float16, so that gradients may underflow."""
+    return any(layer.compute_dtype == "float16" for layer in model._flatten_layers())
+
+
+def warn_of_what_depends_on_replicas(
+    layers: Sequence[keras.layers.Layer], strategy: tf.distribute.Strategy, microbatches: int = 1
+) -> None:
+    """Logs the layers that make a run depend on the number of replicas or microbatches.
+
+    Logs nothing with one replica and one microbatch.
+
+    Args:
+      layers: The task's layers.
+      strategy: The strategy, which has the number of replicas.
+      microbatches: Microbatches per replica and update.
+    """
+    numbers = {"replica": strategy.num_replicas_in_sync, "microbatch": microbatches}
+    parts = [part for part, number in numbers.items() if number > 1]
+    drawing = [layer for layer in layers if _draws_by_replica(layer)]
+    if drawing and parts:
+        logging.warning(
+            "The layers %s draw by %s, so what is trained depends on the number of %s. Those of "
+            "ddl.layers draw the same on any number.",
+            _names(drawing),
+            " and ".join(parts),
+            " and ".join({"replica": "replicas", "microbatch": "microbatches"}[p] for p in parts),
+        )
+    normalizing = [x for x in layers if isinstance(x, keras.layers.BatchNormalization)]
+    unsynchronized = [layer for layer in normalizing if not layer.synchronized]
+    if unsynchronized and numbers["replica"] > 1:
+        logging.warning(
+            "The layers %s take their statistics from each replica's examples alone; before an "
+            "evaluation or a checkpoint they are averaged. Build them with synchronized=True.",
+            _names(unsynchronized),
+        )
+    if normalizing and microbatches > 1:
+        logging.warning(
+            "The layers %s take their statistics from each microbatch alone, synchronized or not, "
+            "so what is trained depends on the number of microbatches: ACCUMULATION_STEPS = %d.",
+            _names(normalizing),
+            microbatches,
+        )
+
+
+def depends_on_microbatches(layers: Sequence[keras.layers.Layer]) -> bool:
+    """Returns whether the result of training depends on the number of microbatches.
+
+    The result depends on it if a layer takes statistics of a microbatch, or draws by replica.
+    Variables that a user's layer writes in its forward pass are not examined.
+    """
+    return any(
+        isinstance(layer, keras.layers.BatchNormalization) or _draws_by_replica(layer)
+        for layer in layers
+    )
+
+
+def _draws_by_replica(layer: keras.layers.Layer) -> bool:
+    return bool(layer._seed_generators) and not getattr(layer, "draws_by_position", False)
+
+
+def _names(layers: list[keras.layers.Layer]) -> str:
+    return ", ".join(layer.name for layer in layers)

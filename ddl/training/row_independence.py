@@ -1,0 +1,277 @@
+"""A check that a task's outputs for an example depend on that example alone.
+
+A replica computes its share of a batch, in microbatches, and pads the last batch of an epoch. A
+loss across examples (in-batch negatives, mining, mixing, a division by the largest of the batch)
+would see only these rows, and would differ on other devices. The check therefore runs the forward
+pass on a few rows of the data, then again with some rows replaced, at the same shape. Losses,
+weights and metrics of the other rows must not change. Random draws repeat, because they depend on
+the position of a row. BatchNormalization reuses the moments of the first run, because ddl takes
+moments over the whole microbatch by design.
+
+The runs are on one device, eager or else traced, and leave every variable unchanged.
+"""
+
+import concurrent.futures
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from ddl.data import BatchPipeline
+from ddl.data.checks import data_errors
+from ddl.distribution.workers import Workers
+from ddl.errors import ConfigError
+from ddl.microbatch import HeldMoments, Microbatch, without_traces_of_the_user
+from ddl.random import batch_counter
+from ddl.step.moving_statistics import kept
+from ddl.tasks.parts import variables_of
+from ddl.tasks.task import Task
+
+_FEWEST, _MOST = 8, 16
+"""Bounds of the number of rows. In fewer, mining may find no pair; more only cost time."""
+
+_TOLERANCES = {8: 1e-13, 4: 1e-5, 2: 1e-2}
+"""Tolerated differences, relative to the largest value, by the bytes of the narrowest float dtype.
+
+Kernels give a row the same bits at the same shape. A task that selects tokens from its rows runs
+kernels at other shapes, which round differently.
+"""
+
+_NOISES = 10
+"""A dependence is a difference above this multiple of that between identical runs."""
+
+_BATCHES = 3
+
+_Features = dict[str, tf.Tensor]
+# Losses, weights and metrics by the names that errors use; and the moments of normalization layers.
+_Run = tuple[dict[str, tf.Tensor], list[tf.Tensor]]
+
+
+class _Values(NamedTuple):
+    values: np.ndarray
+    tolerance: float
+
+
+class RowIndependence:
+    """Checks a task once for training and once for evaluation. Eager, cross-replica context."""
+
+    def __init__(
+        self,
+        task: Task,
+        layers: Iterable[keras.layers.Layer],
+        strategy: tf.distribute.Strategy,
+    ):
+        """Keeps the arguments; runs nothing.
+
+        Args:
+          task: The task.
+          layers: All layers of the task (`ddl.tasks.parts.layers_of`).
+          strategy: The strategy; its first device runs the task.
+        """
+        self._task = task
+        self._layers = list(layers)
+        self._strategy = strategy
+        # TensorFlow's default strategy has no devices of its own.
+        is_default = strategy is _outside_of_scopes(tf.distribute.get_strategy)
+        self._device = None if is_default else strategy.extended.worker_devices[0]
+        dtypes = [tf.as_dtype(layer.compute_dtype) for layer in self._layers]
+        self._tolerance = max(map(_tolerance, dtypes), default=0.0)
+        self._checked: set[bool] = set()
+
+    def check(self, pipeline: BatchPipeline, modes: Iterable[bool]) -> None:
+        """Checks the task on the first rows of the data, at the first call for each mode.
+
+        An error of the task is logged and not raised: the traces of training and evaluation raise
+        it.
+
+        Args:
+          pipeline: The pipeline of the data.
+          modes: The values of `training` to check.
+
+        Raises:
+          ConfigError: If an example's loss, weight or metric depends on other examples, or the task
+            gives a negative weight.
+          DataError: If the data cannot be read.
+        """
+        modes = [training for training in modes if training not in self._checked]
+        if not modes:
+            return
+        share = pipeline.global_batch_size // pipeline.microbatches
+        rows = min(max(share, _FEWEST), _MOST)
+        with data_errors():
+            examples = pipeline.first_examples(2 * rows, self._strategy)
+            examples.pop("weight", None)  # tasks do not get this feature
+        workers = Workers(self._strategy).number
+        # With several workers, each reads only its share of a batch.
+        read = 2 * rows if workers == 1 else pipeline.global_batch_size // workers
+        batches = _batches(examples, rows, min(pipeline.num_examples, read, 2 * rows))
+        for training in modes:
+            where = f"{type(self._task).__name__}.per_example, with training={training}"
+            if (runs := _outside_of_scopes(self._runs, batches, training)) is not None:
+                _check_runs(runs, where)
+            self._checked.add(training)  # not after a refusal: the next call refuses again
+
+    def _runs(self, batches: list[_Features], training: bool) -> list[dict[str, _Values]] | None:
+        """Returns the task's values for each batch; None if the task cannot run here.
+
+        If the values seem to depend on other rows, the first batch is run again and added at the
+        end.
+        """
+        variables = variables_of([self._task, self._task.model, *self._layers])
+        # A gate that starts at zero would hide a dependence that training opens.
+        zeros = [v for v in variables if v.trainable and not np.any(v.numpy())]
+
+        def run(features: _Features, moments: list[tf.Tensor] | None) -> _Run:
+            held = HeldMoments(moments)
+            current = Microbatch(
+                seed=0,
+                training=training,
+                counter=batch_counter(tf.zeros([], tf.int64)),
+                first_row=0,
+                rows=next(iter(features.values())).shape[0],
+                held_moments=held,
+            )
+            with tf.device(self._device), current.forward():
+                output = self._task.per_example(dict(features), training)
+            weight = {} if output.weight is None else {"weight": output.weight}
+            metrics = {f"metric {name!r}": values for name, values in output.metrics.items()}
+            return {"loss": output.loss, **weight, **metrics}, held.moments
+
+        def all_of(run: Callable[[_Features, list[tf.Tensor] | None], _Run]) -> list[Any]:
+            moments: list[tf.Tensor] | None = None
+
+            def values(features: _Features) -> dict[str, _Values]:
+                nonlocal moments
+                with kept(variables):  # each run starts from the same values
+                    for variable in zeros:
+                        variable.assign(tf.fill(variable.shape, tf.cast(0.02, variable.dtype)))
+                    tensors, held = run(features, moments)
+                moments = held if moments is None else moments
+                return {name: self._values(tensor) for name, tensor in tensors.items()}
+
+            runs = [values(features) for features in batches]
+            return [*runs, values(batches[0])] if _dependences(runs) else runs
+
+        # A recurrent layer runs each of its time steps in Python if it runs eagerly.
+        recurrent = any(isinstance(layer, keras.layers.RNN) for layer in self._layers)
+        ways = [_in_graphs(run), run] if recurrent else [run, _in_graphs(run)]
+        with without_traces_of_the_user():
+            for way in ways:  # a task may run only eagerly, or only in graphs
+                try:
+                    return all_of(way)
+                except Exception as error:
+                    reason = error
+        logging.warning("Whether examples depend on each other is unchecked: %s", reason)
+        return None
+
+    def _values(self, values: Any) -> _Values:
+        tensor = tf.convert_to_tensor(values)
+        tolerance = max(self._tolerance, _tolerance(tensor.dtype))
+        return _Values(tf.cast(tensor, tf.float64).numpy(), tolerance)
+
+
+def _batches(examples: _Features, rows: int, distinct: int) -> list[_Features]:
+    """Returns a batch of the first rows, and two batches in which two thirds of these are replaced.
+
+    Keeping every third row replaces the neighbour of a kept row, its mirror image and the row half
+    a batch away.
+
+    Args:
+      examples: Examples by feature name, of which the first `distinct` differ.
+      rows: Number of rows of a batch.
+      distinct: Number of distinct examples.
+    """
+    places = np.arange(rows)
+    own = places % distinct
+    # The first replacement takes other examples. The second takes copies of kept rows, which makes
+    # pairs of equal examples.
+    others = (places + max(distinct // 2, 1)) % distinct
+    staying = places[places % 3 == 1]
+    copies = own[staying[places % len(staying)]]
+    indices = [
+        own,
+        np.where(places % 3 == 0, own, others),
+        np.where(places % 3 == 1, own, copies),
+    ]
+    return [{name: tf.gather(v, index) for name, v in examples.items()} for index in indices]
+
+
+def _tolerance(dtype: tf.DType) -> float:
+    return _TOLERANCES[dtype.size] if dtype.is_floating else 0.0
+
+
+def _dependences(runs: Sequence[dict[str, _Values]]) -> dict[str, str]:
+    """Returns the outputs whose values changed in kept rows, each with an example of the change.
+
+    Args:
+      runs: Values for the batches of `_batches`, and optionally for the first batch again, which
+        measures the differences between identical runs.
+    """
+    first, *replaced = runs[:_BATCHES]
+    found: dict[str, str] = {}
+    for name, (values, tolerance) in first.items():
+        least = tolerance * np.abs(values[np.isfinite(values)]).max(initial=0.0)
+        for again in runs[_BATCHES:]:
+            least = max(least, _NOISES * _distance(values, again[name].values).max(initial=0.0))
+        for third, other in enumerate(replaced):
+            changed = _distance(values, other[name].values) > least
+            if len(changed) > 1:  # a first dimension of 1 belongs to all rows
+                changed[np.arange(len(changed)) % 3 != third] = False
+            if changed.any():
+                place = tuple(int(i) for i in np.unravel_index(np.argmax(changed), changed.shape))
+                found[name] = (
+                    f"in row {place[0]} it was {values[place]:.6g}, and "
+                    f"{other[name].values[place]:.6g} with other rows in the batch"
+                )
+    return found
+
+
+def _check_runs(runs: Sequence[dict[str, _Values]], where: str) -> None:
+    """Raises ConfigError if rows depend on other rows, or have negative weights."""
+    if found := _dependences(runs):
+        raise ConfigError(
+            f"{where}: the {' and the '.join(found)} of an example depends on other examples of "
+            f"the batch ({next(iter(found.values()))}). A replica sees its microbatch alone, with "
+            "padding, so that this would change with the devices. Compute each row from that row "
+            "alone: no in-batch negatives, mining, mixing or sums over the batch (ddl has no "
+            "gather over replicas), and keras.layers.BatchNormalization for moments of the batch."
+        )
+    if "weight" in runs[0] and (runs[0]["weight"].values < 0).any():
+        raise ConfigError(
+            f"{where}: the weight of an example is {runs[0]['weight'].values.min():.6g}; it must "
+            "be at least 0, since the loss is divided by the sum of the weights. Multiply the loss "
+            "by a factor that may be negative."
+        )
+
+
+def _distance(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Returns the absolute difference of each entry; 0 for equal infinities and for two NaNs."""
+    with np.errstate(invalid="ignore"):
+        distance = np.abs(one - other)
+    same = (one == other) | (np.isnan(one) & np.isnan(other))
+    return np.where(same, 0.0, np.nan_to_num(distance, nan=np.inf))
+
+
+def _in_graphs(run: Callable[..., _Run]) -> Callable[..., _Run]:
+    """Returns the function traced: once to compute moments, once to use given moments."""
+    traced: dict[bool, Any] = {}
+
+    def run_traced(features: _Features, moments: list[tf.Tensor] | None) -> _Run:
+        first = moments is None
+        if first not in traced:
+            function = tf.function(run, autograph=False)
+            traced[first] = function.get_concrete_function(features, moments)
+        return traced[first](features, moments)
+
+    return run_traced
+
+
+def _outside_of_scopes(function: Callable[..., Any], *args: Any) -> Any:
+    """Calls a function under the default strategy; within a scope, in a new thread."""
+    if not tf.distribute.has_strategy():
+        return function(*args)
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        return thread.submit(function, *args).result()

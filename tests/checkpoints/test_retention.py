@@ -1,0 +1,111 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddl.checkpoints.directory import Metadata, SavedCheckpoint
+from ddl.checkpoints.retention import Retention
+from ddl.errors import ConfigError
+
+
+def saved(*steps, **accuracies):
+    """Checkpoints of these steps; s5=0.9 gives that of step 5 an accuracy."""
+    return [
+        SavedCheckpoint(
+            step,
+            f"step-{step}",
+            Metadata({"accuracy": accuracies[f"s{step}"]} if f"s{step}" in accuracies else {}),
+        )
+        for step in steps
+    ]
+
+
+def steps(checkpoints):
+    return [each.step for each in checkpoints]
+
+
+def test_the_last_stay():
+    assert steps(Retention(last=2).superfluous(saved(1, 2, 3, 4))) == [1, 2]
+    assert Retention(last=3).superfluous(saved(1, 2)) == []
+
+
+def test_every_so_many_steps_one_stays_for_good():
+    assert steps(Retention(last=1, every=20).superfluous(saved(10, 20, 30, 40, 50))) == [10, 30]
+
+
+def test_the_best_stays():
+    there = saved(1, 2, 3, 4, s1=0.5, s2=0.9, s3=0.7)
+    retention = Retention(last=1, best_metric="accuracy")
+    assert retention.best(there).step == 2
+    assert steps(retention.superfluous(there)) == [1, 3]
+    assert Retention(last=1, best_metric="accuracy", best_mode="min").best(there).step == 1
+    assert Retention(best_metric="loss").best(there) is None
+    assert Retention().best(there) is None
+
+
+def test_the_earliest_of_equals_is_the_best_and_nothing_improves_on_itself():
+    there = saved(1, 2, s1=0.9, s2=0.9)
+    retention = Retention(best_metric="accuracy")
+    assert retention.best(there).step == 1
+    assert not retention.improves({"accuracy": 0.9}, there)
+    assert retention.improves({"accuracy": 0.91}, there)
+    assert retention.improves({"accuracy": 0.1}, [])
+    assert not retention.improves({"accuracy": float("nan")}, [])
+    assert not retention.improves({"loss": 0.1}, there)
+
+
+def test_a_loss_is_best_when_small():
+    there = [SavedCheckpoint(n, "", Metadata({"loss": float(n)})) for n in (3, 1, 2)]
+    assert Retention(best_metric="loss").best(there).step == 1
+
+
+def test_the_best_of_other_figures_is_what_the_config_says():
+    there = [SavedCheckpoint(n, "", Metadata({"far_off": float(n)})) for n in (3, 1, 2)]
+    with pytest.raises(ConfigError, match="Give Retention.best_mode = 'max' or 'min'"):
+        Retention(best_metric="far_off")
+    assert Retention(best_metric="far_off", best_mode="min").best(there).step == 1
+    assert Retention(best_metric="far_off", best_mode="max").best(there).step == 3
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 99), st.floats(0, 1) | st.none()), unique_by=lambda x: x[0]),
+    st.integers(1, 5),
+    st.integers(1, 7) | st.none(),
+)
+def test_what_stays_is_the_last_the_regular_and_the_best(which, last, every):
+    there = sorted(
+        (
+            SavedCheckpoint(step, "", Metadata({} if value is None else {"accuracy": value}))
+            for step, value in which
+        ),
+        key=lambda each: each.step,
+    )
+    retention = Retention(last, every, "accuracy")
+    gone = steps(retention.superfluous(there))
+    stays = [each for each in there if each.step not in gone]
+    assert steps(there)[-last:] == steps(stays)[-last:]
+    assert retention.best(stays) == retention.best(there)
+    regular = [step for step in steps(there) if every and step % every == 0]
+    assert not set(regular) & set(gone)
+    assert len(stays) <= last + 1 + len(regular)
+    assert retention.superfluous(stays) == []
+
+
+def test_what_was_saved_on_a_signal_stays_until_the_next_and_does_not_count():
+    on_a_signal = [SavedCheckpoint(n, "", Metadata(scheduled=False)) for n in (15, 20)]
+    retention = Retention(last=2, every=20)
+    assert retention.superfluous([*saved(5, 10), on_a_signal[0]]) == []
+    assert steps(retention.superfluous([*saved(5, 10), *on_a_signal])) == [15]
+    assert steps(retention.superfluous([*saved(5, 10), *on_a_signal, *saved(25)])) == [5, 15, 20]
+
+
+@pytest.mark.parametrize("arguments", [{"last": 0}, {"every": 0}])
+def test_numbers_out_of_range(arguments):
+    with pytest.raises(ConfigError, match="is 0; it is 1 or more"):
+        Retention(**arguments)
+
+
+def test_a_mode_needs_a_metric():
+    with pytest.raises(ConfigError, match="no best_metric for it"):
+        Retention(best_mode="max")
+    with pytest.raises(ConfigError, match="'best'; it is one of max, min"):
+        Retention(best_metric="accuracy", best_mode="best")

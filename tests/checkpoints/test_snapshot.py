@@ -1,0 +1,78 @@
+"""A snapshot is what TensorFlow would save, and stays so while training goes on."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ddl
+from ddl.checkpoints.snapshot import Snapshots
+from tests.conftest import make_strategy
+from tests.training.test_trainer import make_trainer
+
+
+def checkpoint_of(trainer):
+    return tf.train.Checkpoint(model=trainer.model, optimizer=trainer.optimizer)
+
+
+def test_holds_what_tensorflow_saves(strategy, tmp_path):
+    trainer = make_trainer(strategy)
+    trainer.train(2)
+    checkpoint = checkpoint_of(trainer)
+    reader = tf.train.load_checkpoint(checkpoint.write(str(tmp_path / "theirs")))
+    taken = Snapshots(checkpoint).take()
+    assert set(taken) == set(reader.get_variable_to_shape_map())
+    for name, value in taken.items():
+        np.testing.assert_array_equal(value.numpy(), reader.get_tensor(name), err_msg=name)
+
+
+def test_stays_as_it_was_taken(strategy):
+    trainer = make_trainer(strategy)
+    trainer.train(1)
+    taken = Snapshots(checkpoint_of(trainer)).take()
+    before = {name: np.array(value.numpy()) for name, value in taken.items()}
+    trainer.train(3)
+    for name, value in taken.items():
+        np.testing.assert_array_equal(value.numpy(), before[name], err_msg=name)
+
+
+@pytest.mark.parametrize("optimizer", [keras.optimizers.SGD, keras.optimizers.Adam])
+def test_stays_so_where_rows_are_updated_in_place(optimizer):
+    """Sparse updates write into a variable's memory unless they know that it is shared."""
+    strategy = make_strategy("one_device", 1)
+    with strategy.scope():
+        layers = [keras.layers.Embedding(50, 4), keras.layers.Flatten(), keras.layers.Dense(2)]
+        model = keras.Sequential([keras.Input((3,), dtype="int32"), *layers])
+        words = np.arange(96).reshape(32, 3) % 50
+        data = {"image": words, "label": np.arange(32) % 2}
+        trainer = ddl.Trainer(ddl.Classification(model), optimizer(0.1), data, global_batch_size=8)
+    trainer.train(1)
+    taken = Snapshots(checkpoint_of(trainer)).take()
+    before = {name: np.array(value.numpy()) for name, value in taken.items()}
+    trainer.train(4)
+    table = model.layers[0].embeddings
+    assert not any(np.array_equal(table.numpy(), value) for value in before.values())
+    for name, value in taken.items():
+        np.testing.assert_array_equal(value.numpy(), before[name], err_msg=name)
+
+
+def test_the_fused_update_ops_leave_it_as_it_is():
+    variable = tf.Variable(np.ones(1000, "f4"))
+    taken = Snapshots(tf.train.Checkpoint(x=variable)).take()
+    tf.raw_ops.ResourceApplyGradientDescent(
+        var=variable.handle, alpha=0.5, delta=tf.ones(1000), use_locking=False
+    )
+    variable.assign_add(tf.ones(1000))
+    (value,) = (value for name, value in taken.items() if name.startswith("x/"))
+    np.testing.assert_array_equal(value.numpy(), np.ones(1000, "f4"))
+
+
+def test_takes_tables_too():
+    """What is no variable is read anew for each snapshot."""
+    table = tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, default_value=-1)
+    checkpoint = tf.train.Checkpoint(table=table)
+    snapshots = Snapshots(checkpoint)
+    table.insert(tf.constant(["a"]), tf.constant([7], tf.int64))
+    taken = snapshots.take()
+    found = [value.numpy().tolist() for name, value in taken.items() if "table" in name]
+    assert found in ([[b"a"], [7]], [[7], [b"a"]])

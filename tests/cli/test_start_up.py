@@ -1,0 +1,40 @@
+import subprocess
+import sys
+
+# The block writes to the descriptor itself, as TensorFlow's libraries do.
+_PROGRAM = """
+import os
+from ddl.cli.start_up import quiet_start_up
+with quiet_start_up():
+    os.write(2, b"I0000 00:00:1 1 port.cc:1] chatter\\n")
+    os.write(2, b"WARNING: All log messages before absl::InitializeLog() are chatter\\n")
+    os.write(2, b"E0000 00:00:1 1 gpu.cc:1] an error\\n")
+    print("a traceback", file=__import__("sys").stderr)
+    {last}
+"""
+
+
+def stderr_of(last: str, **environment: str) -> str:
+    environment = {"PATH": "", **environment}
+    result = subprocess.run(
+        [sys.executable, "-c", _PROGRAM.format(last=last)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    return result.stderr
+
+
+def test_drops_chatter_and_passes_errors_on():
+    assert stderr_of("pass") == "E0000 00:00:1 1 gpu.cc:1] an error\na traceback\n"
+
+
+def test_passes_errors_on_when_the_start_fails():
+    text = stderr_of("raise ImportError('no TensorFlow')")
+    assert "an error" in text
+    assert "ImportError: no TensorFlow" in text
+
+
+def test_does_nothing_for_those_who_want_to_see():
+    assert "chatter" in stderr_of("pass", TF_CPP_MIN_LOG_LEVEL="0")

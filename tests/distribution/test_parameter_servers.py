@@ -1,0 +1,249 @@
+"""Parameter servers, workers and a chief as processes, as `ddl.launch` starts them."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ddl.distribution import parameter_servers
+from ddl.distribution.parameter_servers import serves_here
+from ddl.distribution.timeouts import ClusterTimeouts
+from ddl.errors import ConfigError
+from ddl.launcher.tasks import cluster_tasks, free_ports, tf_configs
+from tests.run.whole_runs import ROOT, lines, tensors
+
+
+def arguments(model_dir, *params):
+    return [
+        f"--gin_file={ROOT}/configs/digits_cnn.gin",
+        f"--model_dir={model_dir}",
+        *(f"--gin_param={param}" for param in params),
+    ]
+
+
+def start(*command, **environment) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-m", *map(str, command)],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+class Launch:
+    """A launcher of one parameter server and two workers, and what it has shown so far."""
+
+    def __init__(self, model_dir, *flags, launcher=()):
+        self._model_dir = model_dir
+        self.process = start("ddl.launch", "--num_ps=1", "--num_workers=2", *launcher, "--", *flags)
+        self.shown = ""
+
+    def wait_for(self, pattern: str) -> None:
+        while not re.search(pattern, self.shown):
+            line = self.process.stdout.readline()
+            assert line, self.shown
+            self.shown += line
+
+    def send(self, task: str, number: signal.Signals) -> None:
+        os.kill(self.processes()[task], number)
+
+    def processes(self) -> dict[str, int]:
+        found = {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                command = (folder / "cmdline").read_text().split("\0")
+                environment = (folder / "environ").read_text()
+            except OSError:
+                continue
+            if "ddl.main" in command and f"--model_dir={self._model_dir}" in command:
+                task = re.search(r'"type": "(\w+)", "index": (\d+)', environment)
+                found[f"{task[1]} {task[2]}"] = int(folder.name)
+        return found
+
+    def finish(self) -> int:
+        try:
+            self.shown += self.process.communicate(timeout=120)[0]
+        finally:
+            self.process.kill()
+        deadline = time.monotonic() + 20
+        while self.processes() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert self.processes() == {}
+        return self.process.returncode
+
+
+def evaluations(model_dir):
+    return {x["step"]: x["accuracy"] for x in lines(model_dir) if x["split"] == "eval"}
+
+
+def counts(model_dir):
+    saved = tensors(model_dir)
+    return [
+        int(next(value for name, value in saved.items() if name.startswith(prefix)))
+        for prefix in ("state/step/", "state/batches/", "optimizer/_iterations/")
+    ]
+
+
+@pytest.mark.slow
+def test_digits_with_an_evaluator_beside_it(tmp_path):
+    """One process with one device follows the run; the cluster trains and does not evaluate."""
+    model_dir = tmp_path / "run"
+    plan = ["TRAIN_STEPS = 500", "CHECKPOINT_EVERY = 250"]
+    launch = Launch(model_dir, *arguments(model_dir, *plan), "--mode=train")
+    evaluator = start(
+        "ddl.main", *arguments(model_dir, *plan), "--mode=eval", "--follow_timeout=90"
+    )
+    assert launch.finish() == 0, launch.shown
+    output, _ = evaluator.communicate(timeout=60)
+    assert evaluator.returncode == 0, output
+    assert "workers: 2, parameter servers: 1" in launch.shown
+    assert "Updates are asynchronous" in launch.shown
+    assert counts(model_dir) == [500, 500, 500]
+    assert evaluations(model_dir)[500] >= 0.97
+    assert {x["step"] for x in lines(model_dir) if x["split"] == "train"} == set(
+        range(100, 600, 100)
+    )
+    assert sorted(path.name for path in (model_dir / "logs").iterdir()) == [
+        "ps-0.log",
+        "worker-0.log",
+        "worker-1.log",
+    ]
+
+    # The same command with more steps goes on; one that loses its parameter server does so too.
+    plan = ["TRAIN_STEPS = 4000", "CHECKPOINT_EVERY = 250", "EVAL_EVERY = 4000"]
+    launch = Launch(model_dir, *arguments(model_dir, *plan), launcher=["--max_restarts=1"])
+    launch.wait_for("restored step 500")
+    launch.wait_for("step 800")
+    launch.send("ps 0", signal.SIGKILL)
+    assert launch.finish() == 0, launch.shown
+    assert "ps 0 was killed by SIGKILL; the rest is ended" in launch.shown
+    assert "restart 1 of 1\n" in launch.shown
+    assert re.search(r"restored step (750|1,\d+)", launch.shown)
+    assert counts(model_dir) == [4000, 4000, 4000]
+    assert evaluations(model_dir)[4000] >= 0.97
+
+
+@pytest.mark.slow
+def test_a_killed_worker_is_started_again_alone_and_all_stop_after_saving(tmp_path):
+    model_dir = tmp_path / "run"
+    plan = ["TRAIN_STEPS = 1000000", "EVAL_EVERY = 1000000", "CHECKPOINT_EVERY = 1000000"]
+    launch = Launch(model_dir, *arguments(model_dir, *plan), launcher=["--max_restarts=1"])
+    launch.wait_for("step 100 ")
+    others = {**launch.processes()}
+    launch.send("worker 1", signal.SIGKILL)
+    launch.wait_for("worker 1 was killed by SIGKILL; it is started again, and the rest goes on")
+    launch.wait_for("the others make its updates until it is back")
+    launch.wait_for(r"worker 1 at \S+ is back\n(.*\n)*step ")
+    now = launch.processes()
+    assert now.pop("worker 1") != others.pop("worker 1")
+    assert now == others
+    launch.process.send_signal(signal.SIGTERM)
+    assert launch.finish() == 75, launch.shown
+    step, batches, iterations = counts(model_dir)
+    assert f"stopped by SIGTERM at step {step:,} of 1,000,000, after saving" in launch.shown
+    assert step == iterations
+    assert batches - step in (0, 1)  # what the dead worker had begun with
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_stopped_ends_all(tmp_path):
+    model_dir = tmp_path / "run"
+    flags = [*arguments(model_dir, "TRAIN_STEPS = 1000000"), "--stall_timeout=4"]
+    launch = Launch(model_dir, *flags, launcher=["--grace_seconds=1"])
+    launch.wait_for("step 100 ")
+    launch.send("worker 1", signal.SIGSTOP)
+    assert launch.finish() == 77, launch.shown
+    assert re.search(r"worker 1 at \S+ is silent, for \d s", launch.shown)
+
+
+def test_those_that_nobody_joins_end_soon(tmp_path):
+    tasks = cluster_tasks(1, num_ps=1)
+    configs = tf_configs(tasks, free_ports(len(tasks)))
+    flags = [*arguments(tmp_path / "run"), "--strategy=parameter_server", "--join_timeout=1"]
+    started = [start("ddl.main", *flags, TF_CONFIG=config) for config in configs[:2]]
+    for process, who in zip(started, ("ps 0", "the chief"), strict=True):
+        output, _ = process.communicate(timeout=60)
+        assert process.returncode == 77, output
+        assert f"ddl: {who} at 127.0.0.1:" in output
+        assert "did not join in" in output
+    assert not (tmp_path / "run").exists()
+
+
+class Ended(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("kind", "answers", "told"),
+    [
+        ("worker", ["greets", "refuses", "refuses", "greets"], ["0 at a:1 is lost", "is back"]),
+        ("worker", ["greets", "is silent"], ["worker 0 at a:1 is silent, for 51 s"]),
+        ("worker", ["greets", "is unreachable"], ["worker 0 at a:1 is unreachable, for 31 s"]),
+        ("ps", ["greets", "refuses"], ["ps 0 at a:1 refuses, for 6 s"]),
+        ("ps", ["greets", "is silent", "greets"], []),
+    ],
+)
+def test_who_is_missed(monkeypatch, capsys, kind, answers, told):
+    """Two workers; the last answer stays. Each look takes a second."""
+    clock, script = [0.0], iter(answers)
+    last = answers[-1]
+
+    def look(seconds):
+        clock[0] += seconds
+        if clock[0] > 60:
+            raise Ended
+
+    def end(why):
+        print(why, file=sys.stderr)
+        raise Ended
+
+    monkeypatch.setattr(parameter_servers, "ask", lambda *arguments: next(script, last))
+    monkeypatch.setattr(parameter_servers.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(parameter_servers.time, "sleep", look)
+    monkeypatch.setattr(parameter_servers, "_end", end)
+    with pytest.raises(Ended):
+        parameter_servers._Watch(2, ClusterTimeouts(peer=30, stall=50))._watch(kind, 0, "a:1")
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == len(told)
+    for line, text in zip(lines, told, strict=True):
+        assert text in line
+
+
+def test_no_worker_left_ends_all(monkeypatch):
+    ended = []
+    watch = parameter_servers._Watch(1, ClusterTimeouts(peer=1e-9, stall=1e-9))
+    monkeypatch.setattr(parameter_servers, "ask", lambda *arguments: "refuses")
+    monkeypatch.setattr(parameter_servers, "_PAUSE", 0.01)
+
+    def end(why):
+        ended.append(why)
+        raise Ended
+
+    monkeypatch.setattr(parameter_servers, "_end", end)
+    with pytest.raises(Ended):
+        watch._watch("worker", 0, "a:1")
+    assert "worker 0 at a:1 refuses" in ended[0]
+
+
+@pytest.mark.parametrize("cluster", [{}, {"worker": ["a:1", "b:1"]}, {"chief": ["a:1"]}])
+def test_a_cluster_without_parameter_servers_is_refused(monkeypatch, cluster):
+    config = {"cluster": cluster, "task": {"type": "worker", "index": 0}} if cluster else {}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    with pytest.raises(ConfigError, match=r"chief, workers\s+and parameter servers"):
+        serves_here()
+
+
+@pytest.mark.parametrize(("kind", "serves"), [("chief", False), ("worker", True), ("ps", True)])
+def test_who_serves(monkeypatch, kind, serves):
+    cluster = {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}
+    task = {"type": kind, "index": 0}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task}))
+    assert serves_here() is serves

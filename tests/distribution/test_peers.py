@@ -1,0 +1,120 @@
+"""The watch over other workers, on real connections within this process."""
+
+import socket
+import threading
+import time
+
+import pytest
+
+from ddl.distribution import peers as module
+from ddl.distribution.peers import Peers
+
+
+class Ended(list):
+    """What stands in for the end of a process."""
+
+    def __init__(self):
+        self.happened = threading.Event()
+
+    def __call__(self, status):
+        self.append(status)
+        self.happened.set()
+
+
+@pytest.fixture(autouse=True)
+def _no_collectives(monkeypatch):
+    monkeypatch.setattr(module, "_break_off", lambda text: None)
+
+
+@pytest.fixture
+def connect():
+    """A chief's watch over so many others, and the other ends of its connections."""
+    made = []
+
+    def make(number=2, stall_timeout=60.0, grace=0.1):
+        near, far = {}, {}
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            for index in range(1, number + 1):
+                far[index] = socket.create_connection(server.getsockname())
+                near[index] = server.accept()[0]
+        ended = Ended()
+        names = [f"worker {index} at host:{index}" for index in range(number + 1)]
+        peers = Peers(
+            near, names, peer_timeout=30, stall_timeout=stall_timeout, grace=grace, end=ended
+        )
+        made.append(peers)
+        return peers, far, ended
+
+    yield make
+    for peers in made:
+        peers.leave(0)
+
+
+def lines_of(connection, wanted) -> str:
+    """What comes until `wanted` is in it."""
+    connection.settimeout(10)
+    text = ""
+    while wanted not in text:
+        received = connection.recv(100).decode()
+        assert received, text
+        text += received
+    return text
+
+
+def test_one_that_dies_is_named_the_others_told_and_the_process_ended(connect, capsys):
+    peers, far, ended = connect()
+    far[2].close()
+    assert peers.loss(wait=10) == "worker 2 at host:2 died"
+    lines_of(far[1], "lost worker 2 at host:2 died\n")
+    assert ended.happened.wait(10)
+    assert ended == [77]
+    assert "ddl: worker 2 at host:2 died. See what became of it." in capsys.readouterr().err
+
+
+def test_one_that_gives_no_sign_is_lost_and_one_that_does_is_not(connect):
+    peers, far, _ended = connect(stall_timeout=0.6)
+    until = time.monotonic() + 5
+    while peers.loss() is None and time.monotonic() < until:
+        far[1].sendall(b"alive\n")
+        time.sleep(0.05)
+    assert peers.loss() == "worker 2 at host:2 gave no sign of life for 0.6 s"
+
+
+def test_signs_of_life_are_sent(connect):
+    _, far, _ = connect(stall_timeout=0.5)
+    assert lines_of(far[1], "alive\nalive\n")
+
+
+@pytest.mark.parametrize("status", [0, 75, 76])
+def test_who_is_done_is_not_lost(connect, status):
+    peers, far, _ended = connect()
+    far[1].sendall(b"alive\nend")
+    far[1].sendall(b"ed %d\n" % status)
+    far[1].close()
+    assert peers.loss(wait=0.5) is None
+    far[2].sendall(b"ended 1\n")
+    assert peers.loss(wait=10) == "worker 2 at host:2 ended with status 1"
+
+
+def test_who_left_alone_is_lost_after_a_while(connect):
+    peers, far, _ended = connect(number=1, stall_timeout=0.5)
+    far[1].sendall(b"ended 75\n")
+    far[1].close()
+    assert peers.loss() is None
+    told = "worker 1 at host:1 ended with status 75 0.5 s ago, alone"
+    assert peers.loss(wait=10) == told
+
+
+def test_the_chief_tells_of_others(connect):
+    peers, far, _ = connect(number=1)
+    far[1].sendall(b"lost worker 5 at host:5 died\n")
+    assert peers.loss(wait=10) == "worker 5 at host:5 died"
+
+
+def test_who_leaves_in_time_is_not_ended(connect):
+    peers, far, ended = connect(grace=0.5)
+    far[1].close()
+    assert peers.loss(wait=10) is not None
+    peers.leave(77)
+    assert lines_of(far[2], "ended 77\n")
+    assert not ended.happened.wait(1)

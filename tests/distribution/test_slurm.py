@@ -1,0 +1,283 @@
+"""Which worker a process is, on faked environments; and the files to copy for other platforms."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from absl import flags
+from tensorflow.python.distribute.cluster_resolver.slurm_cluster_resolver import (
+    SlurmClusterResolver,
+)
+
+import ddl.main
+from ddl.cli.arguments import parse, with_aliases
+from ddl.distribution.slurm import join_cluster, slurm_tf_config
+from ddl.errors import ConfigError
+
+CLUSTERS = Path(__file__).parents[2] / "configs" / "clusters"
+
+
+def step(rank, nodes, tasks_per_node, node=0, job=7, **others) -> dict[str, str]:
+    """What srun gives a task."""
+    number = sum(
+        int(part.split("(x")[0]) * int(part.rstrip(")").split("(x")[1] if "(x" in part else 1)
+        for part in tasks_per_node.split(",")
+    )
+    return {
+        "SLURM_JOB_ID": str(job),
+        "SLURM_PROCID": str(rank),
+        "SLURM_NODEID": str(node),
+        "SLURM_STEP_NODELIST": nodes,
+        "SLURM_STEP_TASKS_PER_NODE": tasks_per_node,
+        "SLURM_STEP_NUM_TASKS": str(number),
+        **others,
+    }
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    """Sets what a platform would, and nothing of another one."""
+
+    def fake(variables):
+        for name in list(os.environ):
+            if name.startswith("SLURM_") or name == "TF_CONFIG":
+                monkeypatch.delenv(name)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("TF_CONFIG", variables.get("TF_CONFIG", ""))  # is set back afterwards
+
+    return fake
+
+
+def test_a_slurm_step_becomes_tf_config():
+    config = json.loads(slurm_tf_config(step(3, "gpu[09-10],big", "2(x2),1", node=1, job=3)))
+    assert config == {
+        "cluster": {
+            "worker": ["gpu09:10048", "gpu09:10049", "gpu10:10048", "gpu10:10049", "big:10048"]
+        },
+        "task": {"type": "worker", "index": 3},
+    }
+
+
+def test_every_task_of_a_step_sees_the_same_cluster():
+    configs = [
+        json.loads(slurm_tf_config(step(rank, "a,b[1-2]", "2,1(x2)", node)))
+        for rank, node in enumerate([0, 0, 1, 2])
+    ]
+    assert all(config["cluster"] == configs[0]["cluster"] for config in configs)
+    assert [config["task"]["index"] for config in configs] == [0, 1, 2, 3]
+
+
+def test_as_tensorflow_resolves_it_where_that_is_right(environment):
+    variables = step(1, "n[1-2]", "2(x2)")
+    environment(variables)
+    resolver = SlurmClusterResolver(
+        port_base=10112, gpus_per_node=2, gpus_per_task=1, auto_set_gpu=False
+    )
+    assert json.loads(slurm_tf_config(variables))["cluster"] == resolver.cluster_spec().as_dict()
+
+
+def test_tensorflow_mixes_up_nodes_of_unpadded_numbers(environment):
+    """Why its resolver is not used. If this fails it could be."""
+    variables = step(0, "n[9-10]", "1(x2)")
+    environment(variables)
+    resolver = SlurmClusterResolver(port_base=1, gpus_per_node=1, auto_set_gpu=False)
+    assert resolver.cluster_spec().as_dict() == {"worker": ["n10:1", "n9:1"]}
+    workers = json.loads(slurm_tf_config(variables))["cluster"]["worker"]
+    assert [worker.split(":")[0] for worker in workers] == ["n9", "n10"]
+
+
+def test_jobs_that_share_a_node_have_ports_of_their_own():
+    first, second = (
+        json.loads(slurm_tf_config(step(0, "n", "16", job=job)))["cluster"]["worker"]
+        for job in (41, 42)
+    )
+    assert not {*first} & {*second}
+    ports = [int(worker.split(":")[1]) for worker in [*first, *second]]
+    assert min(ports) >= 10000
+    assert max(ports) < 32768
+
+
+def test_reserved_ports_are_used():
+    config = slurm_tf_config(step(1, "n", "2", SLURM_STEP_RESV_PORTS="12001-12002"))
+    assert json.loads(config)["cluster"]["worker"] == ["n:12001", "n:12002"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"SLURM_STEP_NODELIST": None}, "no SLURM_STEP_NODELIST.*Start the workers with srun"),
+        ({"SLURM_STEP_NODELIST": "r[1-2]n[1-2]"}, "Invalid hostlist"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "two"}, "Invalid tasks-per-node"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "1,2"}, "the 4 tasks of the step are not those of its"),
+        ({"SLURM_PROCID": "9"}, "SLURM_PROCID=9"),
+        ({"SLURM_NODEID": "1"}, "task 1 runs on node 1 .* node 0.*--distribution=block"),
+    ],
+)
+def test_what_cannot_be_is_told(changes, message):
+    variables = {**step(1, "n[1-2]", "2(x2)"), **changes}
+    with pytest.raises(ConfigError, match=message):
+        slurm_tf_config({name: value for name, value in variables.items() if value is not None})
+
+
+TF_CONFIG = json.dumps({"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker"}})
+
+
+@pytest.mark.parametrize(
+    ("name", "variables", "first_worker"),
+    [
+        ("auto", {}, None),
+        ("auto", {"TF_CONFIG": TF_CONFIG}, "a:1"),
+        ("auto", step(0, "n[1-2]", "1(x2)"), "n1:10112"),
+        ("auto", {**step(0, "n[1-2]", "1(x2)"), "TF_CONFIG": TF_CONFIG}, "a:1"),
+        ("slurm", {**step(0, "n[1-2]", "1(x2)"), "TF_CONFIG": TF_CONFIG}, "n1:10112"),
+        # A shell by srun --pty, and a batch script, are one process.
+        ("auto", step(0, "n1", "1"), None),
+        ("auto", {"SLURM_PROCID": "0", "SLURM_JOB_ID": "7", "SLURM_NTASKS": "8"}, None),
+        ("none", {**step(0, "n[1-2]", "1(x2)"), "TF_CONFIG": TF_CONFIG}, None),
+    ],
+)
+def test_what_is_found(environment, name, variables, first_worker):
+    environment(variables)
+    join_cluster(name)
+    text = os.environ.get("TF_CONFIG")
+    assert (json.loads(text)["cluster"]["worker"][0] if text else None) == first_worker
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("tf_config", "no environment variable TF_CONFIG"), ("slurm", "no SLURM_"), ("k8s", "auto")],
+)
+def test_what_was_asked_for_is_not_there(environment, name, message):
+    environment({})
+    with pytest.raises(ConfigError, match=message):
+        join_cluster(name)
+
+
+# The files to copy
+
+
+def flags_of_main(command) -> flags.FlagValues:
+    """Parses what stands after `ddl.main`, as it does."""
+    arguments = command[command.index("ddl.main") :]
+    parse(ddl.cli.flags.FLAGS, with_aliases(arguments))
+    return ddl.cli.flags.FLAGS
+
+
+@pytest.fixture
+def _flags():
+    yield
+    ddl.cli.flags.FLAGS.unparse_flags()
+    for name in ddl.cli.flags.FLAGS:
+        ddl.cli.flags.FLAGS[name].unparse()
+
+
+def program(folder, name, *lines):
+    """An executable that stands in for one of the platform's."""
+    path = folder / name
+    path.write_text("\n".join(("#!/bin/sh", *lines, "")))
+    path.chmod(0o755)
+
+
+def path_with(folder) -> str:
+    return f"{folder}:{os.environ['PATH']}"
+
+
+@pytest.mark.parametrize(
+    ("status", "restarts", "again"),
+    [
+        *((0, 0, False), (70, 0, True), (75, 0, True), (77, 3, True), (137, 0, True)),
+        *((1, 0, False), (76, 0, False), (75, 20, False)),
+    ],
+)
+def test_the_slurm_script_queues_again_what_can_go_on(tmp_path, status, restarts, again):
+    program(tmp_path, "srun", f'echo "$@" > {tmp_path}/srun.txt', f"exit {status}")
+    program(tmp_path, "scontrol", f'echo "$@" > {tmp_path}/scontrol.txt')
+    environment = {"PATH": path_with(tmp_path), "SLURM_JOB_ID": "7"}
+    environment["SLURM_RESTART_COUNT"] = str(restarts)
+    done = subprocess.run(
+        ["bash", CLUSTERS / "slurm.sbatch", "--model_dir=a b"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == status, done.stderr
+    assert (tmp_path / "scontrol.txt").exists() == again
+    if again:
+        assert (tmp_path / "scontrol.txt").read_text().split() == ["requeue", "7"]
+    command = (tmp_path / "srun.txt").read_text().strip()
+    assert command.endswith("python -m ddl.main --cluster=slurm --model_dir=a b")
+
+
+@pytest.mark.usefixtures("_flags")
+def test_the_tf_job(tmp_path):
+    job = yaml.safe_load((CLUSTERS / "kubernetes_tfjob.yaml").read_text())
+    assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v1", "TFJob")
+    worker = job["spec"]["tfReplicaSpecs"]["Worker"]
+    assert worker["replicas"] > 1
+    assert worker["restartPolicy"] == "OnFailure"
+    (container,) = worker["template"]["spec"]["containers"]
+    assert container["name"] == "tensorflow"
+    assert flags_of_main(container["command"]).join_timeout > 60
+    assert (CLUSTERS.parent.parent / ddl.cli.flags.FLAGS.gin_file[0]).exists()
+
+
+@pytest.mark.usefixtures("_flags")
+@pytest.mark.parametrize("index", [0, 3])
+def test_the_plain_job_makes_tf_config_of_its_number(tmp_path, index):
+    service, job = yaml.safe_load_all((CLUSTERS / "kubernetes_job.yaml").read_text())
+    spec = job["spec"]
+    assert spec["completionMode"] == "Indexed"
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
+    pod = spec["template"]["spec"]
+    assert pod["subdomain"] == service["metadata"]["name"]
+    (container,) = pod["containers"]
+    variables = {entry["name"]: entry["value"] for entry in container["env"]}
+    assert int(variables["NUM_WORKERS"]) == spec["completions"] == spec["parallelism"] == 4
+    program(
+        tmp_path,
+        "python",
+        f'printf "%s\\n" "$@" > {tmp_path}/arguments.txt',
+        f'printf "%s" "$TF_CONFIG" > {tmp_path}/config.txt',
+    )
+    subprocess.run(
+        container["command"],
+        env={**variables, "PATH": path_with(tmp_path), "JOB_COMPLETION_INDEX": str(index)},
+        check=True,
+    )
+    assert json.loads((tmp_path / "config.txt").read_text()) == {
+        "cluster": {"worker": [f"ddl-{number}.ddl:2222" for number in range(4)]},
+        "task": {"type": "worker", "index": index},
+    }
+    flags_of_main((tmp_path / "arguments.txt").read_text().split())
+    assert ddl.cli.flags.FLAGS.cluster == "tf_config"
+    # What would come again is not started again; what can go on is.
+    rule = spec["podFailurePolicy"]["rules"][0]
+    assert rule["action"] == "FailJob"
+    assert rule["onExitCodes"]["values"] == [1, 76]
+    assert pod["restartPolicy"] == "Never"  # such a policy needs it
+
+
+def test_ddl_main_reads_slurm(tmp_path):
+    """Two processes started as srun would, which meet."""
+    environment = {**os.environ, **step(1, "localhost", "2")}
+    environment.pop("TF_CONFIG", None)
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "ddl.main", "--gin_file=configs/digits_mlp.gin"),
+            *("--dry_run", "--join_timeout=0.5"),
+        ],
+        env=environment,
+        cwd=CLUSTERS.parent.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 77, done.stderr
+    assert "worker 0 at localhost:10112 did not join in 0.5 s" in done.stderr

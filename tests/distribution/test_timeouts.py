@@ -1,0 +1,10 @@
+import pytest
+
+from ddl.distribution.timeouts import ClusterTimeouts
+from ddl.errors import ConfigError
+
+
+@pytest.mark.parametrize("name", ["join", "peer", "stall"])
+def test_timeouts_are_more_than_zero(name):
+    with pytest.raises(ConfigError, match="more than zero"):
+        ClusterTimeouts(**{name: 0.0})

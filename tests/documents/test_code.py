@@ -1,0 +1,163 @@
+"""Every command and every code block of the documents does what it is shown for."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+import ddl
+from tests.conftest import make_strategy
+from tests.documents.pages import PAGES, ROOT, blocks, commands, files
+from tests.run.test_train import run
+
+DRY = "tests/run/test_configs.py makes a dry run of every config in one process"
+# Commands that are not run here, and why.
+NOT_RUN = {
+    "make demo": "installs an environment; its training is that of README's second command",
+    "make test": "runs this test",
+    "make test-quick": "runs all other tests",
+    "make check": "runs this test",
+    "python -m ddl.main --gin_file=configs/digits_cnn.gin --dry_run": DRY,
+    "python -m ddl.main --gin_file=configs/mnist_mlp.gin --gin_param=\"DATA = 'synthetic'\" "
+    "--dry_run": DRY,
+    "python -m benchmarks parity": "takes two minutes; the parity tests run its cases",
+}
+
+
+def grouped() -> dict[str, list[str]]:
+    """Returns the commands to run, those of one model directory together and in order.
+
+    A command that only reads a directory, such as an evaluation, comes after the training.
+    """
+    groups: dict[str, list[str]] = {}
+    for command in commands():
+        if command not in NOT_RUN:
+            directory = re.search(r"--model_dir=(\S+)", command)
+            groups.setdefault(directory[1] if directory else command, []).append(command)
+    for group in groups.values():
+        group.sort(key=lambda command: bool(re.search(r"--mode=(eval|export)", command)))
+    return groups
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    """A folder that holds the configs, the files that the documents show, and nothing of a run."""
+    for name in ("configs", "docs"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    for name, text in files().items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def test_what_is_not_run_is_still_on_a_page():
+    assert set(NOT_RUN) <= set(commands())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", grouped())
+def test_commands(group, folder):
+    for command in grouped()[group]:
+        arguments = shlex.split(command)
+        assert arguments[0] == "python", f"{command}: run it here, or say in NOT_RUN why not"
+        result = subprocess.run(
+            [sys.executable, *arguments[1:]],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert result.returncode == 0, (
+            f"{command}\n{result.stdout[-1500:]}\n{result.stderr[-1500:]}"
+        )
+        if "denoise.gin" in command:
+            losses = [float(x) for x in re.findall(r"eval · loss ([\d.e-]+)", result.stdout)]
+            assert losses[-1] < losses[0]
+        if "beside_keras" in command:
+            check_beside_keras(result.stdout)
+
+
+def check_beside_keras(output: str) -> None:
+    """README's figures hold: Keras's training differs on four replicas, ddl's does not."""
+    rows = re.findall(r"^(.*\S) +(\S+) +(\S+)$", output, re.M)[1:]
+    assert len(rows) == 4, output
+    for case, keras_differs, ddl_differs in rows:
+        assert float(ddl_differs) < 1e-12, case
+        assert case == "nothing special" or not float(keras_differs) < 1e-3, case
+
+
+GIN = [block for page in PAGES for block in blocks(page) if block.language == "gin"]
+
+
+@pytest.mark.parametrize("block", GIN, ids=lambda block: block.page.name)
+def test_configs(block, folder, capsys):
+    """A config trains one step. One without an `include` adds to digits.gin and replaces there."""
+    text, unused = block.text, ()
+    if "include" not in text:
+        text, unused = f"include 'digits.gin'\n{text}", ("SGD.*", "LEARNING_RATE")
+    if "WarmStart" in text:
+        run(folder / "runs" / "digits")
+        capsys.readouterr()
+    (folder / "block.gin").write_text(text)
+    run_block(folder / "block.gin", unused)
+    assert "one step on one batch: loss" in capsys.readouterr().out
+
+
+def run_block(path: Path, unused: tuple[str, ...]) -> None:
+    """Makes a dry run in this process, which has TensorFlow already."""
+    from ddl import config
+    from ddl.distribution import Communication
+    from ddl.run import train
+
+    config.load([str(path)])
+    placement = train.Placement(make_strategy("one_device", 1), Communication())
+    train.run(placement, None, dry_run=True, allow_unused=unused)
+
+
+@pytest.mark.slow
+def test_the_notebook(folder):
+    result = subprocess.run(
+        [sys.executable, "notebook.py"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert "accuracy" in result.stdout
+
+
+def test_the_random_layer():
+    """Two replicas draw what one device draws."""
+    namespace: dict = {}
+    exec(files()["jitter.py"], namespace)
+    results = []
+    for place in [("one_device", 1), ("mirrored", 2)]:
+        keras.utils.set_random_seed(0)
+        strategy = make_strategy(*place)
+        with strategy.scope():
+            layers = [namespace["Jitter"](), keras.layers.Dense(2)]
+            task = ddl.Classification(keras.Sequential([keras.Input((3,)), *layers]))
+            optimizer = keras.optimizers.SGD(0.1)
+        data = (np.ones([8, 3], "f4"), np.arange(8) % 2)
+        trainer = ddl.Trainer(task, optimizer, data, global_batch_size=8, strategy=strategy)
+        results.append(trainer.train(3)["loss"])
+    assert results[0] == pytest.approx(results[1], rel=1e-6)
+
+
+def test_every_block_is_run_or_checked():
+    """Blocks of another language would go unnoticed."""
+    assert {block.language for page in PAGES for block in blocks(page)} == {"sh", "gin", "python"}
+    python = [b for page in PAGES for b in blocks(page) if b.language == "python"]
+    names = {name for name in files() if name.endswith(".py")}
+    assert names == {"denoise.py", "jitter.py", "notebook.py"}
+    assert len(python) == len(names)

@@ -1,0 +1,195 @@
+"""Every link, path, flag and name in the documents exists, and the pages stay short."""
+
+import ast
+import importlib
+import inspect
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import benchmarks
+from ddl.config import registry
+from tests.documents.pages import PAGES, ROOT, all_code, commands, files, prose
+
+by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+# Flags and variables of other programs.
+FLAGS_OF_OTHERS = {"--gpus-per-task", "--logdir"}
+ABSL = {"--flagfile", "--undefok"}
+VARIABLES_OF_OTHERS = {"TF_CONFIG", "TPU_NAME"}
+
+
+def test_readme_and_build_are_short():
+    assert len((ROOT / "README.md").read_text().split()) < 950
+    assert len((ROOT / "BUILD.md").read_text().splitlines()) <= 150
+
+
+def test_the_example_of_the_readme_is_short():
+    own = [*files()["denoise.py"].splitlines(), *files()["denoise.gin"].splitlines()]
+    assert len([line for line in own if line.strip()]) < 42  # with the names of the two files
+
+
+def anchors(page: Path) -> set[str]:
+    """Returns the anchors of the headings, as GitHub makes them."""
+    headings = re.findall(
+        r"^#+ (.*)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.S), re.M
+    )
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@by_page
+def test_links(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if "://" in target:
+            continue
+        file, _, anchor = target.partition("#")
+        linked = (page.parent / file).resolve() if file else page
+        assert linked.exists(), f"{page.name} links to {target}"
+        assert not anchor or anchor in anchors(linked), f"{page.name} links to {target}"
+
+
+def test_every_page_is_linked_from_the_readme():
+    for page in (ROOT / "docs").glob("*.md"):
+        if page.name != "README.md":
+            assert f"(docs/{page.name})" in (ROOT / "README.md").read_text()
+            assert f"({page.name})" in (ROOT / "docs" / "README.md").read_text()
+
+
+def test_paths():
+    pattern = r"(?<![\w/.-])(?:configs|tests|ddl|benchmarks|docs|\.ci)/[\w./]*"
+    for page, code in all_code():
+        if page.name == "BUILD.md" or "/" in code:
+            for path in re.findall(pattern, code):
+                assert (ROOT / path).exists(), f"{page.name} names {path}"
+
+
+def resolved(name: str) -> bool:
+    """Returns whether a dotted name is a module, or an attribute of one."""
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:length]))
+        except ModuleNotFoundError:
+            continue
+        for attribute in parts[length:]:
+            if not hasattr(found, attribute):
+                return False
+            found = getattr(found, attribute)
+        return True
+    return False
+
+
+def test_dotted_names():
+    for page, code in all_code():
+        for name in re.findall(r"(?<![\w/.@-])(?:ddl|keras|benchmarks)(?:\.[A-Za-z]\w*)+", code):
+            if not name.endswith(".py"):
+                assert resolved(name), f"{page.name} names {name}"
+
+
+def test_modules_that_commands_start():
+    for page, code in all_code():
+        for module in re.findall(r"python -m ([\w.]+)", code):
+            assert resolved(module), f"{page.name} names {module}"
+        for name in re.findall(r"python -m benchmarks (\w+)", code):
+            assert name in {*benchmarks.BENCHMARKS, *benchmarks.LONG}, f"{page.name} names {name}"
+        for target in re.findall(r"(?<![\w/])make ([a-z-]+)", code):
+            makefile = (ROOT / "Makefile").read_text()
+            assert re.search(rf"^{target}:", makefile, re.M), f"{page.name} names make {target}"
+
+
+@cache
+def own_flags() -> set[str]:
+    """Returns all flags of the commands, as --help lists them."""
+    found = {"--help", "--gin.NAME", "--"}
+    for module in ("ddl.main", "ddl.launch", "ddl.lr_finder"):
+        text = subprocess.run(
+            [sys.executable, "-m", module, "--help"], cwd=ROOT, capture_output=True, text=True
+        ).stdout
+        for negative, name in re.findall(r"^ *(?:-\w,)?--(\[no\])?(\w+):", text, re.M):
+            found |= {f"--{name}"} | ({f"--no{name}"} if negative else set())
+    return found - ABSL
+
+
+def test_flags():
+    assert len(own_flags()) > 30
+    for page, code in all_code():
+        for flag in re.findall(r"(?<![\w-])--[A-Za-z][\w.-]*", code):
+            assert flag in own_flags() | FLAGS_OF_OTHERS, f"{page.name} names {flag}"
+
+
+def test_every_flag_is_documented():
+    pages = "".join(page.read_text() for page in PAGES)
+    for flag in own_flags():
+        name = flag.removeprefix("--no") if flag.startswith("--no") else flag
+        assert name.removeprefix("--") in pages, f"{flag} is on no page"
+
+
+def macros() -> set[str]:
+    """Returns the macros that standard.gin and the configs bind."""
+    texts = [ROOT / "ddl" / "standard.gin", *(ROOT / "configs").glob("*.gin")]
+    return {
+        name for text in texts for name in re.findall(r"^([A-Z][A-Z_]+) = ", text.read_text(), re.M)
+    }
+
+
+def test_macros():
+    for page, code in all_code():
+        for name in re.findall(r"(?<![\w.])[A-Z][A-Z0-9]*_[A-Z0-9_]+(?![\w.])", code):
+            known = name in macros() | VARIABLES_OF_OTHERS or name.startswith("HOROVOD_")
+            assert known, f"{page.name} names {name}"
+
+
+def test_every_standard_macro_is_documented():
+    page = (ROOT / "docs" / "configs.md").read_text()
+    standard = (ROOT / "ddl" / "standard.gin").read_text()
+    for name in re.findall(r"^([A-Z_]+) = ", standard, re.M):
+        assert f"`{name}`" in page, f"docs/configs.md does not explain {name}"
+
+
+@cache
+def registered(name: str):
+    """Returns what a name in a config means; None if nothing, or a user's own."""
+    registry.register_all()
+    found = registry.matches(name)
+    return found[0].wrapped if len(found) == 1 else None
+
+
+def test_names_in_configs():
+    own = "".join(files().values())
+    for page, code in all_code():
+        for name in re.findall(r"@(?:[\w]+/)?([\w.]+)\(\)", code):
+            users = re.search(rf"(def|class) {name}\b", own)
+            assert users or registered(name) is not None, f"{page.name} names @{name}()"
+        for name, parameter in re.findall(r"(?<![\w./@])([A-Za-z]\w+)\.([a-z]\w*)\b", code):
+            item = registered(name)
+            if item is None or parameter in ("py", "gin", "md"):
+                continue
+            known = parameter in inspect.signature(item).parameters or hasattr(item, parameter)
+            assert known, f"{page.name} names {name}.{parameter}"
+
+
+def test_the_tests_that_the_page_for_horovod_users_names():
+    page = (ROOT / "docs" / "from-horovod.md").read_text()
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) > 20
+    for call, ours, shown_by in rows:
+        if ours == "–":
+            assert shown_by.startswith("–"), call
+        file = ""
+        for named_file, test in re.findall(r"`([\w/]*\.py|)::(\w+)`", shown_by):
+            file = named_file or file
+            functions = {
+                node.name
+                for node in ast.parse((ROOT / "tests" / file).read_text()).body
+                if isinstance(node, ast.FunctionDef)
+            }
+            assert test in functions, f"{call}: {file}::{test}"
+        assert file or shown_by.startswith("–"), call
+
+
+def test_commands_are_found():
+    assert len(commands()) > 15

@@ -1,0 +1,36 @@
+import pytest
+
+from ddl.errors import ConfigError
+from ddl.optimizers.lengths import epochs_to_steps, steps_after_warmup, warmup_steps
+
+
+def test_epochs():
+    assert epochs_to_steps(3, 10) == 30
+    assert epochs_to_steps(1.1, 110) == 121  # 1.1 * 110 > 121
+    assert epochs_to_steps(0.25, 10) == 3
+    assert epochs_to_steps([30, 60, 0.5], 157) == [4710, 9420, 79]
+
+
+def test_warm_up_in_either_unit():
+    assert warmup_steps() == 0
+    assert warmup_steps(steps=5) == 5
+    assert warmup_steps(epochs=2.5, steps_per_epoch=10) == 25
+    assert steps_after_warmup(100, 25) == 75
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: epochs_to_steps(-1, 10), "epochs is -1"),
+        (lambda: epochs_to_steps(float("inf"), 10), "epochs is inf"),
+        (lambda: epochs_to_steps(1, None), "%STEPS_PER_EPOCH"),
+        (lambda: warmup_steps(5, 5, 10), "both of them are given"),
+        (lambda: warmup_steps(-5), "WARMUP_STEPS is -5"),
+        (lambda: warmup_steps(2.5), "WARMUP_STEPS is 2.5; it is a whole number"),
+        (lambda: steps_after_warmup(10, 10), "takes 10 updates, and the run ends after 10"),
+        (lambda: steps_after_warmup(None), "%TOTAL_STEPS"),
+    ],
+)
+def test_refuses(call, message):
+    with pytest.raises(ConfigError, match=message):
+        call()

@@ -1,0 +1,80 @@
+"""Every file under configs/ answers to the standard macros and passes a dry run."""
+
+import re
+
+import pytest
+
+from tests.run.test_train import CONFIGS, run
+
+FILES = sorted(path.name for path in CONFIGS.glob("*.gin"))
+MACROS = [
+    "SEED",
+    "GLOBAL_BATCH_SIZE",
+    "EVAL_EVERY",
+    "CHECKPOINT_EVERY",
+    "LEARNING_RATE",
+    "PRECISION",
+    "CLIP_NORM",
+    "ACCUMULATION_STEPS",
+]
+
+
+def text_with_includes(name: str) -> str:
+    text = (CONFIGS / name).read_text()
+    included = re.findall(r"^include '(digits.*)'", text, re.MULTILINE)
+    return "".join(text_with_includes(other) for other in included) + text
+
+
+def stand_ins(name: str) -> list[str]:
+    """What makes a config small enough, and independent of data that are not there."""
+    params = [] if name.startswith("digits") else ["DATA = 'synthetic'"]
+    if "imagenet" in name:
+        params += ["IMAGE_SHAPE = (16, 16, 3)", "BLOCKS = (1, 1)", "GLOBAL_BATCH_SIZE = 16"]
+        params += ["ACCUMULATION_STEPS = 2"]
+    return params
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_macros_stand_first_one_a_line(name):
+    text = text_with_includes(name)
+    for macro in MACROS:
+        assert re.search(rf"^{macro} = ", text, re.MULTILINE), macro
+    lengths = re.findall(r"^(TRAIN_STEPS|TRAIN_EPOCHS) = (?!None)", text, re.MULTILINE)
+    assert lengths, "neither TRAIN_STEPS nor TRAIN_EPOCHS"
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_header_gives_the_command(name):
+    first = (CONFIGS / name).read_text().splitlines()[0]
+    assert first.startswith(f"# python -m ddl.main --gin_file=configs/{name} --model_dir=")
+
+
+@pytest.mark.parametrize("strategy", [("one_device", 1), ("mirrored", 2)], ids=str)
+@pytest.mark.parametrize("name", FILES)
+def test_dry_run(name, strategy, capsys, monkeypatch):
+    params = stand_ins(name)
+    if name == "mnist_mlp.gin" and strategy[1] > 1:
+        params.append("GLOBAL_BATCH_SIZE = 26")  # the tutorial's 25 is odd
+    monkeypatch.setattr("tests.run.test_train.SHORT", ())
+    run(None, *params, gin_file=name, dry_run=True, strategy=strategy)
+    assert "one step on one batch: loss" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_macro_can_be_set(name, monkeypatch):
+    monkeypatch.setattr("tests.run.test_train.SHORT", ())
+    batch = "PER_REPLICA_BATCH_SIZE" if "per_replica" in name else "GLOBAL_BATCH_SIZE"
+    run(
+        None,
+        *stand_ins(name),
+        "SEED = 7",
+        f"{batch} = 20",
+        "EVAL_EVERY = 5",
+        "CHECKPOINT_EVERY = 5",
+        "LEARNING_RATE = 0.003",
+        "PRECISION = 'mixed_float16'",
+        "CLIP_NORM = 1.0",
+        "ACCUMULATION_STEPS = 2",
+        gin_file=name,
+        dry_run=True,
+    )

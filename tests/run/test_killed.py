@@ -1,0 +1,86 @@
+"""Real runs, killed at random moments and started again: they end as if nothing had happened.
+
+Every case trains with dropout, augmentation, synchronized normalization, two microbatches, an
+average of the weights and momentum, and is started again until it is done.
+"""
+
+import random
+import signal
+import time
+
+import pytest
+
+from tests.run.whole_runs import MODES, StraightRuns, assert_same_end, finish, start
+
+KILLS = 6
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    return StraightRuns(tmp_path_factory.mktemp("straight"))
+
+
+def kill_anywhere(process, model_dir, rng, start_up) -> None:
+    """Kills it as it starts, or some lines and a moment after that, by how far it has come."""
+    lines = rng.randrange(3)
+    if lines == 0:
+        time.sleep(rng.uniform(0.3, 1.0) * start_up)
+        process.kill()
+        return
+    file, patience = model_dir / "metrics.jsonl", time.monotonic() + 60
+
+    def written() -> int:
+        return file.read_bytes().count(b"\n") if file.exists() else 0
+
+    # Those that come after the last checkpoint are written again.
+    before = written()
+    while process.poll() is None and time.monotonic() < patience:
+        if written() != before:
+            before, lines = written(), lines - 1
+        if lines == 0:
+            break
+    time.sleep(rng.uniform(0.0, 0.05))
+    process.kill()
+
+
+def kill_in_a_save(process, model_dir, rng) -> bool:
+    """Waits for a save to begin, and kills within it; whether it came to that."""
+    folder, patience = model_dir / "checkpoints", time.monotonic() + 60
+    skip = rng.randrange(3)
+    seen = set()
+    while process.poll() is None and time.monotonic() < patience:
+        partial = {path.name for path in folder.glob("*.partial")} if folder.exists() else set()
+        seen |= partial
+        if partial and len(seen) > skip:
+            process.kill()
+            process.wait()
+            return bool(list(folder.glob("*.partial")))
+    process.kill()
+    process.wait()
+    return False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+def test_killed_at_random_it_ends_the_same(tmp_path, straight, mode):
+    reference, start_up = straight(mode)
+    rng = random.Random(mode)
+    model_dir = tmp_path / "run"
+    in_a_save = kills = 0
+    for turn in range(40):
+        process = start(model_dir, *MODES[mode])
+        if kills < KILLS:
+            if turn % 2:
+                in_a_save += kill_in_a_save(process, model_dir, rng)
+            else:
+                kill_anywhere(process, model_dir, rng, start_up)
+            finish(process)
+            kills += process.returncode == -signal.SIGKILL
+            assert process.returncode == -signal.SIGKILL or kills == KILLS, "it was done too soon"
+        else:
+            status, output = finish(process)
+            assert status == 0, output
+            break
+    assert kills == KILLS
+    assert in_a_save
+    assert_same_end(model_dir, reference)

@@ -1,0 +1,75 @@
+import keras
+import pytest
+import tensorflow as tf
+from keras.optimizers import schedules
+
+from ddl.errors import ConfigError
+from ddl.optimizers import LAMB, LARS, MomentumSGD
+from ddl.optimizers.learning_rate import LearningRate
+from ddl.optimizers.plateau import ReduceOnPlateau
+from ddl.run.learning_rate_checks import learning_rate_summary
+
+
+def test_a_run_is_told_what_was_resolved():
+    rate = LearningRate(
+        schedules.CosineDecay(0.1, 90),
+        scaling="linear",
+        base_batch_size=256,
+        global_batch_size=8192,
+        warmup_steps=10,
+        warmup_start=1 / 32,
+    )
+    assert learning_rate_summary(keras.optimizers.SGD(rate), 100) == {
+        "learning rate": "3.2 at its peak, 0.000974677 at the end",
+        "base learning rate": "0.1",
+        "learning rate scaling": "× 32 (linear, from batch size 256 to 8,192)",
+        "warm-up": "gradual, 10 updates from 0.1",
+    }
+    assert learning_rate_summary(keras.optimizers.SGD(0.1), 100) == {
+        "learning rate": "0.1 at its peak"
+    }
+
+
+@pytest.mark.parametrize("steps", [1, 1999, 100_001])
+def test_a_thousand_steps_are_looked_at_in_one_trace(steps):
+    calls = []
+
+    class Counted(schedules.LearningRateSchedule):
+        def __call__(self, step):
+            calls.append(step)
+            return tf.where(step == steps - 1, 0.25, 0.5)
+
+    told = learning_rate_summary(keras.optimizers.SGD(Counted()), steps)
+    assert told["learning rate"].startswith("0.5 at" if steps > 1 else "0.25 at")
+    assert len(calls) == 1
+
+
+def test_a_function_is_asked_for_its_rate():
+    for optimizer in (keras.optimizers.SGD, LARS, LAMB, MomentumSGD):
+        assert learning_rate_summary(optimizer(lambda: 0.25), 100) == {
+            "learning rate": "0.25 at its peak"
+        }
+
+
+@pytest.mark.parametrize(
+    ("learning_rate", "message"),
+    [
+        (LearningRate(0.1, warmup_steps=100), "the warm-up takes 100 updates, and the run ends"),
+        (schedules.PolynomialDecay(0.1, 50, -0.1), "the learning rate of update 26 is -0.00"),
+        (schedules.ExponentialDecay(1.0, 1, 1e9), "the learning rate of update 5 is inf"),
+        (0.0, "the learning rate is 0 at its peak"),
+    ],
+    ids=["warm-up", "negative", "infinite", "zero"],
+)
+def test_a_run_refuses(learning_rate, message):
+    with pytest.raises(ConfigError, match=message):
+        learning_rate_summary(keras.optimizers.SGD(learning_rate), 100)
+
+
+def test_a_plateau_is_told():
+    plateau = ReduceOnPlateau(LearningRate(0.1, warmup_steps=10), "accuracy", factor=0.2)
+    told = learning_rate_summary(keras.optimizers.SGD(plateau), 100)
+    assert told["on a plateau"] == "× 0.2 after 3 evaluations without a better accuracy"
+    assert told["warm-up"] == "gradual, 10 updates from 0"
+    with pytest.raises(ConfigError, match="takes 10 updates, and the run ends after 9"):
+        learning_rate_summary(keras.optimizers.SGD(plateau), 9)

@@ -1,0 +1,314 @@
+"""Going back after a divergence, and what is kept; whole runs are in run/test_train.py."""
+
+import json
+import os
+import signal
+import time
+from contextlib import contextmanager
+
+import keras
+import numpy as np
+import pytest
+
+import ddl
+from ddl.checkpoints.checkpoints import Checkpoints
+from ddl.checkpoints.directory import CheckpointDirectory
+from ddl.checkpoints.retention import Retention
+from ddl.distribution.workers import Workers
+from ddl.errors import ModelDirectoryError, TrainingDiverged, TrainingInterrupted
+from ddl.precision import set_precision
+from ddl.run.console import RunConsole
+from ddl.run.loop import OuterLoop
+from ddl.run.plan import RunPlan
+from ddl.run.writers import JsonLinesWriter, Writers
+from ddl.signals import StopSignals
+from tests.conftest import make_strategy
+
+STEPS = 20
+
+
+def poisoned(*batches):
+    """Examples in order, one of each of these batches beyond what float32 can square."""
+    images = np.random.default_rng(0).normal(size=(8 * STEPS * 2, 4)).astype("f4")
+    for batch in batches:
+        images[8 * batch + 3] = 1e30
+    return {"image": images, "label": np.arange(len(images)) % 2}
+
+
+def make_trainer(data, replicas=2, **arguments):
+    set_precision("float32")
+    keras.utils.set_random_seed(0)
+    strategy = make_strategy("mirrored", replicas)
+    with strategy.scope():
+        square = keras.layers.Lambda(lambda x: x + x * x * 1e-3)
+        model = keras.Sequential([keras.Input((4,)), square, keras.layers.Dense(2, name="out")])
+        return ddl.Trainer(
+            ddl.Classification(model),
+            keras.optimizers.SGD(0.01, momentum=0.9),
+            data,
+            eval_data={name: value[:8] for name, value in poisoned().items()},
+            global_batch_size=8,
+            shuffle=False,
+            **arguments,
+        )
+
+
+def run(folder, trainer, told=None, **plan):
+    """Like ddl.run.train, from here on; returns the trainer at the end."""
+    plan = RunPlan(**{"train_steps": STEPS, "log_every": 5, "checkpoint_every": 5, **plan})
+    report = (told if told is not None else []).append
+    console = RunConsole()
+    console.line = report
+    json_lines = JsonLinesWriter(folder / "metrics.jsonl", report)
+    checkpoints = Checkpoints(
+        folder / "checkpoints", trainer, plan.retention, report, json_lines.sync
+    )
+    checkpoints.restore_latest()
+    folder.mkdir(exist_ok=True)
+    writers = Writers([json_lines, console])
+    writers.drop_after(trainer.step)
+    with StopSignals(trainer.request_stop) as stop:
+        OuterLoop(trainer, plan, checkpoints, writers, console, stop, True).run()
+    return trainer
+
+
+def lines(folder, split="train"):
+    found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for line in found:
+        line.pop("examples_per_second", None)
+    return [line for line in found if line["split"] == split]
+
+
+def weights(trainer):
+    return [v.numpy() for v in [*trainer.model.variables, *trainer.optimizer.variables]]
+
+
+def test_a_divergence_stops_the_run_and_saves_nothing_of_it(tmp_path):
+    with pytest.raises(TrainingDiverged, match="step 13: the loss is not finite, from batch 12"):
+        run(tmp_path, make_trainer(poisoned(12)))
+    assert max(path.name for path in (tmp_path / "checkpoints").glob("*.index")) == "step-5.index"
+    assert (tmp_path / "checkpoints" / "step-10.index").exists()
+    assert not (tmp_path / "checkpoints" / "step-13.index").exists()
+
+
+@pytest.mark.parametrize("steps_per_loop", [None, 1, 7])
+def test_going_back_leaves_out_the_batches_up_to_the_bad_one(tmp_path, steps_per_loop):
+    """It is what a run on the other batches alone would have done, wherever loops end."""
+    told = []
+    trainer = make_trainer(poisoned(12), steps_per_loop=steps_per_loop)
+    run(tmp_path / "run", trainer, told, on_divergence="rewind")
+    assert trainer.step == STEPS
+    assert int(trainer.state.rewinds) == 1
+    assert trainer.skipped_updates == 0
+    assert any("leaving out the batches from 10 to 12. Rewind 1 of 3" in text for text in told)
+    data = poisoned()
+    keep = np.r_[0 : 8 * 10, 8 * 13 : len(data["label"])]
+    straight = make_trainer({name: value[keep] for name, value in data.items()})
+    straight.train(STEPS)
+    for ours, theirs in zip(weights(trainer), weights(straight), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert [line["step"] for line in lines(tmp_path / "run")] == [5, 10, 15, 20]
+    assert [line.get("rewinds") for line in lines(tmp_path / "run")] == [None, None, 1, 1]
+
+
+def test_all_workers_wait_for_the_last_write(tmp_path, monkeypatch):
+    written = []
+
+    @contextmanager
+    def together(workers):
+        yield
+        written.append((tmp_path / "checkpoints" / f"step-{STEPS}.index").exists())
+
+    monkeypatch.setattr(Workers, "failing_together", together)
+    run(tmp_path, make_trainer(poisoned()))
+    assert written[-1]
+    assert not any(written[:-1])  # the restore, and the checks before the first update
+
+
+def test_going_back_before_there_was_a_checkpoint(tmp_path):
+    trainer = make_trainer(poisoned(2))
+    run(tmp_path, trainer, on_divergence="rewind", checkpoint_every=None)
+    assert trainer.step == STEPS
+    assert int(trainer.state.batches_left_out) == 3
+
+
+def test_as_often_as_is_allowed(tmp_path):
+    data = poisoned(6, 12, 16)
+    with pytest.raises(TrainingDiverged, match="It had gone back 2 times before"):
+        run(tmp_path / "two", make_trainer(data), on_divergence="rewind", max_rewinds=2)
+    trainer = run(tmp_path / "three", make_trainer(data), on_divergence="rewind")
+    assert int(trainer.state.rewinds) == 3
+
+
+def test_a_run_that_is_cut_after_going_back_ends_the_same(tmp_path):
+    """Cut before the next checkpoint, so that it diverges and goes back once more."""
+    data = poisoned(12, 17)
+    straight = run(tmp_path / "straight", make_trainer(data), on_divergence="rewind")
+    for cut_at in (11, 14, 16):
+        folder = tmp_path / f"cut-{cut_at}"
+
+        class Killed(BaseException):
+            pass
+
+        first = make_trainer(data, steps_per_loop=1)
+        original = first._run_loop
+
+        def until(end, first=first, original=original, cut_at=cut_at):
+            original(end)
+            if first.state.rewinds > 0 and first.step == cut_at:
+                raise Killed
+
+        first._run_loop = until
+        with pytest.raises(Killed):
+            run(folder, first, on_divergence="rewind")
+        second = run(folder, make_trainer(data), on_divergence="rewind")
+        for ours, theirs in zip(weights(second), weights(straight), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+        assert lines(folder) == lines(tmp_path / "straight")
+        assert lines(folder, "eval") == lines(tmp_path / "straight", "eval")
+
+
+def interrupt():
+    """Sends this process a signal and waits until it has been noted."""
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(0.2)
+
+
+@pytest.mark.parametrize("at", [11, 12])
+def test_a_run_that_is_stopped_before_it_diverges_ends_the_same(tmp_path, at):
+    """It goes back to where the straight run goes, and not to what was saved on the signal."""
+    data = poisoned(12)
+    straight = run(tmp_path / "straight", make_trainer(data), on_divergence="rewind")
+    first = make_trainer(data, steps_per_loop=1)
+    original = first._run_loop
+
+    def interrupted(end):
+        original(end)
+        if first.step == at:
+            interrupt()
+
+    first._run_loop = interrupted
+    with pytest.raises(TrainingInterrupted, match=f"at step {at} of 20, after saving"):
+        run(tmp_path / "run", first, on_divergence="rewind")
+    second = run(tmp_path / "run", make_trainer(data), on_divergence="rewind")
+    for ours, theirs in zip(weights(second), weights(straight), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert lines(tmp_path / "run") == lines(tmp_path / "straight")
+
+
+def test_a_signal_where_the_weights_are_not_finite_saves_nothing(tmp_path):
+    trainer = make_trainer(poisoned(), steps_per_loop=1)
+    original = trainer._run_loop
+
+    def spoiled(end):
+        original(end)
+        if trainer.step == 7:
+            trainer.optimizer.variables[-1].assign([np.nan, 0.0])
+            interrupt()
+
+    trainer._run_loop = spoiled
+    with pytest.raises(TrainingInterrupted, match="at step 7 of 20, without saving") as raised:
+        run(tmp_path, trainer)
+    assert raised.value.exit_status == 75
+    assert [path.name for path in (tmp_path / "checkpoints").glob("*.index")] == ["step-5.index"]
+
+
+@pytest.mark.parametrize("at", [0, 10])
+def test_a_signal_before_the_first_update_repeats_no_line(tmp_path, at):
+    """It may come while a run that goes on at a step with lines is still being traced."""
+    straight = run(tmp_path / "straight", make_trainer(poisoned()), eval_every=5)
+    if at:
+        run(tmp_path / "run", make_trainer(poisoned()), train_steps=at, eval_every=5)
+    early = make_trainer(poisoned())
+    early.request_stop()
+    original = early._run_loop
+
+    def interrupted(end):
+        interrupt()
+        original(end)
+
+    early._run_loop = interrupted
+    with pytest.raises(TrainingInterrupted, match=f"at step {at} of 20"):
+        run(tmp_path / "run", early, eval_every=5)
+    second = run(tmp_path / "run", make_trainer(poisoned()), eval_every=5)
+    assert lines(tmp_path / "run") == lines(tmp_path / "straight")
+    assert lines(tmp_path / "run", "eval") == lines(tmp_path / "straight", "eval")
+    for ours, theirs in zip(weights(second), weights(straight), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_the_sums_of_a_line_survive_a_stop(tmp_path):
+    run(tmp_path / "straight", make_trainer(poisoned()), log_every=10)
+    first = make_trainer(poisoned(), steps_per_loop=1)
+    original = first._run_loop
+
+    def interrupted(end):
+        original(end)
+        if first.step == 7:
+            interrupt()
+
+    first._run_loop = interrupted
+    with pytest.raises(TrainingInterrupted):
+        run(tmp_path / "run", first, log_every=10)
+    run(tmp_path / "run", make_trainer(poisoned()), log_every=10)
+    assert lines(tmp_path / "run") == lines(tmp_path / "straight")
+
+
+def test_going_back_where_nothing_could_be_saved(tmp_path, monkeypatch):
+    import shutil
+
+    full = shutil._ntuple_diskusage(10**9, 10**9, 0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
+    with pytest.raises(TrainingDiverged, match="There is no checkpoint to go back to"):
+        run(tmp_path, make_trainer(poisoned(3)), on_divergence="rewind")
+
+
+def test_weights_that_are_not_finite_reach_no_checkpoint(tmp_path):
+    trainer = make_trainer(poisoned())
+    original = trainer._run_loop
+
+    def spoiled(end):
+        original(end)
+        if trainer.step == 10:
+            trainer.optimizer.variables[-1].assign([np.nan, 0.0])
+
+    trainer._run_loop = spoiled
+    with pytest.raises(TrainingDiverged, match="step 10: .*momentum is not finite"):
+        run(tmp_path, trainer)
+    names = [path.name for path in (tmp_path / "checkpoints").glob("*.index")]
+    assert names == ["step-5.index"]
+
+
+def test_each_better_evaluation_is_saved(tmp_path):
+    trainer = make_trainer(poisoned())
+    figures = iter([0.5, 0.8, 0.6, 0.7, 0.9, 0.1, 0.2])
+    evaluate = trainer.evaluate
+    trainer.evaluate = lambda: {**evaluate(), "accuracy": next(figures)}
+    retention = Retention(1, best_metric="accuracy")
+    run(tmp_path, trainer, eval_every=3, checkpoint_every=10, retention=retention)
+    names = sorted(path.name for path in (tmp_path / "checkpoints").glob("*.index"))
+    assert names == ["step-15.index", "step-20.index"]
+    saved = CheckpointDirectory(tmp_path / "checkpoints").saved()[0]
+    assert saved.metadata.metrics["accuracy"] == 0.9
+
+
+def test_a_full_disk_is_told_and_the_run_goes_to_its_end(tmp_path, monkeypatch):
+    import shutil
+
+    trainer, told = make_trainer(poisoned()), []
+
+    def usage(path):
+        filled = (tmp_path / "checkpoints" / "step-5.index").exists()
+        return shutil._ntuple_diskusage(10**9, 0, 0 if filled else 10**9)
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    with pytest.raises(ModelDirectoryError, match="step 20 could not be written"):
+        run(tmp_path, trainer, told)
+    assert trainer.step == STEPS
+    assert [text.split(" could")[0][-7:] for text in told if "could not" in text] == [
+        "step 10",
+        "step 15",
+        "step 20",
+    ]
+    assert [path.name for path in (tmp_path / "checkpoints").glob("*.index")] == ["step-5.index"]
+    assert [line["step"] for line in lines(tmp_path)] == [5, 10, 15, 20]

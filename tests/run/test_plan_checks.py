@@ -1,0 +1,50 @@
+"""What a run plan is refused for, in whole runs that do not begin."""
+
+from types import SimpleNamespace
+
+import keras
+import pytest
+
+from ddl.checkpoints.retention import Retention
+from ddl.errors import ConfigError
+from ddl.optimizers.plateau import ReduceOnPlateau
+from ddl.run.plan import RunPlan
+from ddl.run.plan_checks import without_effect
+from tests.run.test_train import DIGITS_MLP, run
+
+
+def test_evaluations_need_data(tmp_path):
+    without = ("Trainer.eval_data = None", "EVAL_EVERY = 20")
+    unused = ("test/images.split",)
+    for mode in ("train", "train_and_eval"):
+        with pytest.raises(ConfigError, match="EVAL_EVERY is 20, but there is no data to eval"):
+            run(tmp_path / "run", *without, allow_unused=unused, mode=mode, **DIGITS_MLP)
+    assert list(tmp_path.iterdir()) == []
+
+
+def told(evaluates=True, optimizer=None, **plan):
+    optimizer = optimizer or keras.optimizers.SGD(0.1)
+    trainer = SimpleNamespace(steps_per_epoch=10, optimizer=optimizer)
+    return "; ".join(without_effect(RunPlan(**plan), trainer, evaluates))
+
+
+def test_what_does_nothing_in_a_run_of_its_length_is_said():
+    kept = Retention(every=50)
+    assert "Retention.every is 50 and the run ends at step 40" in told(
+        train_epochs=4, checkpoint_every=50, retention=kept
+    )
+    assert told(train_steps=50, checkpoint_every=50, retention=kept) == ""
+    best = Retention(best_metric="loss")
+    assert "no checkpoint is the best" in told(False, train_steps=40, eval_every=10, retention=best)
+    for eval_every in (None, 40):
+        plan = {"train_steps": 40, "eval_every": eval_every, "retention": best}
+        assert "the last checkpoint is the best" in told(**plan)
+    assert told(train_steps=40, eval_every=39, retention=best) == ""
+
+
+def test_a_patience_beyond_the_run_is_said():
+    optimizer = keras.optimizers.SGD(ReduceOnPlateau(0.1, patience=3))
+    assert "the run has 3 evaluations before its end" in told(
+        optimizer=optimizer, train_steps=40, eval_every=10
+    )
+    assert told(optimizer=optimizer, train_steps=41, eval_every=10) == ""

@@ -1,0 +1,29 @@
+"""Workers whose flags, code or config differ from the chief's."""
+
+import pytest
+
+from ddl.errors import ConfigError
+from ddl.run.same_on_all_workers import check_same_on_all
+
+
+class TwoWorkers:
+    """The chief, and another one whose text differs as `change` says."""
+
+    number = 2
+
+    def __init__(self, change):
+        self.change = change
+
+    def texts(self, text):
+        return [text, self.change(text)]
+
+
+def test_flags_that_decide_what_they_do_together_are_compared():
+    flags = {"mode": "train", "dry_run": False}
+    check_same_on_all(TwoWorkers(lambda text: text), flags)
+    other = TwoWorkers(lambda text: text.replace("--mode=train", "--mode=eval"))
+    with pytest.raises(ConfigError) as raised:
+        check_same_on_all(other, flags)
+    told = str(raised.value).splitlines()
+    assert told[0] == "worker 1 was started otherwise than worker 0:"
+    assert sorted(told[1:]) == ["  worker 0: --mode=train", "  worker 1: --mode=eval"]

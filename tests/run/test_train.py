@@ -1,0 +1,513 @@
+"""Whole runs in this process: what they write, how they go on, what they refuse."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ddl
+from ddl import config
+from ddl.distribution.communication import Communication
+from ddl.errors import (
+    ConfigError,
+    DataError,
+    ModelDirectoryError,
+    TrainingDiverged,
+    TrainingInterrupted,
+)
+from ddl.run import train
+from tests.conftest import make_strategy
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+DIGITS_MLP = {"gin_file": "digits_mlp.gin"}
+SHORT = ("TRAIN_STEPS = 40", "EVAL_EVERY = 20", "CHECKPOINT_EVERY = 20", "LOG_EVERY = 10")
+
+
+def run(model_dir, *params, strategy=("one_device", 1), gin_file="digits_cnn.gin", **arguments):
+    config.load([str(CONFIGS / gin_file)], [*SHORT, *params])
+    placement = train.Placement(
+        make_strategy(*strategy), Communication(), arguments.pop("steps_per_loop", None)
+    )
+    train.run(placement, None if model_dir is None else str(model_dir), **arguments)
+
+
+def metrics(model_dir, split):
+    lines = [json.loads(line) for line in (model_dir / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["split"] == split]
+
+
+def tensors(model_dir) -> dict[str, np.ndarray]:
+    reader = tf.train.load_checkpoint(str(model_dir / "checkpoints"))
+    return {
+        name: reader.get_tensor(name)
+        for name, dtype in reader.get_variable_to_dtype_map().items()
+        if dtype != tf.string
+    }
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    model_dir = tmp_path_factory.mktemp("finished") / "run"
+    run(model_dir)
+    return model_dir
+
+
+def test_what_a_run_writes(finished):
+    names = {path.name for path in finished.iterdir()}
+    assert names == {
+        "config.gin",
+        "operative_config.gin",
+        "metrics.jsonl",
+        "train",
+        "eval",
+        "checkpoints",
+    }
+    assert [line["step"] for line in metrics(finished, "train")] == [10, 20, 30, 40]
+    assert [line["step"] for line in metrics(finished, "eval")] == [20, 40]
+    first = metrics(finished, "train")[0]
+    assert {"loss", "accuracy", "learning_rate", "epoch"} <= set(first)
+    assert first["epoch"] == pytest.approx(10 / 23, abs=1e-6)
+    assert "examples_per_second" in metrics(finished, "train")[-1]
+    assert sorted(path.name for path in (finished / "checkpoints").glob("*.index")) == [
+        "step-20.index",
+        "step-40.index",
+    ]
+    assert list((finished / "train").iterdir())
+    assert list((finished / "eval").iterdir())
+
+
+def test_strategies_agree(tmp_path):
+    run(tmp_path / "one", "PRECISION = 'float64'")
+    run(tmp_path / "four", "PRECISION = 'float64'", strategy=("mirrored", 4))
+    one, four = tensors(tmp_path / "one"), tensors(tmp_path / "four")
+    assert one.keys() == four.keys()
+    assert int(one["state/step/.ATTRIBUTES/VARIABLE_VALUE"]) == 40
+    assert any(value.dtype == np.float64 for value in one.values())
+    for name, value in one.items():
+        np.testing.assert_allclose(four[name], value, rtol=0, atol=1e-9, err_msg=name)
+
+
+def test_the_operative_config_repeats_the_run(finished, tmp_path):
+    config.load([str(finished / "operative_config.gin")])
+    placement = train.Placement(make_strategy("one_device", 1), Communication())
+    train.run(placement, str(tmp_path / "again"))
+    for name, value in tensors(finished).items():
+        np.testing.assert_array_equal(tensors(tmp_path / "again")[name], value, err_msg=name)
+
+
+def test_an_open_seed_is_drawn_written_down_and_kept(tmp_path):
+    run(tmp_path / "run", "SEED = None", "TRAIN_STEPS = 5")
+    saved = (tmp_path / "run" / "operative_config.gin").read_text()
+    (line,) = [line for line in saved.splitlines() if line.startswith("SEED = ")]
+    assert line != "SEED = None"
+    run(tmp_path / "run", "SEED = None", "TRAIN_STEPS = 10")
+    assert line in (tmp_path / "run" / "operative_config.gin").read_text().splitlines()
+    assert metrics(tmp_path / "run", "train")[-1]["step"] == 10
+
+
+def test_running_again_goes_on(finished, tmp_path):
+    model_dir = tmp_path / "run"
+    run(model_dir, "TRAIN_STEPS = 20")
+    run(model_dir)
+    assert [line["step"] for line in metrics(model_dir, "train")] == [10, 20, 30, 40]
+    for name, value in tensors(finished).items():
+        np.testing.assert_array_equal(tensors(model_dir)[name], value, err_msg=name)
+
+
+def test_a_finished_run_has_nothing_to_do(finished, tmp_path, capsys):
+    model_dir = tmp_path / "run"
+    shutil.copytree(finished, model_dir)
+    before = contents(model_dir)
+    run(model_dir)
+    assert "nothing left to do" in capsys.readouterr().out
+    after = contents(model_dir)
+    assert {name for name in after if before.get(name) != after[name]} <= {"checkpoints/checkpoint"}
+
+
+def test_a_signal_saves_and_the_run_goes_on(finished, tmp_path, monkeypatch):
+    import os
+    import signal
+
+    model_dir = tmp_path / "run"
+    evaluate = train.Trainer.evaluate
+
+    def interrupted(trainer):
+        if trainer.step == 20:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return evaluate(trainer)
+
+    monkeypatch.setattr(train.Trainer, "evaluate", interrupted)
+    with pytest.raises(TrainingInterrupted, match="SIGTERM at step 20 of 40") as raised:
+        run(model_dir)
+    assert raised.value.exit_status == 75
+    monkeypatch.undo()
+    run(model_dir)
+    for name, value in tensors(finished).items():
+        np.testing.assert_array_equal(tensors(model_dir)[name], value, err_msg=name)
+
+
+def test_another_config_is_refused_and_told(finished):
+    before = contents(finished)
+    with pytest.raises(ModelDirectoryError) as raised:
+        run(finished, "GLOBAL_BATCH_SIZE = 128", "cnn.hidden_units = (32,)")
+    assert "GLOBAL_BATCH_SIZE: 64 → 128" in str(raised.value)
+    assert "cnn.hidden_units: (64,) → (32,)" in str(raised.value)
+    assert contents(finished) == before
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\xff\xfe\0",
+        bytes(100),
+        b"A = " + 10_000 * b"[",
+        b"A = {[]: 1}",
+        b"B = %B\ncnn.filters = %B",
+        b"{{{",
+    ],
+    ids=["binary", "NUL", "nested", "key", "macro", "bracket"],
+)
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_a_saved_config_that_is_damaged_is_named(finished, tmp_path, content, mode):
+    model_dir = tmp_path / "run"
+    shutil.copytree(finished, model_dir)
+    (model_dir / "config.gin").write_bytes(content)
+    before = contents(model_dir)
+    with pytest.raises(ModelDirectoryError, match=r"(?s)config\.gin .*Bring it back from a copy"):
+        run(model_dir, mode=mode)
+    assert contents(model_dir) == before
+
+
+def test_a_run_goes_on_after_a_cut_line_and_an_evaluation(finished, tmp_path, capsys):
+    model_dir = tmp_path / "run"
+    shutil.copytree(finished, model_dir)
+    whole = (model_dir / "metrics.jsonl").read_bytes()
+    lines = whole.splitlines(keepends=True)
+    # Killed while it wrote the evaluation of its last checkpoint.
+    (model_dir / "metrics.jsonl").write_bytes(b"".join(lines[:-1]) + lines[-1][:25])
+    run(model_dir, mode="eval")
+    assert "the last line, which was cut off: 25 bytes" in capsys.readouterr().out
+    assert [line["step"] for line in metrics(model_dir, "eval")] == [20, 40]
+    run(model_dir, "TRAIN_STEPS = 60")
+    assert [line["step"] for line in metrics(model_dir, "eval")] == [20, 40, 60]
+
+
+def test_a_damaged_line_is_named_before_an_evaluation(finished, tmp_path, capsys):
+    model_dir = tmp_path / "run"
+    shutil.copytree(finished, model_dir)
+    with (model_dir / "metrics.jsonl").open("ab") as file:
+        file.write(b"\xff\xfe\n")
+    before = contents(model_dir)
+    for arguments in [{"mode": "eval"}, {"mode": "eval", "follow_timeout": 0}]:
+        with pytest.raises(ModelDirectoryError, match=r"metrics\.jsonl:\d+ is not a line that ddl"):
+            run(model_dir, **arguments)
+    with pytest.raises(ModelDirectoryError, match=r"metrics\.jsonl:\d+ is not a line that ddl"):
+        run(model_dir, "TRAIN_STEPS = 60")
+    assert "accuracy" not in capsys.readouterr().out
+    assert contents(model_dir) == before
+
+
+def test_eval_mode(finished, tmp_path, capsys):
+    model_dir = tmp_path / "run"
+    shutil.copytree(finished, model_dir)
+    run(model_dir, mode="eval")
+    assert metrics(model_dir, "eval") == metrics(finished, "eval")  # no step twice
+    assert "step 40 · epoch 1.74 · eval · loss" in capsys.readouterr().out
+
+
+def test_export_mode(finished, tmp_path):
+    model_dir = tmp_path / "run"
+    shutil.copytree(finished, model_dir)
+    run(model_dir, mode="export", strategy=("mirrored", 2))
+    images = np.random.default_rng(0).integers(0, 17, (5, 8, 8, 1)).astype(np.float32)
+    model = keras.models.load_model(model_dir / "export" / "model.keras")
+    served = tf.saved_model.load(str(model_dir / "export" / "saved_model"))
+    np.testing.assert_allclose(served.serve(images), model(images), rtol=1e-5, atol=1e-5)
+    kernel = next(v for n, v in tensors(finished).items() if v.shape == model.weights[-2].shape)
+    assert kernel.shape == (64, 10)
+    assert list(served.signatures) == ["serving_default", "serve"] or served.signatures
+
+
+REGULARIZED = {"gin_file": "digits_cnn_regularized.gin"}
+
+
+def test_the_averaged_weights_are_evaluated_and_exported(tmp_path):
+    model_dir = tmp_path / "run"
+    run(model_dir, **REGULARIZED, strategy=("mirrored", 2))
+    run(model_dir, **REGULARIZED, mode="eval")
+    last = metrics(model_dir, "eval")[-1]
+    run(model_dir, **REGULARIZED, mode="export")
+    saved = tensors(model_dir)
+    averages = [v for n, v in saved.items() if n.startswith("averages/")]
+    exported = keras.models.load_model(model_dir / "export" / "model.keras")
+    for weight in exported.weights:
+        if weight.dtype == "float32":
+            assert any(np.array_equal(weight.numpy(), average) for average in averages), weight.path
+    images, labels = ddl.data.load_digits("test")
+    accuracy = (exported(images).numpy().argmax(-1) == labels).mean()
+    assert accuracy == pytest.approx(last["accuracy"], abs=1e-6)
+
+
+def test_an_export_needs_keras_alone(tmp_path):
+    """A model with ddl's dropout is loaded where there is no ddl."""
+    run(tmp_path / "run", **REGULARIZED, mode="train")
+    run(tmp_path / "run", **REGULARIZED, mode="export")
+    load = (
+        "import sys, keras; print(keras.models.load_model(sys.argv[1]).name, 'ddl' in sys.modules)"
+    )
+    path = str(tmp_path / "run" / "export" / "model.keras")
+    done = subprocess.run(
+        [sys.executable, "-c", load, path], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == "cnn False", done.stderr[-1000:]
+
+
+def test_other_microbatches_are_told_where_statistics_are_taken_of_them(finished, tmp_path, capsys):
+    run(tmp_path / "run", **REGULARIZED, mode="train")
+    run(tmp_path / "run", "ACCUMULATION_STEPS = 1", "TRAIN_STEPS = 42", **REGULARIZED)
+    assert "ACCUMULATION_STEPS: 2 → 1: this model takes statistics" in capsys.readouterr().out
+    shutil.copytree(finished, tmp_path / "other")
+    run(tmp_path / "other", "ACCUMULATION_STEPS = 2", "TRAIN_STEPS = 42")
+    assert "this model takes statistics" not in capsys.readouterr().out
+
+
+def test_a_loss_scale_is_logged_and_overflows_are_counted(tmp_path):
+    scale = ["Trainer.loss_scale = @LossScale()", "LossScale.initial = 16777216.0"]
+    run(tmp_path / "run", "PRECISION = 'mixed_float16'", *scale)
+    last = metrics(tmp_path / "run", "train")[-1]
+    assert last["skipped_updates"] > 0
+    assert last["loss_scale"] == 2.0 ** (24 - last["skipped_updates"])
+    assert last["step"] == 40
+
+
+def test_eval_beside_a_run_that_is_further_drops_none_of_its_lines(finished, tmp_path):
+    model_dir = tmp_path / "run"
+    shutil.copytree(finished, model_dir)
+    with (model_dir / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 99, "split": "train"}\n')
+    run(model_dir, mode="eval")
+    assert [line["step"] for line in metrics(model_dir, "train")][-1] == 99
+
+
+def test_eval_with_other_metrics(finished, tmp_path):
+    model_dir = tmp_path / "run"
+    shutil.copytree(finished, model_dir)
+    run(model_dir, "Classification.top_k = 3", mode="eval")
+    assert metrics(model_dir, "eval")[-1]["top_3_accuracy"] > 0.5
+
+
+def test_what_diverged_in_the_last_update_is_not_saved(tmp_path):
+    # One update: its loss is still finite, what the weights after it give is not.
+    rates = ["LEARNING_RATE = 1e38", "TRAIN_STEPS = 1"]
+    with pytest.raises(TrainingDiverged, match="evaluation data is not finite"):
+        run(tmp_path / "run", *rates, gin_file="digits_mlp.gin")
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_a_directory_without_checkpoints_can_be_used_again(tmp_path):
+    with pytest.raises(TrainingDiverged):
+        run(tmp_path / "run", "LEARNING_RATE = 1e6")
+    run(tmp_path / "run", "TRAIN_STEPS = 5")
+    assert metrics(tmp_path / "run", "train")[-1]["step"] == 5
+
+
+def test_an_integer_is_a_learning_rate(capsys):
+    run(None, "LEARNING_RATE = 1", dry_run=True)
+    assert "learning rate: 1 at its peak" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("mode", ["eval", "export"])
+def test_without_a_checkpoint(tmp_path, mode):
+    with pytest.raises(ModelDirectoryError, match="there is no checkpoint in"):
+        run(tmp_path / "none", mode=mode)
+    assert not (tmp_path / "none").exists()
+
+
+def test_train_mode_does_not_evaluate(tmp_path):
+    run(tmp_path / "run", "TRAIN_STEPS = 10", mode="train")
+    assert metrics(tmp_path / "run", "eval") == []
+
+
+def test_dry_run_writes_nothing_and_shows_the_plan(tmp_path, capsys):
+    run(tmp_path / "run", dry_run=True, strategy=("mirrored", 4))
+    assert not (tmp_path / "run").exists()
+    out = capsys.readouterr().out
+    for text in (
+        "replicas: 4",
+        "global batch size: 64 = 4 replicas × 16",
+        "steps: 40 (1.7 epochs)",
+        "learning rate: 0.05 at its peak",
+        "one step on one batch: loss 2.",
+        "FusedSGD.momentum = 0.9",
+    ):
+        assert text in out
+
+
+def test_per_replica_form_scales_batch_and_learning_rate(capsys):
+    arguments = {"dry_run": True, "gin_file": "digits_cnn_per_replica.gin"}
+    params = ("TRAIN_STEPS = None",)
+    run(None, *params, strategy=("mirrored", 2), **arguments)
+    out = capsys.readouterr().out
+    assert "global batch size: 32 = 2 replicas × 16" in out
+    assert "learning rate: 0.025 at its peak" in out
+    run(None, *params, strategy=("mirrored", 4), **arguments)
+    assert "learning rate: 0.05 at its peak" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("params", "error", "message"),
+    [
+        (["TRAIN_EPOCHS = 1"], ConfigError, "both of them is given"),
+        (["TRAIN_STEPS = None"], ConfigError, "neither of them is given"),
+        (["TRAIN_STEPS = '40'"], ConfigError, "TRAIN_STEPS"),
+        (["TRAIN_STEP = 40"], ConfigError, "TRAIN_STEP is never used.*TRAIN_STEPS"),
+        (["cnn.filter = 40"], ConfigError, "cnn has no parameter filter"),
+        (["FusedSGD.momentun = 0.5"], ConfigError, "Did you mean momentum"),
+        (["trian/images.split = 'train'"], ConfigError, "train/images.split"),
+        (["GLOBAL_BATCH_SIZE = 63"], ConfigError, "split evenly over 2 replicas"),
+        (["PRECISION = 'float16'"], ConfigError, "float16"),
+        (["DATA = 'digit'"], ConfigError, "digits"),
+        (["NUM_CLASSES = 9"], DataError, "10|9"),
+        (["Trainer.task = @Classification"], ConfigError, "parentheses"),
+        (["LEARNING_RATE = -1"], ConfigError, "the learning rate of update 0 is -1;"),
+        (["SEED = -1"], ConfigError, "SEED is -1"),
+    ],
+    ids=str,
+)
+def test_bad_input_is_told_and_leaves_nothing(tmp_path, params, error, message):
+    with pytest.raises(error, match=message):
+        run(tmp_path / "run", *params, strategy=("mirrored", 2))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        (["Retention.best_metric = 'acuracy'"], "'acuracy'; an evaluation gives loss, accuracy"),
+        (["Retention.best_metric = 'loss'", "Trainer.eval_data = None"], "no data to evaluate on"),
+        (["Retention.best_mode = 'max'"], "no best_metric for it"),
+        (["RunPlan.on_divergence = 'retry'"], "on_divergence must be .*'rewind'"),
+        (["RunPlan.max_rewinds = 0"], "max_rewinds is 0"),
+        (["RunPlan.warm_start = @WarmStart()"], r"WarmStart.checkpoint|missing.*checkpoint"),
+        (["RunPlan.warm_start = @WarmStart()", "WarmStart.checkpoint = '/none'"], "'/none'"),
+    ],
+    ids=str,
+)
+def test_bad_plans_are_told_and_leave_nothing(tmp_path, params, message):
+    unused = ("test/images.split", "Retention.best_metric")
+    with pytest.raises(ConfigError, match=message):
+        run(tmp_path / "run", *params, allow_unused=unused)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_batch_of_a_run_by_replica_cannot_change_on_the_way(tmp_path):
+    per_replica = {"gin_file": "digits_cnn_per_replica.gin"}
+    model_dir = tmp_path / "run"
+    run(model_dir, "TRAIN_STEPS = None", "TRAIN_EPOCHS = 0.5", **per_replica)
+    with pytest.raises(ModelDirectoryError, match="global batch size is 16; here it is 32"):
+        run(
+            model_dir,
+            "TRAIN_STEPS = None",
+            "TRAIN_EPOCHS = 1",
+            strategy=("mirrored", 2),
+            **per_replica,
+        )
+
+
+def test_going_on_with_other_replicas_is_told(finished, tmp_path, capsys):
+    model_dir = tmp_path / "run"
+    shutil.copytree(finished, model_dir)
+    run(model_dir, "TRAIN_STEPS = 42", strategy=("mirrored", 2))
+    assert "the run goes on with 2 replicas; it had 1" in capsys.readouterr().out
+
+
+SCALED = ("BASE_BATCH_SIZE = 16", "SCALING_RULE = 'linear'", "WARMUP_EPOCHS = 0.5")
+
+
+def test_scaling_and_warm_up_are_told_and_logged_as_used(tmp_path, capsys):
+    run(None, *SCALED, dry_run=True)
+    told = " ".join(capsys.readouterr().out.split())
+    for numbers in (
+        "learning rate: 0.2 at its peak, 0.18",
+        "base learning rate: 0.05",
+        "learning rate scaling: × 4 (linear, from batch size 16 to 64)",
+        "warm-up: gradual, 12 updates from 0",
+        "STEPS_PER_EPOCH = 23",
+    ):
+        assert numbers in told
+    run(tmp_path / "run", *SCALED, "LOG_EVERY = 1")
+    rates = [line["learning_rate"] for line in metrics(tmp_path / "run", "train")]
+    expected = [0.2 * min(s / 12, 1) * 0.5 ** (max(s - 12, 0) / 200) for s in range(40)]
+    np.testing.assert_allclose(rates, expected, rtol=1e-7)
+
+
+COSINE = (
+    "LearningRate.schedule = @CosineDecay()",
+    "CosineDecay.initial_learning_rate = %LEARNING_RATE",
+    "CosineDecay.decay_steps = @steps_after_warmup()",
+    "WARMUP_STEPS = 4",
+)
+
+
+def test_a_run_whose_rate_follows_its_length_is_not_lengthened_in_silence(tmp_path):
+    model_dir = tmp_path / "run"
+    run(model_dir, *COSINE, **DIGITS_MLP)
+    rates = [line["learning_rate"] for line in metrics(model_dir, "train")]
+    expected = [0.05 * (1 + np.cos(np.pi * (s - 4) / 36)) / 2 for s in (9, 19, 29, 39)]
+    np.testing.assert_allclose(rates, expected, rtol=1e-7)
+    with pytest.raises(ModelDirectoryError, match="TOTAL_STEPS: 40 → 60"):
+        run(model_dir, *COSINE, "TRAIN_STEPS = 60", **DIGITS_MLP)
+    # One that only counts its own updates may be.
+    shutil.rmtree(model_dir)
+    run(model_dir, "WARMUP_EPOCHS = 0.5", **DIGITS_MLP)
+    run(model_dir, "WARMUP_EPOCHS = 0.5", "TRAIN_STEPS = 60", **DIGITS_MLP)
+    assert metrics(model_dir, "train")[-1]["step"] == 60
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        (["WARMUP_EPOCHS = 2"], "takes 46 updates, and the run ends after 40"),
+        ([*COSINE, "WARMUP_STEPS = 40"], "takes 40 updates, and the run ends after 40"),
+        (["LEARNING_RATE = -0.1"], "the learning rate is -0.1; it is more than 0"),
+        (["LEARNING_RATE = 0"], "the learning rate is 0; it is more than 0"),
+        (["SCALING_RULE = 'linear'"], "BASE_BATCH_SIZE .* is missing"),
+        (["SCALING_RULE = 'cubic'"], "must be .*Literal.*'cubic'"),
+        (["TOTAL_STEPS = 50"], "TOTAL_STEPS is given as 50, and is 40"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else None,
+)
+def test_bad_learning_rates(params, message, tmp_path):
+    with pytest.raises(ConfigError, match=message):
+        run(tmp_path / "run", *params, **DIGITS_MLP)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_plateau_in_a_config(tmp_path):
+    plateau = (
+        "FusedSGD.learning_rate = @ReduceOnPlateau()",
+        "ReduceOnPlateau.schedule = @LearningRate()",
+        "ReduceOnPlateau.patience = 1",
+        "ReduceOnPlateau.min_delta = 1e9",  # nothing is better
+        "EVAL_EVERY = 10",
+    )
+    model_dir = tmp_path / "run"
+    with pytest.raises(ConfigError, match="needs evaluations"):
+        run(model_dir, *plateau, mode="train", **DIGITS_MLP)
+    assert not model_dir.exists()
+    run(model_dir, *plateau, "TRAIN_STEPS = 30", **DIGITS_MLP)
+    with pytest.raises(ModelDirectoryError, match="EVAL_EVERY: 10 → 20"):
+        run(model_dir, *plateau, "EVAL_EVERY = 20", **DIGITS_MLP)
+    run(model_dir, *plateau, **DIGITS_MLP)
+    rates = [line["learning_rate"] for line in metrics(model_dir, "train")]
+    np.testing.assert_allclose(rates, [0.05, 0.05, 0.005, 0.0005], rtol=1e-7)

@@ -1,0 +1,213 @@
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.python.distribute import cross_device_ops, cross_device_utils
+
+from ddl.distribution.communication import Communication
+from ddl.errors import ConfigError
+from ddl.step.all_reduce import AllReduce, buffers
+from tests.conftest import STRATEGIES, make_strategy
+
+# One for the process, as a strategy of several workers has it: a number names one collective.
+KEYS = cross_device_utils.CollectiveKeys()
+SHAPES = [(3, 5), (5,), (5, 7), (7,), (2, 2, 3)]
+
+
+def collectives(replicas):
+    """Mirrored with the collectives that several workers and several GPUs use."""
+    devices = [f"CPU:{index}" for index in range(replicas)]
+    operations = cross_device_ops.CollectiveAllReduce(
+        devices, replicas, tf.distribute.experimental.CommunicationOptions(), KEYS
+    )
+    return tf.distribute.MirroredStrategy(devices, cross_device_ops=operations)
+
+
+@pytest.fixture(
+    params=[*STRATEGIES, ("collectives", 2), ("collectives", 3), ("collectives", 4)],
+    ids=lambda case: f"{case[0]}-{case[1]}",
+)
+def strategy(request):
+    name, replicas = request.param
+    return collectives(replicas) if name == "collectives" else make_strategy(name, replicas)
+
+
+def make_variables(strategy, dtypes=("float32",)):
+    with strategy.scope():
+        return [
+            keras.Variable(np.zeros(shape), dtype=dtypes[number % len(dtypes)])
+            for number, shape in enumerate(SHAPES)
+        ]
+
+
+def own_gradients(replica, variables):
+    """What a replica contributes: other numbers on each, none of which bfloat16 has."""
+    generator = np.random.default_rng(replica)
+    return [generator.standard_normal(v.shape).astype(v.dtype) for v in variables]
+
+
+def sums(strategy, variables, **arguments):
+    """What each local replica holds after the reduce."""
+    replicas = strategy.num_replicas_in_sync
+    contributions = [own_gradients(replica, variables) for replica in range(replicas)]
+    all_reduce = AllReduce(strategy, **arguments)
+
+    @tf.function(autograph=False)
+    def run():
+        def replica():
+            number = tf.distribute.get_replica_context().replica_id_in_sync_group
+            return [
+                tf.gather(tf.stack(values), number) for values in zip(*contributions, strict=True)
+            ]
+
+        reduced = all_reduce(strategy.run(replica), variables)
+        return [strategy.experimental_local_results(gradient) for gradient in reduced]
+
+    return [[copy.numpy() for copy in copies] for copies in run()], contributions
+
+
+def rounded(values, dtype):
+    return tf.cast(tf.cast(values, dtype), values.dtype).numpy()
+
+
+@pytest.mark.parametrize("bytes_per_pack", [0, 60])
+def test_sums_over_replicas(strategy, bytes_per_pack):
+    communication = Communication(bytes_per_pack=bytes_per_pack)
+    reduced, contributions = sums(
+        strategy, make_variables(strategy), communication=communication, dtype=None
+    )
+    for copies, parts in zip(reduced, zip(*contributions, strict=True), strict=True):
+        for copy in copies:
+            np.testing.assert_allclose(copy, np.sum(parts, axis=0), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("bytes_per_pack", [0, 60])
+def test_rounds_what_travels_and_adds_in_the_dtype_of_the_variable(strategy, dtype, bytes_per_pack):
+    """Also with variables of two dtypes in one model."""
+    variables = make_variables(strategy, ("float32", "float64"))
+    communication = Communication(bytes_per_pack=bytes_per_pack)
+    reduced, contributions = sums(strategy, variables, communication=communication, dtype=dtype)
+    for copies, parts in zip(reduced, zip(*contributions, strict=True), strict=True):
+        expected = rounded(np.sum([rounded(part, dtype) for part in parts], axis=0), dtype)
+        for copy in copies:
+            assert copy.dtype == parts[0].dtype
+            # A sum whose order differs may round to the neighbour.
+            np.testing.assert_allclose(copy, expected, rtol=2**-7, atol=1e-6)
+            assert np.mean(copy == expected) > 0.95
+            np.testing.assert_array_equal(copy, rounded(copy, dtype))
+            np.testing.assert_array_equal(copy, copies[0])
+
+
+def test_adds_small_numbers_that_bfloat16_would_lose():
+    """1 + 3/512 + 3/512 + 3/512 = 1 + 9/512; added in bfloat16 each 3/512 would be 1/128 or 0."""
+    strategy = collectives(4)
+    with strategy.scope():
+        variable = keras.Variable(np.zeros([2]), dtype="float32")
+    contributions = tf.constant([[1.0], [3 / 512], [3 / 512], [3 / 512]])
+
+    @tf.function(autograph=False)
+    def run():
+        def replica():
+            number = tf.distribute.get_replica_context().replica_id_in_sync_group
+            return [tf.repeat(tf.gather(contributions, number), 2)]
+
+        reduced = AllReduce(strategy, Communication(), "bfloat16")(
+            strategy.run(replica), [variable]
+        )
+        return strategy.experimental_local_results(reduced[0])[3]
+
+    np.testing.assert_array_equal(run(), [1 + 2 / 128] * 2)
+
+
+def test_variables_of_two_dtypes_without_rounding(strategy):
+    variables = make_variables(strategy, ("float32", "float64"))
+    reduced, contributions = sums(strategy, variables, communication=Communication(), dtype=None)
+    for copies, parts in zip(reduced, zip(*contributions, strict=True), strict=True):
+        np.testing.assert_allclose(copies[0], np.sum(parts, axis=0), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_sparse_gradients_travel_as_they_are(strategy, dtype):
+    with strategy.scope():
+        table = keras.Variable(np.zeros([6, 2]), dtype="float32")
+        dense = keras.Variable(np.zeros([3]), dtype="float32")
+    all_reduce = AllReduce(strategy, Communication(), dtype)
+
+    @tf.function(autograph=False)
+    def run():
+        def replica():
+            number = tf.distribute.get_replica_context().replica_id_in_sync_group
+            rows = tf.fill([2, 2], 1.001)
+            indices = tf.stack([tf.cast(number, tf.int32), 5])
+            return [tf.IndexedSlices(rows, indices, tf.constant([6, 2])), tf.fill([3], 1.001)]
+
+        sparse, other = all_reduce(strategy.run(replica), [table, dense])
+        first = strategy.experimental_local_results(sparse)[0]
+        return tf.convert_to_tensor(first), strategy.experimental_local_results(other)[0]
+
+    replicas = strategy.num_replicas_in_sync
+    expected = np.zeros([6, 2], np.float32)
+    expected[:replicas] += np.float32(1.001)
+    expected[5] += replicas * np.float32(1.001)
+    rows, other = run()
+    np.testing.assert_allclose(rows, expected, rtol=1e-6)
+    one = 1.0 if dtype else 1.001
+    np.testing.assert_allclose(other, np.full(3, replicas * one), rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_the_last_layers_travel_while_the_first_are_computed(dtype):
+    """What is sent first needs nothing of the first layers' gradients."""
+    strategy = collectives(2)
+    with strategy.scope():
+        layers = [keras.layers.Dense(8, use_bias=False) for _ in range(4)]
+        model = keras.Sequential([keras.Input((8,)), *layers])
+    variables = model.trainable_variables
+    two_kernels = 2 * 8 * 8 * (2 if dtype else 4)
+    all_reduce = AllReduce(strategy, Communication(bytes_per_pack=two_kernels - 4), dtype)
+
+    @tf.function(autograph=False)
+    def run():
+        def replica():
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(model(tf.ones([2, 8])) ** 2)
+            gradients = tape.gradient(loss, [v.value for v in variables])
+            return [
+                tf.identity(gradient, name=f"gradient_of_layer_{number}")
+                for number, gradient in enumerate(gradients)
+            ]
+
+        return all_reduce(strategy.run(replica), variables)
+
+    graph = run.get_concrete_function().graph
+    sent = [op for op in graph.get_operations() if op.type.startswith("Collective")]
+    assert len(sent) == 2 * 2, "two buffers on each of two replicas"
+    needs = [
+        {int(name.rsplit("layer_", 1)[1][0]) for name in ancestors(op) if "gradient_of" in name}
+        for op in sent
+    ]
+    assert needs[:2] == [{2, 3}, {0, 1}]
+
+
+def ancestors(op):
+    """Names of all operations whose values an operation takes, at any remove."""
+    found, open_ = set(), [op]
+    while open_:
+        for value in open_.pop().inputs:
+            if value.op.name not in found:
+                found.add(value.op.name)
+                open_.append(value.op)
+    return found
+
+
+def test_buffers_begin_with_the_last_layers_and_close_when_full():
+    assert buffers([5, 1, 4, 2], 0) == [[3, 2, 1, 0]]
+    assert buffers([5, 1, 4, 2], 3) == [[3, 2], [1, 0]]
+    assert buffers([5, 1, 4, 2], 1) == [[3], [2], [1], [0]]
+    assert buffers([], 3) == []
+
+
+def test_an_unknown_dtype_is_told():
+    with pytest.raises(ConfigError, match=r"gradient_dtype.*int8.*bfloat16"):
+        AllReduce(make_strategy("one_device", 1), Communication(), "int8")

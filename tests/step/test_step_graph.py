@@ -1,0 +1,157 @@
+"""What makes the step fast, held without a clock: counts of traces, operations and fetches."""
+
+import collections
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.python.framework import ops
+
+import ddl
+from ddl.optimizers import FusedAdam
+from tests.conftest import make_strategy
+
+# Of the perceptron below. A change that needs more operations may raise these, knowing what they
+# cost: python -m benchmarks.loop_overhead.
+MOST_OPERATIONS = {
+    ("one_device", 1, "auto"): 110,
+    ("mirrored", 2, "auto"): 230,
+    ("one_device", 1, False): 105,
+}
+# Each costs three operations more in every step, besides what is computed of it.
+MOST_CARRIED = {
+    ("one_device", 1, "auto"): 14,
+    ("mirrored", 2, "auto"): 15,
+    ("one_device", 1, False): 10,
+}
+
+
+def trainer(strategy, **arguments):
+    random = np.random.default_rng(0)
+    data = random.integers(0, 256, (64, 28, 28, 1)).astype("u1"), random.integers(0, 10, 64)
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        model = ddl.models.mlp((28, 28, 1), 10, hidden_units=(128,), dropout=0.2)
+        arguments = {"global_batch_size": 16, "steps_per_loop": 10} | arguments
+        return ddl.Trainer(ddl.Classification(model), FusedAdam(1e-3), data, **arguments)
+
+
+def operations(trained):
+    """Of one step: types of the operations, with what is called from it; and tensors carried."""
+    loop = trained._loop
+    graph = loop._loop.get_concrete_function(
+        loop._iterator_from(trained.state), tf.constant(0, tf.int64), trained.state
+    ).graph.as_graph_def()
+    functions = {function.signature.name: function for function in graph.library.function}
+    nodes = graph.node
+    # Where batches are ordered in the graph, the loop over updates stands in one over these.
+    iterates = loop._iterator_from(trained.state) is not None
+    for _ in range(1 if iterates else 2):
+        (inner,) = [node for node in nodes if node.op in ("While", "StatelessWhile")]
+        nodes = functions[inner.attr["body"].func.name].node_def
+
+    def types(function):
+        for node in function.node_def:
+            yield node.op
+            for attribute in node.attr.values():
+                if attribute.HasField("func") and attribute.func.name in functions:
+                    yield from types(functions[attribute.func.name])
+
+    body = functions[inner.attr["body"].func.name]
+    carried = [given for given in body.signature.input_arg if given.type != tf.resource]
+    return collections.Counter(types(body)), len(carried)
+
+
+@pytest.mark.parametrize(("name", "replicas", "data_on_device"), MOST_OPERATIONS)
+def test_operations_of_a_step(name, replicas, data_on_device):
+    trained = trainer(make_strategy(name, replicas), data_on_device=data_on_device)
+    counts, carried = operations(trained)
+    variables = 4
+    assert counts["ResourceApplyAdam"] == variables * replicas
+    assert counts["IteratorGetNext"] == (data_on_device is False)
+    # One for each gradient, which CPU devices need not pack, and one for all metric sums.
+    assert counts["AddN"] == (variables + 1 if replicas > 1 else 0)
+    assert (
+        sum(counts.values()) - counts["Const"] <= MOST_OPERATIONS[name, replicas, data_on_device]
+    ), counts
+    assert carried <= MOST_CARRIED[name, replicas, data_on_device]
+    assert not [kind for kind in counts if "PyFunc" in kind or kind in ("Print", "RemoteCall")]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"clip_norm": 1.0},
+        {"loss_scale": ddl.LossScale()},
+        {"gradient_noise_scale": ddl.GradientNoiseScale(), "accumulation_steps": 2},
+    ],
+    ids=str,
+)
+def test_an_update_changes_what_it_says(arguments):
+    """A field left out would keep its value through a whole loop."""
+    trained = trainer(make_strategy("one_device", 1), **arguments)
+    update, changed = trained._loop._update, set()
+    iterator = update.pipeline.iterator(update.strategy)
+
+    @tf.function(autograph=False)
+    def once(before):
+        resident = update.pipeline.resident_arrays(update.strategy)
+        after = update(next(iterator), resident, before)
+        fields = before._fields
+        changed.update(f for f in fields if getattr(after, f) is not getattr(before, f))
+
+    once.get_concrete_function(trained.state)
+    assert changed == set(update.changing_fields)
+
+
+def test_no_sum_of_three_whose_order_is_by_chance():
+    """See `ddl.step.order_of_sums`: not between replicas, not in a norm, not in a gradient."""
+    arguments = {"clip_norm": 1.0, "gradient_noise_scale": ddl.GradientNoiseScale()}
+    trained = trainer(make_strategy("mirrored", 4), **arguments)
+    graph = trained._loop._loop.get_concrete_function(
+        trained._loop._iterator_from(trained.state), tf.constant(0, tf.int64), trained.state
+    ).graph.as_graph_def()
+    nodes = [n for function in graph.library.function for n in function.node_def]
+    sums = [node for node in nodes if node.op == "AddN"]
+    assert sums
+    assert {node.attr["N"].i for node in sums} == {2}
+
+
+@pytest.mark.parametrize("accumulation_steps", [1, 4])
+def test_one_reduce_an_update(accumulation_steps, monkeypatch):
+    """All gradients in one call, and all sums in another, whatever the model."""
+    strategy = make_strategy("mirrored", 2)
+    trained = trainer(strategy, accumulation_steps=accumulation_steps)
+    extended = type(strategy.extended)
+    calls = []
+    for method in ("_batch_reduce_to", "_reduce_to"):
+        plain = getattr(extended, method)
+
+        def counted(self, *args, method=method, plain=plain, **kwargs):
+            calls.append(method)
+            return plain(self, *args, **kwargs)
+
+        monkeypatch.setattr(extended, method, counted)
+    trained.train(2)
+    assert sorted(calls) == ["_batch_reduce_to", "_reduce_to"]
+
+
+def test_one_trace_and_one_call_a_loop(monkeypatch):
+    trained = trainer(make_strategy("one_device", 1))
+    trained.train(3)
+    fetches = []
+    plain = ops._EagerTensorBase._numpy
+    monkeypatch.setattr(
+        ops._EagerTensorBase, "_numpy", lambda self: fetches.append(1) or plain(self)
+    )
+    counts = []
+    for steps in (1, 7, 10, 30):  # 30 are three loops
+        fetches.clear()
+        trained.train(steps)
+        counts.append(len(fetches))
+    assert trained.trace_count == 1
+    # A loop is fetched from a fixed number of times, however many steps it makes.
+    assert counts[0] == counts[1] == counts[2]
+    assert 0 < counts[3] - counts[2] <= 2 * counts[2] <= 40, counts

@@ -1,0 +1,148 @@
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ddl
+from ddl.checkpoints.checkpoints import Checkpoints
+from ddl.errors import ConfigError, TrainingDiverged
+from tests.conftest import make_strategy, save
+from tests.training.test_trainer import IMAGES, LABELS, make_trainer, weights_and_slots
+
+RULE = ddl.ExponentialMovingAverage(0.9)
+
+
+def averages(trainer):
+    return [v.numpy() for v in trainer.averages.variables]
+
+
+def weights(trainer):
+    return [v.numpy() for v in trainer.model.variables]
+
+
+def assert_same(ours, theirs):
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("warm_up", [True, False])
+@pytest.mark.parametrize("accumulation_steps", [1, 2])
+def test_follows_the_rule_once_an_update(strategy, warm_up, accumulation_steps):
+    rule = ddl.ExponentialMovingAverage(0.7, warm_up=warm_up)
+    trainer = make_trainer(strategy, weight_average=rule, accumulation_steps=accumulation_steps)
+    expected = weights(trainer)
+    for t in range(1, 12):
+        trainer.train(1)
+        decay = min(0.7, (1 + t) / (10 + t)) if warm_up else 0.7
+        now = weights(trainer)
+        expected = [decay * e + (1 - decay) * w for e, w in zip(expected, now, strict=True)]
+        for ours, value in zip(averages(trainer), expected, strict=True):
+            np.testing.assert_allclose(ours, value, rtol=0, atol=1e-14)
+
+
+def test_evaluates_the_average_and_leaves_training_alone(strategy):
+    """To the bit: the run that evaluates in between ends as the one that does not."""
+    one, other = (make_trainer(strategy, weight_average=RULE, precision="float32") for _ in "ab")
+    one.train(10)
+    other.train(5)
+    before = weights_and_slots(other) + averages(other)
+    evaluated = other.evaluate()
+    assert_same(weights_and_slots(other) + averages(other), before)
+    logits = None
+    with other.evaluation_weights():
+        assert_same(weights(other), averages(other))
+        logits = other.model(IMAGES).numpy()
+        assert other.evaluate() == evaluated
+    assert_same(weights_and_slots(other), before[: len(weights_and_slots(other))])
+    losses = keras.losses.sparse_categorical_crossentropy(LABELS, logits, from_logits=True)
+    assert evaluated["loss"] == pytest.approx(float(np.mean(losses)), rel=1e-5)
+    other.train(5)
+    assert_same(weights_and_slots(one) + averages(one), weights_and_slots(other) + averages(other))
+
+
+def test_each_replica_gets_its_own_weights_back():
+    trainer = make_trainer(make_strategy("mirrored", 4), weight_average=RULE)
+    trainer.train(3)
+    kernel = trainer.model.trainable_variables[0].value
+    copies = trainer.strategy.experimental_local_results(kernel)
+    before = [copy.numpy() for copy in copies]
+    trainer.evaluate()
+    assert_same([copy.numpy() for copy in copies], before)
+
+
+def test_the_weights_come_back_when_evaluation_raises():
+    trainer = make_trainer(make_strategy("mirrored", 2), weight_average=RULE)
+    trainer.train(3)
+    before = weights(trainer)
+
+    def fails(features, training):
+        raise RuntimeError("in the middle")
+
+    per_example, trainer.task.per_example = trainer.task.per_example, fails
+    with pytest.raises(RuntimeError, match="in the middle"):
+        trainer.evaluate()
+    assert_same(weights(trainer), before)
+    trainer.task.per_example = per_example
+    trainer.train(1)
+
+
+def test_neither_trains_nor_saves_nor_restores_with_the_average_in_place(tmp_path):
+    trainer = make_trainer(make_strategy("one_device", 1), weight_average=RULE)
+    checkpoints = Checkpoints(tmp_path, trainer)
+    for refused in (lambda: trainer.train(1), checkpoints.save, checkpoints.restore_latest):
+        with trainer.evaluation_weights(), pytest.raises(ConfigError, match="for evaluation"):
+            refused()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_skipped_update_does_not_move_it():
+    broken = {"image": IMAGES.astype(np.float32) * 1e30, "label": LABELS}
+    rule = ddl.ExponentialMovingAverage(0.0, warm_up=False)
+    arguments = {"precision": "mixed_float16", "max_skipped_updates": 3, "weight_average": rule}
+    trainer = make_trainer(make_strategy("mirrored", 2), broken, **arguments)
+    before = averages(trainer)
+    with pytest.raises(TrainingDiverged):
+        trainer.train(1)
+    assert_same(averages(trainer), before)
+
+
+def test_is_saved_and_goes_on(tmp_path):
+    straight, first, second = (
+        make_trainer(make_strategy("mirrored", 2), weight_average=RULE) for _ in "abc"
+    )
+    straight.train(9)
+    first.train(4)
+    save(tmp_path, first)
+    Checkpoints(tmp_path, second).restore_latest()
+    assert_same(averages(second), averages(first))
+    second.train(5)
+    assert_same(averages(second), averages(straight))
+
+
+def test_is_restored_for_looking_at_the_model_alone(tmp_path):
+    first, second = (
+        make_trainer(make_strategy("one_device", 1), weight_average=RULE) for _ in "ab"
+    )
+    first.train(4)
+    save(tmp_path, first)
+    Checkpoints(tmp_path, second).restore_model()
+    assert second.evaluate() == first.evaluate()
+
+
+def test_without_one_the_weights_are_evaluated():
+    trainer = make_trainer(make_strategy("one_device", 1))
+    before = weights(trainer)
+    with trainer.evaluation_weights():
+        assert_same(weights(trainer), before)
+
+
+@pytest.mark.parametrize("decay", [-0.1, 1.0])
+def test_refuses_a_decay_out_of_range(decay):
+    with pytest.raises(ConfigError, match=f"decay of the weight average is {decay}"):
+        ddl.ExponentialMovingAverage(decay)
+
+
+def test_the_decay_warms_up():
+    rule = ddl.ExponentialMovingAverage(0.99)
+    decays = [float(rule.decay_at(tf.constant(t, tf.int64))) for t in (1, 9, 10_000)]
+    assert decays == pytest.approx([2 / 11, 10 / 19, 0.99])

@@ -1,0 +1,140 @@
+"""Weights under another name than "weight", and weights that leave nothing to average."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ddl
+from ddl.errors import DataError
+from ddl.tasks.weight_names import names_like_weight
+from tests.conftest import make_strategy
+
+ROWS = 8
+DATA = {
+    "x": np.random.default_rng(0).normal(size=(ROWS, 3)).astype(np.float32),
+    "y": np.ones(ROWS, np.float32),
+}
+ZEROS = np.zeros(ROWS, np.float32)
+ONES = np.ones(ROWS, np.float32)
+
+
+class Regression:
+    """Weighs by a feature where it is told to."""
+
+    def __init__(self, weight=None, in_training_only=False, task_weight=None):
+        self.model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        self.weight = weight
+        self.in_training_only = in_training_only
+        self.task_weight = task_weight
+
+    def per_example(self, features, training):
+        loss = (self.model(features["x"], training=training)[:, 0] - features["y"]) ** 2
+        if self.weight and (training or not self.in_training_only):
+            loss *= features.pop(self.weight)
+        weight = None if self.task_weight is None else tf.fill([loss.shape[0]], self.task_weight)
+        return ddl.PerExample(loss, weight=weight)
+
+
+def make_trainer(data, eval_data=None, strategy=("one_device", 1), **task):
+    strategy = make_strategy(*strategy)
+    with strategy.scope():
+        made = Regression(**task)
+        optimizer = keras.optimizers.SGD(0.01)
+        arguments = {"eval_data": eval_data, "global_batch_size": 4, "shuffle": False}
+        return ddl.Trainer(made, optimizer, data, **arguments)
+
+
+def stream(**features) -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices({**DATA, **features})
+
+
+def test_names_that_mean_weights():
+    names = ["weight", "weights", "Weight", "sample_weight", "sampleWeights", "example_weight"]
+    others = ["body_weight", "weighting", "x", "class_weight", "sample"]
+    assert names_like_weight([*names, *others]) == names[1:]
+
+
+@pytest.mark.parametrize("strategy", [("one_device", 1), ("mirrored", 2)])
+@pytest.mark.parametrize("name", ["sample_weight", "weights"])
+def test_a_weight_under_another_name_is_refused(name, strategy):
+    trainer = make_trainer({**DATA, name: ONES}, strategy=strategy)
+    with pytest.raises(DataError, match=f"feature '{name}', which Regression does not read"):
+        trainer.trace()
+
+
+def test_in_the_evaluation_data_too():
+    trainer = make_trainer(DATA, {**DATA, "sample_weight": ONES})
+    trainer.train(1)
+    with pytest.raises(DataError, match="'sample_weight', which Regression does not read"):
+        trainer.evaluate()
+
+
+@pytest.mark.parametrize("in_training_only", [False, True])
+def test_a_task_may_read_it(in_training_only):
+    data = {**DATA, "sample_weight": 2 * ONES}
+    trainer = make_trainer(data, data, weight="sample_weight", in_training_only=in_training_only)
+    plain = make_trainer(DATA)
+    for one, other in zip(trainer.model.variables, plain.model.variables, strict=True):
+        other.assign(one)
+    assert trainer.train(1)["loss"] == pytest.approx(2 * plain.train(1)["loss"])
+    assert np.isfinite(trainer.evaluate()["loss"])
+
+
+def test_arrays_of_zeros_are_refused_at_once():
+    with pytest.raises(DataError, match="'weight' is 0 for all 8 examples"):
+        make_trainer({**DATA, "weight": ZEROS})
+    with pytest.raises(DataError, match="'weight' is 0 for all 8 examples"):
+        make_trainer(DATA, {**DATA, "weight": ZEROS})
+
+
+def test_streams_of_zeros_are_refused_at_the_first_reading():
+    trainer = make_trainer(stream(weight=ZEROS), stream(weight=ZEROS))
+    with pytest.raises(DataError, match=r"updates 1 to 3 have the weight 0.*no mean loss"):
+        trainer.train(3)
+    with pytest.raises(DataError, match="0 for all examples of the evaluation data"):
+        trainer.evaluate()
+
+
+@pytest.mark.parametrize("task_weight", [None, 0.0])
+def test_what_may_pass_is_logged(task_weight, caplog):
+    weight = np.repeat(np.array([1, 0], np.float32), 4)
+    trainer = make_trainer(stream(weight=weight), DATA, task_weight=task_weight)
+    first = trainer.train(1)["loss"]
+    assert np.isnan(first) if task_weight == 0 else np.isfinite(first)
+    assert np.isnan(trainer.train(1)["loss"])
+    assert "updates 2 to 2 have the weight 0: their mean loss is NaN" in caplog.text
+    assert np.isnan(trainer.evaluate()["loss"]) == (task_weight == 0)
+
+
+def test_no_update_is_no_error():
+    trainer = make_trainer(stream(weight=ZEROS))
+    assert np.isnan(trainer.train(0)["loss"])
+
+
+@pytest.mark.parametrize("bad", [-1.0, np.nan])
+@pytest.mark.parametrize("source", ["stream", "lookup", "own"])
+def test_bad_weights_of_other_sources_stop_the_step(bad, source):
+    data = {**DATA, "weight": np.r_[ONES[1:], np.float32(bad)]}
+
+    class Own(ddl.data.IndexedSource):
+        def __len__(self):
+            return ROWS
+
+        @property
+        def element_spec(self):
+            return ddl.data.ArraySource(**DATA, weight=ONES).element_spec
+
+        def gather(self, indices):
+            return {name: tf.gather(rows, indices) for name, rows in data.items()}
+
+    def look_up(indices):
+        return {name: rows[indices] for name, rows in data.items()}
+
+    made = {
+        "stream": lambda: stream(weight=data["weight"]),
+        "lookup": lambda: ddl.data.RandomAccessSource(look_up, ROWS),
+        "own": Own,
+    }
+    with pytest.raises(DataError, match=r"'weight'.*(negative|NaN)|NaN.*'weight'"):
+        make_trainer(made[source]()).train(2)

@@ -1,0 +1,32 @@
+import pytest
+
+from ddl.errors import ConfigError
+from ddl.figures import direction_of
+
+
+@pytest.mark.parametrize(
+    ("metric", "direction"),
+    [("loss", "min"), ("accuracy", "max"), ("top_5_accuracy", "max"), ("top_10_accuracy", "max")],
+)
+def test_known_figures(metric, direction):
+    assert direction_of(metric, None, "mode") == direction
+
+
+@pytest.mark.parametrize(
+    "metric",
+    ["far_off", "val_loss", "closs", "token_accuracy", "accuracy_drop", "top_k_accuracy"],
+)
+def test_of_other_figures_nothing_is_guessed(metric):
+    with pytest.raises(ConfigError, match=f"smaller '{metric}' is better. Give X.mode = 'max' or"):
+        direction_of(metric, None, "X.mode")
+    for direction in ("max", "min"):
+        assert direction_of(metric, direction, "X.mode") == direction
+
+
+def test_what_the_config_says_counts_but_a_loss_is_minimized():
+    assert direction_of("accuracy", "min", "X.mode") == "min"
+    assert direction_of("loss", "min", "X.mode") == "min"
+    with pytest.raises(ConfigError, match="X.mode is 'max' for 'loss', which training minimizes"):
+        direction_of("loss", "max", "X.mode")
+    with pytest.raises(ConfigError, match="'best'; it is one of max, min"):
+        direction_of("accuracy", "best", "X.mode")

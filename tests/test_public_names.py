@@ -1,0 +1,35 @@
+"""What `import ddl` offers, without TensorFlow until it is used."""
+
+import subprocess
+import sys
+
+import ddl
+
+PROGRAM = """
+import sys
+import ddl
+assert ddl.errors.ConfigError and set(ddl.__all__) <= set(dir(ddl))
+assert {"data", "layers", "models", "errors"} <= set(dir(ddl))
+import ddl.distribution
+assert "build_strategy" in dir(ddl.distribution)
+assert "tensorflow" not in sys.modules
+"""
+
+
+def test_names_are_there_before_tensorflow_is_imported():
+    subprocess.run([sys.executable, "-c", PROGRAM], check=True)
+
+
+def test_every_name_can_be_had():
+    for name in dir(ddl):
+        assert getattr(ddl, name) is not None
+
+
+def test_names_from_before_the_rooms():
+    from ddl.distribution import Communication, build_strategy, configure_devices
+    from ddl.workers import Workers
+
+    assert Workers is ddl.distribution.workers.Workers
+    assert callable(build_strategy)
+    assert callable(configure_devices)
+    assert Communication().num_packs == 1

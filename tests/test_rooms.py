@@ -1,0 +1,97 @@
+"""The contract of directions: which room of ddl/ may import which, and how many modules one has."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import ddl
+
+PACKAGE = Path(ddl.__file__).parent
+
+GROUND = {"choices", "errors", "figures", "microbatch", "precision", "random", "signals"}
+_LEARNING = {"data", "layers", "models", "tasks", "optimizers"}
+
+# Each room with all that it may import. It may not import what stands after it in this list.
+MAY_IMPORT: dict[str, set[str]] = {
+    "config": {"errors"},
+    "distribution": GROUND,
+    "layers": GROUND,
+    "models": {"layers"} | GROUND,
+    "tasks": {"layers"} | GROUND,
+    "optimizers": GROUND,
+    "data": {"distribution"} | GROUND,
+    "step": {"data", "layers", "optimizers", "tasks", "distribution"} | GROUND,
+    "training": {"step", "distribution"} | _LEARNING | GROUND,
+    "checkpoints": {"training", "step", "distribution"} | _LEARNING | GROUND,
+    "run": {"checkpoints", "training", "step", "distribution", "config"} | _LEARNING | GROUND,
+    "cli": {"run", "config", "distribution"} | GROUND,
+    "launcher": {"cli", "distribution", "errors", "choices"},
+}
+# The ground: single modules, of which the later may import the earlier.
+GROUND_IN_ORDER = ["errors", "choices", "signals", "figures", "precision", "microbatch", "random"]
+DOORS = {"main", "launch", "lr_finder"}
+ALIASES = {"workers"}
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    """Each module with its room; the package's own __init__ has none."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        if parts != ("__init__",):
+            yield parts[0], path
+
+
+def imported_rooms(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module == "ddl":
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("ddl."):
+            yield str(node.module).split(".")[1]
+        elif isinstance(node, ast.Import):
+            yield from (n.name.split(".")[1] for n in node.names if n.name.startswith("ddl."))
+
+
+def upward(room: str, path: Path) -> list[str]:
+    """What the module imports and may not."""
+    if room in DOORS or room in ALIASES:
+        return [other for other in imported_rooms(path) if other in DOORS]
+    if room in GROUND_IN_ORDER:
+        allowed = set(GROUND_IN_ORDER[: GROUND_IN_ORDER.index(room)])
+    else:
+        allowed = MAY_IMPORT[room] | {room}
+    return [other for other in imported_rooms(path) if other not in allowed]
+
+
+def test_no_module_imports_upwards():
+    found = [
+        f"{path.relative_to(PACKAGE)} imports {upward(room, path)}"
+        for room, path in modules()
+        if upward(room, path)
+    ]
+    assert not found, found
+
+
+def test_the_contract_has_no_circle():
+    order = list(MAY_IMPORT)
+    for number, room in enumerate(order):
+        assert MAY_IMPORT[room] <= GROUND | set(order[:number]), room
+
+
+def test_every_room_and_module_has_a_place():
+    rooms = {room for room, _ in modules()}
+    assert rooms == MAY_IMPORT.keys() | set(GROUND_IN_ORDER) | DOORS | ALIASES
+
+
+def test_no_folder_outgrows_a_glance():
+    for folder in [PACKAGE, *(p for p in PACKAGE.rglob("*") if p.is_dir())]:
+        own = [p for p in folder.glob("*.py") if p.name != "__init__.py"]
+        assert len(own) <= 16, f"{folder.name} has {len(own)} modules"
+
+
+@pytest.mark.parametrize("line", ["from ddl.run import train", "import ddl.training.trainer"])
+def test_an_import_upwards_is_seen(tmp_path, line):
+    module = tmp_path / "step.py"
+    module.write_text(line + "\n")
+    assert upward("step", module)

@@ -1,0 +1,190 @@
+"""Parameter servers, workers and the chief in one process, which each test starts separately.
+
+  python -m tests.training.asynchronous_cases WORKERS NAME…
+
+Prints the result of each named function as a line of JSON.
+"""
+
+import json
+import os
+import sys
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import ddl
+from ddl import microbatch
+from ddl.distribution.parameter_servers import build_parameter_server_strategy, start_server
+from ddl.distribution.timeouts import ClusterTimeouts
+from ddl.launcher.tasks import cluster_tasks, free_ports, tf_configs
+from ddl.precision import LossScale, set_precision
+from tests.training import parity_cases
+
+
+def build(workers: int) -> tf.distribute.Strategy:
+    """Builds a cluster of `workers` workers and two parameter servers."""
+    tasks = cluster_tasks(workers, num_ps=2)
+    configs = tf_configs(tasks, free_ports(len(tasks)))
+    os.environ["TF_CONFIG"] = configs[0]
+    cluster = json.loads(configs[0])["cluster"]
+    build.servers = [  # type: ignore[attr-defined]
+        start_server(cluster, task.kind, task.index) for task in tasks if task.kind != "chief"
+    ]
+    return build_parameter_server_strategy(ClusterTimeouts(10, 10, 10))
+
+
+PARITY = (
+    "plain",
+    "clipping by global norm, biting at every step",
+    "L2",
+    "weights of tokens, sparse gradients",
+    "131 examples in batches of 32",
+    "synchronized BatchNormalization, accumulation 2",
+    "ddl.layers.Dropout",
+    "augmentation, batches made on the host",
+    "AdamW",
+)
+
+
+def parity(strategy: tf.distribute.Strategy) -> Any:
+    """Returns the largest differences from one device; one worker is not asynchronous."""
+    return {name: parity_cases.differences(name, strategy, "float64") for name in PARITY}
+
+
+def ranges(strategy: tf.distribute.Strategy) -> Any:
+    """Returns the largest differences of weights and slots after a loop of multi-update ranges."""
+    case = parity_cases.CASES["synchronized BatchNormalization, accumulation 2"]
+    found = []
+    for where in (strategy, tf.distribute.OneDeviceStrategy("CPU:0")):
+        trained = parity_cases.make_trainer(case, where, "float64", steps_per_loop=60)
+        trained.train(60)
+        variables = [*trained.model.variables, *trained.optimizer.variables]
+        found.append([np.array(variable) for variable in variables])
+    return [float(np.max(np.abs(ours - theirs))) for ours, theirs in zip(*found, strict=True)]
+
+
+def noise(strategy: tf.distribute.Strategy) -> Any:
+    """Returns the gradient noise scale after one loop, here and on one device."""
+    found = []
+    for where in (strategy, tf.distribute.OneDeviceStrategy("CPU:0")):
+        trained = trainer(
+            where,
+            "float32",
+            accumulation_steps=2,
+            gradient_noise_scale=ddl.GradientNoiseScale(0.9),
+        )
+        found.append(trained.train(50)["gradient_noise_scale"])
+    return found
+
+
+def rmsprop(strategy: tf.distribute.Strategy) -> Any:
+    """Returns the loss with an optimizer that creates a temporary variable in each update."""
+    trained = trainer(strategy, "float32", lambda: ddl.optimizers.FusedRMSprop(0.001))
+    return trained.train(400)["loss"]
+
+
+def momentum() -> keras.optimizers.Optimizer:
+    return keras.optimizers.SGD(0.001, momentum=0.9)
+
+
+def trainer(
+    strategy: tf.distribute.Strategy, precision: Any, optimizer: Any = momentum, **arguments: Any
+) -> ddl.Trainer:
+    set_precision(precision)
+    keras.utils.set_random_seed(3)
+    with strategy.scope():
+        return ddl.Trainer(
+            parity_cases.cnn(),
+            optimizer(),
+            parity_cases.UNEVEN,
+            eval_data=parity_cases.UNEVEN,
+            global_batch_size=16,
+            steps_per_loop=50,
+            **arguments,
+        )
+
+
+def counts(strategy: tf.distribute.Strategy) -> Any:
+    """Returns the counts of 400 updates, and an evaluation here and on one device."""
+    trained = trainer(strategy, "float32")
+    trained.trace()
+    figures = trained.train(400)
+    state = trained.state
+    alone = trainer(tf.distribute.OneDeviceStrategy("CPU:0"), "float32")
+    for variable, value in zip(alone.model.variables, trained.model.variables, strict=True):
+        variable.assign(value.numpy())
+    return {
+        "step": trained.step,
+        "iterations": int(trained.optimizer.iterations.numpy()),
+        "batches": int(state.batches),
+        "examples": float(trained.state.sums[0]),  # reading resets it
+        "loss": figures["loss"],
+        "traces": trained.trace_count,
+        "evaluation": [trained.evaluate(), alone.evaluate()],
+    }
+
+
+def by_split(strategy: tf.distribute.Strategy) -> Any:
+    """Returns figures that only one split has, and the position that an evaluation sees."""
+    set_precision("float32")
+    with strategy.scope():
+        trained = ddl.Trainer(
+            _BySplit(parity_cases.cnn().model),
+            momentum(),
+            parity_cases.UNEVEN,
+            eval_data=parity_cases.UNEVEN,
+            global_batch_size=16,
+        )
+    return [trained.train(5), trained.evaluate()]
+
+
+class _BySplit(ddl.Classification):
+    def per_example(self, features: dict[str, Any], training: bool) -> ddl.PerExample:
+        output = super().per_example(features, training)
+        ones = tf.ones_like(output.loss)
+        position = ones * tf.cast(microbatch.current().batch, ones.dtype)
+        own = {"twos": 2 * ones} if training else {"position": position}
+        return output._replace(metrics={**output.metrics, **own})
+
+
+def overflows(strategy: tf.distribute.Strategy) -> Any:
+    """Trains in float16 from a loss scale that is much too large."""
+    trained = trainer(strategy, "mixed_float16", loss_scale=LossScale(2.0**24))
+    figures = trained.train(200)
+    return {
+        "step": trained.step,
+        "iterations": int(trained.optimizer.iterations.numpy()),
+        "skipped": trained.skipped_updates,
+        "scale": trained.loss_scale,
+        "finite": bool(np.all([np.isfinite(v.numpy()).all() for v in trained.model.variables])),
+        "loss": figures["loss"],
+    }
+
+
+def bfloat16(strategy: tf.distribute.Strategy) -> Any:
+    """Trains in mixed_bfloat16, which needs no loss scale."""
+    trained = trainer(strategy, "mixed_bfloat16")
+    return {"loss": trained.train(200)["loss"], "scale": trained.loss_scale, "step": trained.step}
+
+
+def refused(strategy: tf.distribute.Strategy) -> Any:
+    """Returns the error for data that cannot be sent to workers."""
+    source = ddl.data.RandomAccessSource(lambda indices: {"image": indices}, 10)
+    try:
+        ddl.data.BatchPipeline(source, 5).packed_arrays()
+    except ddl.errors.ConfigError as error:
+        return str(error)
+    return None
+
+
+if __name__ == "__main__":
+    cluster = build(int(sys.argv[1]))
+    for function in sys.argv[2:]:
+        print(json.dumps({function: globals()[function](cluster)}), flush=True)
+    # TensorFlow's servers cannot be stopped.
+    sys.stdout.flush()
+    os._exit(0)

@@ -1,0 +1,100 @@
+"""Asynchronous training, on a cluster in a process of its own (asynchronous_cases.py)."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.run.whole_runs import ROOT
+from tests.training.asynchronous_cases import PARITY
+
+
+def run(workers: int, *names: str) -> dict:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.training.asynchronous_cases", str(workers), *names],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict = {}
+    for line in done.stdout.splitlines():
+        if line.startswith("{"):
+            found |= json.loads(line)
+    return found
+
+
+@pytest.fixture(scope="module")
+def two_workers():
+    return run(2, "by_split", "counts", "overflows", "bfloat16", "rmsprop", "refused")
+
+
+@pytest.mark.slow
+def test_one_worker_trains_what_one_device_does():
+    """It waits for nobody, so that nothing of an update may differ."""
+    found = run(1, "parity", "ranges", "noise")
+    assert found["parity"].keys() == set(PARITY)
+    for name, differences in found["parity"].items():
+        assert differences
+        for kind, difference in differences.items():
+            assert difference <= 1e-10, (name, kind)
+    assert max(found["ranges"]) <= 1e-10
+    ours, theirs = found["noise"]
+    assert ours == pytest.approx(theirs, rel=1e-3)
+
+
+@pytest.mark.slow
+def test_every_update_of_every_worker_is_counted(two_workers):
+    found = two_workers["counts"]
+    assert found["step"] == found["iterations"] == found["batches"] == 400
+    assert found["examples"] == 0  # read, and begun anew
+    assert found["loss"] < 0.8
+    assert found["traces"] == 1
+
+
+@pytest.mark.slow
+def test_each_worker_has_temporary_variables_of_its_own(two_workers):
+    assert two_workers["rmsprop"] < 0.8
+
+
+@pytest.mark.slow
+def test_workers_share_an_evaluation(two_workers):
+    ours, theirs = two_workers["counts"]["evaluation"]
+    assert ours == pytest.approx(theirs, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_each_split_reports_its_own_figures(two_workers):
+    trained, evaluated = two_workers["by_split"]
+    assert trained.keys() == {"loss", "accuracy", "twos"}
+    assert trained["twos"] == 2
+    assert evaluated.keys() == {"loss", "accuracy", "position"}
+    assert evaluated["position"] == 5
+
+
+@pytest.mark.slow
+def test_overflows_are_skipped_and_lower_the_scale(two_workers):
+    found = two_workers["overflows"]
+    assert found["step"] == found["iterations"] == 200
+    assert found["skipped"] >= 1
+    assert 1 <= found["scale"] < 2.0**24
+    # Two workers that overflow at one scale halve it once.
+    assert found["scale"] >= 2.0 ** (24 - found["skipped"])
+    assert found["finite"]
+    assert found["loss"] < 0.9
+
+
+@pytest.mark.slow
+def test_bfloat16_needs_no_scale(two_workers):
+    found = two_workers["bfloat16"]
+    assert found["step"] == 200
+    assert found["scale"] is None
+    assert found["loss"] < 0.9
+
+
+@pytest.mark.slow
+def test_only_arrays_can_be_sent(two_workers):
+    assert "not a RandomAccessSource. Use multi_worker_mirrored" in two_workers["refused"]

@@ -1,0 +1,212 @@
+"""Training that an interrupt or an error ends: what the trainer says then, and what it refuses."""
+
+import os
+import signal
+import threading
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ddl
+from ddl import microbatch
+from ddl.errors import ConfigError, DataError
+from ddl.training.actions import EachLoop
+from tests.conftest import make_strategy
+
+STEPS = 100_000
+BAD = 20
+IMAGES = np.random.default_rng(0).normal(size=(64, 3)).astype("f4")
+DATA = {"image": IMAGES, "label": np.arange(64) % 2}
+
+
+class InterruptedAt(ddl.Classification):
+    """Sends SIGINT from within the loop with the given batch, or from within an evaluation."""
+
+    sends = True
+
+    def __init__(self, model, batch, training=True):
+        super().__init__(model)
+        self.batch, self.training = batch, training
+
+    def per_example(self, features, training):
+        current = microbatch.current()
+        if current is not None and training == self.training:
+            tf.py_function(self._send, [current.batch], [])
+        return super().per_example(features, training)
+
+    def _send(self, batch):
+        if self.sends and (not self.training or int(batch) == self.batch):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def make_trainer(batch=-1, data=DATA, strategy=None, training=True, **arguments):
+    keras.utils.set_random_seed(3)
+    with (strategy or make_strategy("one_device", 1)).scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+        task = InterruptedAt(model, batch, training) if batch >= 0 else ddl.Classification(model)
+        return ddl.Trainer(
+            task,
+            keras.optimizers.SGD(0.1, momentum=0.9),
+            data,
+            eval_data=data,
+            global_batch_size=8,
+            **arguments,
+        )
+
+
+def values(trainer):
+    return [v.numpy() for v in [*trainer.model.variables, *trainer.optimizer.variables]]
+
+
+def updates(trainer):
+    return trainer.step, int(trainer.optimizer.iterations.numpy())
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_an_interrupt_ends_the_loop_and_keeps_its_state(replicas, tmp_path):
+    trainer = make_trainer(3, steps_per_loop=STEPS, strategy=make_strategy("mirrored", replicas))
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train(STEPS)
+    step, iterations = updates(trainer)
+    assert 3 < step == iterations < STEPS
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    checkpoints = ddl.Checkpoints(tmp_path, trainer)
+    checkpoints.save()
+    checkpoints.finish()
+    straight = make_trainer(strategy=trainer.strategy)
+    straight.train(step)
+    other = make_trainer(strategy=trainer.strategy)
+    ddl.Checkpoints(tmp_path, other).restore_latest()
+    assert updates(other) == (step, step)
+    trainer.train(2)  # the request to stop is not for this one
+    for each in (straight, other):
+        each.train(2)
+        assert updates(each) == updates(trainer) == (step + 2, step + 2)
+        for value, expected in zip(values(each), values(trainer), strict=True):
+            np.testing.assert_array_equal(value, expected)
+
+
+def test_an_interrupt_in_an_action_ends_training_after_it():
+    trainer = make_trainer(steps_per_loop=2)
+    done = []
+
+    def interrupted(step):
+        os.kill(os.getpid(), signal.SIGINT)
+        done.append(step)
+
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train(STEPS, [EachLoop(interrupted)])
+    assert done[0] == 2
+    assert updates(trainer) == (done[-1], done[-1])
+
+
+def test_an_interrupt_while_tracing_leaves_the_trainer_whole():
+    class InTrace(ddl.Classification):
+        trainer = None
+
+        def per_example(self, features, training):
+            if self.trainer is not None and self.trainer.trace_count:
+                os.kill(os.getpid(), signal.SIGINT)
+            return super().per_example(features, training)
+
+    task = InTrace(keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)]))
+    trainer = ddl.Trainer(task, keras.optimizers.SGD(0.1), DATA, global_batch_size=8)
+    task.trainer = trainer
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train(STEPS)
+    assert trainer.step == updates(trainer)[1] < STEPS
+    step = trainer.step
+    trainer.train(2)
+    assert updates(trainer) == (step + 2, step + 2)
+
+
+def test_an_interrupted_evaluation_gives_the_weights_back():
+    average = ddl.ExponentialMovingAverage(0.5)
+    trainer = make_trainer(0, training=False, weight_average=average)
+    trainer.task.sends = False
+    trainer.train(3)
+    before = values(trainer)
+    trainer.task.sends = True
+    with pytest.raises(KeyboardInterrupt):
+        trainer.evaluate()
+    trainer.task.sends = False
+    for value, expected in zip(values(trainer), before, strict=True):
+        np.testing.assert_array_equal(value, expected)
+    trainer.train(1)
+    assert updates(trainer) == (4, 4)
+
+
+def test_a_thread_trains_without_a_handler():
+    trainer = make_trainer()
+    thread = threading.Thread(target=trainer.train, args=(3,))
+    thread.start()
+    thread.join()
+    assert updates(trainer) == (3, 3)
+
+
+def broken():
+    """A stream that cannot be read from example 20 on, in order."""
+
+    def read(number, image, label):
+        check = tf.debugging.assert_less(number, tf.constant(BAD, tf.int64), "unreadable")
+        with tf.control_dependencies([check]):
+            return tf.identity(image), label
+
+    examples = tf.data.Dataset.from_tensor_slices((IMAGES, DATA["label"])).enumerate()
+    return examples.map(lambda number, example: read(number, *example))
+
+
+def test_an_error_in_the_loop_is_not_gone_on_from(tmp_path):
+    trainer = make_trainer(data=broken(), shuffle=False, steps_per_loop=100)
+    checkpoints = ddl.Checkpoints(tmp_path, trainer)
+    trainer.train(1)
+    checkpoints.save()
+    checkpoints.finish()
+    saved = values(trainer)
+    with pytest.raises(DataError, match="unreadable"):
+        trainer.train(100)
+    assert trainer.step == 1 < updates(trainer)[1]
+    for refused in (lambda: trainer.train(1), trainer.evaluate, checkpoints.save):
+        with pytest.raises(ConfigError, match=r"after step 1: .*Restore a checkpoint"):
+            refused()
+    checkpoints.restore_latest()
+    assert updates(trainer) == (1, 1)
+    for value, expected in zip(values(trainer), saved, strict=True):
+        np.testing.assert_array_equal(value, expected)
+    checkpoints.save()
+
+
+def test_an_error_before_the_first_update_changes_nothing():
+    class Unsure(ddl.Classification):
+        fails = False
+
+        def per_example(self, features, training):
+            if self.fails:
+                raise ValueError("not yet")
+            return super().per_example(features, training)
+
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    task = Unsure(model)
+    trainer = ddl.Trainer(task, keras.optimizers.SGD(0.1), DATA, global_batch_size=8)
+    task.fails = True
+    for _ in range(2):
+        with pytest.raises(ValueError, match="not yet"):
+            trainer.train(1)
+    task.fails = False
+    trainer.train(2)
+    assert updates(trainer) == (2, 2)
+
+
+def test_an_error_of_an_action_keeps_the_state():
+    trainer = make_trainer(steps_per_loop=2)
+
+    def fails(step):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        trainer.train(4, [EachLoop(fails)])
+    assert updates(trainer) == (2, 2)
+    trainer.train(1)
+    assert updates(trainer) == (3, 3)

@@ -1,0 +1,125 @@
+import re
+
+import keras
+import numpy as np
+import pytest
+from absl import logging
+
+import ddl
+from ddl.errors import ConfigError
+from ddl.tasks.parts import layers_of
+from ddl.training.model_checks import (
+    check_variables,
+    computes_in_float16,
+    warn_of_what_depends_on_replicas,
+)
+from tests.conftest import make_strategy
+
+
+def test_variables_must_be_there_and_made_in_the_scope():
+    strategy = make_strategy("mirrored", 2)
+    outside = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    with pytest.raises(ConfigError, match="made outside the strategy's scope"):
+        check_variables(outside, strategy)
+    outside.trainable = False
+    with pytest.raises(ConfigError, match="no trainable variables"):
+        check_variables(outside, strategy)
+    with strategy.scope():
+        inside = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    assert len(check_variables(inside, strategy)) == 2
+
+
+def test_float16_is_seen():
+    assert not computes_in_float16(keras.Sequential([keras.layers.Dense(1)]))
+    assert not computes_in_float16(
+        keras.Sequential([keras.layers.Dense(1, dtype="mixed_bfloat16")])
+    )
+    inner = keras.Sequential([keras.layers.Dense(1, dtype="mixed_float16")])
+    assert computes_in_float16(keras.Sequential([inner]))
+
+
+@pytest.mark.parametrize(
+    ("layers", "of_replicas", "of_microbatches"),
+    [
+        (
+            [keras.layers.Dropout(0.5, name="drop")],
+            ["drop draw by replica, .*number of replicas"],
+            ["drop draw by microbatch, .*number of microbatches"],
+        ),
+        ([ddl.layers.Dropout(0.5), ddl.layers.RandomFlip()], [], []),
+        (
+            [keras.layers.BatchNormalization(name="norm")],
+            ["norm take their statistics from each replica"],
+            ["norm take their statistics from each microbatch alone.*ACCUMULATION_STEPS = 2"],
+        ),
+        (
+            [keras.layers.BatchNormalization(name="norm", synchronized=True)],
+            [],
+            ["norm take their statistics from each microbatch alone, synchronized or not"],
+        ),
+        ([keras.layers.Dense(2)], [], []),
+    ],
+    ids=["dropout", "by position", "batch norm", "synchronized batch norm", "dense"],
+)
+def test_what_depends_on_replicas_or_microbatches_is_told(
+    layers, of_replicas, of_microbatches, monkeypatch
+):
+    told = []
+    monkeypatch.setattr(logging, "warning", lambda text, *args: told.append(text % args))
+
+    def check(replicas, microbatches, expected):
+        told.clear()
+        name = "mirrored" if replicas > 1 else "one_device"
+        warn_of_what_depends_on_replicas(layers, make_strategy(name, replicas), microbatches)
+        assert len(told) == len(expected)
+        for words, text in zip(expected, told, strict=True):
+            assert re.search(words, text)
+
+    check(1, 1, [])
+    check(2, 1, of_replicas)
+    check(1, 2, of_microbatches)
+    # The layers of a kind that draws are told of once.
+    draws = [words for words in of_replicas if "draw" in words]
+    check(2, 2, ["draw by replica and microbatch"] if draws else of_replicas + of_microbatches)
+
+
+def test_the_trainer_tells_what_depends_on_its_microbatches(monkeypatch):
+    told = []
+    monkeypatch.setattr(logging, "warning", lambda text, *args: told.append(text % args))
+    for accumulation_steps in (1, 2):
+        task = ddl.Classification(ddl.models.mlp((6, 6, 1), 2, dropout=0.0))
+        task.noise = keras.layers.GaussianNoise(0.1, name="noise")
+        optimizer = keras.optimizers.SGD(0.1)
+        data = (np.zeros([8, 6, 6, 1], "f4"), np.arange(8) % 2)
+        arguments = {"global_batch_size": 8, "accumulation_steps": accumulation_steps}
+        ddl.Trainer(task, optimizer, data, **arguments)
+        assert len(told) == accumulation_steps - 1
+    assert told[0].startswith("The layers noise draw by microbatch")
+
+
+class Holding:
+    __slots__ = ("inner",)
+
+
+class Wrapped(Holding):
+    """A task around another, with slots."""
+
+    __slots__ = ("model",)
+
+    def __init__(self, inner):
+        self.inner, self.model = inner, inner.model
+
+    def per_example(self, features, training):
+        return self.inner.per_example(features, training)
+
+
+def test_layers_that_the_task_holds_are_found_too():
+    flip, noise = keras.layers.RandomFlip(), keras.layers.GaussianNoise(0.1)
+    task = ddl.Classification(ddl.models.mlp((6, 6, 1), 2, dropout=0.1), augmentations=[flip])
+    task.by_name = {"noise": (noise,), 3: None}
+    found = layers_of(task)
+    assert flip in found
+    assert noise in found
+    assert any(isinstance(layer, ddl.layers.Dropout) for layer in found)
+    assert set(map(id, found)) <= set(map(id, layers_of(Wrapped(task))))
+    assert len({id(layer) for layer in found}) == len(found)

@@ -1,0 +1,181 @@
+"""What the parity tests are worth: one thing is taken out at a time, and a test must fail."""
+
+import contextlib
+
+import pytest
+import tensorflow as tf
+
+import ddl.layers.normalization
+import ddl.random
+from ddl.data import BatchPipeline
+from ddl.step import gradients as gradient_path
+from ddl.step.all_reduce import AllReduce
+from ddl.step.moving_statistics import Statistics
+from ddl.step.objective import Objective
+from ddl.step.step import UpdateStep
+from tests.conftest import make_strategy
+from tests.layers import test_regularization
+from tests.training import test_parity, test_trainer
+from tests.training.parity_cases import differences, reference
+
+Patch = pytest.MonkeyPatch
+
+
+def overflow_on_replica_1() -> None:
+    test_trainer.check_that_an_overflow_changes_nothing(make_strategy("mirrored", 4), 1)
+
+
+def overflow_without_layers_that_spread_it() -> None:
+    """Synchronized layers carry an infinity to the other replicas' gradients."""
+    test_trainer.check_that_an_overflow_changes_nothing(
+        make_strategy("mirrored", 4), 1, batch_normalization=False
+    )
+
+
+def divide_by_the_replicas_own_rows(patch: Patch) -> None:
+    initialize = Objective.__init__
+
+    def mutated(self, task, spec, global_batch_size, strategy):
+        initialize(self, task, spec, global_batch_size, strategy)
+        self._global_batch_size //= strategy.num_replicas_in_sync
+
+    patch.setattr(Objective, "__init__", mutated)
+
+
+def leave_out_the_reduce(patch: Patch) -> None:
+    patch.setattr(AllReduce, "__call__", lambda _, gradients, variables: list(gradients))
+
+
+def let_keras_reduce_again(patch: Patch) -> None:
+    prepare = gradient_path.prepare_optimizer
+
+    def mutated(optimizer, *arguments):
+        prepare(optimizer, *arguments)
+        del optimizer._all_reduce_sum_gradients
+
+    patch.setattr(gradient_path, "prepare_optimizer", mutated)
+    # Else the check of optimizers refuses it, before parity is asked for.
+    patch.setattr("ddl.step.step.refusing_reductions", lambda _: contextlib.nullcontext())
+
+
+def clip_before_the_reduce(patch: Patch) -> None:
+    clip, reduce = gradient_path.clip_by_global_norm, AllReduce.__call__
+
+    def mutated(self, gradients, variables):
+        clipped = self._strategy.run(lambda own: clip(own, 0.05)[0], args=(gradients,))
+        return reduce(self, clipped, variables)
+
+    patch.setattr(AllReduce, "__call__", mutated)
+    patch.setattr(gradient_path, "clip_by_global_norm", lambda g, _: (g, tf.constant(0.0)))
+
+
+def ask_the_first_replica_before_the_reduce(patch: Patch) -> None:
+    reduce, finite, own = AllReduce.__call__, gradient_path.all_finite, []
+
+    def mutated(self, gradients, variables):
+        own[:] = [self._strategy.experimental_local_results(gradient)[0] for gradient in gradients]
+        return reduce(self, gradients, variables)
+
+    patch.setattr(AllReduce, "__call__", mutated)
+    patch.setattr(gradient_path, "all_finite", lambda reduced: finite(own))
+
+
+def give_all_replicas_one_stream(patch: Patch) -> None:
+    counter = ddl.random._counter
+    patch.setattr(ddl.random, "_counter", lambda current, _: counter(current, 0))
+
+
+def forget_the_position(patch: Patch) -> None:
+    patch.setattr(BatchPipeline, "_first_row", lambda *_: tf.zeros([], tf.int64))
+
+
+def take_moments_of_each_replica(patch: Patch) -> None:
+    moments = ddl.layers.normalization.batch_moments
+    patch.setattr(
+        ddl.layers.normalization,
+        "batch_moments",
+        lambda *args: moments(*args[:-1], False),
+    )
+
+
+def cut_microbatches_out_of_each_share(patch: Patch) -> None:
+    own_rows = BatchPipeline._own_rows
+
+    def mutated(self, strategy):
+        microbatches, self.microbatches = self.microbatches, 1
+        try:
+            return own_rows(self, strategy)
+        finally:
+            self.microbatches = microbatches
+
+    patch.setattr(BatchPipeline, "_own_rows", mutated)
+
+
+def leave_out_the_weights(patch: Patch) -> None:
+    patch.setattr(UpdateStep, "_factor", lambda *_: None)
+
+
+def add_the_penalty_on_each_replica(patch: Patch) -> None:
+    add = gradient_path.add_regularization
+    patch.setattr(
+        gradient_path,
+        "add_regularization",
+        lambda gradients, variables: add(add(gradients, variables), variables),
+    )
+
+
+def square_the_parts_of_a_row(patch: Patch) -> None:
+    patch.setattr(gradient_path, "merge_duplicates", lambda gradient: gradient)
+
+
+def keep_the_moments_of_a_skipped_update(patch: Patch) -> None:
+    patch.setattr(Statistics, "restore", lambda *_: None)
+
+
+CLIPPING = "clipping by global norm, biting at every step"
+SYNCHRONIZED = "synchronized BatchNormalization"
+
+# What is taken out, from which case of tests/training/test_parity.py, and how the test then fails:
+# where replicas no longer agree, or where what they trained can no longer be put together.
+PARITY = [
+    (divide_by_the_replicas_own_rows, "plain"),
+    (leave_out_the_reduce, "plain"),
+    (let_keras_reduce_again, "plain"),
+    (clip_before_the_reduce, CLIPPING),
+    (forget_the_position, "ddl.layers.Dropout"),
+    (forget_the_position, "augmentation"),
+    (take_moments_of_each_replica, SYNCHRONIZED),
+    (cut_microbatches_out_of_each_share, f"{SYNCHRONIZED}, accumulation 2"),
+    (cut_microbatches_out_of_each_share, "ddl.layers.Dropout, accumulation 4"),
+    (leave_out_the_weights, "131 examples in batches of 32"),
+    (leave_out_the_weights, "unequal weights"),
+    (add_the_penalty_on_each_replica, "L2"),
+    (square_the_parts_of_a_row, "weights of tokens, sparse gradients"),
+]
+
+
+@pytest.mark.parametrize(
+    ("take_out", "case"), PARITY, ids=[f"{take_out.__name__}: {case}" for take_out, case in PARITY]
+)
+def test_parity_fails_without(take_out, case, monkeypatch):
+    reference(case, "float64")  # of the code as it is, on one device; it is kept
+    take_out(monkeypatch)
+    largest = differences(case, make_strategy("mirrored", 4), "float64")
+    with pytest.raises(AssertionError):
+        test_parity.assert_small(case, largest, 1e-10)
+
+
+@pytest.mark.parametrize(
+    ("take_out", "check"),
+    [
+        (ask_the_first_replica_before_the_reduce, overflow_without_layers_that_spread_it),
+        (keep_the_moments_of_a_skipped_update, overflow_on_replica_1),
+        (give_all_replicas_one_stream, test_regularization.check_keras_masks_differ),
+    ],
+    ids=lambda function: function.__name__,
+)
+def test_a_check_fails_without(take_out, check, monkeypatch):
+    check()
+    take_out(monkeypatch)
+    with pytest.raises(AssertionError):
+        check()

@@ -1,0 +1,557 @@
+"""The Trainer from plain Python, and N replicas against one. SGD: Adam would hide a scale."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ddl
+from ddl import microbatch
+from ddl.errors import ConfigError, DataError, TrainingDiverged
+from ddl.precision import set_precision
+from ddl.training.actions import EachLoop
+from tests.conftest import make_strategy
+
+_RANDOM = np.random.default_rng(0)
+LABELS = _RANDOM.integers(0, 2, 130)
+IMAGES = (_RANDOM.integers(0, 155, (130, 6, 6, 1)) + 100 * LABELS.reshape(-1, 1, 1, 1)).astype("u1")
+DATA = {"image": IMAGES, "label": LABELS}
+UNEVEN = {**DATA, "weight": _RANDOM.uniform(0, 3, 130).astype(np.float32)}
+
+
+def make_trainer(strategy, data=None, batch=32, precision="float64", l2=0.0, **arguments):
+    """A small CNN with momentum, everything from one seed."""
+    set_precision(precision)
+    keras.utils.set_random_seed(3)
+    with strategy.scope():
+        model = ddl.models.cnn((6, 6, 1), 2, blocks=((4,),), hidden_units=(8,))
+        for variable in model.trainable_variables:
+            variable.regularizer = keras.regularizers.L2(l2) if l2 else None
+        weight_decay = arguments.pop("weight_decay", None)
+        rate = arguments.pop("schedule", 0.05)
+        optimizer = keras.optimizers.SGD(rate, momentum=0.9, weight_decay=weight_decay)
+        return ddl.Trainer(
+            ddl.Classification(model),
+            optimizer,
+            DATA if data is None else data,
+            global_batch_size=batch,
+            eval_data=arguments.pop("eval_data", DATA),
+            seed=5,
+            **arguments,
+        )
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_shuffle_reaches_a_stream_in_training_alone(shuffle):
+    asked = {}
+
+    class Stream(ddl.data.StreamSource):
+        def batches(self, *args, **arguments):
+            asked[len(self)] = arguments["shuffle"], arguments["seed"]
+            return super().batches(*args, **arguments)
+
+    examples = tf.data.Dataset.from_tensor_slices(DATA)
+    trainer = make_trainer(
+        make_strategy("one_device", 1),
+        Stream(examples),
+        32,
+        eval_data=Stream(examples, 40),
+        shuffle=shuffle,
+    )
+    trainer.train(1)
+    trainer.evaluate()
+    assert asked == {len(examples): (shuffle, 5), 40: (False, 5)}
+
+
+def weights_and_slots(trainer) -> list[np.ndarray]:
+    return [v.numpy() for v in [*trainer.model.variables, *trainer.optimizer.variables]]
+
+
+def assert_same_training(one, other, steps=12, atol=1e-10):
+    ours, theirs = one.train(steps), other.train(steps)
+    for value, reference in zip(weights_and_slots(other), weights_and_slots(one), strict=True):
+        np.testing.assert_allclose(value, reference, rtol=0, atol=atol)
+    for name in ours:
+        assert theirs[name] == pytest.approx(ours[name], abs=atol)
+    assert other.evaluate()["loss"] == pytest.approx(one.evaluate()["loss"], abs=atol)
+
+
+# 130 examples in batches of 32 leave 2 for the last batch of an epoch: most replicas of 4 then
+# see padding alone. All else that must agree is in tests/training/test_parity.py.
+CASES = {
+    "plain": {},
+    "uneven weights, accumulation 4": {"data": UNEVEN, "accumulation_steps": 4},
+    "batches made on the host": {"data_on_device": False},
+}
+
+
+@pytest.mark.parametrize("arguments", CASES.values(), ids=CASES.keys())
+def test_replicas_train_and_evaluate_what_one_device_does(strategy, arguments):
+    reference = {k: v for k, v in arguments.items() if k != "accumulation_steps"}
+    assert_same_training(
+        make_trainer(make_strategy("one_device", 1), **reference),
+        make_trainer(strategy, **arguments),
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    # Keras rounds the factor of L2 to float32, so one that needs no rounding.
+    [{}, {"accumulation_steps": 2}, {"loss_scale": ddl.LossScale(1024.0)}, {"l2": 2.0**-7}],
+    ids=["plain", "accumulation", "loss scale", "L2"],
+)
+@pytest.mark.parametrize("data", [DATA, UNEVEN], ids=["ones", "uneven"])
+def test_an_update_follows_the_gradient_of_the_weighted_mean(strategy, data, arguments):
+    """Against plain TensorFlow on the whole set: 160 rows, of which 30 are padding."""
+    trainer = make_trainer(strategy, data, batch=160, **arguments)
+    model, penalty = trainer.model, arguments.get("l2", 0.0)
+    weight = data.get("weight", np.ones(130))
+    with tf.GradientTape() as tape:
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(LABELS, model(IMAGES))
+        loss = tf.reduce_sum(losses * weight) / weight.sum(dtype=np.float64)
+        l2 = penalty * tf.add_n([tf.reduce_sum(v.value**2) for v in model.trainable_variables])
+        total = loss + l2
+    values = [v.value for v in model.trainable_variables]
+    expected = [
+        v.numpy() - 0.05 * g for v, g in zip(values, tape.gradient(total, values), strict=True)
+    ]
+    assert trainer.train(1)["loss"] == pytest.approx(float(loss), abs=1e-12)
+    for variable, value in zip(model.trainable_variables, expected, strict=True):
+        np.testing.assert_allclose(variable.numpy(), value, rtol=0, atol=1e-12)
+
+
+def test_the_default_strategy_serves():
+    assert_same_training(
+        make_trainer(make_strategy("one_device", 1)), make_trainer(tf.distribute.get_strategy())
+    )
+
+
+def test_one_trace_and_one_call_a_loop():
+    trainer = make_trainer(make_strategy("mirrored", 2), steps_per_loop=10)
+    calls = []
+    trainer.train(25, [EachLoop(calls.append)])
+    trainer.evaluate()
+    trainer.train(15, [EachLoop(calls.append)])
+    assert calls == [10, 20, 25, 35, 40]
+    assert trainer.trace_count == 1
+
+
+def test_the_loop_calls_no_python_between_its_ends():
+    """Every operation of a loop stands in one graph; Python runs while that is traced only."""
+    trainer = make_trainer(make_strategy("mirrored", 2), steps_per_loop=20)
+    calls = 0
+    per_example = trainer.task.per_example
+
+    def counted(features, training):
+        nonlocal calls
+        calls += not tf.executing_eagerly()  # as row_independence calls it, before the loop
+        return per_example(features, training)
+
+    trainer.task.per_example = counted
+    trainer.train(1)
+    traced = calls
+    assert traced == 2  # once a replica
+    trainer.train(40)
+    assert calls == traced
+
+
+@pytest.mark.parametrize("steps_per_loop", [1, 7, None])
+def test_steps_per_loop_changes_no_bit(steps_per_loop):
+    one = make_trainer(make_strategy("mirrored", 2), steps_per_loop=20, precision="float32")
+    other = make_trainer(
+        make_strategy("mirrored", 2), steps_per_loop=steps_per_loop, precision="float32"
+    )
+    assert one.train(20) == other.train(20)
+    for value, reference in zip(weights_and_slots(other), weights_and_slots(one), strict=True):
+        np.testing.assert_array_equal(value, reference)
+
+
+def test_evaluation_counts_each_example_once(strategy):
+    trainer = make_trainer(strategy)
+    logits = trainer.model(IMAGES).numpy()
+    expected = (logits.argmax(-1) == LABELS).mean()
+    losses = keras.losses.sparse_categorical_crossentropy(LABELS, logits, from_logits=True)
+    for _ in range(2):
+        means = trainer.evaluate()
+        assert means["accuracy"] == pytest.approx(expected, abs=1e-12)
+        assert means["loss"] == pytest.approx(float(np.mean(losses)), rel=1e-9)
+
+
+def test_evaluation_does_not_touch_training():
+    one = make_trainer(make_strategy("mirrored", 2))
+    other = make_trainer(make_strategy("mirrored", 2))
+    one.train(10)
+    other.train(5)
+    other.evaluate()
+    other.train(5)
+    for value, reference in zip(weights_and_slots(other), weights_and_slots(one), strict=True):
+        np.testing.assert_array_equal(value, reference)
+
+
+def test_metrics_are_means_over_the_steps_since_the_last_reading():
+    trainer = make_trainer(make_strategy("one_device", 1), batch=130, shuffle=False)
+    before = trainer.evaluate()["loss"]
+    assert trainer.train(1)["loss"] == pytest.approx(before)
+    assert np.isnan(trainer.peek_metrics()["loss"])
+
+
+def test_learns():
+    trainer = make_trainer(make_strategy("mirrored", 2), precision="float32")
+    trainer.train(200)
+    assert trainer.evaluate()["accuracy"] > 0.9
+
+
+@pytest.mark.parametrize("precision", ["mixed_float16", "mixed_bfloat16"])
+def test_mixed_precision_trains(strategy, precision):
+    trainer = make_trainer(strategy, precision=precision, clip_norm=1.0)
+    first = trainer.train(10)
+    assert first["loss"] > trainer.train(40)["loss"]
+    assert (trainer.loss_scale is not None) == (precision == "mixed_float16")
+    assert trainer.step == 50
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_gradients_that_travel_as_float16_have_a_loss_scale(replicas):
+    """Small ones would be lost without, large ones must not be infinite in a weight."""
+    strategy = make_strategy("mirrored", replicas)
+    assert make_trainer(strategy, gradient_dtype="bfloat16").loss_scale is None
+    trainer = make_trainer(strategy, gradient_dtype="float16")
+    assert trainer.loss_scale > 1
+    plain = make_trainer(strategy, gradient_dtype=None)
+    trainer.train(30)
+    plain.train(trainer.step)
+    for value, reference in zip(weights_and_slots(trainer), weights_and_slots(plain), strict=True):
+        assert np.all(np.isfinite(value))
+        np.testing.assert_allclose(value, reference, rtol=0.05, atol=0.02)
+
+
+def test_an_overflow_is_skipped_and_halves_the_scale(strategy):
+    scale = ddl.LossScale(initial=2.0**24)
+    trainer = make_trainer(strategy, precision="mixed_float16", loss_scale=scale)
+    before = weights_and_slots(trainer)
+    # One step needs as many batches as overflow first; the scale halves at each.
+    trainer.train(1)
+    assert trainer.step == 1
+    assert trainer.skipped_updates > 0
+    assert trainer.loss_scale == 2.0 ** (24 - trainer.skipped_updates)
+    assert all(np.isfinite(value).all() for value in weights_and_slots(trainer))
+    assert int(trainer.optimizer.iterations.numpy()) == 1
+    assert any((a != b).any() for a, b in zip(before, weights_and_slots(trainer), strict=True))
+
+
+class Overflowing(ddl.Classification):
+    """One replica's loss is infinite in one batch; in all if that is number 0."""
+
+    def __init__(self, model, replica, batch=1):
+        super().__init__(model)
+        self.replica, self.batch = replica, batch
+
+    def per_example(self, features, training):
+        output = super().per_example(features, training)
+        if not training:
+            return output
+        here = tf.distribute.get_replica_context().replica_id_in_sync_group
+        batch = microbatch.current().batch
+        now = tf.equal(batch, self.batch) if self.batch else tf.constant(True)
+        bad = now & tf.equal(here, self.replica)
+        return output._replace(loss=tf.where(bad, np.inf, 1.0) * output.loss)
+
+
+def overflowing_trainer(strategy, replica, batch=1, batch_normalization=True, **arguments):
+    set_precision("mixed_float16")
+    keras.utils.set_random_seed(3)
+    with strategy.scope():
+        model = ddl.models.cnn(
+            (6, 6, 1),
+            2,
+            blocks=((4,),),
+            hidden_units=(8,),
+            batch_normalization=batch_normalization,
+        )
+        return ddl.Trainer(
+            Overflowing(model, replica, batch),
+            keras.optimizers.SGD(0.05, momentum=0.9),
+            DATA,
+            global_batch_size=32,
+            loss_scale=ddl.LossScale(1024.0),
+            weight_average=ddl.ExponentialMovingAverage(0.9),
+            **arguments,
+        )
+
+
+def all_copies(trainer) -> list[list[np.ndarray]]:
+    """Every replica's copy of weights, moments, slots and averages."""
+    variables = [v.value for v in [*trainer.model.variables, *trainer.optimizer.variables]]
+    return [
+        [copy.numpy() for copy in trainer.strategy.experimental_local_results(variable)]
+        for variable in [*variables, *trainer.averages.variables]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "replicas", "replica", "accumulation_steps"),
+    [
+        ("one_device", 1, 0, 1),
+        *[("mirrored", 2, replica, 2) for replica in range(2)],
+        *[("mirrored", 4, replica, 1) for replica in range(4)],
+        *[("central_storage", 2, replica, 1) for replica in range(2)],
+        ("central_storage", 4, 3, 1),
+    ],
+)
+def test_an_overflow_on_any_one_replica_changes_no_replica(
+    name, replicas, replica, accumulation_steps
+):
+    strategy = make_strategy(name, replicas)
+    check_that_an_overflow_changes_nothing(strategy, replica, accumulation_steps=accumulation_steps)
+
+
+def check_that_an_overflow_changes_nothing(strategy, replica, **arguments):
+    # Stops at the skipped update, to be looked at.
+    trainer = overflowing_trainer(strategy, replica, max_skipped_updates=1, **arguments)
+    trainer.train(1)
+    before = all_copies(trainer)
+    with pytest.raises(TrainingDiverged):
+        trainer.train(1)
+    for ours, theirs in zip(all_copies(trainer), before, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert (trainer.step, trainer.skipped_updates, trainer.loss_scale) == (1, 1, 512.0)
+
+
+def test_training_goes_on_after_an_overflow():
+    trainer = overflowing_trainer(make_strategy("mirrored", 2), 1)
+    trainer.train(1)
+    before = [v.numpy() for v in trainer.model.variables]
+    assert np.isfinite(trainer.train(1)["loss"])
+    assert (trainer.step, trainer.skipped_updates, trainer.loss_scale) == (2, 1, 512.0)
+    for one, other in all_copies(trainer):
+        np.testing.assert_array_equal(one, other)
+    for variable, was in zip(trainer.model.variables, before, strict=True):
+        assert (variable.numpy() != was).any()
+
+
+@pytest.mark.parametrize("replica", [0, 1])
+def test_the_first_overflow_is_named(replica):
+    strategy = make_strategy("mirrored", 2)
+    trainer = overflowing_trainer(strategy, replica, batch=0, max_skipped_updates=3)
+    with pytest.raises(TrainingDiverged) as raised:
+        trainer.train(1)
+    assert f"that of logits/bias on replica {replica}" in str(raised.value)
+    assert "number 2" in str(raised.value)
+
+
+def test_too_many_overflows_in_a_row_are_a_divergence():
+    broken = {"image": IMAGES.astype(np.float32) * 1e30, "label": LABELS}
+    trainer = make_trainer(
+        make_strategy("mirrored", 2), broken, precision="mixed_float16", max_skipped_updates=5
+    )
+    before = weights_and_slots(trainer)
+    with pytest.raises(TrainingDiverged, match="5 batches in a row"):
+        trainer.train(10)
+    assert trainer.step == 0
+    for value, reference in zip(weights_and_slots(trainer), before, strict=True):
+        np.testing.assert_array_equal(value, reference)
+
+
+def test_a_loss_that_is_not_finite_is_a_divergence():
+    trainer = make_trainer(make_strategy("mirrored", 2), precision="float32")
+    # In the last layer: those before it end in max and ReLU, which swallow a NaN.
+    trainer.model.trainable_variables[-1].assign([np.inf, -np.inf])
+    with pytest.raises(TrainingDiverged, match="loss is not finite"):
+        trainer.train(10)
+
+
+class WordBag:
+    """A task with an embedding, whose gradient is sparse and names rows more than once."""
+
+    def __init__(self):
+        table = keras.layers.Embedding(5, 3, name="table")
+        words = keras.Input((4,), dtype="int64")
+        x = keras.layers.GlobalAveragePooling1D()(table(words))
+        self.model = keras.Model(words, keras.layers.Dense(1)(x))
+
+    def per_example(self, features, training):
+        y = self.model(features["words"], training=training)[:, 0]
+        return ddl.PerExample((y - features["target"]) ** 2)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{}, {"accumulation_steps": 2}, {"clip_norm": 1e9}], ids=["plain", "2", "clip"]
+)
+def test_sparse_gradients_with_adam(strategy, arguments):
+    """Adam squares the gradient: rows that come in several parts must be added before."""
+    random = np.random.default_rng(1)
+    data = {"words": random.integers(0, 5, (32, 4)), "target": random.normal(size=32)}
+
+    def weights(strategy, **arguments):
+        set_precision("float64")
+        keras.utils.set_random_seed(3)
+        with strategy.scope():
+            task, optimizer = WordBag(), keras.optimizers.Adam(0.05)
+        trainer = ddl.Trainer(
+            task, optimizer, data, global_batch_size=16, strategy=strategy, **arguments
+        )
+        trainer.train(6)
+        return [variable.numpy() for variable in task.model.variables]
+
+    reference = weights(make_strategy("one_device", 1), accumulation_steps=4)
+    for value, expected in zip(weights(strategy, **arguments), reference, strict=True):
+        np.testing.assert_allclose(value, expected, rtol=0, atol=1e-10)
+
+
+def test_tracing_ahead_is_the_only_trace():
+    trainer = make_trainer(make_strategy("mirrored", 2))
+    trainer.trace()
+    assert (trainer.step, trainer.trace_count) == (0, 1)
+    trainer.train(3)
+    assert trainer.trace_count == 1
+
+
+def test_bad_data_in_a_stream_are_told_in_a_few_words():
+    labels = tf.data.Dataset.from_tensor_slices((IMAGES, LABELS + 5))
+    trainer = make_trainer(make_strategy("one_device", 1), labels)
+    with pytest.raises(DataError, match="label value") as raised:
+        trainer.train(2)
+    assert len(str(raised.value)) < 500
+    images = IMAGES.astype("float64")
+    images[100] = np.nan
+    stream = tf.data.Dataset.from_tensor_slices((images, LABELS))
+    with pytest.raises(DataError, match="'image' holds NaN"):
+        make_trainer(make_strategy("one_device", 1), stream).train(10)
+
+
+def test_evaluation_data_must_have_the_same_features():
+    strategy = make_strategy("one_device", 1)
+    with strategy.scope():
+        task, optimizer = WordBag(), keras.optimizers.SGD(0.1)
+    data = {"words": np.zeros([8, 4], "int64"), "target": np.zeros(8)}
+    with pytest.raises(DataError, match="no feature 'target'"):
+        ddl.Trainer(task, optimizer, data, eval_data={"words": data["words"]}, global_batch_size=4)
+
+
+def test_weights_that_are_not_finite_are_named():
+    trainer = make_trainer(make_strategy("mirrored", 2))
+    trainer.check_finite()
+    trainer.model.trainable_variables[-1].assign([0.0, np.inf])
+    with pytest.raises(TrainingDiverged, match="logits/bias is not finite"):
+        trainer.check_finite()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"batch": 32.0}, "global_batch_size is 32.0; it is an integer"),
+        ({"batch": 30}, "batch size 30 .* 4 replicas.*28 or 32"),
+        ({"clip_norm": 0.0}, "clip_norm is 0.0"),
+        ({"clip_value": -1.0}, "clip_value is -1.0"),
+        ({"clip_norm": 1.0, "clip_value": 1.0}, "both clip_norm and clip_value"),
+        ({"batch": 3}, "batch size 3 .*Use 4"),
+        ({"accumulation_steps": 3}, "4 replicas × 3 accumulation steps.*24 or 36"),
+        ({"accumulation_steps": 0}, "accumulation_steps is 0"),
+        ({"max_skipped_updates": 0}, "max_skipped_updates is 0"),
+    ],
+)
+def test_bad_arguments(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        make_trainer(make_strategy("mirrored", 4), **arguments)
+
+
+def test_nothing_to_evaluate_on():
+    strategy = make_strategy("one_device", 1)
+    with strategy.scope():
+        task = ddl.Classification(ddl.models.mlp((6, 6, 1), 2))
+        trainer = ddl.Trainer(task, keras.optimizers.SGD(0.1), DATA, global_batch_size=8)
+    with pytest.raises(ConfigError, match="eval_data"):
+        trainer.evaluate()
+
+
+def test_data_given_to_a_method_are_an_error():
+    trainer = make_trainer(make_strategy("one_device", 1))
+    for arguments in ([(IMAGES, LABELS)], [IMAGES, LABELS], [DATA], [False]):
+        with pytest.raises(ConfigError, match="evaluate takes no data"):
+            trainer.evaluate(*arguments)
+    with pytest.raises(ConfigError, match="averaged must be True or False"):
+        trainer.evaluate(averaged=DATA)
+    with pytest.raises(ConfigError, match=r"actions must be of the kind .* got 'image'"):
+        trainer.train(1, DATA)
+    for steps in (-1, 2.5, True, DATA):
+        with pytest.raises(ConfigError, match="steps must be an integer of at least 0, got"):
+            trainer.train(steps)
+
+
+def test_a_variable_that_the_loss_does_not_see():
+    inputs = keras.Input((6, 6, 1), name="image")
+    logits = keras.layers.Dense(2)(keras.layers.Flatten()(inputs))
+
+    class Idle(keras.layers.Layer):
+        def build(self, shape):
+            self.extra = self.add_weight(name="extra", shape=(1,))
+
+        def call(self, x):
+            return x
+
+    task = ddl.Classification(keras.Model(inputs, Idle(name="idle")(logits)))
+    trainer = ddl.Trainer(task, keras.optimizers.SGD(0.1), DATA, global_batch_size=8)
+    with pytest.raises(ConfigError, match="does not depend on .*idle/extra"):
+        trainer.train(1)
+
+
+@pytest.mark.parametrize("accumulation_steps", [1, 2])
+def test_schedules_move_once_an_update(accumulation_steps):
+    schedule = keras.optimizers.schedules.PiecewiseConstantDecay([1, 2], [0.3, 0.2, 0.1])
+    trainer = make_trainer(
+        make_strategy("mirrored", 2), accumulation_steps=accumulation_steps, schedule=schedule
+    )
+    rates = []
+    for step in range(1, 5):
+        trainer.train(1)
+        rates.append(round(trainer.learning_rate, 6))
+        assert (trainer.step, int(trainer.optimizer.iterations.numpy())) == (step, step)
+    assert rates == [0.3, 0.3, 0.2, 0.1]
+
+
+class ReducesInTraining(keras.layers.Layer):
+    """Asks for its replica, as a normalization over all replicas does."""
+
+    def call(self, x, training=False):
+        if training:
+            replica = tf.distribute.get_replica_context()
+            x += 0 * replica.all_reduce("SUM", tf.reduce_mean(x))
+        return x
+
+
+class BySplit:
+    """A task whose figures differ between training and evaluation."""
+
+    def __init__(self):
+        layers = [
+            keras.layers.Flatten(),
+            keras.layers.Dense(4),
+            keras.layers.BatchNormalization(synchronized=True),
+            keras.layers.Dropout(0.1),
+            ReducesInTraining(),
+            keras.layers.Dense(2),
+        ]
+        self.model = keras.Sequential([keras.Input((6, 6, 1)), *layers])
+
+    def per_example(self, features, training):
+        logits = self.model(tf.cast(features["image"], tf.float32), training=training)
+        loss = tf.nn.sparse_softmax_cross_entropy_with_logits(features["label"], logits)
+        ones = tf.ones_like(loss)
+        names = {"both": ones}
+        names |= {"noise": 2 * ones, "more": 4 * ones} if training else {"held_out": 3 * ones}
+        return ddl.PerExample(loss, names)
+
+
+def test_each_split_reports_its_own_figures(strategy):
+    with strategy.scope():
+        task, optimizer = BySplit(), keras.optimizers.SGD(0.01)
+    trainer = ddl.Trainer(
+        task, optimizer, DATA, eval_data=DATA, global_batch_size=32, strategy=strategy
+    )
+    assert trainer.metric_names == ("loss", "both", "noise", "more")
+    assert trainer.eval_metric_names == ("loss", "both", "held_out")
+    trained, evaluated = trainer.train(3), trainer.evaluate()
+    assert np.isfinite([trained.pop("loss"), evaluated.pop("loss")]).all()
+    assert trained == {"both": 1, "noise": 2, "more": 4}
+    assert evaluated == {"both": 1, "held_out": 3}
+    assert trainer.trace_count == 1
