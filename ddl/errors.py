@@ -33,7 +33,7 @@ def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
       ConfigError: If it is not; the message begins with `name`.
     """
     if value not in choices:
-        raise ConfigError(f"{name} is {value!r}; it is one of {', '.join(choices)}")
+        raise ConfigError(f"{name} must be {either(map(repr, choices))}, got {value!r}.")
 
 
 class DataError(DdlError, ValueError):

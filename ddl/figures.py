@@ -33,16 +33,16 @@ def direction_of(metric: str, given: Direction | None, parameter: str) -> Direct
         check_choice(parameter, given, ("max", "min"))
         if (metric, given) == ("loss", "max"):
             raise ConfigError(
-                f"{parameter} is 'max' for 'loss', which training minimizes. Give 'min', or leave "
-                "it out."
+                f"{parameter} must be 'min' for the metric 'loss', which training minimizes, got "
+                f"'max'. Set {parameter} = 'min', or leave it out."
             )
         return given
     for names, direction in _KNOWN:
         if re.fullmatch(names, metric):
             return direction
     raise ConfigError(
-        f"{parameter} is missing: ddl does not know whether a larger or a smaller {metric!r} is "
-        f"better. Give {parameter} = 'max' or 'min'."
+        f"{parameter} is required for the metric {metric!r}: ddl does not know whether larger or "
+        f"smaller values are better. Set {parameter} = 'max' or 'min'."
     )
 
 

@@ -1,17 +1,25 @@
-"""Starts a cluster on this machine: so many processes of ddl.main, and watches them.
+"""Command that starts and watches a cluster on this machine: several processes of ddl.main.
 
   python -m ddl.launch --num_workers=2 -- --gin_file=configs/digits_cnn.gin --model_dir=runs/digits
 
-What comes after -- are the flags of ddl.main; --strategy is chosen unless it is among them. Each
-process is told its place by TF_CONFIG. The first one's output is shown, the others' goes to files.
-When one dies the rest is ended. SIGTERM and SIGINT are passed on to all; a second one kills them.
+The arguments after -- are flags of ddl.main; the launcher adds --strategy if it is not among them.
+Each process reads its task from TF_CONFIG. The launcher shows the output of the first process, and
+writes the output of the others to log files. If a process dies, the launcher stops the others. It
+passes SIGTERM and SIGINT on to all processes; a second signal kills them.
 
-Exit status: 0 done; else the worst of the processes' statuses, those apart that were ended because
-another died: 128 + N killed by signal N; 76 training diverged; 1 an error in flags, config or
-data; any other, such as 70, a bug or the system's doing; 77 a process lost another; 75 stopped by a
-signal after saving. --max_restarts starts all again from the last checkpoint, but not after 76, 1
-or a signal to stop. With parameter servers a worker that died is started again alone, and the run
-goes on meanwhile.
+With --max_restarts the launcher restarts all processes from the last checkpoint, except after
+status 76, status 1 or a signal to stop. With parameter servers it restarts a dead worker alone,
+while the others continue.
+
+The exit status is the worst one of the processes, without those that the launcher stopped. From
+the worst to the best:
+  128 + N  A process was killed by signal N.
+  76       Training diverged.
+  1, 70    1: the flags, the config or the data have an error. 70, or any other status: a bug, or
+           a failure of the system.
+  77       A process lost another one.
+  75       Training stopped on a signal and can be resumed.
+  0        Done.
 """
 
 import sys
@@ -26,33 +34,35 @@ from ddl.cli.flags import FLAGS as MAIN_FLAGS
 from ddl.errors import ConfigError, DdlError
 from ddl.launcher.cluster import Cluster
 
-# Apart from those of ddl.main, which are given behind -- and are read here too.
+# Separate from the flags of ddl.main, which follow -- and are parsed here too.
 FLAGS = flags.FlagValues()
 
 
 def define_flags() -> None:
     """Defines every flag that comes before --."""
-    flags.DEFINE_integer("num_workers", None, "How many workers.", lower_bound=1, flag_values=FLAGS)
+    flags.DEFINE_integer(
+        "num_workers", None, "Number of workers.", lower_bound=1, flag_values=FLAGS
+    )
     flags.DEFINE_integer(
         "num_ps",
         0,
-        "How many parameter servers. With any there is also a process more, the chief, which is "
-        "the first.",
+        "Number of parameter servers. With at least one, the launcher also starts a chief, which "
+        "is the first process.",
         lower_bound=0,
         flag_values=FLAGS,
     )
     flags.DEFINE_integer(
         "max_restarts",
         0,
-        "How often all processes are started again when one has died; a worker of parameter "
-        "servers alone.",
+        "Maximum number of restarts after a process died. A restart is one of all processes, or, "
+        "with parameter servers, of a worker alone.",
         lower_bound=0,
         flag_values=FLAGS,
     )
     flags.DEFINE_float(
         "grace_seconds",
         5.0,
-        "Time between SIGTERM and SIGKILL for the processes that have to end since one died.",
+        "Seconds between SIGTERM and SIGKILL for the processes that the launcher stops.",
         lower_bound=0,
         flag_values=FLAGS,
     )
@@ -60,24 +70,26 @@ def define_flags() -> None:
         "pin",
         "none",
         PINS,
-        "cores: each worker has as many of the cores that this process may use, and as many "
-        "threads. gpus: each worker has one GPU, and other processes have none.",
+        "Pin each worker to an equal share of the available cores, with as many threads, or to "
+        "one GPU. With gpus, a chief and parameter servers get no GPU.",
         flag_values=FLAGS,
     )
     flags.DEFINE_string(
         "log_dir",
         None,
-        "Where all but the first process write: worker-1.log, …. By default the folder logs in "
-        "--model_dir, else a new temporary one.",
+        "Folder for the logs worker-1.log, … of all processes but the first. The default is the "
+        "folder logs in --model_dir, or a new temporary folder if there is no --model_dir.",
         flag_values=FLAGS,
     )
-    flags.DEFINE_bool(
-        "live", False, "Show what they write on the screen as well.", flag_values=FLAGS
-    )
+    flags.DEFINE_bool("live", False, "Also print the logs as they grow.", flag_values=FLAGS)
 
 
 def run(argv: Sequence[str] | None = None) -> None:
-    """The command `ddl-launch`: parses flags, runs, and exits with a status documented above."""
+    """Runs the command `ddl-launch`, and exits with a status documented above.
+
+    Args:
+      argv: The program's name, then the arguments; None takes those of this process.
+    """
     arguments = list(sys.argv if argv is None else argv)
     if asks_for_help(arguments):
         print(f"{__doc__}\nFlags:\n{FLAGS.get_help()}")
@@ -87,7 +99,7 @@ def run(argv: Sequence[str] | None = None) -> None:
     except (flags.Error, ConfigError) as error:
         print(
             f"ddl-launch: {error}\n"
-            "ddl-launch --help lists the flags before --, ddl --help those after it.",
+            "Run ddl-launch --help for the flags before --, and ddl --help for those after it.",
             file=sys.stderr,
         )
         sys.exit(1)
@@ -99,22 +111,27 @@ def run(argv: Sequence[str] | None = None) -> None:
 
 
 def build_cluster(arguments: Sequence[str]) -> Cluster:
-    """What the command line describes.
+    """Returns the cluster that the command line describes.
 
     Raises:
       flags.Error: If a flag is wrong, on either side of --.
       ConfigError: If there are not enough cores or GPUs.
     """
     if not sys.platform.startswith("linux"):
-        raise ConfigError("several processes are started and watched on Linux alone")
+        raise ConfigError(
+            f"ddl-launch requires Linux, got {sys.platform}. Start each process of ddl.main "
+            "yourself, with its TF_CONFIG."
+        )
     own, of_main = split(arguments)
     parse(FLAGS, own)
-    # Read here too, so that a mistyped one is told once and before anything is started.
+    # Parse these flags here too, to report a mistyped one once and before any process starts.
     parse(MAIN_FLAGS, with_aliases([arguments[0], *of_main]))
     if FLAGS.num_workers is None:
-        needed = f", which --num_ps={FLAGS.num_ps} needs" if FLAGS.num_ps else ""
-        raise flags.Error(f"--num_workers is missing{needed}: say how many, such as 2")
-    # One process alone has the strategy that its devices call for.
+        servers = f" with --num_ps={FLAGS.num_ps}" if FLAGS.num_ps else ""
+        raise flags.Error(
+            f"--num_workers is required{servers}. Pass a number, such as --num_workers=2."
+        )
+    # A single process chooses its strategy by its devices.
     joins = FLAGS.num_ps > 0 or FLAGS.num_workers > 1
     if joins and not MAIN_FLAGS["strategy"].present:
         strategy = "parameter_server" if FLAGS.num_ps else "multi_worker_mirrored"
@@ -132,19 +149,23 @@ def build_cluster(arguments: Sequence[str]) -> Cluster:
 
 
 def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The arguments before --, with the program's name, and those after it."""
+    """Splits the arguments into those before --, with the program's name, and those after it.
+
+    Raises:
+      flags.Error: If none follows --.
+    """
     place = arguments.index("--") if "--" in arguments else len(arguments)
     own, of_main = list(arguments[:place]), list(arguments[place + 1 :])
     if not of_main:
         raise flags.Error(
-            "the flags of ddl.main are missing: give them after --, such as "
-            "-- --gin_file=configs/digits_cnn.gin --model_dir=runs/digits"
+            "The flags of ddl.main are missing. Pass them after --, such as "
+            "-- --gin_file=configs/digits_cnn.gin --model_dir=runs/digits."
         )
     return own, of_main
 
 
 def log_dir_of_run() -> Path | None:
-    """The folder for logs in --model_dir, if there is one and this run may write there."""
+    """Returns the folder for logs in --model_dir; None if the run cannot write logs there."""
     model_dir = MAIN_FLAGS.model_dir
     if model_dir is None or "://" in model_dir or MAIN_FLAGS.dry_run:
         return None

@@ -1,12 +1,16 @@
-"""Finds a learning rate by a range test (Smith 2017): ever larger rates until training diverges.
+"""Command that makes a learning rate range test (Smith 2017).
 
   python -m ddl.lr_finder --gin_file=configs/digits_cnn.gin --output=runs/range_test
 
-It trains what the config describes from fresh weights, with its batch size and optimizer but a rate
-of its own, and saves no weights. It prints the losses as a plot and a rate to begin with;
---output is for the table as JSON and, with the extra `plots`, a picture. It is a command and no
-mode of ddl.main, since it makes no run: nothing is gone on with, and no --model_dir is touched.
-Exit status: 0 done; 1 an error, with a traceback where nobody foresaw it.
+The test trains the config's model from fresh weights, with the config's batch size and optimizer,
+while the learning rate grows until training diverges. The command prints a plot of the losses and
+suggests a learning rate. With --output it also writes the table as JSON and, if the extra `plots`
+is installed, a picture. The test is not a run: it reads and writes no --model_dir, saves no
+weights, and cannot be resumed.
+
+Exit status:
+  0  Done.
+  1  An error; a bug shows its traceback.
 """
 
 import json
@@ -30,7 +34,7 @@ if TYPE_CHECKING:
 
 FLAGS = flags.FlagValues()
 
-# What is computed, and where, as for ddl.main.
+# Flags of ddl.main that define the computation, and where it runs.
 _OF_MAIN = (
     *("gin_file", "gin_param", "gin_bindings", "gin_search_path", "gin_allow_unused"),
     *("strategy", "num_virtual_devices", "gpus", "memory_growth", "deterministic_ops"),
@@ -42,14 +46,18 @@ def define_flags() -> None:
     """Defines every flag of the command line."""
     for name in _OF_MAIN:
         FLAGS[name] = MAIN_FLAGS[name]
-    flags.DEFINE_string("output", None, "A folder for the table and the plot.", flag_values=FLAGS)
-    flags.DEFINE_float("smallest", 1e-6, "The rate of the first update.", flag_values=FLAGS)
-    flags.DEFINE_float("largest", 10.0, "The rate of the last one.", flag_values=FLAGS)
-    flags.DEFINE_integer("steps", 200, "How many updates at most.", flag_values=FLAGS)
+    flags.DEFINE_string("output", None, "Folder for the table and the plot.", flag_values=FLAGS)
+    flags.DEFINE_float("smallest", 1e-6, "Learning rate of the first update.", flag_values=FLAGS)
+    flags.DEFINE_float("largest", 10.0, "Learning rate of the last update.", flag_values=FLAGS)
+    flags.DEFINE_integer("steps", 200, "Maximum number of updates.", flag_values=FLAGS)
 
 
 def run(argv: Sequence[str] | None = None) -> None:
-    """The command: parses flags, makes the test, and exits with a status documented above."""
+    """Runs the command, and exits with a status documented above.
+
+    Args:
+      argv: The program's name, then the arguments; None takes those of this process.
+    """
     arguments = with_aliases(sys.argv if argv is None else argv)
     if asks_for_help(arguments):
         print(f"{__doc__}\nFlags:\n{FLAGS.get_help()}")
@@ -57,10 +65,15 @@ def run(argv: Sequence[str] | None = None) -> None:
     try:
         parse(FLAGS, arguments)
         if not FLAGS.gin_file:
-            raise flags.Error("--gin_file is missing: name a config")
+            raise flags.Error(
+                "--gin_file is required. Pass a config, such as --gin_file=configs/digits_cnn.gin."
+            )
         gpus = parse_gpus(FLAGS.gpus)
     except flags.Error as error:
-        print(f"ddl.lr_finder: {error}\n--help lists all flags.", file=sys.stderr)
+        print(
+            f"ddl.lr_finder: {error}\nRun ddl.lr_finder --help for a list of all flags.",
+            file=sys.stderr,
+        )
         sys.exit(1)
     MAIN_FLAGS.mark_as_parsed()
     try:
@@ -71,10 +84,14 @@ def run(argv: Sequence[str] | None = None) -> None:
 
 
 def find(gpus: Sequence[int] | None) -> None:
-    """From parsed flags to the suggestion."""
-    MAIN_FLAGS.cluster = "none"  # it runs in one process, whatever stands in TF_CONFIG
+    """Makes the test that the parsed flags describe, and prints the plot and the suggestion.
+
+    Args:
+      gpus: Indices of the GPUs to use; None means all.
+    """
+    MAIN_FLAGS.cluster = "none"  # the test runs in one process, whatever TF_CONFIG says
     placement = place(gpus)
-    assert placement is not None  # which it is for a parameter server alone
+    assert placement is not None  # only a parameter server gets None
 
     from ddl import config
     from ddl.distribution.workers import Workers
@@ -93,31 +110,41 @@ def find(gpus: Sequence[int] | None) -> None:
     print(text_plot(result))
     print("\n".join(suggestion(result, batch, factor)))
     if FLAGS.output:
-        print(f"written: {', '.join(map(str, write(result, batch, Path(FLAGS.output))))}")
+        print(f"Wrote {' and '.join(map(str, write(result, batch, Path(FLAGS.output))))}.")
 
 
 def suggestion(result: "RangeTestResult", batch: int, factor: float) -> list[str]:
-    """What to begin with, and how that was found, as lines."""
+    """Returns lines with the result of the test and the suggested learning rate.
+
+    Args:
+      result: The result of the test.
+      batch: The global batch size.
+      factor: The factor of the scaling rule; 1 without one.
+    """
     reached = f"{result.rates[-1]:.3g}"
     lines = [
-        f"{len(result.rates)} updates of batch size {batch:,}; the rate grew from "
-        f"{result.rates[0]:.3g} to {reached}"
-        + (", where training diverged." if result.diverged else ", without a divergence.")
+        f"The test made {len(result.rates)} updates of batch size {batch:,}. The learning rate "
+        f"grew from {result.rates[0]:.3g} to {reached}"
+        + (", where training diverged." if result.diverged else "; training did not diverge.")
     ]
     if result.steepest is None:
-        return [*lines, "No suggestion: the loss does not fall. Try other --smallest, --largest."]
+        return [
+            *lines,
+            "There is no suggestion, since the loss did not fall. Pass other values of --smallest "
+            "and --largest.",
+        ]
     lines.append(
-        f"Suggestion: a learning rate of {result.steepest:.2g} at its peak, where the smoothed "
-        f"loss falls fastest. The loss is least at {result.at_least_loss:.2g}; stay below that."
+        f"Suggestion: a peak learning rate of {result.steepest:.2g}, where the smoothed loss falls "
+        f"fastest. The loss is smallest at {result.at_least_loss:.2g}; stay below that rate."
     )
     if factor != 1:
         base = result.steepest / factor
-        lines.append(f"By the scaling rule that is LEARNING_RATE = {base:.2g} (× {factor:g}).")
+        lines.append(f"With the scaling rule (× {factor:g}), set LEARNING_RATE = {base:.2g}.")
     return lines
 
 
 def text_plot(result: "RangeTestResult", rows: int = 12, columns: int = 64) -> str:
-    """The smoothed loss over the logarithm of the rate."""
+    """Returns a plot of the smoothed loss over the logarithm of the rate."""
     smoothed = result.smoothed
     places = [round(i * (len(smoothed) - 1) / (columns - 1)) for i in range(columns)]
     low = smoothed.min()
@@ -144,18 +171,20 @@ def write(result: "RangeTestResult", batch: int, folder: Path) -> list[Path]:
     if (picture := draw(result)) is not None:
         contents["range_test.png"] = picture
     else:
-        print("no picture: matplotlib is missing (pip install 'ddl[plots]')")
+        print("No picture is written, since matplotlib is missing: pip install 'ddl[plots]'.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in contents.items():
             write_whole(folder / name, content)
     except OSError as error:
-        raise ConfigError(f"--output={folder} cannot be written: {error}") from error
+        raise ConfigError(
+            f"--output={folder} cannot be written: {error}. Pass another folder."
+        ) from error
     return [folder / name for name in contents]
 
 
 def draw(result: "RangeTestResult") -> bytes | None:
-    """The plot as PNG; None without matplotlib."""
+    """Returns the plot as PNG; None without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

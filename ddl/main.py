@@ -1,12 +1,18 @@
-"""Trains, evaluates or exports the experiment that gin files describe.
+"""Command that trains, evaluates or exports the experiment described by gin files.
 
   python -m ddl.main --gin_file=configs/digits_cnn.gin --model_dir=runs/digits
 
-gin files say what is computed, the other flags where it runs. The same command again goes on
-where the run stopped. Exit status: 0 done; 1 an error in flags, config or data; 75 stopped by a
-signal after saving; 76 training diverged; 77 another worker of the cluster was lost; 70 anything
-else: a bug, with its traceback, or the system's doing; 130 interrupted before training, or in an
-evaluation or an export.
+The gin files define the computation; the other flags define where it runs. Run the same command
+again to resume a stopped run.
+
+Exit status:
+  0    Done.
+  1    The flags, the config or the data have an error.
+  70   Any other error: a bug, shown with its traceback, or a failure of the system.
+  75   Training stopped on a signal and can be resumed.
+  76   Training diverged.
+  77   Another worker of the cluster was lost.
+  130  The command was interrupted before training, or during an evaluation or an export.
 """
 
 import os
@@ -30,7 +36,11 @@ from ddl.errors import UNEXPECTED_STATUS, DdlError, WorkerLost
 
 
 def run(argv: Sequence[str] | None = None) -> None:
-    """The command `ddl`: parses flags, runs, and exits with the status documented above."""
+    """Runs the command `ddl`, and exits with a status documented above.
+
+    Args:
+      argv: The program's name, then the arguments; None takes those of this process.
+    """
     arguments = with_aliases(sys.argv if argv is None else argv)
     if asks_for_help(arguments):
         print(f"{__doc__}\nFlags:\n{list_of_flags()}")
@@ -39,36 +49,44 @@ def run(argv: Sequence[str] | None = None) -> None:
         parse(FLAGS, arguments)
         if not FLAGS.gin_file:
             raise flags.Error(
-                "--gin_file is missing: name a config, such as configs/digits_cnn.gin"
+                "--gin_file is required. Pass a config, such as --gin_file=configs/digits_cnn.gin."
             )
         if FLAGS.model_dir is None and not FLAGS.dry_run:
-            raise flags.Error("--model_dir is missing: name a directory for what the run writes")
+            raise flags.Error(
+                "--model_dir is required. Pass a directory for the run, such as "
+                "--model_dir=runs/digits, or --dry_run to write nothing."
+            )
         gpus = parse_gpus(FLAGS.gpus)
         checkpoint = parse_checkpoint(FLAGS.checkpoint)
         check_flags_fit_mode()
     except flags.Error as error:
-        print(f"ddl: {error}\nddl --help lists all flags.", file=sys.stderr)
+        print(f"ddl: {error}\nRun ddl --help for a list of all flags.", file=sys.stderr)
         sys.exit(1)
     try:
         start(gpus, checkpoint)
     except DdlError as error:
         print(f"ddl: {error}", file=sys.stderr, flush=True)
-        if isinstance(error, WorkerLost):  # TensorFlow's own end would wait for the lost one
+        if isinstance(error, WorkerLost):  # TensorFlow's own exit would wait for the lost worker
             sys.stdout.flush()
             os._exit(error.exit_status)
         sys.exit(error.exit_status)
     except KeyboardInterrupt:  # before training begins, or in an evaluation or an export
-        print("ddl: interrupted", file=sys.stderr)
+        print("ddl: Interrupted.", file=sys.stderr)
         sys.exit(130)
-    except Exception:  # all was written that could be; TensorFlow's own end may wait for others
+    except Exception:  # TensorFlow's own exit may wait for other workers
         traceback.print_exc()
-        with suppress(OSError):  # nobody may read it any more
+        with suppress(OSError):  # the reader may have closed the pipe
             sys.stdout.flush()
         os._exit(UNEXPECTED_STATUS)
 
 
 def start(gpus: Sequence[int] | None, checkpoint: str | int) -> None:
-    """From parsed flags to the end of the run."""
+    """Sets up the devices as the parsed flags say, and runs.
+
+    Args:
+      gpus: Indices of the GPUs to use; None means all.
+      checkpoint: Checkpoint to evaluate or export: `latest`, `best`, or a step.
+    """
     placement = place(gpus)
     if placement is None:
         return

@@ -42,11 +42,11 @@ GIN = "--gin_file=a.gin"
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "flags of ddl.main are missing"),
+        ([], "The flags of ddl.main are missing"),
         (["--num_workers=2", GIN], "flags of ddl.main are missing"),
         (["--num_workers=2", "--"], "flags of ddl.main are missing"),
-        (["--", GIN], "--num_workers is missing"),
-        (["--num_ps=1", "--", GIN], "--num_workers is missing, which --num_ps=1 needs"),
+        (["--", GIN], "--num_workers is required. Pass a number"),
+        (["--num_ps=1", "--", GIN], "--num_workers is required with --num_ps=1"),
         (["--num_workers=0", "--", GIN], "--num_workers=0"),
         (["--num_workers=two", "--", GIN], "--num_workers=two"),
         (["--num_workers=2", "--num_ps=-1", "--", GIN], "--num_ps=-1"),
@@ -59,8 +59,8 @@ GIN = "--gin_file=a.gin"
         (["--num_workers=2", "--", "--gin_fil=a.gin"], "'gin_fil'. Did you mean: gin_file"),
         (["--num_workers=2", "--", GIN, "--strategy=miror"], "--strategy=miror"),
         (["--num_workers=2", "--pin=core", "--", GIN], "--pin=core"),
-        (["--num_workers=9999", "--pin=cores", "--", GIN], "needs as many cores"),
-        (["--num_workers=2", "--pin=gpus", "--", GIN], "needs as many GPUs, and there are 0"),
+        (["--num_workers=9999", "--pin=cores", "--", GIN], "needs 9999 cores"),
+        (["--num_workers=2", "--pin=gpus", "--", GIN], "needs 2 GPUs for --num_workers=2, got 0"),
     ],
     ids=str,
 )
@@ -80,8 +80,8 @@ def test_help_says_flags_and_statuses(arguments):
     for flag in ("num_workers", "num_ps", "max_restarts", "grace_seconds", "pin", "log_dir"):
         assert f"--{flag}" in result.stdout
     assert "--[no]live" in result.stdout
-    for status in ("0 done", "128 + N", "76 training diverged", "77", "75 stopped"):
-        assert status in result.stdout
+    for status in ("0 Done", "128 + N A", "76 Training diverged", "77 A", "75 Training stopped"):
+        assert status in " ".join(result.stdout.split())
 
 
 def shown(*arguments):
@@ -133,7 +133,7 @@ def test_logs_lie_in_the_model_dir(given, log_dir):
 
 
 def test_it_starts_ddl_main(tmp_path):
-    """Which tells that a config is missing before it imports TensorFlow."""
+    """ddl.main reports a missing config before it imports TensorFlow."""
     command = [sys.executable, "-m", "ddl.launch", "--num_workers=2", "--max_restarts=2", "--"]
     result = subprocess.run(
         [*command, "--gin_file=absent.gin", "--model_dir=run"],
@@ -146,5 +146,5 @@ def test_it_starts_ddl_main(tmp_path):
     assert result.returncode == 1
     assert "ended with status 1" in result.stderr
     assert "no config file absent.gin" in result.stderr
-    assert "no restart: status 1" in result.stderr
+    assert "No restart: status 1" in result.stderr
     assert "worker 1, start" in (tmp_path / "run/logs/worker-1.log").read_text()

@@ -52,8 +52,8 @@ def test_the_command(tmp_path):
         "--num_virtual_devices=2",
     )
     assert done.returncode == 0, done.stderr
-    assert "Suggestion: a learning rate of" in done.stdout
-    assert "By the scaling rule that is LEARNING_RATE =" in done.stdout
+    assert "Suggestion: a peak learning rate of" in done.stdout
+    assert "With the scaling rule (× 4), set LEARNING_RATE = " in done.stdout
     table = json.loads((tmp_path / "out" / "range_test.json").read_text())
     assert table["global_batch_size"] == 64
     assert 0.001 < table["steepest"] < 1
@@ -79,9 +79,9 @@ def test_help_and_slips_answer_without_tensorflow(capsys):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ([], "--gin_file is missing"),
+        ([], "--gin_file is required. Pass a config"),
         (["--gin_file=x.gin", "--model_dir=y"], "model_dir"),
-        (["--gin_file=x.gin", "--gpus=first"], "--gpus=first"),
+        (["--gin_file=x.gin", "--gpus=first"], "numbers such as 0,1, got 'first'"),
         (["--gin_file=x.gin", "stray"], "'stray' is not a flag"),
     ],
 )
@@ -94,12 +94,16 @@ def test_bad_flags(flags, message):
 
 def test_what_it_says():
     lines = lr_finder.suggestion(result(), 64, 1.0)
-    assert lines[0].startswith("41 updates of batch size 64; the rate grew from 0.0001 to 1, where")
-    assert lines[1].startswith("Suggestion: a learning rate of 0.02 at its peak, where")
-    assert lr_finder.suggestion(result(), 64, 8.0)[-1].endswith("LEARNING_RATE = 0.0025 (× 8).")
+    assert lines[0] == (
+        "The test made 41 updates of batch size 64. The learning rate grew from 0.0001 to 1, where "
+        "training diverged."
+    )
+    assert lines[1].startswith("Suggestion: a peak learning rate of 0.02, where")
+    scaled = lr_finder.suggestion(result(), 64, 8.0)[-1]
+    assert scaled == "With the scaling rule (× 8), set LEARNING_RATE = 0.0025."
     nothing = lr_finder.suggestion(result(steepest=None, diverged=False), 64, 1.0)
-    assert nothing[0].endswith("without a divergence.")
-    assert nothing[1].startswith("No suggestion: the loss does not fall.")
+    assert nothing[0].endswith("to 1; training did not diverge.")
+    assert nothing[1].startswith("There is no suggestion, since the loss did not fall.")
 
 
 def test_the_plot_in_text():
@@ -122,5 +126,5 @@ def test_what_it_writes(tmp_path, monkeypatch, capsys):
     assert lr_finder.write(result(), 64, tmp_path / "bare") == [tmp_path / "bare/range_test.json"]
     assert "pip install 'ddl[plots]'" in capsys.readouterr().out
     (tmp_path / "file").write_text("")
-    with pytest.raises(lr_finder.ConfigError, match="cannot be written"):
+    with pytest.raises(lr_finder.ConfigError, match="cannot be written: .* Pass another folder"):
         lr_finder.write(result(), 64, tmp_path / "file")

@@ -34,30 +34,36 @@ def test_help_needs_no_tensorflow():
     ("arguments", "message"),
     [
         (["--gin_fil=a.gin"], "Did you mean: gin_file"),
-        ([], "--gin_file is missing"),
-        ([DIGITS], "--model_dir is missing"),
+        ([], "--gin_file is required. Pass a config"),
+        ([DIGITS], "--model_dir is required. Pass a directory"),
         ([DIGITS, "--strategy=miror"], "--strategy=miror"),
         ([DIGITS, "--num_virtual_devices=0"], "num_virtual_devices"),
-        ([DIGITS, "--dry_run", "--gpus=x"], "--gpus=x"),
+        (
+            [DIGITS, "--dry_run", "--gpus=x"],
+            "--gpus must be all, none, or numbers such as 0,1, got 'x'",
+        ),
         ([DIGITS, "--dry_run", "extra"], "'extra' is not a flag"),
         (["--gin_file=absent.gin", "--dry_run"], "no config file absent.gin"),
-        ([DIGITS, "--model_dir=x", "--mode=eval", "--checkpoint=last"], "neither latest, best,"),
+        (
+            [DIGITS, "--model_dir=x", "--mode=eval", "--checkpoint=last"],
+            "latest, best, or a step, got 'last'",
+        ),
         (
             [DIGITS, "--model_dir=x", "--checkpoint=100"],
-            "has no use with --mode=train",
+            "--checkpoint has no effect with --mode=train_and_eval. Leave",
         ),
         (
             [DIGITS, "--model_dir=x", "--mode=export", "--follow_timeout=1"],
-            "no use with --mode=ex",
+            "has no effect with --mode=export. Leave it out",
         ),
         (
             [DIGITS, "--model_dir=x", "--mode=eval", "--checkpoint=best", "--follow_timeout=1"],
-            "no use with --mode=eval and --follow_timeout",
+            "no effect with --mode=eval and --follow_timeout",
         ),
     ],
     ids=str,
 )
-def test_bad_flags_are_told_without_tensorflow(arguments, message):
+def test_bad_flags_are_reported_without_tensorflow(arguments, message):
     result = ddl(*arguments, imports_tensorflow=False)
     assert result.returncode == 1
     assert message in result.stderr
@@ -140,5 +146,5 @@ def test_an_interrupt_while_it_waits_is_one_line(tmp_path):
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert errors.splitlines()[-1] == "ddl: interrupted"
+    assert errors.splitlines()[-1] == "ddl: Interrupted."
     assert "Traceback" not in errors

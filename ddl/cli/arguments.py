@@ -30,10 +30,10 @@ def parse(values: flags.FlagValues, arguments: Sequence[str]) -> None:
         rest = values(arguments)
     except flags.IllegalFlagValueError as error:
         if "already defined as" in str(error):
-            raise flags.Error(f"{error}. Give this flag once.") from error
+            raise flags.Error(f"{error}. Pass this flag once.") from error
         raise
     if len(rest) > 1:
-        raise flags.Error(f"'{rest[1]}' is not a flag; flags begin with --")
+        raise flags.Error(f"'{rest[1]}' is not a flag. Flags begin with --.")
 
 
 def with_aliases(arguments: Sequence[str]) -> list[str]:

@@ -11,107 +11,111 @@ FLAGS = flags.FLAGS
 
 def define_flags() -> None:
     """Defines every flag of the command line."""
-    flags.DEFINE_multi_string("gin_file", None, "A config. May be given several times, in order.")
+    # absl ends the help of a repeatable flag by "; repeat this option …", so it has no full stop.
+    flags.DEFINE_multi_string("gin_file", None, "Config file; a later one overrides an earlier one")
     flags.DEFINE_multi_string(
         "gin_param",
         None,
-        'A binding such as "TRAIN_STEPS = 100", read after the files. May be given several '
-        "times; --gin_bindings and --gin.NAME=VALUE mean the same.",
+        'Binding such as "TRAIN_STEPS = 100", read after the files. --gin_bindings and '
+        "--gin.NAME=VALUE mean the same",
     )
     flags.DEFINE_alias("gin_bindings", "gin_param")
-    flags.DEFINE_multi_string(
-        "gin_search_path", None, "A folder to look for configs and includes in."
+    flags.DEFINE_multi_string("gin_search_path", None, "Folder to search for configs and includes")
+    flags.DEFINE_list(
+        "gin_allow_unused", [], "Names of bindings that may go unused, such as Adam.*."
     )
-    flags.DEFINE_list("gin_allow_unused", [], "Names of bindings that may go unused.")
-    flags.DEFINE_string("model_dir", None, "Where the run writes, and where it is gone on with.")
-    flags.DEFINE_enum("mode", "train_and_eval", MODES, "What to do.")
+    flags.DEFINE_string("model_dir", None, "Directory the run writes to and resumes from.")
+    flags.DEFINE_enum(
+        "mode", "train_and_eval", MODES, "Whether to train, evaluate, do both, or export."
+    )
     flags.DEFINE_string(
-        "checkpoint", "latest", "What --mode=eval or export reads: latest, best, or a step."
+        "checkpoint", "latest", "Checkpoint for --mode=eval or export: latest, best, or a step."
     )
     flags.DEFINE_bool(
         "averaged_weights",
         True,
-        "--mode=eval or export takes the average of the weights, where the run keeps one.",
+        "Whether --mode=eval or export uses the averages of the weights, if the run keeps any.",
     )
     flags.DEFINE_float(
         "follow_timeout",
         None,
-        "--mode=eval evaluates each new checkpoint as it comes, to the last step of the run or "
-        "until none has come for so many seconds.",
+        "With --mode=eval, evaluate each new checkpoint until the last step of the run, or until "
+        "no new one appears for this many seconds.",
         lower_bound=0,
     )
     flags.DEFINE_bool(
-        "dry_run", False, "Build everything, make one step, print config and plan, write nothing."
+        "dry_run", False, "Build everything, make one step, print the config and write nothing."
     )
     flags.DEFINE_enum(
         "strategy",
         "auto",
         STRATEGIES,
-        "How devices work together.",
+        "Strategy that distributes training over the devices.",
     )
     flags.DEFINE_enum(
         "cluster",
         "auto",
         CLUSTERS,
-        "What says which worker this is: TF_CONFIG; the variables of Slurm's srun; none, where it "
-        "runs alone. auto: the first of these that is there.",
+        "Source of the cluster and of this process's task in it: TF_CONFIG, the variables of "
+        "Slurm's srun, or none for a process alone. auto takes the first one that is set.",
     )
     flags.DEFINE_integer(
-        "num_virtual_devices", None, "Split the host CPU into this many devices.", lower_bound=1
+        "num_virtual_devices", None, "Number of devices to split the host CPU into.", lower_bound=1
     )
-    flags.DEFINE_string(
-        "gpus", "all", "Which GPUs to use: all, none, or their numbers, such as 0,1."
-    )
-    flags.DEFINE_bool("memory_growth", True, "Take GPU memory as needed, not all at once.")
-    flags.DEFINE_bool("deterministic_ops", False, "Make every GPU operation repeat bit for bit.")
+    flags.DEFINE_string("gpus", "all", "GPUs to use: all, none, or their numbers, such as 0,1.")
+    flags.DEFINE_bool("memory_growth", True, "Allocate GPU memory as needed, not all at once.")
+    flags.DEFINE_bool("deterministic_ops", False, "Use GPU operations that repeat bit for bit.")
     flags.DEFINE_enum(
         "cross_device_ops",
         "auto",
         CROSS_DEVICE_OPS,
-        "The all-reduce of --strategy=mirrored.",
+        "All-reduce of --strategy=mirrored.",
     )
     flags.DEFINE_integer(
         "num_packs",
         1,
-        "Buffers of gradients for --cross_device_ops=nccl or hierarchical_copy; 0: none.",
+        "Number of gradient buffers for --cross_device_ops=nccl or hierarchical_copy; 0 uses none.",
         lower_bound=0,
     )
     flags.DEFINE_integer(
         "bytes_per_pack",
         BYTES_PER_PACK,
-        "Size of the buffers in which workers send gradients, the last layers' first; 0: one.",
+        "Bytes per buffer in which workers send gradients, those of the last layers first; 0 sends "
+        "one buffer.",
         lower_bound=0,
     )
     flags.DEFINE_enum(
         "collectives",
         "auto",
         COLLECTIVES,
-        "How several workers, and several GPUs, communicate; auto: nccl between GPUs, else ring.",
+        "Communication between workers, and between GPUs. auto: nccl between GPUs, else ring.",
     )
     flags.DEFINE_float(
         "communication_timeout",
         None,
-        "Seconds after which a collective that a worker does not join is an error. TensorFlow has "
-        "a thread wait for each collective as long: leave it out but for a short look.",
+        "Seconds after which a collective fails if a worker does not join it. TensorFlow keeps one "
+        "thread waiting this long for each collective, so set it only to debug a short run.",
     )
     flags.DEFINE_float("join_timeout", 60.0, "Seconds that workers wait for each other to join.")
     flags.DEFINE_float(
-        "peer_timeout", 30.0, "Seconds after which a worker whose machine is silent is lost."
+        "peer_timeout",
+        30.0,
+        "Seconds after which a worker counts as lost if its machine is silent.",
     )
     flags.DEFINE_float(
-        "stall_timeout", 300.0, "Seconds after which one that stalls, such as on SIGSTOP, is lost."
+        "stall_timeout", 300.0, "Seconds after which a worker that stalls, as on SIGSTOP, is lost."
     )
     flags.DEFINE_integer(
         "steps_per_loop",
         None,
-        "Updates a Python call; by default about a second's worth. Never changes results.",
+        "Updates per Python call; the default takes about one second. Never changes results.",
         lower_bound=1,
     )
     flags.DEFINE_enum(
         "data_on_device",
         "auto",
         ("auto", "true", "false"),
-        "Keep arrays on the devices and gather batches there. Never changes results.",
+        "Whether to keep arrays on the devices and gather batches there. Never changes results.",
     )
 
 
@@ -129,7 +133,7 @@ def parse_gpus(text: str) -> list[int] | None:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise flags.Error(
-            f"--gpus={text} is neither all, none, nor a list of numbers such as 0,1"
+            f"--gpus must be all, none, or numbers such as 0,1, got {text!r}."
         ) from None
 
 
@@ -143,7 +147,7 @@ def parse_checkpoint(text: str) -> str | int:
         return text
     if text.isdecimal():
         return int(text)
-    raise flags.Error(f"--checkpoint={text} is neither latest, best, nor a step")
+    raise flags.Error(f"--checkpoint must be latest, best, or a step, got {text!r}.")
 
 
 def check_flags_fit_mode() -> None:
@@ -160,7 +164,9 @@ def check_flags_fit_mode() -> None:
     ):
         if FLAGS[name].present and not is_read:
             following = " and --follow_timeout" if FLAGS.mode == "eval" else ""
-            raise flags.Error(f"--{name} has no use with --mode={FLAGS.mode}{following}")
+            raise flags.Error(
+                f"--{name} has no effect with --mode={FLAGS.mode}{following}. Leave it out."
+            )
 
 
 def parse_on_device(text: str) -> bool | Literal["auto"]:

@@ -103,7 +103,7 @@ class ClusterAttempt:
                 self._judge(self._unjudged)
                 self._unjudged = []
             if self._kill_at is not None and time.monotonic() >= self._kill_at:
-                self._kill_rest(f"did not end within {self._grace_seconds:g} s of SIGTERM")
+                self._kill_rest(f"it did not end within {self._grace_seconds:g} s of SIGTERM")
         self._show_new_lines(to_the_end=True)
         return [
             process.status
@@ -125,7 +125,7 @@ class ClusterAttempt:
         if self.asked_to_stop:
             if not self._ending:
                 self._counted += self._running()  # else a worker that saved would decide the status
-            self._kill_rest("was still running at the second signal")
+            self._kill_rest("it was still running at the second signal")
             return
         self.asked_to_stop = True
         for process in self._running():
@@ -144,7 +144,7 @@ class ClusterAttempt:
         if all(one.task.kind == "worker" and not _has_lost_another(one) for one in dead):
             dead = [process for process in dead if not self._is_replaced(process)]
         for process in sorted(dead, key=_has_lost_another):
-            self._report(process, "the rest is ended")
+            self._report(process, "The launcher stops the other processes.")
         if dead or any(process.task.kind == "chief" for process in ended):
             self._ending = True
             self._kill_at = time.monotonic() + self._grace_seconds
@@ -167,7 +167,7 @@ class ClusterAttempt:
         start = None if self.asked_to_stop else self._successor(dead)
         if start is None:
             return False
-        self._report(dead, "it is started again, and the rest goes on")
+        self._report(dead, "The launcher restarts it alone.")
         self._show_new_lines(to_the_end=True)
         if dead.log is not None:
             dead.log.close()
@@ -179,18 +179,18 @@ class ClusterAttempt:
         self._ending = True
         for process in self._running():
             process.kill()
-            say(f"{process.task} {why}, and was killed")
+            say(f"The launcher killed {process.task}: {why}.")
 
     def _report(self, process: ClusterProcess, consequence: str) -> None:
-        rest = f"; {consequence}" if self._running() else ""
-        what = f"{process.task} {process.how_it_ended()}{rest}."
+        rest = f" {consequence}" if self._running() else ""
+        what = f"{process.task} {process.how_it_ended()}.{rest}"
         if process.log is None:
-            say(f"{what} Its output stands above.")  # printed already
+            say(f"{what} The output of {process.task} is above.")
         elif lines := process.log.last_lines(_LAST_LINES):
-            say(f"{what} Its last lines in {process.log.path}:")
+            say(f"{what} The last lines in {process.log.path}:")
             print(*(f"  {line}" for line in lines), sep="\n", file=sys.stderr, flush=True)
         else:
-            say(f"{what} It wrote nothing.")
+            say(f"{what} {process.log.path} has no output of this process.")
 
     def _show_new_lines(self, *, to_the_end: bool = False) -> None:
         for process in self._processes:

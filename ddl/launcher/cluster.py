@@ -92,7 +92,7 @@ class Cluster:
                 ):
                     worst = max(statuses, key=_badness)
                     return worst if worst >= 0 else 128 - worst
-                self._count_restart("")
+                self._count_restart("all processes")
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
@@ -115,7 +115,7 @@ class Cluster:
             # WorkerLost means that another process died first.
             if status == WorkerLost.exit_status or not self._may_restart([status]):
                 return None
-            self._count_restart(f": {dead.task} alone")
+            self._count_restart(f"{dead.task} alone")
             return lambda: start(dead.task)
 
         with ClusterAttempt(self._grace_seconds, self._live, successor) as attempt:
@@ -129,25 +129,25 @@ class Cluster:
         if worst == 0 or self._max_restarts == 0:
             return False
         if TrainingDiverged.exit_status in statuses:
-            say("no restart: training diverged, and would again")
+            say("No restart: training diverged and would diverge again.")
         elif worst == DdlError.exit_status:
-            say(f"no restart: status {worst} is an error in flags, config or data")
+            say(f"No restart: status {worst} means an error in flags, config or data.")
         elif self._restarts == self._max_restarts:
-            say(f"no restart: there were {self._restarts}, as many as --max_restarts allows")
+            say(f"No restart: --max_restarts={self._max_restarts} is reached.")
         else:
             return True
         return False
 
     def _count_restart(self, what: str) -> None:
         self._restarts += 1
-        say(f"restart {self._restarts} of {self._max_restarts}{what}")
+        say(f"Restart {self._restarts} of {self._max_restarts}: {what}.")
 
     def _open_log_dir(self) -> None:
         if len(self._tasks) == 1:
             return
         if self._log_dir is None:
             self._log_dir = Path(tempfile.mkdtemp(prefix="ddl-logs-"))
-        say(f"the output of all but {self._tasks[0]} is in {self._log_dir}")
+        say(f"The output of all processes except {self._tasks[0]} is in {self._log_dir}.")
 
     def _open_log(self, task: ClusterTask) -> ProcessLog | None:
         if task == self._tasks[0] or self._log_dir is None:
@@ -161,7 +161,8 @@ class Cluster:
             )
         except OSError as error:
             raise ConfigError(
-                f"--log_dir={self._log_dir} cannot be written: {error.strerror}"
+                f"--log_dir={self._log_dir} cannot be written: {error.strerror}. Pass another "
+                "--log_dir."
             ) from error
 
 

@@ -52,8 +52,8 @@ def _share_cores(num_workers: int) -> list[Place]:
     share = len(cores) // num_workers
     if share == 0:
         raise ConfigError(
-            f"--pin=cores: --num_workers={num_workers} needs as many cores, and this process may "
-            f"use {len(cores)}"
+            f"--pin=cores needs {num_workers} cores for --num_workers={num_workers}, got "
+            f"{len(cores)}. Lower --num_workers, or leave --pin out."
         )
     return [
         Place(
@@ -78,8 +78,8 @@ def _share_gpus(num_workers: int) -> list[Place]:
     gpus = _visible_gpus()
     if len(gpus) < num_workers:
         raise ConfigError(
-            f"--pin=gpus: --num_workers={num_workers} needs as many GPUs, and there are "
-            f"{len(gpus)}. CUDA_VISIBLE_DEVICES=0,1,… names them."
+            f"--pin=gpus needs {num_workers} GPUs for --num_workers={num_workers}, got "
+            f"{len(gpus)}. Lower --num_workers, or list more GPUs in CUDA_VISIBLE_DEVICES."
         )
     return [_with_gpu(gpu) for gpu in gpus[:num_workers]]
 

@@ -21,14 +21,14 @@ def test_what_is_no_flag_is_an_error():
     flags.DEFINE_integer("steps", 1, "", flag_values=values)
     parse(values, ["ddl", "--steps=3"])
     assert values.steps == 3
-    with pytest.raises(flags.Error, match="'steps=4' is not a flag; flags begin with --"):
+    with pytest.raises(flags.Error, match="'steps=4' is not a flag. Flags begin with --"):
         parse(values, ["ddl", "steps=4"])
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--steps=3", "--steps=4"], "--steps=4: already defined as 3. Give this flag once"),
+        (["--steps=3", "--steps=4"], "--steps=4: already defined as 3. Pass this flag once"),
         (["--steps=3", "--steps", "4"], "--steps=4: already defined as 3"),
         (["--name=a", "--name=b"], "--name=b: already defined as a"),
         (["--names=3", "--names=4"], r"--names=4: already defined as \['3'\]"),

@@ -124,7 +124,7 @@ def test_killed_at_random_with_restarts_it_ends_the_same(tmp_path):
             else:
                 hit = strike(watched, rng, victim, moment, start_up=start_up)
             hits += [(victim, moment)] if hit else []
-            restart = f"restart {count} of"
+            restart = f"Restart {count} of"
             watched.wait(lambda restart=restart: restart in watched.text())
         process.wait(timeout=150)
     finally:
@@ -157,7 +157,7 @@ def test_killed_without_restarts_all_are_gone_and_the_dead_is_named(tmp_path, vi
         process.kill()
     assert_none_left(model_dir)
     assert process.returncode == 128 + signal.SIGKILL
-    assert f"worker {victim} was killed by SIGKILL; the rest is ended" in watched.text()
+    assert f"worker {victim} was killed by SIGKILL. The launcher stops the other" in watched.text()
 
 
 @pytest.mark.slow
@@ -173,7 +173,7 @@ def test_stopped_without_restarts_all_are_gone_and_the_stopped_is_named(tmp_path
         process.kill()
     assert_none_left(model_dir)
     text = watched.text()
-    assert "worker 1 ended with status 77; the rest is ended" in text
+    assert "worker 1 ended with status 77. The launcher stops the other" in text
     assert "worker 0 at 127.0.0.1:" in text
     assert "gave no sign of life for 8 s" in text
     assert process.returncode == 77, text

@@ -124,8 +124,8 @@ def test_digits_with_an_evaluator_beside_it(tmp_path):
     launch.wait_for("step 800")
     launch.send("ps 0", signal.SIGKILL)
     assert launch.finish() == 0, launch.shown
-    assert "ps 0 was killed by SIGKILL; the rest is ended" in launch.shown
-    assert "restart 1 of 1\n" in launch.shown
+    assert "ps 0 was killed by SIGKILL. The launcher stops the other processes." in launch.shown
+    assert "Restart 1 of 1: all processes.\n" in launch.shown
     assert re.search(r"restored step (750|1,\d+)", launch.shown)
     assert counts(model_dir) == [4000, 4000, 4000]
     assert evaluations(model_dir)[4000] >= 0.97
@@ -139,7 +139,7 @@ def test_a_killed_worker_is_started_again_alone_and_all_stop_after_saving(tmp_pa
     launch.wait_for("step 100 ")
     others = {**launch.processes()}
     launch.send("worker 1", signal.SIGKILL)
-    launch.wait_for("worker 1 was killed by SIGKILL; it is started again, and the rest goes on")
+    launch.wait_for("worker 1 was killed by SIGKILL. The launcher restarts it alone.")
     launch.wait_for("the others make its updates until it is back")
     launch.wait_for(r"worker 1 at \S+ is back\n(.*\n)*step ")
     now = launch.processes()

@@ -1,4 +1,4 @@
-"""What the processes of a cluster are told."""
+"""The environment of the processes of a cluster."""
 
 import json
 import re

@@ -18,10 +18,13 @@ wait_for_ever()
 """
     status, _, errors = finish(launch(program, 3))
     assert status == 3
-    assert "worker 1 ended with status 3; the rest is ended. Its last lines in logs/" in errors
+    assert (
+        "worker 1 ended with status 3. The launcher stops the other processes. "
+        "The last lines in logs/"
+    ) in errors
     lines = [line for line in errors.splitlines() if line.startswith("  line")]
     assert lines == [f"  line {number}" for number in range(10, 30)]
-    assert "worker 0" not in errors.replace("all but worker 0", "")
+    assert "worker 0" not in errors.replace("all processes except worker 0", "")
     assert_nothing_is_left(tmp_path, 3)
 
 
@@ -37,7 +40,7 @@ wait_for_ever()
     status, _, errors = finish(launch(program))
     assert status == 128 + signal.SIGSEGV
     place = errors.index("the end")
-    assert errors.index("worker 0 was killed by SIGSEGV; the rest is ended") > place
+    assert errors.index("worker 0 was killed by SIGSEGV. The launcher stops") > place
     assert_nothing_is_left(tmp_path, 2)
 
 
@@ -68,7 +71,7 @@ sys.exit(77)
 """
     status, _, errors = finish(launch(program))
     assert status == 77
-    assert "worker 1 ended with status 77; the rest is ended" in errors
+    assert "worker 1 ended with status 77. The launcher stops the other processes." in errors
     assert_nothing_is_left(tmp_path, 2)
 
 
@@ -78,7 +81,10 @@ def test_one_that_is_killed_from_outside(launch, tmp_path):
     os.kill(int((tmp_path / "ps-0.pid").read_text()), signal.SIGKILL)
     status, _, errors = finish(launcher)
     assert status == 128 + signal.SIGKILL
-    assert "ps 0 was killed by SIGKILL; the rest is ended. It wrote nothing." in errors
+    assert (
+        "ps 0 was killed by SIGKILL. The launcher stops the other processes. "
+        "logs/ps-0.log has no output of this process."
+    ) in errors
     assert_nothing_is_left(tmp_path, 3)
 
 
@@ -95,7 +101,7 @@ wait_for_ever()
     status, _, errors = finish(launch(program, grace_seconds=0.5))
     assert status == 3
     assert (tmp_path / "heard").exists()
-    assert "worker 0 did not end within 0.5 s of SIGTERM, and was killed" in errors
+    assert "The launcher killed worker 0: it did not end within 0.5 s of SIGTERM." in errors
     assert_nothing_is_left(tmp_path, 2)
 
 
@@ -137,7 +143,7 @@ wait_for_ever()
 
 
 def test_what_they_have_started_is_killed_too(launch, tmp_path):
-    """Of the one that dies, of the one that is ended, and of the one that is killed."""
+    """This holds for one that dies, one that the launcher stops, and one that it kills."""
     program = (
         GRANDCHILD
         + """

@@ -13,7 +13,7 @@ def test_the_first_is_shown_and_the_others_go_to_files(launch, tmp_path):
     assert status == 0
     assert output == "out of worker-0\n"
     assert errors.splitlines()[1:] == ["err of worker-0"]
-    assert "all but worker 0 is in logs" in errors.splitlines()[0]
+    assert "all processes except worker 0 is in logs." in errors.splitlines()[0]
     for index in (1, 2):
         heading, *lines = (tmp_path / f"logs/worker-{index}.log").read_text().splitlines()
         assert f"worker {index}, start" in heading
@@ -38,7 +38,7 @@ def test_without_a_place_logs_go_to_a_new_folder_that_is_named(launch, tmp_path)
     status, _, errors = finish(launch(SPEAK, log_dir=None, environment=environment))
     assert status == 0
     (folder,) = temporary.iterdir()
-    assert errors.splitlines()[0].endswith(str(folder))
+    assert errors.splitlines()[0].endswith(f"{folder}.")
     assert "out of worker-1" in (folder / "worker-1.log").read_text()
 
 

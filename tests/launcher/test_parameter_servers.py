@@ -23,8 +23,8 @@ wait_for_ever()
 """
     status, _, errors = finish(launch(program, 2, 1, max_restarts=1))
     assert status == 0
-    assert "restart 1 of 1: worker 1 alone" in errors
-    assert "worker 1 was killed by SIGKILL; it is started again, and the rest goes on" in errors
+    assert "Restart 1 of 1: worker 1 alone." in errors
+    assert "worker 1 was killed by SIGKILL. The launcher restarts it alone." in errors
     assert "  turn 0" in errors
     turns = {path.name: path.read_text() for path in tmp_path.glob("*.turn.*")}
     assert len(turns) == 5
@@ -68,7 +68,7 @@ wait_for_ever()
     status, _, errors = finish(launcher)
     assert status == 0, errors
     assert "alone" not in errors
-    assert errors.count("restart 1 of 1") == 1
+    assert errors.count("Restart 1 of 1") == 1
 
 
 def test_a_chief_that_saves_speaks_for_those_that_end_of_the_signal(launch, tmp_path):

@@ -13,8 +13,8 @@ from tests.launcher.programs import finish, in_turn, is_running, turns, wait_for
 def test_a_restart_and_all_is_well(launch, tmp_path, status):
     ended, _, errors = in_turn(launch, [None, 0], [status, 0], max_restarts=3)
     assert ended == 0
-    assert "ddl-launch: restart 1 of 3\n" in errors
-    assert "restart 2" not in errors
+    assert "ddl-launch: Restart 1 of 3: all processes.\n" in errors
+    assert "restart 2" not in errors.lower()
     first, second = (
         json.loads((tmp_path / f"worker-0.turn.{turn}").read_text()) for turn in range(2)
     )
@@ -30,9 +30,9 @@ def test_as_many_restarts_as_are_allowed(launch, tmp_path):
     status, _, errors = in_turn(launch, [None], [3], max_restarts=2)
     assert status == 3
     assert turns(tmp_path) == 3
-    assert "restart 1 of 2\n" in errors
-    assert "restart 2 of 2\n" in errors
-    assert "no restart: there were 2" in errors
+    assert "Restart 1 of 2: all processes.\n" in errors
+    assert "Restart 2 of 2: all processes.\n" in errors
+    assert "No restart: --max_restarts=2 is reached." in errors
     assert errors.count("worker 1 ended with status 3") == 3
 
 
@@ -40,7 +40,7 @@ def test_none_without_being_asked_for(launch, tmp_path):
     status, _, errors = in_turn(launch, [None], [3])
     assert status == 3
     assert turns(tmp_path) == 1
-    assert "restart" not in errors
+    assert "restart" not in errors.lower()
 
 
 @pytest.mark.parametrize(("status", "why"), [(1, "an error in flags"), (76, "diverged")])
@@ -48,7 +48,7 @@ def test_no_restart_where_it_makes_no_sense(launch, tmp_path, status, why):
     ended, _, errors = in_turn(launch, [None], [status], max_restarts=2)
     assert ended == status
     assert turns(tmp_path) == 1
-    assert "no restart: " in errors
+    assert "No restart: " in errors
     assert why in errors
 
 
@@ -62,7 +62,7 @@ if index == 1:
 wait_for_ever()
 """
     _, _, errors = finish(launch(program, max_restarts=1))
-    before, after = errors.split("restart 1 of 1")
+    before, after = errors.split("Restart 1 of 1")
     assert "once" in before
     assert "twice" in after
     assert "once" not in after
