@@ -33,4 +33,4 @@ def test_a_wheel_runs_a_shipped_config_from_an_empty_folder(tmp_path):
     )
     assert run.returncode == 0, run.stderr
     assert str(site) in run.stdout
-    assert "one step on one batch" in run.stdout
+    assert "One step on one batch" in run.stdout

@@ -58,20 +58,23 @@ def compare_with_saved_config(
         changes = config.differences(saved, ignore=(*may_change, _MICROBATCHES))
     except (ConfigError, ValueError) as error:
         raise ModelDirectoryError(
-            f"{directory.config} is not as ddl wrote it: {error}\nBring it back from a copy, or "
-            "give another --model_dir."
+            f"{directory.config} must be the config that ddl saved, but it cannot be read: {error}"
+            "\nRestore the file from a backup, or pass another --model_dir."
         ) from error
     if changes:
         listing = "\n".join(f"  {line}" for line in changes)
         if strict:
             raise ModelDirectoryError(
-                f"--model_dir={directory.path} holds a run of another config. It differs in\n"
-                f"{listing}\nGive a new --model_dir, or the config of that run."
+                f"--model_dir={directory.path} holds a run with another config. The differences "
+                f"(saved → given):\n{listing}\nPass another --model_dir, or the config of that run."
             )
-        console.line(f"the config differs from that of the run in {directory.path}:\n{listing}")
+        console.line(
+            f"The config differs from that of the run in {directory.path} (saved → given):\n"
+            f"{listing}"
+        )
     other = config.differences(saved, ignore=may_change) if strict else []
     if other and depends_on_microbatches(layers_of(trainer.task)):
         console.line(
-            f"{other[0]}: this model takes statistics, or draws at random, by microbatch. From "
-            "here on it trains otherwise than it would have with the earlier number."
+            f"{other[0]}. This model computes statistics or draws random numbers per microbatch, "
+            "so the resumed run computes other updates than with the earlier number."
         )

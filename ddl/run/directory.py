@@ -28,7 +28,7 @@ class RunDirectory:
         """
         if "://" in str(path):
             raise ModelDirectoryError(
-                f"--model_dir={path}: only folders of this machine can be written. Give one, or "
+                f"--model_dir must be a local path, got the URL {path}. Pass a local directory, or "
                 "mount the remote one."
             )
         self._claim: int | None = None
@@ -43,12 +43,12 @@ class RunDirectory:
             existing = existing.parent
         if not existing.is_dir():
             raise ModelDirectoryError(
-                f"--model_dir={self.path}: {existing} is a file, not a directory. Give another one."
+                f"--model_dir={self.path}: {existing} is a file, not a directory. Pass another one."
             )
         if not os.access(existing, os.W_OK | os.X_OK):
             raise ModelDirectoryError(
-                f"--model_dir={self.path}: {existing} cannot be written. Give another directory, "
-                "or change its permissions."
+                f"--model_dir={self.path}: {existing} cannot be written. Change its permissions, "
+                "or pass another directory."
             )
 
     def saved_config(self) -> str | None:
@@ -63,7 +63,7 @@ class RunDirectory:
             return None
         except (OSError, UnicodeDecodeError) as error:
             raise ModelDirectoryError(
-                f"{self.config} cannot be read: {error}. Bring it back from a copy, or give "
+                f"{self.config} cannot be read: {error}. Restore the file from a backup, or pass "
                 "another --model_dir."
             ) from error
 
@@ -77,7 +77,8 @@ class RunDirectory:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ModelDirectoryError(
-                f"--model_dir={self.path} cannot be created: {error.strerror}"
+                f"--model_dir={self.path} cannot be created: {error.strerror}. Pass another "
+                "directory."
             ) from error
         self.claim()
 
@@ -98,8 +99,8 @@ class RunDirectory:
         except BlockingIOError:
             self.release()
             raise ModelDirectoryError(
-                f"--model_dir={self.path}: another process trains there. Wait for it, or give "
-                "another directory."
+                f"--model_dir={self.path}: another process is training there. Wait until it ends, "
+                "or pass another directory."
             ) from None
         except OSError:
             pass  # some network file systems have no locks
@@ -127,4 +128,7 @@ class RunDirectory:
         try:
             write_whole(path, text)
         except OSError as error:
-            raise ModelDirectoryError(f"{path} cannot be written: {error.strerror}") from error
+            raise ModelDirectoryError(
+                f"{path} cannot be written: {error.strerror}. Check the free disk space and the "
+                "permissions."
+            ) from error

@@ -101,21 +101,22 @@ def follow(
             saved = checkpoints.restore_model()
         except ModelDirectoryError as error:
             failure = str(error)
-            console.line(f"{failure}\nwaiting for the next checkpoint")
+            console.line(f"{failure}\nWaiting for the next checkpoint.")
             continue
         if not workers.of_chief(_version(saved) in evaluated):
             evaluated.add(_version(saved))
             step = trainer.step
             _evaluate(what, trainer, json_lines, events, console)
         if trainer.step >= total:
-            console.line(f"step {total:,} is the last one of the run")
+            console.line(f"Step {total:,} is the last step of the run.")
             return
     if step is None:
-        failure = f" that could be evaluated: {failure}" if failure else f": {_holds(checkpoints)}"
         raise ModelDirectoryError(
-            f"no checkpoint came to {checkpoints.folder} in {timeout:g} s{failure}"
+            f"No checkpoint that can be evaluated appeared in {checkpoints.folder} within "
+            f"{timeout:g} s. {failure or _holds(checkpoints)} Check --model_dir, or pass a larger "
+            "--follow_timeout."
         )
-    console.line(f"no other checkpoint after that of step {step:,} in {timeout:g} s")
+    console.line(f"No checkpoint after step {step:,} appeared within {timeout:g} s.")
 
 
 def _each_newest(checkpoints: Checkpoints, timeout: float, workers: Workers) -> Iterator[None]:
@@ -154,12 +155,12 @@ def _holds(checkpoints: Checkpoints) -> str:
     """Describes the content of a folder that has no ddl checkpoint."""
     folder = checkpoints.folder
     if not folder.is_dir():
-        return "there is no such folder"
+        return "The folder does not exist."
     names = sorted(path.name for path in folder.iterdir())
     if not names:
-        return "it is empty"
+        return "The folder is empty."
     more = ", …" if len(names) > _SOME else ""
-    return f"it holds {', '.join(names[:_SOME])}{more}, and ddl's are named step-N"
+    return f"The folder holds {', '.join(names[:_SOME])}{more}; ddl's files are named step-N."
 
 
 def export_saved(
@@ -179,7 +180,7 @@ def export_saved(
     _restore(what, trainer, checkpoints, console)
     with trainer.evaluation_weights(averaged=what.averaged):
         for path in export_model(trainer.model, directory.export):
-            console.line(f"exported {path}")
+            console.line(f"Exported {path}.")
 
 
 def _restore(
@@ -189,7 +190,7 @@ def _restore(
     with workers.failing_together():
         found = _find(what, checkpoints) if workers.is_chief else None
     saved = checkpoints.restore_model(found)
-    console.line(f"restored step {trainer.step:,} from {saved}")
+    console.line(f"Restored step {trainer.step:,} from {saved}.")
 
 
 def _find(what: SavedWeights, checkpoints: Checkpoints) -> SavedCheckpoint | None:
@@ -200,21 +201,22 @@ def _find(what: SavedWeights, checkpoints: Checkpoints) -> SavedCheckpoint | Non
     elif what.checkpoint == "best":
         if not checkpoints.keeps_best:
             raise ConfigError(
-                "--checkpoint=best: nothing says by which metric. Bind Retention.best_metric, "
-                "such as 'accuracy', for the training and here."
+                "--checkpoint=best requires Retention.best_metric, got None. Set it, such as to "
+                "'accuracy', for the training and for this command."
             )
-        found, missing = checkpoints.best(), "none was evaluated by that metric"
+        found = checkpoints.best()
+        missing = "No checkpoint was evaluated with Retention.best_metric. Pass a step, or latest."
     else:
         found = next((each for each in there if each.step == what.checkpoint), None)
-        missing = f"there are: {', '.join(str(each.step) for each in there)}"
+        missing = f"Pass one of the steps {', '.join(str(each.step) for each in there)}."
     if not there:
         raise ModelDirectoryError(
-            f"there is no checkpoint in {checkpoints.folder}: {_holds(checkpoints)}. Train first, "
-            "with this --model_dir."
+            f"There is no checkpoint in {checkpoints.folder}. {_holds(checkpoints)} Train with "
+            "this --model_dir first, or pass another one."
         )
     if missing and found is None:
         raise ModelDirectoryError(
-            f"--checkpoint={what.checkpoint}: not in {checkpoints.folder}; {missing}"
+            f"--checkpoint={what.checkpoint} does not exist in {checkpoints.folder}. {missing}"
         )
     return found
 

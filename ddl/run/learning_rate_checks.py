@@ -30,8 +30,8 @@ def learning_rate_summary(optimizer: keras.optimizers.Optimizer, steps: int) -> 
         warmup = learning_rate.warmup_steps
         if warmup >= steps:
             raise ConfigError(
-                f"the warm-up takes {warmup:,} updates, and the run ends after {steps:,}. Shorten "
-                "WARMUP_STEPS or WARMUP_EPOCHS, or train for longer."
+                f"The warm-up must be shorter than the run of {steps:,} updates, got {warmup:,} "
+                "warm-up updates. Lower WARMUP_STEPS or WARMUP_EPOCHS, or train longer."
             )
         looked_at.add(warmup)
         description = learning_rate.description()
@@ -41,12 +41,15 @@ def learning_rate_summary(optimizer: keras.optimizers.Optimizer, steps: int) -> 
     for step, rate in rates.items():
         if not 0 <= rate < math.inf:
             raise ConfigError(
-                f"the learning rate of update {step:,} is {rate:g}; it is 0 or more. See the "
-                "schedule's arguments."
+                f"The learning rate must be finite and at least 0, got {rate:g} at update {step:,}."
+                " Check LEARNING_RATE and the arguments of the schedule."
             )
     peak = max(rates, key=lambda step: rates[step])
     if not rates[peak] > 0:
-        raise ConfigError(f"the learning rate is {rates[peak]:g} at its peak; it is more than 0")
+        raise ConfigError(
+            f"The peak learning rate must be greater than 0, got {rates[peak]:g}. Raise "
+            "LEARNING_RATE, or check the arguments of the schedule."
+        )
     last = f", {rates[steps - 1]:.6g} at the end" if rates[steps - 1] != rates[peak] else ""
     return {"learning rate": f"{rates[peak]:.6g} at its peak{last}", **description}
 
@@ -68,12 +71,16 @@ def check_plateau(
     """
     if plateau.metric not in metrics:
         raise ConfigError(
-            f"ReduceOnPlateau.metric is {plateau.metric!r}; an evaluation gives "
-            + ", ".join(metrics)
+            f"ReduceOnPlateau.metric must be a metric of the evaluation ({', '.join(metrics)}), "
+            f"got {plateau.metric!r}."
         )
     if not evaluates:
         raise ConfigError(
-            "ReduceOnPlateau needs evaluations: give evaluation data, and --mode=train_and_eval"
+            "ReduceOnPlateau needs evaluations, but the run does not evaluate. Bind "
+            "Trainer.eval_data, and pass --mode=train_and_eval."
         )
     if run_plan.eval_every is None:
-        raise ConfigError("ReduceOnPlateau needs evaluations: give EVAL_EVERY")
+        raise ConfigError(
+            "ReduceOnPlateau needs evaluations during training, but EVAL_EVERY is None. Set "
+            "EVAL_EVERY to a number of steps."
+        )

@@ -22,8 +22,8 @@ def withhold_lengths() -> None:
         if config.get_macro(name) is None:
             config.withhold_macro(
                 name,
-                f"%{name} is read before it is known. It is computed from {follows_from}; neither "
-                "these nor SEED and PRECISION can be given in it. Give a number instead.",
+                f"%{name} is used before its value is known. It follows from {follows_from}; "
+                "neither these nor SEED and PRECISION may use it. Write a number instead.",
             )
 
 
@@ -55,7 +55,7 @@ def _set(name: str, value: int) -> None:
     given = None if config.is_withheld(name) else config.get_macro(name)
     if given not in (None, value):
         raise ConfigError(
-            f"{name} is given as {given}, and is {value} by the data and the run's length. It "
-            f"is not for setting: leave it out, or give --gin_param='{name} = None'."
+            f"{name} must be {value}, as follows from the data, the batch size and the length of "
+            f"the run, got {given}. Remove the binding, or pass --gin_param='{name} = None'."
         )
     config.set_macro(name, value)

@@ -115,7 +115,7 @@ class OuterLoop:
         self._writers.write(step, step / self._trainer.steps_per_epoch, "eval", figures)
         if not math.isfinite(figures["loss"]):
             raise TrainingDiverged(
-                f"training diverged by step {step:,}: the loss on the evaluation data is not "
+                f"Training diverged by step {step:,}: the loss on the evaluation data is not "
                 "finite. Lower the learning rate, or clip the gradient."
             )
         if self._plateau is not None and step % (self._run_plan.eval_every or 1) == 0:
@@ -135,8 +135,8 @@ class OuterLoop:
         if plateau.observe(step, value):
             rate = learning_rate_at(self._trainer.optimizer, step)
             self._console.line(
-                f"step {step:,}: {plateau.metric} {value:.6g} is no better than {best:.6g} before. "
-                f"The learning rate goes on at {rate:.6g}."
+                f"Step {step:,}: {plateau.metric} {value:.6g} does not improve on {best:.6g}. "
+                f"The learning rate is reduced to {rate:.6g}."
             )
 
     def _save(self, step: int, scheduled: bool = True) -> None:
@@ -152,17 +152,17 @@ class OuterLoop:
         if step >= self._total:
             return
         signal = self._stop.received.name if self._stop.received else "request"
-        where = f"stopped by {signal} at step {step:,} of {self._total:,}"
+        where = f"Training stopped on {signal} at step {step:,} of {self._total:,}"
         try:
             self._save(step, scheduled=False)
         except TrainingDiverged as error:
             # A resumed run diverges again; `on_divergence` decides then.
             raise TrainingInterrupted(
-                f"{where}, without saving: {error} The same command goes on from the last "
+                f"{where}, without saving: {error} Run the same command to resume from the last "
                 "checkpoint."
             ) from error
         self._finish()
-        raise TrainingInterrupted(f"{where}, after saving. The same command goes on from there.")
+        raise TrainingInterrupted(f"{where}, after saving. Run the same command to resume.")
 
     def _finish(self) -> None:
         """Waits for the chief's last write; raises on all workers if it failed."""
@@ -178,16 +178,19 @@ class OuterLoop:
         trainer = self._trainer
         state, rewinds = trainer.state, int(trainer.state.rewinds)
         if rewinds >= self._run_plan.max_rewinds:
-            raise TrainingDiverged(f"{error} It had gone back {rewinds} times before.") from error
+            raise TrainingDiverged(
+                f"{error} The run has already made {rewinds} rewinds, as many as "
+                "RunPlan.max_rewinds allows."
+            ) from error
         if self._checkpoints.restore_latest(scheduled=True) is None:
-            raise TrainingDiverged(f"{error} There is no checkpoint to go back to.") from error
+            raise TrainingDiverged(f"{error} There is no checkpoint to rewind to.") from error
         first = int(trainer.state.batches)
         end = int(state.batches) - max(0, int(state.diverged_for) - 1)
         trainer.restore(trainer.state.leaving_out(end, rewinds + 1))
         self._writers.drop_after(trainer.step)
         self._console.line(
-            f"{error}\nGoing back to step {trainer.step:,}, and leaving out the batches from "
-            f"{first:,} to {end - 1:,}. Rewind {rewinds + 1} of {self._run_plan.max_rewinds}."
+            f"{error}\nThe run rewinds to step {trainer.step:,} and skips the batches {first:,} to "
+            f"{end - 1:,}. This is rewind {rewinds + 1} of {self._run_plan.max_rewinds}."
         )
 
     def _add_speed(self, figures: dict[str, float], steps_per_second: float | None) -> None:

@@ -44,17 +44,17 @@ class RunPlan:
 
     def __post_init__(self) -> None:
         if (self.train_steps is None) == (self.train_epochs is None):
-            given = "neither" if self.train_steps is None else "both"
+            remedy = "Set one of them." if self.train_steps is None else "Set one of them to None."
             raise ConfigError(
-                f"TRAIN_STEPS is {self.train_steps} and TRAIN_EPOCHS is {self.train_epochs}: "
-                f"{given} of them is given. Give exactly one, and None for the other."
+                "Exactly one of TRAIN_STEPS and TRAIN_EPOCHS must be set, got TRAIN_STEPS = "
+                f"{self.train_steps} and TRAIN_EPOCHS = {self.train_epochs}. {remedy}"
             )
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if isinstance(value, (int, float)) and not value > 0:
-                raise ConfigError(f"{field.name} is {value}; it is more than 0")
+                raise ConfigError(f"RunPlan.{field.name} must be greater than 0, got {value}.")
         self._check_retention()
-        check_choice("on_divergence", self.on_divergence, ("stop", "rewind"))
+        check_choice("RunPlan.on_divergence", self.on_divergence, ("stop", "rewind"))
 
     def _check_retention(self) -> None:
         """Raises ConfigError if `retention.every` names steps that are never saved."""
@@ -63,13 +63,14 @@ class RunPlan:
             return
         if saved_every is None:
             raise ConfigError(
-                f"Retention.every is {every:,}, but CHECKPOINT_EVERY is None: only the last step "
-                f"is saved. Give CHECKPOINT_EVERY = {every}, or Retention.every = None."
+                f"Retention.every is {every:,}, but CHECKPOINT_EVERY is None, so only the last "
+                f"step is saved. Set CHECKPOINT_EVERY = {every}, or Retention.every = None."
             )
         nearest = max(1, round(every / saved_every)) * saved_every
         raise ConfigError(
-            f"Retention.every must be a multiple of CHECKPOINT_EVERY, {saved_every:,}, since no "
-            f"other steps are saved; got {every:,}. Give {nearest}, or another CHECKPOINT_EVERY."
+            f"Retention.every must be a multiple of CHECKPOINT_EVERY = {saved_every}, since no "
+            f"other steps are saved, got {every}. Set Retention.every = {nearest}, or change "
+            "CHECKPOINT_EVERY."
         )
 
     def total_steps(self, steps_per_epoch: int) -> int:

@@ -10,12 +10,13 @@ def check_best_metric(metric: str | None, trainer: Trainer) -> None:
     """Raises ConfigError if evaluations do not report `metric`; None passes."""
     if metric is not None and not trainer.has_eval_data:
         raise ConfigError(
-            f"Retention.best_metric is {metric!r}, but there is no data to evaluate on"
+            f"Retention.best_metric is {metric!r}, but there is no data to evaluate on. Bind "
+            "Trainer.eval_data, or set Retention.best_metric = None."
         )
     if metric is not None and metric not in trainer.eval_metric_names:
         raise ConfigError(
-            f"Retention.best_metric is {metric!r}; an evaluation gives "
-            + ", ".join(trainer.eval_metric_names)
+            "Retention.best_metric must be a metric of the evaluation "
+            f"({', '.join(trainer.eval_metric_names)}), got {metric!r}."
         )
 
 
@@ -50,22 +51,22 @@ def without_effect(run_plan: RunPlan, trainer: Trainer, evaluates: bool) -> list
     found = []
     if retention.every is not None and retention.every > total:
         found.append(
-            f"Retention.every is {retention.every:,} and the run ends at step {total:,}: no "
-            "checkpoint stays by it"
+            f"Retention.every is {retention.every:,}, but the run ends at step {total:,}, so it "
+            "has no effect."
         )
     if retention.best_metric is not None and not evaluates:
-        found.append("--mode=train evaluates nothing: no checkpoint is the best")
+        found.append("--mode=train does not evaluate, so Retention.best_metric has no effect.")
     elif retention.best_metric is not None and (eval_every is None or eval_every >= total):
         found.append(
-            "Retention.best_metric: the only evaluation is at the end of the run, so the last "
-            "checkpoint is the best"
+            "The run evaluates only at its end, so the last checkpoint is the best by "
+            "Retention.best_metric."
         )
     if (plateau := plateau_of(trainer.optimizer)) is not None and eval_every is not None:
         # The first evaluation sets the best; after the last step there is nothing to reduce.
         in_time = (total - 1) // eval_every
         if in_time <= plateau.patience:
             found.append(
-                f"ReduceOnPlateau.patience is {plateau.patience} and the run has {in_time} "
-                "evaluations before its end: the learning rate is never reduced"
+                f"ReduceOnPlateau.patience is {plateau.patience}, but the run has only {in_time} "
+                "evaluations before its end, so the learning rate is never reduced."
             )
     return found

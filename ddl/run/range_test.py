@@ -82,13 +82,15 @@ class RangeTest:
     def __post_init__(self) -> None:
         if not 0 < self.smallest < self.largest < math.inf:
             raise ConfigError(
-                f"the range is from {self.smallest:g} to {self.largest:g}; both are more than "
-                "0, and the second is the larger"
+                "RangeTest needs 0 < smallest < largest < inf, got smallest = "
+                f"{self.smallest:g} and largest = {self.largest:g}."
             )
         if self.steps < _FEWEST:
-            raise ConfigError(f"the range test has {self.steps} steps; it has {_FEWEST} or more")
+            raise ConfigError(f"RangeTest.steps must be at least {_FEWEST}, got {self.steps}.")
         if not 0 < self.smoothing < 1:
-            raise ConfigError(f"smoothing is {self.smoothing}; it lies between 0 and 1")
+            raise ConfigError(
+                f"RangeTest.smoothing must be greater than 0 and less than 1, got {self.smoothing}."
+            )
 
     def run(self, trainer: Trainer) -> RangeTestResult:
         """Runs the test. Eager, cross-replica context.
@@ -103,8 +105,8 @@ class RangeTest:
         """
         if trainer.step:
             raise ConfigError(
-                f"the trainer has made {trainer.step:,} updates; a range test begins with fresh "
-                "weights. Make a new trainer for it."
+                "A range test needs a trainer with fresh weights, got one that has made "
+                f"{trainer.step:,} updates. Build a new trainer for it."
             )
         growth = self.largest / self.smallest
         schedule = LearningRate(schedules.ExponentialDecay(self.smallest, self.steps - 1, growth))
@@ -121,8 +123,9 @@ class RangeTest:
         rates = self.smallest * growth ** (np.arange(len(losses)) / (self.steps - 1))
         if diverged and len(losses) <= _FEWEST:
             raise ConfigError(
-                f"training diverged within {_FEWEST} updates of the range test, the first at "
-                f"a learning rate of {self.smallest:g}. Begin with a smaller one."
+                f"Training diverged within the first {_FEWEST} updates of the range test, which "
+                f"began at a learning rate of {self.smallest:g}. Lower RangeTest.smallest "
+                "(--smallest)."
             )
         smoothed = smooth(np.array(losses), self.smoothing * self.steps)
         slope = np.gradient(smoothed)

@@ -17,19 +17,19 @@ def notes(trainer: Trainer) -> list[str]:
     found = []
     if has_parameter_servers(trainer.strategy):
         found.append(
-            "Updates are asynchronous: each is made by one worker from a whole global batch, with "
-            "weights that the others may have moved meanwhile. Two such runs differ, and so does "
-            "one that is gone on with. The learning rate is that of the step, whoever makes it."
+            "Updates are asynchronous: one worker computes each update from a whole global batch, "
+            "while other workers may change the weights. Neither fresh nor resumed runs are "
+            "reproducible. The learning rate follows the step, whichever worker makes the update."
         )
         if any(isinstance(x, keras.layers.BatchNormalization) for x in layers_of(trainer.task)):
             found.append(
-                "BatchNormalization takes its moments from the batch of the update; the moving "
-                "ones are written by all workers, and what two write at once counts as one."
+                "BatchNormalization normalizes with the moments of the worker's own batch. All "
+                "workers write the moving moments, and one of two simultaneous writes is lost."
             )
     if is_tpu(trainer.strategy) and keras.config.dtype_policy().name != "mixed_bfloat16":
         found.append(
-            "TPUs multiply in bfloat16: PRECISION = 'mixed_bfloat16' is fastest there, and "
-            "needs no loss scale. This strategy has not been run on hardware yet."
+            "TPUs multiply in bfloat16: PRECISION = 'mixed_bfloat16' is fastest there and needs no "
+            "loss scale. This strategy has not been run on TPU hardware yet."
         )
     return found
 
@@ -60,7 +60,7 @@ def summary(trainer: Trainer, total: int) -> dict[str, str]:
         "batch per replica": f"{batch // replicas:,}",
         "precision": keras.config.dtype_policy().name,
         "model": f"{trainer.model.name}, {parameters:,} trainable parameters",
-        "training data": f"{trainer.num_examples:,} examples, {steps_per_epoch:,} steps an epoch",
+        "training data": f"{trainer.num_examples:,} examples, {steps_per_epoch:,} steps per epoch",
         "weight average": str(trainer.averages.rule) if trainer.averages else "none",
         "steps": f"{total:,} ({total / steps_per_epoch:.1f} epochs)",
         **learning_rate_summary(trainer.optimizer, total),

@@ -64,7 +64,10 @@ def run(
     # ------------------------------------------------------------------ build
     workers = Workers(placement.strategy)
     if workers.number > 1 and mode == "export":
-        raise ConfigError("--mode=export runs in one process. Start it with --cluster=none.")
+        raise ConfigError(
+            f"--mode=export must run in one process, got {workers.number} workers. Start one "
+            "process with --cluster=none."
+        )
     console = RunConsole(shows=workers.is_chief)
     directory = None if model_dir is None else RunDirectory(model_dir)
     what = saved_weights or SavedWeights()
@@ -90,7 +93,7 @@ def run(
         console.line(note)
     if dry_run or directory is None:
         warm_start(trainer, run_plan, console)
-        console.line(f"one step on one batch: {format_figures(trainer.train(1))}")
+        console.line(f"One step on one batch: {format_figures(trainer.train(1))}")
         Checkpoints("", trainer).check()  # reads and writes no files
         console.line("\n" + config.operative_config_text().strip())
         return
@@ -128,12 +131,15 @@ def run(
         if checkpoints.saved():
             compare_with_saved_config(directory, trainer, console, strict=True)
         if (saved := checkpoints.restore_latest()) is not None:
-            console.line(f"restored step {trainer.step:,} from {saved}")
+            console.line(f"Restored step {trainer.step:,} from {saved}.")
             report_replica_change(saved, trainer, console)
         else:
             warm_start(trainer, run_plan, console)
         if trainer.step >= total:
-            console.line(f"nothing left to do: step {trainer.step:,} of {total:,} is reached")
+            console.line(
+                f"The run has reached step {trainer.step:,} of {total:,}. Raise TRAIN_STEPS or "
+                "TRAIN_EPOCHS to train longer."
+            )
             return
         trainer.trace()
         checkpoints.check()
@@ -147,8 +153,8 @@ def run(
         finally:
             writers.close()
         console.line(
-            f"done: step {total:,} after {trainer.pace.total_seconds:,.1f} s of training, written "
-            f"to {directory.path}"
+            f"Done: step {total:,} after {trainer.pace.total_seconds:,.1f} s of training, written "
+            f"to {directory.path}."
         )
 
 
@@ -192,7 +198,7 @@ def report_replica_change(saved: SavedCheckpoint, trainer: Trainer, console: Run
     """Prints a line if a run resumes with another number of replicas."""
     was, now = saved.metadata.replicas, trainer.strategy.num_replicas_in_sync
     if was is not None and was != now:
-        console.line(f"the run goes on with {now} replicas; it had {was}")
+        console.line(f"The run resumes with {now} replicas; it had {was} before.")
 
 
 def resolve_seed(directory: RunDirectory | None, workers: Workers) -> None:

@@ -113,7 +113,7 @@ class JsonLinesWriter:
                 self._write_waiting()
             except OSError as error:
                 if first_to_wait:
-                    self._report(f"{self._error(error)}. The lines wait, and are tried again.")
+                    self._report(f"{self._error(error)} The next write tries these lines again.")
 
     def sync(self) -> None:
         """Writes waiting lines and flushes the file to disk.
@@ -139,14 +139,18 @@ class JsonLinesWriter:
         except FileNotFoundError:
             return
         except OSError as error:
-            raise ModelDirectoryError(f"{self._path} cannot be read: {error.strerror}") from error
+            raise ModelDirectoryError(
+                f"{self._path} cannot be read: {error.strerror}. Restore the file from a backup, "
+                "or pass another --model_dir."
+            ) from error
         for number, line in enumerate(content.split(b"\n")[:-1], start=1):
             if not line.strip():
                 continue
             values = _parsed(line)
             if values is None:
                 raise ModelDirectoryError(
-                    f"{self._path}:{number} is not a line that ddl wrote. Correct or remove it."
+                    f"{self._path}:{number} must be a JSON object with a step, as ddl writes it. "
+                    "Correct or remove the line."
                 )
             yield line + b"\n", values
 
@@ -159,7 +163,7 @@ class JsonLinesWriter:
             text = "".join(self._waiting).encode()
             try:
                 if file.write(text) != len(text):
-                    raise OSError(0, "the disk took a part of a line only")
+                    raise OSError(0, "only a part of a line was written")
             except OSError:
                 file.truncate(start)
                 raise
@@ -189,12 +193,13 @@ class JsonLinesWriter:
             file.write(b"\n")
             return
         file.truncate(start)
-        self._report(
-            f"{self._path}: removed the last line, which was cut off: {size - start:,} bytes"
-        )
+        self._report(f"{self._path}: removed the incomplete last line of {size - start:,} bytes.")
 
     def _error(self, error: OSError) -> ModelDirectoryError:
-        return ModelDirectoryError(f"{self._path} cannot be written: {error.strerror}")
+        return ModelDirectoryError(
+            f"{self._path} cannot be written: {error.strerror}. Check the free disk space and the "
+            "permissions."
+        )
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
@@ -235,7 +240,10 @@ class TensorBoardWriter:
             self._fails = False
         except tf.errors.OpError as error:
             if not self._fails:
-                self._report(f"event files in {self._directory / split} have gaps: {error.message}")
+                self._report(
+                    f"The event files in {self._directory / split} cannot be written and get a gap:"
+                    f" {error.message}. Check the free disk space and the permissions."
+                )
             self._fails = True
 
     def drop_after(self, last_step: int) -> None:
@@ -249,9 +257,12 @@ class TensorBoardWriter:
             for path in (self._directory / split).glob("events.out.tfevents.*"):
                 try:
                     if aside := _drop_events_after(path, last_step):
-                        self._report(f"{path} is damaged; it was set aside in {aside}")
+                        self._report(f"{path} is damaged and was renamed to {aside}.")
                 except (tf.errors.OpError, OSError) as error:
-                    self._report(f"{path} has events of later steps than {last_step}: {error}")
+                    self._report(
+                        f"{path} keeps the events after step {last_step}, since it cannot be "
+                        f"rewritten: {error}."
+                    )
 
     def close(self) -> None:
         """Closes the event files; reports a failure."""
@@ -259,7 +270,10 @@ class TensorBoardWriter:
             try:
                 writer.close()
             except tf.errors.OpError as error:
-                self._report(f"event files in {self._directory / split} end early: {error.message}")
+                self._report(
+                    f"The event files in {self._directory / split} may lack their last events: "
+                    f"{error.message}."
+                )
         self._writers = {}
 
 

@@ -120,13 +120,13 @@ def test_digits_with_an_evaluator_beside_it(tmp_path):
     # The same command with more steps goes on; one that loses its parameter server does so too.
     plan = ["TRAIN_STEPS = 4000", "CHECKPOINT_EVERY = 250", "EVAL_EVERY = 4000"]
     launch = Launch(model_dir, *arguments(model_dir, *plan), launcher=["--max_restarts=1"])
-    launch.wait_for("restored step 500")
+    launch.wait_for("Restored step 500")
     launch.wait_for("step 800")
     launch.send("ps 0", signal.SIGKILL)
     assert launch.finish() == 0, launch.shown
     assert "ps 0 was killed by SIGKILL. The launcher stops the other processes." in launch.shown
     assert "Restart 1 of 1: all processes.\n" in launch.shown
-    assert re.search(r"restored step (750|1,\d+)", launch.shown)
+    assert re.search(r"Restored step (750|1,\d+)", launch.shown)
     assert counts(model_dir) == [4000, 4000, 4000]
     assert evaluations(model_dir)[4000] >= 0.97
 
@@ -148,7 +148,9 @@ def test_a_killed_worker_is_started_again_alone_and_all_stop_after_saving(tmp_pa
     launch.process.send_signal(signal.SIGTERM)
     assert launch.finish() == 75, launch.shown
     step, batches, iterations = counts(model_dir)
-    assert f"stopped by SIGTERM at step {step:,} of 1,000,000, after saving" in launch.shown
+    assert (
+        f"Training stopped on SIGTERM at step {step:,} of 1,000,000, after saving" in launch.shown
+    )
     assert step == iterations
     assert batches - step in (0, 1)  # what the dead worker had begun with
 

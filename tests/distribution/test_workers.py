@@ -50,7 +50,7 @@ def test_workers_train_what_one_device_does(tmp_path, one_device, workers, devic
     status, output = finish(launch(workers, *arguments(model_dir, "PRECISION = 'float64'"), *flags))
     assert status == 0, output
     assert f"replicas: {workers * devices}" in output
-    assert output.count("done: step 60") == 1
+    assert output.count("Done: step 60") == 1
     ours, theirs = tensors(model_dir), tensors(one_device)
     assert ours.keys() == theirs.keys()
     for name, value in theirs.items():
@@ -98,7 +98,7 @@ def test_workers_agree_on_the_step_at_which_they_stop(tmp_path):
     saved = tf.train.latest_checkpoint(str(model_dir / "checkpoints"))
     step = f"at step {int(saved.rpartition('-')[2]):,} of 100,000, after saving"
     assert step in output
-    assert f"stopped by SIGTERM {step}" in (tmp_path / "logs" / "worker-1.log").read_text()
+    assert f"Training stopped on SIGTERM {step}" in (tmp_path / "logs" / "worker-1.log").read_text()
     assert_none_left(model_dir)
 
 
@@ -137,7 +137,7 @@ def own_network(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_statistics_of_each_worker_are_averaged_and_kept(tmp_path, own_network):
-    """As those of the replicas of one process; a run that is gone on with has each one's again."""
+    """As those of the replicas of one process; a resumed run restores those of each worker."""
     command = [sys.executable, "-m", "ddl.main", "--strategy=mirrored", "--num_virtual_devices=2"]
     done = subprocess.run(
         [*command, *own_network(tmp_path / "mirrored", 40)],
@@ -188,7 +188,7 @@ def test_several_workers_evaluate_what_was_saved(tmp_path, one_device, following
     assert (ours["step"], ours["split"]) == (theirs["step"], "eval")
     assert ours["accuracy"] == theirs["accuracy"]
     assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-12)
-    assert output.count("restored step 60") == (0 if following else 1)
+    assert output.count("Restored step 60") == (0 if following else 1)
     assert_none_left(model_dir)
 
 
@@ -334,7 +334,7 @@ def test_workers_that_were_started_otherwise_are_told_what_differs(tmp_path):
     ]
     for status, output in finish_all(workers):
         assert status == 1, output
-        assert "worker 1 was started otherwise than worker 0:" in output
+        assert "Worker 1 must have the code, versions, config and flags of worker 0, got" in output
         told = [
             line.split(", code")[0].strip() for line in output.splitlines() if "  worker" in line
         ]

@@ -108,7 +108,7 @@ def test_configs(block, folder, capsys):
         capsys.readouterr()
     (folder / "block.gin").write_text(text)
     run_block(folder / "block.gin", unused)
-    assert "one step on one batch: loss" in capsys.readouterr().out
+    assert "One step on one batch: loss" in capsys.readouterr().out
 
 
 def run_block(path: Path, unused: tuple[str, ...]) -> None:

@@ -104,7 +104,7 @@ def test_a_compiled_loop_follows(strategy):
         ({"min_delta": -1.0}, "min_delta is -1.0"),
         ({"min_share": 1.0}, "min_share is 1.0"),
         ({"schedule": -1.0}, "the learning rate is -1; it is more than 0"),
-        ({"mode": "lowest"}, "'lowest'; it is one of max, min"),
+        ({"mode": "lowest"}, "must be 'max' or 'min', got 'lowest'"),
         ({"metric": "far_off"}, "Give ReduceOnPlateau.mode = 'max' or 'min'"),
     ],
 )
@@ -201,9 +201,11 @@ def test_the_rate_of_each_update_is_logged(straight):
         expected[step:] = [0.1 * 0.5**count] * (STEPS - step)
     np.testing.assert_allclose([line["learning_rate"] for line in logged], expected, rtol=1e-7)
     assert state(trainer)["reductions"] == 3  # the last one for what may follow
-    reduced = [text for text in told if text.startswith("step 8: loss 0.7 is no better than 0.5")]
+    reduced = [
+        text for text in told if text.startswith("Step 8: loss 0.7 does not improve on 0.5.")
+    ]
     assert len(reduced) == 1
-    assert reduced[0].endswith("The learning rate goes on at 0.05.")
+    assert reduced[0].endswith("The learning rate is reduced to 0.05.")
 
 
 @pytest.mark.parametrize("stops", [(1, 3), (5, 6, 7), (8, 10), (9, 14, 17)], ids=str)

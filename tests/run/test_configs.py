@@ -57,7 +57,7 @@ def test_dry_run(name, strategy, capsys, monkeypatch):
         params.append("GLOBAL_BATCH_SIZE = 26")  # the tutorial's 25 is odd
     monkeypatch.setattr("tests.run.test_train.SHORT", ())
     run(None, *params, gin_file=name, dry_run=True, strategy=strategy)
-    assert "one step on one batch: loss" in capsys.readouterr().out
+    assert "One step on one batch: loss" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", FILES)

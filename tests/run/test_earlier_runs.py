@@ -44,7 +44,7 @@ def model_dir(tmp_path):
 
 def test_resumes(model_dir, capsys):
     run(model_dir, *COMMAND, "TRAIN_STEPS = 40")
-    assert "restored step 20 from" in capsys.readouterr().out
+    assert "Restored step 20 from" in capsys.readouterr().out
     last = metrics(model_dir, "eval")[-1]
     assert last["step"] == 40
     assert last["loss"] == pytest.approx(LOSS_AT_40, rel=1e-5)

@@ -36,7 +36,7 @@ def test_the_best_checkpoint_stays_and_is_evaluated_and_exported(tmp_path, capsy
     for mode, what in [("eval", SavedWeights("best")), ("export", SavedWeights(step))]:
         capsys.readouterr()
         run(model_dir, *best, *rates, mode=mode, saved_weights=what)
-        assert f"restored step {step} from" in capsys.readouterr().out
+        assert f"Restored step {step} from" in capsys.readouterr().out
     images, labels = ddl.data.load_digits("test")
     model = keras.models.load_model(model_dir / "export" / "model.keras")
     accuracy = (model(images).numpy().argmax(-1) == labels).mean()
@@ -48,8 +48,12 @@ def test_the_best_checkpoint_stays_and_is_evaluated_and_exported(tmp_path, capsy
 @pytest.mark.parametrize(
     ("what", "error", "message"),
     [
-        (SavedWeights(7), ModelDirectoryError, "--checkpoint=7: not in .*; there are: 20, 40"),
-        (SavedWeights("best"), ConfigError, "Bind Retention.best_metric"),
+        (
+            SavedWeights(7),
+            ModelDirectoryError,
+            "--checkpoint=7 does not exist in .* one of the steps 20, 40.",
+        ),
+        (SavedWeights("best"), ConfigError, "requires Retention.best_metric, got None. Set it"),
     ],
     ids=str,
 )
@@ -123,7 +127,7 @@ def test_following_a_run_evaluates_what_comes_until_the_last(followed, capsys):
         lambda: foreign_checkpoint(folder), lambda: arrives(20), lambda: arrives(40), params=()
     )
     assert steps == [20, 40]
-    assert "step 40 is the last one of the run" in capsys.readouterr().out
+    assert "Step 40 is the last step of the run." in capsys.readouterr().out
 
 
 def test_following_a_run_that_ends_before_its_last_step(followed, capsys):
@@ -132,7 +136,7 @@ def test_following_a_run_that_ends_before_its_last_step(followed, capsys):
     arrives(40)
     before = contents(folder)
     assert follow() == [40]  # an earlier one is not evaluated
-    assert "no other checkpoint after that of step 40 in 5 s" in capsys.readouterr().out
+    assert "No checkpoint after step 40 appeared within 5 s." in capsys.readouterr().out
     assert contents(folder) == before
 
 
@@ -149,8 +153,8 @@ def test_following_through_a_damaged_checkpoint(followed, capsys):
         lambda: arrives(40),
     )
     assert steps == [20, 40]
-    assert "waiting for the next checkpoint" in evaluated[0]
-    assert "taking the one before" in evaluated[1]
+    assert "Waiting for the next checkpoint." in evaluated[0]
+    assert "the checkpoint before it is used" in evaluated[1]
     assert evaluated[1].count("accuracy") == 1
 
 
@@ -169,7 +173,9 @@ def test_following_a_run_that_goes_back(followed, capsys):
 
 
 def test_following_where_nothing_comes(tmp_path):
-    with pytest.raises(ModelDirectoryError, match=r"no checkpoint came to .* in 1 s.*no such fol"):
+    with pytest.raises(
+        ModelDirectoryError, match=r"No checkpoint .* appeared in .* within 1 s. The folder does"
+    ):
         run(tmp_path / "none", mode="eval", follow_timeout=1)
     assert not (tmp_path / "none").exists()
 
@@ -183,7 +189,9 @@ def test_what_others_saved_is_never_taken(tmp_path, mode, name, monkeypatch):
     monkeypatch.setattr("ddl.run.from_checkpoints.time", Clock())
     before = contents(model_dir)
     arguments = {"mode": "eval", "follow_timeout": 3} if mode == "follow" else {"mode": mode}
-    with pytest.raises(ModelDirectoryError, match=r"no checkpoint .* checkpoint, ckpt-5\..*step-N"):
+    with pytest.raises(
+        ModelDirectoryError, match=r"(?i)no checkpoint .* checkpoint, ckpt-5\..*step-N"
+    ):
         run(model_dir, **arguments)
     assert contents(model_dir) == before
 
@@ -192,7 +200,7 @@ def test_a_checkpoint_of_others_that_is_named_like_ddls_is_not_evaluated(tmp_pat
     model_dir = tmp_path / "run"
     tf.train.Checkpoint(weights=tf.Variable([1.0])).write(str(model_dir / "checkpoints" / "step-5"))
     monkeypatch.setattr("ddl.run.from_checkpoints.time", Clock())
-    failure = r"no checkpoint came to .* in 3 s that could be .*step-5 cannot be restored"
+    failure = r"No checkpoint .* appeared in .* within 3 s. .*step-5 cannot be restored"
     with pytest.raises(ModelDirectoryError, match=failure):
         run(model_dir, mode="eval", follow_timeout=3)
     assert not (model_dir / "metrics.jsonl").exists()
@@ -210,7 +218,7 @@ def test_a_checkpoint_that_goes_before_it_is_restored(finished, tmp_path, monkey
         return saved
 
     monkeypatch.setattr(ddl.Checkpoints, "saved", found_and_gone)
-    with pytest.raises(ModelDirectoryError, match="there is no checkpoint in"):
+    with pytest.raises(ModelDirectoryError, match="There is no checkpoint in"):
         run(model_dir, mode="eval")
 
 
@@ -225,7 +233,7 @@ def test_an_export_that_fails_leaves_the_one_before(finished, tmp_path, monkeypa
         raise tf.errors.ResourceExhaustedError(None, None, "No space left on device")
 
     monkeypatch.setattr(keras.Model, at, full)
-    with pytest.raises(ModelDirectoryError, match="export to .* failed: .*No space left"):
+    with pytest.raises(ModelDirectoryError, match="The export to .* failed: .*No space left"):
         run(model_dir, mode="export")
     assert contents(model_dir / "export") == before
     assert not list(model_dir.glob("*.partial"))

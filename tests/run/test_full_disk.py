@@ -60,7 +60,7 @@ def test_a_disk_that_fills_up(small_disk, tmp_path):
     before = {path.name: path.read_bytes() for path in (model_dir / "checkpoints").glob("step-*")}
     status, output = run(model_dir, "Retention.last = 9")
     assert status == 1
-    assert "the checkpoint of step 60 could not be written" in output
+    assert "The checkpoint of step 60 could not be written" in output
     assert "Traceback" not in output
     for name, content in before.items():
         assert (model_dir / "checkpoints" / name).read_bytes() == content

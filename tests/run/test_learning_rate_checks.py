@@ -10,7 +10,7 @@ from ddl.optimizers.plateau import ReduceOnPlateau
 from ddl.run.learning_rate_checks import learning_rate_summary
 
 
-def test_a_run_is_told_what_was_resolved():
+def test_the_summary_shows_what_was_resolved():
     rate = LearningRate(
         schedules.CosineDecay(0.1, 90),
         scaling="linear",
@@ -54,10 +54,16 @@ def test_a_function_is_asked_for_its_rate():
 @pytest.mark.parametrize(
     ("learning_rate", "message"),
     [
-        (LearningRate(0.1, warmup_steps=100), "the warm-up takes 100 updates, and the run ends"),
-        (schedules.PolynomialDecay(0.1, 50, -0.1), "the learning rate of update 26 is -0.00"),
-        (schedules.ExponentialDecay(1.0, 1, 1e9), "the learning rate of update 5 is inf"),
-        (0.0, "the learning rate is 0 at its peak"),
+        (
+            LearningRate(0.1, warmup_steps=100),
+            "shorter than the run of 100 updates, got 100 warm-up",
+        ),
+        (schedules.PolynomialDecay(0.1, 50, -0.1), "at least 0, got -0.00.* at update 26"),
+        (
+            schedules.ExponentialDecay(1.0, 1, 1e9),
+            "must be finite and at least 0, got inf at update 5",
+        ),
+        (0.0, "The peak learning rate must be greater than 0, got 0"),
     ],
     ids=["warm-up", "negative", "infinite", "zero"],
 )
@@ -66,10 +72,10 @@ def test_a_run_refuses(learning_rate, message):
         learning_rate_summary(keras.optimizers.SGD(learning_rate), 100)
 
 
-def test_a_plateau_is_told():
+def test_the_summary_shows_a_plateau():
     plateau = ReduceOnPlateau(LearningRate(0.1, warmup_steps=10), "accuracy", factor=0.2)
     told = learning_rate_summary(keras.optimizers.SGD(plateau), 100)
     assert told["on a plateau"] == "× 0.2 after 3 evaluations without a better accuracy"
     assert told["warm-up"] == "gradual, 10 updates from 0"
-    with pytest.raises(ConfigError, match="takes 10 updates, and the run ends after 9"):
+    with pytest.raises(ConfigError, match="the run of 9 updates, got 10 warm-up updates"):
         learning_rate_summary(keras.optimizers.SGD(plateau), 9)

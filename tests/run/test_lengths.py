@@ -28,12 +28,12 @@ def test_lengths_that_the_run_knows_are_periods_too(tmp_path):
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        (["TRAIN_STEPS = %TOTAL_STEPS"], "%TOTAL_STEPS is read .*RunPlan.train_steps"),
+        (["TRAIN_STEPS = %TOTAL_STEPS"], "%TOTAL_STEPS is used .*RunPlan.train_steps"),
         (["TRAIN_STEPS = None", "TRAIN_EPOCHS = %TOTAL_STEPS"], "%TOTAL.*RunPlan.train_epochs"),
         (["GLOBAL_BATCH_SIZE = %STEPS_PER_EPOCH"], "%STEPS.*for Trainer.global_batch_size"),
         (["images.seed = %STEPS_PER_EPOCH"], "%STEPS_PER_EPOCH.*for Trainer.train_data"),
-        (["PRECISION = %TOTAL_STEPS"], "%TOTAL_STEPS is read before.*in call to set_numerics"),
-        (["SEED = %TOTAL_STEPS"], "%TOTAL_STEPS is read before .*in scope SEED"),
+        (["PRECISION = %TOTAL_STEPS"], "%TOTAL_STEPS is used before.*in call to set_numerics"),
+        (["SEED = %TOTAL_STEPS"], "%TOTAL_STEPS is used before .*in scope SEED"),
     ],
     ids=str,
 )

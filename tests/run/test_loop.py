@@ -1,4 +1,4 @@
-"""Going back after a divergence, and what is kept; whole runs are in run/test_train.py."""
+"""Rewinds after a divergence, and stops; whole runs are in run/test_train.py."""
 
 import json
 import os
@@ -100,7 +100,7 @@ def test_going_back_leaves_out_the_batches_up_to_the_bad_one(tmp_path, steps_per
     assert trainer.step == STEPS
     assert int(trainer.state.rewinds) == 1
     assert trainer.skipped_updates == 0
-    assert any("leaving out the batches from 10 to 12. Rewind 1 of 3" in text for text in told)
+    assert any("skips the batches 10 to 12. This is rewind 1 of 3" in text for text in told)
     data = poisoned()
     keep = np.r_[0 : 8 * 10, 8 * 13 : len(data["label"])]
     straight = make_trainer({name: value[keep] for name, value in data.items()})
@@ -134,7 +134,9 @@ def test_going_back_before_there_was_a_checkpoint(tmp_path):
 
 def test_as_often_as_is_allowed(tmp_path):
     data = poisoned(6, 12, 16)
-    with pytest.raises(TrainingDiverged, match="It had gone back 2 times before"):
+    with pytest.raises(
+        TrainingDiverged, match="The run has already made 2 rewinds, as many as RunPlan.max_rewinds"
+    ):
         run(tmp_path / "two", make_trainer(data), on_divergence="rewind", max_rewinds=2)
     trainer = run(tmp_path / "three", make_trainer(data), on_divergence="rewind")
     assert int(trainer.state.rewinds) == 3
@@ -215,7 +217,7 @@ def test_a_signal_where_the_weights_are_not_finite_saves_nothing(tmp_path):
 
 @pytest.mark.parametrize("at", [0, 10])
 def test_a_signal_before_the_first_update_repeats_no_line(tmp_path, at):
-    """It may come while a run that goes on at a step with lines is still being traced."""
+    """It may come while a run that resumes at a step with lines is still being traced."""
     straight = run(tmp_path / "straight", make_trainer(poisoned()), eval_every=5)
     if at:
         run(tmp_path / "run", make_trainer(poisoned()), train_steps=at, eval_every=5)
@@ -259,7 +261,7 @@ def test_going_back_where_nothing_could_be_saved(tmp_path, monkeypatch):
 
     full = shutil._ntuple_diskusage(10**9, 10**9, 0)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
-    with pytest.raises(TrainingDiverged, match="There is no checkpoint to go back to"):
+    with pytest.raises(TrainingDiverged, match="There is no checkpoint to rewind to"):
         run(tmp_path, make_trainer(poisoned(3)), on_divergence="rewind")
 
 
@@ -292,7 +294,7 @@ def test_each_better_evaluation_is_saved(tmp_path):
     assert saved.metadata.metrics["accuracy"] == 0.9
 
 
-def test_a_full_disk_is_told_and_the_run_goes_to_its_end(tmp_path, monkeypatch):
+def test_a_full_disk_is_reported_and_the_run_continues_to_its_end(tmp_path, monkeypatch):
     import shutil
 
     trainer, told = make_trainer(poisoned()), []

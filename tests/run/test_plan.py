@@ -8,12 +8,15 @@ from ddl.run.plan import RunPlan
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({}, "neither of them"),
-        ({"train_steps": 1, "train_epochs": 1}, "both of them"),
-        ({"train_steps": 0}, "train_steps is 0"),
-        ({"train_epochs": -1}, "train_epochs is -1"),
-        ({"train_steps": 1, "eval_every": 0}, "eval_every is 0"),
-        ({"train_steps": 1, "log_every": 0}, "log_every is 0"),
+        ({}, "TRAIN_STEPS = None and TRAIN_EPOCHS = None. Set one of them.$"),
+        (
+            {"train_steps": 1, "train_epochs": 1},
+            "TRAIN_STEPS = 1 and TRAIN_EPOCHS = 1. Set one of them to None",
+        ),
+        ({"train_steps": 0}, "RunPlan.train_steps must be greater than 0, got 0"),
+        ({"train_epochs": -1}, "train_epochs must be greater than 0, got -1"),
+        ({"train_steps": 1, "eval_every": 0}, "eval_every must be greater than 0, got 0"),
+        ({"train_steps": 1, "log_every": 0}, "log_every must be greater than 0, got 0"),
     ],
 )
 def test_bad_values(arguments, message):
@@ -31,11 +34,11 @@ def test_total_steps():
 @pytest.mark.parametrize(
     ("every", "checkpoint_every", "message"),
     [
-        (30, 50, "must be a multiple of CHECKPOINT_EVERY, 50, .*got 30. Give 50"),
-        (70, 50, "got 70. Give 50"),
-        (130, 50, "Give 150"),
-        (25, 50, "Give 50"),
-        (30, None, "CHECKPOINT_EVERY is None: .*Give CHECKPOINT_EVERY = 30"),
+        (30, 50, "must be a multiple of CHECKPOINT_EVERY = 50, .*got 30. Set Retention.every = 50"),
+        (70, 50, "got 70. Set Retention.every = 50"),
+        (130, 50, "Set Retention.every = 150"),
+        (25, 50, "Set Retention.every = 50"),
+        (30, None, "CHECKPOINT_EVERY is None, .*Set CHECKPOINT_EVERY = 30"),
     ],
 )
 def test_only_steps_that_are_saved_can_stay(every, checkpoint_every, message):

@@ -1,4 +1,4 @@
-"""What a run plan is refused for, in whole runs that do not begin."""
+"""Checks of a run plan against its Trainer."""
 
 from types import SimpleNamespace
 
@@ -22,29 +22,31 @@ def test_evaluations_need_data(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def told(evaluates=True, optimizer=None, **plan):
+def noted(evaluates=True, optimizer=None, **plan):
     optimizer = optimizer or keras.optimizers.SGD(0.1)
     trainer = SimpleNamespace(steps_per_epoch=10, optimizer=optimizer)
     return "; ".join(without_effect(RunPlan(**plan), trainer, evaluates))
 
 
-def test_what_does_nothing_in_a_run_of_its_length_is_said():
+def test_settings_without_effect_in_a_run_of_this_length_are_noted():
     kept = Retention(every=50)
-    assert "Retention.every is 50 and the run ends at step 40" in told(
+    assert "Retention.every is 50, but the run ends at step 40, so it has no effect" in noted(
         train_epochs=4, checkpoint_every=50, retention=kept
     )
-    assert told(train_steps=50, checkpoint_every=50, retention=kept) == ""
+    assert noted(train_steps=50, checkpoint_every=50, retention=kept) == ""
     best = Retention(best_metric="loss")
-    assert "no checkpoint is the best" in told(False, train_steps=40, eval_every=10, retention=best)
+    assert "does not evaluate, so Retention.best_metric has no effect" in noted(
+        False, train_steps=40, eval_every=10, retention=best
+    )
     for eval_every in (None, 40):
         plan = {"train_steps": 40, "eval_every": eval_every, "retention": best}
-        assert "the last checkpoint is the best" in told(**plan)
-    assert told(train_steps=40, eval_every=39, retention=best) == ""
+        assert "the last checkpoint is the best" in noted(**plan)
+    assert noted(train_steps=40, eval_every=39, retention=best) == ""
 
 
-def test_a_patience_beyond_the_run_is_said():
+def test_a_patience_beyond_the_run_is_noted():
     optimizer = keras.optimizers.SGD(ReduceOnPlateau(0.1, patience=3))
-    assert "the run has 3 evaluations before its end" in told(
+    assert "the run has only 3 evaluations before its end" in noted(
         optimizer=optimizer, train_steps=40, eval_every=10
     )
-    assert told(optimizer=optimizer, train_steps=41, eval_every=10) == ""
+    assert noted(optimizer=optimizer, train_steps=41, eval_every=10) == ""

@@ -56,23 +56,28 @@ def test_nothing_is_suggested_where_nothing_falls():
 def test_a_trainer_that_has_trained():
     trainer = quadratic()
     trainer.train(1)
-    with pytest.raises(ConfigError, match="has made 1 updates; a range test begins with fresh"):
+    with pytest.raises(
+        ConfigError, match="needs a trainer with fresh weights, got one that has made 1 updates"
+    ):
         RangeTest().run(trainer)
 
 
 def test_a_divergence_at_once():
-    with pytest.raises(ConfigError, match="Begin with a smaller one"):
+    with pytest.raises(ConfigError, match="Lower RangeTest.smallest"):
         RangeTest(10.0, 1000.0, steps=20).run(quadratic())
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"smallest": 0.0}, "the range is from 0 to 10"),
-        ({"smallest": 1.0, "largest": 0.1}, "the second is the larger"),
-        ({"largest": float("inf")}, "to inf"),
-        ({"steps": 5}, "5 steps; it has 10 or more"),
-        ({"smoothing": 0.0}, "smoothing is 0.0"),
+        ({"smallest": 0.0}, "got smallest = 0 and largest = 10"),
+        (
+            {"smallest": 1.0, "largest": 0.1},
+            "needs 0 < smallest < largest < inf, got smallest = 1 and largest = 0.1",
+        ),
+        ({"largest": float("inf")}, "largest = inf"),
+        ({"steps": 5}, "RangeTest.steps must be at least 10, got 5"),
+        ({"smoothing": 0.0}, "RangeTest.smoothing must be greater than 0 .*, got 0.0"),
     ],
 )
 def test_refuses(arguments, message):

@@ -24,6 +24,7 @@ def test_flags_that_decide_what_they_do_together_are_compared():
     other = TwoWorkers(lambda text: text.replace("--mode=train", "--mode=eval"))
     with pytest.raises(ConfigError) as raised:
         check_same_on_all(other, flags)
-    told = str(raised.value).splitlines()
-    assert told[0] == "worker 1 was started otherwise than worker 0:"
-    assert sorted(told[1:]) == ["  worker 0: --mode=train", "  worker 1: --mode=eval"]
+    first, *differences, last = str(raised.value).splitlines()
+    assert first == "Worker 1 must have the code, versions, config and flags of worker 0, got"
+    assert last == "Start all workers with the same ones."
+    assert sorted(differences) == ["  worker 0: --mode=train", "  worker 1: --mode=eval"]

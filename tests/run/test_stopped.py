@@ -21,8 +21,8 @@ def stop(process) -> str:
     status, output = finish(process)
     assert status == 75, output
     assert time.monotonic() - asked < 5
-    assert "stopped by SIGTERM at step" in output
-    assert "The same command goes on from there" in output
+    assert "Training stopped on SIGTERM at step" in output
+    assert "after saving. Run the same command to resume." in output
     return output
 
 
@@ -88,8 +88,8 @@ def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(tmp_path, str
     status, output = finish(start(model_dir, *MODES[mode]))
     assert status == 0, output
     assert "step-240 is damaged" in output
-    assert "it was set aside in" in output
-    assert "restored step 225" in output
+    assert "and was moved to" in output
+    assert "Restored step 225" in output
     assert (model_dir / "checkpoints" / "damaged" / "step-240" / newest.name).exists()
     assert_same_end(model_dir, reference)
 
@@ -105,6 +105,6 @@ def test_without_a_good_checkpoint_nothing_is_begun_again(tmp_path, straight):
     for _ in range(2):
         status, output = finish(start(model_dir, *MODES[mode]))
         assert status == 1
-        assert "no checkpoint in" in output
+        assert "No checkpoint in" in output
         assert "Traceback" not in output
     assert {path: path.stat().st_mtime_ns for path in sorted(model_dir.rglob("*"))} == before

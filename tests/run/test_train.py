@@ -129,7 +129,7 @@ def test_a_finished_run_has_nothing_to_do(finished, tmp_path, capsys):
     shutil.copytree(finished, model_dir)
     before = contents(model_dir)
     run(model_dir)
-    assert "nothing left to do" in capsys.readouterr().out
+    assert "The run has reached step 40 of 40. Raise TRAIN_STEPS" in capsys.readouterr().out
     after = contents(model_dir)
     assert {name for name in after if before.get(name) != after[name]} <= {"checkpoints/checkpoint"}
 
@@ -156,7 +156,7 @@ def test_a_signal_saves_and_the_run_goes_on(finished, tmp_path, monkeypatch):
         np.testing.assert_array_equal(tensors(model_dir)[name], value, err_msg=name)
 
 
-def test_another_config_is_refused_and_told(finished):
+def test_another_config_is_refused_with_its_differences(finished):
     before = contents(finished)
     with pytest.raises(ModelDirectoryError) as raised:
         run(finished, "GLOBAL_BATCH_SIZE = 128", "cnn.hidden_units = (32,)")
@@ -183,7 +183,9 @@ def test_a_saved_config_that_is_damaged_is_named(finished, tmp_path, content, mo
     shutil.copytree(finished, model_dir)
     (model_dir / "config.gin").write_bytes(content)
     before = contents(model_dir)
-    with pytest.raises(ModelDirectoryError, match=r"(?s)config\.gin .*Bring it back from a copy"):
+    with pytest.raises(
+        ModelDirectoryError, match=r"(?s)config\.gin .*Restore the file from a backup"
+    ):
         run(model_dir, mode=mode)
     assert contents(model_dir) == before
 
@@ -196,7 +198,7 @@ def test_a_run_goes_on_after_a_cut_line_and_an_evaluation(finished, tmp_path, ca
     # Killed while it wrote the evaluation of its last checkpoint.
     (model_dir / "metrics.jsonl").write_bytes(b"".join(lines[:-1]) + lines[-1][:25])
     run(model_dir, mode="eval")
-    assert "the last line, which was cut off: 25 bytes" in capsys.readouterr().out
+    assert "removed the incomplete last line of 25 bytes." in capsys.readouterr().out
     assert [line["step"] for line in metrics(model_dir, "eval")] == [20, 40]
     run(model_dir, "TRAIN_STEPS = 60")
     assert [line["step"] for line in metrics(model_dir, "eval")] == [20, 40, 60]
@@ -209,9 +211,9 @@ def test_a_damaged_line_is_named_before_an_evaluation(finished, tmp_path, capsys
         file.write(b"\xff\xfe\n")
     before = contents(model_dir)
     for arguments in [{"mode": "eval"}, {"mode": "eval", "follow_timeout": 0}]:
-        with pytest.raises(ModelDirectoryError, match=r"metrics\.jsonl:\d+ is not a line that ddl"):
+        with pytest.raises(ModelDirectoryError, match=r"metrics\.jsonl:\d+ must be a JSON object"):
             run(model_dir, **arguments)
-    with pytest.raises(ModelDirectoryError, match=r"metrics\.jsonl:\d+ is not a line that ddl"):
+    with pytest.raises(ModelDirectoryError, match=r"metrics\.jsonl:\d+ must be a JSON object"):
         run(model_dir, "TRAIN_STEPS = 60")
     assert "accuracy" not in capsys.readouterr().out
     assert contents(model_dir) == before
@@ -272,13 +274,13 @@ def test_an_export_needs_keras_alone(tmp_path):
     assert done.stdout.strip() == "cnn False", done.stderr[-1000:]
 
 
-def test_other_microbatches_are_told_where_statistics_are_taken_of_them(finished, tmp_path, capsys):
+def test_other_microbatches_are_noted_if_statistics_depend_on_them(finished, tmp_path, capsys):
     run(tmp_path / "run", **REGULARIZED, mode="train")
     run(tmp_path / "run", "ACCUMULATION_STEPS = 1", "TRAIN_STEPS = 42", **REGULARIZED)
-    assert "ACCUMULATION_STEPS: 2 → 1: this model takes statistics" in capsys.readouterr().out
+    assert "ACCUMULATION_STEPS: 2 → 1. This model computes statistics" in capsys.readouterr().out
     shutil.copytree(finished, tmp_path / "other")
     run(tmp_path / "other", "ACCUMULATION_STEPS = 2", "TRAIN_STEPS = 42")
-    assert "this model takes statistics" not in capsys.readouterr().out
+    assert "This model computes statistics" not in capsys.readouterr().out
 
 
 def test_a_loss_scale_is_logged_and_overflows_are_counted(tmp_path):
@@ -328,7 +330,7 @@ def test_an_integer_is_a_learning_rate(capsys):
 
 @pytest.mark.parametrize("mode", ["eval", "export"])
 def test_without_a_checkpoint(tmp_path, mode):
-    with pytest.raises(ModelDirectoryError, match="there is no checkpoint in"):
+    with pytest.raises(ModelDirectoryError, match="There is no checkpoint in"):
         run(tmp_path / "none", mode=mode)
     assert not (tmp_path / "none").exists()
 
@@ -347,7 +349,7 @@ def test_dry_run_writes_nothing_and_shows_the_plan(tmp_path, capsys):
         "global batch size: 64 = 4 replicas × 16",
         "steps: 40 (1.7 epochs)",
         "learning rate: 0.05 at its peak",
-        "one step on one batch: loss 2.",
+        "One step on one batch: loss 2.",
         "FusedSGD.momentum = 0.9",
     ):
         assert text in out
@@ -367,8 +369,16 @@ def test_per_replica_form_scales_batch_and_learning_rate(capsys):
 @pytest.mark.parametrize(
     ("params", "error", "message"),
     [
-        (["TRAIN_EPOCHS = 1"], ConfigError, "both of them is given"),
-        (["TRAIN_STEPS = None"], ConfigError, "neither of them is given"),
+        (
+            ["TRAIN_EPOCHS = 1"],
+            ConfigError,
+            "TRAIN_STEPS = 40 and TRAIN_EPOCHS = 1. Set one of them to None",
+        ),
+        (
+            ["TRAIN_STEPS = None"],
+            ConfigError,
+            "TRAIN_STEPS = None and TRAIN_EPOCHS = None. Set one of them.",
+        ),
         (["TRAIN_STEPS = '40'"], ConfigError, "TRAIN_STEPS"),
         (["TRAIN_STEP = 40"], ConfigError, "TRAIN_STEP is never used.*TRAIN_STEPS"),
         (["cnn.filter = 40"], ConfigError, "cnn has no parameter filter"),
@@ -379,12 +389,16 @@ def test_per_replica_form_scales_batch_and_learning_rate(capsys):
         (["DATA = 'digit'"], ConfigError, "digits"),
         (["NUM_CLASSES = 9"], DataError, "10|9"),
         (["Trainer.task = @Classification"], ConfigError, "parentheses"),
-        (["LEARNING_RATE = -1"], ConfigError, "the learning rate of update 0 is -1;"),
+        (
+            ["LEARNING_RATE = -1"],
+            ConfigError,
+            "The learning rate must be finite and at least 0, got -1 at update 0",
+        ),
         (["SEED = -1"], ConfigError, "SEED is -1"),
     ],
     ids=str,
 )
-def test_bad_input_is_told_and_leaves_nothing(tmp_path, params, error, message):
+def test_bad_input_is_an_error_and_leaves_nothing(tmp_path, params, error, message):
     with pytest.raises(error, match=message):
         run(tmp_path / "run", *params, strategy=("mirrored", 2))
     assert list(tmp_path.iterdir()) == []
@@ -393,17 +407,23 @@ def test_bad_input_is_told_and_leaves_nothing(tmp_path, params, error, message):
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        (["Retention.best_metric = 'acuracy'"], "'acuracy'; an evaluation gives loss, accuracy"),
+        (
+            ["Retention.best_metric = 'acuracy'"],
+            r"of the evaluation \(loss, accuracy\), got 'acuracy'",
+        ),
         (["Retention.best_metric = 'loss'", "Trainer.eval_data = None"], "no data to evaluate on"),
-        (["Retention.best_mode = 'max'"], "no best_metric for it"),
+        (
+            ["Retention.best_mode = 'max'"],
+            "Retention.best_mode is 'max', but Retention.best_metric is None",
+        ),
         (["RunPlan.on_divergence = 'retry'"], "on_divergence must be .*'rewind'"),
-        (["RunPlan.max_rewinds = 0"], "max_rewinds is 0"),
+        (["RunPlan.max_rewinds = 0"], "max_rewinds must be greater than 0, got 0"),
         (["RunPlan.warm_start = @WarmStart()"], r"WarmStart.checkpoint|missing.*checkpoint"),
         (["RunPlan.warm_start = @WarmStart()", "WarmStart.checkpoint = '/none'"], "'/none'"),
     ],
     ids=str,
 )
-def test_bad_plans_are_told_and_leave_nothing(tmp_path, params, message):
+def test_bad_plans_are_errors_and_leave_nothing(tmp_path, params, message):
     unused = ("test/images.split", "Retention.best_metric")
     with pytest.raises(ConfigError, match=message):
         run(tmp_path / "run", *params, allow_unused=unused)
@@ -414,7 +434,7 @@ def test_the_batch_of_a_run_by_replica_cannot_change_on_the_way(tmp_path):
     per_replica = {"gin_file": "digits_cnn_per_replica.gin"}
     model_dir = tmp_path / "run"
     run(model_dir, "TRAIN_STEPS = None", "TRAIN_EPOCHS = 0.5", **per_replica)
-    with pytest.raises(ModelDirectoryError, match="global batch size is 16; here it is 32"):
+    with pytest.raises(ModelDirectoryError, match="global batch size must be 16, .*, got 32"):
         run(
             model_dir,
             "TRAIN_STEPS = None",
@@ -424,17 +444,17 @@ def test_the_batch_of_a_run_by_replica_cannot_change_on_the_way(tmp_path):
         )
 
 
-def test_going_on_with_other_replicas_is_told(finished, tmp_path, capsys):
+def test_another_number_of_replicas_is_noted_on_resuming(finished, tmp_path, capsys):
     model_dir = tmp_path / "run"
     shutil.copytree(finished, model_dir)
     run(model_dir, "TRAIN_STEPS = 42", strategy=("mirrored", 2))
-    assert "the run goes on with 2 replicas; it had 1" in capsys.readouterr().out
+    assert "The run resumes with 2 replicas; it had 1 before." in capsys.readouterr().out
 
 
 SCALED = ("BASE_BATCH_SIZE = 16", "SCALING_RULE = 'linear'", "WARMUP_EPOCHS = 0.5")
 
 
-def test_scaling_and_warm_up_are_told_and_logged_as_used(tmp_path, capsys):
+def test_scaling_and_warm_up_are_printed_and_logged_as_used(tmp_path, capsys):
     run(None, *SCALED, dry_run=True)
     told = " ".join(capsys.readouterr().out.split())
     for numbers in (
@@ -477,13 +497,13 @@ def test_a_run_whose_rate_follows_its_length_is_not_lengthened_in_silence(tmp_pa
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        (["WARMUP_EPOCHS = 2"], "takes 46 updates, and the run ends after 40"),
+        (["WARMUP_EPOCHS = 2"], "the run of 40 updates, got 46 warm-up updates"),
         ([*COSINE, "WARMUP_STEPS = 40"], "takes 40 updates, and the run ends after 40"),
         (["LEARNING_RATE = -0.1"], "the learning rate is -0.1; it is more than 0"),
         (["LEARNING_RATE = 0"], "the learning rate is 0; it is more than 0"),
         (["SCALING_RULE = 'linear'"], "BASE_BATCH_SIZE .* is missing"),
         (["SCALING_RULE = 'cubic'"], "must be .*Literal.*'cubic'"),
-        (["TOTAL_STEPS = 50"], "TOTAL_STEPS is given as 50, and is 40"),
+        (["TOTAL_STEPS = 50"], "TOTAL_STEPS must be 40, .*, got 50. Remove the binding"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else None,
 )

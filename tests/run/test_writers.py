@@ -62,13 +62,15 @@ NOT_OURS = {
 
 
 @pytest.mark.parametrize("name", NOT_OURS)
-def test_a_line_of_somebody_else_is_told(tmp_path, name):
+def test_a_foreign_line_is_an_error(tmp_path, name):
     path = tmp_path / "metrics.jsonl"
     content = b'{"step": 1}\n' + NOT_OURS[name] + b'\n{"step": 9}\n'
     path.write_bytes(content)
     writer = JsonLinesWriter(path)
     for look in (writer.check, lambda: writer.has(3, "eval", ()), lambda: writer.drop_after(5)):
-        with pytest.raises(ModelDirectoryError, match=r"metrics.jsonl:2 is not a line") as raised:
+        with pytest.raises(
+            ModelDirectoryError, match=r"metrics.jsonl:2 must be a JSON object"
+        ) as raised:
             look()
         assert len(str(raised.value)) < 500
     assert path.read_bytes() == content
@@ -88,7 +90,9 @@ def test_a_line_that_was_cut_off_is_removed_by_who_writes_next(tmp_path, name):
     JsonLinesWriter(path, told.append).drop_after(15)
     assert [line["step"] for line in lines(path)] == [10, 10]
     assert len(told) == 4
-    assert all(f"the last line, which was cut off: {len(NOT_OURS[name]):,} b" in x for x in told)
+    assert all(
+        f"removed the incomplete last line of {len(NOT_OURS[name]):,} bytes." in x for x in told
+    )
 
 
 def test_a_last_line_that_lacks_its_end_alone_is_kept(tmp_path):
