@@ -101,9 +101,9 @@ def test_a_run_from_the_command_line(tmp_path):
     )
     assert result.returncode == 0, result.stderr
     assert (
-        "warm start from run/checkpoints/step-30: 4 weights read: conv_1_1/kernel" in result.stdout
+        "Warm start from run/checkpoints/step-30. Read 4 weights: conv_1_1/kernel" in result.stdout
     )
-    assert "not there, and as initialized: hidden_1/kernel" in result.stdout
+    assert "Kept at their initial values: hidden_1/kernel" in result.stdout
 
 
 def test_an_error_is_a_few_lines_and_status_1(tmp_path):

@@ -224,7 +224,7 @@ class Checkpoints:
         try:
             self._directory.remove(self._retention.superfluous(self._directory.saved()))
         except OSError as error:
-            self._report(f"an old checkpoint could not be removed: {error}")
+            self._report(f"An old checkpoint could not be removed: {error}. Remove it by hand.")
 
     # ------------------------------------------------------------ restoring
 
@@ -268,7 +268,7 @@ class Checkpoints:
         saved, damaged = self._newest_readable(scheduled)
         for each, error in damaged:
             where = self._directory.set_aside(each)
-            self._report(f"{each} is damaged ({error}); it was set aside in {where}")
+            self._report(f"{each} is damaged ({error}) and was moved to {where}.")
         if self._directory.path.exists():
             self._directory.clear_partial()
             self._tidy()
@@ -297,7 +297,10 @@ class Checkpoints:
             saved = self._readable(saved) if self._workers.is_chief else None
         step = self._workers.of_chief(-1 if saved is None else saved.step)
         if step < 0:
-            raise ModelDirectoryError(f"there is no checkpoint in {self.folder}")
+            raise ModelDirectoryError(
+                f"There is no checkpoint in {self.folder}. Train first, or pass another "
+                "--model_dir."
+            )
         with self._workers.failing_together():
             saved = saved or self._directory.at(step)
             position = {"step": self._state.step, "batches": self._state.batches}
@@ -310,12 +313,14 @@ class Checkpoints:
         if saved is None:
             saved, damaged = self._newest_readable()
             for each, error in damaged:
-                self._report(f"{each} is damaged ({error}); taking the one before")
+                self._report(f"{each} is damaged ({error}); the checkpoint before it is used.")
             return saved
         try:
             self._directory.check(saved)
         except CheckpointDamagedError as error:
-            raise ModelDirectoryError(f"{saved} cannot be read: {error}") from error
+            raise ModelDirectoryError(
+                f"{saved} cannot be read: {error}. Pass another --checkpoint."
+            ) from error
         return saved
 
     def _newest_readable(
@@ -342,8 +347,8 @@ class Checkpoints:
         if damaged:
             listing = "\n".join(f"  {saved}: {error}" for saved, error in damaged)
             raise ModelDirectoryError(
-                f"no checkpoint in {self._directory.path} can be read:\n{listing}\n"
-                "Bring one back from a copy, or begin again in another --model_dir."
+                f"No checkpoint in {self._directory.path} can be read:\n{listing}\n"
+                "Restore one from a backup, or start a new run in another --model_dir."
             )
         return None, []
 
@@ -356,9 +361,9 @@ class Checkpoints:
         ):
             if was is not None and was != now:
                 raise ModelDirectoryError(
-                    f"{saved} is of a run whose {name} is {was:,}; here it is {now:,}. Its step "
-                    "and its place in the data mean something else then. Keep the number, or "
-                    "begin a run in another --model_dir from its weights (WarmStart)."
+                    f"The {name} must be {was:,}, as in the run that saved {saved}, got {now:,}: "
+                    "the step and the position in the data depend on it. Keep the number, or start "
+                    "a new run from these weights (WarmStart) in another --model_dir."
                 )
 
     def _restore(
@@ -379,14 +384,15 @@ class Checkpoints:
         Raises:
           ModelDirectoryError: If the checkpoint does not match or cannot be read.
         """
-        remedy = "Give another --model_dir, or the config that the checkpoint was made with."
+        remedy = "Pass another --model_dir, or the config of the run that saved the checkpoint."
         try:
             with readable(saved.prefix) as prefix:
                 if differences := compare(checkpoint, prefix, (*partial, "save_counter")):
                     if any(path.startswith(BESIDE_ATTRIBUTES) for path in differences.missing):
                         remedy += (
-                            " If this was the one: ddl once left out of checkpoints what a model "
-                            "keeps in lists and dicts. Train again in another --model_dir."
+                            " If it is that config, an earlier version of ddl left the variables "
+                            "in lists and dicts out of the checkpoint. Train again in another "
+                            "--model_dir."
                         )
                     raise ValueError(str(differences))
                 status = checkpoint.restore(prefix).expect_partial()

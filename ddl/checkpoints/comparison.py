@@ -47,9 +47,9 @@ class Differences:
     def __str__(self) -> str:
         """Returns one clause for each kind of difference."""
         kinds = (
-            ("it does not hold", self.missing),
-            ("it holds, and nothing here takes,", self.unread),
-            ("it holds in another form", self.shapes),
+            ("it lacks", self.missing),
+            ("it has, but this run lacks,", self.unread),
+            ("it has other shapes or dtypes for", self.shapes),
         )
         return "; ".join(f"{what} {some(names)}" for what, names in kinds if names)
 
@@ -102,7 +102,10 @@ def compare(
         ],
         shapes=[
             *_other_forms(reader, nodes, pairs),
-            *(f"{here[number][0]} (two variables there stand for it)" for number in ambiguous),
+            *(
+                f"{here[number][0]} (two variables in the checkpoint match it)"
+                for number in ambiguous
+            ),
         ],
     )
 
@@ -118,7 +121,9 @@ def _other_forms(
         bare = variable.value if isinstance(variable, keras.Variable) else variable
         here = (bare.dtype.name, tuple(bare.shape))
         if here != there:
-            different.append(f"{path} ({there[0]} {there[1]} there, {here[0]} {here[1]} here)")
+            different.append(
+                f"{path} ({there[0]} {there[1]} in the checkpoint, {here[0]} {here[1]} here)"
+            )
     return different
 
 

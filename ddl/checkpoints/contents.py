@@ -60,9 +60,9 @@ def model_parts(task: Task, generators: Sequence[tf.Variable]) -> dict[str, Any]
         lost = [v.path for v in variables if id(_bare(v)) not in seen]
         if lost:
             raise ConfigError(
-                f"a checkpoint cannot hold the variables {some(lost)} of {type(holder).__name__}: "
-                "no attribute leads to them. Keep the layers that own them on attributes, or in "
-                "lists and dicts on attributes; a set has no order."
+                f"A checkpoint cannot hold the variables {some(lost)} of {type(holder).__name__}: "
+                "no attribute leads to them. Keep the layers that own them in attributes, or in "
+                "lists and dicts in attributes; a set has no order."
             )
         if named:
             parts[part] = _nested(named)
@@ -83,9 +83,9 @@ def check_covers(checkpoint: tf.train.Checkpoint, used: Iterable[tf.Variable]) -
     lost = sorted({v.name.split(":")[0] for v in used if id(v.handle) not in handles})
     if lost:
         raise ConfigError(
-            f"the training step uses the variables {some(lost)}, which belong to neither the "
-            "model nor the optimizer nor the task, so that no checkpoint would hold them. Keep "
-            "each on an attribute of the task or of a layer; give keras.random functions a "
+            f"The training step uses the variables {some(lost)}, but neither the model nor the "
+            "optimizer nor the task owns them, so no checkpoint would hold them. Keep each one in "
+            "an attribute of the task or of a layer, and pass to keras.random functions a "
             "keras.random.SeedGenerator that is an attribute of a layer."
         )
 
@@ -113,8 +113,8 @@ def _named(holder: object) -> dict[tuple[str, ...], AnyVariable]:
             seen.add(id(item))
             if path in named:
                 raise ConfigError(
-                    f"two variables of {type(holder).__name__} would be saved as "
-                    f"{'/'.join(path)!r}. Give their dict keys that differ as texts."
+                    f"Two variables of {type(holder).__name__} would be saved as "
+                    f"{'/'.join(path)!r}. Use dict keys that differ as strings."
                 )
             named[path] = item
         elif isinstance(item, Mapping):

@@ -67,7 +67,7 @@ class Metadata:
                 return cls(**values)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             pass
-        raise CheckpointDamagedError("its JSON file is not as it was written")
+        raise CheckpointDamagedError("its JSON file is invalid or was changed")
 
 
 def _checksum(values: Mapping[str, object]) -> int:
@@ -145,8 +145,8 @@ class CheckpointDirectory:
             if not (self.path / f"step-{step}.index").exists():
                 self._remove_files(step)
             raise ModelDirectoryError(
-                f"the checkpoint of step {step} could not be written to {self.path}: "
-                + first_line(error)
+                f"The checkpoint of step {step} could not be written to {self.path}: "
+                f"{first_line(error)}. Check the free disk space and the permissions."
             ) from error
 
     def check(self, saved: SavedCheckpoint) -> None:
@@ -185,7 +185,8 @@ class CheckpointDirectory:
                 os.replace(path, target / path.name)
         except OSError as error:
             raise ModelDirectoryError(
-                f"{saved} is damaged and could not be moved to {target}: {error.strerror}"
+                f"{saved} is damaged and could not be moved to {target}: {error.strerror}. Remove "
+                "its files, or correct the permissions."
             ) from error
         self.write_list()
         return target
@@ -238,7 +239,7 @@ class CheckpointDirectory:
         try:
             return Metadata.from_json((self.path / f"step-{step}.json").read_text())
         except UnicodeDecodeError as error:
-            raise CheckpointDamagedError("its JSON file is no text") from error
+            raise CheckpointDamagedError("its JSON file is not UTF-8 text") from error
         except OSError:
             return Metadata()
 
@@ -259,7 +260,7 @@ class CheckpointDirectory:
         """Raises OSError, before anything is written, if fewer than `needed` bytes are free."""
         free = shutil.disk_usage(self.path).free
         if free < needed:
-            raise OSError(0, f"it needs {needed / 1e6:,.1f} MB and {free / 1e6:,.1f} MB are free")
+            raise OSError(0, f"it needs {needed / 1e6:,.1f} MB, but {free / 1e6:,.1f} MB are free")
 
 
 @contextmanager

@@ -45,7 +45,7 @@ def export_model(model: keras.Model, directory: Path) -> list[Path]:
         place.parent.mkdir(parents=True, exist_ok=True)
         if place.exists() and not place.is_dir():
             raise ModelDirectoryError(
-                f"the export to {directory} failed: {place} is a file, not a directory. Move it."
+                f"The export to {directory} failed: {place} is a file, not a directory. Move it."
             )
         with _alone(place.with_name(place.name + ".lock")):
             recover_folder(partial, place)
@@ -59,10 +59,10 @@ def export_model(model: keras.Model, directory: Path) -> list[Path]:
                 shutil.rmtree(partial, ignore_errors=True)
     except BlockingIOError:
         raise ModelDirectoryError(
-            f"another process exports to {directory}. Wait for it, or export to another directory."
+            f"Another process is exporting to {directory}. Wait until it ends, then export again."
         ) from None
     except (OSError, tf.errors.OpError) as error:
-        raise ModelDirectoryError(f"the export to {directory} failed: {error}") from error
+        raise ModelDirectoryError(f"The export to {directory} failed: {error}.") from error
     return [directory / "model.keras", directory / "saved_model"]
 
 

@@ -40,11 +40,14 @@ class Retention:
         for name in ("last", "every"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ConfigError(f"Retention.{name} is {value}; it is 1 or more")
+                raise ConfigError(f"Retention.{name} must be at least 1, got {value}.")
         if self.best_metric is not None:
             direction_of(self.best_metric, self.best_mode, "Retention.best_mode")
         elif self.best_mode is not None:
-            raise ConfigError("Retention.best_mode is given, but no best_metric for it")
+            raise ConfigError(
+                f"Retention.best_mode is {self.best_mode!r}, but Retention.best_metric is None. "
+                "Set best_metric, or leave best_mode out."
+            )
 
     def best(self, saved: Sequence[SavedCheckpoint]) -> SavedCheckpoint | None:
         """Returns the best checkpoint, the earliest among equals; None if none was evaluated."""

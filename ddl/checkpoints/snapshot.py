@@ -41,7 +41,9 @@ class Snapshots:
         # object graph.
         gathered, _, registered, _ = self._checkpoint._saver._gather_serialized_tensors()
         if registered:
-            raise NotImplementedError(f"checkpoints of {', '.join(registered)}")
+            raise NotImplementedError(
+                f"ddl cannot save objects with registered savers: {', '.join(registered)}."
+            )
         for part, tensors in gathered.items():
             variable = part.value if isinstance(part, keras.Variable) else part
             for name, tensor in tensors.items():

@@ -48,7 +48,7 @@ class WarmStart:
     def __post_init__(self) -> None:
         if self.rename is not None and len(self.rename) != 2:
             raise ConfigError(
-                f"WarmStart.rename is {self.rename}; it is an expression and what takes its place"
+                f"WarmStart.rename must be a pair (expression, replacement), got {self.rename}."
             )
         for name, arguments in (
             ("include", (self.include, "")),
@@ -57,7 +57,10 @@ class WarmStart:
             try:
                 re.sub(*arguments, "")
             except re.error as error:
-                raise ConfigError(f"WarmStart.{name} is {arguments}: {error}") from error
+                raise ConfigError(
+                    f"WarmStart.{name} must be a valid regular expression, got "
+                    f"{getattr(self, name)!r}: {error}."
+                ) from error
 
     def apply(self, model: keras.Model, averages: WeightAverages | None = None) -> "Matches":
         """Assigns the matching weights to the model. Eager, cross-replica context.
@@ -86,29 +89,29 @@ class WarmStart:
         read = {name: source for name, source in sources.items() if source in there}
         if not sources:
             raise ConfigError(
-                f"WarmStart.include = {self.include!r} matches no weight; there are "
-                + some(list(here))
+                f"WarmStart.include must match a weight of the model, got {self.include!r}. "
+                f"The weights are {some(list(here))}."
             )
         if not read:
             kind = "averages" if self.averaged else "weights"
             raise ConfigError(
-                f"WarmStart: none of {some(list(sources.values()))} is among the {kind} in "
-                f"{prefix}: {some(list(there)) or 'there are none'}. WarmStart.rename turns names "
-                "here into those there."
+                f"WarmStart: {prefix} has none of the {kind} {some(list(sources.values()))}. Its "
+                f"{kind}: {some(list(there)) or 'none'}. Set WarmStart.rename to map the names of "
+                "this model to those in the checkpoint."
             )
         for name, source in read.items():
             for names in (here[name], there[source]):
                 if len(names) > 1:
                     raise ConfigError(
-                        f"WarmStart: {len(names)} weights are called {name}, so that it cannot be "
-                        "known which of them is meant. Give their layers names, or leave them out "
-                        "with WarmStart.include."
+                        f"WarmStart: the name {name} is ambiguous, since {len(names)} weights have it."
+                        " Give their layers different names, or exclude them by WarmStart.include."
                     )
             shape_there, shape_here = tuple(shapes[there[source][0]]), tuple(here[name][0].shape)
             if shape_there != shape_here:
                 raise ConfigError(
-                    f"WarmStart: {source} in {prefix} has the shape {shape_there}, and {name} here "
-                    f"{shape_here}. Leave it out with WarmStart.include, such as '(?!logits)'."
+                    f"WarmStart: {source} in {prefix} must have the shape of {name} in this model, "
+                    f"{shape_here}, got {shape_there}. Exclude it by WarmStart.include, such as "
+                    "'(?!logits)'."
                 )
         with _reading(prefix) as reader:
             values = {name: reader.get_tensor(there[source][0]) for name, source in read.items()}
@@ -143,11 +146,11 @@ class Matches:
     def __str__(self) -> str:
         """Returns a report of one to three lines, with the first few names of each kind."""
         renamed = [here if here == name else f"{here} ← {name}" for here, name in self.read.items()]
-        lines = [f"warm start from {self.prefix}: {len(renamed)} weights read: {some(renamed)}"]
+        lines = [f"Warm start from {self.prefix}. Read {len(renamed)} weights: {some(renamed)}."]
         if self.kept:
-            lines.append(f"  not there, and as initialized: {some(self.kept)}")
+            lines.append(f"  Kept at their initial values: {some(self.kept)}.")
         if self.unused:
-            lines.append(f"  there, and not read: {some(self.unused)}")
+            lines.append(f"  Not read from the checkpoint: {some(self.unused)}.")
         return "\n".join(lines)
 
 
@@ -162,7 +165,9 @@ def _reading(prefix: str) -> Iterator[Any]:
         with readable(prefix) as path:
             yield tf.train.load_checkpoint(path)
     except Exception as error:  # TensorFlow raises errors of many kinds here
-        raise ConfigError(f"WarmStart: {prefix} cannot be read: {first_line(error)}") from error
+        raise ConfigError(
+            f"WarmStart.checkpoint: {prefix} cannot be read: {first_line(error)}. Correct the path."
+        ) from error
 
 
 def _find(checkpoint: str) -> str:
@@ -176,7 +181,9 @@ def _find(checkpoint: str) -> str:
         state = tf.train.get_checkpoint_state(str(path)) if path.is_dir() else None
         if state and os.path.exists(f"{state.model_checkpoint_path}.index"):
             return state.model_checkpoint_path
-    raise ConfigError(f"WarmStart.checkpoint = {checkpoint!r}: there is no checkpoint")
+    raise ConfigError(
+        f"WarmStart.checkpoint must be a checkpoint or a folder with one, got {checkpoint!r}."
+    )
 
 
 def _names(reader: Any, averaged: bool) -> dict[str, list[str]]:

@@ -152,7 +152,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_taken(tmp_path):
     checkpoints = Checkpoints(tmp_path, second, report=told.append)
     assert checkpoints.restore_latest().step == 2
     assert [text.split(" is damaged")[0][-6:] for text in told] == ["step-6", "step-4"]
-    assert "set aside in" in told[0]
+    assert "and was moved to" in told[0]
     assert sorted(p.name for p in (tmp_path / "damaged").iterdir()) == ["step-4", "step-6"]
     assert [each.step for each in checkpoints.saved()] == [2]
     second.train(4)
@@ -166,7 +166,7 @@ def test_where_all_are_damaged_nothing_is_touched(tmp_path):
     before = sorted(tmp_path.rglob("*"))
     checkpoints = Checkpoints(tmp_path, make_trainer(make_strategy("one_device", 1)))
     for restore in (checkpoints.restore_latest, checkpoints.restore_model):
-        with pytest.raises(ModelDirectoryError, match=r"(?s)no checkpoint .*step-4.*step-2"):
+        with pytest.raises(ModelDirectoryError, match=r"(?s)No checkpoint .*step-4.*step-2"):
             restore()
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -180,28 +180,28 @@ def test_reading_a_model_moves_no_file(tmp_path):
         tmp_path, make_trainer(make_strategy("one_device", 1)), report=told.append
     )
     assert checkpoints.restore_model().step == 2
-    assert "taking the one before" in told[0]
+    assert "the checkpoint before it is used" in told[0]
     assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_reading_a_model_where_there_is_none_fails(tmp_path):
     checkpoints = Checkpoints(tmp_path, make_trainer(make_strategy("one_device", 1)))
-    with pytest.raises(ModelDirectoryError, match="there is no checkpoint in"):
+    with pytest.raises(ModelDirectoryError, match="There is no checkpoint in"):
         checkpoints.restore_model()
 
 
-def test_another_batch_size_is_told(tmp_path):
+def test_another_batch_size_is_an_error(tmp_path):
     saved_at(tmp_path, 2)
     other = make_trainer(make_strategy("mirrored", 2), batch=64)
-    with pytest.raises(ModelDirectoryError, match="global batch size is 32; here it is 64"):
+    with pytest.raises(ModelDirectoryError, match="global batch size must be 32, .*, got 64"):
         Checkpoints(tmp_path, other).restore_latest()
     assert Checkpoints(tmp_path, other).restore_model().step == 2
 
 
-def test_other_data_are_told(tmp_path):
+def test_other_data_are_an_error(tmp_path):
     saved_at(tmp_path, 2)
     other = make_trainer(make_strategy("one_device", 1), {k: v[:100] for k, v in DATA.items()})
-    with pytest.raises(ModelDirectoryError, match="training examples is 130; here it is 100"):
+    with pytest.raises(ModelDirectoryError, match="training examples must be 130, .*, got 100"):
         Checkpoints(tmp_path, other).restore_latest()
 
 
@@ -281,7 +281,7 @@ def test_a_save_takes_the_moment_and_training_goes_on(tmp_path, monkeypatch):
         np.testing.assert_array_equal(value, reference)
 
 
-def test_a_save_that_fails_is_told_and_the_next_one_counts(tmp_path, monkeypatch):
+def test_a_save_that_fails_is_reported_and_the_next_one_counts(tmp_path, monkeypatch):
     trainer = saved_at(tmp_path, 2)
     told = []
     checkpoints = Checkpoints(tmp_path, trainer, report=told.append)
@@ -289,7 +289,7 @@ def test_a_save_that_fails_is_told_and_the_next_one_counts(tmp_path, monkeypatch
         patched.setattr("shutil.disk_usage", lambda path: shutil._ntuple_diskusage(9, 9, 0))
         trainer.train(1)
         checkpoints.save()
-        with pytest.raises(ModelDirectoryError, match="0.0 MB are free"):
+        with pytest.raises(ModelDirectoryError, match="but 0.0 MB are free"):
             checkpoints.finish()
     assert len(told) == 1
     assert [each.step for each in checkpoints.saved()] == [2]
@@ -321,7 +321,7 @@ def test_a_list_that_fell_behind_catches_up(tmp_path):
     assert not list(tmp_path.glob("step-2.*"))
 
 
-def test_an_old_one_that_cannot_be_removed_is_told(tmp_path, monkeypatch):
+def test_an_old_one_that_cannot_be_removed_is_reported(tmp_path, monkeypatch):
     trainer = saved_at(tmp_path, 2)
     told = []
     checkpoints = Checkpoints(tmp_path, trainer, Retention(1), told.append)

@@ -113,7 +113,7 @@ class TwoKeys(Attributes):
 
 def test_keys_that_read_alike_are_refused(tmp_path):
     trainer = trainer_of(lambda: ddl.Classification(built(TwoKeys())), 1)
-    with pytest.raises(ConfigError, match=r"two variables of TwoKeys .*'gains/1'"):
+    with pytest.raises(ConfigError, match=r"Two variables of TwoKeys .*'gains/1'"):
         Checkpoints(tmp_path, trainer)
 
 
@@ -142,7 +142,7 @@ def test_a_variable_that_belongs_to_nobody_is_refused(tmp_path):
     counter()
     trainer = trainer_of(lambda: CountsElsewhere(built(Attributes())), 1)
     trainer.train(1)
-    with pytest.raises(ConfigError, match="uses the variables elsewhere, which belong to neither"):
+    with pytest.raises(ConfigError, match="uses the variables elsewhere, but neither the model"):
         save(tmp_path, trainer)
     assert not list(tmp_path.iterdir())
 
@@ -155,7 +155,7 @@ def test_draws_of_keras_without_a_generator_are_refused(tmp_path):
 
     trainer = trainer_of(lambda: ddl.Classification(built(Noisy())), 1)
     trainer.train(1)
-    with pytest.raises(ConfigError, match=r"give keras.random functions a keras.random.SeedGen"):
+    with pytest.raises(ConfigError, match=r"pass to keras.random functions a keras.random.SeedGen"):
         save(tmp_path, trainer)
 
 
@@ -204,7 +204,9 @@ def test_checkpoints_from_before_load_or_are_refused(tmp_path, style):
             getattr(Checkpoints(tmp_path, other), restore)()
             np.testing.assert_array_equal(variables(other)[0], variables(trainer)[0])
             continue
-        with pytest.raises(ModelDirectoryError, match="left out .* lists and dicts. Train again"):
+        with pytest.raises(
+            ModelDirectoryError, match="left the variables in lists and dicts out of .* Train again"
+        ):
             getattr(Checkpoints(tmp_path, other), restore)()
         for value, reference in zip(variables(other), before, strict=True):
             np.testing.assert_array_equal(value, reference)
@@ -216,7 +218,7 @@ def test_a_checkpoint_that_holds_more_is_refused(tmp_path):
     other = trainer_of(lambda: ddl.Classification(deep(1)), 2)
     before = variables(other)
     for restore in ("restore_latest", "restore_model"):
-        with pytest.raises(ModelDirectoryError, match=r"it holds, and nothing here takes,.*last/"):
+        with pytest.raises(ModelDirectoryError, match=r"it has, but this run lacks,.*last/"):
             getattr(Checkpoints(tmp_path, other), restore)()
         for value, reference in zip(variables(other), before, strict=True):
             np.testing.assert_array_equal(value, reference)
@@ -247,7 +249,7 @@ def test_a_run_in_a_folder_as_sweeps_name_them(tmp_path, capsys):
     run(model_dir, "TRAIN_STEPS = 20")
     for mode in ("train_and_eval", "eval", "export"):
         run(model_dir, mode=mode)
-        assert f"restored step {20 if mode == 'train_and_eval' else 40}" in capsys.readouterr().out
+        assert f"Restored step {20 if mode == 'train_and_eval' else 40}" in capsys.readouterr().out
     keras.models.load_model(model_dir / "export" / "model.keras")
 
 

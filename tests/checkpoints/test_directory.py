@@ -182,7 +182,7 @@ def test_a_crash_while_it_is_set_aside_loses_nothing(tmp_path, monkeypatch, call
     assert found == content
 
 
-def test_one_that_cannot_be_set_aside_is_told(tmp_path):
+def test_one_that_cannot_be_set_aside_is_an_error(tmp_path):
     directory = write(tmp_path, 1)
     (tmp_path / "damaged").write_text("a file is in the way")
     with pytest.raises(ModelDirectoryError, match=r"step-1 is damaged and could not be moved"):
@@ -197,12 +197,12 @@ def test_removal(tmp_path):
     assert tf.train.latest_checkpoint(str(tmp_path)) == str(tmp_path / "step-12")
 
 
-def test_a_disk_without_room_is_told_before_anything_is_written(tmp_path, monkeypatch):
+def test_a_disk_without_room_is_reported_before_anything_is_written(tmp_path, monkeypatch):
     directory = write(tmp_path, 1)
     usage = shutil.disk_usage(tmp_path)._replace(free=10_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     monkeypatch.setattr(tf.raw_ops, "SaveV2", None)
-    with pytest.raises(ModelDirectoryError, match=r"needs 0.0 MB and 0.0 MB are free"):
+    with pytest.raises(ModelDirectoryError, match=r"needs 0.0 MB, but 0.0 MB are free"):
         directory.write(2, TENSORS, Metadata())
     assert [each.step for each in directory.saved()] == [1]
     assert not list(tmp_path.glob("step-2*"))

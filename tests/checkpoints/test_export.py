@@ -160,7 +160,7 @@ def test_one_export_at_a_time(tmp_path):
     class Slow(_Stub):
         def save(self, path):
             super().save(path)
-            with pytest.raises(ModelDirectoryError, match="another process exports to"):
+            with pytest.raises(ModelDirectoryError, match="Another process is exporting to"):
                 export_model(_Stub("other"), directory)
 
     export_model(Slow("new"), directory)

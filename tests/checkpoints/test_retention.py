@@ -100,12 +100,12 @@ def test_what_was_saved_on_a_signal_stays_until_the_next_and_does_not_count():
 
 @pytest.mark.parametrize("arguments", [{"last": 0}, {"every": 0}])
 def test_numbers_out_of_range(arguments):
-    with pytest.raises(ConfigError, match="is 0; it is 1 or more"):
+    with pytest.raises(ConfigError, match=r"Retention.\w+ must be at least 1, got 0"):
         Retention(**arguments)
 
 
 def test_a_mode_needs_a_metric():
-    with pytest.raises(ConfigError, match="no best_metric for it"):
+    with pytest.raises(ConfigError, match="Retention.best_metric is None. Set best_metric"):
         Retention(best_mode="max")
-    with pytest.raises(ConfigError, match="'best'; it is one of max, min"):
+    with pytest.raises(ConfigError, match="must be 'max' or 'min', got 'best'"):
         Retention(best_metric="accuracy", best_mode="best")

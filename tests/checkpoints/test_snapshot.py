@@ -1,4 +1,4 @@
-"""A snapshot is what TensorFlow would save, and stays so while training goes on."""
+"""A snapshot is what TensorFlow would save, and stays so while training continues."""
 
 import keras
 import numpy as np

@@ -42,7 +42,7 @@ def test_all_that_can_be_found(there):
     assert not matches.unused
     for name, value in values(target).items():
         np.testing.assert_array_equal(value, source[name])
-    assert str(matches).startswith(f"warm start from {prefix}: 6 weights read: body_1/kernel")
+    assert str(matches).startswith(f"Warm start from {prefix}. Read 6 weights: body_1/kernel")
 
 
 @pytest.mark.parametrize("include", ["body_", r"body_\d/", "(?!head)"])
@@ -55,8 +55,8 @@ def test_a_prefix_or_a_regular_expression(there, include):
         np.testing.assert_array_equal(value, (before if "head" in name else source)[name])
     assert list(matches.kept) == ["head/kernel", "head/bias"]
     assert list(matches.unused) == ["head/kernel", "head/bias"]
-    assert "not there, and as initialized: head/kernel, head/bias" in str(matches)
-    assert "there, and not read: head/kernel, head/bias" in str(matches)
+    assert "Kept at their initial values: head/kernel, head/bias." in str(matches)
+    assert "Not read from the checkpoint: head/kernel, head/bias." in str(matches)
 
 
 def test_other_names(there):
@@ -72,9 +72,12 @@ def test_other_names(there):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"include": "encoder"}, r"include = 'encoder' matches no weight; there are body_1/kernel"),
-        ({"rename": ("^", "old_")}, r"none of old_body_1/kernel.*among the weights .*: body_1"),
-        ({"averaged": True}, r"none of body_1/kernel.*among the averages.*there are none"),
+        (
+            {"include": "encoder"},
+            r"include must match .*, got 'encoder'. The weights are body_1/kernel",
+        ),
+        ({"rename": ("^", "old_")}, r"none of the weights old_body_1/kernel.*Its weights: body_1"),
+        ({"averaged": True}, r"none of the averages body_1/kernel.*Its averages: none"),
     ],
     ids=["include", "rename", "averaged"],
 )
@@ -90,14 +93,18 @@ def test_nothing_that_matches_is_an_error(there, arguments, message):
 def test_another_shape_is_an_error_and_changes_nothing(there):
     target = model(units=7)
     before = values(target)
-    with pytest.raises(ConfigError, match=r"head/kernel .*has the shape \(3, 5\).*\(3, 7\)"):
+    with pytest.raises(
+        ConfigError, match=r"head/kernel .*must have the shape .*\(3, 7\), got \(3, 5\)"
+    ):
         WarmStart(there[0]).apply(target)
     for name, value in values(target).items():
         np.testing.assert_array_equal(value, before[name])
 
 
 def test_a_checkpoint_that_is_not_there_or_damaged(tmp_path, there):
-    with pytest.raises(ConfigError, match="absent': there is no checkpoint"):
+    with pytest.raises(
+        ConfigError, match="must be a checkpoint or a folder with one, got .*absent'"
+    ):
         WarmStart(str(tmp_path / "absent")).apply(model())
     with open(f"{there[0]}.index", "r+b") as file:
         file.truncate(100)
@@ -108,9 +115,9 @@ def test_a_checkpoint_that_is_not_there_or_damaged(tmp_path, there):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"include": "("}, r"WarmStart.include is .*unterminated"),
-        ({"rename": ("^", "\\2")}, r"WarmStart.rename is .*invalid group reference"),
-        ({"rename": ("^",)}, r"an expression and what takes its place"),
+        ({"include": "("}, r"WarmStart.include must be .*, got '\(': .*unterminated"),
+        ({"rename": ("^", "\\2")}, r"WarmStart.rename must be .*invalid group reference"),
+        ({"rename": ("^",)}, r"must be a pair \(expression, replacement\), got \('\^',\)"),
     ],
     ids=str,
 )
