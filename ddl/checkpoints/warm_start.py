@@ -103,8 +103,8 @@ class WarmStart:
             for names in (here[name], there[source]):
                 if len(names) > 1:
                     raise ConfigError(
-                        f"WarmStart: the name {name} is ambiguous, since {len(names)} weights have it."
-                        " Give their layers different names, or exclude them by WarmStart.include."
+                        f"WarmStart: the name {name} is ambiguous: {len(names)} weights have it. "
+                        "Give their layers different names, or exclude them by WarmStart.include."
                     )
             shape_there, shape_here = tuple(shapes[there[source][0]]), tuple(here[name][0].shape)
             if shape_there != shape_here:

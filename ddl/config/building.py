@@ -37,7 +37,8 @@ def call(name: str, args: Any, kwargs: Any, bindings: Mapping[Key, Binding]) -> 
     selector = name.rpartition("/")[2]
     if len(registry.matches(selector)) != 1:
         raise ConfigError(
-            f"{selector} is not registered, or not once.{did_you_mean(selector, registry.names())}"
+            f"{selector} must match one registered name, got {len(registry.matches(selector))} "
+            f"matches.{did_you_mean(selector, registry.names())}"
         )
     return explaining(lambda: gin.get_configurable(name)(*args, **kwargs), name, bindings)
 
@@ -72,7 +73,9 @@ def explaining(
         message = _explain(cause, *_innermost_call(error, name), bindings)
         raise ConfigError(message) from cause
     except RecursionError as error:
-        raise ConfigError(f"{name} is, in the end, one of its own parameters.") from error
+        raise ConfigError(
+            f"{name} refers to itself through its parameters. Break the cycle."
+        ) from error
 
 
 def _original(error: BaseException) -> BaseException:
@@ -99,7 +102,7 @@ def _explain(error: BaseException, scope: str, item: Any, bindings: Mapping[Key,
     # A call deeper inside raises the same message, but no binding can fix that one.
     if missing and isinstance(error, TypeError) and missing[1] in _names(item.wrapped):
         parameters = re.findall(r"'(\w+)'", missing[2])
-        lines = [f"{name} needs a value for {', '.join(parameters)}. Add to the config:"]
+        lines = [f"{name} requires a value for {', '.join(parameters)}. Add to the config:"]
         lines += [f"    {shown((scope, item.selector, one))} = …" for one in parameters]
         return "\n".join(lines)
     lines = [f"{name} cannot be built: {message or type(error).__name__}"]

@@ -76,17 +76,17 @@ def _unknown_names(binding: Binding) -> Iterator[str]:
                 yield _no_single_match(leaf.selector, found)
             elif registry.is_broken(found[0]):
                 yield (
-                    f"{leaf.selector} is a Keras class registered by @gin.configurable, which "
-                    "Keras cannot build. Register it by @gin.register."
+                    f"{leaf.selector} is a Keras class registered with @gin.configurable, which "
+                    "Keras cannot build. Register it with @gin.register."
                 )
 
 
 def _no_single_match(selector: str, found: Sequence[Any]) -> str:
     if found:
         candidates = sorted(item.selector for item in found)
-        return f"{selector} is ambiguous: write {either(candidates)}."
+        return f"{selector} is ambiguous. Write {either(candidates)}."
     hint = did_you_mean(selector, registry.names())
-    return f"{selector} is not registered.{hint or ' Is the import of its module missing?'}"
+    return f"{selector} is not registered.{hint or ' Import its module in the config.'}"
 
 
 def _unknown_parameter(binding: Binding, item: Any) -> Iterator[str]:
@@ -95,10 +95,10 @@ def _unknown_parameter(binding: Binding, item: Any) -> Iterator[str]:
     if parameter in explicit:
         refused = item.denylist and parameter in item.denylist
         if refused or (item.allowlist and parameter not in item.allowlist):
-            yield f"{binding.selector} does not let a config set its {parameter}."
+            yield f"A config may not set {binding.selector}.{parameter}. Remove the binding."
     elif not signature.is_open:
         hint = did_you_mean(parameter, explicit)
-        listing = f" It has: {', '.join(explicit)}." if explicit else " It has none."
+        listing = f" It has {', '.join(explicit)}." if explicit else " It has none."
         yield f"{binding.selector} has no parameter {parameter}.{hint or listing}"
     elif parameter not in signature.inherited:
         near = [
@@ -126,7 +126,7 @@ def _given_twice(bindings: Iterable[Binding]) -> Iterator[str]:
         earlier = first.setdefault((here.file, binding.key), here)
         if earlier != here:
             yield here.complain(
-                f"{shown(binding.key)} was already given at {earlier}. Keep one of the two."
+                f"{shown(binding.key)} is already set at {earlier}. Remove one of the two."
             )
 
 
@@ -151,13 +151,13 @@ def _lost_to_includes(
             continue
         if here.reading[-1] in last.reading[:-1]:
             yield here.complain(
-                f"{name} is set again by {last}, which {here.file} includes below this line. Move "
-                "the include above it."
+                f"{name} is overridden by {last}, which {here.file} includes below this line. Move "
+                "the include above this line."
             )
         elif first_read.get(last_place, number) < first_read[place]:
             yield here.complain(
-                f"{name} is set back by {last}, which is read a second time after this line. Leave "
-                f"out the second include of {last.file}."
+                f"{name} is reset by {last}, which is read a second time after this line. Remove "
+                f"the second include of {last.file}."
             )
 
 
@@ -166,12 +166,14 @@ def _undefined_macros(bindings: Sequence[Binding]) -> Iterator[str]:
     for binding in bindings:
         for leaf in leaves(binding.value):
             if isinstance(leaf, Macro) and not macros.keys() & set(enclosing_scopes(leaf.name)):
-                hint = did_you_mean(leaf.name, macros) or f" Add a line {leaf.name} = …"
+                hint = did_you_mean(leaf.name, macros) or f" Add a line {leaf.name} = …."
                 yield binding.complain(f"%{leaf.name} is not defined.{hint}")
         try:
             expand(binding.value, macros)
         except MacroCycleError as error:
-            yield binding.complain(f"Macros that are defined by one another: {error}.")
+            yield binding.complain(
+                f"Macros refer to each other in a cycle: {error}. Give one of them a value."
+            )
 
 
 def _misfits(effective: Mapping[Key, Binding]) -> Iterator[str]:
@@ -180,7 +182,9 @@ def _misfits(effective: Mapping[Key, Binding]) -> Iterator[str]:
     macros = {k: v for k, v in macros.items() if v is not None or k not in _SET_LATER}
     for binding in effective.values():
         if not is_writable(binding.value):
-            yield binding.complain(f"{binding.value!r} cannot be written to a config.")
+            yield binding.complain(
+                f"{binding.value!r} cannot be written to a config and read back. Use another value."
+            )
         if binding.is_macro:
             continue
         value = expand(binding.value, macros)
@@ -199,14 +203,16 @@ def _accepts(signature: Signature, parameter: str, value: Any) -> bool:
 
 
 def _misfit(binding: Binding, value: Any, annotation: Any, effective: Mapping[Key, Binding]) -> str:
-    complaint = f"{shown(binding.key)} must be {describe(annotation)}, not {value!r}."
+    complaint = f"{shown(binding.key)} must be {describe(annotation)}, got {value!r}."
     complaint += _remedy(value, annotation)
     if isinstance(binding.value, Macro):
         # The fix belongs on the macro's line; the line that uses it is often shipped with ddl.
         for name in enclosing_scopes(binding.value.name):
             macro = effective.get((name, MACRO_SELECTOR, "value"))
             if macro:
-                return macro.complain(f"{complaint} It is %{name}, used at {binding.location}.")
+                return macro.complain(
+                    f"{complaint} The value is that of %{name}, used at {binding.location}."
+                )
     return binding.complain(complaint)
 
 

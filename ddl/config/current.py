@@ -88,8 +88,8 @@ def _import(statement: Import) -> None:
     except ImportError as error:
         raise ConfigError(
             statement.location.complain(
-                f"Cannot import {statement.module}: {error}. "
-                "Is it installed, or its folder on PYTHONPATH?"
+                f"Cannot import {statement.module}: {error}. Install it, or add its folder to "
+                "PYTHONPATH."
             )
         ) from error
 
@@ -119,7 +119,7 @@ def set_macro(name: str, value: Any) -> None:
       ValueError: If the value cannot be written to a config.
     """
     if not text.is_writable(value):
-        raise ValueError(f"{name} = {value!r} cannot be written to a config")
+        raise ValueError(f"{name} = {value!r} cannot be written to a config and read back.")
     binding = Binding(name, MACRO_SELECTOR, "value", value)
     _loaded.bindings[binding.key] = binding
     _loaded.withheld.discard(name)
@@ -204,7 +204,8 @@ def check_all_used(allowed_unused: Sequence[str] = ()) -> None:
     """
     complaints = usage.complaints(_loaded.bindings, registry.calls(), allowed_unused)
     if complaints:
-        raise ConfigError("\n".join(complaints))
+        remedy = "Remove the unused bindings, or pass their names to --gin_allow_unused."
+        raise ConfigError("\n".join([*complaints, remedy]))
 
 
 def config_text() -> str:

@@ -86,11 +86,14 @@ class Reader:
     ) -> Iterator[Statement]:
         path = _find(name, folders, included_at)
         if os.path.abspath(path) in including:
-            raise _error(f"{path} includes itself, in the end.", included_at)
+            raise _error(
+                f"{path} includes itself, directly or through other files. Remove an include.",
+                included_at,
+            )
         try:
             text = pathlib.Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise _error(f"Cannot read the config file {path}: {error}", included_at) from error
+            raise _error(f"Cannot read the config file {path}: {error}.", included_at) from error
         return self._statements(text, file=path, including=(*including, os.path.abspath(path)))
 
     def _statements(
@@ -127,11 +130,13 @@ def _parse(text: str, locate: Any) -> Iterator[Any]:
         raise _error(_in_plain_words(error.msg), locate(error.lineno or 0)) from None
     except (RecursionError, TypeError) as error:  # such as a list as a key of a dict
         line = parser.current_token.start[0]
-        raise _error(f"This cannot be read: {error}", locate(line)) from None
+        raise _error(f"Cannot parse this statement: {error}.", locate(line)) from None
     except tokenize.TokenError as error:
         # The tokenizer notices only at the end of the text, far from the fault.
         line = error.args[1][0] if len(error.args) > 1 else 0
-        what = "A bracket or a quotation mark is opened at or before this line and never closed."
+        what = (
+            "A bracket or quotation mark opened on or before this line is never closed. Close it."
+        )
         raise _error(what, locate(min(line, len(text.splitlines())))) from None
 
 
@@ -148,12 +153,12 @@ def _in_plain_words(reason: str) -> str:
     if token:
         word = token[1]
         return (
-            f"{word} is not a value. Text needs quotation marks ('{word}'), a macro a percent "
-            f"sign (%{word}), something to be called an at sign (@{word}())."
+            f"{word} is not a value. Write '{word}' for a string, %{word} for a macro, or "
+            f"@{word}() for a call."
         )
     if "Couldn't parse statement" in reason:
         return "Expected NAME = value."
-    return f"This cannot be read. {reason}"
+    return f"Cannot parse this statement: {reason}."
 
 
 def _find(name: str, folders: Sequence[str], included_at: Location | None) -> str:
@@ -164,7 +169,7 @@ def _find(name: str, folders: Sequence[str], included_at: Location | None) -> st
     searched = list(dict.fromkeys(os.path.dirname(path) or "." for path in paths))
     hint = did_you_mean(os.path.basename(name), _config_files(searched))
     raise _error(
-        f"There is no config file {name}.{hint} Looked in: {', '.join(searched)}.", included_at
+        f"There is no config file {name}.{hint} Searched in: {', '.join(searched)}.", included_at
     )
 
 

@@ -44,7 +44,7 @@ def _line(name: str, value: Any) -> str:
     if is_writable(value):
         # A continuation line must be indented deeper than the name.
         return f"{name} = " + text.replace("\n", "\n    ")
-    return f"# {name} is no value that a config can hold: " + " ".join(repr(value).split())
+    return f"# {name} cannot be written to a config: " + " ".join(repr(value).split())
 
 
 def _format(value: Any, width: int = 100) -> str:

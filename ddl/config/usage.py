@@ -112,7 +112,7 @@ def _complaint(
     if binding.is_macro:
         users = [shown(b.key) for b in bindings.values() if Macro(binding.scope) in leaves(b.value)]
         if users:
-            return f"{what}: what refers to it ({', '.join(users)}) is not used either."
+            return f"{what}, and neither are the bindings that refer to it: {', '.join(users)}."
         others = [key[0] for key in used if key[1] == MACRO_SELECTOR]
         hint = did_you_mean(binding.scope, others)
         return f"{what}.{hint or f' Nothing refers to %{binding.scope}.'}"
@@ -120,13 +120,16 @@ def _complaint(
     scopes = sorted({scope for scope, selector in calls if selector == binding.selector})
     if not scopes:
         called = {registry.short_name(selector) for _, selector in calls}
-        hint = did_you_mean(name, called) or f" Does another binding refer to @{name}()?"
+        hint = did_you_mean(name, called) or f" Refer to @{name}() in another binding."
         return f"{what}: nothing calls {name}.{hint}"
     if not any(binding.scope in enclosing_scopes(scope) for scope in scopes):
         all_scopes = {one for scope in scopes for one in enclosing_scopes(scope) if one}
         near = closest(binding.scope, all_scopes)
         keys = [shown((scope, binding.selector, binding.parameter)) for scope in near]
-        places = either(f"scope {scope}" if scope else "no scope" for scope in scopes)
+        places = either(f"in scope {scope}" if scope else "outside any scope" for scope in scopes)
         hint = f" Did you mean {either(keys)}?" if keys else ""
-        return f"{what}: {name} is called in {places}, not in {binding.scope}.{hint}"
-    return f"{what}: each call of {name} takes {binding.parameter} from elsewhere."
+        return f"{what}: {name} is called {places}, not in scope {binding.scope}.{hint}"
+    return (
+        f"{what}: each call of {name} takes {binding.parameter} from another binding or from its "
+        "caller."
+    )

@@ -1,4 +1,4 @@
-"""Calls that succeed, and what is told of those that do not."""
+"""Calls that succeed, and the errors of those that do not."""
 
 import re
 
@@ -52,7 +52,7 @@ def test_our_own_errors_keep_their_type(load):
 def test_a_missing_value(load, text, name, wanted):
     load(text)
     message = complaint(config.build, name)
-    assert "needs a value for" in message
+    assert "requires a value for" in message
     assert message.splitlines()[1:] == [f"    {one} = …" for one in wanted]
 
 
@@ -76,7 +76,7 @@ def test_other_errors_stay_as_they_are(load):
 
 def test_what_builds_itself(load):
     load("tower.filters = @tower()")
-    assert "one of its own parameters" in complaint(config.build, "tower")
+    assert "tower refers to itself through its parameters" in complaint(config.build, "tower")
 
 
 def test_what_is_built_ahead_is_what_the_call_takes(load):

@@ -1,4 +1,4 @@
-"""Names that cannot be right, and what is told of them."""
+"""Errors for names in a config that cannot be right."""
 
 import pytest
 
@@ -12,17 +12,17 @@ from tests.config.dummies import complaint
     [
         ("Trail.rate = 1.0", "Trail is not registered. Did you mean Trial"),
         ("Trial.rat = 1.0", "Trial has no parameter rat. Did you mean rate?"),
-        ("tower.height = 1", "tower has no parameter height. It has: filters, width, names."),
+        ("tower.height = 1", "tower has no parameter height. It has filters, width, names."),
         ("Mute.volume = 1", "Mute has no parameter volume. It has none."),
         ("Trial.tower = @towre()", "towre is not registered. Did you mean tower"),
         ("Trial.names = [1, {'a': @towre}]", "Did you mean tower"),
         ("RATES = 1\nTrial.rate = %RATE", "%RATE is not defined. Did you mean RATES?"),
-        ("Trial.rate = %FAR", "%FAR is not defined. Add a line FAR = …"),
-        ("A = %B\nB = %A", "defined by one another: %B -> %A -> %B"),
+        ("Trial.rate = %FAR", "%FAR is not defined. Add a line FAR = …."),
+        ("A = %B\nB = %A", "refer to each other in a cycle: %B -> %A -> %B"),
         ("forwarding.momentun = 1", "no parameter momentun. Did you mean momentum?"),
         ("SGD.momentun = 1", "SGD has no parameter momentun. Did you mean momentum?"),
         ("Dense.trainabel = 1", "Did you mean trainable?"),
-        ("forwarding.momentum = @Twin()", "Twin is ambiguous: write dummies.left.Twin or"),
+        ("forwarding.momentum = @Twin()", "Twin is ambiguous. Write dummies.left.Twin or"),
         ("Identity.name = 'a'", "keras.initializers.Identity or keras.layers.Identity"),
         ("Trial.tower = @InPlace()", "@gin.register"),
         ("macro.value = 3\nTrial.rate = 1", ""),
@@ -35,7 +35,7 @@ def test_names_that_cannot_be_right(load, text, words):
     with pytest.raises(ConfigError) as caught:
         load(text)
     lines = text.splitlines()
-    assert f"run.gin:{1 if words.startswith('defined') else len(lines)}: " in str(caught.value)
+    assert f"run.gin:{1 if words.startswith('refer to') else len(lines)}: " in str(caught.value)
     assert words in str(caught.value)
     assert f"\n    {lines[-1]}" in str(caught.value)
 
@@ -53,7 +53,7 @@ def test_all_complaints_come_at_once(load):
 
 def test_the_same_binding_twice_in_a_file(load, write):
     message = complaint(load, "Trial.rate = 1.0\nA = 1\ndummies.Trial.rate = 2.0")
-    assert message.startswith("run.gin:3: Trial.rate was already given at run.gin:1.")
+    assert message.startswith("run.gin:3: Trial.rate is already set at run.gin:1.")
     write("Trial.rate = 1.0", "other.gin")
     load("include 'other.gin'\nTrial.rate = 2.0\na/Trial.rate = 3.0", "Trial.rate = 4.0")
     assert config.build("Trial").values["rate"] == 4.0
@@ -70,10 +70,10 @@ def test_a_value_above_an_include_that_sets_it_again(load, write):
     write("Trial.rate = 1.0\nRATE = 2.0", "common.gin")
     write("include 'common.gin'\nTrial.steps = %STEPS\nSTEPS = 3", "other.gin")
     message = complaint(load, "dummies.Trial.rate = 5.0\ninclude 'common.gin'\nTrial.steps = 1")
-    assert message.startswith("run.gin:1: Trial.rate is set again by common.gin:1, which run.gin ")
+    assert message.startswith("run.gin:1: Trial.rate is overridden by common.gin:1, which run.gin ")
     assert "\n    dummies.Trial.rate = 5.0" in message
     message = complaint(load, "RATE = 5.0\ninclude 'other.gin'")
-    assert message.startswith("run.gin:1: RATE is set again by common.gin:2")
+    assert message.startswith("run.gin:1: RATE is overridden by common.gin:2")
     load("Trial.rate = 1.0\ninclude 'common.gin'\nSTEPS = 4\nTrial.steps = %STEPS\nRATE = %STEPS")
     load("Trial.rate = 5.0\ninclude 'common.gin'", "Trial.rate = 6.0")
     assert config.build("Trial").values["rate"] == 6.0
@@ -84,7 +84,7 @@ def test_a_file_read_again_sets_nothing_back(load, write):
     base = write("include 'common.gin'\nSTEPS = 3\nTrial.steps = %STEPS", "base.gin")
     again = write("include 'common.gin'\nRATE = 2.0\nTrial.rate = %RATE", "again.gin")
     message = complaint(config.load, [base, again])
-    assert message.startswith("base.gin:2: STEPS is set back by common.gin:1, which is read a sec")
+    assert message.startswith("base.gin:2: STEPS is reset by common.gin:1, which is read a second")
     assert "RATE" not in message
     assert complaint(load, "include 'base.gin'\ninclude 'again.gin'") == message
     config.load([base, write("RATE = 2.0\nTrial.rate = %RATE", "again.gin")])

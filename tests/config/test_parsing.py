@@ -38,7 +38,7 @@ def test_missing_file(write):
     write("", "configs/digits_cnn.gin")
     message = complaint(config.load, ["configs/digit_cnn.gin"])
     assert "no config file configs/digit_cnn.gin. Did you mean digits_cnn.gin?" in message
-    assert "Looked in: configs" in message
+    assert "Searched in: configs" in message
 
 
 def test_missing_include(write):
@@ -57,13 +57,13 @@ def test_unreadable_file(write, tmp_path):
 def test_files_that_include_one_another(write):
     write("include 'run.gin'", "other.gin")
     message = complaint(config.load, [write("include 'other.gin'")])
-    assert message.startswith("other.gin:1: run.gin includes itself")
+    assert message.startswith("other.gin:1: run.gin includes itself, directly or")
 
 
 @pytest.mark.parametrize(
     ("text", "line", "words"),
     [
-        ("A = 1\nMODE = train", 2, "Text needs quotation marks ('train')"),
+        ("A = 1\nMODE = train", 2, "train is not a value. Write 'train' for a string"),
         ("RATE = 1/3", 1, "Expected newline"),
         ("Trial.rate", 1, "Expected NAME = value"),
         ("A =\nB = 1", 1, "Unable to parse value"),

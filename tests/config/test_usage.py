@@ -32,18 +32,19 @@ def test_all_used(load):
     [
         ("RATES = 3", "RATES is never used. Did you mean RATE?"),
         ("FAR = 3", "FAR is never used. Nothing refers to %FAR."),
-        ("trian/pictures.size = 3", "called in scope test or scope train, not in trian. "
+        ("trian/pictures.size = 3", "called in scope test or in scope train, not in scope trian. "
          "Did you mean train/pictures.size?"),
-        ("tower.width = 3", "nothing calls tower. Does another binding refer to @tower()?"),
-        ("train/test/pictures.size = 3", "not in train/test"),
-        ("pictures.split = 'c'", "each call of pictures takes split from elsewhere"),
-        ("tower.width = %WIDTH\nWIDTH = 3", "what refers to it (tower.width) is not used either"),
+        ("tower.width = 3", "nothing calls tower. Refer to @tower() in another binding."),
+        ("train/test/pictures.size = 3", "not in scope train/test"),
+        ("pictures.split = 'c'", "each call of pictures takes split from another binding or"),
+        ("tower.width = %WIDTH\nWIDTH = 3", "neither are the bindings that refer to it: tower"),
     ],
 )  # fmt: skip
 def test_unused(load, line, words):
     message = unused(USED + line, load)
     assert message.splitlines()[0].startswith("run.gin:8: ")
     assert words in message
+    assert message.endswith("or pass their names to --gin_allow_unused.")
 
 
 def test_a_shadowed_binding_is_used_if_one_call_takes_it(load):
