@@ -285,6 +285,6 @@ def _bytes(tensor: tf.Tensor) -> int:
 
 
 def first_line(error: Exception) -> str:
-    """Returns the first line of an error message, without TensorFlow's ` [Op:…` suffix."""
+    """Returns an error's first line, without TensorFlow's ` [Op:…` suffix and without full stop."""
     text = str(getattr(error, "strerror", None) or getattr(error, "message", None) or error)
-    return (text.strip().splitlines() or [type(error).__name__])[0].split(" [Op:")[0]
+    return (text.strip().splitlines() or [type(error).__name__])[0].split(" [Op:")[0].rstrip(".")

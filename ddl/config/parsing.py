@@ -158,7 +158,7 @@ def _in_plain_words(reason: str) -> str:
         )
     if "Couldn't parse statement" in reason:
         return "Expected NAME = value."
-    return f"Cannot parse this statement: {reason}."
+    return f"Cannot parse this statement: {reason.rstrip('.')}."
 
 
 def _find(name: str, folders: Sequence[str], included_at: Location | None) -> str:

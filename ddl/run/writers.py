@@ -15,6 +15,7 @@ import tensorflow as tf
 from absl import logging
 from google.protobuf.message import DecodeError
 
+from ddl.checkpoints.directory import first_line
 from ddl.checkpoints.durable_files import sync, write_whole
 from ddl.errors import ModelDirectoryError
 
@@ -242,7 +243,7 @@ class TensorBoardWriter:
             if not self._fails:
                 self._report(
                     f"The event files in {self._directory / split} cannot be written and get a gap:"
-                    f" {error.message}. Check the free disk space and the permissions."
+                    f" {first_line(error)}. Check the free disk space and the permissions."
                 )
             self._fails = True
 
@@ -261,7 +262,7 @@ class TensorBoardWriter:
                 except (tf.errors.OpError, OSError) as error:
                     self._report(
                         f"{path} keeps the events after step {last_step}, since it cannot be "
-                        f"rewritten: {error}."
+                        f"rewritten: {first_line(error)}."
                     )
 
     def close(self) -> None:
@@ -272,7 +273,7 @@ class TensorBoardWriter:
             except tf.errors.OpError as error:
                 self._report(
                     f"The event files in {self._directory / split} may lack their last events: "
-                    f"{error.message}."
+                    f"{first_line(error)}."
                 )
         self._writers = {}
 

@@ -147,12 +147,12 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_taken(tmp_path):
     straight = saved_at(tmp_path, 2, 4, 6)
     cut(tmp_path / "step-6.index")
     cut(tmp_path / "step-4.data-00000-of-00001")
-    told = []
+    reported = []
     second = make_trainer(make_strategy("one_device", 1))
-    checkpoints = Checkpoints(tmp_path, second, report=told.append)
+    checkpoints = Checkpoints(tmp_path, second, report=reported.append)
     assert checkpoints.restore_latest().step == 2
-    assert [text.split(" is damaged")[0][-6:] for text in told] == ["step-6", "step-4"]
-    assert "and was moved to" in told[0]
+    assert [text.split(" is damaged")[0][-6:] for text in reported] == ["step-6", "step-4"]
+    assert "and was moved to" in reported[0]
     assert sorted(p.name for p in (tmp_path / "damaged").iterdir()) == ["step-4", "step-6"]
     assert [each.step for each in checkpoints.saved()] == [2]
     second.train(4)
@@ -175,12 +175,12 @@ def test_reading_a_model_moves_no_file(tmp_path):
     saved_at(tmp_path, 2, 4)
     cut(tmp_path / "step-4.index")
     before = sorted(tmp_path.rglob("*"))
-    told = []
+    reported = []
     checkpoints = Checkpoints(
-        tmp_path, make_trainer(make_strategy("one_device", 1)), report=told.append
+        tmp_path, make_trainer(make_strategy("one_device", 1)), report=reported.append
     )
     assert checkpoints.restore_model().step == 2
-    assert "the checkpoint before it is used" in told[0]
+    assert "the checkpoint before it is used" in reported[0]
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -283,15 +283,15 @@ def test_a_save_takes_the_moment_and_training_goes_on(tmp_path, monkeypatch):
 
 def test_a_save_that_fails_is_reported_and_the_next_one_counts(tmp_path, monkeypatch):
     trainer = saved_at(tmp_path, 2)
-    told = []
-    checkpoints = Checkpoints(tmp_path, trainer, report=told.append)
+    reported = []
+    checkpoints = Checkpoints(tmp_path, trainer, report=reported.append)
     with monkeypatch.context() as patched:
         patched.setattr("shutil.disk_usage", lambda path: shutil._ntuple_diskusage(9, 9, 0))
         trainer.train(1)
         checkpoints.save()
         with pytest.raises(ModelDirectoryError, match="but 0.0 MB are free"):
             checkpoints.finish()
-    assert len(told) == 1
+    assert len(reported) == 1
     assert [each.step for each in checkpoints.saved()] == [2]
     checkpoints.save()
     checkpoints.finish()
@@ -323,8 +323,8 @@ def test_a_list_that_fell_behind_catches_up(tmp_path):
 
 def test_an_old_one_that_cannot_be_removed_is_reported(tmp_path, monkeypatch):
     trainer = saved_at(tmp_path, 2)
-    told = []
-    checkpoints = Checkpoints(tmp_path, trainer, Retention(1), told.append)
+    reported = []
+    checkpoints = Checkpoints(tmp_path, trainer, Retention(1), reported.append)
 
     def refuses(path, missing_ok):
         raise PermissionError(1, "Operation not permitted")
@@ -334,7 +334,7 @@ def test_an_old_one_that_cannot_be_removed_is_reported(tmp_path, monkeypatch):
         patched.setattr("pathlib.Path.unlink", refuses)
         checkpoints.save()
         checkpoints.finish()
-    assert [text for text in told if "could not be removed" in text]
+    assert [text for text in reported if "could not be removed" in text]
     assert [each.step for each in checkpoints.saved()] == [2, 3]
 
 

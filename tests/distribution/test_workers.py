@@ -320,7 +320,7 @@ def test_several_workers_do_not_export(tmp_path):
 
 
 @pytest.mark.slow
-def test_workers_that_were_started_otherwise_are_told_what_differs(tmp_path):
+def test_workers_that_differ_are_refused_with_the_differences(tmp_path):
     model_dir = tmp_path / "run"
     hosts = addresses(2)
     other = "import ddl; ddl.__version__ = '9'; import ddl.main; ddl.main.run()"

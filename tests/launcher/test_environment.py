@@ -9,14 +9,14 @@ from tests.launcher.programs import finish
 TELL = "note(f'{name}.json', json.dumps(config))"
 
 
-def told(folder: Path) -> dict[str, dict]:
+def read_configs(folder: Path) -> dict[str, dict]:
     return {file.stem: json.loads(file.read_text()) for file in folder.glob("*.json")}
 
 
 def test_workers_alone(launch, tmp_path):
     status, _, _ = finish(launch(TELL, 3))
     assert status == 0
-    configs = told(tmp_path)
+    configs = read_configs(tmp_path)
     assert set(configs) == {"worker-0", "worker-1", "worker-2"}
     for index in range(3):
         assert configs[f"worker-{index}"]["task"] == {"type": "worker", "index": index}
@@ -33,7 +33,7 @@ def test_parameter_servers_come_with_a_chief(launch, tmp_path):
     others = "('worker-0.json', 'worker-1.json', 'ps-0.json')"
     status, _, _ = finish(launch(TELL + f"\nif kind == 'chief': wait_for(*{others})", 2, 1))
     assert status == 0
-    configs = told(tmp_path)
+    configs = read_configs(tmp_path)
     assert set(configs) == {"chief-0", "worker-0", "worker-1", "ps-0"}
     for name, config in configs.items():
         kind, index = name.split("-")
@@ -45,5 +45,5 @@ def test_parameter_servers_come_with_a_chief(launch, tmp_path):
 def test_one_worker_is_a_cluster_too(launch, tmp_path):
     status, _, errors = finish(launch(TELL, 1))
     assert (status, errors) == (0, "")
-    assert set(told(tmp_path)) == {"worker-0"}
+    assert set(read_configs(tmp_path)) == {"worker-0"}
     assert not (tmp_path / "logs").exists()

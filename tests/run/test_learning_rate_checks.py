@@ -39,8 +39,8 @@ def test_a_thousand_steps_are_looked_at_in_one_trace(steps):
             calls.append(step)
             return tf.where(step == steps - 1, 0.25, 0.5)
 
-    told = learning_rate_summary(keras.optimizers.SGD(Counted()), steps)
-    assert told["learning rate"].startswith("0.5 at" if steps > 1 else "0.25 at")
+    reported = learning_rate_summary(keras.optimizers.SGD(Counted()), steps)
+    assert reported["learning rate"].startswith("0.5 at" if steps > 1 else "0.25 at")
     assert len(calls) == 1
 
 
@@ -74,8 +74,8 @@ def test_a_run_refuses(learning_rate, message):
 
 def test_the_summary_shows_a_plateau():
     plateau = ReduceOnPlateau(LearningRate(0.1, warmup_steps=10), "accuracy", factor=0.2)
-    told = learning_rate_summary(keras.optimizers.SGD(plateau), 100)
-    assert told["on a plateau"] == "× 0.2 after 3 evaluations without a better accuracy"
-    assert told["warm-up"] == "gradual, 10 updates from 0"
+    reported = learning_rate_summary(keras.optimizers.SGD(plateau), 100)
+    assert reported["on a plateau"] == "× 0.2 after 3 evaluations without a better accuracy"
+    assert reported["warm-up"] == "gradual, 10 updates from 0"
     with pytest.raises(ConfigError, match="the run of 9 updates, got 10 warm-up updates"):
         learning_rate_summary(keras.optimizers.SGD(plateau), 9)

@@ -53,10 +53,10 @@ def make_trainer(data, replicas=2, **arguments):
         )
 
 
-def run(folder, trainer, told=None, **plan):
+def run(folder, trainer, reported=None, **plan):
     """Like ddl.run.train, from here on; returns the trainer at the end."""
     plan = RunPlan(**{"train_steps": STEPS, "log_every": 5, "checkpoint_every": 5, **plan})
-    report = (told if told is not None else []).append
+    report = (reported if reported is not None else []).append
     console = RunConsole()
     console.line = report
     json_lines = JsonLinesWriter(folder / "metrics.jsonl", report)
@@ -94,13 +94,13 @@ def test_a_divergence_stops_the_run_and_saves_nothing_of_it(tmp_path):
 @pytest.mark.parametrize("steps_per_loop", [None, 1, 7])
 def test_going_back_leaves_out_the_batches_up_to_the_bad_one(tmp_path, steps_per_loop):
     """It is what a run on the other batches alone would have done, wherever loops end."""
-    told = []
+    reported = []
     trainer = make_trainer(poisoned(12), steps_per_loop=steps_per_loop)
-    run(tmp_path / "run", trainer, told, on_divergence="rewind")
+    run(tmp_path / "run", trainer, reported, on_divergence="rewind")
     assert trainer.step == STEPS
     assert int(trainer.state.rewinds) == 1
     assert trainer.skipped_updates == 0
-    assert any("skips the batches 10 to 12. This is rewind 1 of 3" in text for text in told)
+    assert any("skips the batches 10 to 12. This is rewind 1 of 3" in text for text in reported)
     data = poisoned()
     keep = np.r_[0 : 8 * 10, 8 * 13 : len(data["label"])]
     straight = make_trainer({name: value[keep] for name, value in data.items()})
@@ -297,7 +297,7 @@ def test_each_better_evaluation_is_saved(tmp_path):
 def test_a_full_disk_is_reported_and_the_run_continues_to_its_end(tmp_path, monkeypatch):
     import shutil
 
-    trainer, told = make_trainer(poisoned()), []
+    trainer, reported = make_trainer(poisoned()), []
 
     def usage(path):
         filled = (tmp_path / "checkpoints" / "step-5.index").exists()
@@ -305,9 +305,9 @@ def test_a_full_disk_is_reported_and_the_run_continues_to_its_end(tmp_path, monk
 
     monkeypatch.setattr(shutil, "disk_usage", usage)
     with pytest.raises(ModelDirectoryError, match="step 20 could not be written"):
-        run(tmp_path, trainer, told)
+        run(tmp_path, trainer, reported)
     assert trainer.step == STEPS
-    assert [text.split(" could")[0][-7:] for text in told if "could not" in text] == [
+    assert [text.split(" could")[0][-7:] for text in reported if "could not" in text] == [
         "step 10",
         "step 15",
         "step 20",

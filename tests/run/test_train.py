@@ -456,7 +456,7 @@ SCALED = ("BASE_BATCH_SIZE = 16", "SCALING_RULE = 'linear'", "WARMUP_EPOCHS = 0.
 
 def test_scaling_and_warm_up_are_printed_and_logged_as_used(tmp_path, capsys):
     run(None, *SCALED, dry_run=True)
-    told = " ".join(capsys.readouterr().out.split())
+    reported = " ".join(capsys.readouterr().out.split())
     for numbers in (
         "learning rate: 0.2 at its peak, 0.18",
         "base learning rate: 0.05",
@@ -464,7 +464,7 @@ def test_scaling_and_warm_up_are_printed_and_logged_as_used(tmp_path, capsys):
         "warm-up: gradual, 12 updates from 0",
         "STEPS_PER_EPOCH = 23",
     ):
-        assert numbers in told
+        assert numbers in reported
     run(tmp_path / "run", *SCALED, "LOG_EVERY = 1")
     rates = [line["learning_rate"] for line in metrics(tmp_path / "run", "train")]
     expected = [0.2 * min(s / 12, 1) * 0.5 ** (max(s - 12, 0) / 200) for s in range(40)]

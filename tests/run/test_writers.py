@@ -79,32 +79,32 @@ def test_a_foreign_line_is_an_error(tmp_path, name):
 @pytest.mark.parametrize("name", NOT_OURS)
 def test_a_line_that_was_cut_off_is_removed_by_who_writes_next(tmp_path, name):
     path = tmp_path / "metrics.jsonl"
-    told = []
+    reported = []
     for _ in range(2):  # the same process, and one that comes later
-        writer = JsonLinesWriter(path, told.append)
+        writer = JsonLinesWriter(path, reported.append)
         for step in (10, 20):
             writer.write(step, 0.0, "train", {})
             with path.open("ab") as file:
                 file.write(NOT_OURS[name])  # by another process, which was killed
             assert not writer.has(99, "train", ())
-    JsonLinesWriter(path, told.append).drop_after(15)
+    JsonLinesWriter(path, reported.append).drop_after(15)
     assert [line["step"] for line in lines(path)] == [10, 10]
-    assert len(told) == 4
+    assert len(reported) == 4
     assert all(
-        f"removed the incomplete last line of {len(NOT_OURS[name]):,} bytes." in x for x in told
+        f"removed the incomplete last line of {len(NOT_OURS[name]):,} bytes." in x for x in reported
     )
 
 
 def test_a_last_line_that_lacks_its_end_alone_is_kept(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    told = []
+    reported = []
     path.write_bytes(b'{"step": 1}\n{"step": 2}')
-    JsonLinesWriter(path, told.append).write(3, 0.0, "train", {})
+    JsonLinesWriter(path, reported.append).write(3, 0.0, "train", {})
     assert [line["step"] for line in lines(path)] == [1, 2, 3]
     path.write_bytes(b'{"step": 1}\n{"step": 2}')
-    JsonLinesWriter(path, told.append).drop_after(2)
+    JsonLinesWriter(path, reported.append).drop_after(2)
     assert path.read_bytes() == b'{"step": 1}\n{"step": 2}\n'
-    assert told == []
+    assert reported == []
 
 
 def test_lines_that_an_editor_saved(tmp_path):
@@ -155,14 +155,14 @@ def test_no_line_of_an_evaluation_beside_a_run_is_lost(tmp_path):
 
 
 def test_lines_that_cannot_be_written_wait(tmp_path):
-    told = []
+    reported = []
     path = tmp_path / "absent" / "metrics.jsonl"
-    writer = JsonLinesWriter(path, told.append)
+    writer = JsonLinesWriter(path, reported.append)
     for step in (1, 2, 3):
         writer.write(step, 0.0, "train", {})
     writer.drop_after(2)
-    assert len(told) == 1
-    assert "metrics.jsonl cannot be written: No such file" in told[0]
+    assert len(reported) == 1
+    assert "metrics.jsonl cannot be written: No such file" in reported[0]
     with pytest.raises(ModelDirectoryError, match="cannot be written"):
         writer.sync()
     path.parent.mkdir()
@@ -213,8 +213,8 @@ def test_tensorboard_events_after_the_restored_step_are_dropped(tmp_path):
 
 @pytest.mark.parametrize("damage", ["record", "no event", "no events at all"])
 def test_damaged_tensorboard_events_are_set_aside(tmp_path, damage):
-    told = []
-    writer = TensorBoardWriter(tmp_path, told.append)
+    reported = []
+    writer = TensorBoardWriter(tmp_path, reported.append)
     writer.write(10, 0.0, "train", {"loss": 1.0})
     writer.close()
     (file,) = (tmp_path / "train").iterdir()
@@ -227,12 +227,12 @@ def test_damaged_tensorboard_events_are_set_aside(tmp_path, damage):
         intact = file.read_bytes() if damage == "record" else b""
         file.write_bytes(intact + bytes(range(256)))
     before = file.read_bytes()
-    writer = TensorBoardWriter(tmp_path, told.append)
+    writer = TensorBoardWriter(tmp_path, reported.append)
     writer.drop_after(20)
     (aside,) = [path for path in file.parent.iterdir() if path != file]
     assert aside.read_bytes() == before
     assert "tfevents" not in aside.name  # by which TensorBoard finds what it reads
-    (text,) = told
+    (text,) = reported
     assert str(aside) in text
     events = list(tf.compat.v1.train.summary_iterator(str(file)))
     assert [e.step for e in events if e.summary.value] == [10] * 2 * (damage != "no events at all")
