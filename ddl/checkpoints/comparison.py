@@ -22,7 +22,7 @@ def object_graph(reader: Any) -> trackable_object_graph_pb2.TrackableObjectGraph
       ValueError: If `tf.train.Checkpoint` did not write the checkpoint.
     """
     if not reader.has_tensor(OBJECT_GRAPH):
-        raise ValueError("it was not written by tf.train.Checkpoint")
+        raise ValueError("tf.train.Checkpoint did not write it")
     message = trackable_object_graph_pb2.TrackableObjectGraph
     return message.FromString(reader.get_tensor(OBJECT_GRAPH))
 

@@ -60,7 +60,7 @@ def test_a_loss_is_best_when_small():
 
 def test_the_best_of_other_figures_is_what_the_config_says():
     there = [SavedCheckpoint(n, "", Metadata({"far_off": float(n)})) for n in (3, 1, 2)]
-    with pytest.raises(ConfigError, match="Give Retention.best_mode = 'max' or 'min'"):
+    with pytest.raises(ConfigError, match="Set Retention.best_mode = 'max' or 'min'"):
         Retention(best_metric="far_off")
     assert Retention(best_metric="far_off", best_mode="min").best(there).step == 1
     assert Retention(best_metric="far_off", best_mode="max").best(there).step == 3

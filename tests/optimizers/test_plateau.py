@@ -105,7 +105,7 @@ def test_a_compiled_loop_follows(strategy):
         ({"min_share": 1.0}, "min_share is 1.0"),
         ({"schedule": -1.0}, "the learning rate is -1; it is more than 0"),
         ({"mode": "lowest"}, "must be 'max' or 'min', got 'lowest'"),
-        ({"metric": "far_off"}, "Give ReduceOnPlateau.mode = 'max' or 'min'"),
+        ({"metric": "far_off"}, "Set ReduceOnPlateau.mode = 'max' or 'min'"),
     ],
 )
 def test_refuses(arguments, message):
@@ -121,7 +121,7 @@ def test_it_stands_outermost():
 def test_what_a_run_must_have():
     plan = RunPlan(train_steps=5, eval_every=2)
     check_plateau(rule(), plan, ("loss",), True)
-    with pytest.raises(ConfigError, match="'loss'; an evaluation gives accuracy, f1"):
+    with pytest.raises(ConfigError, match=r"of the evaluation \(accuracy, f1\), got 'loss'"):
         check_plateau(rule(), plan, ("accuracy", "f1"), True)
     with pytest.raises(ConfigError, match="--mode=train_and_eval"):
         check_plateau(rule(), plan, ("loss",), False)
