@@ -125,7 +125,7 @@ def test_what_a_run_must_have():
         check_plateau(rule(), plan, ("accuracy", "f1"), True)
     with pytest.raises(ConfigError, match="--mode=train_and_eval"):
         check_plateau(rule(), plan, ("loss",), False)
-    with pytest.raises(ConfigError, match="give EVAL_EVERY"):
+    with pytest.raises(ConfigError, match="EVAL_EVERY is None. Set EVAL_EVERY"):
         check_plateau(rule(), RunPlan(train_steps=5), ("loss",), True)
 
 
