@@ -8,10 +8,10 @@ from tests.config.dummies import complaint
 @pytest.mark.parametrize(
     ("binding", "words"),
     [
-        ("Trial.steps = '5'", "must be int | None, not '5'. Write 5 without quotation marks."),
-        ("Trial.steps = 5.0", "must be int | None, not 5.0"),
-        ("Trial.steps = True", "must be int | None, not True"),
-        ("Trial.rate = False", "must be float, not False"),
+        ("Trial.steps = '5'", "must be int | None, got '5'. Write 5 without quotation marks."),
+        ("Trial.steps = 5.0", "must be int | None, got 5.0"),
+        ("Trial.steps = True", "must be int | None, got True"),
+        ("Trial.rate = False", "must be float, got False"),
         ("Trial.rate = None", "must be float, got None"),
         ("Trial.shape = (8, 'a')", "must be tuple[int, ...], got (8, 'a')"),
         ("Trial.shape = (8, True)", "got (8, True)"),
