@@ -315,7 +315,7 @@ def test_several_workers_do_not_export(tmp_path):
     model_dir = tmp_path / "run"
     status, output = finish(launch(2, *arguments(model_dir), "--mode=export"))
     assert status == 1, output
-    assert "--mode=export runs in one process" in output
+    assert "--mode=export must run in one process, got 2 workers" in output
     assert not model_dir.exists() or not list(model_dir.glob("*.gin"))
 
 
