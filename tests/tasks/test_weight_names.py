@@ -59,14 +59,14 @@ def test_names_that_mean_weights():
 @pytest.mark.parametrize("name", ["sample_weight", "weights"])
 def test_a_weight_under_another_name_is_refused(name, strategy):
     trainer = make_trainer({**DATA, name: ONES}, strategy=strategy)
-    with pytest.raises(DataError, match=f"feature '{name}', which Regression does not read"):
+    with pytest.raises(DataError, match=f"feature '{name}' that Regression does not read"):
         trainer.trace()
 
 
 def test_in_the_evaluation_data_too():
     trainer = make_trainer(DATA, {**DATA, "sample_weight": ONES})
     trainer.train(1)
-    with pytest.raises(DataError, match="'sample_weight', which Regression does not read"):
+    with pytest.raises(DataError, match="'sample_weight' that Regression does not read"):
         trainer.evaluate()
 
 
