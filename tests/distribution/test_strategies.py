@@ -90,7 +90,7 @@ def test_nccl_needs_gpus():
 
 
 def test_a_gpu_that_is_not_there():
-    with pytest.raises(DeviceError, match=r"GPU 7 was asked for.*sees 0"):
+    with pytest.raises(DeviceError, match=r"GPU 7 is requested.*sees 0"):
         configure_devices(gpus=[7])
 
 
