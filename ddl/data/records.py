@@ -59,7 +59,8 @@ class RecordSource(Source):
             )
         if not len(offsets):
             raise DataError(
-                f"The {len(files)} TFRecord files contain no records: {', '.join(files)}."
+                f"The {len(files)} TFRecord files contain no records: {', '.join(files)}. "
+                "Pass files that contain examples."
             )
         with tf.init_scope(), tf.device("CPU:0"):
             # A graph captures eager tensors by reference.

@@ -69,7 +69,7 @@ class EachLoop:
 def check_steps(steps: Any) -> None:
     """Raises ConfigError unless `steps` is an integer of at least 0."""
     if not isinstance(steps, numbers.Integral) or isinstance(steps, bool) or steps < 0:
-        raise ConfigError(f"steps must be an integer of at least 0, got {steps!r:.60}")
+        raise ConfigError(f"steps must be an integer of at least 0, got {steps!r:.60}.")
 
 
 def checked_actions(actions: Iterable[Action]) -> list[Action]:
