@@ -82,7 +82,9 @@ def test_synthetic_classes_of_one_split_tell_those_of_the_other():
 def test_synthetic_source_has_the_shape_asked_for():
     source = images("synthetic", "test", image_shape=(3, 4, 1), num_classes=2)
     assert source.features["image"].shape == (2048, 3, 4, 1)
-    with pytest.raises(ConfigError, match="num_classes is 0"):
+    with pytest.raises(
+        ConfigError, match="num_classes of the synthetic images must be at least 1, got 0"
+    ):
         images("synthetic", "test", image_shape=(3, 4, 1), num_classes=0)
 
 

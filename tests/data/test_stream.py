@@ -168,7 +168,7 @@ def test_a_small_buffer_shuffles_within_its_size_and_says_so(warnings):
     epochs(source)
     assert len(warnings) == 1
     epochs(StreamSource(shard, SHARDS, shuffle_buffer=4), batch=8)
-    assert "within 4 of 5 examples, in each of 4 shards" in warnings[1]
+    assert "within 4 of 5 examples in each of 4 shards" in warnings[1]
 
 
 def test_no_warning_where_an_epoch_is_shuffled_whole_or_not_at_all(warnings):
@@ -187,7 +187,7 @@ def test_the_buffer_is_as_large_as_memory_allows(monkeypatch, warnings):
 
     source = StreamSource(shard, [30] * 10)
     taken(source.batches(10, 0, seed=0, shuffle=True), 1)
-    assert "within 20 of 30 examples, in each of 10 shards" in warnings[0]
+    assert "within 20 of 30 examples in each of 10 shards" in warnings[0]
     huge = StreamSource(numbers(3).map(lambda e: {"x": tf.zeros([10**6])}))
     assert len(taken(BatchPipeline(huge, 1).dataset(), 3)) == 3
 
