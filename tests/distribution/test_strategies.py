@@ -85,7 +85,9 @@ def test_nccl_collectives_need_gpus():
 
 
 def test_nccl_needs_gpus():
-    with pytest.raises(ConfigError, match="no GPU"):
+    with pytest.raises(
+        ConfigError, match="cross_device_ops is .nccl., but the replicas are not on GPUs"
+    ):
         build_strategy("mirrored", Communication(cross_device_ops="nccl"))
 
 
