@@ -41,7 +41,7 @@ def main() -> None:
     report.add_flags(parser)
     flags = parser.parse_args()
     if unknown := {*flags.names} - {*known}:
-        parser.error(f"no benchmark {', '.join(unknown)}; there are {', '.join(known)}")
+        parser.error(f"There is no benchmark {', '.join(unknown)}. Choose from {', '.join(known)}.")
     failed = []
     start = time.monotonic()
     for name in flags.names or BENCHMARKS:
@@ -49,11 +49,14 @@ def main() -> None:
         command += ["--quick"] if flags.quick else []
         if why := run(command, LONG.get(name, _LIMIT_SECONDS)):
             failed.append(f"{name}: {why}")
-            print(f"benchmarks.{name} failed: {why}", file=sys.stderr, flush=True)
+            print(f"benchmarks.{name} failed: {why}.", file=sys.stderr, flush=True)
     minutes = (time.monotonic() - start) / 60
-    print(f"{minutes:.1f} minutes; the page: {page.write_page(flags.results)}")
+    print(f"Finished in {minutes:.1f} minutes. Wrote {page.write_page(flags.results)}.")
     if failed:
-        print("failed, earlier results stay: " + "; ".join(failed), file=sys.stderr)
+        print(
+            "These benchmarks failed; the page keeps their earlier results: " + "; ".join(failed),
+            file=sys.stderr,
+        )
         sys.exit(1)
 
 

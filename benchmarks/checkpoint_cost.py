@@ -99,8 +99,8 @@ def measure(quick: bool) -> Report:
         rows.append([name, spread(cost), *map(spread, (begins, times["without"], times["with"]))])
     size = sum(path.stat().st_size for path in folder.glob("plain.*"))
     shutil.rmtree(folder)
-    columns = ["saved by", "cost, %", "the call, s", "block without, s", "block with, s"]
-    table = Table(f"{size / 1e6:.0f} MB a checkpoint, {steps} updates a block", columns, rows)
+    columns = ["saved by", "cost, %", "call, s", "block without save, s", "block with save, s"]
+    table = Table(f"{size / 1e6:.0f} MB per checkpoint, {steps} updates per block", columns, rows)
     return Report([table], plots=[report.plot_of(table, columns[3:], "s")])
 
 

@@ -40,7 +40,9 @@ class Link:
 
     def __post_init__(self) -> None:
         if self.latency < 0 or self.bandwidth <= 0:
-            raise ValueError(f"{self}: latency is 0 or more, bandwidth more than 0")
+            raise ValueError(
+                f"latency must be at least 0 and bandwidth greater than 0, got {self}."
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,9 +100,15 @@ def all_reduce(size: float, replicas: int, cluster: Cluster, algorithm: Algorith
         return ring(size, replicas, cluster.inside)
     machines, rest = divmod(replicas, cluster.devices)
     if rest:
-        raise ValueError(f"{replicas} replicas do not fill machines of {cluster.devices}")
+        raise ValueError(
+            f"The number of replicas must be a multiple of the {cluster.devices} devices of a "
+            f"machine, got {replicas}."
+        )
     if cluster.between is None:
-        raise ValueError(f"{replicas} replicas need {machines} machines; there is no link between")
+        raise ValueError(
+            f"{replicas} replicas need {machines} machines, but Cluster.between is None. "
+            "Set it to a link."
+        )
     if algorithm == "ring":
         # One ring through all devices; the slowest link determines the time of each round.
         slowest = Link(
@@ -133,7 +141,7 @@ def step_time(
       ValueError: If `overlap` is out of range, or as in `all_reduce`.
     """
     if not 0 <= overlap <= 1:
-        raise ValueError(f"overlap is {overlap}; it lies between 0 and 1")
+        raise ValueError(f"overlap must be from 0 to 1, got {overlap}.")
     communication = all_reduce(work.gradient_bytes, replicas, cluster, algorithm)
     hidden = min(overlap * communication, work.backward_share * work.compute)
     return work.compute + communication - hidden

@@ -222,7 +222,9 @@ def orbit_fused(case: Case, turns: Turns) -> None:
 
 def _orbit(case: Case, turns: Turns, make_optimizer: Any) -> None:
     if not (PEERS / "orbit").exists():
-        raise Failed("skipped: not installed; `make benchmarks/peers` installs it")
+        raise Failed(
+            "skipped, because it is not installed. Install it with `make benchmarks/peers`."
+        )
     sys.path.append(str(PEERS))
     import orbit
 

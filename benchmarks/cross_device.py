@@ -106,8 +106,8 @@ def measure(quick: bool) -> Report:
             series.append(Series(f"{name}, {replicas}", [*ratios][1:], [*ratios.values()][1:]))
     columns = ["model, replicas", f"{AUTOMATIC}, ms", *[*ways(kind == "GPU")][1:]]
     return Report(
-        [Table(f"Time a step, of that with {AUTOMATIC}", columns, rows)],
-        plots=[Plot("Time a step", "", f"of that with {AUTOMATIC}", series, level=1)],
+        [Table(f"Time per step relative to {AUTOMATIC}", columns, rows)],
+        plots=[Plot("Time per step", "", f"relative to {AUTOMATIC}", series, level=1)],
     )
 
 

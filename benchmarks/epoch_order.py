@@ -71,8 +71,8 @@ def measure(quick: bool) -> Report:
         ]
         for size in sizes
     ]
-    columns = ["examples", "4 rounds", "8 rounds", "ddl", "µs for 256"]
-    table = Table("Variance of a batch's mean / that of chance", columns, rows)
+    columns = ["examples", "4 rounds", "8 rounds", "ddl", "µs per 256 examples"]
+    table = Table("Variance of the batch mean / that of random batches", columns, rows)
     return Report([table], plots=[report.plot_of(table, columns[1:4], "ratio", level=1.0)])
 
 

@@ -74,7 +74,7 @@ def one_run(command: Sequence[str], cache: Path) -> dict[str, float]:
         process = subprocess.Popen(arguments, env=environment, stdout=subprocess.DEVNULL)
         _, status, usage = os.wait4(process.pid, 0)
         if status:
-            raise RuntimeError(f"{' '.join(arguments)} ended with status {status}")
+            raise RuntimeError(f"{' '.join(arguments)} ended with status {status}.")
         lines = Path(environment["FIRST_STEP_TIMES"]).read_text().splitlines()
     found, before = {}, start
     for name, moment in (line.split("=") for line in lines):
@@ -108,15 +108,15 @@ def measure(quick: bool) -> Report:
     return Report(
         [Table("Seconds", ["", "first step", *PARTS, MEMORY], rows)],
         [
-            Bar("ddl's first step after Keras's, s", spread(ours - theirs), 1.0, "at most"),
+            Bar("ddl's first step minus Keras's, s", spread(ours - theirs), 1.0, "at most"),
             Bar(
-                "ddl's largest memory / Keras's",
+                "ddl's peak memory / Keras's",
                 spread(memory["ddl"] / memory["Keras"]),
                 1.1,
                 "at most",
             ),
         ],
-        [Plot("To the first step", "", "s", parts)],
+        [Plot("Time to the first step", "", "s", parts)],
     )
 
 

@@ -139,10 +139,10 @@ def measure(quick: bool) -> Report:
     series = Series("", bars, [ratios[name] for name in RIVALS])
     return Report(
         [
-            Table("Batches", ["", "speed, of tf.data's", "µs a batch", "images a µs"], rows),
-            Table("From the middle of an epoch", ["", "ms to the first batch"], started),
+            Table("Batches", ["", "speed / tf.data's", "µs per batch", "images per µs"], rows),
+            Table("Start in the middle of an epoch", ["", "ms to the first batch"], started),
         ],
-        plots=[Plot("Input", "", "speed, of tf.data's with the same data", [series], level=1)],
+        plots=[Plot("Input", "", "speed / tf.data's with the same data", [series], level=1)],
     )
 
 

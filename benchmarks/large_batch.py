@@ -173,7 +173,9 @@ def at_the_edge(rates: Mapping[str, tuple[float, int]], tries: int) -> list[str]
         tried = SEARCHES[name].rates[-tries:]
         if rate in (min(tried), max(tried)):
             which = "smallest" if rate == min(tried) else "largest"
-            notes.append(f"{name}'s rate is the {which} of those tried: others may do better.")
+            notes.append(
+                f"{name}'s rate is the {which} of those tried; a rate beyond it may be better."
+            )
     return notes
 
 
@@ -217,7 +219,7 @@ def tutorial(cells: Cells, sizes: Sizes) -> Table:
         ]
         rows.append([what, batch, outcomes[0].updates, percent(outcomes)])
     title = (
-        f"{small} examples a replica, {sizes.tutorial_epochs} epochs of "
+        f"{small} examples per replica, {sizes.tutorial_epochs} epochs of "
         f"{sizes.tutorial_examples:,} examples"
     )
     return Table(title, ["", "batch", "updates", "accuracy, %"], rows)
@@ -248,14 +250,14 @@ def bars(found: Outcomes, batches: Sequence[int], chosen: str) -> list[Bar]:
     """Returns the targets: the chosen recipe's gap to batch 64, and the unscaled recipe's."""
     means = {cell: mean_accuracy(outcomes) for cell, outcomes in found.items()}
     reference = means["unscaled", BASE_BATCH]
-    asked = []
+    targets = []
     for batch, limit in ((256, 0.5), (1024, 0.5), (2048, 1.5)):
         if batch in batches:
             what = f"points below batch 64 at {batch:,}, {chosen}"
-            asked.append(Bar(what, round(reference - means[chosen, batch], 2), limit, "at most"))
+            targets.append(Bar(what, round(reference - means[chosen, batch], 2), limit, "at most"))
     gap = round(reference - means["unscaled", batches[-1]], 2)
-    what = f"points below batch 64 at {batches[-1]:,}, unscaled: the gap shows"
-    return [*asked, Bar(what, gap, 5.0, "at least")]
+    what = f"points below batch 64 at {batches[-1]:,}, unscaled (a gap is expected)"
+    return [*targets, Bar(what, gap, 5.0, "at least")]
 
 
 def plots(found: Outcomes, batches: Sequence[int]) -> list[Plot]:
@@ -285,7 +287,7 @@ def plots(found: Outcomes, batches: Sequence[int]) -> list[Plot]:
             log_y=True,
         ),
         Plot(
-            f"To {TARGET:.0%}",
+            f"Updates to {TARGET:.0%}",
             *("global batch size", "updates"),
             series(lambda outcome: outcome.reached_at),
             log_x=True,
@@ -325,10 +327,10 @@ def measure(quick: bool) -> Report:
     ]
     cells.forget()
     notes = [
-        "Rates found: "
+        "Learning rates: "
         + "; ".join(f"{name} {rate:g} at batch {batch:,}" for name, (rate, batch) in rates.items())
-        + f". Each of {sizes.tries} tried. A training that diverged counts as 0%.",
-        f"Best at {CHOICE_BATCH:,} on the images set apart: {chosen}.",
+        + f". Each is the best of {sizes.tries} tries. A training that diverged counts as 0%.",
+        f"Best recipe at batch {CHOICE_BATCH:,} on the validation images: {chosen}.",
         *at_the_edge(rates, sizes.tries),
     ]
     return Report(tables, bars(found, sizes.batches, chosen), plots(found, sizes.batches), notes)

@@ -54,7 +54,7 @@ class Case:
       replicas: 1 for one device; more are mirrored on as many virtual CPUs.
       steps: Updates in a window.
       rounds: Windows of each contender.
-      asked: Targets: the least speed relative to a peer, or the largest time relative to the floor.
+      targets: The least speed relative to a peer, or the largest time relative to the floor.
       longer: Factor on `steps` for windows that consist of one tf.while or a few.
     """
 
@@ -63,7 +63,7 @@ class Case:
     replicas: int
     steps: int
     rounds: int
-    asked: tuple[tuple[str, float], ...]
+    targets: tuple[tuple[str, float], ...]
     longer: int = 1
 
     def __str__(self) -> str:
@@ -139,7 +139,7 @@ def by_turns(case: Case, contenders: dict[str, Contender]) -> Found:
     times = interleaved(going, case.rounds)
     times = {name: values / case.steps * 1e3 for name, values in times.items()}
     medians = ", ".join(f"{name} {np.median(values):.3g}" for name, values in times.items())
-    print(f"{case}, ms a step: {medians}", flush=True)
+    print(f"{case}, ms per step: {medians}", flush=True)
     tuned = {name: values for name, values in times.items() if name.startswith(TUNED)}
     if tuned:
         best = min(tuned, key=lambda name: float(np.median(tuned[name])))
@@ -158,7 +158,7 @@ def ratio(result: Found, name: str) -> Spread | None:
 def bars(case: Case, result: Found) -> list[Bar]:
     """Returns the targets of a case whose contenders have both run."""
     found = []
-    for name, limit in case.asked:
+    for name, limit in case.targets:
         if (value := ratio(result, name)) is not None:
             what = "ddl's time / the floor's" if name == FLOOR else f"ddl's speed / {name}'s"
             kind = "at most" if name == FLOOR else "at least"
@@ -175,8 +175,10 @@ def ratios(found: dict[Case, Found]) -> Table:
         [str(case), *(ratio(result, name) or "–" for name in _COLUMNS)]
         for case, result in found.items()
     ]
-    columns = ["", *(f"of {n}" for n in _COLUMNS[:-1]), "time, of the floor"]
-    return Table("ddl's speed; its time beside the floor", columns, rows)
+    columns = ["", *(f"speed / {n}" for n in _COLUMNS[:-1]), "time / floor"]
+    return Table(
+        "ddl's speed relative to the others; its time relative to the floor", columns, rows
+    )
 
 
 def milliseconds(found: dict[Case, Found]) -> Table:
@@ -185,7 +187,7 @@ def milliseconds(found: dict[Case, Found]) -> Table:
         [name, *(spread(r.times[name]) if name in r.times else "–" for r in found.values())]
         for name in FUNCTIONS
     ]
-    return Table("Milliseconds a step", ["", *map(str, found)], rows)
+    return Table("Milliseconds per step", ["", *map(str, found)], rows)
 
 
 def plot(found: dict[Case, Found]) -> Plot:

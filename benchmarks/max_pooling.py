@@ -68,7 +68,9 @@ def takes_onednn(loop: Loop) -> bool:
         seen = b"".join(path.read_bytes() for path in Path(folder).rglob("*.xplane.pb"))
     onednn, plain = (kernel in seen for kernel in (b":_MklNativeMaxPoolGrad", b":MaxPoolGrad"))
     if onednn == plain:
-        raise RuntimeError("the profile does not tell which kernel it was")
+        raise RuntimeError(
+            "The profile must show exactly one of the two kernels, got both or none."
+        )
     return onednn
 
 
@@ -89,7 +91,7 @@ def kernels(builds: int) -> Table:
         ]
         for (where, fast), taken in sorted(times.items())
     ]
-    return Table("", ["", "times", "ms an update"], rows)
+    return Table("", ["", "builds", "ms per update"], rows)
 
 
 def call(rounds: int) -> Table:
@@ -104,7 +106,7 @@ def call(rounds: int) -> Table:
     found = report.interleaved(timed, rounds)
     inlined = found["in the loop's graph"]
     rows = [[where, spread(times / inlined), spread(times)] for where, times in found.items()]
-    return Table("MLP, without pooling", ["", "time, of the loop's graph", "µs an update"], rows)
+    return Table("MLP, without pooling", ["", "time / loop's graph", "µs per update"], rows)
 
 
 def measure(quick: bool) -> Report:

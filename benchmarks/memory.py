@@ -59,7 +59,7 @@ def memory_of_run(
                 found[waiting[0]] = now  # the last value before the run ends
             time.sleep(0.05)
         if process.wait() != 0:
-            raise RuntimeError(f"the run ended with status {process.returncode}")
+            raise RuntimeError(f"The run ended with status {process.returncode}.")
     return found
 
 
@@ -70,7 +70,7 @@ def measure(quick: bool) -> Report:
     found = memory_of_run(steps, plan, "--strategy=mirrored", "--num_virtual_devices=2")
     first, last = (found[step] for step in steps)
     rows = [[f"{step:,}", now["peak"], now["present"]] for step, now in found.items()]
-    table = Table("", ["updates", "peak, MB", "present, MB"], rows)
+    table = Table("", ["updates", "peak, MB", "current, MB"], rows)
     return Report(
         [table],
         plots=[report.plot_of(table, table.columns[1:], "MB")],

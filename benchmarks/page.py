@@ -37,10 +37,10 @@ def bars_table(bars: Sequence[Bar]) -> Table:
     """Builds a table with one row for each target."""
     signs = {"at least": "≥", "at most": "≤"}
     rows = [
-        [bar.what, f"{signs[bar.kind]} {bar.limit:g}", bar.value, "met" if bar.met else "NOT MET"]
+        [bar.what, f"{signs[bar.kind]} {bar.limit:g}", bar.value, "met" if bar.met else "missed"]
         for bar in bars
     ]
-    return Table("Asked for", ["what", "asked", "found", ""], rows)
+    return Table("Targets", ["figure", "target", "measured", ""], rows)
 
 
 def show(report: Report, title: str) -> None:
@@ -70,7 +70,10 @@ def draw(plots: Sequence[Plot], path: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        print("no picture: matplotlib is missing. pip install '.[plots]'", file=sys.stderr)
+        print(
+            "No picture was drawn: matplotlib is missing. Install it with pip install '.[plots]'.",
+            file=sys.stderr,
+        )
         return
     columns = min(2, len(plots))
     rows = -(-len(plots) // columns)
@@ -134,10 +137,9 @@ def page(results: Path, path: Path) -> str:
         "<!-- Written by `python -m benchmarks`. -->",
         "`make bench`, or `python -m benchmarks`, runs all but the long ones "
         f"({', '.join(LONG)}) and writes this page; `python -m benchmarks NAME` runs one, and "
-        "`python -m benchmarks.page` writes the page anew from all results that are there. Figures "
-        "are medians of interleaved repeats with their quartiles in brackets, ratios those of the "
-        "ratios within a round. Compare ratios, since machines "
-        "differ.",
+        "`python -m benchmarks.page` rewrites the page from the stored results. Figures are "
+        "medians of interleaved repeats with their quartiles in brackets; ratios are computed "
+        "within each round. Compare ratios, because machines differ.",
     ]
     bars = [
         [f"[{result['name']}](#{_anchor(result['title'])})", *row]
@@ -145,8 +147,8 @@ def page(results: Path, path: Path) -> str:
         for row in bars_table(Report.from_json(result).bars).rows
     ]
     if bars:
-        columns = ["benchmark", "what", "asked", "found", ""]
-        lines += ["## What was asked for", _markdown(columns, bars)]
+        columns = ["benchmark", "figure", "target", "measured", ""]
+        lines += ["## Targets", _markdown(columns, bars)]
     for result in found:
         lines += _section(result, results, path)
     return "\n\n".join(lines) + "\n"
@@ -164,7 +166,9 @@ def _section(result: Mapping[str, Any], results: Path, path: Path) -> list[str]:
         f"{place['system']}; {versions}.",
     ]
     if result["quick"]:
-        lines.append("**A quick run shows that the benchmark works; its figures say nothing.**")
+        lines.append(
+            "**A quick run only checks that the benchmark works; its figures mean nothing.**"
+        )
     bars = [bars_table(report.bars)] if report.bars else []
     for table in [*bars, *report.tables]:
         lines += [f"**{table.title}**"] if table.title else []
@@ -200,10 +204,10 @@ def write_page(results: Path) -> Path:
 def main() -> None:
     """Writes the page."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.page", description="Writes the page from all results."
+        prog="python -m benchmarks.page", description="Writes the page from the stored results."
     )
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder with the results")
-    print(f"written: {write_page(parser.parse_args().results)}")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="directory of the results")
+    print(f"Wrote {write_page(parser.parse_args().results)}.")
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def measure(quick: bool) -> Report:
         values = [found[name, precision] for _, name in points]
         series.append(Series(precision, [number for number, _ in points], values))
     return Report(
-        [Table("Largest differences", ["what is trained", "float64", "float32"], rows)],
+        [Table("Largest differences", ["case", "float64", "float32"], rows)],
         plots=[Plot("Largest differences", "row of the table", "", series, log_y=True)],
     )
 

@@ -99,10 +99,10 @@ def measure(quick: bool) -> Report:
             [f"{name}: {p}", ratio, spread(found[p]), memory[p]]
             for p, ratio in zip(PRECISIONS, ratios, strict=True)
         ]
-    columns = ["", "speed, of float32", "images/s", "memory, MB"]
+    columns = ["", "speed / float32", "images/s", "memory, MB"]
     return Report(
         [Table("", columns, rows)],
-        plots=[Plot("Speed beside float32", "", "times as fast", series, level=1.0)],
+        plots=[Plot("Speed relative to float32", "", "times as fast", series, level=1.0)],
     )
 
 

@@ -231,10 +231,15 @@ def main(measure: Callable[[bool], Report]) -> None:
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags that all benchmarks have."""
     parser.add_argument(
-        "--results", type=Path, default=RESULTS, help="folder for JSON and pictures [%(default)s]"
+        "--results",
+        type=Path,
+        default=RESULTS,
+        help="directory for JSON and pictures [%(default)s]",
     )
     parser.add_argument(
-        "--quick", action="store_true", help="as little as shows that it works; figures say nothing"
+        "--quick",
+        action="store_true",
+        help="only check that the benchmark works; the figures mean nothing",
     )
 
 

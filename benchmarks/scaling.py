@@ -48,7 +48,7 @@ def mirrored(quick: bool) -> tuple[Speeds, Speeds]:
     """Measures strong and weak scaling over virtual devices."""
     contenders, cases = {}, {}
     for n in REPLICAS:
-        case = Case("CNN", GLOBAL_BATCH, n, steps=6, rounds=1 if quick else ROUNDS, asked=())
+        case = Case("CNN", GLOBAL_BATCH, n, steps=6, rounds=1 if quick else ROUNDS, targets=())
         weak = dataclasses.replace(case, batch=GLOBAL_BATCH // max(REPLICAS) * n, steps=24 // n)
         cases[n] = [dataclasses.replace(c, steps=1) if quick else c for c in (case, weak)]
         contenders[n] = Contender("benchmarks.contenders:ddl_trainer", cases[n], {})
@@ -135,7 +135,9 @@ def _start(command: Sequence[str], threads: int | None = None) -> subprocess.Pop
 def _wait(process: subprocess.Popen[bytes]) -> None:
     _, text = process.communicate()
     if process.returncode:
-        raise RuntimeError(f"status {process.returncode}: {text.decode()[-2000:]}")
+        raise RuntimeError(
+            f"The run ended with status {process.returncode}: {text.decode()[-2000:]}"
+        )
 
 
 def over_workers(quick: bool) -> tuple[Speeds, Speeds, Speeds]:
@@ -172,16 +174,16 @@ def measure(quick: bool) -> Report:
     """Measures virtual devices and workers."""
     strong, weak = mirrored(quick)
     strong_workers, weak_workers, limit = over_workers(quick)
-    mirrored_kinds = {f"global batch {GLOBAL_BATCH}": strong, "64 a replica": weak}
+    mirrored_kinds = {f"global batch {GLOBAL_BATCH}": strong, "64 per replica": weak}
     worker_kinds = {
         f"global batch {GLOBAL_BATCH}": strong_workers,
-        f"{WORKER_BATCH} a worker": weak_workers,
+        f"{WORKER_BATCH} per worker": weak_workers,
         "without communication": limit,
     }
     tables, plots = [], []
     for title, kinds, cores_grow in (
         ("Mirrored on virtual devices", mirrored_kinds, False),
-        ("Workers, a core each", worker_kinds, True),
+        ("Workers, one core each", worker_kinds, True),
     ):
         rows, speeds_drawn, efficiencies = [], [], []
         for kind, speeds in kinds.items():

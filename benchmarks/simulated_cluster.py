@@ -67,10 +67,18 @@ ETHERNET = Link(latency=50e-6, bandwidth=50e9 / 8)
 _HOROVOD = 486_914 / 66_176 / 8
 """The third tutorial's efficiency: images per second on 8 GPUs and on 1, per GPU."""
 PUBLISHED: tuple[tuple[str, Work, Cluster, Algorithm, int, int, float], ...] = (
-    ("CNN, 2,048 a replica, 1 to 8 GPUs", CNN_WORK, Cluster(PCIE), "ring", 1, 8, _HOROVOD),
-    ("CNN, 1,024 a replica, 1 to 8 GPUs", CNN_WORK_OF_HALF, Cluster(PCIE), "ring", 1, 8, _HOROVOD),
+    ("CNN, 2,048 per replica, 1 to 8 GPUs", CNN_WORK, Cluster(PCIE), "ring", 1, 8, _HOROVOD),
     (
-        "ResNet-50, 32 a replica, 8 to 256 GPUs",
+        "CNN, 1,024 per replica, 1 to 8 GPUs",
+        CNN_WORK_OF_HALF,
+        Cluster(PCIE),
+        "ring",
+        1,
+        8,
+        _HOROVOD,
+    ),
+    (
+        "ResNet-50, 32 per replica, 8 to 256 GPUs",
         RESNET_WORK,
         Cluster(NVLINK, ETHERNET),
         "halving_doubling",
@@ -80,8 +88,8 @@ PUBLISHED: tuple[tuple[str, Work, Cluster, Algorithm, int, int, float], ...] = (
     ),
 )
 FORECASTS = (
-    ("CNN, 2,048 a replica", CNN_WORK, Cluster(PCIE, ETHERNET)),
-    ("ResNet-50, 32 a replica", RESNET_WORK, Cluster(NVLINK, ETHERNET)),
+    ("CNN, 2,048 per replica", CNN_WORK, Cluster(PCIE, ETHERNET)),
+    ("ResNet-50, 32 per replica", RESNET_WORK, Cluster(NVLINK, ETHERNET)),
 )
 ALGORITHMS: tuple[Algorithm, ...] = ("ring", "hierarchical", "halving_doubling")
 
@@ -230,27 +238,32 @@ def check_here(quick: bool) -> tuple[list[Table], list[str]]:
     link = fit_link([*map(float, sizes)], medians, WORKERS)
     work = Work(float(np.median(steps["alone"])), 4 * SIZES[-1], 0.0)
     # The metrics have their own all-reduce, modelled as an empty message.
-    foretold = step_time(work, WORKERS, Cluster(link), "ring", 0.0) + ring(0, WORKERS, link)
+    predicted = step_time(work, WORKERS, Cluster(link), "ring", 0.0) + ring(0, WORKERS, link)
     reduces = [
         [f"{size:,}", ring(size, WORKERS, link) * 1e3, spread(times * 1e3)]
         for size, times in sizes.items()
     ]
     rows: list[list[Any]] = [
         [
-            f"CNN, {BATCH} a worker",
-            spread(foretold / steps["together"]),
-            foretold * 1e3,
+            f"CNN, {BATCH} per worker",
+            spread(predicted / steps["together"]),
+            predicted * 1e3,
             spread(steps["together"] * 1e3),
             spread(steps["alone"] * 1e3),
         ]
     ]
-    columns = ["", "foretold / measured", "foretold, ms", "measured, ms", "alone, ms"]
+    columns = ["", "predicted / measured", "predicted, ms", "measured, ms", "alone, ms"]
     return [
-        Table("Two workers here: a step together", columns, rows),
-        Table("Two workers here: all-reduces", ["bytes", "fitted, ms", "measured, ms"], reduces),
+        Table("Two workers on this machine: one training step", columns, rows),
+        Table(
+            "Two workers on this machine: all-reduces",
+            ["bytes", "fitted, ms", "measured, ms"],
+            reduces,
+        ),
     ], [
-        f"Fitted here: a latency of {link.latency * 1e6:.0f} µs and {link.bandwidth / 1e6:,.0f} "
-        "MB/s. Nothing is hidden, since the gradients travel in one piece after the backward pass."
+        f"Link fitted on this machine: {link.latency * 1e6:.0f} µs and {link.bandwidth / 1e6:,.0f} "
+        "MB/s. Nothing overlaps, because the gradients are sent in one piece after the backward "
+        "pass."
     ]
 
 
@@ -263,7 +276,7 @@ def check_published() -> Table:
             for overlap in (0.0, 1.0)
         )
         rows.append([name, 100 * published, none, all_])
-    columns = ["efficiency, %", "published", "model, nothing hidden", "model, all hidden"]
+    columns = ["efficiency, %", "published", "model, no overlap", "model, full overlap"]
     return Table("Published figures", columns, rows)
 
 
@@ -271,13 +284,13 @@ def forecast(name: str, work: Work, cluster: Cluster) -> tuple[Table, Plot]:
     """Predicts weak scaling relative to 8 replicas, without overlap and with full overlap."""
     columns, series = ["replicas"], []
     for algorithm in ALGORITHMS:
-        for overlap, hidden in ((0.0, "nothing hidden"), (1.0, "all hidden")):
+        for overlap, share in ((0.0, "no overlap"), (1.0, "full overlap")):
             values = [100 * efficiency(work, n, cluster, algorithm, overlap, 8) for n in REPLICAS]
-            label = f"{algorithm.replace('_', '-')}, {hidden}"
+            label = f"{algorithm.replace('_', '-')}, {share}"
             columns.append(label)
             series.append(Series(label, REPLICAS, values))
     rows = [[f"{n:,}", *(s.y[place] for s in series)] for place, n in enumerate(REPLICAS)]
-    title = f"{name}: efficiency beside 8 replicas, %"
+    title = f"{name}: efficiency relative to 8 replicas, %"
     return Table(title, columns, rows), Plot(name, "replicas", "%", series, log_x=True, level=100.0)
 
 
@@ -290,11 +303,11 @@ def measure(quick: bool) -> Report:
         plots=[plot for _, plot in forecasts],
         notes=[
             *notes,
-            "What the model cannot say: stragglers and jitter, which grow with the number of "
-            "machines; congestion in switches; processors that compute and send at once; input, "
-            "checkpoints, evaluation; and whether so large a global batch still trains well. "
-            "Where a published figure lies below its range, these and what is assumed of the "
-            "links are the reasons.",
+            "The model leaves out stragglers and jitter, which grow with the number of machines; "
+            "congestion in switches; processors that compute and communicate at once; input, "
+            "checkpoints and evaluation; and whether so large a global batch still trains well. "
+            "These, and the assumptions about the links, explain published figures below the "
+            "model's range.",
         ],
     )
 

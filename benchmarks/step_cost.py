@@ -124,7 +124,9 @@ def times_and_ratios(title: str, loops: dict[str, Loop], bases: list[str], round
         ]
         for name, values in times.items()
     ]
-    return Table(title, ["loop", *(f"of ({n})" for n in range(len(bases))), "ms a step"], rows)
+    return Table(
+        title, ["loop", *(f"time / ({n})" for n in range(len(bases))), "ms per step"], rows
+    )
 
 
 def measure(quick: bool) -> Report:
@@ -136,7 +138,7 @@ def measure(quick: bool) -> Report:
     unscaled = "ddl, mixed_float16 without loss scale"
     average = ddl.ExponentialMovingAverage()
     plainly = times_and_ratios(
-        "Beside the plainest loop",
+        "Compared with the plainest loop",
         {
             plain: plain_loop(tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])),
             same_reduce: plain_loop(mirrored),
@@ -165,7 +167,7 @@ def measure(quick: bool) -> Report:
         rounds,
     )
     tables = [plainly, invariant]
-    return Report(tables, plots=[report.plot_of(t, ["ms a step"], "ms a step") for t in tables])
+    return Report(tables, plots=[report.plot_of(t, ["ms per step"], "ms per step") for t in tables])
 
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ class Contender:
                 raise Failed(f"no answer within {_TIMEOUT_SECONDS} s")
             value = self._connection.recv()
         except (EOFError, OSError) as error:
-            raise Failed("its process has died") from error
+            raise Failed("its process died") from error
         if isinstance(value, str):
             raise Failed(value)
         return value

@@ -43,7 +43,7 @@ class Case(NamedTuple):
     @property
     def name(self) -> str:
         """Name in the table."""
-        return f"{self.network}, {self.batch:,} a worker"
+        return f"{self.network}, {self.batch:,} per worker"
 
 
 CASES = (
@@ -270,14 +270,18 @@ def as_report(found: dict[Case, dict[str, np.ndarray]]) -> Report:
         own = of_case[DDL][:, 0]
         bars.append(Bar(f"{case.name}: scaling of ddl", spread(limit[:, 0] / own), case.bar))
         faster = spread(of_case[TENSORFLOW][:, 0] / own)
-        bars.append(Bar(f"{case.name}: TensorFlow's time over ddl's", faster, 1.0))
+        bars.append(Bar(f"{case.name}: TensorFlow's time / ddl's", faster, 1.0))
     for name in _ENTRIES:
         scalings = [spread(c[ALONE][:, 0] / c[name][:, 0]) for c in found.values()]
         series.append(Series(name, [case.name for case in found], scalings))
     return Report(
         [
-            Table("Scaling", ["", "of the limit", "ms an update"], times),
-            Table("Longer than independent runs", ["", "ms", "ms of processor time"], losses),
+            Table("Scaling", ["", "fraction of the limit", "ms per update"], times),
+            Table(
+                "Extra time compared with independent runs",
+                ["", "ms", "ms of processor time"],
+                losses,
+            ),
         ],
         bars,
         [Plot("Two workers", "", "scaling", series, level=1.0)],

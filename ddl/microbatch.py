@@ -170,9 +170,9 @@ class Microbatch:
         if not isinstance(rows, int) or rows < self.rows or rows % self.rows:
             number = rows if isinstance(rows, int) else "an unknown number of"
             raise ConfigError(
-                f"{asking} has {number} rows for {self.rows} examples: which example they belong "
-                "to cannot be known. Keep the batch as the first dimension, or examples in parts "
-                "that follow one another."
+                f"{asking} must have a fixed number of rows for each of the {self.rows} examples, "
+                f"got {number} rows. Keep the batch as the first dimension, with the rows of each "
+                "example next to each other."
             )
         return rows // self.rows
 
@@ -196,8 +196,8 @@ class Microbatch:
             return calls.place, calls.count - 1
         if calls.count != 1:
             raise ConfigError(
-                f"{getattr(owner, 'name', owner)!r} drew random numbers {calls.count} times and is "
-                "recomputed for the backward pass (tf.recompute_grad), where it draws what it drew "
-                "before. Use a layer of its own for each call."
+                f"Layer {getattr(owner, 'name', owner)!r} drew random numbers {calls.count} times, "
+                "but a layer that is recomputed in the backward pass (tf.recompute_grad) must "
+                "draw exactly once. Use a separate layer for each call."
             )
         return calls.place, 0

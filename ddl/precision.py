@@ -45,7 +45,7 @@ def set_numerics(precision: Precision, seed: int) -> None:
       ConfigError: If `precision` is unknown or `seed` is not between 0 and 2^31 - 1.
     """
     if not 0 <= seed < 2**31:
-        raise ConfigError(f"SEED is {seed}; it lies between 0 and 2^31 - 1")
+        raise ConfigError(f"seed (macro SEED) must be from 0 to 2^31 - 1, got {seed}.")
     set_precision(precision)
     keras.utils.set_random_seed(seed)
     # A global seed of 0 makes tf.data fail on seeds that are tensors (ddl.data.StreamSource).
@@ -70,13 +70,11 @@ class LossScale:
 
     def __post_init__(self) -> None:
         if not _SMALLEST_SCALE <= self.initial <= _LARGEST_SCALE:
-            raise ConfigError(
-                f"the initial loss scale is {self.initial}; it lies between 1 and 2^24"
-            )
+            raise ConfigError(f"LossScale.initial must be from 1 to 2^24, got {self.initial}.")
         if self.growth_interval is not None and self.growth_interval < 1:
             raise ConfigError(
-                f"growth_interval is {self.growth_interval} updates; it is 1 or more, or None "
-                "for a fixed scale"
+                "LossScale.growth_interval must be at least 1 update, or None for a fixed scale, "
+                f"got {self.growth_interval}."
             )
 
     def next(

@@ -122,16 +122,17 @@ def _draw(
     """Draws 32-bit words of Philox; with two values per word, splits each into two int16."""
     current = microbatch.current()
     assert current is not None
-    name = f"the layer {getattr(owner, 'name', owner)!r} draws random numbers"
+    name = f"Layer {getattr(owner, 'name', owner)!r}, which draws random numbers,"
     if current.in_loop:
         raise ConfigError(
-            f"{name} in a loop (tf.while_loop, tf.map_fn, a recurrent layer), whose every turn "
-            "would draw the same. Draw for all turns before the loop."
+            f"{name} must not run inside a loop (tf.while_loop, tf.map_fn, a recurrent layer): "
+            "every iteration would draw the same numbers. Draw the numbers for all iterations "
+            "before the loop."
         )
     rows, features = shape[0], math.prod(shape[1:])
     first_row: tf.Tensor | int = 0
     if not shared:
-        first_row = current.first_row * current.rows_per_example(rows, f"{name} and")
+        first_row = current.first_row * current.rows_per_example(rows, name)
     # Each row begins at a whole count of Philox, so that a draw can begin at any row.
     counts_per_row = -(-features // (_WORDS * values_per_word))
     if not isinstance(counts_per_row, int):

@@ -30,7 +30,7 @@ def test_is_let_go_after_an_error():
 
 def test_rows_of_an_example():
     assert microbatch(rows=4).rows_per_example(12, "x") == 3
-    with pytest.raises(ConfigError, match="the layer has 6 rows for 4 examples"):
+    with pytest.raises(ConfigError, match="the layer must .* the 4 examples, got 6 rows"):
         microbatch(rows=4).rows_per_example(6, "the layer")
 
 
@@ -95,7 +95,7 @@ def test_a_trace_of_an_earlier_trainer_is_explained():
         if error is None:
             trainer.train(2)
         else:
-            with pytest.raises(error, match="Make task and model anew"):
+            with pytest.raises(error, match="Create a new task and model"):
                 trainer.train(2)
 
 
@@ -105,7 +105,7 @@ def test_a_divergence_is_told_though_a_task_compiles_itself():
     trainer = ddl.Trainer(
         Compiled(), keras.optimizers.SGD(0.1), broken, global_batch_size=32, max_skipped_updates=2
     )
-    with pytest.raises(TrainingDiverged, match="2 batches in a row"):
+    with pytest.raises(TrainingDiverged, match="2 consecutive batches"):
         trainer.train(2)
 
 

@@ -115,7 +115,9 @@ def test_layers_and_calls_draw_apart():
 def test_rows_that_belong_to_no_example():
     with (
         microbatch(rows=8).forward(),
-        pytest.raises(ConfigError, match="'owner' draws random .* 12 rows for 8"),
+        pytest.raises(
+            ConfigError, match="'owner', which draws random .* the 8 examples, got 12 rows"
+        ),
     ):
         ddl.random.uniform(Owner(), [12, 3])
 
@@ -197,7 +199,9 @@ def in_three_turns(layer):
 
 
 def test_a_loop_on_tensors_would_draw_the_same_in_each_turn():
-    with pytest.raises(ConfigError, match="'drop' draws random numbers in a loop"):
+    with pytest.raises(
+        ConfigError, match="'drop', which draws random numbers, must not run inside a loop"
+    ):
         in_three_turns(ddl.layers.Dropout(0.5, name="drop"))
 
 

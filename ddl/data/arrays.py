@@ -36,7 +36,10 @@ class ArraySource(IndexedSource):
         """
         arrays = {**(features or {}), **named_features}
         if not arrays:
-            raise DataError("a data set needs at least one feature, such as image=…")
+            raise DataError(
+                "ArraySource needs at least one feature, got none. Pass arrays by name, such as "
+                "image=…."
+            )
         self.features: dict[str, np.ndarray] = {
             name: _as_array(name, array) for name, array in arrays.items()
         }
@@ -45,11 +48,11 @@ class ArraySource(IndexedSource):
         for name in others:
             if len(self.features[name]) != self._length:
                 raise DataError(
-                    f"the features {first!r} and {name!r} have {self._length:,} and "
-                    f"{len(self.features[name]):,} examples; they need the same number"
+                    f"All features must have the same number of examples, but {first!r} has "
+                    f"{self._length:,} and {name!r} has {len(self.features[name]):,}."
                 )
         if not self._length:
-            raise DataError(f"the feature {first!r} is empty: there are no examples")
+            raise DataError(f"Feature {first!r} is empty; a data set needs at least one example.")
         for name, array in self.features.items():
             _check_finite(name, array)
         if "weight" in self.features:
@@ -88,19 +91,20 @@ def _as_array(name: str, data: Any) -> np.ndarray:
     try:
         array = np.asarray(data)
     except ValueError as error:
-        raise DataError(f"the feature {name!r} is not an array: {error}") from error
+        raise DataError(f"Feature {name!r} could not be converted to an array: {error}") from error
     if array.dtype == object:
         raise DataError(
-            f"the feature {name!r} is an array of Python objects (rows of different lengths?); "
-            "give it a number dtype"
+            f"Feature {name!r} must have a numeric dtype, got Python objects. Its rows may have "
+            "different lengths: pad them to one length."
         )
     if array.ndim == 0:
-        raise DataError(f"the feature {name!r} is a single value; it needs one value an example")
+        raise DataError(f"Feature {name!r} must have one value per example, got a single value.")
     try:
         tensorflow_dtype(array.dtype)
     except TypeError as error:
         raise DataError(
-            f"the feature {name!r} has dtype {array.dtype}, which TensorFlow lacks"
+            f"Feature {name!r} has dtype {array.dtype}, which TensorFlow does not support. Convert "
+            "it to another dtype."
         ) from error
     return array
 
@@ -119,21 +123,22 @@ def _check_finite(name: str, array: np.ndarray) -> None:
             count += int(np.count_nonzero(bad))
     if count:
         raise DataError(
-            f"the feature {name!r} holds {count:,} values that are NaN or infinite, the first in "
-            f"example {first}"
+            f"Feature {name!r} contains {count:,} NaN or infinite values, the first in example "
+            f"{first}. Remove or replace them."
         )
 
 
 def _check_weight(weight: np.ndarray) -> None:
     if weight.ndim != 1 or not tensorflow_dtype(weight.dtype).is_floating:
         raise DataError(
-            f"the feature 'weight' is {weight.dtype} {weight.shape}; it is one float an example"
+            f"Feature 'weight' must be one float per example, got {weight.dtype} of shape "
+            f"{weight.shape}."
         )
     if weight.min() < 0:
         row = int(np.argmin(weight))
-        raise DataError(f"the feature 'weight' is negative: {weight[row]} in example {row}")
+        raise DataError(f"Feature 'weight' must be at least 0, got {weight[row]} in example {row}.")
     if weight.max() == 0:
         raise DataError(
-            f"the feature 'weight' is 0 for all {len(weight):,} examples, so that none counts. "
-            "Give a positive weight to the examples to train or evaluate on."
+            f"Feature 'weight' is 0 for all {len(weight):,} examples, so no example counts. Give a "
+            "positive weight to the examples to train or evaluate on."
         )

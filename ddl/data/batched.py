@@ -40,11 +40,10 @@ def check_not_batched(dataset: tf.data.Dataset) -> None:
     if size is None or made not in (None, size):
         return  # an unknown size raises elsewhere; another size is no longer that batch
     raise DataError(
-        f"the tf.data.Dataset gives batches of {size} rows, made by "
-        f"{type(batch).__name__.strip('_').removesuffix('Dataset').lower()}, and each would be "
-        "taken for one example. Give single examples: leave out .batch(…) or append .unbatch(). "
-        f"If an example consists of {size} rows, such as a window of a series, say so: "
-        "StreamSource(dataset, windows=True)."
+        f"The tf.data.Dataset must yield single examples, but it yields batches of {size} rows, "
+        f"made by {type(batch).__name__.strip('_').removesuffix('Dataset').lower()}. Remove "
+        f".batch(…) or append .unbatch(). If an example consists of {size} rows, such as a window "
+        "of a series, pass windows=True: StreamSource(dataset, windows=True)."
     )
 
 

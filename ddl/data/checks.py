@@ -23,11 +23,15 @@ def check_same_features(
     """
     for name, spec in train.items():
         if name not in evaluation:
-            raise DataError(f"the evaluation data have no feature {name!r}, the training data do")
+            raise DataError(
+                f"Feature {name!r} is in the training data but missing from the evaluation data. "
+                "Add it to the evaluation data."
+            )
         if evaluation[name].shape != spec.shape:
             raise DataError(
-                f"the feature {name!r} has shape {evaluation[name].shape} in the evaluation data "
-                f"and {spec.shape} in the training data"
+                f"Feature {name!r} must have the same shape in both data sets, but it has shape "
+                f"{spec.shape} in the training data and {evaluation[name].shape} in the evaluation "
+                "data."
             )
 
 
@@ -41,7 +45,7 @@ def checked_finite(features: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
       tf.errors.InvalidArgumentError: When the checks run, eagerly or in a graph, and fail.
     """
     finite = {
-        name: tf.debugging.check_numerics(values, f"the feature {name!r} holds NaN or infinity")
+        name: tf.debugging.check_numerics(values, f"Feature {name!r} contains NaN or infinity")
         if values.dtype.is_floating
         else values
         for name, values in features.items()
@@ -61,7 +65,7 @@ def checked_weight(features: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     features = dict(features)
     if "weight" in features:
         weight = features["weight"]
-        message = "the feature 'weight' holds a number that is negative, NaN or infinite"
+        message = "Feature 'weight' contains a negative, NaN or infinite value"
         nan = tf.constant(float("nan"), weight.dtype)
         features["weight"] = tf.debugging.check_numerics(tf.where(weight < 0, nan, weight), message)
     return features
@@ -88,4 +92,4 @@ def data_errors() -> Iterator[None]:
         text = str(error.message)
         own = re.findall(r"ddl\.errors\.DataError: (.*)", text)
         reason = own[-1] if own else text.split("[[{{node")[0].strip().splitlines()[-1].strip()
-        raise DataError(f"a batch of the data could not be made or used: {reason}") from None
+        raise DataError(f"Reading or processing a batch failed: {reason}") from None

@@ -31,6 +31,7 @@ def as_source(data: Any) -> Source:
     if isinstance(data, tuple | list) and len(data) == 2:
         return ArraySource(image=data[0], label=data[1])
     raise DataError(
-        f"data of type {type(data).__name__} cannot be used. Give a ddl.data source, a mapping of "
-        "arrays by feature name, a pair (images, labels), or a tf.data.Dataset of single examples."
+        f"Data of type {type(data).__name__} are not supported. Pass a ddl.data source, a mapping "
+        "of arrays by feature name, a pair (images, labels), or a tf.data.Dataset of single "
+        "examples."
     )

@@ -32,11 +32,11 @@ def load_digits(split: Literal["train", "test"]) -> tuple[np.ndarray, np.ndarray
     try:
         content = file.read_bytes()
     except OSError as error:
-        raise DataError(f"{file} cannot be read ({error}); install ddl again") from error
+        raise DataError(f"{file} could not be read ({error}). Reinstall ddl.") from error
     found = hashlib.sha256(content).hexdigest()
     if found != DIGITS_SHA256:
         raise DataError(
-            f"{file} is damaged: its SHA-256 is {found}, not {DIGITS_SHA256}; install ddl again"
+            f"{file} is damaged: its SHA-256 must be {DIGITS_SHA256}, got {found}. Reinstall ddl."
         )
     with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
         return arrays[f"{split}_image"], arrays[f"{split}_label"].astype(np.int64)

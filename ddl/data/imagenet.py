@@ -49,7 +49,10 @@ def imagenet(
     """
     height, width, channels = image_shape
     if channels != 3:
-        raise ConfigError(f"ImageNet has 3 channels, not {channels}: set image_shape to that")
+        raise ConfigError(
+            f"ImageNet images have 3 channels, but image_shape has {channels}. Set the last value "
+            "of image_shape to 3."
+        )
     files = _files(split, data_dir)
     size = (height, width)
     count = num_examples or _EXAMPLES[split]
@@ -70,17 +73,18 @@ def _files(split: str, data_dir: str | os.PathLike[str] | None) -> list[str]:
     if len(totals) == 1 and len(files) == int(totals.pop()):
         return files
     problem = (
-        f"{pattern} finds {len(files)} files, which are not a whole set"
+        f"{pattern} matches {len(files)} files, which are not a complete set"
         if files
-        else f"there is no {pattern}"
+        else f"no file matches {pattern}"
         if data_dir
-        else "it is not said where (data_dir)"
+        else "data_dir is not set"
     )
     raise DataError(
-        f"ImageNet is not there: {problem}. Put the TFRecord files of ILSVRC 2012 into one folder, "
-        "train-00000-of-01024 to train-01023-of-01024 and validation-00000-of-00128 to "
+        f"ImageNet was not found: {problem}. Put the TFRecord files of ILSVRC 2012 into one "
+        "directory, train-00000-of-01024 to train-01023-of-01024 and validation-00000-of-00128 to "
         "validation-00127-of-00128, with the features image/encoded and image/class/label, and "
-        "give it as data_dir. image-net.org has the pictures, for which one has to register."
+        "set data_dir to this directory. The images can be downloaded from image-net.org after "
+        "registration."
     )
 
 

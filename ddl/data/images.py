@@ -58,16 +58,19 @@ def images(
       DataError: If the data are missing, have another shape or number of classes, or have fewer
         than `num_examples` examples; or if `one_hot` is set for ImageNet.
     """
-    _check_one_of("data set", name, get_args(ImagesName))
+    _check_one_of("name", name, get_args(ImagesName))
     _check_one_of("split", split, get_args(Split))
     if num_examples is not None and num_examples < 1:
-        raise ConfigError(f"num_examples is {num_examples}; it is 1 or more, or None for all")
+        raise ConfigError(
+            f"images.num_examples must be at least 1, or None for all, got {num_examples}."
+        )
     shape = tuple(image_shape)
     if name == "imagenet":
         if num_classes != _CLASSES[name] or one_hot:
             raise DataError(
-                f"imagenet has {_CLASSES[name]:,} classes, and labels that are integers: set "
-                "num_classes and one_hot to that"
+                f"ImageNet has {_CLASSES[name]:,} classes and integer labels, got num_classes = "
+                f"{num_classes} and one_hot = {one_hot}. Set num_classes to {_CLASSES[name]} and "
+                "one_hot to False."
             )
         return imagenet(split, data_dir, image_shape=shape, num_examples=num_examples)
     if name == "synthetic":
@@ -81,22 +84,25 @@ def images(
     else:
         if data_dir is not None:
             raise ConfigError(
-                f"images.data_dir is {data_dir!r}, but only imagenet is read from there; {name} "
-                f"comes from {'ddl itself' if name == 'digits' else 'the Keras cache'}. Remove it."
+                f"images.data_dir is {data_dir!r}, but only imagenet is read from a directory; "
+                f"{name} comes from {'ddl itself' if name == 'digits' else 'the Keras cache'}. "
+                "Remove images.data_dir."
             )
         pixels, labels = load_digits(split) if name == "digits" else load_keras_dataset(name, split)
         if pixels.shape[1:] != shape:
             raise DataError(
-                f"the images of {name} have shape {pixels.shape[1:]}, not {shape}: set "
-                "image_shape to that"
+                f"The images of {name} have shape {pixels.shape[1:]}, but image_shape is {shape}. "
+                f"Set image_shape to {pixels.shape[1:]}."
             )
         if num_classes != _CLASSES[name]:
             raise DataError(
-                f"{name} has {_CLASSES[name]} classes, not {num_classes}: set num_classes to that"
+                f"{name} has {_CLASSES[name]} classes, but num_classes is {num_classes}. Set "
+                f"num_classes to {_CLASSES[name]}."
             )
         if num_examples is not None and num_examples > len(pixels):
             raise DataError(
-                f"{name} has {len(pixels):,} {split} images; num_examples asks for {num_examples:,}"
+                f"images.num_examples must be at most {len(pixels):,}, the number of {split} "
+                f"images of {name}, got {num_examples:,}."
             )
     pixels, labels = pixels[:num_examples], labels[:num_examples]
     if one_hot:
@@ -107,5 +113,5 @@ def images(
 def _check_one_of(what: str, given: str, known: Sequence[str]) -> None:
     if given not in known:
         raise ConfigError(
-            f"there is no {what} {given!r}; it is {either(known)}.{did_you_mean(given, known)}"
+            f"images.{what} must be {either(known)}, got {given!r}.{did_you_mean(given, known)}"
         )

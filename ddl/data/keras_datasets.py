@@ -113,8 +113,9 @@ def load_keras_dataset(
     images = np.ascontiguousarray(images if images.ndim == 4 else images[..., np.newaxis])
     if len(images) != len(labels) or images.dtype != np.uint8:
         raise DataError(
-            f"{name} in {folder} holds {len(images):,} images of {images.dtype} and "
-            f"{len(labels):,} labels for {split}; remove the files to have them loaded anew"
+            f"{name} in {folder} must hold uint8 images and as many labels, but for {split} it "
+            f"holds {len(images):,} images of {images.dtype} and {len(labels):,} labels. Remove "
+            "the files to download them again."
         )
     return images, labels
 
@@ -145,8 +146,8 @@ def _check(name: str, path: Path, expected: str | None) -> None:
             found = hashlib.file_digest(file, "sha256").hexdigest()
         if found != expected:
             raise DataError(
-                f"{path} is damaged or another version: its SHA-256 is {found}, keras.datasets."
-                f"{name} expects {expected}. Remove it, or put the right file there."
+                f"{path} is damaged or another version: keras.datasets.{name} expects the SHA-256 "
+                f"{expected}, got {found}. Remove the file, or replace it."
             )
     elif path.suffix == ".gz":
         # Keras does not check these files and skips the header: bytes 0, 0, type and rank.
@@ -155,11 +156,13 @@ def _check(name: str, path: Path, expected: str | None) -> None:
             with gzip.open(path) as file:
                 found_magic = file.read(4)
         except (OSError, EOFError, zlib.error) as error:
-            raise DataError(f"{path} is damaged: {error}. Remove it, or replace it.") from error
+            raise DataError(
+                f"{path} is damaged: {error}. Remove the file, or replace it."
+            ) from error
         if found_magic != magic:
             raise DataError(
-                f"{path} is not an IDX file of this kind: it begins with {found_magic.hex()}, "
-                f"not {magic.hex()}. Remove it, or replace it."
+                f"{path} is not an IDX file of the expected kind: it must begin with "
+                f"{magic.hex()}, got {found_magic.hex()}. Remove the file, or replace it."
             )
 
 
@@ -188,14 +191,14 @@ def _unusable(
 ) -> DataError:
     if not missing:
         return DataError(
-            f"{name} cannot be read from {folder}: {type(error).__name__}: {error}. Remove "
-            f"{', '.join(files.sha256)} there to have {name} loaded anew."
+            f"{name} could not be read from {folder}: {type(error).__name__}: {error}. Remove "
+            f"{', '.join(files.sha256)} there to download {name} again."
         )
     # Keras's message has the URL before the dashes and the reason after them.
     reason = str(error).rsplit(" -- ", maxsplit=1)[-1]
     wanted = [f"  {file}  SHA-256 {files.sha256[file] or '(none known)'}" for file in missing]
     return DataError(
-        f"{name} is not in the Keras cache and could not be downloaded "
-        f"({reason}). Put the following into {folder}{files.hint}, from the address "
-        f"that keras.datasets.{name} names:\n" + "\n".join(wanted)
+        f"{name} is not in the Keras cache and could not be downloaded ({reason}). Download the "
+        f"following to {folder}{files.hint}, from the address that keras.datasets.{name} names:\n"
+        + "\n".join(wanted)
     )

@@ -49,9 +49,9 @@ def steps_per_epoch(num_examples: int, global_batch_size: int) -> int:
       ConfigError: If the batch size is not positive.
     """
     if num_examples < 1:
-        raise DataError("the data set is empty: there is nothing to make batches of")
+        raise DataError("The data set is empty; it needs at least one example.")
     if global_batch_size < 1:
-        raise ConfigError(f"the global batch size is {global_batch_size}; it is 1 or more")
+        raise ConfigError(f"The global batch size must be at least 1, got {global_batch_size}.")
     return -(-num_examples // global_batch_size)
 
 
@@ -245,9 +245,9 @@ def _last_index(num_examples: int) -> int:
         if max(bits + bits % 2, _SMALLEST_BLOCK) >= last.bit_length():
             return last
     raise DataError(
-        f"a data set of {num_examples:,} examples cannot be shuffled: TensorFlow's "
-        "RandomIndexShuffle is not a permutation for this size. Give the source another length, "
-        "such as a power of two, or set shuffle=False."
+        f"A data set of {num_examples:,} examples cannot be shuffled: TensorFlow's "
+        "RandomIndexShuffle is not a permutation for this size. Use another length, such as a "
+        "power of two, or set shuffle=False."
     )
 
 

@@ -78,8 +78,9 @@ class BatchPipeline:
         can_reside = isinstance(source, ArraySource) and resident_data.can_reside(source)
         if resident is True and not can_reside:
             raise ConfigError(
-                f"only arrays of numbers can be kept on the devices, not a {type(source).__name__}"
+                f"Only numeric arrays can be kept on the devices, got {type(source).__name__}"
                 + (" with text" if isinstance(source, ArraySource) else "")
+                + ". Set data_on_device to 'auto' or False."
             )
         self.resident = (
             isinstance(source, ArraySource)
@@ -279,13 +280,13 @@ class BatchPipeline:
         """
         if not isinstance(self.source, ArraySource) or not resident_data.can_reside(self.source):
             raise ConfigError(
-                f"only arrays of numbers can be sent to workers, not a {type(self.source).__name__}"
-                ". Use multi_worker_mirrored, whose workers each read the data."
+                f"Only numeric arrays can be sent to workers, got {type(self.source).__name__}. "
+                "Use multi_worker_mirrored, where each worker reads the data."
             )
         if self.source.nbytes > _SENT_UP_TO_BYTES:
             raise ConfigError(
-                f"the data have {self.source.nbytes / 1e9:.1f} GB; at the most 2 GB can be sent to "
-                "workers. Use multi_worker_mirrored, whose workers each read the data."
+                f"At most 2 GB of data can be sent to workers, got {self.source.nbytes / 1e9:.1f} "
+                "GB. Use multi_worker_mirrored, where each worker reads the data."
             )
         return resident_data.pack(self.source, resident_data.HOST)
 

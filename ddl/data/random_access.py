@@ -33,7 +33,7 @@ class RandomAccessSource(IndexedSource):
             dict of dense tensors of static shape.
         """
         if length < 1:
-            raise DataError(f"a data set of {length} examples: there is nothing to look up")
+            raise DataError(f"RandomAccessSource.length must be at least 1, got {length}.")
         self._lookup = lookup
         self._length = length
         if element_spec is None:
@@ -70,15 +70,15 @@ class RandomAccessSource(IndexedSource):
             return {name: np.asarray(rows) for name, rows in self._lookup(indices).items()}
         except Exception as error:
             raise DataError(
-                f"looking up examples {_some(indices)} failed with {type(error).__name__}: {error}"
+                f"Looking up examples {_some(indices)} raised {type(error).__name__}: {error}"
             ) from error
 
     def _checked_look_up(self, indices: np.ndarray) -> list[np.ndarray]:
         rows = self._look_up(indices)
         if set(rows) != set(self._element_spec):
             raise DataError(
-                f"looking up examples {_some(indices)} gave the features "
-                f"{', '.join(sorted(rows))}; expected {', '.join(sorted(self._element_spec))}"
+                f"Looking up examples {_some(indices)} must return the features "
+                f"{', '.join(sorted(self._element_spec))}, got {', '.join(sorted(rows))}."
             )
         for name, spec in self._element_spec.items():
             shape = (len(indices), *spec.shape)
@@ -86,12 +86,14 @@ class RandomAccessSource(IndexedSource):
             same_dtype = spec.dtype == tf.string or rows[name].dtype == spec.dtype.as_numpy_dtype
             if spec.dtype.is_floating and not np.isfinite(rows[name]).all():
                 raise DataError(
-                    f"looking up examples {_some(indices)} gave NaN or infinity in {name!r}"
+                    f"Looking up examples {_some(indices)} returned NaN or infinity in feature "
+                    f"{name!r}."
                 )
             if rows[name].shape != shape or not same_dtype:
                 raise DataError(
-                    f"looking up examples {_some(indices)} gave {name!r} as {rows[name].dtype} "
-                    f"{rows[name].shape}; expected {spec.dtype.name} {shape}"
+                    f"Looking up examples {_some(indices)} must return {name!r} as "
+                    f"{spec.dtype.name} of shape {shape}, got {rows[name].dtype} of shape "
+                    f"{rows[name].shape}."
                 )
         return [rows[name] for name in self._element_spec]
 

@@ -43,18 +43,25 @@ class RecordSource(Source):
             positive; or if features are not of static shape.
         """
         if num_examples is not None and num_examples < 1:
-            raise DataError(f"num_examples is {num_examples}; it is 1 or more, or None for all")
+            raise DataError(
+                "RecordSource.num_examples must be at least 1, or None for all, got "
+                f"{num_examples}."
+            )
         if not files:
-            raise DataError("there are no TFRecord files to read: the list of them is empty")
+            raise DataError("RecordSource.files is empty. Pass at least one TFRecord file.")
         self._decode = decode
         file_numbers, offsets = _records(files, num_examples)
         if num_examples is not None and len(offsets) < num_examples:
             raise DataError(
-                f"num_examples is {num_examples:,}, but the {len(files)} files have "
-                f"{len(offsets):,} records, the last file being {files[-1]}"
+                f"RecordSource.num_examples must be at most {len(offsets):,}, the number of "
+                f"records in the {len(files)} files, got {num_examples:,}. The last file is "
+                f"{files[-1]}."
             )
         if not len(offsets):
-            raise DataError(f"the {len(files)} TFRecord files hold no records: {', '.join(files)}")
+            raise DataError(
+                f"The {len(files)} TFRecord files contain no records: {', '.join(files)}. "
+                "Pass files that contain examples."
+            )
         with tf.init_scope(), tf.device("CPU:0"):
             # A graph captures eager tensors by reference.
             self._files = tf.constant(list(files))
@@ -154,11 +161,11 @@ def _offsets(file: str) -> np.ndarray:
                 offsets.append(offset)
                 offset += _AROUND_DATA + int.from_bytes(opened.read(_LENGTH_BYTES), "little")
     except (OSError, tf.errors.OpError) as error:
-        raise DataError(f"{file} cannot be read: {error}") from error
+        raise DataError(f"{file} could not be read: {error}") from error
     if offset != size:
         begin, end = (offsets[-1], offset) if offset > size else (offset, offset + _AROUND_DATA)
         raise DataError(
-            f"{file} is cut short, compressed, or no TFRecord file: a record that begins at byte "
-            f"{begin:,} would end at byte {end:,} or later, and the file has {size:,}"
+            f"{file} is truncated, compressed, or not a TFRecord file: a record that begins at "
+            f"byte {begin:,} would end at byte {end:,} or later, but the file has {size:,} bytes."
         )
     return np.asarray(offsets, np.int64)

@@ -127,24 +127,25 @@ def checked_element_spec(spec: Any) -> dict[str, tf.TensorSpec]:
         float [].
     """
     if not isinstance(spec, Mapping) or not spec:
-        raise DataError(f"examples must be dicts of features by name; these are {spec!r}")
+        raise DataError(f"Examples must be dicts of features by name, got {spec!r}.")
     for name, feature in spec.items():
         if not isinstance(feature, tf.TensorSpec):
-            raise DataError(f"the feature {name!r} is {feature!r}; only dense tensors can be used")
+            raise DataError(f"Feature {name!r} must be a dense tensor, got {feature!r}.")
         if not feature.shape.is_fully_defined():
             if feature.shape.rank and feature.shape[0] is None:
                 raise DataError(
-                    f"the feature {name!r} has shape {feature.shape}: is the data set batched? "
-                    "Give single examples, without .batch(…), or features of static shape."
+                    f"Feature {name!r} has shape {feature.shape}, so the data set seems to be "
+                    "batched. Pass single examples, without .batch(…), or features of static "
+                    "shape."
                 )
             raise DataError(
-                f"the feature {name!r} has shape {feature.shape}; give it a static shape, for "
-                "instance by padding or tf.ensure_shape"
+                f"Feature {name!r} must have a static shape, got {feature.shape}. Pad the feature, "
+                "or call tf.ensure_shape."
             )
     if "weight" in spec and (spec["weight"].shape.rank or not spec["weight"].dtype.is_floating):
         raise DataError(
-            f"the feature 'weight' is {spec['weight'].dtype.name} {spec['weight'].shape}; "
-            "it is one float an example"
+            f"Feature 'weight' must be one float per example, got {spec['weight'].dtype.name} of "
+            f"shape {spec['weight'].shape}."
         )
     return dict(spec)
 

@@ -82,7 +82,7 @@ class StreamSource(Source):
         """
         if shuffle_buffer is not None and shuffle_buffer < 1:
             raise ConfigError(
-                f"StreamSource's shuffle_buffer must be at least 1, got {shuffle_buffer}"
+                f"StreamSource.shuffle_buffer must be at least 1, got {shuffle_buffer}."
             )
         self._dataset: Any = dataset
         self._of_epoch = not isinstance(dataset, tf.data.Dataset)
@@ -90,11 +90,14 @@ class StreamSource(Source):
         lengths: Any = num_examples if self._of_shard else [num_examples]
         if self._of_shard and not self._of_epoch:
             raise ConfigError(
-                "a tf.data.Dataset is one stream; for shards, give a function: "
-                "StreamSource(lambda epoch, shard: …, num_examples=[…])"
+                "StreamSource with shards needs a function, got one tf.data.Dataset. Pass "
+                "StreamSource(lambda epoch, shard: …, num_examples=[…])."
             )
         if len(lengths) == 0:
-            raise DataError("num_examples has no shards")
+            raise DataError(
+                "StreamSource.num_examples is an empty list. Pass the number of examples of each "
+                "shard."
+            )
         first = self._epoch(tf.constant(0, tf.int64), 0)
         self._element_spec = checked_element_spec(first.element_spec)
         if not windows:
@@ -244,20 +247,20 @@ class StreamSource(Source):
         self._reported = True
         shards = len(self._lengths)
         logging.warning(
-            "The stream shuffles within %s of %s examples%s: data that are sorted, such as by "
-            "class, stay so beyond that. Give StreamSource a larger shuffle_buffer, or shuffle the "
-            "files or records themselves.",
+            "The stream shuffles within %s of %s examples%s. Sorted data, for example sorted by "
+            "class, stay sorted beyond this buffer. Increase StreamSource.shuffle_buffer, or "
+            "shuffle the files or records themselves.",
             f"{self._shuffle_buffer:,}",
             f"{longest:,}",
-            f", in each of {shards} shards" if shards > 1 else "",
+            f" in each of {shards} shards" if shards > 1 else "",
         )
 
     def _rows_of_shard(self, global_batch_size: int) -> int:
         shards = len(self._lengths)
         if global_batch_size % shards:
             raise ConfigError(
-                f"the global batch size {global_batch_size} is not a multiple of the {shards} "
-                "shards of the stream, which each give an equal part of a batch"
+                f"The global batch size must be a multiple of the {shards} shards of the stream, "
+                f"got {global_batch_size}: each shard gives an equal part of a batch."
             )
         return global_batch_size // shards
 
@@ -287,20 +290,27 @@ def _length(dataset: tf.data.Dataset | None, given: int | None) -> int:
     if given is None:
         if cardinality == tf.data.UNKNOWN_CARDINALITY:
             raise DataError(
-                "the number of examples in the tf.data.Dataset is unknown; give it: "
-                "StreamSource(dataset, num_examples=…)"
+                "The number of examples in the tf.data.Dataset is unknown. Pass it: "
+                "StreamSource(dataset, num_examples=…)."
             )
         if cardinality == tf.data.INFINITE_CARDINALITY:
             raise DataError(
-                "the tf.data.Dataset never ends; remove its repeat(), or say how many "
-                "examples make an epoch: StreamSource(dataset, num_examples=…)"
+                "The tf.data.Dataset is infinite. Remove its repeat(), or pass the number of "
+                "examples of an epoch: StreamSource(dataset, num_examples=…)."
             )
         given = cardinality
     if given < 1:
-        what = f"num_examples is {given}" if given_by_name else "the tf.data.Dataset is empty"
-        raise DataError(f"{what}: there are no examples")
+        what = (
+            f"StreamSource.num_examples must be at least 1, got {given}."
+            if given_by_name
+            else "The tf.data.Dataset is empty; it needs at least one example."
+        )
+        raise DataError(what)
     if 0 <= cardinality < given:
-        raise DataError(f"num_examples is {given:,}, but the tf.data.Dataset has {cardinality:,}")
+        raise DataError(
+            f"StreamSource.num_examples must be at most {cardinality:,}, the number of examples in "
+            f"the tf.data.Dataset, got {given:,}."
+        )
     return int(given)
 
 

@@ -43,7 +43,7 @@ def synthetic_images(
     sizes = {"num_classes": num_classes, "num_examples": num_examples}
     for name, size in {**sizes, "image_shape": min(image_shape, default=1)}.items():
         if size < 1:
-            raise ConfigError(f"synthetic data: {name} is {size}; it is 1 or more")
+            raise ConfigError(f"{name} of the synthetic images must be at least 1, got {size}.")
     shape = tuple(image_shape)
     prototypes = _generator(seed, "prototypes").random((num_classes, *shape), np.float32)
     generator = _generator(seed, split)
@@ -77,7 +77,9 @@ def synthetic_arrays(
       ConfigError: If `num_examples` is not positive or a dtype is not a float, integer or boolean.
     """
     if num_examples < 1:
-        raise ConfigError(f"synthetic data: num_examples is {num_examples}; it is 1 or more")
+        raise ConfigError(
+            f"num_examples of the synthetic data must be at least 1, got {num_examples}."
+        )
     generator = _generator(seed, "arrays")
     features = {}
     for name, (shape, dtype_name) in elements.items():
@@ -90,7 +92,10 @@ def synthetic_arrays(
         elif kind == "b":
             features[name] = generator.random(size) < 0.5
         else:
-            raise ConfigError(f"synthetic data: {name!r} cannot be made as {dtype_name}")
+            raise ConfigError(
+                f"Feature {name!r} of the synthetic data must be a float, integer or boolean, got "
+                f"{dtype_name}."
+            )
     return ArraySource(features)
 
 

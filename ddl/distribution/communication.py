@@ -40,12 +40,18 @@ class Communication:
     timeout_seconds: float | None = None
 
     def __post_init__(self) -> None:
-        check_choice("cross_device_ops", self.cross_device_ops, CROSS_DEVICE_OPS)
-        check_choice("collectives", self.collectives, COLLECTIVES)
+        check_choice("Communication.cross_device_ops", self.cross_device_ops, CROSS_DEVICE_OPS)
+        check_choice("Communication.collectives", self.collectives, COLLECTIVES)
         if self.num_packs < 0 or self.bytes_per_pack < 0:
-            raise ConfigError("num_packs and bytes_per_pack are zero or more")
+            raise ConfigError(
+                "Communication.num_packs and bytes_per_pack must be at least 0, got "
+                f"{self.num_packs} and {self.bytes_per_pack}."
+            )
         if self.timeout_seconds is not None and self.timeout_seconds <= 0:
-            raise ConfigError("timeout_seconds is more than zero, or None to wait for ever")
+            raise ConfigError(
+                "Communication.timeout_seconds must be greater than 0, or None to wait forever, "
+                f"got {self.timeout_seconds}."
+            )
 
     def options(self) -> tf.distribute.experimental.CommunicationOptions:
         """Returns the options as TensorFlow's hints for `extended.batch_reduce_to`.
@@ -55,7 +61,7 @@ class Communication:
         """
         if self.collectives == "nccl" and not tf.config.list_physical_devices("GPU"):
             raise ConfigError(
-                "collectives is 'nccl', but there is no GPU here. Leave it at 'auto'."
+                "Communication.collectives is 'nccl', but TensorFlow sees no GPU. Set it to 'auto'."
             )
         experimental = tf.distribute.experimental
         return experimental.CommunicationOptions(
@@ -87,7 +93,8 @@ def cross_device_ops(
     if choice == "nccl":
         if not on_gpu:
             raise ConfigError(
-                "cross_device_ops is 'nccl', but there is no GPU here. Leave it at 'auto'."
+                "Communication.cross_device_ops is 'nccl', but the replicas are not on GPUs. Set "
+                "it to 'auto'."
             )
         return tf.distribute.NcclAllReduce(num_packs=communication.num_packs)
     if choice == "hierarchical_copy":

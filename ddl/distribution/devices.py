@@ -34,11 +34,11 @@ def configure_devices(
         requested ones.
     """
     if num_virtual_devices is not None and num_virtual_devices < 1:
-        raise ConfigError(f"num_virtual_devices is {num_virtual_devices}; it is 1 or more")
+        raise ConfigError(f"num_virtual_devices must be at least 1, got {num_virtual_devices}.")
     if num_virtual_devices is not None and gpus:
         raise ConfigError(
-            "num_virtual_devices and gpus exclude each other: virtual devices are made of the "
-            "host CPU. Give one of them."
+            "num_virtual_devices and gpus exclude each other, because virtual devices split the "
+            "host CPU. Set only one of them."
         )
     if deterministic_ops:
         tf.config.experimental.enable_op_determinism()
@@ -61,9 +61,9 @@ def _split_host_cpu(count: int) -> None:
         present = len(tf.config.list_logical_devices("CPU"))
         if present != count:
             raise DeviceError(
-                f"{count} virtual devices were asked for, but TensorFlow has already started "
-                f"with {present}. Ask for them before the first TensorFlow operation of the "
-                "process, or start a new process."
+                f"{count} virtual devices are requested, but TensorFlow already started with "
+                f"{present}. Request them before the first TensorFlow operation of the process, or "
+                "start a new process."
             ) from error
 
 
@@ -76,9 +76,9 @@ def _choose_gpus(indices: Sequence[int] | None, memory_growth: bool) -> None:
         if absent:
             available = ", ".join(str(i) for i in range(len(present))) or "none"
             raise DeviceError(
-                f"GPU {', '.join(map(str, absent))} was asked for, but TensorFlow sees "
-                f"{len(present)} on this machine (available: {available}). Check the driver "
-                "with nvidia-smi, install the extra 'cuda', or leave the choice out."
+                f"GPU {', '.join(map(str, absent))} is requested, but TensorFlow sees "
+                f"{len(present)} on this machine (available: {available}). Check the driver with "
+                "nvidia-smi, install the extra 'cuda', or remove `gpus` (--gpus)."
             )
         chosen = [present[index] for index in indices]
     try:
@@ -88,7 +88,7 @@ def _choose_gpus(indices: Sequence[int] | None, memory_growth: bool) -> None:
     except RuntimeError as error:
         if len(tf.config.list_logical_devices("GPU")) != len(chosen):
             raise DeviceError(
-                "GPUs cannot be chosen any more: TensorFlow has already started. Choose them "
+                "GPUs can no longer be selected, because TensorFlow already started. Select them "
                 "before the first TensorFlow operation of the process."
             ) from error
 

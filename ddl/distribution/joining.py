@@ -27,7 +27,7 @@ def wait_for_workers(timeout: float) -> tuple[dict[int, socket.socket], list[str
 
     Returns:
       Open connections by worker index: the chief's to all others, and each other worker's to the
-      chief. Then the names of all workers for messages: 'worker 1 at host:port'.
+      chief. Then the names of all workers for messages: 'Worker 1 at host:port'.
 
     Raises:
       WorkerLost: If a worker has not joined in time. The chief's error names the first missing
@@ -40,15 +40,15 @@ def wait_for_workers(timeout: float) -> tuple[dict[int, socket.socket], list[str
     addresses, index = place.workers, place.worker_index
     deadline = time.monotonic() + timeout
     host, _, port = addresses[index].rpartition(":")
-    names = [f"worker {number} at {address}" for number, address in enumerate(addresses)]
+    names = [f"Worker {number} at {address}" for number, address in enumerate(addresses)]
     with contextlib.ExitStack() as stack, contextlib.ExitStack() as listening:
         try:
             own = listening.enter_context(socket.create_server(("", int(port))))
         except OSError as error:
             taken = error.errno == errno.EADDRINUSE
             raise (AddressTaken if taken else ConfigError)(
-                f"worker {index} cannot use its address in TF_CONFIG, {host}:{port}: "
-                f"{error.strerror}. Another process may have the port."
+                f"Worker {index} could not bind its address in TF_CONFIG, {host}:{port}: "
+                f"{error.strerror}. Another process may use the port; choose a free one."
             ) from error
         if index == 0:
             others = {
@@ -109,6 +109,6 @@ def _connect(address: str, name: str, deadline: float, timeout: float) -> socket
 
 def _not_there(name: str, timeout: float) -> str:
     return (
-        f"{name} did not join in {timeout:g} s, or another one did not. See "
-        "what became of it, and start all again."
+        f"{name} did not join within {timeout:g} s, or another worker did not. Check its log, then "
+        "restart all workers."
     )

@@ -131,7 +131,7 @@ def _cause(error: tf.errors.OpError) -> str:
     """Returns the first line of the message after those about the location in the graph."""
     where = ("Graph execution error", "Detected at node", "<stack traces", " ")
     lines = [line for line in error.message.splitlines() if line and not line.startswith(where)]
-    return lines[0].split(" [Op:")[0] if lines else "it says no more"
+    return lines[0].split(" [Op:")[0] if lines else "no further message"
 
 
 @contextmanager

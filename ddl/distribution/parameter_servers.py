@@ -33,6 +33,14 @@ _PATIENCE_WITH_THE_DEAD = 5.0
 # A chief that has ended refuses every connection; a network problem refuses only some.
 _REFUSALS = 3
 
+# For messages.
+_NAMES = {"chief": "Chief", "worker": "Worker", "ps": "Parameter server"}
+_SILENCE: dict[Answer, str] = {
+    "refuses": "has refused connections",
+    "is silent": "has not answered",
+    "is unreachable": "has been unreachable",
+}
+
 
 def has_parameter_servers(strategy: tf.distribute.Strategy) -> bool:
     """Returns whether the strategy has parameter servers.
@@ -53,8 +61,8 @@ def serves_here() -> bool:
     kinds = {"chief", "worker", "ps"}
     if place.kind not in kinds or not kinds <= place.cluster.keys():
         raise ConfigError(
-            "parameter_server needs an environment variable TF_CONFIG that names a chief, workers "
-            "and parameter servers (ps), and which of them this process is. `python -m ddl.launch "
+            "parameter_server needs the environment variable TF_CONFIG with a chief, workers and "
+            "parameter servers (ps), and the task of this process. `python -m ddl.launch "
             "--num_ps=1 --num_workers=2 -- …` sets it."
         )
     return place.kind != "chief"
@@ -84,11 +92,12 @@ def serve(timeouts: ClusterTimeouts) -> None:
         server = start_server(cluster, kind, index)
     except tf.errors.OpError as error:
         raise AddressTaken(
-            f"{kind} {index} cannot use its address in TF_CONFIG, {cluster[kind][index]}: "
-            f"{error.message}. Another process may have the port."
+            f"{_NAMES[kind]} {index} could not bind its address in TF_CONFIG, "
+            f"{cluster[kind][index]}: {error.message}. Another process may use the port; choose a "
+            "free one."
         ) from error
     chief = cluster["chief"][0]
-    _wait_for("the chief", chief, time.monotonic(), timeouts.join)
+    _wait_for("The chief", chief, time.monotonic(), timeouts.join)
     heard, refusals = time.monotonic(), 0
     while refusals < (1 if signals else _REFUSALS):
         answer = ask(chief, min(_PAUSE, timeouts.peer))
@@ -98,7 +107,10 @@ def serve(timeouts: ClusterTimeouts) -> None:
         elif (silent := time.monotonic() - heard) > (
             timeouts.peer if answer == "is unreachable" else timeouts.stall
         ):
-            raise WorkerLost(f"the chief at {chief} {answer}, for {silent:.0f} s")
+            raise WorkerLost(
+                f"The chief at {chief} {_SILENCE[answer]} for {silent:.0f} s. Check its log, then "
+                "restart all tasks."
+            )
         time.sleep(_PAUSE)
     del server
 
@@ -140,8 +152,8 @@ def _wait_for(who: str, address: str, since: float, timeout: float) -> None:
     while ask(address, _PAUSE) != "greets":
         if time.monotonic() > since + timeout:
             raise WorkerLost(
-                f"{who} at {address} did not join in {timeout:g} s. See what became of it, and "
-                "start all again."
+                f"{who} at {address} did not join within {timeout:g} s. Check its log, then "
+                "restart all tasks."
             )
         time.sleep(0.1)
 
@@ -165,8 +177,8 @@ def build_parameter_server_strategy(timeouts: ClusterTimeouts) -> tf.distribute.
     """
     if serves_here():
         raise ConfigError(
-            "TF_CONFIG makes this process no chief; it calls "
-            "ddl.distribution.parameter_servers.serve"
+            "The parameter server strategy must be built on the chief, but TF_CONFIG makes this "
+            "process another task. Call ddl.distribution.parameter_servers.serve here."
         )
     cluster = cluster_place().cluster
     peers = [
@@ -174,15 +186,15 @@ def build_parameter_server_strategy(timeouts: ClusterTimeouts) -> tf.distribute.
     ]
     since = time.monotonic()
     for kind, index, address in peers:
-        _wait_for(f"{kind} {index}", address, since, timeouts.join)
+        _wait_for(f"{_NAMES[kind]} {index}", address, since, timeouts.join)
     with keeping_answers():
         strategy = _Strategy(
             tf.distribute.cluster_resolver.TFConfigClusterResolver(rpc_layer="grpc")
         )
     if strategy.num_replicas_in_sync > 1:
         raise ConfigError(
-            f"each worker sees {strategy.num_replicas_in_sync} GPUs; with parameter servers a "
-            "worker uses one. Start one worker for each GPU (ddl.launch --pin=gpus)."
+            "With parameter servers each worker must use at most one GPU, got "
+            f"{strategy.num_replicas_in_sync}. Start one worker per GPU (ddl.launch --pin=gpus)."
         )
     watch = _Watch(len(cluster["worker"]), timeouts)
     for kind, index, address in peers:
@@ -209,7 +221,7 @@ class _Watch:
         ).start()
 
     def _watch(self, kind: str, index: int, address: str) -> None:
-        who = f"{kind} {index} at {address}"
+        who = f"{_NAMES[kind]} {index} at {address}"
         heard = time.monotonic()
         while True:
             answer = ask(address, min(self._timeouts.peer, self._timeouts.stall, 10 * _PAUSE))
@@ -224,16 +236,16 @@ class _Watch:
             if kind == "ps" and answer == "refuses":
                 patience = min(_PATIENCE_WITH_THE_DEAD, patience)
             if silent > patience:
-                _end(f"{who} {answer}, for {silent:.0f} s")
+                _end(f"{who} {_SILENCE[answer]} for {silent:.0f} s")
             time.sleep(_PAUSE)
 
     def _note(self, index: int, who: str, answer: Answer) -> None:
         if answer == "refuses" and index not in self._gone:
             self._gone.add(index)
-            _say(f"{who} is lost; the others make its updates until it is back")
+            _say(f"{who} is lost. The other workers compute its updates until it is back.")
         elif answer == "greets" and index in self._gone:
             self._gone.discard(index)
-            _say(f"{who} is back")
+            _say(f"{who} is back.")
 
 
 def _say(text: str) -> None:
@@ -242,5 +254,5 @@ def _say(text: str) -> None:
 
 def _end(why: str) -> NoReturn:
     """Reports the reason and exits at once: the main thread may be blocked for ever."""
-    _say(f"{why}. Start all again: they go on from the last checkpoint.")
+    _say(f"{why}. Restart all tasks; they resume from the last checkpoint.")
     os._exit(WorkerLost.exit_status)

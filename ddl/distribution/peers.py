@@ -26,7 +26,7 @@ from ddl.errors import TrainingDiverged, TrainingInterrupted, WorkerLost
 # that still trains long after a peer's exit did not agree.
 _AGREED = (0, TrainingInterrupted.exit_status, TrainingDiverged.exit_status)
 _ALIVE, _ENDED, _LOST = b"alive", b"ended", b"lost"
-_REMEDY = "See what became of it. Start all again: they go on from the last checkpoint."
+_REMEDY = "Check its log. Restart all workers; they resume from the last checkpoint."
 
 
 class Peers:
@@ -110,10 +110,10 @@ class Peers:
             now = time.monotonic()
             for index, at in list(self._heard.items()):
                 if index in self._connections and now - at > self._stall_timeout:
-                    self._lose(index, f"gave no sign of life for {self._stall_timeout:g} s")
+                    self._lose(index, f"did not respond for {self._stall_timeout:g} s")
             for index, (at, status) in list(self._left.items()):
                 if now - at > self._stall_timeout:
-                    how = f"ended with status {status} {self._stall_timeout:g} s ago, alone"
+                    how = f"ended alone with status {status}, {self._stall_timeout:g} s ago"
                     self._lose(index, how)
         if self._loss is not None and not self._is_over.is_set():
             self._give_up()
@@ -126,7 +126,7 @@ class Peers:
         except (ConnectionResetError, BrokenPipeError):
             received = b""
         except OSError:
-            return self._lose(index, f"could not be reached for {self._peer_timeout:g} s")
+            return self._lose(index, f"was unreachable for {self._peer_timeout:g} s")
         if not received:
             return self._lose(index, "died")
         self._heard[index] = time.monotonic()
@@ -174,7 +174,7 @@ def lost(loss: str | None, error: str) -> WorkerLost:
       loss: The result of `Peers.loss`.
       error: TensorFlow's error, which the message shows if no loss is known.
     """
-    return WorkerLost(f"{loss or f'another process died or stalls ({error})'}. {_REMEDY}")
+    return WorkerLost(f"{loss or f'Another process died or stalled ({error})'}. {_REMEDY}")
 
 
 def _break_off(text: str) -> None:

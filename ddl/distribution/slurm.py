@@ -38,8 +38,8 @@ def join_cluster(name: ClusterName = "auto") -> None:
         name = _found(os.environ)
     if name == "tf_config" and not os.environ.get("TF_CONFIG"):
         raise ConfigError(
-            "--cluster=tf_config: there is no environment variable TF_CONFIG. What starts the "
-            "workers has to set it; see docs/clusters.md, 'Several hosts'."
+            "--cluster=tf_config needs the environment variable TF_CONFIG, which is not set. Set "
+            "it in the program that starts the workers; see docs/clusters.md, 'Several hosts'."
         )
     if name == "slurm":
         os.environ["TF_CONFIG"] = slurm_tf_config(os.environ)
@@ -80,25 +80,27 @@ def slurm_tf_config(environment: Mapping[str, str]) -> str:
         first_port = _first_port(environment)
     except KeyError as error:
         raise ConfigError(
-            f"--cluster=slurm: there is no {error.args[0]} in the environment. Start the workers "
-            "with srun; a batch script itself is none."
+            f"--cluster=slurm needs the environment variable {error.args[0]}, which is not set. "
+            "Start the workers with srun, not in the batch script itself."
         ) from error
     except ValueError as error:
-        raise ConfigError(f"--cluster=slurm: {error}") from error
+        raise ConfigError(
+            f"--cluster=slurm could not parse Slurm's environment variables: {error}"
+        ) from error
     if len(hosts) != len(counts) or sum(counts) != number or not 0 <= rank < number:
         raise ConfigError(
-            f"--cluster=slurm: the {number} tasks of the step are not those of its nodes: "
+            f"--cluster=slurm: the {number} tasks of the step do not match its nodes, got "
             f"SLURM_STEP_NODELIST={environment['SLURM_STEP_NODELIST']}, "
             f"SLURM_STEP_TASKS_PER_NODE={environment['SLURM_STEP_TASKS_PER_NODE']}, "
-            f"SLURM_PROCID={rank}"
+            f"SLURM_PROCID={rank}. Start the workers with srun."
         )
     places = [
         (place, first_port + local) for place, count in enumerate(counts) for local in range(count)
     ]
     if places[rank][0] != node:
         raise ConfigError(
-            f"--cluster=slurm: task {rank} runs on node {node} of the step, where blocks of tasks "
-            f"would have it on node {places[rank][0]}. Start srun with --distribution=block."
+            f"--cluster=slurm needs tasks in blocks, but task {rank} runs on node {node} of the "
+            f"step instead of node {places[rank][0]}. Start srun with --distribution=block."
         )
     addresses = [f"{hosts[place]}:{port}" for place, port in places]
     return json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}})

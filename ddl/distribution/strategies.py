@@ -53,9 +53,9 @@ def build_strategy(
     if name == "multi_worker_mirrored":
         if len(cluster_place().workers) < 2:
             raise ConfigError(
-                "multi_worker_mirrored needs an environment variable TF_CONFIG that names two "
-                "workers or more. `python -m ddl.launch --num_workers=2 -- …` sets it; one process "
-                "alone takes --strategy=mirrored."
+                "multi_worker_mirrored needs the environment variable TF_CONFIG with at least two "
+                "workers. `python -m ddl.launch --num_workers=2 -- …` sets it. For a single "
+                "process use --strategy=mirrored."
             )
         return build_multi_worker_strategy(communication.options(), timeouts)
     if name == "parameter_server":

@@ -43,8 +43,9 @@ class ClusterPlace:
         index = first.get(self.kind, -1) + self.index
         if self.kind not in first or not 0 <= index < len(self.workers):
             raise ConfigError(
-                'TF_CONFIG does not say which worker this is. It has the form {"cluster": {'
-                '"worker": ["host:port", …]}, "task": {"type": "worker", "index": 0}}.'
+                f"TF_CONFIG must name this process as one of its workers, got type {self.kind!r} "
+                f"and index {self.index}. It has the form "
+                '{"cluster": {"worker": ["host:port", …]}, "task": {"type": "worker", "index": 0}}.'
             )
         return index
 
@@ -62,6 +63,6 @@ def cluster_place() -> ClusterPlace:
         return ClusterPlace(cluster, str(task.get("type", "")), int(task.get("index", 0)))
     except (ValueError, AttributeError, TypeError) as error:
         raise ConfigError(
-            f"the environment variable TF_CONFIG is not a JSON object as TensorFlow wants it: "
-            f"{error}. Correct it, or unset it to run on this machine alone."
+            "The environment variable TF_CONFIG must be a JSON object in TensorFlow's form: "
+            f"{error}. Correct it, or unset it to run on this machine only."
         ) from error

@@ -36,8 +36,8 @@ def build_tpu_strategy(timeout: float) -> tf.distribute.Strategy:
     resolver, address = _look_up(name, timeout)
     if address and ask(address.removeprefix(_GRPC), timeout) != "greets":
         raise DeviceError(
-            f"the TPU {name!r} at {address} did not answer in {timeout:g} s. See whether it is "
-            "running, and whether this machine may reach it."
+            f"The TPU {name!r} at {address} did not answer within {timeout:g} s. Check that it is "
+            "running and that this machine can reach it."
         )
     try:
         tf.config.experimental_connect_to_cluster(resolver)
@@ -46,9 +46,9 @@ def build_tpu_strategy(timeout: float) -> tf.distribute.Strategy:
     except (tf.errors.OpError, RuntimeError, ValueError) as error:
         which = "on this machine" if name == "local" else f"at {name!r}"
         raise DeviceError(
-            f"there is no TPU {which} that TensorFlow can use. On a TPU VM install libtpu; for one "
-            "elsewhere set TPU_NAME to its address, such as grpc://10.0.0.2:8470. "
-            f"({type(error).__name__}: {str(error).splitlines()[0][:80]}…)"
+            f"TensorFlow found no TPU {which}. On a TPU VM, install libtpu. For a remote TPU, set "
+            f"TPU_NAME to its address, such as grpc://10.0.0.2:8470. ({type(error).__name__}: "
+            f"{str(error).splitlines()[0][:80]}…)"
         ) from error
 
 
@@ -75,8 +75,8 @@ def _look_up(name: str, timeout: float) -> tuple[Any, str]:
         socket.setdefaulttimeout(before)
     if found:
         return found[0]
-    why = f"{errors[0]}" if errors else f"no answer in {timeout:g} s"
+    why = f"{errors[0]}" if errors else f"no answer within {timeout:g} s"
     raise DeviceError(
-        f"the TPU {name!r} of the environment variable TPU_NAME cannot be looked up: {why}. Give "
-        "its address instead, such as grpc://10.0.0.2:8470."
+        f"The TPU {name!r} from the environment variable TPU_NAME could not be looked up: {why}. "
+        "Set TPU_NAME to its address instead, such as grpc://10.0.0.2:8470."
     )

@@ -65,7 +65,9 @@ class Workers:
         except DdlError as error:
             failure = error
         if self.any(failure is not None):
-            raise failure or ModelDirectoryError("another worker failed; its output says how")
+            raise failure or ModelDirectoryError(
+                "Another worker failed. Its output shows the error."
+            )
 
     def of_chief(self, value: int) -> int:
         """Broadcasts the chief's integer, of magnitude at most 2^53."""

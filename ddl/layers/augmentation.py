@@ -67,7 +67,7 @@ class RandomFlip(_Augmentation):
           ConfigError: If `mode` is unknown.
         """
         super().__init__(seed, **kwargs)
-        check_choice("RandomFlip's mode", mode, get_args(FlipMode))
+        check_choice("RandomFlip.mode", mode, get_args(FlipMode))
         self.mode = mode
 
     def augmented(self, images: tf.Tensor) -> tf.Tensor:
@@ -102,7 +102,10 @@ class RandomShift(_Augmentation):
         """
         super().__init__(seed, **kwargs)
         if height < 0 or width < 0:
-            raise ConfigError(f"RandomShift by {height} and {width} pixels: they are 0 or more")
+            raise ConfigError(
+                f"The height and width of RandomShift must be at least 0 pixels, got {height} and "
+                f"{width}."
+            )
         self.height = height
         self.width = width
 
@@ -157,7 +160,7 @@ class Cutout(_Augmentation):
         """
         super().__init__(seed, **kwargs)
         if size < 1:
-            raise ConfigError(f"Cutout of {size} pixels: it is 1 or more")
+            raise ConfigError(f"Cutout.size must be at least 1 pixel, got {size}.")
         self.size = size
 
     def augmented(self, images: tf.Tensor) -> tf.Tensor:
@@ -204,9 +207,7 @@ class _WithinRange(_Augmentation):
         """
         super().__init__(seed, **kwargs)
         if not 0 <= factor <= 1:
-            raise ConfigError(
-                f"{type(self).__name__}'s factor is {factor}; it lies between 0 and 1"
-            )
+            raise ConfigError(f"{type(self).__name__}.factor must be from 0 to 1, got {factor}.")
         self.factor = factor
         self.value_range = value_range
 

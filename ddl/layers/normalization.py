@@ -48,7 +48,7 @@ def _moments_of(
         mask = tf.cast(mask, tf.bool)
     if current.mask is not None:
         rows = keras.ops.shape(inputs)[0]
-        each = current.rows_per_example(rows, f"the layer {layer.name!r}, in a batch with padding,")
+        each = current.rows_per_example(rows, f"Layer {layer.name!r}, in a batch with padding,")
         of_rows = tf.repeat(current.mask, each)
         mask = of_rows if mask is None else mask & with_rank(of_rows, len(mask.shape))
     synchronized = layer.synchronized and current.held_moments is None

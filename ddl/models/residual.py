@@ -57,17 +57,19 @@ def resnet(
       ConfigError: If `stem` is unknown, `blocks` is empty or has an entry below 1, or mean and
         deviation do not have one value for each channel.
     """
-    check_choice("stem", stem, ("large", "small"))
+    check_choice("resnet.stem", stem, ("large", "small"))
     if not blocks or min(blocks) < 1:
-        raise ConfigError(f"resnet.blocks is {tuple(blocks)}; it is 1 or more for each stage")
+        raise ConfigError(
+            f"resnet.blocks must have at least 1 block in each stage, got {tuple(blocks)}."
+        )
     mean, deviation = (
         [float(value)] * input_shape[-1] if isinstance(value, (int, float)) else list(value)
         for value in (input_mean, input_deviation)
     )
     if not len(mean) == len(deviation) == input_shape[-1]:
         raise ConfigError(
-            f"resnet.input_mean has {len(mean)} values and input_deviation {len(deviation)}, for "
-            f"images of {input_shape[-1]} channels; give one for each channel, or one number"
+            "resnet.input_mean and resnet.input_deviation must be one number, or one for each of "
+            f"the {input_shape[-1]} channels, got {len(mean)} and {len(deviation)} values."
         )
 
     build = _Layers(kernel_regularizer, zero_last_gamma)

@@ -22,22 +22,23 @@ from ddl.errors import ConfigError
 # Arguments of Keras's optimizers that act per replica, before the all-reduce or per micro-step, and
 # the alternative in ddl.
 _OURS_INSTEAD = {
-    "clipnorm": "use the trainer's clip_norm, of the global gradient",
-    "global_clipnorm": "use the trainer's clip_norm",
-    "clipvalue": "use the trainer's clip_value",
-    "gradient_accumulation_steps": "use the trainer's accumulation_steps",
-    "use_ema": "use the trainer's weight_average, which moves once an update",
-    "loss_scale_factor": "use the trainer's loss_scale",
+    "clipnorm": "Use the Trainer's clip_norm, which applies to the global gradient.",
+    "global_clipnorm": "Use the Trainer's clip_norm.",
+    "clipvalue": "Use the Trainer's clip_value.",
+    "gradient_accumulation_steps": "Use the Trainer's accumulation_steps.",
+    "use_ema": "Use the Trainer's weight_average, which advances once per update.",
+    "loss_scale_factor": "Use the Trainer's loss_scale.",
 }
 
 # Methods of Keras's optimizers that ddl replaces or never calls, and the alternative in ddl.
 _NOT_CALLED = {
-    "_all_reduce_sum_gradients": "the trainer sums gradients itself: see its communication and "
-    "gradient_dtype",
-    "scale_loss": "use the trainer's loss_scale",
-    "finalize_variable_values": "use the trainer's weight_average for averaged weights",
-    "learning_rate": "give the optimizer a LearningRateSchedule",
-    "_get_current_learning_rate": "give the optimizer a LearningRateSchedule",
+    "_all_reduce_sum_gradients": (
+        "The Trainer sums gradients itself: see its communication and gradient_dtype."
+    ),
+    "scale_loss": "Use the Trainer's loss_scale.",
+    "finalize_variable_values": "Use the Trainer's weight_average for averaged weights.",
+    "learning_rate": "Pass a LearningRateSchedule to the optimizer.",
+    "_get_current_learning_rate": "Pass a LearningRateSchedule to the optimizer.",
 }
 
 _NO_HOLDERS = (
@@ -57,22 +58,22 @@ def check_optimizer(optimizer: Any) -> None:
     """
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise ConfigError(
-            f"the optimizer must be a keras.optimizers.Optimizer, got {_described(optimizer)}"
+            f"The optimizer must be a keras.optimizers.Optimizer, got {_described(optimizer)}."
         )
     check_holds_none(optimizer)
     check_arguments(optimizer)
     for method, ours in _NOT_CALLED.items():
         if getattr(type(optimizer), method) is not getattr(keras.optimizers.Optimizer, method):
             raise ConfigError(
-                f"the optimizer {type(optimizer).__name__} has its own {method}, which ddl does "
-                f"not use. Leave it out; {ours}."
+                f"The optimizer {type(optimizer).__name__} overrides {method}, which ddl does not "
+                f"call. Remove the override. {ours}"
             )
     _check_learning_rate(optimizer)
     if isinstance(optimizer, keras.optimizers.ScheduleFreeAdamW):
         logging.warning(
-            "Keras's ScheduleFreeAdamW has no switch to the averaged weights x of Defazio et al. "
-            "2024: evaluations, checkpoints and exports have the weights y that gradients are "
-            "taken at, as with Keras's fit."
+            "Keras's ScheduleFreeAdamW cannot switch to the averaged weights x of Defazio et al. "
+            "2024. Evaluations, checkpoints and exports use the weights y at which gradients are "
+            "computed, as with Keras's fit."
         )
 
 
@@ -81,8 +82,8 @@ def check_arguments(optimizer: keras.optimizers.Optimizer) -> None:
     for argument, ours in _OURS_INSTEAD.items():
         if getattr(optimizer, argument, None):
             raise ConfigError(
-                f"the optimizer {optimizer.name!r} was made with {argument}, which Keras carries "
-                f"out on each replica by itself. Leave it out; {ours}."
+                f"The optimizer {optimizer.name!r} was created with {argument}, which Keras "
+                f"applies on each replica separately. Remove it. {ours}"
             )
 
 
@@ -93,19 +94,20 @@ def check_holds_none(optimizer: keras.optimizers.Optimizer) -> None:
     """
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise ConfigError(
-            "the optimizer is a keras LossScaleOptimizer, which asks for overflow on replica 0 "
-            "alone. Give the optimizer inside it, and the loss scale to the trainer."
+            "The optimizer is a Keras LossScaleOptimizer, which checks for overflow on replica 0 "
+            "only. Pass its inner optimizer instead, and pass loss_scale to the Trainer."
         )
     held = next(_held(optimizer), None)
     if held is None and isinstance(optimizer, keras.optimizers.MultiOptimizer):
-        held = ("optimizer._optimizer_map", "what the function gives")
+        held = ("optimizer._optimizer_map", "what the function returns")
     if held is not None:
         place, inner = held
         raise ConfigError(
-            f"the optimizer {optimizer.name!r} ({type(optimizer).__name__}) holds another one: "
-            f"{inner} in {place}. An optimizer inside another one sums the gradients over the "
-            "replicas once more, and ddl sees neither its learning rate nor its clipping. Give the "
-            "trainer one plain optimizer, and clip_norm, clip_value and loss_scale to the trainer."
+            f"The optimizer {optimizer.name!r} ({type(optimizer).__name__}) must not contain "
+            f"another optimizer, but it contains {inner} in {place}. The inner optimizer would sum "
+            "the gradients over the replicas again, and ddl sees neither its learning rate nor "
+            "its clipping. Pass one plain optimizer, and pass clip_norm, clip_value and "
+            "loss_scale to the Trainer."
         )
 
 
@@ -113,17 +115,20 @@ def check_unused(
     optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]
 ) -> None:
     """Raises ConfigError if the optimizer has made updates or was built for other variables."""
-    remedy = "Make a new optimizer for each Trainer; to resume a run, restore a checkpoint after."
+    remedy = (
+        "Create a new optimizer for each Trainer. To resume a run, restore a checkpoint afterwards."
+    )
     if updates := int(optimizer.iterations.numpy()):
         raise ConfigError(
-            f"the optimizer {optimizer.name!r} has made {updates:,} updates, and a new Trainer "
-            f"counts from 0: its schedule and slots would be those of another step. {remedy}"
+            f"The optimizer {optimizer.name!r} has already made {updates:,} updates, but a new "
+            "Trainer counts from 0, so its schedule and slots would belong to another step. "
+            f"{remedy}"
         )
     known = {id(variable) for variable in optimizer._trainable_variables}
     unknown = [variable.path for variable in variables if id(variable) not in known]
     if optimizer.built and unknown:
         raise ConfigError(
-            f"the optimizer {optimizer.name!r} was built for other variables: it has no slots for "
+            f"The optimizer {optimizer.name!r} was built for other variables: it has no slots for "
             f"{unknown[0]!r}. {remedy}"
         )
 
@@ -133,11 +138,11 @@ def check_counts(optimizer: keras.optimizers.Optimizer, step: int) -> None:
     updates = int(optimizer.iterations.numpy())
     if updates != step:
         raise ConfigError(
-            f"the optimizer counts {updates:,} updates (iterations), and the trainer {step:,} "
-            "(step): its schedule and slots do not belong to this step. Something else has used "
-            "the optimizer, or weights alone were restored. Restore a checkpoint with "
-            "restore_latest, or make a new Trainer with a new optimizer; an optimizer of your own "
-            "must count each update once."
+            f"The optimizer's iterations must equal the Trainer's step, got {updates:,} and "
+            f"{step:,}: its schedule and slots belong to another step. Other code used the "
+            "optimizer, or only weights were restored. Restore a checkpoint with restore_latest, "
+            "or create a new Trainer with a new optimizer. A custom optimizer must count each "
+            "update once."
         )
 
 
@@ -163,10 +168,10 @@ def refusing_reductions(strategy: tf.distribute.Strategy) -> Iterator[None]:
         def refuse_sum(reduce_op: Any, *args: Any, **kwargs: Any) -> Any:
             if str(getattr(reduce_op, "value", reduce_op)).upper() == "SUM":
                 raise ConfigError(
-                    "the optimizer sums over the replicas in its update, where the gradients are "
-                    "summed already: the update would grow with the number of replicas. Take out "
-                    "its all_reduce, merge_call, variables with the aggregation SUM, or the "
-                    "optimizer inside it; the trainer reduces the gradients."
+                    "The optimizer must not sum over the replicas in its update, because the "
+                    "gradients are already summed: the update would grow with the number of "
+                    "replicas. Remove its all_reduce, its merge_call, its variables with SUM "
+                    "aggregation, or its inner optimizer; the Trainer reduces the gradients."
                 )
             return reduce(reduce_op, *args, **kwargs)
 
@@ -231,9 +236,9 @@ def _check_learning_rate(optimizer: keras.optimizers.Optimizer) -> None:
     reads = any(tensor.dtype == tf.resource for tensor in traced.inputs)
     if not reads and not any(op.op_def.is_stateful for op in traced.graph.get_operations()):
         raise ConfigError(
-            f"the learning rate of the optimizer {optimizer.name!r} is a function that gives the "
-            f"constant {float(traced()):g}: the training loop calls it once, when it is traced. "
-            "Give a float, a LearningRateSchedule, or a function of a tf.Variable or of the "
+            f"The learning rate of the optimizer {optimizer.name!r} is a function that returns the "
+            f"constant {float(traced()):g}: the training loop calls it only once, during tracing. "
+            "Pass a float, a LearningRateSchedule, or a function of a tf.Variable or of the "
             "optimizer's iterations."
         )
 

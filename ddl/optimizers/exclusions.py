@@ -39,12 +39,12 @@ def excluded(
             expression = re.compile(pattern)
         except re.error as error:
             raise ConfigError(
-                f"{argument}: {pattern!r} is no regular expression ({error})"
+                f"{argument} must contain regular expressions, got {pattern!r} ({error})."
             ) from error
         places = {place for place, v in enumerate(variables) if expression.search(v.path)}
         if not places and patterns is not None:
             raise ConfigError(
-                f"{argument}: {pattern!r} is found in none of the variables "
+                f"{argument}: the pattern {pattern!r} matches none of the variables "
                 + ", ".join(variable.path for variable in variables)
             )
         found |= places
@@ -73,8 +73,9 @@ def exclude_from_weight_decay(
     """
     if not optimizer.weight_decay:
         raise ConfigError(
-            f"exclude_from_weight_decay: the optimizer {optimizer.name!r} has no weight_decay of "
-            "Keras's kind. Give it one, or leave this out. (LARS and LAMB take `exclude`.)"
+            "exclude_from_weight_decay needs an optimizer with Keras's weight_decay, but "
+            f"{optimizer.name!r} has none. Set weight_decay, or remove exclude_from_weight_decay. "
+            "LARS and LAMB take `exclude` instead."
         )
 
     def exclude(variables: Sequence[keras.Variable]) -> None:

@@ -147,10 +147,10 @@ class Fused(keras.optimizers.Optimizer):
 
 def _no_kernel(dtype: tf.DType) -> str | None:
     if dtype == tf.bfloat16:
-        return "TensorFlow has no training kernels for bfloat16 on GPUs"
+        return "TensorFlow has no training kernels for bfloat16 on GPUs."
     return None
 
 
 @functools.cache
 def _note_once(optimizer: str, lacks: str) -> None:
-    logging.info("%s updates as Keras's own class does: %s", optimizer, lacks)
+    logging.info("%s uses the update of Keras's own class. %s", optimizer, lacks)

@@ -47,7 +47,7 @@ class _AdamKernel(Fused):
     def kernel_lacks(self, dtype: tf.DType) -> str | None:
         """Returns why half precision needs Keras's arithmetic; None for float32 and float64."""
         if dtype not in (tf.float32, tf.float64):
-            return f"Adam's kernel computes 1 - beta_2 in {dtype.name}, where it is far off"
+            return f"Adam's kernel computes 1 - beta_2 in {dtype.name}, which is too inaccurate."
         return None
 
 

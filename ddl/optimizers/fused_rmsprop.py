@@ -88,7 +88,7 @@ class FusedAdagrad(Fused, keras.optimizers.Adagrad):
 
 def _lacks_half_precision(name: str, dtype: tf.DType) -> str | None:
     if dtype not in (tf.float32, tf.float64):
-        return f"{name}'s kernel rounds otherwise than Keras in {dtype.name}"
+        return f"{name}'s kernel and Keras round differently in {dtype.name}."
     return None
 
 

@@ -69,7 +69,9 @@ class LARS(MomentumSGD):
         )
         _check_not_negative("LARS", weight_decay=weight_decay, epsilon=epsilon)
         if not trust_coefficient > 0:
-            raise ConfigError(f"LARS.trust_coefficient is {trust_coefficient}; it is more than 0")
+            raise ConfigError(
+                f"LARS.trust_coefficient must be greater than 0, got {trust_coefficient}."
+            )
         self.trust_coefficient = trust_coefficient
         self.epsilon = epsilon
         # Keras would apply `self.weight_decay` in addition, before the update.
@@ -228,4 +230,4 @@ def _or_one(ratio: tf.Tensor, *norms: tf.Tensor) -> tf.Tensor:
 def _check_not_negative(optimizer: str, **numbers: float) -> None:
     for name, number in numbers.items():
         if not number >= 0:
-            raise ConfigError(f"{optimizer}.{name} is {number}; it is 0 or more")
+            raise ConfigError(f"{optimizer}.{name} must be at least 0, got {number}.")

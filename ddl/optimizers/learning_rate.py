@@ -37,13 +37,13 @@ def scaling_factor(global_batch_size: int, base_batch_size: int, rule: ScalingRu
     Raises:
       ConfigError: If a batch size is not positive, or the rule is unknown.
     """
-    check_choice("the scaling rule", rule, get_args(ScalingRule))
+    check_choice("scaling_factor.rule", rule, get_args(ScalingRule))
     for name, value in (
         ("global_batch_size", global_batch_size),
         ("base_batch_size", base_batch_size),
     ):
         if not value > 0:
-            raise ConfigError(f"{name} is {value}; it is more than 0")
+            raise ConfigError(f"{name} must be greater than 0, got {value}.")
     ratio = global_batch_size / base_batch_size
     return {"linear": ratio, "square_root": math.sqrt(ratio), "none": 1.0}[rule]
 
@@ -100,30 +100,45 @@ class LearningRate(LearningRateSchedule):
           ConfigError: If a number is out of range or missing, a choice is unknown, or `schedule`
             is a `ReduceOnPlateau`.
         """
-        check_choice("warmup", warmup, get_args(WarmUp))
+        check_choice("LearningRate.warmup", warmup, get_args(WarmUp))
         if isinstance(schedule, int):
             schedule = float(schedule)
         if isinstance(schedule, float) and not 0 < schedule < math.inf:
-            raise ConfigError(f"the learning rate is {schedule:g}; it is more than 0")
+            raise ConfigError(
+                "The learning rate (LearningRate.schedule) must be greater than 0, got "
+                f"{schedule:g}."
+            )
         if warmup_steps < 0 or warmup_steps % 1:
             raise ConfigError(
-                f"the warm-up takes {warmup_steps} updates; it takes a whole number, 0 or more"
+                f"LearningRate.warmup_steps must be an integer of at least 0, got {warmup_steps}."
             )
         if not 0 <= warmup_start < math.inf:
-            raise ConfigError(f"warmup_start is {warmup_start}; it is 0 or more, 1 being the peak")
+            raise ConfigError(
+                "LearningRate.warmup_start, a fraction of the peak rate, must be at least 0, got "
+                f"{warmup_start}."
+            )
         if warmup == "constant" and warmup_steps and not warmup_start:
-            raise ConfigError("a constant warm-up at 0 trains nothing: give warmup_start")
+            raise ConfigError(
+                "A constant warm-up at rate 0 trains nothing. Set LearningRate.warmup_start to "
+                "more than 0."
+            )
         if hasattr(schedule, "observe"):
-            raise ConfigError(f"put {type(schedule).__name__} around LearningRate, not into it")
+            raise ConfigError(
+                f"{type(schedule).__name__} must wrap LearningRate, but it was passed as "
+                "LearningRate.schedule. Pass the LearningRate as the schedule of "
+                f"{type(schedule).__name__}."
+            )
         boundaries = getattr(schedule, "boundaries", None)
         if schedule_begins is None and boundaries is not None and warmup_steps:
             raise ConfigError(
-                f"{type(schedule).__name__} changes at steps {list(boundaries)}, and the "
-                f"warm-up takes {warmup_steps:,}. Say from where they count: "
-                "LearningRate.schedule_begins = 'at_start' or 'after_warmup'."
+                f"The steps {list(boundaries)} of {type(schedule).__name__} could count from the "
+                f"first update or from the end of the warm-up ({warmup_steps:,} updates). Set "
+                "LearningRate.schedule_begins to 'at_start' or 'after_warmup'."
             )
         if schedule_begins is not None:
-            check_choice("schedule_begins", schedule_begins, ("after_warmup", "at_start"))
+            check_choice(
+                "LearningRate.schedule_begins", schedule_begins, ("after_warmup", "at_start")
+            )
         self.schedule = schedule
         self.scaling = scaling
         self.base_batch_size = base_batch_size
@@ -141,18 +156,18 @@ class LearningRate(LearningRateSchedule):
         if scaling is None:
             if base is not None:
                 raise ConfigError(
-                    f"the base batch size is {base}, but no scaling rule is given. Give "
-                    "SCALING_RULE (LearningRate.scaling): 'linear', 'square_root' or 'none'."
+                    f"A base batch size ({base}) needs a scaling rule, but none is given. Set "
+                    "SCALING_RULE (LearningRate.scaling) to 'linear', 'square_root' or 'none'."
                 )
             return 1.0
         if scaling == "none":
             return 1.0
-        check_choice("the scaling rule", scaling, get_args(ScalingRule))
+        check_choice("LearningRate.scaling", scaling, get_args(ScalingRule))
         for name, value in (("BASE_BATCH_SIZE", base), ("GLOBAL_BATCH_SIZE", batch)):
             if value is None:
                 raise ConfigError(
-                    f"the scaling rule is {scaling!r}, but {name} "
-                    f"(LearningRate.{name.lower()}) is missing. Give it, or the rule 'none'."
+                    f"The scaling rule {scaling!r} needs {name} (LearningRate.{name.lower()}), "
+                    f"which is missing. Set {name}, or set SCALING_RULE to 'none'."
                 )
         return scaling_factor(int(batch or 0), int(base or 0), scaling)
 

@@ -31,7 +31,7 @@ def epochs_to_steps(
       ConfigError: If a number of epochs is negative or infinite, or `steps_per_epoch` is missing.
     """
     if steps_per_epoch is None:
-        raise ConfigError("steps_per_epoch is missing: bind it to %STEPS_PER_EPOCH, or a number")
+        raise ConfigError("steps_per_epoch is missing. Bind it to %STEPS_PER_EPOCH or to a number.")
     if isinstance(epochs, Sequence):
         return [_steps(one, steps_per_epoch) for one in epochs]
     return _steps(epochs, steps_per_epoch)
@@ -52,13 +52,13 @@ def warmup_steps(
     """
     if steps is not None and epochs is not None:
         raise ConfigError(
-            f"WARMUP_STEPS is {steps} and WARMUP_EPOCHS is {epochs}: both of them are given. Give "
-            "one, and None for the other."
+            f"WARMUP_STEPS and WARMUP_EPOCHS exclude each other, got {steps} and {epochs}. Set one "
+            "of them to None."
         )
     if epochs is not None:
         (steps,) = epochs_to_steps([epochs], steps_per_epoch)
     if steps is not None and (steps < 0 or steps % 1):
-        raise ConfigError(f"WARMUP_STEPS is {steps}; it is a whole number, 0 or more")
+        raise ConfigError(f"WARMUP_STEPS must be an integer of at least 0, got {steps}.")
     return steps or 0
 
 
@@ -73,17 +73,17 @@ def steps_after_warmup(total_steps: int | None, warmup_steps: int = 0) -> int:
       ConfigError: If no updates are left after the warm-up, or `total_steps` is missing.
     """
     if total_steps is None:
-        raise ConfigError("total_steps is missing: bind it to %TOTAL_STEPS, or a number")
+        raise ConfigError("total_steps is missing. Bind it to %TOTAL_STEPS or to a number.")
     if warmup_steps >= total_steps:
         raise ConfigError(
-            f"the warm-up takes {warmup_steps:,} updates, and the run ends after {total_steps:,}. "
-            "Shorten WARMUP_STEPS or WARMUP_EPOCHS, or train for longer."
+            f"The warm-up must be shorter than the run, but it takes {warmup_steps:,} updates and "
+            f"the run has {total_steps:,}. Decrease WARMUP_STEPS or WARMUP_EPOCHS, or train longer."
         )
     return total_steps - warmup_steps
 
 
 def _steps(epochs: float, steps_per_epoch: int) -> int:
     if not 0 <= epochs < math.inf:
-        raise ConfigError(f"epochs is {epochs}; it is 0 or more")
+        raise ConfigError(f"The number of epochs must be finite and at least 0, got {epochs}.")
     # 1.1 epochs of 110 steps are 121, but 1.1 * 110 > 121 in floating point.
     return math.ceil(round(epochs * steps_per_epoch, 6))

@@ -59,16 +59,20 @@ class ReduceOnPlateau(LearningRateSchedule):
             "max" for the loss.
         """
         if not 0 < factor < 1:
-            raise ConfigError(f"ReduceOnPlateau.factor is {factor}; it lies between 0 and 1")
+            raise ConfigError(
+                f"ReduceOnPlateau.factor must be between 0 and 1, both excluded, got {factor}."
+            )
         for name, value, least in (
             ("patience", patience, 1),
             ("min_delta", min_delta, 0),
             ("cooldown", cooldown, 0),
         ):
             if not value >= least:
-                raise ConfigError(f"ReduceOnPlateau.{name} is {value}; it is {least} or more")
+                raise ConfigError(f"ReduceOnPlateau.{name} must be at least {least}, got {value}.")
         if not 0 <= min_share < 1:
-            raise ConfigError(f"ReduceOnPlateau.min_share is {min_share}; it is from 0 to below 1")
+            raise ConfigError(
+                f"ReduceOnPlateau.min_share must be at least 0 and below 1, got {min_share}."
+            )
         if isinstance(schedule, (int, float)):
             LearningRate(schedule)  # raises unless it is positive and finite
         self.schedule = schedule

@@ -39,7 +39,8 @@ class StepDecay(LearningRateSchedule):
         self.factor = factor
         if self.boundaries != sorted(set(self.boundaries)) or min(self.boundaries, default=0) < 0:
             raise ConfigError(
-                f"the boundaries {self.boundaries} are not in increasing order from 0"
+                "StepDecay.boundaries must increase strictly and start at 0 or later, got "
+                f"{self.boundaries}."
             )
 
     def __call__(self, step: Any) -> tf.Tensor:
@@ -96,9 +97,9 @@ class CosineWithRestarts(LearningRateSchedule):
             m_mul=m_mul,
         )
         if not 1 <= t_mul < math.inf:
-            raise ConfigError(f"t_mul is {t_mul}; it is 1 or more")
+            raise ConfigError(f"CosineWithRestarts.t_mul must be at least 1, got {t_mul}.")
         if not 0 <= alpha <= 1:
-            raise ConfigError(f"alpha is {alpha}; it lies between 0 and 1")
+            raise ConfigError(f"CosineWithRestarts.alpha must be from 0 to 1, got {alpha}.")
         self.initial_learning_rate = initial_learning_rate
         self.first_decay_steps = first_decay_steps
         self.t_mul = t_mul
@@ -202,11 +203,15 @@ class OneCycle(LearningRateSchedule):
           ConfigError: If a number is out of range, or the shape is unknown.
         """
         _check_positive(peak_learning_rate=peak_learning_rate, decay_steps=decay_steps)
-        check_choice("shape", shape, ("cosine", "linear"))
+        check_choice("OneCycle.shape", shape, ("cosine", "linear"))
         shares = {"rise": rise, "initial_share": initial_share, "final_share": final_share}
         for name, share in shares.items():
             if not 0 <= share <= 1 or (name == "rise" and share in (0, 1)):
-                raise ConfigError(f"{name} is {share}; it lies between 0 and 1")
+                raise ConfigError(
+                    f"OneCycle.{name} must be "
+                    f"{'between 0 and 1, both excluded' if name == 'rise' else 'from 0 to 1'}, got "
+                    f"{share}."
+                )
         self.peak_learning_rate = peak_learning_rate
         self.decay_steps = decay_steps
         self.rise = rise
@@ -241,4 +246,4 @@ class OneCycle(LearningRateSchedule):
 def _check_positive(**numbers: float) -> None:
     for name, number in numbers.items():
         if not 0 < number < math.inf:
-            raise ConfigError(f"{name} is {number}; it is more than 0")
+            raise ConfigError(f"{name} must be greater than 0, got {number}.")

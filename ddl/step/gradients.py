@@ -40,8 +40,8 @@ def prepare_optimizer(
     check_optimizer(optimizer)
     if not strategy.extended.variable_created_in_scope(optimizer.iterations.value):
         raise ConfigError(
-            f"the optimizer {optimizer.name!r} was made outside the strategy's scope. Make it "
-            "under `with strategy.scope():`, as the model."
+            f"The optimizer {optimizer.name!r} was created outside the strategy's scope. Create it "
+            "under `with strategy.scope():`, like the model."
         )
     check_unused(optimizer, variables)
     with strategy.scope():

@@ -46,7 +46,9 @@ class GradientNoiseScale:
 
     def __post_init__(self) -> None:
         if not 0 <= self.decay < 1:
-            raise ConfigError(f"the decay of the noise scale is {self.decay}; 0 ≤ decay < 1")
+            raise ConfigError(
+                f"GradientNoiseScale.decay must be at least 0 and below 1, got {self.decay}."
+            )
 
     def check(self, parts: int, weights_are_given: bool) -> None:
         """Raises ConfigError if the noise scale cannot be estimated.
@@ -57,14 +59,15 @@ class GradientNoiseScale:
         """
         if parts < 2:
             raise ConfigError(
-                "the gradient noise scale compares the gradients of parts of a batch, and here one "
-                "replica computes it at once. Give ACCUMULATION_STEPS 2 or more (which changes no "
-                "update), or use several replicas."
+                "The gradient noise scale needs at least two parts of a batch, but one replica "
+                "computes the whole batch at once. Set ACCUMULATION_STEPS to 2 or more, which "
+                "does not change the updates, or use several replicas."
             )
         if weights_are_given:
             raise ConfigError(
-                "the gradient noise scale takes examples that count alike, and these have weights "
-                "(a feature 'weight', or weights from the task). Leave gradient_noise_scale out."
+                "The gradient noise scale requires equally weighted examples, but these have "
+                "weights (a feature 'weight', or weights from the task). Remove "
+                "gradient_noise_scale."
             )
 
     def next(

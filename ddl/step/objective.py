@@ -133,17 +133,18 @@ class Objective:
         if own and self._replicas > 1 and has_synchronized_layers(self._task.model):
             # While one replica waits at a collective, the others overwrite Keras's list of losses.
             raise ConfigError(
-                "the model adds losses of its own (add_loss, or an activity regularizer) and has "
-                "synchronized BatchNormalization, which Keras mixes up on several replicas. Return "
-                "these losses from the task instead."
+                "The model has losses of its own (add_loss, or an activity regularizer) together "
+                "with synchronized BatchNormalization, and Keras mixes up such losses on several "
+                "replicas. Return these losses from the task instead."
             )
         current = microbatch.current()
         if own and current is not None and current.mask is not None:
             logging.log_first_n(
                 logging.WARNING,
-                "The model adds losses of its own (add_loss, or an activity regularizer). They are "
-                "means over all rows of a replica, padding too: in a batch that is not full they "
-                "depend on the number of replicas. Return them from the task to have them weighed.",
+                "The model adds losses of its own (add_loss, or an activity regularizer). They "
+                "are means over all rows of a replica, including padding, so in a batch that is "
+                "not full they depend on the number of replicas. Return them from the task to "
+                "have them weighted.",
                 1,
             )
         return own
@@ -225,55 +226,58 @@ class Objective:
             for size, then in zip(first[1:], second[1:], strict=False):
                 if (size, then) == (first[0], second[0]):
                     raise ConfigError(
-                        f"{type(self._task).__name__}.per_example: {what} has shape "
-                        f"{tuple(first)} for a batch of {first[0]} and {tuple(second)} for a batch "
-                        f"of {second[0]}: a second dimension follows the batch. It pairs each "
-                        "example with all others, as broadcasting of [batch, 1] against [batch] "
-                        "does. Make both shapes equal: tf.squeeze(model(x), -1) - label, or "
-                        "label[:, tf.newaxis]."
+                        f"{type(self._task).__name__}.per_example: {what} has shape {tuple(first)} "
+                        f"for a batch of {first[0]} and {tuple(second)} for a batch of "
+                        f"{second[0]}, so its second dimension grows with the batch. It pairs each "
+                        "example with all others, like broadcasting [batch, 1] against [batch]. "
+                        "Make both shapes equal: tf.squeeze(model(x), -1) - label, or label[:, "
+                        "tf.newaxis]."
                     )
 
     def _check_names(self, output: PerExample, metrics: MetricSums) -> None:
         if {"loss", *output.metrics} != set(metrics.names):
             raise ConfigError(
-                f"{type(self._task).__name__}.per_example returned the metrics "
-                f"{', '.join(output.metrics) or '(none)'}; tried before training on "
-                f"{_PROBE_ROWS} examples, it returned {', '.join(metrics.names[1:]) or '(none)'}. "
-                "Their names may depend on `training` alone. If the model cannot train on "
-                f"{_PROBE_ROWS} examples, return the same metrics in training and evaluation."
+                f"{type(self._task).__name__}.per_example must always return the same metrics, but "
+                f"it returned {', '.join(output.metrics) or '(none)'}; in the check on "
+                f"{_PROBE_ROWS} examples before training it returned "
+                f"{', '.join(metrics.names[1:]) or '(none)'}. Metric names may depend on "
+                f"`training` alone. If the model cannot train on {_PROBE_ROWS} examples, return "
+                "the same metrics in training and evaluation."
             )
 
     def _check(self, output: PerExample, batch: int) -> None:
         name = f"{type(self._task).__name__}.per_example"
         if not isinstance(output, PerExample):
             raise ConfigError(
-                f"{name} returned {type(output).__name__}; it returns a ddl.PerExample with one "
-                "loss for each example"
+                f"{name} must return a ddl.PerExample with one loss for each example, got "
+                f"{type(output).__name__}."
             )
         if output.loss.shape.rank == 0:
             raise ConfigError(
-                f"{name} returned a scalar loss. It returns one loss for each example, shape "
-                "[batch], so that padding, masks and several replicas weigh exactly: leave out "
-                "the reduce_mean, or give a Keras loss reduction=None."
+                f"{name} must return one loss for each example, shape [batch], got a scalar loss. "
+                "Padding, masks and several replicas are weighted per example. Remove the "
+                "reduce_mean, or create a Keras loss with reduction=None."
             )
         if output.loss.shape[0] != batch:
             raise ConfigError(
-                f"{name} returned losses of shape {tuple(output.loss.shape)} for a batch of "
-                f"{batch}; the first dimension is the batch"
+                f"{name} must return losses whose first dimension is the batch, {batch}, got shape "
+                f"{tuple(output.loss.shape)}."
             )
         if output.weight is not None and not broadcasts(output.weight.shape, output.loss.shape):
             raise ConfigError(
-                f"{name}: the weight has shape {tuple(output.weight.shape)}, the loss "
-                f"{tuple(output.loss.shape)}; it is one weight for each loss, or for the first "
-                "dimensions of the losses"
+                f"{name} must return one weight for each loss, or for the first dimensions of the "
+                f"losses, got weights of shape {tuple(output.weight.shape)} and losses of shape "
+                f"{tuple(output.loss.shape)}."
             )
         for metric, values in output.metrics.items():
             if metric in RESERVED:
-                raise ConfigError(f"{name}: a metric cannot be called {metric!r}; ddl writes that")
+                raise ConfigError(
+                    f"{name}: the metric name {metric!r} is reserved for ddl. Rename the metric."
+                )
             if not values.shape.is_compatible_with(output.loss.shape):
                 raise ConfigError(
-                    f"{name}: the metric {metric!r} has shape {tuple(values.shape)}, the loss "
-                    f"{tuple(output.loss.shape)}; both hold one value for each example"
+                    f"{name} must return one value of the metric {metric!r} for each example, got "
+                    f"shape {tuple(values.shape)} for losses of shape {tuple(output.loss.shape)}."
                 )
 
 

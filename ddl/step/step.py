@@ -82,9 +82,12 @@ class UpdateStep:
         for name in ("clip_norm", "clip_value"):
             limit = getattr(self, name)
             if limit is not None and not limit > 0:
-                raise ConfigError(f"{name} is {limit}; it is more than 0, or None")
+                raise ConfigError(f"Trainer.{name} must be greater than 0, or None, got {limit}.")
         if self.clip_norm is not None and self.clip_value is not None:
-            raise ConfigError("both clip_norm and clip_value are given; give one of them")
+            raise ConfigError(
+                f"clip_norm and clip_value exclude each other, got clip_norm = {self.clip_norm} "
+                f"and clip_value = {self.clip_value}. Set one of them to None."
+            )
         if self.noise_scale is not None:
             weights = "weight" in self.pipeline.source.element_spec or self.objective.task_weighs
             self.noise_scale.check(self._parts, weights_are_given=weights)
@@ -222,15 +225,15 @@ class UpdateStep:
         unused = [v.path for v, g in zip(self.variables, gradients, strict=True) if g is None]
         if unused:
             raise ConfigError(
-                f"the loss does not depend on the trainable variables {', '.join(unused)}. Leave "
-                "them out of the model, or set trainable = False on their layers."
+                f"The loss does not depend on the trainable variables {', '.join(unused)}. Remove "
+                "them from the model, or set trainable = False on their layers."
             )
         stay = [v.name for v, g in zip(others, of_others, strict=True) if g is not None]
         if stay:
             raise ConfigError(
-                f"the loss depends on the trainable variables {', '.join(stay)}, which are no part "
-                "of the task's model, so that nothing updates them. Put their layers into the "
-                "model; or keep them on an attribute of the task, with trainable = False."
+                f"The loss depends on the trainable variables {', '.join(stay)}, which are not "
+                "part of the task's model, so nothing updates them. Add their layers to the "
+                "model, or keep them on an attribute of the task with trainable = False."
             )
         if self.noise_scale is not None:
             sums = tf.concat([sums, [squared_norm_of(gradients)]], axis=0)

@@ -36,7 +36,9 @@ class ExponentialMovingAverage:
 
     def __post_init__(self) -> None:
         if not 0 <= self.decay < 1:
-            raise ConfigError(f"the decay of the weight average is {self.decay}; 0 ≤ decay < 1")
+            raise ConfigError(
+                f"ExponentialMovingAverage.decay must be at least 0 and below 1, got {self.decay}."
+            )
 
     def __str__(self) -> str:
         return f"decay {self.decay:g}{', with a warm-up' if self.warm_up else ''}"

@@ -55,16 +55,18 @@ class Classification:
         """
         if loss is not None and loss.reduction not in (None, "none"):
             raise ConfigError(
-                f"the loss {loss.name!r} has reduction={loss.reduction!r}, a mean or sum over "
-                "one replica's examples. Give it reduction=None: one loss for each example."
+                f"The loss {loss.name!r} must return one value for each example, but it has "
+                f"reduction={loss.reduction!r}, a mean or sum over the examples of one replica. "
+                "Create it with reduction=None."
             )
         if not 0 <= label_smoothing < 1 or (label_smoothing and loss is not None):
             raise ConfigError(
-                f"label_smoothing is {label_smoothing}; it lies between 0 and 1, and goes with the "
-                "cross-entropy only: give a Keras loss its own."
+                "Classification.label_smoothing must be at least 0 and below 1, and can be used "
+                f"with the default cross-entropy only, got {label_smoothing}. Set the "
+                "label_smoothing of a Keras loss in its constructor."
             )
         if top_k is not None and top_k < 1:
-            raise ConfigError(f"top_k is {top_k}; it is 1 or more, or None")
+            raise ConfigError(f"Classification.top_k must be at least 1, or None, got {top_k}.")
         self.model = model
         self._loss = loss
         self._label_smoothing = label_smoothing
@@ -75,8 +77,8 @@ class Classification:
         takes_logits = loss is None or loss.get_config().get("from_logits", False)
         if takes_logits and _ends_in_softmax(model):
             logging.warning(
-                "The model %r ends in a softmax, but the loss takes logits: probabilities would "
-                "be normalized twice, and training is slow and stays poor. Remove the softmax.",
+                "The model %r ends in a softmax, but the loss takes logits. The probabilities are "
+                "normalized twice, so training is slow and its result poor. Remove the softmax.",
                 model.name,
             )
 
@@ -127,8 +129,8 @@ class Classification:
         for name in (self._input_name, self._label_name):
             if name not in spec:
                 raise DataError(
-                    f"the data have no feature {name!r}, only {', '.join(sorted(spec))}. Rename "
-                    "it in the data, or give Classification input_name and label_name."
+                    f"The data have no feature {name!r}, only {', '.join(sorted(spec))}. Rename it "
+                    "in the data, or set input_name and label_name of Classification."
                 )
         self._check_input(spec[self._input_name])
         classes = self._num_classes()
@@ -150,8 +152,8 @@ class Classification:
         )
         if not fits:
             raise DataError(
-                f"the data's {self._input_name!r} has shape {given}, but the model "
-                f"{self.model.name!r} takes {expected}. Set the model's input_shape to the data's."
+                f"Feature {self._input_name!r} of the data has shape {given}, but the model "
+                f"{self.model.name!r} takes {expected}. Set the model's input_shape to {given}."
             )
 
     def _num_classes(self) -> int | None:
@@ -164,9 +166,13 @@ class Classification:
         if not spec.dtype.is_integer:
             scaled = labels is not None and labels.size and 0 <= labels.min() <= labels.max() <= 1
             raise DataError(
-                f"labels are {spec.dtype.name} and should be integers from 0 to "
-                f"{'classes' if classes is None else classes} - 1."
-                + (" They lie between 0 and 1: were they scaled with the inputs?" if scaled else "")
+                f"Labels must be integers from 0 to {'classes' if classes is None else classes} - "
+                f"1, got {spec.dtype.name}."
+                + (
+                    " They lie between 0 and 1, so they may have been scaled with the inputs."
+                    if scaled
+                    else ""
+                )
             )
         if labels is None or classes is None:
             return
@@ -174,8 +180,8 @@ class Classification:
         if low < 0 or high >= classes:
             row = int(np.argmax((labels < 0) | (labels >= classes)))
             raise DataError(
-                f"labels go from {low} to {high}, but the model has {classes} classes, 0 to "
-                f"{classes - 1} (first at example {row}). Correct the labels or the model's "
+                f"Labels must be from 0 to {classes - 1}, since the model has {classes} classes, "
+                f"got {low} to {high} (first at example {row}). Correct the labels or the model's "
                 "num_classes."
             )
 
@@ -183,10 +189,11 @@ class Classification:
         self, spec: tf.TensorSpec, labels: np.ndarray | None, classes: int | None
     ) -> None:
         if spec.shape[0] == 1:
-            raise DataError("labels have shape (n, 1); give labels[:, 0], of shape (n,)")
+            raise DataError("Labels must have shape (n,), got (n, 1). Pass labels[:, 0].")
         if classes is not None and spec.shape[0] != classes:
             raise DataError(
-                f"labels are rows of {spec.shape[0]}, but the model has {classes} classes"
+                f"One-hot labels must have one value for each of the model's {classes} classes, "
+                f"got {spec.shape[0]}. Correct the labels or the model's num_classes."
             )
         if labels is None:
             return
@@ -195,8 +202,8 @@ class Classification:
             wrong = (np.count_nonzero(rows, axis=1) != 1) | (rows.max(axis=1) != 1)
             if wrong.any():
                 raise DataError(
-                    f"labels are rows of {spec.shape[0]} but not one-hot: example "
-                    f"{start + int(np.argmax(wrong))} is {rows[np.argmax(wrong)].tolist()}"
+                    f"Labels with {spec.shape[0]} values per example must be one-hot, got "
+                    f"{rows[np.argmax(wrong)].tolist()} in example {start + int(np.argmax(wrong))}."
                 )
 
 

@@ -37,6 +37,6 @@ def check_read(features: Mapping[str, tf.Tensor], task: str) -> None:
     """
     for name in unread(features, features):
         raise DataError(
-            f"the data have a feature {name!r}, which {task} does not read, so that it would have "
-            "no effect. To weigh each example, call the feature 'weight'; else leave it out."
+            f"The data have a feature {name!r} that {task} does not read, so it would have no "
+            "effect. To weight the examples, call the feature 'weight'; otherwise remove it."
         )

@@ -69,7 +69,7 @@ class EachLoop:
 def check_steps(steps: Any) -> None:
     """Raises ConfigError unless `steps` is an integer of at least 0."""
     if not isinstance(steps, numbers.Integral) or isinstance(steps, bool) or steps < 0:
-        raise ConfigError(f"steps must be an integer of at least 0, got {steps!r:.60}")
+        raise ConfigError(f"steps must be an integer of at least 0, got {steps!r:.60}.")
 
 
 def checked_actions(actions: Iterable[Action]) -> list[Action]:
@@ -82,7 +82,8 @@ def checked_actions(actions: Iterable[Action]) -> list[Action]:
     for action in actions:
         if not (callable(action) and hasattr(action, "next_step")):
             raise ConfigError(
-                f"actions must be of the kind of ddl.training.actions.Action, got {action!r:.60}. "
-                "The training data are given to the Trainer when it is made."
+                "Each action must be callable and have next_step, as ddl.training.actions.Action "
+                f"describes, got {action!r:.60}. Pass the training data to the Trainer's "
+                "constructor."
             )
     return actions

@@ -18,13 +18,13 @@ def global_batch_size(total: int | None = None, per_replica: int | None = None) 
     """
     size = per_replica if total is None else total
     if size is None or (total is not None and per_replica is not None):
-        given = "neither" if size is None else "both"
         raise ConfigError(
-            f"GLOBAL_BATCH_SIZE is {total} and PER_REPLICA_BATCH_SIZE is {per_replica}: {given} "
-            "of them is given. Give exactly one, and None for the other."
+            "Exactly one of GLOBAL_BATCH_SIZE and PER_REPLICA_BATCH_SIZE must be given, got "
+            f"{total} and {per_replica}. Set one of them to a number and the other to None."
         )
     if size < 1:
-        raise ConfigError(f"the batch size is {size}; it is 1 or more")
+        name = "GLOBAL_BATCH_SIZE" if per_replica is None else "PER_REPLICA_BATCH_SIZE"
+        raise ConfigError(f"{name} must be at least 1, got {size}.")
     return size if per_replica is None else size * tf.distribute.get_strategy().num_replicas_in_sync
 
 
@@ -38,13 +38,13 @@ def check_batch_split(global_batch_size: int, replicas: int, accumulation_steps:
     sizes = {"global_batch_size": global_batch_size, "accumulation_steps": accumulation_steps}
     for name, value in sizes.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ConfigError(f"{name} is {value!r}; it is an integer, 1 or more")
+            raise ConfigError(f"Trainer.{name} must be an integer of at least 1, got {value!r}.")
     unit = replicas * accumulation_steps
     if global_batch_size % unit:
         lower = global_batch_size // unit * unit
         nearest = [str(size) for size in (lower, lower + unit) if size > 0]
         raise ConfigError(
-            f"the global batch size {global_batch_size} cannot be split evenly over {replicas} "
-            f"replicas × {accumulation_steps} accumulation steps. Use {' or '.join(nearest)}, or "
-            "another number of devices."
+            f"The global batch size must be a multiple of {unit} ({replicas} replicas × "
+            f"{accumulation_steps} accumulation steps), got {global_batch_size}. Use "
+            f"{' or '.join(nearest)}, or change the number of devices."
         )

@@ -13,9 +13,9 @@ from ddl.step.state import TrainingState
 from ddl.step.step import UpdateStep
 from ddl.training.stale_traces import explaining_stale_traces
 
-_REMEDY = "Lower the learning rate, clip the gradient, or look at the data."
+_REMEDY = "Lower the learning rate, clip the gradient, or check the data."
 
-_UNKNOWN_ORIGIN = "Where it began cannot be told: the model keeps tensors of an earlier trace."
+_UNKNOWN_ORIGIN = "The origin could not be located: the model keeps tensors of an earlier trace."
 
 
 class VariablesFinite:
@@ -48,7 +48,7 @@ class VariablesFinite:
         for variable, is_finite in zip(self._variables, finite, strict=True):
             if not is_finite:
                 raise TrainingDiverged(
-                    f"training diverged at step {step}: {variable.name.split(':')[0]} is not "
+                    f"Training diverged at step {step}: {variable.name.split(':')[0]} is not "
                     f"finite. {_REMEDY}"
                 )
 
@@ -72,14 +72,14 @@ def check_state_finite(state: TrainingState, update: UpdateStep, max_skipped_upd
     skipped = int(state.skipped_in_a_row)
     if skipped >= max_skipped_updates:
         raise TrainingDiverged(
-            f"training diverged after step {int(state.step)}: the gradients of {skipped} batches "
-            f"in a row were not finite, at a loss scale of {float(state.loss_scale):g} in the end. "
-            f"{_first_overflow(state, update)} {_REMEDY}"
+            f"Training diverged after step {int(state.step)}: the gradients of {skipped} "
+            "consecutive batches were not finite, at a final loss scale of "
+            f"{float(state.loss_scale):g}. {_first_overflow(state, update)} {_REMEDY}"
         )
     if count := int(state.diverged_for):
         raise TrainingDiverged(
-            f"training diverged at step {int(state.step) - count + 1}: the loss is not finite, "
-            f"from batch {int(state.batches) - count} on. {_REMEDY}"
+            f"Training diverged at step {int(state.step) - count + 1}: the loss is not finite from "
+            f"batch {int(state.batches) - count} on. {_REMEDY}"
         )
 
 
@@ -91,7 +91,7 @@ def _first_overflow(state: TrainingState, update: UpdateStep) -> str:
     same text.
     """
     if has_parameter_servers(update.strategy):
-        return "With parameter servers it is not told where that began."
+        return "With parameter servers, the origin cannot be located."
     workers = Workers(update.strategy)
     batch = int(state.batches) - 1
     iterator = update.pipeline.iterator(update.strategy, batch)
@@ -120,13 +120,13 @@ def _first_overflow(state: TrainingState, update: UpdateStep) -> str:
         return _UNKNOWN_ORIGIN
     finite = workers.rows(own.ravel()).reshape(-1, own.shape[1]).astype(bool)
     if finite.all():
-        return "On each replica they are finite at that scale."
+        return "The gradients of each replica are finite at that scale."
     # The last variable comes first in the backward pass. A value that is not finite spreads from
     # there to earlier layers, and through synchronized layers to other replicas.
     variable = np.flatnonzero(~finite.all(axis=0))[-1]
     replica = int(np.argmin(finite[:, variable]))
-    of_worker = f", of worker {replica // len(own)}" if workers.number > 1 else ""
+    of_worker = f" of worker {replica // len(own)}" if workers.number > 1 else ""
     return (
-        f"In the last batch, number {batch}, the first on the way back from the loss was that of "
-        f"{update.variables[variable].path} on replica {replica}{of_worker}."
+        f"In the last batch, number {batch}, the first gradient of the backward pass that is not "
+        f"finite is that of {update.variables[variable].path} on replica {replica}{of_worker}."
     )

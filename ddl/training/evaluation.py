@@ -86,9 +86,9 @@ def check_weighed(sums: tf.Tensor, objective: Objective) -> None:
     if sums[0] != 0:
         return
     if objective.task_weighs:
-        logging.warning("The task gives all evaluation data the weight 0: the means are NaN.")
+        logging.warning("The task gives all evaluation data the weight 0, so the means are NaN.")
         return
     raise DataError(
-        "the feature 'weight' is 0 for all examples of the evaluation data, so that there is no "
-        "mean. Give a positive weight to the examples to evaluate on."
+        "Feature 'weight' is 0 for all examples of the evaluation data, so the mean is undefined. "
+        "Give a positive weight to the examples to evaluate on."
     )

@@ -65,6 +65,6 @@ class EvaluationWeights:
         """Raises ConfigError within `applied`."""
         if self._are_applied:
             raise ConfigError(
-                "the model has the weights for evaluation: leave evaluation_weights() to train, "
-                "save or restore"
+                "The model holds the evaluation weights. Leave the evaluation_weights() block "
+                "before training, saving or restoring."
             )

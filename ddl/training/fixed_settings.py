@@ -23,8 +23,8 @@ _Settings: TypeAlias = Iterator[tuple[int, str, Any]]
 # An empty list or dict may be a record that a task keeps, and is no setting.
 _RECORD = object()
 
-_NEW_TRAINER = "Make a new Trainer, with a new optimizer."
-_INSTEAD = {"learning_rate": "Assign to trainer.optimizer.learning_rate."}
+_NEW_TRAINER = "Create a new Trainer with a new optimizer."
+_INSTEAD = {"learning_rate": "Assign to trainer.optimizer.learning_rate instead."}
 
 
 class FixedSettings:
@@ -46,7 +46,7 @@ class FixedSettings:
           variables: The trained variables.
         """
         traced = "the loop was traced"
-        self._trained = _Readings(lambda: _trainability(task, layers), "the trainer was made")
+        self._trained = _Readings(lambda: _trainability(task, layers), "the trainer was created")
         self._trained.take()
         self._of_task = _Readings(lambda: _settings_of_task(task, layers), traced)
         self._of_update = _Readings(lambda: _settings_of_update(optimizer, variables), traced)
@@ -90,9 +90,9 @@ class _Readings:
             was, now = self._were.get(key), are.get(key)
             if was is not _RECORD and not _same(was, now):
                 raise ConfigError(
-                    f"{key[1]} was {_short(was)} when {self._since}, and is {_short(now)} now, "
-                    f"which has no effect. {_NEW_TRAINER} A number that has to change in training "
-                    "can be a tf.Variable, or a schedule."
+                    f"Changing {key[1]} has no effect: it was {_short(was)} when {self._since}, "
+                    f"and is now {_short(now)}. {_NEW_TRAINER} To change a number during training, "
+                    "use a tf.Variable or a schedule."
                 )
 
     def _are(self) -> dict[tuple[int, str], Any]:
@@ -101,7 +101,7 @@ class _Readings:
 
 def _trainability(task: Task, layers: Sequence[keras.layers.Layer]) -> _Settings:
     for layer in layers:
-        yield id(layer), f"trainable of the layer {layer.name!r}", layer.trainable
+        yield id(layer), f"trainable of layer {layer.name!r}", layer.trainable
     paths = [variable.path for variable in task.model.trainable_variables]
     yield id(task.model), "the list of the model's trainable variables", paths
 
@@ -109,7 +109,7 @@ def _trainability(task: Task, layers: Sequence[keras.layers.Layer]) -> _Settings
 def _settings_of_task(task: Task, layers: Sequence[keras.layers.Layer]) -> _Settings:
     yield from _arguments("the task", task)
     for layer in layers:
-        yield from _arguments(f"the layer {layer.name!r}", layer)
+        yield from _arguments(f"layer {layer.name!r}", layer)
 
 
 def _settings_of_update(
@@ -141,12 +141,14 @@ def check_attribute(trainer: Any, name: str, fixed: Collection[str]) -> None:
         return
     if name in fixed or in_class is not None:
         remedy = _INSTEAD.get(name, _NEW_TRAINER)
-        raise ConfigError(f"trainer.{name} cannot be changed once the trainer is made. {remedy}")
+        raise ConfigError(
+            f"trainer.{name} cannot be changed after the Trainer is created. {remedy}"
+        )
     if type(trainer).__module__.startswith("ddl."):
         raise ConfigError(
-            f"the Trainer has no attribute {name!r}."
-            f"{did_you_mean(name, {*fixed, *dir(type(trainer))})} Its arguments are given when it "
-            "is made."
+            "The Trainer has no attribute "
+            f"{name!r}.{did_you_mean(name, {*fixed, *dir(type(trainer))})} Pass arguments to its "
+            "constructor."
         )
 
 

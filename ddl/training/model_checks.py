@@ -17,11 +17,14 @@ def check_variables(model: keras.Model, strategy: tf.distribute.Strategy) -> lis
     """
     variables = list(model.trainable_variables)
     if not variables:
-        raise ConfigError(f"the model {model.name!r} has no trainable variables")
+        raise ConfigError(
+            f"The model {model.name!r} has no trainable variables. Add trainable layers, or set "
+            "trainable = True on its layers."
+        )
     for variable in variables:
         if not strategy.extended.variable_created_in_scope(variable.value):
             raise ConfigError(
-                f"the model's variable {variable.path!r} was made outside the strategy's scope. "
+                f"The model's variable {variable.path!r} was created outside the strategy's scope. "
                 "Build the model under `with strategy.scope():`."
             )
     return variables
@@ -59,8 +62,8 @@ def warn_of_what_depends_on_replicas(
     drawing = [layer for layer in layers if _draws_by_replica(layer)]
     if drawing and parts:
         logging.warning(
-            "The layers %s draw by %s, so what is trained depends on the number of %s. Those of "
-            "ddl.layers draw the same on any number.",
+            "The layers %s draw random numbers per %s, so the training result depends on the "
+            "number of %s. Layers from ddl.layers draw the same numbers for any number.",
             _names(drawing),
             " and ".join(parts),
             " and ".join({"replica": "replicas", "microbatch": "microbatches"}[p] for p in parts),
@@ -69,14 +72,16 @@ def warn_of_what_depends_on_replicas(
     unsynchronized = [layer for layer in normalizing if not layer.synchronized]
     if unsynchronized and numbers["replica"] > 1:
         logging.warning(
-            "The layers %s take their statistics from each replica's examples alone; before an "
-            "evaluation or a checkpoint they are averaged. Build them with synchronized=True.",
+            "The layers %s compute their statistics on each replica separately; they are averaged "
+            "before an evaluation or a checkpoint. Build these layers with synchronized=True for "
+            "statistics of all replicas.",
             _names(unsynchronized),
         )
     if normalizing and microbatches > 1:
         logging.warning(
-            "The layers %s take their statistics from each microbatch alone, synchronized or not, "
-            "so what is trained depends on the number of microbatches: ACCUMULATION_STEPS = %d.",
+            "The layers %s compute their statistics on each microbatch separately, synchronized "
+            "or not, so the training result depends on the number of microbatches: "
+            "ACCUMULATION_STEPS = %d.",
             _names(normalizing),
             microbatches,
         )

@@ -36,7 +36,9 @@ class Pace:
           ConfigError: If `steps_per_loop` is below 1.
         """
         if steps_per_loop is not None and steps_per_loop < 1:
-            raise ConfigError(f"steps_per_loop is {steps_per_loop}; it is 1 or more, or None")
+            raise ConfigError(
+                f"Trainer.steps_per_loop must be at least 1, or None, got {steps_per_loop}."
+            )
         self._fixed = steps_per_loop
         self._target = target_seconds
         self._clock = clock

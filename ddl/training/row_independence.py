@@ -164,7 +164,9 @@ class RowIndependence:
                     return all_of(way)
                 except Exception as error:
                     reason = error
-        logging.warning("Whether examples depend on each other is unchecked: %s", reason)
+        logging.warning(
+            "The check that examples are independent of each other could not run: %s", reason
+        )
         return None
 
     def _values(self, values: Any) -> _Values:
@@ -223,8 +225,8 @@ def _dependences(runs: Sequence[dict[str, _Values]]) -> dict[str, str]:
             if changed.any():
                 place = tuple(int(i) for i in np.unravel_index(np.argmax(changed), changed.shape))
                 found[name] = (
-                    f"in row {place[0]} it was {values[place]:.6g}, and "
-                    f"{other[name].values[place]:.6g} with other rows in the batch"
+                    f"{values[place]:.6g} in row {place[0]}, but {other[name].values[place]:.6g} "
+                    "with other rows in the batch"
                 )
     return found
 
@@ -233,17 +235,18 @@ def _check_runs(runs: Sequence[dict[str, _Values]], where: str) -> None:
     """Raises ConfigError if rows depend on other rows, or have negative weights."""
     if found := _dependences(runs):
         raise ConfigError(
-            f"{where}: the {' and the '.join(found)} of an example depends on other examples of "
-            f"the batch ({next(iter(found.values()))}). A replica sees its microbatch alone, with "
-            "padding, so that this would change with the devices. Compute each row from that row "
-            "alone: no in-batch negatives, mining, mixing or sums over the batch (ddl has no "
-            "gather over replicas), and keras.layers.BatchNormalization for moments of the batch."
+            f"{where}: the {' and the '.join(found)} of an example must not depend on other "
+            f"examples of the batch (got {next(iter(found.values()))}). A replica sees only its "
+            "own microbatch, with padding, so the result would depend on the number of devices. "
+            "Compute each row from that row alone: no in-batch negatives, mining, mixing or sums "
+            "over the batch (ddl has no gather over replicas). Use "
+            "keras.layers.BatchNormalization for moments of the batch."
         )
     if "weight" in runs[0] and (runs[0]["weight"].values < 0).any():
         raise ConfigError(
-            f"{where}: the weight of an example is {runs[0]['weight'].values.min():.6g}; it must "
-            "be at least 0, since the loss is divided by the sum of the weights. Multiply the loss "
-            "by a factor that may be negative."
+            f"{where}: the weight of an example must be at least 0, because the loss is divided by "
+            f"the sum of the weights, got {runs[0]['weight'].values.min():.6g}. To use negative "
+            "factors, multiply the loss by them."
         )
 
 

@@ -19,8 +19,9 @@ def explaining_stale_traces() -> Iterator[None]:
         if "out of scope" not in str(error):
             raise
         raise ConfigError(
-            "the task or the model uses a tensor of an earlier trace, kept on an attribute or by a "
-            "tf.function of its own that another trainer traced, or a call in training beforehand. "
-            "Make task and model anew for each Trainer, keep no tensors, and leave such a "
-            f"tf.function out: the trainer compiles the whole step. ({str(error).splitlines()[0]})"
+            "The task or the model uses a tensor of an earlier trace. It is kept on an attribute, "
+            "or by a tf.function that was traced by another Trainer or by an earlier call with "
+            "training=True. Create a new task and model for each Trainer, keep no tensors on "
+            "attributes, and remove this tf.function: the Trainer compiles the whole step. "
+            f"({str(error).splitlines()[0]})"
         ) from error

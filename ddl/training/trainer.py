@@ -140,7 +140,9 @@ class Trainer:
         self._max_skipped_updates = max_skipped_updates
         check_batch_split(global_batch_size, self.strategy.num_replicas_in_sync, accumulation_steps)
         if max_skipped_updates < 1:
-            raise ConfigError(f"max_skipped_updates is {max_skipped_updates}; it is 1 or more")
+            raise ConfigError(
+                f"Trainer.max_skipped_updates must be at least 1, got {max_skipped_updates}."
+            )
 
         self._seed = seed
         self._train = self._pipeline(train_data, shuffle, data_on_device, accumulation_steps)
@@ -366,11 +368,13 @@ class Trainer:
         if data:
             raise ConfigError(
                 f"evaluate takes no data and no positional argument, got {data[0]!r:.60}. It "
-                "evaluates the eval_data that the Trainer was made with: make a new Trainer for "
-                "other data. averaged is given by its name."
+                "evaluates on the Trainer's eval_data: create a new Trainer for other data, and "
+                "pass averaged by name."
             )
         if self._evaluation is None or self._eval_pipeline is None:
-            raise ConfigError("there is nothing to evaluate on: give the trainer eval_data")
+            raise ConfigError(
+                "The Trainer has no evaluation data. Pass eval_data to its constructor."
+            )
         self._check_not_lost()
         self._settings.check_for_evaluation()
         if not has_parameter_servers(self.strategy):
@@ -392,7 +396,7 @@ class Trainer:
           ConfigError: If `averaged` is not a bool.
         """
         if not isinstance(averaged, bool):
-            raise ConfigError(f"averaged must be True or False, got {averaged!r:.60}")
+            raise ConfigError(f"averaged must be True or False, got {averaged!r:.60}.")
         return self._evaluation_weights.applied(averaged)
 
     def check_has_own_weights(self) -> None:
@@ -408,9 +412,9 @@ class Trainer:
     def _check_not_lost(self) -> None:
         if self._lost_at is not None:
             raise ConfigError(
-                f"an error ended the training loop after step {self._lost_at:,}: the model has "
-                "made further updates, and how many is not known. Restore a checkpoint with "
-                "restore_latest, or make model, optimizer and Trainer anew."
+                f"An error ended the training loop after step {self._lost_at:,}, and the model may "
+                "have made further updates. Restore a checkpoint with restore_latest, or create a "
+                "new model, optimizer and Trainer."
             )
 
     def read_metrics(self) -> dict[str, float]:
@@ -457,16 +461,16 @@ class Trainer:
         if float(self.state.sums[0]) != 0:
             self._weight_seen = True
         elif step > first:
-            updates = f"all examples of the updates {first + 1:,} to {step:,} have the weight 0"
+            updates = f"All examples of the updates {first + 1:,} to {step:,} have weight 0"
             # Only logged in the first epoch, if an earlier example counted, or if the task gives
             # the weights: these may depend on the model and be 0 for a while.
             whole_epoch = step >= self.steps_per_epoch
             if whole_epoch and not (self._weight_seen or self._objective.task_weighs):
                 raise DataError(
-                    f"{updates}, by the feature 'weight', so that nothing is learned and there is "
-                    "no mean loss. Give a positive weight to the examples to train on."
+                    f"{updates} in feature 'weight', so nothing is learned and the mean loss is "
+                    "undefined. Give a positive weight to the examples to train on."
                 )
-            logging.warning("%s: their mean loss is NaN.", updates.capitalize())
+            logging.warning("%s, so the mean loss is NaN.", updates)
 
     def _check_settings(self) -> None:
         check_arguments(self.optimizer)

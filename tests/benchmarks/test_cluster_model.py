@@ -98,11 +98,17 @@ def test_a_link_is_found_from_its_times():
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda: Link(-1, 1), "latency is 0 or more"),
-        (lambda: Link(0, 0), "bandwidth more than 0"),
-        (lambda: all_reduce(1, 6, CLUSTER, "ring"), "do not fill"),
-        (lambda: all_reduce(1, 8, Cluster(LINK, None, 4), "ring"), "no link between"),
-        (lambda: step_time(WORK, 8, CLUSTER, "ring", 1.5), "between 0 and 1"),
+        (lambda: Link(-1, 1), "latency must be at least 0 .* got Link"),
+        (lambda: Link(0, 0), "bandwidth greater than 0"),
+        (
+            lambda: all_reduce(1, 6, CLUSTER, "ring"),
+            "must be a multiple of the 4 devices of a machine, got 6",
+        ),
+        (
+            lambda: all_reduce(1, 8, Cluster(LINK, None, 4), "ring"),
+            "need 2 machines, but Cluster.between is None",
+        ),
+        (lambda: step_time(WORK, 8, CLUSTER, "ring", 1.5), "overlap must be from 0 to 1, got 1.5"),
     ],
 )
 def test_what_makes_no_sense_is_an_error(call, text):

@@ -73,7 +73,7 @@ def test_speed_is_the_median_of_the_logs(tmp_path):
 
 def test_the_model_beside_published_figures():
     rows = {row[0]: row[1:] for row in simulated_cluster.check_published().rows}
-    published, none, all_ = rows["ResNet-50, 32 a replica, 8 to 256 GPUs"]
+    published, none, all_ = rows["ResNet-50, 32 per replica, 8 to 256 GPUs"]
     assert none <= published <= all_
     for published, none, _ in rows.values():
         assert abs(published - none) < 5

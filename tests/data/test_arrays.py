@@ -21,17 +21,29 @@ def test_arrays_keep_their_dtypes_and_are_gathered_by_row():
     [
         ({}, "at least one feature"),
         ({"x": []}, "'x' is empty"),
-        ({"x": 3.0}, "'x' is a single value"),
-        ({"x": [1, 2], "y": [1]}, "'x' and 'y' have 2 and 1 examples"),
-        ({"x": np.array([{}, 2], object)}, "'x' is an array of Python objects"),
-        ({"x": [[1, 2], [3]]}, "'x' is not an array"),
+        ({"x": 3.0}, "'x' must .* got a single value"),
+        ({"x": [1, 2], "y": [1]}, "'x' has 2 and 'y' has 1"),
+        ({"x": np.array([{}, 2], object)}, "'x' must have a numeric dtype, got Python objects"),
+        ({"x": [[1, 2], [3]]}, "'x' could not be converted to an array"),
         ({"x": np.array(["2020-01-01"], "datetime64[D]")}, "'x' has dtype datetime64"),
-        ({"x": [0.0, np.nan, np.inf]}, "'x' holds 2 values .* the first in example 1"),
-        ({"x": np.array([0, np.inf], np.float16)}, "'x' holds 1 values .* in example 1"),
-        ({"x": [1, 2], "weight": [1, 2]}, "'weight' is int64"),
-        ({"x": [1, 2], "weight": [[1.0], [2.0]]}, r"'weight' is float64 \(2, 1\)"),
-        ({"x": [1, 2], "weight": [1.0, -2.0]}, "'weight' is negative: -2.0 in example 1"),
-        ({"x": [1, 2], "weight": [1.0, np.nan]}, "'weight' holds 1 values"),
+        (
+            {"x": [0.0, np.nan, np.inf]},
+            "'x' contains 2 NaN or infinite values, the first in example 1",
+        ),
+        (
+            {"x": np.array([0, np.inf], np.float16)},
+            "'x' contains 1 NaN or infinite values, the first in example 1",
+        ),
+        ({"x": [1, 2], "weight": [1, 2]}, "'weight' must be one float per example, got int64"),
+        (
+            {"x": [1, 2], "weight": [[1.0], [2.0]]},
+            r"'weight' must be one float per example, got float64 of shape \(2, 1\)",
+        ),
+        (
+            {"x": [1, 2], "weight": [1.0, -2.0]},
+            "'weight' must be at least 0, got -2.0 in example 1",
+        ),
+        ({"x": [1, 2], "weight": [1.0, np.nan]}, "'weight' contains 1 NaN or infinite values"),
     ],
 )
 def test_unfit_arrays_are_refused(features, message):
@@ -43,5 +55,7 @@ def test_values_that_are_not_finite_are_counted_across_chunks(monkeypatch):
     monkeypatch.setattr("ddl.data.arrays._CHUNK_BYTES", 32)
     array = np.zeros([50, 2])
     array[[17, 33, 49], 1] = np.nan
-    with pytest.raises(DataError, match=r"holds 3 values .* the first in example 17"):
+    with pytest.raises(
+        DataError, match="contains 3 NaN or infinite values, the first in example 17"
+    ):
         ArraySource(x=array)

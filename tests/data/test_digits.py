@@ -31,7 +31,7 @@ def test_no_image_is_in_both_parts():
 
 def test_a_damaged_file_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(resources, "files", lambda package: tmp_path)
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(DataError, match="could not be read"):
         load_digits("train")
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "digits.npz").write_bytes(b"PK")

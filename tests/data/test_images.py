@@ -27,13 +27,17 @@ def test_one_hot_labels():
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"name": "digit"}, ConfigError, "no data set 'digit'.*Did you mean digits"),
-        ({"split": "tset"}, ConfigError, "no split 'tset'.*Did you mean test"),
-        ({"image_shape": (28, 28, 1)}, DataError, r"\(8, 8, 1\), not \(28, 28, 1\)"),
-        ({"num_classes": 9}, DataError, "has 10 classes, not 9"),
-        ({"data_dir": "/data"}, ConfigError, "only imagenet is read from there; digits"),
-        ({"num_examples": 0}, ConfigError, "num_examples is 0"),
-        ({"num_examples": 361}, DataError, "360 test images; num_examples asks for 361"),
+        (
+            {"name": "digit"},
+            ConfigError,
+            "images.name must be .*, got 'digit'.*Did you mean digits",
+        ),
+        ({"split": "tset"}, ConfigError, "images.split must be .*, got 'tset'.*Did you mean test"),
+        ({"image_shape": (28, 28, 1)}, DataError, r"\(8, 8, 1\), but image_shape is \(28, 28, 1\)"),
+        ({"num_classes": 9}, DataError, "has 10 classes, but num_classes is 9"),
+        ({"data_dir": "/data"}, ConfigError, "only imagenet is read from a directory; digits"),
+        ({"num_examples": 0}, ConfigError, "num_examples must be at least 1, .* got 0"),
+        ({"num_examples": 361}, DataError, "at most 360, the number of test images .* got 361"),
     ],
 )
 def test_what_does_not_fit_is_refused(arguments, error, message):
@@ -78,7 +82,9 @@ def test_synthetic_classes_of_one_split_tell_those_of_the_other():
 def test_synthetic_source_has_the_shape_asked_for():
     source = images("synthetic", "test", image_shape=(3, 4, 1), num_classes=2)
     assert source.features["image"].shape == (2048, 3, 4, 1)
-    with pytest.raises(ConfigError, match="num_classes is 0"):
+    with pytest.raises(
+        ConfigError, match="num_classes of the synthetic images must be at least 1, got 0"
+    ):
         images("synthetic", "test", image_shape=(3, 4, 1), num_classes=0)
 
 
@@ -88,5 +94,5 @@ def test_synthetic_arrays():
     for name, (shape, dtype) in elements.items():
         assert source.features[name].shape == (9, *shape)
         assert source.features[name].dtype == dtype
-    with pytest.raises(ConfigError, match="'s' cannot be made as U3"):
+    with pytest.raises(ConfigError, match="'s' .* must be a float, integer or boolean, got U3"):
         synthetic_arrays({"s": ((), "U3")}, 9)

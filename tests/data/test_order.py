@@ -173,7 +173,7 @@ def test_the_order_never_changes():
 def test_impossible_sizes_are_refused():
     with pytest.raises(DataError, match="empty"):
         steps_per_epoch(0, 4)
-    with pytest.raises(ConfigError, match="0; it is 1 or more"):
+    with pytest.raises(ConfigError, match="at least 1, got 0"):
         steps_per_epoch(4, 0)
 
 

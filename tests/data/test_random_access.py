@@ -20,10 +20,13 @@ def test_looked_up_examples_have_static_shapes(tmp_path):
 @pytest.mark.parametrize(
     ("lookup", "message"),
     [
-        (lambda i: {"x": np.zeros([1, 3], np.float32)}, r"gave 'x' as float32 \(1, 3\)"),
-        (lambda i: {"x": np.zeros([2, 3])}, "gave 'x' as float64"),
-        (lambda i: {"y": np.zeros([2, 3])}, "gave the features y; expected x"),
-        (lambda i: {"x": {}[int(i[0])]}, "looking up examples 7, 8 failed with KeyError: 7"),
+        (
+            lambda i: {"x": np.zeros([1, 3], np.float32)},
+            r"must return 'x' .* got float32 of shape \(1, 3\)",
+        ),
+        (lambda i: {"x": np.zeros([2, 3])}, "must return 'x' .* got float64"),
+        (lambda i: {"y": np.zeros([2, 3])}, "must return the features x, got y"),
+        (lambda i: {"x": {}[int(i[0])]}, "Looking up examples 7, 8 raised KeyError: 7"),
     ],
 )
 def test_a_failing_lookup_tells_why(lookup, message):

@@ -104,18 +104,18 @@ def test_only_the_rows_that_are_asked_for_are_read(tmp_path):
 def test_fewer_than_all_are_the_first(tmp_path):
     source = RecordSource(written(tmp_path), decode, num_examples=5)
     assert sorted(x for b in taken(source, 5, batch=1) for x in b["x"]) == list(range(5))
-    with pytest.raises(DataError, match=r"num_examples is 12, but the 3 files have 11"):
+    with pytest.raises(DataError, match="at most 11, the number of records in the 3 files, got 12"):
         RecordSource(written(tmp_path), decode, num_examples=12)
 
 
 @pytest.mark.parametrize("number", [0, -1])
 def test_numbers_that_cannot_be_are_told(tmp_path, number):
-    with pytest.raises(DataError, match=f"num_examples is {number}; it is 1 or more"):
+    with pytest.raises(DataError, match=f"num_examples must be at least 1, .* got {number}"):
         RecordSource(written(tmp_path), decode, num_examples=number)
 
 
 def test_an_empty_list_of_files_is_told():
-    with pytest.raises(DataError, match="no TFRecord files to read"):
+    with pytest.raises(DataError, match="files is empty"):
         RecordSource([], decode, num_examples=5)
 
 
@@ -140,8 +140,8 @@ def missing(file):
 @pytest.mark.parametrize(
     ("end", "told"),
     [
-        (-3, "begins at byte 147 would end at byte 175 or later, and the file has 172"),
-        (-20, "begins at byte 147 would end at byte 163 or later, and the file has 155"),
+        (-3, "begins at byte 147 would end at byte 175 or later, but the file has 172"),
+        (-20, "begins at byte 147 would end at byte 163 or later, but the file has 155"),
     ],
 )
 def test_the_record_that_is_cut_is_told(tmp_path, end, told):
@@ -155,8 +155,8 @@ def test_the_record_that_is_cut_is_told(tmp_path, end, told):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (text, "cut short, compressed, or no TFRecord file"),
-        (missing, "cannot be read"),
+        (text, "truncated, compressed, or not a TFRecord file"),
+        (missing, "could not be read"),
     ],
 )
 def test_files_that_are_none_are_told(tmp_path, damage, message):
@@ -174,7 +174,7 @@ def test_compressed_files_are_told(tmp_path):
 
 
 def test_no_records_are_told(tmp_path):
-    with pytest.raises(DataError, match="hold no records"):
+    with pytest.raises(DataError, match="contain no records"):
         RecordSource(written(tmp_path)[1:2], decode)
 
 

@@ -56,14 +56,16 @@ def test_one_that_does_not_come_is_named_and_nobody_goes_on(monkeypatch):
     ports = free_ports(3)
     child = in_a_process_of_its_own(config(ports, 1), 2)
     monkeypatch.setenv("TF_CONFIG", config(ports, 0))
-    with pytest.raises(WorkerLost, match=f"worker 2 at 127.0.0.1:{ports[2]} did not join in 1 s"):
+    with pytest.raises(
+        WorkerLost, match=f"Worker 2 at 127.0.0.1:{ports[2]} did not join within 1 s"
+    ):
         wait_for_workers(1)
     assert status(child) == 77
 
 
 def test_a_chief_that_does_not_come(monkeypatch):
     monkeypatch.setenv("TF_CONFIG", config(free_ports(2), 1))
-    with pytest.raises(WorkerLost, match="worker 0 at .* did not join in 0.5 s") as raised:
+    with pytest.raises(WorkerLost, match="Worker 0 at .* did not join within 0.5 s") as raised:
         wait_for_workers(0.5)
     assert raised.value.exit_status == 77
 
@@ -71,7 +73,7 @@ def test_a_chief_that_does_not_come(monkeypatch):
 def test_a_port_that_is_taken(monkeypatch):
     with socket.create_server(("", 0)) as taken:
         monkeypatch.setenv("TF_CONFIG", config([taken.getsockname()[1], 1], 0))
-        with pytest.raises(AddressTaken, match="worker 0 cannot use its address"):
+        with pytest.raises(AddressTaken, match="Worker 0 could not bind its address"):
             wait_for_workers(1)
 
 

@@ -174,6 +174,6 @@ def test_stopped_without_restarts_all_are_gone_and_the_stopped_is_named(tmp_path
     assert_none_left(model_dir)
     text = watched.text()
     assert "worker 1 ended with status 77. The launcher stops the other" in text
-    assert "worker 0 at 127.0.0.1:" in text
-    assert "gave no sign of life for 8 s" in text
+    assert "Worker 0 at 127.0.0.1:" in text
+    assert "did not respond for 8 s" in text
     assert process.returncode == 77, text

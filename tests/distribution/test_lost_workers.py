@@ -80,7 +80,7 @@ def test_lost_in_training(tmp_path, victim, number):
         workers[victim].send_signal(signal.SIGCONT)
         workers[victim].kill()
         finish_all(workers)
-    how = "died" if number == signal.SIGKILL else "gave no sign of life for 6 s"
+    how = "died" if number == signal.SIGKILL else "did not respond for 6 s"
     for status, output in ended:
         assert status == 77, output
         assert f"worker {victim} at {hosts[victim]} {how}" in output
@@ -96,7 +96,7 @@ def test_a_worker_that_never_comes(tmp_path):
     ended = finish_all([start_worker(index, hosts, *flags) for index in range(2)])
     for status, output in ended:
         assert status == 77, output
-    assert f"worker 2 at {hosts[2]} did not join in 3 s" in ended[0][1]
+    assert f"Worker 2 at {hosts[2]} did not join within 3 s" in ended[0][1]
     assert not model_dir.exists()
     assert_none_left(model_dir)
 

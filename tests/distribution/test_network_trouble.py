@@ -130,7 +130,7 @@ def test_trouble_slows_a_run_or_ends_it_and_never_changes_it(tmp_path, wire):
         ended = finish_all(workers, timeout=45)
     for index, (status, output) in enumerate(ended):
         assert status == 77, output
-        assert f"worker {1 - index} at {HOSTS[1 - index]} could not be reached for 8 s" in output
+        assert f"Worker {1 - index} at {HOSTS[1 - index]} was unreachable for 8 s" in output
     assert_none_left(model_dir)
     wire.tell("mend")
     for status, output in finish_all(wire.start(flags(model_dir)), timeout=90):

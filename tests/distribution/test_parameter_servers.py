@@ -140,8 +140,8 @@ def test_a_killed_worker_is_started_again_alone_and_all_stop_after_saving(tmp_pa
     others = {**launch.processes()}
     launch.send("worker 1", signal.SIGKILL)
     launch.wait_for("worker 1 was killed by SIGKILL. The launcher restarts it alone.")
-    launch.wait_for("the others make its updates until it is back")
-    launch.wait_for(r"worker 1 at \S+ is back\n(.*\n)*step ")
+    launch.wait_for("The other workers compute its updates until it is back")
+    launch.wait_for(r"Worker 1 at \S+ is back\.\n(.*\n)*step ")
     now = launch.processes()
     assert now.pop("worker 1") != others.pop("worker 1")
     assert now == others
@@ -163,7 +163,7 @@ def test_a_worker_that_is_stopped_ends_all(tmp_path):
     launch.wait_for("step 100 ")
     launch.send("worker 1", signal.SIGSTOP)
     assert launch.finish() == 77, launch.shown
-    assert re.search(r"worker 1 at \S+ is silent, for \d s", launch.shown)
+    assert re.search(r"Worker 1 at \S+ has not answered for \d s", launch.shown)
 
 
 def test_those_that_nobody_joins_end_soon(tmp_path):
@@ -171,11 +171,11 @@ def test_those_that_nobody_joins_end_soon(tmp_path):
     configs = tf_configs(tasks, free_ports(len(tasks)))
     flags = [*arguments(tmp_path / "run"), "--strategy=parameter_server", "--join_timeout=1"]
     started = [start("ddl.main", *flags, TF_CONFIG=config) for config in configs[:2]]
-    for process, who in zip(started, ("ps 0", "the chief"), strict=True):
+    for process, who in zip(started, ("Parameter server 0", "The chief"), strict=True):
         output, _ = process.communicate(timeout=60)
         assert process.returncode == 77, output
         assert f"ddl: {who} at 127.0.0.1:" in output
-        assert "did not join in" in output
+        assert "did not join within" in output
     assert not (tmp_path / "run").exists()
 
 
@@ -186,10 +186,18 @@ class Ended(Exception):
 @pytest.mark.parametrize(
     ("kind", "answers", "told"),
     [
-        ("worker", ["greets", "refuses", "refuses", "greets"], ["0 at a:1 is lost", "is back"]),
-        ("worker", ["greets", "is silent"], ["worker 0 at a:1 is silent, for 51 s"]),
-        ("worker", ["greets", "is unreachable"], ["worker 0 at a:1 is unreachable, for 31 s"]),
-        ("ps", ["greets", "refuses"], ["ps 0 at a:1 refuses, for 6 s"]),
+        (
+            "worker",
+            ["greets", "refuses", "refuses", "greets"],
+            ["Worker 0 at a:1 is lost.", "is back."],
+        ),
+        ("worker", ["greets", "is silent"], ["Worker 0 at a:1 has not answered for 51 s"]),
+        ("worker", ["greets", "is unreachable"], ["Worker 0 at a:1 has been unreachable for 31 s"]),
+        (
+            "ps",
+            ["greets", "refuses"],
+            ["Parameter server 0 at a:1 has refused connections for 6 s"],
+        ),
         ("ps", ["greets", "is silent", "greets"], []),
     ],
 )
@@ -232,7 +240,7 @@ def test_no_worker_left_ends_all(monkeypatch):
     monkeypatch.setattr(parameter_servers, "_end", end)
     with pytest.raises(Ended):
         watch._watch("worker", 0, "a:1")
-    assert "worker 0 at a:1 refuses" in ended[0]
+    assert "Worker 0 at a:1 has refused connections" in ended[0]
 
 
 @pytest.mark.parametrize("cluster", [{}, {"worker": ["a:1", "b:1"]}, {"chief": ["a:1"]}])

@@ -68,7 +68,7 @@ def test_one_that_dies_is_named_the_others_told_and_the_process_ended(connect, c
     lines_of(far[1], "lost worker 2 at host:2 died\n")
     assert ended.happened.wait(10)
     assert ended == [77]
-    assert "ddl: worker 2 at host:2 died. See what became of it." in capsys.readouterr().err
+    assert "ddl: worker 2 at host:2 died. Check its log." in capsys.readouterr().err
 
 
 def test_one_that_gives_no_sign_is_lost_and_one_that_does_is_not(connect):
@@ -77,7 +77,7 @@ def test_one_that_gives_no_sign_is_lost_and_one_that_does_is_not(connect):
     while peers.loss() is None and time.monotonic() < until:
         far[1].sendall(b"alive\n")
         time.sleep(0.05)
-    assert peers.loss() == "worker 2 at host:2 gave no sign of life for 0.6 s"
+    assert peers.loss() == "worker 2 at host:2 did not respond for 0.6 s"
 
 
 def test_signs_of_life_are_sent(connect):
@@ -101,7 +101,7 @@ def test_who_left_alone_is_lost_after_a_while(connect):
     far[1].sendall(b"ended 75\n")
     far[1].close()
     assert peers.loss() is None
-    told = "worker 1 at host:1 ended with status 75 0.5 s ago, alone"
+    told = "worker 1 at host:1 ended alone with status 75, 0.5 s ago"
     assert peers.loss(wait=10) == told
 
 

@@ -110,10 +110,13 @@ def test_reserved_ports_are_used():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"SLURM_STEP_NODELIST": None}, "no SLURM_STEP_NODELIST.*Start the workers with srun"),
+        (
+            {"SLURM_STEP_NODELIST": None},
+            "variable SLURM_STEP_NODELIST, which is not set.*Start the workers with srun",
+        ),
         ({"SLURM_STEP_NODELIST": "r[1-2]n[1-2]"}, "Invalid hostlist"),
         ({"SLURM_STEP_TASKS_PER_NODE": "two"}, "Invalid tasks-per-node"),
-        ({"SLURM_STEP_TASKS_PER_NODE": "1,2"}, "the 4 tasks of the step are not those of its"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "1,2"}, "the 4 tasks of the step do not match its"),
         ({"SLURM_PROCID": "9"}, "SLURM_PROCID=9"),
         ({"SLURM_NODEID": "1"}, "task 1 runs on node 1 .* node 0.*--distribution=block"),
     ],
@@ -150,7 +153,11 @@ def test_what_is_found(environment, name, variables, first_worker):
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("tf_config", "no environment variable TF_CONFIG"), ("slurm", "no SLURM_"), ("k8s", "auto")],
+    [
+        ("tf_config", "needs the environment variable TF_CONFIG, which is not set"),
+        ("slurm", "needs the environment variable SLURM_"),
+        ("k8s", "auto"),
+    ],
 )
 def test_what_was_asked_for_is_not_there(environment, name, message):
     environment({})
@@ -280,4 +287,4 @@ def test_ddl_main_reads_slurm(tmp_path):
         check=False,
     )
     assert done.returncode == 77, done.stderr
-    assert "worker 0 at localhost:10112 did not join in 0.5 s" in done.stderr
+    assert "Worker 0 at localhost:10112 did not join within 0.5 s" in done.stderr

@@ -10,7 +10,7 @@ def test_no_cluster(monkeypatch):
     monkeypatch.delenv("TF_CONFIG", raising=False)
     place = cluster_place()
     assert (place.workers, place.kind) == ([], "")
-    with pytest.raises(ConfigError, match="does not say which worker this is"):
+    with pytest.raises(ConfigError, match="must name this process as one of its workers"):
         _ = place.worker_index
 
 
@@ -29,7 +29,7 @@ def test_a_chief_is_the_first_worker(monkeypatch, kind, index, number):
 @pytest.mark.parametrize("task", [{}, {"type": "ps", "index": 0}, {"type": "worker", "index": 2}])
 def test_who_is_no_worker_is_told(monkeypatch, task):
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {"worker": ["a:1"]}, "task": task}))
-    with pytest.raises(ConfigError, match="does not say which worker this is"):
+    with pytest.raises(ConfigError, match="must name this process as one of its workers"):
         _ = cluster_place().worker_index
 
 
@@ -39,5 +39,5 @@ def test_who_is_no_worker_is_told(monkeypatch, task):
 )
 def test_another_form_is_told(monkeypatch, text):
     monkeypatch.setenv("TF_CONFIG", text)
-    with pytest.raises(ConfigError, match="TF_CONFIG is not a JSON object as TensorFlow wants it"):
+    with pytest.raises(ConfigError, match="TF_CONFIG must be a JSON object in TensorFlow's form"):
         cluster_place()

@@ -6,5 +6,5 @@ from ddl.errors import ConfigError
 
 @pytest.mark.parametrize("name", ["join", "peer", "stall"])
 def test_timeouts_are_more_than_zero(name):
-    with pytest.raises(ConfigError, match="more than zero"):
+    with pytest.raises(ConfigError, match="must be greater than 0, got"):
         ClusterTimeouts(**{name: 0.0})

@@ -9,10 +9,10 @@ from ddl.errors import DeviceError
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("", "there is no TPU on this machine"),
-        ("local", "there is no TPU on this machine"),
+        ("", "found no TPU on this machine"),
+        ("local", "found no TPU on this machine"),
         ("grpc://127.0.0.1:1", "did not answer"),
-        ("of-the-cloud", "cannot be looked up"),
+        ("of-the-cloud", "could not be looked up"),
     ],
 )
 def test_without_a_tpu(monkeypatch, name, message):

@@ -83,7 +83,7 @@ def test_parts_of_examples_count_as_they_do():
     inputs = RANDOM.normal(size=(8, 3)).astype("f4")
     mean, _ = layer_moved_by(inputs, [True, True, False, False])
     np.testing.assert_allclose(mean, inputs[:4].mean(0), rtol=1e-5)
-    with pytest.raises(ConfigError, match="8 rows for 3 examples"):
+    with pytest.raises(ConfigError, match="the 3 examples, got 8 rows"):
         layer_moved_by(inputs, [True, True, False])
 
 

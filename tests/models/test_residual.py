@@ -58,7 +58,7 @@ def test_raw_images_of_any_size_come_in_and_logits_go_out():
     ("arguments", "message"),
     [
         ({"blocks": ()}, "resnet.blocks"),
-        ({"input_mean": (1, 2, 3)}, "images of 1 channels"),
+        ({"input_mean": (1, 2, 3)}, "each of the 1 channels, got 3 and 1 values"),
         ({"stem": "tiny"}, "stem is 'tiny'"),
     ],
 )

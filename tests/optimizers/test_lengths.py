@@ -21,13 +21,13 @@ def test_warm_up_in_either_unit():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: epochs_to_steps(-1, 10), "epochs is -1"),
-        (lambda: epochs_to_steps(float("inf"), 10), "epochs is inf"),
+        (lambda: epochs_to_steps(-1, 10), "epochs must be .* at least 0, got -1"),
+        (lambda: epochs_to_steps(float("inf"), 10), "epochs must be finite .* got inf"),
         (lambda: epochs_to_steps(1, None), "%STEPS_PER_EPOCH"),
-        (lambda: warmup_steps(5, 5, 10), "both of them are given"),
-        (lambda: warmup_steps(-5), "WARMUP_STEPS is -5"),
-        (lambda: warmup_steps(2.5), "WARMUP_STEPS is 2.5; it is a whole number"),
-        (lambda: steps_after_warmup(10, 10), "takes 10 updates, and the run ends after 10"),
+        (lambda: warmup_steps(5, 5, 10), "exclude each other, got 5 and 5"),
+        (lambda: warmup_steps(-5), "WARMUP_STEPS must be .* at least 0, got -5"),
+        (lambda: warmup_steps(2.5), "WARMUP_STEPS must be an integer of at least 0, got 2.5"),
+        (lambda: steps_after_warmup(10, 10), "takes 10 updates and the run has 10"),
         (lambda: steps_after_warmup(None), "%TOTAL_STEPS"),
     ],
 )

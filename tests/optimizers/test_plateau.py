@@ -97,13 +97,13 @@ def test_a_compiled_loop_follows(strategy):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"factor": 1.0}, "factor is 1.0; it lies between 0 and 1"),
-        ({"factor": -0.1}, "factor is -0.1"),
-        ({"patience": 0}, "patience is 0; it is 1 or more"),
-        ({"cooldown": -1}, "cooldown is -1"),
-        ({"min_delta": -1.0}, "min_delta is -1.0"),
-        ({"min_share": 1.0}, "min_share is 1.0"),
-        ({"schedule": -1.0}, "the learning rate is -1; it is more than 0"),
+        ({"factor": 1.0}, "factor must be between 0 and 1, both excluded, got 1.0"),
+        ({"factor": -0.1}, "factor must be between 0 and 1, both excluded, got -0.1"),
+        ({"patience": 0}, "patience must be at least 1, got 0"),
+        ({"cooldown": -1}, "cooldown must be at least 0, got -1"),
+        ({"min_delta": -1.0}, "min_delta must be at least 0, got -1.0"),
+        ({"min_share": 1.0}, "min_share must be at least 0 and below 1, got 1.0"),
+        ({"schedule": -1.0}, "learning rate .* must be greater than 0, got -1"),
         ({"mode": "lowest"}, "must be 'max' or 'min', got 'lowest'"),
         ({"metric": "far_off"}, "Set ReduceOnPlateau.mode = 'max' or 'min'"),
     ],
@@ -114,7 +114,7 @@ def test_refuses(arguments, message):
 
 
 def test_it_stands_outermost():
-    with pytest.raises(ConfigError, match="put ReduceOnPlateau around LearningRate"):
+    with pytest.raises(ConfigError, match="ReduceOnPlateau must wrap LearningRate"):
         LearningRate(rule())
 
 

@@ -43,7 +43,7 @@ def test_label_smoothing_is_that_of_keras(one_hot):
 
 @pytest.mark.parametrize("label_smoothing", [1.0, -0.1])
 def test_label_smoothing_out_of_range(label_smoothing):
-    with pytest.raises(ConfigError, match="label_smoothing is"):
+    with pytest.raises(ConfigError, match="label_smoothing must be"):
         task(label_smoothing=label_smoothing)
 
 
@@ -68,14 +68,14 @@ def test_good_labels_pass(labels):
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        (LABELS / 255, "float64 and should be integers.*scaled with the inputs"),
-        (LABELS.astype(np.float32), "float32 and should be integers"),
-        (LABELS + 1, r"go from 1 to 3, but the model has 3 classes, 0 to 2 .first at example 2"),
-        (LABELS - 1, "go from -1 to 1"),
-        (LABELS[:, np.newaxis], r"shape \(n, 1\)"),
-        (np.eye(4)[LABELS], "rows of 4, but the model has 3 classes"),
-        (np.ones((6, 3)), "not one-hot: example 0"),
-        (np.eye(3)[LABELS] / 2, "not one-hot: example 0"),
+        (LABELS / 255, "must be integers from 0 to 2, got float64.*scaled with the inputs"),
+        (LABELS.astype(np.float32), "must be integers from 0 to 2, got float32"),
+        (LABELS + 1, r"from 0 to 2, since the model has 3 classes, got 1 to 3 .first at example 2"),
+        (LABELS - 1, "from 0 to 2, .* got -1 to 1"),
+        (LABELS[:, np.newaxis], r"shape \(n,\), got \(n, 1\)"),
+        (np.eye(4)[LABELS], "the model's 3 classes, got 4"),
+        (np.ones((6, 3)), "must be one-hot, got .* in example 0"),
+        (np.eye(3)[LABELS] / 2, "must be one-hot, got .* in example 0"),
     ],
 )
 def test_bad_labels_are_told(labels, message):

@@ -17,10 +17,10 @@ def test_global_batch_size():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({}, "neither of them"),
-        ({"total": 8, "per_replica": 8}, "both of them"),
-        ({"total": 0}, "batch size is 0"),
-        ({"per_replica": -4}, "batch size is -4"),
+        ({}, "Exactly one of .* got None and None"),
+        ({"total": 8, "per_replica": 8}, "Exactly one of .* got 8 and 8"),
+        ({"total": 0}, "^GLOBAL_BATCH_SIZE must be at least 1, got 0"),
+        ({"per_replica": -4}, "PER_REPLICA_BATCH_SIZE must be at least 1, got -4"),
     ],
 )
 def test_bad_batch_sizes(arguments, message):

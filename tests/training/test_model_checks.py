@@ -19,7 +19,7 @@ from tests.conftest import make_strategy
 def test_variables_must_be_there_and_made_in_the_scope():
     strategy = make_strategy("mirrored", 2)
     outside = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
-    with pytest.raises(ConfigError, match="made outside the strategy's scope"):
+    with pytest.raises(ConfigError, match="created outside the strategy's scope"):
         check_variables(outside, strategy)
     outside.trainable = False
     with pytest.raises(ConfigError, match="no trainable variables"):
@@ -43,19 +43,19 @@ def test_float16_is_seen():
     [
         (
             [keras.layers.Dropout(0.5, name="drop")],
-            ["drop draw by replica, .*number of replicas"],
-            ["drop draw by microbatch, .*number of microbatches"],
+            ["drop draw random numbers per replica, .*number of replicas"],
+            ["drop draw random numbers per microbatch, .*number of microbatches"],
         ),
         ([ddl.layers.Dropout(0.5), ddl.layers.RandomFlip()], [], []),
         (
             [keras.layers.BatchNormalization(name="norm")],
-            ["norm take their statistics from each replica"],
-            ["norm take their statistics from each microbatch alone.*ACCUMULATION_STEPS = 2"],
+            ["norm compute their statistics on each replica separately"],
+            ["norm compute their statistics on each microbatch separately.*ACCUMULATION_STEPS = 2"],
         ),
         (
             [keras.layers.BatchNormalization(name="norm", synchronized=True)],
             [],
-            ["norm take their statistics from each microbatch alone, synchronized or not"],
+            ["norm compute their statistics on each microbatch separately, synchronized or not"],
         ),
         ([keras.layers.Dense(2)], [], []),
     ],
@@ -80,7 +80,8 @@ def test_what_depends_on_replicas_or_microbatches_is_told(
     check(1, 2, of_microbatches)
     # The layers of a kind that draws are told of once.
     draws = [words for words in of_replicas if "draw" in words]
-    check(2, 2, ["draw by replica and microbatch"] if draws else of_replicas + of_microbatches)
+    both = ["draw random numbers per replica and microbatch"]
+    check(2, 2, both if draws else of_replicas + of_microbatches)
 
 
 def test_the_trainer_tells_what_depends_on_its_microbatches(monkeypatch):
@@ -94,7 +95,7 @@ def test_the_trainer_tells_what_depends_on_its_microbatches(monkeypatch):
         arguments = {"global_batch_size": 8, "accumulation_steps": accumulation_steps}
         ddl.Trainer(task, optimizer, data, **arguments)
         assert len(told) == accumulation_steps - 1
-    assert told[0].startswith("The layers noise draw by microbatch")
+    assert told[0].startswith("The layers noise draw random numbers per microbatch")
 
 
 class Holding:

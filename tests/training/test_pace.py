@@ -64,5 +64,5 @@ def test_a_fixed_number_stays():
 
 
 def test_refuses_zero():
-    with pytest.raises(ConfigError, match="steps_per_loop is 0"):
+    with pytest.raises(ConfigError, match="steps_per_loop must be at least 1, .* got 0"):
         Pace(steps_per_loop=0)

@@ -345,7 +345,7 @@ def test_too_many_overflows_in_a_row_are_a_divergence():
         make_strategy("mirrored", 2), broken, precision="mixed_float16", max_skipped_updates=5
     )
     before = weights_and_slots(trainer)
-    with pytest.raises(TrainingDiverged, match="5 batches in a row"):
+    with pytest.raises(TrainingDiverged, match="5 consecutive batches"):
         trainer.train(10)
     assert trainer.step == 0
     for value, reference in zip(weights_and_slots(trainer), before, strict=True):
@@ -415,7 +415,7 @@ def test_bad_data_in_a_stream_are_told_in_a_few_words():
     images = IMAGES.astype("float64")
     images[100] = np.nan
     stream = tf.data.Dataset.from_tensor_slices((images, LABELS))
-    with pytest.raises(DataError, match="'image' holds NaN"):
+    with pytest.raises(DataError, match="'image' contains NaN"):
         make_trainer(make_strategy("one_device", 1), stream).train(10)
 
 
@@ -439,15 +439,15 @@ def test_weights_that_are_not_finite_are_named():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"batch": 32.0}, "global_batch_size is 32.0; it is an integer"),
-        ({"batch": 30}, "batch size 30 .* 4 replicas.*28 or 32"),
-        ({"clip_norm": 0.0}, "clip_norm is 0.0"),
-        ({"clip_value": -1.0}, "clip_value is -1.0"),
-        ({"clip_norm": 1.0, "clip_value": 1.0}, "both clip_norm and clip_value"),
-        ({"batch": 3}, "batch size 3 .*Use 4"),
+        ({"batch": 32.0}, "global_batch_size must be an integer of at least 1, got 32.0"),
+        ({"batch": 30}, "4 replicas.* got 30. Use 28 or 32"),
+        ({"clip_norm": 0.0}, "clip_norm must be greater than 0, .* got 0.0"),
+        ({"clip_value": -1.0}, "clip_value must be greater than 0, .* got -1.0"),
+        ({"clip_norm": 1.0, "clip_value": 1.0}, "clip_norm and clip_value exclude each other"),
+        ({"batch": 3}, "batch size .* got 3. Use 4"),
         ({"accumulation_steps": 3}, "4 replicas × 3 accumulation steps.*24 or 36"),
-        ({"accumulation_steps": 0}, "accumulation_steps is 0"),
-        ({"max_skipped_updates": 0}, "max_skipped_updates is 0"),
+        ({"accumulation_steps": 0}, "accumulation_steps must be .* got 0"),
+        ({"max_skipped_updates": 0}, "max_skipped_updates must be at least 1, got 0"),
     ],
 )
 def test_bad_arguments(arguments, message):
@@ -471,7 +471,7 @@ def test_data_given_to_a_method_are_an_error():
             trainer.evaluate(*arguments)
     with pytest.raises(ConfigError, match="averaged must be True or False"):
         trainer.evaluate(averaged=DATA)
-    with pytest.raises(ConfigError, match=r"actions must be of the kind .* got 'image'"):
+    with pytest.raises(ConfigError, match=r"Each action must be callable .* got 'image'"):
         trainer.train(1, DATA)
     for steps in (-1, 2.5, True, DATA):
         with pytest.raises(ConfigError, match="steps must be an integer of at least 0, got"):
