@@ -107,21 +107,6 @@ class BatchPipeline:
         """
         return {**self.source.element_spec, "weight": tf.TensorSpec([], tf.float32, "weight")}
 
-    def dataset(self, first_batch: int = 0) -> tf.data.Dataset:
-        """Builds an endless host data set of global batches first_batch, first_batch + 1, ….
-
-        Args:
-          first_batch: Number of the first batch, counted from 0 over the whole run.
-
-        Returns:
-          Dicts of features [B, …] and "weight", float32 [B].
-        """
-        return _finished(
-            self.source.batches(
-                self.global_batch_size, first_batch, seed=self._seed, shuffle=self._shuffle
-            )
-        )
-
     def first_examples(self, count: int, strategy: tf.distribute.Strategy) -> dict[str, tf.Tensor]:
         """Returns the first examples of a run, with or without "weight". Eager.
 

@@ -6,6 +6,7 @@ from ddl.data import ArraySource, BatchPipeline, RandomAccessSource, StreamSourc
 from ddl.data import resident as resident_data
 from ddl.errors import ConfigError
 from tests.conftest import make_strategy
+from tests.data.host_batches import host_dataset
 
 
 def source_of_all_dtypes(num_examples=50):
@@ -55,7 +56,7 @@ def run_steps(pipeline, strategy, steps, first_batch=0):
 
 
 def host_batches(pipeline, steps, first_batch=0):
-    batches = list(pipeline.dataset(first_batch).take(steps).as_numpy_iterator())
+    batches = list(host_dataset(pipeline, first_batch).take(steps).as_numpy_iterator())
     return {name: np.stack([batch[name] for batch in batches]) for name in batches[0]}
 
 
