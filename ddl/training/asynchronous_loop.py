@@ -84,9 +84,6 @@ class CoordinatedLoop:
         self._workers.wait()
         return self._shared.read(state, total)
 
-    def reset(self) -> None:
-        """Does nothing: the loop keeps no iterator."""
-
     def _run_range(self, slot: int, first: int, count: int) -> None:
         numbers = [tf.constant(number, tf.int64) for number in (slot, first, count)]
         self._workers.schedule(self._make_updates, *numbers)

@@ -37,6 +37,7 @@ class TrainingLoop:
         self._max_skipped_updates = max_skipped_updates
         self._stop = stop
         self._iterator: Any = None
+        self._position: tf.Tensor | None = None  # `batches` of the state the iterator stands at
         self._is_traced = False
 
     @property
@@ -52,7 +53,7 @@ class TrainingLoop:
         Args:
           state: State to start from.
         """
-        self._iterator = self._iterator or self._iterator_from(state)
+        self._prepare_iterator(state)
         if self._is_traced:
             return
         with explaining_stale_traces():
@@ -68,23 +69,24 @@ class TrainingLoop:
           DataError: If the data cannot be read.
           ConfigError: If the task cannot be trained.
         """
+        self._prepare_iterator(state)
         # Not kept while in use: after an error the iterator would be ahead of the state.
-        iterator, self._iterator = self._iterator, None
-        iterator = iterator or self._iterator_from(state)
+        iterator, self._iterator, self._position = self._iterator, None, None
         with data_errors(), explaining_stale_traces():
             state = self._loop(iterator, tf.constant(end, tf.int64), state)
-        self._iterator = iterator
+        self._iterator, self._position = iterator, state.batches
         return state
 
-    def reset(self) -> None:
-        """Drops the iterator. Call it if the next state is not the last loop's result."""
-        self._iterator = None
-
-    def _iterator_from(self, state: TrainingState) -> Any:
-        """Returns an iterator at the state's batch; None if the loop orders batches in-graph."""
-        if self._update.pipeline.orders_in_graph(self._update.strategy):
-            return None
-        return self._update.pipeline.iterator(self._update.strategy, int(state.batches))
+    def _prepare_iterator(self, state: TrainingState) -> None:
+        """Sets the iterator to the state's batch; None if the loop orders batches in-graph."""
+        # The same tensor, not an equal number: comparing numbers would fetch one in each loop.
+        if self._position is state.batches:
+            return
+        self._iterator, self._position = None, None
+        if not self._update.pipeline.orders_in_graph(self._update.strategy):
+            first = int(state.batches)
+            self._iterator = self._update.pipeline.iterator(self._update.strategy, first)
+        self._position = state.batches
 
     @tf.function(autograph=False)
     def _loop(self, iterator: Any, end: tf.Tensor, state: TrainingState) -> TrainingState:

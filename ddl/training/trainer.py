@@ -439,7 +439,6 @@ class Trainer:
         """Resumes from `state`. Restore the variables of model and optimizer first."""
         self._state, self._lost_at = state, None
         self._last_read = self.step
-        self._loop.reset()
 
     # ------------------------------------------------------------ one loop
 
