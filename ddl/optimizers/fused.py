@@ -65,7 +65,7 @@ class Fused(keras.optimizers.Optimizer):
         elif isinstance(gradient, tf.IndexedSlices) and self.leaves_rows_without_gradient():
             super().update_step(gradient, variable, own["lr"])
         else:
-            gradient = tf.cast(tf.convert_to_tensor(gradient), dtype)
+            gradient = dense(gradient, dtype)
             self.fused_step(gradient, variable.handle, self._get_variable_index(variable), own)
 
     def _backend_update_step(
@@ -143,6 +143,11 @@ class Fused(keras.optimizers.Optimizer):
         tf.__internal__.distribute.interim.maybe_merge_call(
             decay_all, self._distribution_strategy, variables
         )
+
+
+def dense(gradient: tf.Tensor | tf.IndexedSlices, dtype: tf.DType) -> tf.Tensor:
+    """Returns a dense gradient of a dtype; repeated rows of a sparse one are summed."""
+    return tf.cast(tf.convert_to_tensor(gradient), dtype)
 
 
 def _no_kernel(dtype: tf.DType) -> str | None:
