@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 
-from benchmarks import BENCHMARKS, LONG, page, report
+from benchmarks import BENCHMARKS, LONG, command, page
 
 _LIMIT_SECONDS = 900
 
@@ -38,7 +38,7 @@ def main() -> None:
     )
     known = (*BENCHMARKS, *LONG)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(known))
-    report.add_flags(parser)
+    command.add_flags(parser)
     flags = parser.parse_args()
     if unknown := {*flags.names} - {*known}:
         parser.error(f"no benchmark {', '.join(unknown)}; there are {', '.join(known)}")

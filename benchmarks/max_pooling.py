@@ -18,7 +18,8 @@ import keras
 import tensorflow as tf
 
 import ddl
-from benchmarks import report
+from benchmarks import command, report
+from benchmarks.networks import cnn, mlp
 from benchmarks.report import Report, Table, spread
 from ddl import distribution
 from ddl.optimizers import FusedAdam
@@ -29,16 +30,6 @@ WHERE = {"in the loop's graph": False, "in a graph of its own": True}
 
 Loop = Callable[[], object]
 Network = Callable[[], keras.Model]
-
-
-def cnn() -> keras.Model:
-    """Builds the network of the third tutorial."""
-    return ddl.models.cnn((28, 28, 1), 10, block_dropout=0.25, hidden_dropout=0.5)
-
-
-def mlp() -> keras.Model:
-    """Builds the network of the second tutorial."""
-    return ddl.models.mlp((28, 28, 1), 10, dropout=0.2)
 
 
 def build(network: Network, batch: int, steps: int, in_graph_of_its_own: bool) -> Loop:
@@ -115,4 +106,4 @@ def measure(quick: bool) -> Report:
 
 
 if __name__ == "__main__":
-    report.main(measure)
+    command.main(measure)
