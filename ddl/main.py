@@ -74,13 +74,12 @@ def start(gpus: Sequence[int] | None, checkpoint: str | int) -> None:
         return
 
     from ddl.distribution.multi_worker import leaving, worker_errors
-    from ddl.distribution.parameter_servers import has_parameter_servers
-    from ddl.distribution.workers import Workers
+    from ddl.distribution.traits import traits_of
     from ddl.run import train
     from ddl.run.from_checkpoints import SavedWeights
 
-    several = Workers(placement.strategy).number > 1 or has_parameter_servers(placement.strategy)
-    with leaving(), worker_errors() if several else nullcontext():
+    several_processes = traits_of(placement.strategy).several_processes
+    with leaving(), worker_errors() if several_processes else nullcontext():
         train.run(
             placement,
             FLAGS.model_dir,

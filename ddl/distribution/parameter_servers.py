@@ -24,22 +24,12 @@ from ddl.distribution.timeouts import ClusterTimeouts
 from ddl.errors import AddressTaken, ConfigError, WorkerLost
 from ddl.signals import keeping_answers
 
-_Strategy = tf.distribute.ParameterServerStrategy
-
 _PAUSE = 1.0
 # A dead parameter server has lost its weights. These seconds let TensorFlow's pending call raise
 # first.
 _PATIENCE_WITH_THE_DEAD = 5.0
 # A chief that has ended refuses every connection; a network problem refuses only some.
 _REFUSALS = 3
-
-
-def has_parameter_servers(strategy: tf.distribute.Strategy) -> bool:
-    """Returns whether the strategy has parameter servers.
-
-    Training is then asynchronous, on workers that a chief leads.
-    """
-    return isinstance(strategy, _Strategy)
 
 
 def serves_here() -> bool:
@@ -176,7 +166,7 @@ def build_parameter_server_strategy(timeouts: ClusterTimeouts) -> tf.distribute.
     for kind, index, address in peers:
         _wait_for(f"{kind} {index}", address, since, timeouts.join)
     with keeping_answers():
-        strategy = _Strategy(
+        strategy = tf.distribute.ParameterServerStrategy(
             tf.distribute.cluster_resolver.TFConfigClusterResolver(rpc_layer="grpc")
         )
     if strategy.num_replicas_in_sync > 1:

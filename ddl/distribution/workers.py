@@ -11,9 +11,8 @@ from contextlib import contextmanager
 import numpy as np
 import tensorflow as tf
 
+from ddl.distribution.traits import traits_of
 from ddl.errors import DdlError, ModelDirectoryError
-
-_Strategy = tf.distribute.MultiWorkerMirroredStrategy
 
 
 class Workers:
@@ -31,7 +30,7 @@ class Workers:
         self._strategy = strategy
         self.number = 1
         self.index = 0
-        if isinstance(strategy, _Strategy):
+        if traits_of(strategy).workers_are_equal:
             self.number = strategy.extended._num_workers
             self.index = strategy.extended._id_in_cluster
 

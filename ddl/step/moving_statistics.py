@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
 
 
@@ -121,7 +122,7 @@ def let_replicas_write(
     without an aggregation, and Keras sets none. This function sets the mean for floats and the
     first replica's value for integers. Other strategies are unchanged.
     """
-    if isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy):
+    if traits_of(strategy).shares_variables:
         for layer in layers:
             for variable in layer.variables:
                 floating = variable.value.dtype.is_floating

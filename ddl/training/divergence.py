@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ddl.distribution.parameter_servers import has_parameter_servers
+from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, TrainingDiverged
 from ddl.step.state import TrainingState
@@ -90,7 +90,7 @@ def _first_overflow(state: TrainingState, update: UpdateStep) -> str:
     All workers call this function together, because they skip the same updates, and all return the
     same text.
     """
-    if has_parameter_servers(update.strategy):
+    if traits_of(update.strategy).asynchronous:
         return "With parameter servers it is not told where that began."
     workers = Workers(update.strategy)
     batch = int(state.batches) - 1

@@ -22,6 +22,7 @@ from absl import logging
 
 from ddl.data import BatchPipeline
 from ddl.data.checks import data_errors
+from ddl.distribution.devices import local_devices
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError
 from ddl.microbatch import HeldMoments, Microbatch, without_traces_of_the_user
@@ -74,9 +75,7 @@ class RowIndependence:
         self._task = task
         self._layers = list(layers)
         self._strategy = strategy
-        # TensorFlow's default strategy has no devices of its own.
-        is_default = strategy is _outside_of_scopes(tf.distribute.get_strategy)
-        self._device = None if is_default else strategy.extended.worker_devices[0]
+        self._device = next(iter(local_devices(strategy)), None)
         dtypes = [tf.as_dtype(layer.compute_dtype) for layer in self._layers]
         self._tolerance = max(map(_tolerance, dtypes), default=0.0)
         self._checked: set[bool] = set()

@@ -16,7 +16,7 @@ from absl import logging
 from ddl.data import BatchPipeline, as_source
 from ddl.data.checks import check_same_features
 from ddl.distribution.communication import Communication
-from ddl.distribution.parameter_servers import has_parameter_servers
+from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, DataError
 from ddl.layers.normalization import take_over_moments
@@ -160,8 +160,8 @@ class Trainer:
         """Names of the task's metrics that `train` returns, "loss" first."""
         self.eval_metric_names = objective.evaluation_metrics.names
         """Names of the metrics that `evaluate` returns, "loss" first."""
-        asynchronous = has_parameter_servers(self.strategy)
-        evaluation = CoordinatedEvaluation if asynchronous else Evaluation
+        self._asynchronous = traits_of(self.strategy).asynchronous
+        evaluation = CoordinatedEvaluation if self._asynchronous else Evaluation
         self._evaluation = evaluation(objective, pipeline, self.strategy) if pipeline else None
         self._eval_pipeline = pipeline
         # `Objective` has built the model.
@@ -219,7 +219,7 @@ class Trainer:
         self._lost_at: int | None = None  # the step after which a loop was cut off
         self._stop = StopFlag(self._workers)
         self._loop: TrainingLoop | CoordinatedLoop
-        if asynchronous:
+        if self._asynchronous:
             self._loop = CoordinatedLoop(self._update, self.state)
         else:
             self._loop = TrainingLoop(self._update, max_skipped_updates, self._stop)
@@ -373,7 +373,7 @@ class Trainer:
             raise ConfigError("there is nothing to evaluate on: give the trainer eval_data")
         self._check_not_lost()
         self._settings.check_for_evaluation()
-        if not has_parameter_servers(self.strategy):
+        if not self._asynchronous:
             self._rows.check(self._eval_pipeline, [False])
         with deferring_interrupt(), self.evaluation_weights(averaged=averaged):
             means = self._evaluation.run(self.state.batches)
@@ -445,7 +445,7 @@ class Trainer:
     def _check_rows(self) -> None:
         """Raises ConfigError if an example's loss depends on other examples; at the first call."""
         # With parameter servers the chief runs no model.
-        if not has_parameter_servers(self.strategy):
+        if not self._asynchronous:
             with self._workers.failing_together():
                 self._rows.check(self._train, [True, False] if self.has_eval_data else [True])
 
