@@ -19,7 +19,7 @@ from typing import Any
 import tensorflow as tf
 
 from ddl.data import BatchPipeline
-from ddl.random import batch_counter
+from ddl.data.pipeline import Batch
 from ddl.step.objective import Objective
 from ddl.step.order_of_sums import fixed_order_of_sums
 from ddl.step.state import TrainingState
@@ -100,7 +100,7 @@ class CoordinatedLoop:
             with tf.control_dependencies([self._shared.begin(slot)]):
                 before = self._shared.at(first + number)
                 batch = self._update.pipeline.batch(arrays, before.batches)
-                after = self._update(batch, {}, before)
+                after = self._update(batch, before)
                 with tf.control_dependencies(self._shared.add(before, after)):
                     return number + 1
 
@@ -165,21 +165,18 @@ class CoordinatedEvaluation:
         """Returns metric sums over the batches [start, stop): float64 [size]. On a worker."""
         arrays, pipeline = next(data), self._pipeline
 
-        def replica_sums(element: Any, batch: tf.Tensor) -> tf.Tensor:
-            features = pipeline.examples(element, {})
-            microbatch = pipeline.microbatch(
-                features, batch_counter(batch), training=False, position=position
-            )
+        def replica_sums(batch: Batch) -> tf.Tensor:
+            features = pipeline.examples(batch)
+            microbatch = pipeline.microbatch(batch, features, training=False, position=position)
             with microbatch.forward():
                 return self._objective(features, training=False)[1]
 
-        def add_batch(batch: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            args = (pipeline.batch(arrays, batch), batch)
-            own = self._strategy.run(replica_sums, args=args)
-            return batch + 1, sums + self._strategy.reduce("SUM", own, axis=None)
+        def add_batch(number: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            own = self._strategy.run(replica_sums, args=(pipeline.batch(arrays, number),))
+            return number + 1, sums + self._strategy.reduce("SUM", own, axis=None)
 
         initial = (start, self._objective.evaluation_metrics.zeros())
-        return tf.while_loop(lambda batch, sums: batch < stop, add_batch, initial)[1]
+        return tf.while_loop(lambda number, sums: number < stop, add_batch, initial)[1]
 
 
 class _Workers:

@@ -98,8 +98,8 @@ def _first_overflow(state: TrainingState, update: UpdateStep) -> str:
 
     @tf.function(autograph=False)
     def finite_gradients(iterator: Any, state: TrainingState) -> tf.Tensor:
-        resident = update.pipeline.resident_arrays(update.strategy)
-        return update.finite_gradients(next(iterator), resident, state)
+        batch = update.pipeline.next_batch(iterator, update.strategy, state.batches)
+        return update.finite_gradients(batch, state)
 
     # The loss scale was halved after that batch: a gradient that overflows at the present scale
     # overflowed at the earlier one too.

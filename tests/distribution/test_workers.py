@@ -250,10 +250,10 @@ with leaving():
     ):
         pipeline = BatchPipeline(source, 8, shuffle=False, microbatches=2)
         reads.clear()
-        element = next(pipeline.iterator(strategy))
+        batch = pipeline.next_batch(pipeline.iterator(strategy), strategy, tf.constant(0, tf.int64))
         for microbatch in range(2):
-            take = tf.function(lambda one: pipeline.examples(one, {}, microbatch))
-            print(strategy.run(take, args=(element,))["x"].numpy())
+            take = tf.function(lambda one: pipeline.examples(one, microbatch))
+            print(strategy.run(take, args=(batch,))["x"].numpy())
         print("reads", *sorted({number % 8 for number in reads}))  # of its later batches as well
 os._exit(0)
 """

@@ -97,8 +97,8 @@ def test_an_update_changes_what_it_says(arguments):
 
     @tf.function(autograph=False)
     def once(before):
-        resident = update.pipeline.resident_arrays(update.strategy)
-        after = update(next(iterator), resident, before)
+        batch = update.pipeline.next_batch(iterator, update.strategy, before.batches)
+        after = update(batch, before)
         fields = before._fields
         changed.update(f for f in fields if getattr(after, f) is not getattr(before, f))
 

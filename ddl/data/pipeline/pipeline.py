@@ -5,14 +5,16 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
-from ddl.data import resident as resident_data
 from ddl.data.arrays import ArraySource
 from ddl.data.order import batch_indices, index_batches, indices_from
+from ddl.data.pipeline import resident as resident_data
+from ddl.data.pipeline.batch import Batch
 from ddl.data.source import IndexedSource, Source, weighted
 from ddl.distribution.devices import on_cpu
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError
 from ddl.microbatch import Microbatch
+from ddl.random import batch_counter
 
 _RESIDENT_UP_TO_BYTES = 256 << 20
 """Small compared to the memory of any accelerator, and larger than CIFAR-10 (154 MB)."""
@@ -37,9 +39,11 @@ class BatchPipeline:
     Usage, with any strategy:
 
         iterator = pipeline.iterator(strategy, first_batch)
-        arrays = pipeline.resident_arrays(strategy)
-        # in a tf.function, cross-replica: strategy.run(step, args=(next(iterator), arrays))
-        # in step, replica context: features = pipeline.examples(element, arrays, microbatch)
+        # in a tf.function, cross-replica:
+        batch = pipeline.next_batch(iterator, strategy, number)
+        strategy.run(step, args=(batch,))
+        # in step, replica context:
+        features = pipeline.examples(batch, microbatch)
     """
 
     def __init__(
@@ -176,6 +180,18 @@ class BatchPipeline:
             return iter(dataset)
         return iter(strategy.experimental_distribute_dataset(dataset))
 
+    def next_batch(
+        self, iterator: Any, strategy: tf.distribute.Strategy, number: tf.Tensor
+    ) -> Batch:
+        """Returns an iterator's next batch. Cross-replica context, in a graph.
+
+        Args:
+          iterator: The result of `iterator`.
+          strategy: Strategy of the training.
+          number: Number of the batch, int64 [].
+        """
+        return Batch(next(iterator), self.resident_arrays(strategy), batch_counter(number))
+
     def orders_in_graph(self, strategy: tf.distribute.Strategy) -> bool:
         """Returns whether `batches_from` can replace the iterator, to avoid waiting for threads.
 
@@ -221,22 +237,27 @@ class BatchPipeline:
                 self._placed = (strategy, resident_data.place(self.source, strategy, packing))
         return self._placed[1]
 
-    def examples(
-        self,
-        element: dict[str, tf.Tensor],
-        resident: dict[str, tf.Tensor],
-        microbatch: tf.Tensor | int = 0,
-    ) -> dict[str, tf.Tensor]:
+    def gathered(self, batch: Batch, strategy: tf.distribute.Strategy) -> Batch:
+        """Returns the batch with its examples in place of their indices. Cross-replica context.
+
+        For a single replica of this process, and a single microbatch.
+        """
+        rows = strategy.run(self.examples, (batch,))
+        if self.always_full:
+            del rows["weight"]  # constant ones, which `examples` makes again
+        return batch._replace(rows=rows, arrays={})
+
+    def examples(self, batch: Batch, microbatch: tf.Tensor | int = 0) -> dict[str, tf.Tensor]:
         """Returns a replica's examples of one microbatch. Replica context, inside the step.
 
         Args:
-          element: The iterator's element on this replica.
-          resident: The result of `resident_arrays` on this replica, as `strategy.run` passes it.
+          batch: The batch on this replica, as `strategy.run` passes it.
           microbatch: Microbatch number from 0 on, int32 [].
 
         Returns:
           Features [b, …] and "weight", float32 [b].
         """
+        element = batch.rows
         held = element.get("weight", next(iter(element.values()))).shape[0]
         size = self._rows_of_replica()
         if held != size:
@@ -249,11 +270,11 @@ class BatchPipeline:
         if self.always_full:
             # A constant, so that the graph can be simplified before it runs.
             element = {**element, "weight": tf.ones([size])}
-        if not resident:
+        if not batch.arrays:
             return dict(element)
         packing = resident_data.packing_for(tf.distribute.get_strategy())
         spec = self.source.element_spec
-        features = resident_data.gather(resident, element["index"], spec, packing)
+        features = resident_data.gather(batch.arrays, element["index"], spec, packing)
         return weighted(features, element["weight"])
 
     def packed_arrays(self) -> dict[str, np.ndarray]:
@@ -274,15 +295,12 @@ class BatchPipeline:
             )
         return resident_data.pack(self.source, resident_data.HOST)
 
-    def batch(self, arrays: dict[str, tf.Tensor], number: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Computes a whole global batch on one replica, as an element for `examples`. In a graph.
+    def batch(self, arrays: dict[str, tf.Tensor], number: tf.Tensor) -> Batch:
+        """Computes a whole global batch on one replica. In a graph.
 
         Args:
           arrays: The result of `packed_arrays`, as tensors on this host.
           number: Batch number, int64 [], counted from 0 over the whole run.
-
-        Returns:
-          Features [B, …] and "weight", float32 [B].
         """
         with tf.device("/device:CPU:0"):
             indices, weight = batch_indices(
@@ -294,12 +312,13 @@ class BatchPipeline:
             )
             spec = self.source.element_spec
             features = resident_data.gather(arrays, indices, spec, resident_data.HOST)
-            return weighted(features, weight)
+            rows = weighted(features, weight)
+        return Batch(rows, {}, batch_counter(number))
 
     def microbatch(
         self,
+        batch: Batch,
         features: dict[str, tf.Tensor],
-        counter: tf.Tensor,
         number: tf.Tensor | int = 0,
         *,
         training: bool,
@@ -308,8 +327,8 @@ class BatchPipeline:
         """Builds the `Microbatch` that layers query, for the rows of `examples`. Replica context.
 
         Args:
+          batch: The batch.
           features: The result of `examples`.
-          counter: `ddl.random.batch_counter` of the global batch.
           number: Microbatch number within the global batch, int32 [].
           training: As in `Microbatch`.
           position: As in `Microbatch`.
@@ -317,7 +336,7 @@ class BatchPipeline:
         return Microbatch(
             seed=self._seed,
             training=training,
-            counter=counter,
+            counter=batch.counter,
             first_row=self._first_row(number),
             rows=self._rows_of_replica(),
             mask=None if self.always_full else features["weight"] > 0,
