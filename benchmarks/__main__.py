@@ -45,9 +45,9 @@ def main() -> None:
     failed = []
     start = time.monotonic()
     for name in flags.names or BENCHMARKS:
-        command = [sys.executable, "-m", f"benchmarks.{name}", f"--results={flags.results}"]
-        command += ["--quick"] if flags.quick else []
-        if why := run(command, LONG.get(name, _LIMIT_SECONDS)):
+        started = [sys.executable, "-m", f"benchmarks.{name}", f"--results={flags.results}"]
+        started += ["--quick"] if flags.quick else []
+        if why := run(started, LONG.get(name, _LIMIT_SECONDS)):
             failed.append(f"{name}: {why}")
             print(f"benchmarks.{name} failed: {why}", file=sys.stderr, flush=True)
     minutes = (time.monotonic() - start) / 60
