@@ -32,7 +32,7 @@ Loop = Callable[[], object]
 Network = Callable[[], keras.Model]
 
 
-def build(network: Network, batch: int, steps: int, in_graph_of_its_own: bool) -> Loop:
+def build(network: Network, batch: int, steps: int, in_own_graph: bool) -> Loop:
     """Builds a loop that makes `steps` updates per call."""
     data = ddl.data.synthetic_images(
         "train", image_shape=(28, 28, 1), num_classes=10, num_examples=16 * batch
@@ -46,7 +46,7 @@ def build(network: Network, batch: int, steps: int, in_graph_of_its_own: bool) -
             global_batch_size=batch,
             steps_per_loop=steps,
         )
-    trainer._objective.loses_kernels_in_loops = in_graph_of_its_own
+    trainer._objective.needs_own_graph = in_own_graph
     return lambda: trainer.train(steps)
 
 

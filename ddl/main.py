@@ -25,7 +25,7 @@ from ddl.cli.flags import (
     parse_checkpoint,
     parse_gpus,
 )
-from ddl.cli.placing import place
+from ddl.cli.placing import build_placement
 from ddl.errors import UNEXPECTED_STATUS, DdlError, WorkerLost
 
 
@@ -69,7 +69,7 @@ def run(argv: Sequence[str] | None = None) -> None:
 
 def start(gpus: Sequence[int] | None, checkpoint: str | int) -> None:
     """From parsed flags to the end of the run."""
-    placement = place(gpus)
+    placement = build_placement(gpus)
     if placement is None:
         return
 

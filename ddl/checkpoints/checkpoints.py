@@ -121,11 +121,11 @@ class Checkpoints:
             return False
         # Only the chief can wait for its write; another worker might list the folder too early.
         improves = self._workers.is_chief and self._retention.improves(metrics, self.saved())
-        return bool(self._workers.of_chief(improves))
+        return bool(self._workers.broadcast(improves))
 
     def has_any(self) -> bool:
         """Returns whether the chief finds a checkpoint. Eager, cross-replica, on all workers."""
-        return bool(self._workers.of_chief(self._workers.is_chief and bool(self.saved())))
+        return bool(self._workers.broadcast(self._workers.is_chief and bool(self.saved())))
 
     # ------------------------------------------------------------ saving
 
@@ -222,7 +222,7 @@ class Checkpoints:
     def _tidy(self) -> None:
         """Removes the checkpoints that need not be kept; reports a failure."""
         try:
-            self._directory.remove(self._retention.superfluous(self._directory.saved()))
+            self._directory.remove(self._retention.removable(self._directory.saved()))
         except OSError as error:
             self._report(f"an old checkpoint could not be removed: {error}")
 
@@ -250,7 +250,7 @@ class Checkpoints:
         self.wait()
         with self._workers.failing_together():
             saved = self._find_latest(scheduled) if self._workers.is_chief else None
-        step = self._workers.of_chief(-1 if saved is None else saved.step)
+        step = self._workers.broadcast(-1 if saved is None else saved.step)
         if step < 0:
             return None
         saved = saved or self._directory.at(step)
@@ -295,7 +295,7 @@ class Checkpoints:
         self._trainer.check_has_own_weights()
         with self._workers.failing_together():
             saved = self._readable(saved) if self._workers.is_chief else None
-        step = self._workers.of_chief(-1 if saved is None else saved.step)
+        step = self._workers.broadcast(-1 if saved is None else saved.step)
         if step < 0:
             raise ModelDirectoryError(f"there is no checkpoint in {self.folder}")
         with self._workers.failing_together():

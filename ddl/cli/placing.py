@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ddl.run.placement import Placement
 
 
-def place(gpus: Sequence[int] | None) -> "Placement | None":
+def build_placement(gpus: Sequence[int] | None) -> "Placement | None":
     """Loads the config, configures the devices and builds the strategy.
 
     Args:

@@ -19,10 +19,10 @@ from typing import NoReturn
 import tensorflow as tf
 
 from ddl.distribution.grpc_probe import Answer, ask
-from ddl.distribution.tf_config import cluster_place
+from ddl.distribution.tf_config import cluster_role
 from ddl.distribution.timeouts import ClusterTimeouts
 from ddl.errors import AddressTaken, ConfigError, WorkerLost
-from ddl.signals import keeping_answers
+from ddl.signals import keeping_handlers
 
 _PAUSE = 1.0
 # A dead parameter server has lost its weights. These seconds let TensorFlow's pending call raise
@@ -39,15 +39,15 @@ def serves_here() -> bool:
       ConfigError: If TF_CONFIG is malformed, or does not name a chief, workers and parameter
         servers and this process's task among them.
     """
-    place = cluster_place()
+    role = cluster_role()
     kinds = {"chief", "worker", "ps"}
-    if place.kind not in kinds or not kinds <= place.cluster.keys():
+    if role.kind not in kinds or not kinds <= role.cluster.keys():
         raise ConfigError(
             "parameter_server needs an environment variable TF_CONFIG that names a chief, workers "
             "and parameter servers (ps), and which of them this process is. `python -m ddl.launch "
             "--num_ps=1 --num_workers=2 -- …` sets it."
         )
-    return place.kind != "chief"
+    return role.kind != "chief"
 
 
 # ---------------------------------------------------------------- a worker, a parameter server
@@ -67,8 +67,8 @@ def serve(timeouts: ClusterTimeouts) -> None:
       WorkerLost: If the chief does not join in time, becomes unreachable or stalls.
       AddressTaken: If TensorFlow cannot use this process's address.
     """
-    place = cluster_place()
-    cluster, kind, index = place.cluster, place.kind, place.index
+    role = cluster_role()
+    cluster, kind, index = role.cluster, role.kind, role.index
     signals = _hold_signals()
     try:
         server = start_server(cluster, kind, index)
@@ -158,14 +158,14 @@ def build_parameter_server_strategy(timeouts: ClusterTimeouts) -> tf.distribute.
             "TF_CONFIG makes this process no chief; it calls "
             "ddl.distribution.parameter_servers.serve"
         )
-    cluster = cluster_place().cluster
+    cluster = cluster_role().cluster
     peers = [
         (kind, index, at) for kind in ("ps", "worker") for index, at in enumerate(cluster[kind])
     ]
     since = time.monotonic()
     for kind, index, address in peers:
         _wait_for(f"{kind} {index}", address, since, timeouts.join)
-    with keeping_answers():
+    with keeping_handlers():
         strategy = tf.distribute.ParameterServerStrategy(
             tf.distribute.cluster_resolver.TFConfigClusterResolver(rpc_layer="grpc")
         )

@@ -17,7 +17,7 @@ from ddl.distribution.multi_worker import build_multi_worker_strategy
 from ddl.distribution.parameter_servers import (
     build_parameter_server_strategy,
 )
-from ddl.distribution.tf_config import cluster_place
+from ddl.distribution.tf_config import cluster_role
 from ddl.distribution.timeouts import ClusterTimeouts
 from ddl.distribution.tpu import build_tpu_strategy
 from ddl.distribution.traits import strategy_of_cluster
@@ -66,8 +66,8 @@ def choose_strategy(name: StrategyName) -> StrategyName:
     """
     if name != "auto":
         return name
-    place = cluster_place()
-    if of_cluster := strategy_of_cluster(len(place.workers), "ps" in place.cluster):
+    role = cluster_role()
+    if of_cluster := strategy_of_cluster(len(role.workers), "ps" in role.cluster):
         return of_cluster
     if len(tf.config.list_logical_devices("GPU")) > 1:
         return "mirrored"
@@ -98,7 +98,7 @@ def _central_storage(
 def _multi_worker_mirrored(
     communication: Communication, timeouts: ClusterTimeouts
 ) -> tf.distribute.Strategy:
-    if len(cluster_place().workers) < 2:
+    if len(cluster_role().workers) < 2:
         raise ConfigError(
             "multi_worker_mirrored needs an environment variable TF_CONFIG that names two "
             "workers or more. `python -m ddl.launch --num_workers=2 -- …` sets it; one process "

@@ -59,10 +59,10 @@ class Fused(keras.optimizers.Optimizer):
         if scalars is None:
             scalars = {dtype.name: self.scalars(tf.cast(learning_rate, dtype))}
         own = scalars[dtype.name]
-        if lacks := _no_kernel(dtype) or self.kernel_lacks(dtype):
+        if lacks := _no_kernel(dtype) or self.unsupported_reason(dtype):
             _note_once(type(self).__name__, lacks)
             super().update_step(gradient, variable, own["lr"])
-        elif isinstance(gradient, tf.IndexedSlices) and self.leaves_rows_without_gradient():
+        elif isinstance(gradient, tf.IndexedSlices) and self.supports_sparse_updates():
             super().update_step(gradient, variable, own["lr"])
         else:
             gradient = dense(gradient, dtype)
@@ -108,11 +108,11 @@ class Fused(keras.optimizers.Optimizer):
         """
         raise NotImplementedError
 
-    def kernel_lacks(self, dtype: tf.DType) -> str | None:
+    def unsupported_reason(self, dtype: tf.DType) -> str | None:
         """Returns why variables of a dtype need Keras's arithmetic; None if the kernel works."""
         return None
 
-    def leaves_rows_without_gradient(self) -> bool:
+    def supports_sparse_updates(self) -> bool:
         """Returns whether an update leaves a row with zero gradient and its slots unchanged."""
         return False
 

@@ -29,7 +29,7 @@ class FusedSGD(Fused, keras.optimizers.SGD):
             kernel = tf.raw_ops.ResourceApplyKerasMomentum
             apply_momentum(self, kernel, gradient, handle, index, scalars["lr"], momentum)
 
-    def leaves_rows_without_gradient(self) -> bool:
+    def supports_sparse_updates(self) -> bool:
         """Returns whether there is no momentum: only then rows without gradient stay."""
         return self.momentum == 0
 

@@ -146,7 +146,7 @@ def plateau_of(optimizer: keras.optimizers.Optimizer) -> ReduceOnPlateau | None:
     return learning_rate if isinstance(learning_rate, ReduceOnPlateau) else None
 
 
-def unreduced(optimizer: keras.optimizers.Optimizer) -> Any:
+def rate_without_plateau(optimizer: keras.optimizers.Optimizer) -> Any:
     """Returns an optimizer's learning rate without the `ReduceOnPlateau` around it."""
     plateau = plateau_of(optimizer)
     return plateau.schedule if plateau else optimizer._learning_rate

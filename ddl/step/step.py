@@ -29,7 +29,7 @@ from ddl.step.all_reduce import AllReduce
 from ddl.step.moving_statistics import Statistics
 from ddl.step.noise_scale import GradientNoiseScale, squared_norm_of
 from ddl.step.objective import Objective
-from ddl.step.onednn import in_graph_of_its_own
+from ddl.step.onednn import in_own_graph
 from ddl.step.order_of_sums import fixed_order_of_sums
 from ddl.step.state import TrainingState
 from ddl.step.weight_average import WeightAverages
@@ -126,14 +126,14 @@ class UpdateStep:
             norm = tf.cond(finite, apply, skip)
         return self._next_state(state, sums, norm, finite, noise)
 
-    def traced_apart(self, function: Callable[[], _Result]) -> _Result:
+    def in_own_graph_if_needed(self, function: Callable[[], _Result]) -> _Result:
         """Calls the body of a training loop, in a graph of its own if the model needs that.
 
         The graph holds the whole update, so that the all-reduce overlaps with the backward pass.
         With several microbatches, `_accumulate` instead puts each microbatch in its own graph.
         """
-        if self.objective.loses_kernels_in_loops and self.pipeline.microbatches == 1:
-            return in_graph_of_its_own(function)()
+        if self.objective.needs_own_graph and self.pipeline.microbatches == 1:
+            return in_own_graph(function)()
         return function()
 
     @property
@@ -172,8 +172,8 @@ class UpdateStep:
 
         if self.pipeline.microbatches == 1:
             return run(0, None)
-        if self.objective.loses_kernels_in_loops:
-            run = in_graph_of_its_own(run)
+        if self.objective.needs_own_graph:
+            run = in_own_graph(run)
         # The loop is outside strategy.run, so that layers can communicate across replicas in each
         # microbatch, as synchronized batch normalization does.
         _, accumulated = tf.while_loop(

@@ -24,8 +24,8 @@ from ddl.step.objective import Objective
 from ddl.step.order_of_sums import fixed_order_of_sums
 from ddl.step.state import TrainingState
 from ddl.step.step import UpdateStep
-from ddl.training.asynchronous_state import SharedState, count_natively
-from ddl.training.evaluation import check_weighed
+from ddl.training.asynchronous_state import SharedState, count_atomically
+from ddl.training.evaluation import check_some_weight
 from ddl.training.stale_traces import explaining_stale_traces
 
 # Ranges per worker and loop. More ranges leave workers idle for less time at the end of the loop,
@@ -55,7 +55,7 @@ class CoordinatedLoop:
         self._is_traced = False
         self._update = update
         self._workers = _Workers(update.strategy, update.pipeline)
-        count_natively(update.optimizer)
+        count_atomically(update.optimizer)
         slots = _RANGES_PER_WORKER * self._workers.number
         self._shared = SharedState(update.strategy, state, update.optimizer, slots)
 
@@ -107,7 +107,7 @@ class CoordinatedLoop:
         # A lost worker may have started this range: its batches are not computed twice.
         return tf.while_loop(
             lambda number: number < count,
-            lambda number: self._update.traced_apart(lambda: updated(number)),
+            lambda number: self._update.in_own_graph_if_needed(lambda: updated(number)),
             (self._shared.begun(slot),),
             parallel_iterations=1,
         )
@@ -154,7 +154,7 @@ class CoordinatedEvaluation:
         ]
         self._workers.wait()
         sums = tf.add_n([part.fetch() for part in parts])
-        check_weighed(sums, self._objective)
+        check_some_weight(sums, self._objective)
         return self._objective.evaluation_metrics.means(sums)
 
     @tf.function(autograph=False)

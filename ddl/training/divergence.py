@@ -44,7 +44,7 @@ class VariablesFinite:
         """
         if not self._variables:
             return
-        finite = self._workers.rows(self._finite().numpy()).min(axis=0)
+        finite = self._workers.gather(self._finite().numpy()).min(axis=0)
         for variable, is_finite in zip(self._variables, finite, strict=True):
             if not is_finite:
                 raise TrainingDiverged(
@@ -118,7 +118,7 @@ def _first_overflow(state: TrainingState, update: UpdateStep) -> str:
             own = finite_gradients(iterator, state).numpy()
     except ConfigError:
         return _UNKNOWN_ORIGIN
-    finite = workers.rows(own.ravel()).reshape(-1, own.shape[1]).astype(bool)
+    finite = workers.gather(own.ravel()).reshape(-1, own.shape[1]).astype(bool)
     if finite.all():
         return "On each replica they are finite at that scale."
     # The last variable comes first in the backward pass. A value that is not finite spreads from

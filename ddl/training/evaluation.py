@@ -47,7 +47,7 @@ class Evaluation:
             number = tf.constant(self._pipeline.steps_per_epoch, tf.int64)
             sums = self._loop(iterator, number, position)
         self._iterator = iterator
-        check_weighed(sums, self._objective)
+        check_some_weight(sums, self._objective)
         return self._objective.evaluation_metrics.means(sums)
 
     @tf.function(autograph=False)
@@ -71,7 +71,7 @@ class Evaluation:
         return tf.while_loop(lambda number, sums: number < num_batches, add_batch, start)[1]
 
 
-def check_weighed(sums: tf.Tensor, objective: Objective) -> None:
+def check_some_weight(sums: tf.Tensor, objective: Objective) -> None:
     """Raises DataError if all evaluation data have weight 0, which leaves the means undefined.
 
     Weights from the task may depend on the model and all be 0 for a while: this is only logged.

@@ -170,14 +170,14 @@ class TrainingLoop:
             with tf.control_dependencies([after.sums]):
                 return self._carried(after), made_next(before.batches + 1)
 
-        return self._update.traced_apart(updated)
+        return self._update.in_own_graph_if_needed(updated)
 
     def _carried(self, state: TrainingState) -> _Carried:
         """Returns the fields that change: each loop variable costs three operations per update."""
         return {name: getattr(state, name) for name in self._update.changing_fields}
 
     def _goes_on(self, carried: _Carried) -> tf.Tensor:
-        going = ~self._stop.cuts_loop_short()
+        going = ~self._stop.ends_loop()
         if "skipped_in_a_row" in carried:
             going &= carried["skipped_in_a_row"] < self._max_skipped_updates
         return going

@@ -27,7 +27,7 @@ from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError
 from ddl.microbatch import HeldMoments, Microbatch, without_traces_of_the_user
 from ddl.random import batch_counter
-from ddl.step.moving_statistics import kept
+from ddl.step.moving_statistics import restoring
 from ddl.tasks.parts import variables_of
 from ddl.tasks.task import Task
 
@@ -144,7 +144,7 @@ class RowIndependence:
 
             def values(features: _Features) -> dict[str, _Values]:
                 nonlocal moments
-                with kept(variables):  # each run starts from the same values
+                with restoring(variables):  # each run starts from the same values
                     for variable in zeros:
                         variable.assign(tf.fill(variable.shape, tf.cast(0.02, variable.dtype)))
                     tensors, held = run(features, moments)

@@ -28,7 +28,7 @@ from ddl.signals import deferring_interrupt
 from ddl.step import gradients as gradient_path
 from ddl.step import noise_scale
 from ddl.step.all_reduce import AllReduce, GradientDtype
-from ddl.step.moving_statistics import Statistics, let_replicas_write
+from ddl.step.moving_statistics import Statistics, allow_replica_writes
 from ddl.step.noise_scale import GradientNoiseScale
 from ddl.step.objective import Objective
 from ddl.step.state import TrainingState
@@ -48,7 +48,7 @@ from ddl.training.model_checks import (
     check_variables,
     computes_in_float16,
     frozen_variables,
-    warn_of_what_depends_on_replicas,
+    warn_of_replica_dependence,
 )
 from ddl.training.pace import Pace
 from ddl.training.row_independence import RowIndependence
@@ -167,12 +167,12 @@ class Trainer:
         # `Objective` has built the model.
         variables = check_variables(self.model, self.strategy)
         layers = layers_of(task)
-        warn_of_what_depends_on_replicas(layers, self.strategy, accumulation_steps)
+        warn_of_replica_dependence(layers, self.strategy, accumulation_steps)
         self._rows = RowIndependence(task, layers, self.strategy)
         take_over_moments(layers)
         self.generator_states = seed_by_replica(layers)
         """States of the Keras seed generators in the task's layers: int64 [2] each."""
-        let_replicas_write(layers, self.strategy)
+        allow_replica_writes(layers, self.strategy)
         self._statistics = Statistics(layers, self.strategy)
         gradient_path.prepare_optimizer(optimizer, variables, self.strategy)
         if loss_scale == "auto":
@@ -306,12 +306,12 @@ class Trainer:
         self.check_consistent()
         self._check_settings()
         self._check_rows()
-        with deferring_interrupt(self.request_stop, self._stop.lower):
+        with deferring_interrupt(self.request_stop, self._stop.withdraw):
             return self._train_to(self.step + steps, actions)
 
     def _train_to(self, end: int, actions: list[Action]) -> dict[str, float]:
         while (step := self.step) < end:
-            ends = [end, step + self._workers.of_chief(self.pace.steps_per_loop)]
+            ends = [end, step + self._workers.broadcast(self.pace.steps_per_loop)]
             ends += [stop for a in actions if (stop := a.next_step(step)) is not None]
             self._run_loop(min(ends))
             if self.step > step:  # else the actions of this step have run already
@@ -330,7 +330,7 @@ class Trainer:
         together, after the current loop, if any worker calls this method. With parameter servers,
         training also ends after the current loop.
         """
-        self._stop.raise_it()
+        self._stop.request()
 
     def trace(self) -> None:
         """Traces the training loop without running it, to raise errors in the task early."""

@@ -394,7 +394,7 @@ class OtherWorker:
     def __init__(self, *answers):
         self.answers = list(answers)
 
-    def of_chief(self, value):
+    def broadcast(self, value):
         assert not value  # it has looked at nothing itself
         return self.answers.pop(0)
 

@@ -204,8 +204,9 @@ with leaving():
     with strategy.scope():
         variable = tf.Variable(tf.fill([2], 7.0 + workers.index))
     print(workers.index, workers.number, workers.is_chief, variable.numpy().tolist())
-    print(workers.any(workers.index == 1), workers.of_chief(3 + workers.index))
-    print(workers.texts("x" * workers.index), workers.rows(np.array([1.5, workers.index])).tolist())
+    print(workers.any(workers.index == 1), workers.broadcast(3 + workers.index))
+    rows = workers.gather(np.array([1.5, workers.index])).tolist()
+    print(workers.gather_texts("x" * workers.index), rows)
 os._exit(0)
 """
 

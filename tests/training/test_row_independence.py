@@ -12,7 +12,7 @@ from ddl.errors import ConfigError
 from ddl.layers.normalization import take_over_moments
 from ddl.precision import set_precision
 from ddl.random import seed_by_replica
-from ddl.step.moving_statistics import let_replicas_write
+from ddl.step.moving_statistics import allow_replica_writes
 from ddl.tasks.parts import layers_of, variables_of
 from ddl.training.row_independence import RowIndependence
 from tests.conftest import make_strategy
@@ -49,7 +49,7 @@ def check(task, strategy=None, batch=16, modes=(True, False), data=DATA):
     layers = layers_of(task)
     take_over_moments(layers)
     seed_by_replica(layers)
-    let_replicas_write(layers, strategy)
+    allow_replica_writes(layers, strategy)
     check = RowIndependence(task, layers, strategy)
     check.check(BatchPipeline(ArraySource(data), batch), modes)
 

@@ -234,7 +234,10 @@ class BatchPipeline:
             assert isinstance(self.source, ArraySource)
             with tf.init_scope():
                 packing = resident_data.packing_for(strategy)
-                self._placed = (strategy, resident_data.place(self.source, strategy, packing))
+                self._placed = (
+                    strategy,
+                    resident_data.put_on_devices(self.source, strategy, packing),
+                )
         return self._placed[1]
 
     def gathered(self, batch: Batch, strategy: tf.distribute.Strategy) -> Batch:

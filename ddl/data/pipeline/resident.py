@@ -85,7 +85,7 @@ def can_reside(source: ArraySource) -> bool:
     return all(spec.dtype != tf.string for spec in source.element_spec.values())
 
 
-def place(
+def put_on_devices(
     source: ArraySource, strategy: tf.distribute.Strategy, packing: Packing
 ) -> dict[str, Any]:
     """Places the packed arrays on each replica's device. Cross-replica context.
