@@ -22,6 +22,7 @@ from absl import logging
 
 from ddl.data import BatchPipeline
 from ddl.data.checks import data_errors
+from ddl.data.pipeline.first_examples import first_examples
 from ddl.distribution.devices import local_devices
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError
@@ -101,7 +102,7 @@ class RowIndependence:
         share = pipeline.global_batch_size // pipeline.microbatches
         rows = min(max(share, _FEWEST), _MOST)
         with data_errors():
-            examples = pipeline.first_examples(2 * rows, self._strategy)
+            examples = first_examples(pipeline, 2 * rows, self._strategy)
             examples.pop("weight", None)  # tasks do not get this feature
         workers = Workers(self._strategy).number
         # With several workers, each reads only its share of a batch.

@@ -8,5 +8,5 @@ from ddl.data import BatchPipeline
 def host_dataset(pipeline: BatchPipeline, first_batch: int = 0) -> tf.data.Dataset:
     """Returns the endless data set of a pipeline's batches first_batch, first_batch + 1, …"""
     return pipeline.source.batches(
-        pipeline.global_batch_size, first_batch, seed=pipeline._seed, shuffle=pipeline._shuffle
+        pipeline.global_batch_size, first_batch, seed=pipeline.seed, shuffle=pipeline.shuffle
     )

@@ -8,6 +8,7 @@ import tensorflow as tf
 import ddl
 import ddl.random
 from ddl.data import ArraySource, BatchPipeline
+from ddl.data.pipeline.first_examples import first_examples
 from ddl.errors import ConfigError
 from ddl.layers.normalization import take_over_moments
 from ddl.precision import set_precision
@@ -433,5 +434,5 @@ def test_a_stream_is_not_shuffled_for_it():
         tf.data.Dataset.from_generator(examples, output_signature=spec), 200
     )
     read.clear()
-    BatchPipeline(source, 16).first_examples(32, make_strategy("one_device", 1))
+    first_examples(BatchPipeline(source, 16), 32, make_strategy("one_device", 1))
     assert len(read) < 100

@@ -5,24 +5,14 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
-from ddl.data.arrays import ArraySource
 from ddl.data.order import batch_indices, index_batches, indices_from
-from ddl.data.pipeline import resident as resident_data
 from ddl.data.pipeline.batch import Batch
-from ddl.data.source import IndexedSource, Source, weighted
+from ddl.data.pipeline.resident import ResidentArrays
+from ddl.data.source import Source, weighted
 from ddl.distribution.devices import on_cpu
 from ddl.distribution.workers import Workers
-from ddl.errors import ConfigError
 from ddl.microbatch import Microbatch
 from ddl.random import batch_counter
-
-_RESIDENT_UP_TO_BYTES = 256 << 20
-"""Small compared to the memory of any accelerator, and larger than CIFAR-10 (154 MB)."""
-
-
-_SENT_UP_TO_BYTES = 2_000_000_000
-"""Below the 2 GiB limit of a TensorFlow message."""
-
 
 _BATCHES_AHEAD = 4
 """Prefetched batches: enough to keep the devices busy when one batch takes longer than others."""
@@ -35,6 +25,10 @@ class BatchPipeline:
     among the R replicas: in microbatch m, replica r computes the b = B/A/R rows from m·B/A + r·b
     on. All replicas together therefore see the same rows in the same order for every R, in each
     microbatch too. The last batch of an epoch is padded to B rows; padding has weight 0.
+
+    Attributes:
+      seed: Seed of the order and of the layers' random numbers.
+      shuffle: Whether each epoch has its own order.
 
     Usage, with any strategy:
 
@@ -77,23 +71,11 @@ class BatchPipeline:
         self.microbatches = microbatches
         self.num_examples = len(source)
         self.steps_per_epoch = source.steps_per_epoch(global_batch_size)
-        self._seed = seed
-        self._shuffle = shuffle
-        can_reside = isinstance(source, ArraySource) and resident_data.can_reside(source)
-        if resident is True and not can_reside:
-            raise ConfigError(
-                f"only arrays of numbers can be kept on the devices, not a {type(source).__name__}"
-                + (" with text" if isinstance(source, ArraySource) else "")
-            )
-        self.resident = (
-            isinstance(source, ArraySource)
-            and can_reside
-            and (
-                resident is True or (resident == "auto" and source.nbytes <= _RESIDENT_UP_TO_BYTES)
-            )
-        )
+        self.seed = seed
+        self.shuffle = shuffle
+        self._resident = ResidentArrays(source, resident)
+        self.resident = self._resident.are_used
         """Whether batches are gathered on the devices."""
-        self._placed: tuple[tf.distribute.Strategy, dict[str, Any]] | None = None
 
     @property
     def always_full(self) -> bool:
@@ -111,52 +93,6 @@ class BatchPipeline:
         """
         return {**self.source.element_spec, "weight": tf.TensorSpec([], tf.float32, "weight")}
 
-    def first_examples(self, count: int, strategy: tf.distribute.Strategy) -> dict[str, tf.Tensor]:
-        """Returns the first examples of a run, with or without "weight". Eager.
-
-        A stream is read from its beginning and shuffled as in training. In a cluster each worker
-        reads examples of its own rows, since it may not have any others.
-
-        Args:
-          count: Number of examples. Examples repeat if the data, or a worker's rows, have fewer.
-          strategy: Strategy of the training.
-
-        Returns:
-          Features [count, …].
-        """
-        if isinstance(self.source, ArraySource):  # avoids the start-up time of tf.data
-            with tf.device("CPU:0"):
-                indices, _ = batch_indices(
-                    tf.zeros([], tf.int64),
-                    num_examples=self.num_examples,
-                    global_batch_size=count,
-                    seed=self._seed,
-                    shuffle=self._shuffle,
-                )
-                arrays = self.source.features
-                return {name: tf.constant(arrays[name][indices.numpy()]) for name in arrays}
-        # A stream would fill its shuffle buffer for these few.
-        shuffle = self._shuffle and isinstance(self.source, IndexedSource)
-        own = self._own_rows(strategy)
-        if Workers(strategy).number > 1 and own is not None:
-            batches = self.source.batches(
-                self.global_batch_size, 0, seed=self._seed, shuffle=shuffle, rows=own
-            )
-            first = next(iter(batches.take(1)))
-            return {
-                name: tf.gather(rows, np.arange(count) % len(own)) for name, rows in first.items()
-            }
-        # One batch of `count` rows if the source allows this size; else a multiple of B rows.
-        size = count
-        try:
-            self.source.steps_per_epoch(size)
-        except ConfigError:
-            size = self.global_batch_size * -(-count // self.global_batch_size)
-        batches = self.source.batches(
-            size, 0, seed=self._seed, shuffle=shuffle, rows=np.arange(count)
-        )
-        return dict(next(iter(batches.take(1))))
-
     def iterator(self, strategy: tf.distribute.Strategy, first_batch: int = 0) -> Any:
         """Returns an endless iterator from batch number `first_batch` on.
 
@@ -169,7 +105,7 @@ class BatchPipeline:
           first_batch: Number of the first batch, counted from 0 over the whole run.
         """
         dataset = _finished(
-            self._batches(first_batch, self._own_rows(strategy)), ahead=not self.resident
+            self._batches(first_batch, self.own_rows(strategy)), ahead=not self.resident
         )
         if Workers(strategy).number > 1:
             # A distributed iterator would ask all workers before each batch whether they have data.
@@ -216,9 +152,9 @@ class BatchPipeline:
             batch,
             num_examples=self.num_examples,
             global_batch_size=self.global_batch_size,
-            seed=self._seed,
-            shuffle=self._shuffle,
-            rows=self._own_rows(strategy),
+            seed=self.seed,
+            shuffle=self.shuffle,
+            rows=self.own_rows(strategy),
         )
         # `examples` creates weights that are all 1.
         return {"index": made["index"]} if self.always_full else made
@@ -228,17 +164,7 @@ class BatchPipeline:
 
         The first call places the arrays. Cross-replica context, eager or while tracing.
         """
-        if not self.resident:
-            return {}
-        if self._placed is None or self._placed[0] is not strategy:
-            assert isinstance(self.source, ArraySource)
-            with tf.init_scope():
-                packing = resident_data.packing_for(strategy)
-                self._placed = (
-                    strategy,
-                    resident_data.put_on_devices(self.source, strategy, packing),
-                )
-        return self._placed[1]
+        return self._resident.on_devices(strategy)
 
     def gathered(self, batch: Batch, strategy: tf.distribute.Strategy) -> Batch:
         """Returns the batch with its examples in place of their indices. Cross-replica context.
@@ -275,9 +201,7 @@ class BatchPipeline:
             element = {**element, "weight": tf.ones([size])}
         if not batch.arrays:
             return dict(element)
-        packing = resident_data.packing_for(tf.distribute.get_strategy())
-        spec = self.source.element_spec
-        features = resident_data.gather(batch.arrays, element["index"], spec, packing)
+        features = self._resident.gather(batch.arrays, element["index"])
         return weighted(features, element["weight"])
 
     def packed_arrays(self) -> dict[str, np.ndarray]:
@@ -286,17 +210,7 @@ class BatchPipeline:
         Raises:
           ConfigError: If the data are not numeric arrays, or exceed 2 GB, the limit of one message.
         """
-        if not isinstance(self.source, ArraySource) or not resident_data.can_reside(self.source):
-            raise ConfigError(
-                f"only arrays of numbers can be sent to workers, not a {type(self.source).__name__}"
-                ". Use multi_worker_mirrored, whose workers each read the data."
-            )
-        if self.source.nbytes > _SENT_UP_TO_BYTES:
-            raise ConfigError(
-                f"the data have {self.source.nbytes / 1e9:.1f} GB; at the most 2 GB can be sent to "
-                "workers. Use multi_worker_mirrored, whose workers each read the data."
-            )
-        return resident_data.pack(self.source, resident_data.HOST)
+        return self._resident.packed_to_send()
 
     def batch(self, arrays: dict[str, tf.Tensor], number: tf.Tensor) -> Batch:
         """Computes a whole global batch on one replica. In a graph.
@@ -310,11 +224,10 @@ class BatchPipeline:
                 number,
                 num_examples=self.num_examples,
                 global_batch_size=self.global_batch_size,
-                seed=self._seed,
-                shuffle=self._shuffle,
+                seed=self.seed,
+                shuffle=self.shuffle,
             )
-            spec = self.source.element_spec
-            features = resident_data.gather(arrays, indices, spec, resident_data.HOST)
+            features = self._resident.gather_sent(arrays, indices)
             rows = weighted(features, weight)
         return Batch(rows, {}, batch_counter(number))
 
@@ -337,7 +250,7 @@ class BatchPipeline:
           position: As in `Microbatch`.
         """
         return Microbatch(
-            seed=self._seed,
+            seed=self.seed,
             training=training,
             counter=batch.counter,
             first_row=self._first_row(number),
@@ -371,20 +284,20 @@ class BatchPipeline:
             return self.source.batches(
                 self.global_batch_size,
                 first_batch,
-                seed=self._seed,
-                shuffle=self._shuffle,
+                seed=self.seed,
+                shuffle=self.shuffle,
                 rows=rows,
             )
         return index_batches(
             first_batch,
             num_examples=self.num_examples,
             global_batch_size=self.global_batch_size,
-            seed=self._seed,
-            shuffle=self._shuffle,
+            seed=self.seed,
+            shuffle=self.shuffle,
             rows=rows,
         )
 
-    def _own_rows(self, strategy: tf.distribute.Strategy) -> np.ndarray | None:
+    def own_rows(self, strategy: tf.distribute.Strategy) -> np.ndarray | None:
         """Returns the rows of a global batch that this process computes; None for all, in order.
 
         The rows are grouped by replica, the order in which they are distributed.

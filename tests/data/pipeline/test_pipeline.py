@@ -173,10 +173,10 @@ def test_what_can_reside():
 
 def test_large_arrays_stay_on_the_host(monkeypatch):
     source = ArraySource(x=np.zeros(1000, np.uint8))
-    monkeypatch.setattr("ddl.data.pipeline.pipeline._RESIDENT_UP_TO_BYTES", 999)
+    monkeypatch.setattr("ddl.data.pipeline.resident._RESIDENT_UP_TO_BYTES", 999)
     assert not BatchPipeline(source, 10).resident
     assert BatchPipeline(source, 10, resident=True).resident
-    monkeypatch.setattr("ddl.data.pipeline.pipeline._RESIDENT_UP_TO_BYTES", 1000)
+    monkeypatch.setattr("ddl.data.pipeline.resident._RESIDENT_UP_TO_BYTES", 1000)
     assert BatchPipeline(source, 10).resident
 
 
