@@ -46,7 +46,7 @@ def build(network: Network, batch: int, steps: int, in_own_graph: bool) -> Loop:
             global_batch_size=batch,
             steps_per_loop=steps,
         )
-    trainer._objective.needs_own_graph = in_own_graph
+    trainer._parts.objective.needs_own_graph = in_own_graph
     return lambda: trainer.train(steps)
 
 

@@ -93,6 +93,15 @@ def test_no_folder_outgrows_a_glance():
         assert len(own) <= 16, f"{folder.name} has {len(own)} modules"
 
 
+def test_no_module_outgrows_350_lines():
+    long = {
+        str(path.relative_to(PACKAGE)): lines
+        for path in PACKAGE.rglob("*.py")
+        if (lines := len(path.read_text().splitlines())) > 350
+    }
+    assert not long, long
+
+
 @pytest.mark.parametrize("line", ["from ddl.run import train", "import ddl.training.trainer"])
 def test_an_import_upwards_is_seen(tmp_path, line):
     module = tmp_path / "step.py"

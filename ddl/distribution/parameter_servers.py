@@ -1,7 +1,7 @@
 """Clusters with parameter servers: start-up, and detection of lost tasks.
 
 A chief leads such a cluster and is the only process that runs the program. Workers and parameter
-servers are TensorFlow servers that execute what the chief sends (`ddl.training.asynchronous_loop`).
+servers are TensorFlow servers that execute what the chief sends (`ddl.training.asynchronous.loop`).
 TensorFlow reassigns the updates of a lost worker to the others and readmits the worker when it is
 back. But TensorFlow waits for ever for a worker that neither answers nor dies, so the chief probes
 every task.

@@ -24,6 +24,7 @@ from ddl.data import BatchPipeline
 from ddl.data.checks import data_errors
 from ddl.data.pipeline.first_examples import first_examples
 from ddl.distribution.devices import local_devices
+from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError
 from ddl.microbatch import HeldMoments, Microbatch, without_traces_of_the_user
@@ -96,6 +97,8 @@ class RowIndependence:
             gives a negative weight.
           DataError: If the data cannot be read.
         """
+        if traits_of(self._strategy).asynchronous:  # the chief runs no model
+            return
         modes = [training for training in modes if training not in self._checked]
         if not modes:
             return

@@ -54,7 +54,7 @@ def test_it_is_not_in_the_graph_of_a_loop(name, replicas, accumulation, data_on_
         accumulation_steps=accumulation,
         data_on_device=data_on_device,
     )
-    loop = trained._loop
+    loop = trained._runner.loop
     definition = loop._loop.get_concrete_function(
         loop._iterator_from(trained.state), tf.constant(0, tf.int64), trained.state
     ).graph.as_graph_def()
