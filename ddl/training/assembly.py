@@ -15,8 +15,8 @@ from ddl.distribution.workers import Workers
 from ddl.layers.normalization import take_over_moments
 from ddl.precision import LossScale
 from ddl.random import seed_by_replica
+from ddl.step import gradients as gradient_path
 from ddl.step.all_reduce import AllReduce, GradientDtype
-from ddl.step.gradients import prepare_optimizer
 from ddl.step.moving_statistics import Statistics, allow_replica_writes
 from ddl.step.noise_scale import GradientNoiseScale
 from ddl.step.objective import Objective
@@ -193,7 +193,7 @@ def _update(
     """Builds the optimizer's slots, the averages and the update."""
     allow_replica_writes(layers, strategy)
     statistics = Statistics(layers, strategy)
-    prepare_optimizer(optimizer, variables, strategy)
+    gradient_path.prepare_optimizer(optimizer, variables, strategy)
     loss_scale = options.loss_scale
     if loss_scale == "auto":
         is_float16 = options.gradient_dtype == "float16" or computes_in_float16(model)
