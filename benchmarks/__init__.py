@@ -16,7 +16,7 @@ BENCHMARKS = (
     "memory",
     "parity",
 )
-"""Names in the order of the page. Each module ends with `benchmarks.report.main(measure)`."""
+"""Names in the order of the page. Each module ends with `benchmarks.command.main(measure)`."""
 
 LONG = {"large_batch": 3 * 3600}
 """Benchmarks that run only when named, and the time limit of each in seconds."""

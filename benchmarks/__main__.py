@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 
-from benchmarks import BENCHMARKS, LONG, page, report
+from benchmarks import BENCHMARKS, LONG, command, page
 
 _LIMIT_SECONDS = 900
 
@@ -38,16 +38,16 @@ def main() -> None:
     )
     known = (*BENCHMARKS, *LONG)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(known))
-    report.add_flags(parser)
+    command.add_flags(parser)
     flags = parser.parse_args()
     if unknown := {*flags.names} - {*known}:
         parser.error(f"There is no benchmark {', '.join(unknown)}. Choose from {', '.join(known)}.")
     failed = []
     start = time.monotonic()
     for name in flags.names or BENCHMARKS:
-        command = [sys.executable, "-m", f"benchmarks.{name}", f"--results={flags.results}"]
-        command += ["--quick"] if flags.quick else []
-        if why := run(command, LONG.get(name, _LIMIT_SECONDS)):
+        started = [sys.executable, "-m", f"benchmarks.{name}", f"--results={flags.results}"]
+        started += ["--quick"] if flags.quick else []
+        if why := run(started, LONG.get(name, _LIMIT_SECONDS)):
             failed.append(f"{name}: {why}")
             print(f"benchmarks.{name} failed: {why}.", file=sys.stderr, flush=True)
     minutes = (time.monotonic() - start) / 60

@@ -23,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 import ddl
-from benchmarks import report
+from benchmarks import command, report
 from benchmarks.report import Report, Table, interleaved, seconds, spread
 from ddl import distribution
 from ddl.checkpoints.checkpoints import Checkpoints
@@ -105,4 +105,4 @@ def measure(quick: bool) -> Report:
 
 
 if __name__ == "__main__":
-    report.main(measure)
+    command.main(measure)

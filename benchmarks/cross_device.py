@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 import ddl
-from benchmarks import report
+from benchmarks import command, networks, report
 from benchmarks.report import Plot, Report, Series, Table
 from ddl import distribution
 from ddl.distribution.communication import Communication
@@ -43,16 +43,7 @@ def ways(on_gpu: bool) -> dict[str, Communication]:
 
 def model(name: str) -> keras.Model:
     """Builds the network of one of two tutorials."""
-    if name == "MLP":
-        return ddl.models.mlp((28, 28, 1), 10, hidden_units=(128,), dropout=0.2)
-    return ddl.models.cnn(
-        (28, 28, 1),
-        10,
-        blocks=((32, 64),),
-        hidden_units=(128,),
-        block_dropout=0.25,
-        hidden_dropout=0.5,
-    )
+    return networks.mlp() if name == "MLP" else networks.cnn()
 
 
 def trainer(name: str, devices: list[str], way: Communication) -> ddl.Trainer:
@@ -112,4 +103,4 @@ def measure(quick: bool) -> Report:
 
 
 if __name__ == "__main__":
-    report.main(measure)
+    command.main(measure)

@@ -13,7 +13,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import numpy as np
 import tensorflow as tf
 
-from benchmarks import report
+from benchmarks import command, report
 from benchmarks.report import Report, Spread, Table
 from ddl.data import batch_indices
 
@@ -77,4 +77,4 @@ def measure(quick: bool) -> Report:
 
 
 if __name__ == "__main__":
-    report.main(measure)
+    command.main(measure)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import report
+from benchmarks import command
 from benchmarks.report import Bar, Plot, Report, Series, Table, interleaved, spread
 
 STEPS = 500
@@ -126,4 +126,4 @@ def _of(runs: Sequence[dict[str, float]], part: str, missing: float | str = "–
 
 
 if __name__ == "__main__":
-    report.main(measure)
+    command.main(measure)

@@ -21,7 +21,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import numpy as np
 import tensorflow as tf
 
-from benchmarks import report
+from benchmarks import command, report
 from benchmarks.report import Plot, Report, Series, Table
 from ddl import data, distribution
 
@@ -147,4 +147,4 @@ def measure(quick: bool) -> Report:
 
 
 if __name__ == "__main__":
-    report.main(measure)
+    command.main(measure)

@@ -35,7 +35,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras
 import numpy as np
 
-from benchmarks import report
+from benchmarks import command
 from benchmarks.moved_digits import data
 from benchmarks.report import Bar, Plot, Report, Series, Spread, Table
 from benchmarks.trainings import (
@@ -337,4 +337,4 @@ def measure(quick: bool) -> Report:
 
 
 if __name__ == "__main__":
-    report.main(measure)
+    command.main(measure)

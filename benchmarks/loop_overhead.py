@@ -21,7 +21,7 @@ import dataclasses
 
 import numpy as np
 
-from benchmarks import report
+from benchmarks import command
 from benchmarks.report import Bar, Plot, Report, Series, Spread, Table, interleaved, spread
 from benchmarks.turns import Contender, Failed
 
@@ -202,4 +202,4 @@ def plot(found: dict[Case, Found]) -> Plot:
 
 
 if __name__ == "__main__":
-    report.main(measure)
+    command.main(measure)

@@ -18,7 +18,8 @@ import keras
 import tensorflow as tf
 
 import ddl
-from benchmarks import report
+from benchmarks import command, report
+from benchmarks.networks import cnn, mlp
 from benchmarks.report import Report, Table, spread
 from ddl import distribution
 from ddl.optimizers import FusedAdam
@@ -31,17 +32,7 @@ Loop = Callable[[], object]
 Network = Callable[[], keras.Model]
 
 
-def cnn() -> keras.Model:
-    """Builds the network of the third tutorial."""
-    return ddl.models.cnn((28, 28, 1), 10, block_dropout=0.25, hidden_dropout=0.5)
-
-
-def mlp() -> keras.Model:
-    """Builds the network of the second tutorial."""
-    return ddl.models.mlp((28, 28, 1), 10, dropout=0.2)
-
-
-def build(network: Network, batch: int, steps: int, in_graph_of_its_own: bool) -> Loop:
+def build(network: Network, batch: int, steps: int, in_own_graph: bool) -> Loop:
     """Builds a loop that makes `steps` updates per call."""
     data = ddl.data.synthetic_images(
         "train", image_shape=(28, 28, 1), num_classes=10, num_examples=16 * batch
@@ -55,7 +46,7 @@ def build(network: Network, batch: int, steps: int, in_graph_of_its_own: bool) -
             global_batch_size=batch,
             steps_per_loop=steps,
         )
-    trainer._objective.loses_kernels_in_loops = in_graph_of_its_own
+    trainer._parts.objective.needs_own_graph = in_own_graph
     return lambda: trainer.train(steps)
 
 
@@ -117,4 +108,4 @@ def measure(quick: bool) -> Report:
 
 
 if __name__ == "__main__":
-    report.main(measure)
+    command.main(measure)

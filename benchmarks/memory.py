@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks import report
+from benchmarks import command, report
 from benchmarks.report import Bar, Report, Table
 
 STEPS = (2_000, 20_000)
@@ -86,4 +86,4 @@ def measure(quick: bool) -> Report:
 
 
 if __name__ == "__main__":
-    report.main(measure)
+    command.main(measure)

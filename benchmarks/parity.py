@@ -11,7 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-from benchmarks import report
+from benchmarks import command
 from benchmarks.report import Plot, Report, Series, Table
 from tests.conftest import make_strategy
 from tests.training.parity_cases import CASES, differences
@@ -54,4 +54,4 @@ def _power(value: float | None) -> str:
 
 
 if __name__ == "__main__":
-    report.main(measure)
+    command.main(measure)

@@ -10,7 +10,7 @@ peak resident memory. On a GPU, if there is one, they are the third tutorial's C
 import os
 from typing import Any, NamedTuple
 
-from benchmarks import report
+from benchmarks import command, networks
 from benchmarks.report import Plot, Report, Series, Table, interleaved, seconds, spread
 from benchmarks.turns import Contender, Turns
 
@@ -42,9 +42,9 @@ def network(name: str) -> Any:
         blocks = ((32,), (64,))
         return ddl.models.cnn((8, 8, 1), 10, blocks=blocks, hidden_units=(64,), padding="same")
     if name == "MLP":
-        return ddl.models.mlp((28, 28, 1), 10, dropout=0.2)
+        return networks.mlp()
     if name == "CNN":
-        return ddl.models.cnn((28, 28, 1), 10, block_dropout=0.25, hidden_dropout=0.5)
+        return networks.cnn()
     return keras.applications.ResNet50(
         weights=None, input_shape=(64, 64, 3), classes=10, classifier_activation=None
     )
@@ -87,7 +87,7 @@ def train(case: Case, turns: Turns) -> None:
 def measure(quick: bool) -> Report:
     """Measures on the CPU, and on a GPU if there is one."""
     cases = list(ON_CPU)
-    if report.machine()["gpus"] != "none":
+    if command.machine()["gpus"] != "none":
         cases += [case._replace(on_gpu=True) for case in ON_GPU]
     rows, series = [], []
     for case in cases:
@@ -136,4 +136,4 @@ def measure_case(case: Case, quick: bool) -> tuple[dict[str, Any], dict[str, flo
 
 
 if __name__ == "__main__":
-    report.main(measure)
+    command.main(measure)

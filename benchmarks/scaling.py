@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import report
+from benchmarks import command
 from benchmarks.loop_overhead import Case
 from benchmarks.report import Plot, Report, Series, Spread, Table, interleaved, spread
 from benchmarks.turns import Contender
@@ -205,4 +205,4 @@ def measure(quick: bool) -> Report:
 
 
 if __name__ == "__main__":
-    report.main(measure)
+    command.main(measure)

@@ -13,15 +13,12 @@ The model then predicts weak scaling from 8 to 4,096 replicas for both networks,
 devices.
 """
 
-import functools
-import json
-import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks import report
+from benchmarks import command, networks
 from benchmarks.cluster_model import (
     Algorithm,
     Cluster,
@@ -32,10 +29,10 @@ from benchmarks.cluster_model import (
     ring,
     step_time,
 )
+from benchmarks.pinned_workers import WORKERS, PinnedWorkers, strategy_of_process
 from benchmarks.report import Plot, Report, Series, Table, interleaved, spread
-from benchmarks.turns import Contender, Turns
+from benchmarks.turns import Turns
 
-WORKERS = 2
 BATCH = 64  # per worker
 STEPS = 20
 SIZES = (1_000, 30_000, 300_000, 1_199_882)  # float32 values; the last is the CNN's gradient
@@ -112,17 +109,6 @@ def worker(case: Case, turns: Turns) -> None:
     turns.take(window)
 
 
-@functools.cache
-def strategy_of_process() -> Any:
-    """Builds the strategy that TF_CONFIG selects, on this worker's core."""
-    os.sched_setaffinity(0, {int(os.environ["CORE"])})
-    from ddl import distribution
-
-    return distribution.build_strategy(
-        "multi_worker_mirrored" if os.environ["TF_CONFIG"] else "one_device"
-    )
-
-
 def all_reduces(case: Case) -> Callable[[], object]:
     """Returns a function that runs `case.repeats` all-reduces in sequence."""
     strategy = strategy_of_process()
@@ -153,7 +139,7 @@ def updates(case: Case) -> Callable[[], object]:
     import ddl
 
     with strategy.scope():
-        model = ddl.models.cnn((28, 28, 1), 10, block_dropout=0.25, hidden_dropout=0.5)
+        model = networks.cnn()
         data = ddl.data.synthetic_images(
             "train", image_shape=(28, 28, 1), num_classes=10, num_examples=2048
         )
@@ -170,44 +156,9 @@ def updates(case: Case) -> Callable[[], object]:
 # ------------------------------------------------------------ in the benchmark's process
 
 
-class Group:
-    """Workers that compute at the same time, as a cluster or, if `alone`, independently."""
-
-    def __init__(self, cases: list[Case], alone: bool) -> None:
-        """Starts the workers."""
-        from ddl.launcher.tasks import free_ports
-
-        addresses = [f"127.0.0.1:{port}" for port in free_ports(WORKERS)]
-        cores = sorted(os.sched_getaffinity(0))
-        self.workers = []
-        for index in range(WORKERS):
-            cluster = {"worker": addresses}
-            config = {"cluster": cluster, "task": {"type": "worker", "index": index}}
-            environment = {
-                "CORE": str(cores[index % len(cores)]),
-                "TF_NUM_INTRAOP_THREADS": "1",
-                "TF_CONFIG": "" if alone else json.dumps(config),
-                "TF_CPP_MIN_LOG_LEVEL": "3",
-                "CUDA_VISIBLE_DEVICES": "",
-            }
-            entry = "benchmarks.simulated_cluster:worker"
-            self.workers.append(Contender(entry, cases, environment))
-
-    def seconds(self, case: Case) -> float:
-        """Returns the seconds of one repeat on the slower worker."""
-        for each in self.workers:
-            each.start_window()
-        return max(each.end_window() for each in self.workers) / case.repeats
-
-    def next_case(self) -> None:
-        """Ends the case."""
-        for each in self.workers:
-            each.next_case()
-
-    def close(self) -> None:
-        """Kills the processes."""
-        for each in self.workers:
-            each.close()
+def seconds_of(workers: PinnedWorkers, case: Case) -> float:
+    """Returns the seconds of one repeat on the slower worker."""
+    return max(workers.windows()) / case.repeats
 
 
 def measure_here(quick: bool) -> tuple[dict[int, np.ndarray], dict[str, np.ndarray]]:
@@ -215,15 +166,20 @@ def measure_here(quick: bool) -> tuple[dict[int, np.ndarray], dict[str, np.ndarr
     rounds = 1 if quick else ROUNDS
     step = Case("step", BATCH, 2 if quick else STEPS)
     reduces = [Case("all-reduce", size, max(2, 2_000_000 // size // 20)) for size in SIZES]
-    together, alone = Group([*reduces, step], alone=False), Group([step], alone=True)
+    entry, one_thread = "benchmarks.simulated_cluster:worker", {"TF_NUM_INTRAOP_THREADS": "1"}
+    together = PinnedWorkers(entry, [*reduces, step], alone=False, **one_thread)
+    alone = PinnedWorkers(entry, [step], alone=True, **one_thread)
     try:
         sizes = {}
         for case in reduces:
-            together.seconds(case)
-            sizes[4 * case.size] = np.array([together.seconds(case) for _ in range(rounds)])
+            seconds_of(together, case)
+            times = [seconds_of(together, case) for _ in range(rounds)]
+            sizes[4 * case.size] = np.array(times)
             together.next_case()
         groups = {"alone": alone, "together": together}
-        windows = {name: lambda group=group: group.seconds(step) for name, group in groups.items()}
+        windows = {
+            name: lambda group=group: seconds_of(group, step) for name, group in groups.items()
+        }
         interleaved(windows, 1)
         return sizes, interleaved(windows, rounds)
     finally:
@@ -313,4 +269,4 @@ def measure(quick: bool) -> Report:
 
 
 if __name__ == "__main__":
-    report.main(measure)
+    command.main(measure)

@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 import ddl
-from benchmarks import report
+from benchmarks import command, report
 from benchmarks.report import Report, Table
 from ddl import distribution
 from ddl.precision import set_precision
@@ -171,4 +171,4 @@ def measure(quick: bool) -> Report:
 
 
 if __name__ == "__main__":
-    report.main(measure)
+    command.main(measure)

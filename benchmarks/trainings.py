@@ -12,6 +12,7 @@ from typing import Any
 import keras
 
 import ddl
+from benchmarks import networks
 from ddl import distribution
 from ddl.errors import TrainingDiverged
 from ddl.optimizers.learning_rate import LearningRate, ScalingRule
@@ -74,14 +75,7 @@ def small_cnn() -> keras.Model:
 
 def tutorial_cnn() -> keras.Model:
     """Builds the tutorial's network."""
-    return ddl.models.cnn(
-        (8, 8, 1),
-        10,
-        blocks=((32, 64),),
-        hidden_units=(128,),
-        block_dropout=0.25,
-        hidden_dropout=0.5,
-    )
+    return networks.cnn(8)
 
 
 def train(

@@ -16,19 +16,17 @@ Horovod 0.28.1 does not build on this TensorFlow and is left out.
 """
 
 import functools
-import json
-import os
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks import report
+from benchmarks import command, networks, report
+from benchmarks.pinned_workers import WORKERS, PinnedWorkers, pin, strategy_of_process
 from benchmarks.report import Bar, Plot, Report, Series, Table, spread
-from benchmarks.turns import Contender, Turns
+from benchmarks.turns import Turns
 
-WORKERS = 2
 EXAMPLES = 8192
 
 
@@ -61,17 +59,17 @@ _ENTRIES = {ALONE: "alone", DDL: "together", BFLOAT16: "rounded", TENSORFLOW: "t
 
 def alone(case: Case, turns: Turns) -> None:
     """Trains as an independent run."""
-    take(turns, case.steps, ddl_window(case, strategy_of_process("one_device")))
+    take(turns, case.steps, ddl_window(case, strategy_of_process()))
 
 
 def together(case: Case, turns: Turns) -> None:
     """Trains as a worker of ddl."""
-    take(turns, case.steps, ddl_window(case, strategy_of_process("multi_worker_mirrored")))
+    take(turns, case.steps, ddl_window(case, strategy_of_process()))
 
 
 def rounded(case: Case, turns: Turns) -> None:
     """Trains as a worker of ddl with gradients rounded to bfloat16."""
-    strategy = strategy_of_process("multi_worker_mirrored")
+    strategy = strategy_of_process()
     take(turns, case.steps, ddl_window(case, strategy, gradient_dtype="bfloat16"))
 
 
@@ -91,15 +89,6 @@ def take(turns: Turns, steps: int, window: Callable[[int], object]) -> None:
 
 
 @functools.cache
-def strategy_of_process(name: str) -> Any:
-    """Builds the strategy on this worker's core."""
-    os.sched_setaffinity(0, {int(os.environ["CORE"])})
-    from ddl import distribution
-
-    return distribution.build_strategy(name)
-
-
-@functools.cache
 def arrays() -> tuple[np.ndarray, np.ndarray]:
     """Returns images of 28 × 28, and labels."""
     from ddl.data.synthetic import synthetic_images
@@ -111,14 +100,10 @@ def network_and_optimizer(case: Case) -> tuple[Any, Any]:
     """Builds the network and the optimizer. Call it in the scope of a strategy."""
     import keras
 
-    import ddl
     from ddl.optimizers import FusedAdam
 
     keras.utils.set_random_seed(0)
-    if case.network == "CNN":
-        model = ddl.models.cnn((28, 28, 1), 10, block_dropout=0.25, hidden_dropout=0.5)
-    else:
-        model = ddl.models.mlp((28, 28, 1), 10, dropout=0.2)
+    model = networks.cnn() if case.network == "CNN" else networks.mlp()
     return model, FusedAdam()
 
 
@@ -141,7 +126,7 @@ def ddl_window(case: Case, strategy: Any, **arguments: Any) -> Callable[[int], o
 
 def tutorial_window(case: Case) -> Callable[[int], object]:
     """Returns a function that makes a given number of calls of a distributed step."""
-    os.sched_setaffinity(0, {int(os.environ["CORE"])})
+    pin()
     import keras
     import tensorflow as tf
 
@@ -190,49 +175,9 @@ def _tensorflow_strategy() -> Any:
 # ------------------------------------------------------------ in the benchmark's process
 
 
-class Group:
-    """The processes of one contender."""
-
-    def __init__(self, name: str, cases: list[Case]) -> None:
-        """Starts the processes.
-
-        Args:
-          name: Name of the contender.
-          cases: Cases in the order in which the processes run them.
-        """
-        from ddl.launcher.tasks import free_ports
-
-        addresses = [f"127.0.0.1:{port}" for port in free_ports(WORKERS)]
-        cores = sorted(os.sched_getaffinity(0))
-        self._workers = []
-        for index in range(WORKERS):
-            task = {"type": "worker", "index": index}
-            config = {"cluster": {"worker": addresses}, "task": task}
-            environment = {
-                "CORE": str(cores[index % len(cores)]),
-                "TF_CONFIG": "" if name == ALONE else json.dumps(config),
-                "TF_CPP_MIN_LOG_LEVEL": "3",
-                "CUDA_VISIBLE_DEVICES": "",
-            }
-            entry = f"benchmarks.weak_scaling:{_ENTRIES[name]}"
-            self._workers.append(Contender(entry, cases, environment))
-
-    def window(self) -> tuple[float, ...]:
-        """Returns the larger milliseconds per update, and the larger processor milliseconds."""
-        for worker in self._workers:
-            worker.start_window()
-        answers = [worker.end_window() for worker in self._workers]
-        return tuple(max(values) for values in zip(*answers, strict=True))
-
-    def next_case(self) -> None:
-        """Ends the case."""
-        for worker in self._workers:
-            worker.next_case()
-
-    def close(self) -> None:
-        """Kills the processes."""
-        for worker in self._workers:
-            worker.close()
+def slower(workers: PinnedWorkers) -> tuple[float, ...]:
+    """Returns the larger milliseconds per update, and the larger processor milliseconds."""
+    return tuple(max(values) for values in zip(*workers.windows(), strict=True))
 
 
 def measure(quick: bool = False) -> Report:
@@ -242,10 +187,11 @@ def measure(quick: bool = False) -> Report:
     groups = {}
     try:
         for name in _ENTRIES:
-            groups[name] = Group(name, cases)
+            entry = f"benchmarks.weak_scaling:{_ENTRIES[name]}"
+            groups[name] = PinnedWorkers(entry, cases, alone=name == ALONE)
         found = {}
         for case in cases:
-            windows = {name: group.window for name, group in groups.items()}
+            windows = {name: lambda group=group: slower(group) for name, group in groups.items()}
             report.interleaved(windows, 1)  # the first window of each may still allocate memory
             found[case] = report.interleaved(windows, rounds)
             for group in groups.values():
@@ -289,4 +235,4 @@ def as_report(found: dict[Case, dict[str, np.ndarray]]) -> Report:
 
 
 if __name__ == "__main__":
-    report.main(measure)
+    command.main(measure)

@@ -31,6 +31,7 @@ from absl import flags
 from ddl.choices import PINS
 from ddl.cli.arguments import asks_for_help, parse, with_aliases
 from ddl.cli.flags import FLAGS as MAIN_FLAGS
+from ddl.distribution.traits import strategy_of_cluster
 from ddl.errors import ConfigError, DdlError
 from ddl.launcher.cluster import Cluster
 
@@ -131,10 +132,9 @@ def build_cluster(arguments: Sequence[str]) -> Cluster:
         raise flags.Error(
             f"--num_workers is required{servers}. Pass a number, such as --num_workers=2."
         )
-    # A single process chooses its strategy by its devices.
-    joins = FLAGS.num_ps > 0 or FLAGS.num_workers > 1
-    if joins and not MAIN_FLAGS["strategy"].present:
-        strategy = "parameter_server" if FLAGS.num_ps else "multi_worker_mirrored"
+    # One process alone has the strategy that its devices call for.
+    strategy = strategy_of_cluster(FLAGS.num_workers, has_servers=FLAGS.num_ps > 0)
+    if strategy is not None and not MAIN_FLAGS["strategy"].present:
         of_main = [*of_main, f"--strategy={strategy}"]
     return Cluster(
         [sys.executable, "-m", "ddl.main", *of_main],

@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-from ddl.checkpoints.durable_files import write_whole
+from ddl.checkpoints.durable_files import write_atomically
 from ddl.cli.arguments import asks_for_help, parse, with_aliases
 from ddl.cli.flags import FLAGS as MAIN_FLAGS
 from ddl.cli.flags import parse_gpus
-from ddl.cli.placing import place
+from ddl.cli.placing import build_placement
 from ddl.errors import ConfigError, DdlError
 
 if TYPE_CHECKING:
@@ -90,20 +90,20 @@ def find(gpus: Sequence[int] | None) -> None:
       gpus: Indices of the GPUs to use; None means all.
     """
     MAIN_FLAGS.cluster = "none"  # the test runs in one process, whatever TF_CONFIG says
-    placement = place(gpus)
+    placement = build_placement(gpus)
     assert placement is not None  # only a parameter server gets None
 
     from ddl import config
     from ddl.distribution.workers import Workers
     from ddl.optimizers.learning_rate import LearningRate
-    from ddl.optimizers.plateau import unreduced
+    from ddl.optimizers.plateau import rate_without_plateau
     from ddl.run import train
     from ddl.run.range_test import RangeTest
 
     test = RangeTest(FLAGS.smallest, FLAGS.largest, FLAGS.steps)
     _, trainer = train.build(placement, Workers(placement.strategy))
     config.check_all_used(FLAGS.gin_allow_unused)
-    learning_rate = unreduced(trainer.optimizer)
+    learning_rate = rate_without_plateau(trainer.optimizer)
     factor = learning_rate.factor if isinstance(learning_rate, LearningRate) else 1.0
     batch = trainer.global_batch_size
     result = test.run(trainer)
@@ -148,7 +148,7 @@ def text_plot(result: "RangeTestResult", rows: int = 12, columns: int = 64) -> s
     smoothed = result.smoothed
     places = [round(i * (len(smoothed) - 1) / (columns - 1)) for i in range(columns)]
     low = smoothed.min()
-    height = (result.highest_of_interest - low) or 1.0
+    height = (result.upper_axis_limit - low) or 1.0
     level = [min(rows - 1, round((smoothed[p] - low) / height * (rows - 1))) for p in places]
     lines = []
     for row in range(rows - 1, -1, -1):
@@ -175,7 +175,7 @@ def write(result: "RangeTestResult", batch: int, folder: Path) -> list[Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in contents.items():
-            write_whole(folder / name, content)
+            write_atomically(folder / name, content)
     except OSError as error:
         raise ConfigError(
             f"--output={folder} cannot be written: {error}. Pass another folder."
@@ -195,7 +195,7 @@ def draw(result: "RangeTestResult") -> bytes | None:
     axes.semilogx(result.rates, result.smoothed, color="tab:blue", label="smoothed")
     if result.steepest is not None:
         axes.axvline(result.steepest, color="tab:red", label=f"steepest: {result.steepest:.2g}")
-    low, high = float(result.losses.min()), result.highest_of_interest
+    low, high = float(result.losses.min()), result.upper_axis_limit
     margin = 0.05 * (high - low) or 1.0
     axes.set(xlabel="learning rate", ylabel="loss", ylim=(low - margin, high + margin))
     axes.legend()

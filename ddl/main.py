@@ -31,7 +31,7 @@ from ddl.cli.flags import (
     parse_checkpoint,
     parse_gpus,
 )
-from ddl.cli.placing import place
+from ddl.cli.placing import build_placement
 from ddl.errors import UNEXPECTED_STATUS, DdlError, WorkerLost
 
 
@@ -87,18 +87,17 @@ def start(gpus: Sequence[int] | None, checkpoint: str | int) -> None:
       gpus: Indices of the GPUs to use; None means all.
       checkpoint: Checkpoint to evaluate or export: `latest`, `best`, or a step.
     """
-    placement = place(gpus)
+    placement = build_placement(gpus)
     if placement is None:
         return
 
     from ddl.distribution.multi_worker import leaving, worker_errors
-    from ddl.distribution.parameter_servers import has_parameter_servers
-    from ddl.distribution.workers import Workers
+    from ddl.distribution.traits import traits_of
     from ddl.run import train
     from ddl.run.from_checkpoints import SavedWeights
 
-    several = Workers(placement.strategy).number > 1 or has_parameter_servers(placement.strategy)
-    with leaving(), worker_errors() if several else nullcontext():
+    several_processes = traits_of(placement.strategy).several_processes
+    with leaving(), worker_errors() if several_processes else nullcontext():
         train.run(
             placement,
             FLAGS.model_dir,

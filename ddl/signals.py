@@ -20,7 +20,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 @contextmanager
-def keeping_answers() -> Iterator[None]:
+def keeping_handlers() -> Iterator[None]:
     """Restores the handlers of SIGTERM and SIGINT after the `with` block. Main thread only.
 
     TensorFlow replaces the handler of SIGTERM when it joins a cluster, and then ignores the signal.

@@ -1,14 +1,17 @@
 """The contract of directions: which room of ddl/ may import which, and how many modules one has."""
 
 import ast
+import graphlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import benchmarks
 import ddl
 
 PACKAGE = Path(ddl.__file__).parent
+BENCHMARKS = Path(benchmarks.__file__).parent
 
 GROUND = {"choices", "errors", "figures", "microbatch", "precision", "random", "signals"}
 _LEARNING = {"data", "layers", "models", "tasks", "optimizers"}
@@ -90,8 +93,59 @@ def test_no_folder_outgrows_a_glance():
         assert len(own) <= 16, f"{folder.name} has {len(own)} modules"
 
 
+def test_no_module_outgrows_350_lines():
+    long = {
+        str(path.relative_to(PACKAGE)): lines
+        for path in PACKAGE.rglob("*.py")
+        if (lines := len(path.read_text().splitlines())) > 350
+    }
+    assert not long, long
+
+
 @pytest.mark.parametrize("line", ["from ddl.run import train", "import ddl.training.trainer"])
 def test_an_import_upwards_is_seen(tmp_path, line):
     module = tmp_path / "step.py"
     module.write_text(line + "\n")
     assert upward("step", module)
+
+
+def imported_modules(path: Path, modules: set[str]) -> set[str]:
+    """The modules that a module imports, also within functions."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{name.name}" for name in node.names]
+            found |= {name if name in modules else str(node.module) for name in names}
+        elif isinstance(node, ast.Import):
+            found |= {name.name for name in node.names}
+    return found & modules
+
+
+def circle_in(folder: Path) -> list[str]:
+    """Modules of a package that import each other in a circle; empty if there is none."""
+    paths = {
+        ".".join(path.relative_to(folder.parent).with_suffix("").parts): path
+        for path in folder.rglob("*.py")
+        if path.name != "__init__.py" and "peers" not in path.parts
+    }
+    graph = {name: imported_modules(path, set(paths)) for name, path in paths.items()}
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+@pytest.mark.parametrize("folder", [PACKAGE, BENCHMARKS], ids=lambda folder: folder.name)
+def test_no_modules_import_each_other(folder):
+    assert not circle_in(folder)
+
+
+def test_a_circle_is_seen(tmp_path):
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "one.py").write_text("from package import two\n")
+    (package / "two.py").write_text("def main():\n    from package.three import main\n")
+    assert not circle_in(package)
+    (package / "three.py").write_text("import package.one\n")
+    assert len(circle_in(package)) == 4

@@ -3,7 +3,7 @@
 import os
 import sys
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -12,17 +12,15 @@ import keras
 import tensorflow as tf
 from absl import logging
 
-from ddl.checkpoints.comparison import compare
-from ddl.checkpoints.contents import BESIDE_ATTRIBUTES, check_covers, model_parts
+from ddl.checkpoints.contents import check_covers, model_parts
 from ddl.checkpoints.directory import (
-    CheckpointDamagedError,
     CheckpointDirectory,
     Metadata,
     SavedCheckpoint,
-    first_line,
-    readable,
 )
+from ddl.checkpoints.finding import checked_or_newest, newest_readable
 from ddl.checkpoints.replica_statistics import ReplicaStatistics
+from ddl.checkpoints.restoring import assign, check_fits
 from ddl.checkpoints.retention import Retention
 from ddl.checkpoints.snapshot import Snapshots
 from ddl.distribution.workers import Workers
@@ -121,11 +119,11 @@ class Checkpoints:
             return False
         # Only the chief can wait for its write; another worker might list the folder too early.
         improves = self._workers.is_chief and self._retention.improves(metrics, self.saved())
-        return bool(self._workers.of_chief(improves))
+        return bool(self._workers.broadcast(improves))
 
     def has_any(self) -> bool:
         """Returns whether the chief finds a checkpoint. Eager, cross-replica, on all workers."""
-        return bool(self._workers.of_chief(self._workers.is_chief and bool(self.saved())))
+        return bool(self._workers.broadcast(self._workers.is_chief and bool(self.saved())))
 
     # ------------------------------------------------------------ saving
 
@@ -222,7 +220,7 @@ class Checkpoints:
     def _tidy(self) -> None:
         """Removes the checkpoints that need not be kept; reports a failure."""
         try:
-            self._directory.remove(self._retention.superfluous(self._directory.saved()))
+            self._directory.remove(self._retention.removable(self._directory.saved()))
         except OSError as error:
             self._report(f"An old checkpoint could not be removed: {error}. Remove it by hand.")
 
@@ -250,12 +248,13 @@ class Checkpoints:
         self.wait()
         with self._workers.failing_together():
             saved = self._find_latest(scheduled) if self._workers.is_chief else None
-        step = self._workers.of_chief(-1 if saved is None else saved.step)
+        step = self._workers.broadcast(-1 if saved is None else saved.step)
         if step < 0:
             return None
         saved = saved or self._directory.at(step)
-        self._check_fits(saved)
-        self._restore(self._checkpoint, saved, of_replicas=True)
+        check_fits(saved, self._trainer)
+        assign(self._checkpoint, saved, of_replicas=self._of_replicas)
+        self._take_over_state()
         if scheduled and self._workers.is_chief:
             self._directory.remove(s for s in self._directory.saved() if s.step > saved.step)
         pace = self._trainer.pace
@@ -265,7 +264,7 @@ class Checkpoints:
 
     def _find_latest(self, scheduled: bool) -> SavedCheckpoint | None:
         """Finds the newest readable checkpoint, moves damaged ones, and cleans up after a kill."""
-        saved, damaged = self._newest_readable(scheduled)
+        saved, damaged = newest_readable(self._directory, scheduled)
         for each, error in damaged:
             where = self._directory.set_aside(each)
             self._report(f"{each} is damaged ({error}) and was moved to {where}.")
@@ -294,8 +293,11 @@ class Checkpoints:
         """
         self._trainer.check_has_own_weights()
         with self._workers.failing_together():
-            saved = self._readable(saved) if self._workers.is_chief else None
-        step = self._workers.of_chief(-1 if saved is None else saved.step)
+            if self._workers.is_chief:
+                saved = checked_or_newest(self._directory, saved, self._report)
+            else:
+                saved = None
+        step = self._workers.broadcast(-1 if saved is None else saved.step)
         if step < 0:
             raise ModelDirectoryError(
                 f"There is no checkpoint in {self.folder}. Train first, or pass another "
@@ -305,105 +307,12 @@ class Checkpoints:
             saved = saved or self._directory.at(step)
             position = {"step": self._state.step, "batches": self._state.batches}
             parts = {**self._model, "state": position}
-            self._restore(tf.train.Checkpoint(**parts), saved, partial=_TRAINING_ALONE)
+            assign(tf.train.Checkpoint(**parts), saved, partial=_TRAINING_ALONE)
+            self._take_over_state()
         return saved
 
-    def _readable(self, saved: SavedCheckpoint | None) -> SavedCheckpoint | None:
-        """Checks and returns the given checkpoint; for None, finds the newest readable one."""
-        if saved is None:
-            saved, damaged = self._newest_readable()
-            for each, error in damaged:
-                self._report(f"{each} is damaged ({error}); the checkpoint before it is used.")
-            return saved
-        try:
-            self._directory.check(saved)
-        except CheckpointDamagedError as error:
-            raise ModelDirectoryError(
-                f"{saved} cannot be read: {error}. Pass another --checkpoint."
-            ) from error
-        return saved
-
-    def _newest_readable(
-        self, scheduled: bool = False
-    ) -> tuple[SavedCheckpoint | None, list[tuple[SavedCheckpoint, CheckpointDamagedError]]]:
-        """Returns the newest readable checkpoint, if any, and the newer, damaged ones.
-
-        Raises:
-          ModelDirectoryError: If there are checkpoints and all are damaged.
-        """
-        damaged = []
-        for saved in reversed(self._directory.saved()):
-            if scheduled and not saved.metadata.scheduled:
-                continue
-            try:
-                self._directory.check(saved)
-            except CheckpointDamagedError as error:
-                if saved.step not in [each.step for each in self._directory.saved()]:
-                    # The run has just removed this checkpoint, and has written newer ones.
-                    return self._newest_readable(scheduled)
-                damaged.append((saved, error))
-            else:
-                return saved, damaged
-        if damaged:
-            listing = "\n".join(f"  {saved}: {error}" for saved, error in damaged)
-            raise ModelDirectoryError(
-                f"No checkpoint in {self._directory.path} can be read:\n{listing}\n"
-                "Restore one from a backup, or start a new run in another --model_dir."
-            )
-        return None, []
-
-    def _check_fits(self, saved: SavedCheckpoint) -> None:
-        """Raises ModelDirectoryError if steps or data positions mean something else here."""
-        trainer, metadata = self._trainer, saved.metadata
-        for name, was, now in (
-            ("global batch size", metadata.global_batch_size, trainer.global_batch_size),
-            ("number of training examples", metadata.num_examples, trainer.num_examples),
-        ):
-            if was is not None and was != now:
-                raise ModelDirectoryError(
-                    f"The {name} must be {was:,}, as in the run that saved {saved}, got {now:,}: "
-                    "the step and the position in the data depend on it. Keep the number, or start "
-                    "a new run from these weights (WarmStart) in another --model_dir."
-                )
-
-    def _restore(
-        self,
-        checkpoint: tf.train.Checkpoint,
-        saved: SavedCheckpoint,
-        partial: Collection[str] = (),
-        of_replicas: bool = False,
-    ) -> None:
-        """Assigns all variables, or none if the checkpoint does not match.
-
-        Args:
-          checkpoint: The objects to restore.
-          saved: The checkpoint on disk.
-          partial: Names of parts that may hold variables that are not restored.
-          of_replicas: Whether to restore each replica's own statistics too.
-
-        Raises:
-          ModelDirectoryError: If the checkpoint does not match or cannot be read.
-        """
-        remedy = "Pass another --model_dir, or the config of the run that saved the checkpoint."
-        try:
-            with readable(saved.prefix) as prefix:
-                if differences := compare(checkpoint, prefix, (*partial, "save_counter")):
-                    if any(path.startswith(BESIDE_ATTRIBUTES) for path in differences.missing):
-                        remedy += (
-                            " If it is that config, an earlier version of ddl left the variables "
-                            "in lists and dicts out of the checkpoint. Train again in another "
-                            "--model_dir."
-                        )
-                    raise ValueError(str(differences))
-                status = checkpoint.restore(prefix).expect_partial()
-                status.assert_existing_objects_matched()
-                if of_replicas:
-                    self._of_replicas.restore(prefix)
-        except (tf.errors.OpError, AssertionError, ValueError) as error:
-            raise ModelDirectoryError(
-                f"{saved} cannot be restored into this model and optimizer: {first_line(error)}. "
-                + remedy
-            ) from error
+    def _take_over_state(self) -> None:
+        """Gives the restored state to the trainer."""
         for layer in layers_of(self._trainer.task):
             if isinstance(layer, keras.layers.Normalization) and layer.built:
                 layer.finalize_state()  # this layer computes with constants made from its variables

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from ddl.checkpoints.comparison import some
 from ddl.errors import ConfigError
-from ddl.tasks.parts import attributes_of, layers_of
+from ddl.tasks.parts import attributes_of, copies_of, layers_of
 from ddl.tasks.task import Task
 
 AnyVariable: TypeAlias = keras.Variable | tf.Variable
@@ -50,7 +50,9 @@ def model_parts(task: Task, generators: Sequence[tf.Variable]) -> dict[str, Any]
     """
     model = task.model
     parts: dict[str, Any] = {"model": model}
-    seen = {id(v) for v in generators} | {id(v) for v in variables_of(tf.train.Checkpoint(**parts))}
+    seen = {id(v) for v in generators} | {
+        id(v) for v in saved_variables(tf.train.Checkpoint(**parts))
+    }
     for part, holder, variables in (
         (IN_CONTAINERS, model, model.variables),
         (IN_TASK, task, [v for layer in layers_of(task) for v in layer.variables]),
@@ -79,7 +81,7 @@ def check_covers(checkpoint: tf.train.Checkpoint, used: Iterable[tf.Variable]) -
     Raises:
       ConfigError: If a used variable is not in the checkpoint.
     """
-    handles = {id(copy.handle) for v in variables_of(checkpoint) for copy in _copies(v)}
+    handles = {id(copy.handle) for v in saved_variables(checkpoint) for copy in copies_of(v)}
     lost = sorted({v.name.split(":")[0] for v in used if id(v.handle) not in handles})
     if lost:
         raise ConfigError(
@@ -90,7 +92,7 @@ def check_covers(checkpoint: tf.train.Checkpoint, used: Iterable[tf.Variable]) -
         )
 
 
-def variables_of(checkpoint: tf.train.Checkpoint) -> list[tf.Variable]:
+def saved_variables(checkpoint: tf.train.Checkpoint) -> list[tf.Variable]:
     """Returns all variables that a checkpoint saves, each once."""
     descendants = tf.train.TrackableView(checkpoint).descendants()
     bare = [_bare(v) for v in descendants if isinstance(v, keras.Variable | tf.Variable)]
@@ -171,8 +173,3 @@ def _nested(named: Mapping[tuple[str, ...], AnyVariable]) -> dict[str, Any]:
 
 def _bare(variable: AnyVariable) -> tf.Variable:
     return variable.value if isinstance(variable, keras.Variable) else variable
-
-
-def _copies(variable: tf.Variable) -> Sequence[tf.Variable]:
-    """Returns a distributed variable's copies on this worker, or the variable itself."""
-    return getattr(variable, "values", None) or [variable]

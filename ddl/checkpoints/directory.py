@@ -19,7 +19,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from ddl.checkpoints.durable_files import sync, write_whole
+from ddl.checkpoints.durable_files import sync, write_atomically
 from ddl.errors import ModelDirectoryError
 
 _FILE = re.compile(r"step-(?P<step>\d+)\.(?P<ending>index|json|partial|data-\d+-of-\d+)")
@@ -224,7 +224,7 @@ class CheckpointDirectory:
         lines = [f'model_checkpoint_path: "{names[-1]}"'] if names else []
         lines += [f'all_model_checkpoint_paths: "{name}"' for name in names]
         with suppress(OSError):
-            write_whole(self.path / "checkpoint", "".join(f"{line}\n" for line in lines))
+            write_atomically(self.path / "checkpoint", "".join(f"{line}\n" for line in lines))
 
     def at(self, step: int) -> SavedCheckpoint:
         """Returns the checkpoint of a step, which must exist."""

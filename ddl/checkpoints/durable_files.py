@@ -10,7 +10,7 @@ from pathlib import Path
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
-def write_whole(path: Path, content: str | bytes) -> None:
+def write_atomically(path: Path, content: str | bytes) -> None:
     """Replaces a file's content atomically: a crash leaves the old content or the new one.
 
     Raises:

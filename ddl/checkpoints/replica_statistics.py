@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from ddl.distribution.workers import Workers
-from ddl.step.moving_statistics import values_everywhere
+from ddl.step.moving_statistics import gather_copies
 
 
 class ReplicaStatistics:
@@ -31,7 +31,7 @@ class ReplicaStatistics:
         Returns:
           For each such variable, its name in a checkpoint and a tensor [replicas, …] of its dtype.
         """
-        everywhere = values_everywhere(self._all_copies, self._workers)
+        everywhere = gather_copies(self._all_copies, self._workers)
         named = {_name(number): tf.stack(values) for number, values in enumerate(everywhere)}
         return {
             name: values for name, values in named.items() if tf.reduce_any(values != values[0])

@@ -62,7 +62,7 @@ class Retention:
             -math.inf if best is None else self._rating(best.metadata.metrics)
         )
 
-    def superfluous(self, saved: Sequence[SavedCheckpoint]) -> list[SavedCheckpoint]:
+    def removable(self, saved: Sequence[SavedCheckpoint]) -> list[SavedCheckpoint]:
         """Returns the checkpoints that need not be kept; `saved` is sorted by step."""
         scheduled = [each for each in saved if each.metadata.scheduled]
         stays = {each.step for each in (*saved[-1:], *scheduled[-self.last :])}

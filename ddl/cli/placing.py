@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ddl.run.placement import Placement
 
 
-def place(gpus: Sequence[int] | None) -> "Placement | None":
+def build_placement(gpus: Sequence[int] | None) -> "Placement | None":
     """Loads the config, configures the devices and builds the strategy.
 
     Args:
@@ -44,6 +44,7 @@ def place(gpus: Sequence[int] | None) -> "Placement | None":
         from ddl.distribution.slurm import join_cluster
         from ddl.distribution.strategies import build_strategy, choose_strategy
         from ddl.distribution.timeouts import ClusterTimeouts
+        from ddl.distribution.traits import TRAITS
         from ddl.run.placement import Placement
 
         join_cluster(FLAGS.cluster)
@@ -64,12 +65,12 @@ def place(gpus: Sequence[int] | None) -> "Placement | None":
             join=FLAGS.join_timeout, peer=FLAGS.peer_timeout, stall=FLAGS.stall_timeout
         )
         name = choose_strategy(FLAGS.strategy)
-    if name == "parameter_server" and parameter_servers.serves_here():
+    traits = TRAITS[name]
+    if traits.asynchronous and parameter_servers.serves_here():
         parameter_servers.serve(timeouts)
         return None
     # A process may be killed while it joins a cluster, so its output is not held back.
-    joins = name in ("multi_worker_mirrored", "parameter_server")
-    with nullcontext() if joins else quiet_start_up():
+    with nullcontext() if traits.several_processes else quiet_start_up():
         strategy = build_strategy(name, communication, timeouts)
     return Placement(
         strategy, communication, FLAGS.steps_per_loop, parse_on_device(FLAGS.data_on_device)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from ddl.distribution.parameter_servers import has_parameter_servers
+from ddl.distribution.traits import traits_of
 from ddl.errors import ConfigError, DeviceError
 
 
@@ -98,7 +98,7 @@ def describe_devices(strategy: tf.distribute.Strategy) -> str:
 
     With parameter servers, describes the cluster: 'workers: 2, parameter servers: 1'.
     """
-    if has_parameter_servers(strategy):
+    if traits_of(strategy).asynchronous:
         workers, servers = strategy._num_workers, strategy._num_ps
         return f"workers: {workers}, parameter servers: {servers}"
     names = [tf.DeviceSpec.from_string(name) for name in strategy.extended.worker_devices]

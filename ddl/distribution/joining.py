@@ -9,7 +9,7 @@ import errno
 import socket
 import time
 
-from ddl.distribution.tf_config import cluster_place
+from ddl.distribution.tf_config import cluster_role
 from ddl.errors import AddressTaken, ConfigError, WorkerLost
 
 # Messages of the rendezvous. Other clients, such as a port probe, send none of them.
@@ -36,8 +36,8 @@ def wait_for_workers(timeout: float) -> tuple[dict[int, socket.socket], list[str
       ConfigError: If the port cannot be used for another reason, or TF_CONFIG is malformed or does
         not name this worker.
     """
-    place = cluster_place()
-    addresses, index = place.workers, place.worker_index
+    role = cluster_role()
+    addresses, index = role.workers, role.worker_index
     deadline = time.monotonic() + timeout
     host, _, port = addresses[index].rpartition(":")
     names = [f"Worker {number} at {address}" for number, address in enumerate(addresses)]

@@ -14,7 +14,7 @@ from ddl.distribution.peers import Peers, lost
 from ddl.distribution.timeouts import ClusterTimeouts
 from ddl.distribution.workers import Workers
 from ddl.errors import DdlError
-from ddl.signals import keeping_answers
+from ddl.signals import keeping_handlers
 
 _TYPES = ("chief", "worker")
 
@@ -85,7 +85,7 @@ def build_multi_worker_strategy(
     peers = Peers(connections, names, peer_timeout=timeouts.peer, stall_timeout=timeouts.stall)
     _PEERS.append(peers)
     alarm = _alarm(timeouts.join + _ALARM_SECONDS)
-    with _all_local_devices(), alarm, worker_errors(), keeping_answers():
+    with _all_local_devices(), alarm, worker_errors(), keeping_handlers():
         strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
         Workers(strategy).any(False)  # a barrier: all workers have joined when it returns
         return strategy

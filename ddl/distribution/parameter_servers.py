@@ -1,7 +1,7 @@
 """Clusters with parameter servers: start-up, and detection of lost tasks.
 
 A chief leads such a cluster and is the only process that runs the program. Workers and parameter
-servers are TensorFlow servers that execute what the chief sends (`ddl.training.asynchronous_loop`).
+servers are TensorFlow servers that execute what the chief sends (`ddl.training.asynchronous.loop`).
 TensorFlow reassigns the updates of a lost worker to the others and readmits the worker when it is
 back. But TensorFlow waits for ever for a worker that neither answers nor dies, so the chief probes
 every task.
@@ -19,12 +19,10 @@ from typing import NoReturn
 import tensorflow as tf
 
 from ddl.distribution.grpc_probe import Answer, ask
-from ddl.distribution.tf_config import cluster_place
+from ddl.distribution.tf_config import cluster_role
 from ddl.distribution.timeouts import ClusterTimeouts
 from ddl.errors import AddressTaken, ConfigError, WorkerLost
-from ddl.signals import keeping_answers
-
-_Strategy = tf.distribute.ParameterServerStrategy
+from ddl.signals import keeping_handlers
 
 _PAUSE = 1.0
 # A dead parameter server has lost its weights. These seconds let TensorFlow's pending call raise
@@ -42,14 +40,6 @@ _SILENCE: dict[Answer, str] = {
 }
 
 
-def has_parameter_servers(strategy: tf.distribute.Strategy) -> bool:
-    """Returns whether the strategy has parameter servers.
-
-    Training is then asynchronous, on workers that a chief leads.
-    """
-    return isinstance(strategy, _Strategy)
-
-
 def serves_here() -> bool:
     """Returns whether TF_CONFIG makes this process a worker or a parameter server.
 
@@ -57,15 +47,15 @@ def serves_here() -> bool:
       ConfigError: If TF_CONFIG is malformed, or does not name a chief, workers and parameter
         servers and this process's task among them.
     """
-    place = cluster_place()
+    role = cluster_role()
     kinds = {"chief", "worker", "ps"}
-    if place.kind not in kinds or not kinds <= place.cluster.keys():
+    if role.kind not in kinds or not kinds <= role.cluster.keys():
         raise ConfigError(
             "parameter_server needs the environment variable TF_CONFIG with a chief, workers and "
             "parameter servers (ps), and the task of this process. `python -m ddl.launch "
             "--num_ps=1 --num_workers=2 -- …` sets it."
         )
-    return place.kind != "chief"
+    return role.kind != "chief"
 
 
 # ---------------------------------------------------------------- a worker, a parameter server
@@ -85,8 +75,8 @@ def serve(timeouts: ClusterTimeouts) -> None:
       WorkerLost: If the chief does not join in time, becomes unreachable or stalls.
       AddressTaken: If TensorFlow cannot use this process's address.
     """
-    place = cluster_place()
-    cluster, kind, index = place.cluster, place.kind, place.index
+    role = cluster_role()
+    cluster, kind, index = role.cluster, role.kind, role.index
     signals = _hold_signals()
     try:
         server = start_server(cluster, kind, index)
@@ -180,15 +170,15 @@ def build_parameter_server_strategy(timeouts: ClusterTimeouts) -> tf.distribute.
             "The parameter server strategy must be built on the chief, but TF_CONFIG makes this "
             "process another task. Call ddl.distribution.parameter_servers.serve here."
         )
-    cluster = cluster_place().cluster
+    cluster = cluster_role().cluster
     peers = [
         (kind, index, at) for kind in ("ps", "worker") for index, at in enumerate(cluster[kind])
     ]
     since = time.monotonic()
     for kind, index, address in peers:
         _wait_for(f"{_NAMES[kind]} {index}", address, since, timeouts.join)
-    with keeping_answers():
-        strategy = _Strategy(
+    with keeping_handlers():
+        strategy = tf.distribute.ParameterServerStrategy(
             tf.distribute.cluster_resolver.TFConfigClusterResolver(rpc_layer="grpc")
         )
     if strategy.num_replicas_in_sync > 1:

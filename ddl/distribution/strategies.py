@@ -4,6 +4,8 @@
 model is built.
 """
 
+from collections.abc import Callable
+
 import tensorflow as tf
 
 from ddl.choices import (
@@ -15,9 +17,10 @@ from ddl.distribution.multi_worker import build_multi_worker_strategy
 from ddl.distribution.parameter_servers import (
     build_parameter_server_strategy,
 )
-from ddl.distribution.tf_config import cluster_place
+from ddl.distribution.tf_config import cluster_role
 from ddl.distribution.timeouts import ClusterTimeouts
 from ddl.distribution.tpu import build_tpu_strategy
+from ddl.distribution.traits import strategy_of_cluster
 from ddl.errors import ConfigError, check_choice
 
 _TPU_TIMEOUT = 10.0
@@ -50,30 +53,7 @@ def build_strategy(
     check_choice("strategy", name, STRATEGIES)
     communication, timeouts = communication or Communication(), timeouts or ClusterTimeouts()
     name = choose_strategy(name)
-    if name == "multi_worker_mirrored":
-        if len(cluster_place().workers) < 2:
-            raise ConfigError(
-                "multi_worker_mirrored needs the environment variable TF_CONFIG with at least two "
-                "workers. `python -m ddl.launch --num_workers=2 -- …` sets it. For a single "
-                "process use --strategy=mirrored."
-            )
-        return build_multi_worker_strategy(communication.options(), timeouts)
-    if name == "parameter_server":
-        return build_parameter_server_strategy(timeouts)
-    if name == "tpu":
-        return build_tpu_strategy(min(timeouts.join, _TPU_TIMEOUT))
-    accelerators = [device.name for device in tf.config.list_logical_devices("GPU")]
-    devices = accelerators or [device.name for device in tf.config.list_logical_devices("CPU")]
-    if name == "one_device":
-        return tf.distribute.OneDeviceStrategy(devices[0])
-    if name == "mirrored":
-        return tf.distribute.MirroredStrategy(
-            devices,
-            cross_device_ops=cross_device_ops(communication, on_gpu=bool(accelerators)),
-        )
-    return tf.distribute.experimental.CentralStorageStrategy(
-        compute_devices=devices, parameter_device="CPU:0"
-    )
+    return BUILDERS[name](communication, timeouts)
 
 
 def choose_strategy(name: StrategyName) -> StrategyName:
@@ -86,11 +66,68 @@ def choose_strategy(name: StrategyName) -> StrategyName:
     """
     if name != "auto":
         return name
-    place = cluster_place()
-    if "ps" in place.cluster:
-        return "parameter_server"
-    if len(place.workers) > 1:
-        return "multi_worker_mirrored"
+    role = cluster_role()
+    if of_cluster := strategy_of_cluster(len(role.workers), "ps" in role.cluster):
+        return of_cluster
     if len(tf.config.list_logical_devices("GPU")) > 1:
         return "mirrored"
     return "one_device"
+
+
+# ------------------------------------------------------------ builders
+
+
+def _one_device(communication: Communication, timeouts: ClusterTimeouts) -> tf.distribute.Strategy:
+    return tf.distribute.OneDeviceStrategy(_devices()[0])
+
+
+def _mirrored(communication: Communication, timeouts: ClusterTimeouts) -> tf.distribute.Strategy:
+    on_gpu = bool(tf.config.list_logical_devices("GPU"))
+    all_reduce = cross_device_ops(communication, on_gpu=on_gpu)
+    return tf.distribute.MirroredStrategy(_devices(), cross_device_ops=all_reduce)
+
+
+def _central_storage(
+    communication: Communication, timeouts: ClusterTimeouts
+) -> tf.distribute.Strategy:
+    return tf.distribute.experimental.CentralStorageStrategy(
+        compute_devices=_devices(), parameter_device="CPU:0"
+    )
+
+
+def _multi_worker_mirrored(
+    communication: Communication, timeouts: ClusterTimeouts
+) -> tf.distribute.Strategy:
+    if len(cluster_role().workers) < 2:
+        raise ConfigError(
+            "multi_worker_mirrored needs the environment variable TF_CONFIG with at least two "
+            "workers. `python -m ddl.launch --num_workers=2 -- …` sets it. For a single "
+            "process use --strategy=mirrored."
+        )
+    return build_multi_worker_strategy(communication.options(), timeouts)
+
+
+def _parameter_server(
+    communication: Communication, timeouts: ClusterTimeouts
+) -> tf.distribute.Strategy:
+    return build_parameter_server_strategy(timeouts)
+
+
+def _tpu(communication: Communication, timeouts: ClusterTimeouts) -> tf.distribute.Strategy:
+    return build_tpu_strategy(min(timeouts.join, _TPU_TIMEOUT))
+
+
+def _devices() -> list[str]:
+    """Returns the names of this process's GPUs; of its CPU devices if there are none."""
+    devices = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
+    return [device.name for device in devices]
+
+
+BUILDERS: dict[StrategyName, Callable[[Communication, ClusterTimeouts], tf.distribute.Strategy]] = {
+    "one_device": _one_device,
+    "mirrored": _mirrored,
+    "multi_worker_mirrored": _multi_worker_mirrored,
+    "parameter_server": _parameter_server,
+    "central_storage": _central_storage,
+    "tpu": _tpu,
+}

@@ -1,4 +1,4 @@
-"""The place of this process in its cluster, according to TF_CONFIG.
+"""The role of this process in its cluster, according to TF_CONFIG.
 
 Only this module of ddl parses TF_CONFIG. `ddl.distribution.slurm` sets it from other sources.
 TensorFlow's strategies require its own resolvers, which parse TF_CONFIG again.
@@ -13,7 +13,7 @@ from ddl.errors import ConfigError
 
 
 @dataclasses.dataclass(frozen=True)
-class ClusterPlace:
+class ClusterRole:
     """Contents of TF_CONFIG.
 
     Attributes:
@@ -50,8 +50,8 @@ class ClusterPlace:
         return index
 
 
-def cluster_place() -> ClusterPlace:
-    """Parses TF_CONFIG. Without TF_CONFIG the place has no cluster.
+def cluster_role() -> ClusterRole:
+    """Parses TF_CONFIG. Without TF_CONFIG the role has no cluster.
 
     Raises:
       ConfigError: If TF_CONFIG is malformed.
@@ -60,7 +60,7 @@ def cluster_place() -> ClusterPlace:
         config = json.loads(os.environ.get("TF_CONFIG") or "{}")
         cluster = {kind: [*hosts] for kind, hosts in dict(config.get("cluster", {})).items()}
         task = config.get("task", {})
-        return ClusterPlace(cluster, str(task.get("type", "")), int(task.get("index", 0)))
+        return ClusterRole(cluster, str(task.get("type", "")), int(task.get("index", 0)))
     except (ValueError, AttributeError, TypeError) as error:
         raise ConfigError(
             "The environment variable TF_CONFIG must be a JSON object in TensorFlow's form: "

@@ -13,11 +13,6 @@ from ddl.errors import DeviceError
 _GRPC = "grpc://"
 
 
-def is_tpu(strategy: tf.distribute.Strategy) -> bool:
-    """Returns whether the replicas are the cores of a TPU."""
-    return isinstance(strategy, tf.distribute.TPUStrategy)
-
-
 def build_tpu_strategy(timeout: float) -> tf.distribute.Strategy:
     """Connects to and initializes a TPU. Must run before any other operation of the process.
 

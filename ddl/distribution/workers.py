@@ -11,9 +11,8 @@ from contextlib import contextmanager
 import numpy as np
 import tensorflow as tf
 
+from ddl.distribution.traits import traits_of
 from ddl.errors import DdlError, ModelDirectoryError
-
-_Strategy = tf.distribute.MultiWorkerMirroredStrategy
 
 
 class Workers:
@@ -31,7 +30,7 @@ class Workers:
         self._strategy = strategy
         self.number = 1
         self.index = 0
-        if isinstance(strategy, _Strategy):
+        if traits_of(strategy).workers_are_equal:
             self.number = strategy.extended._num_workers
             self.index = strategy.extended._id_in_cluster
 
@@ -69,22 +68,22 @@ class Workers:
                 "Another worker failed. Its output shows the error."
             )
 
-    def of_chief(self, value: int) -> int:
+    def broadcast(self, value: int) -> int:
         """Broadcasts the chief's integer, of magnitude at most 2^53."""
-        return int(self.figure_of_chief(float(value)))
+        return int(self.broadcast_float(float(value)))
 
-    def figure_of_chief(self, value: float) -> float:
+    def broadcast_float(self, value: float) -> float:
         """Broadcasts the chief's float64; the result is bitwise the same on all processes."""
         return float(self._total([value if self.is_chief else 0.0])[0])
 
-    def texts(self, text: str) -> list[str]:
+    def gather_texts(self, text: str) -> list[str]:
         """Gathers the text of each process, in order of `index`."""
         own = np.frombuffer(text.encode(), np.uint8)
-        lengths = self.rows(np.array([len(own)]))[:, 0].astype(int)
-        rows = self.rows(np.pad(own, [0, lengths.max() - len(own)])).astype(np.uint8)
+        lengths = self.gather(np.array([len(own)]))[:, 0].astype(int)
+        rows = self.gather(np.pad(own, [0, lengths.max() - len(own)])).astype(np.uint8)
         return [row[:length].tobytes().decode() for row, length in zip(rows, lengths, strict=True)]
 
-    def rows(self, values: np.ndarray) -> np.ndarray:
+    def gather(self, values: np.ndarray) -> np.ndarray:
         """Gathers a row [n] of each process into float64 [number, n]; n is the same on all."""
         matrix = np.zeros([self.number, len(values)])
         matrix[self.index] = values

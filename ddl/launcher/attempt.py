@@ -183,7 +183,7 @@ class ClusterAttempt:
 
     def _report(self, process: ClusterProcess, consequence: str) -> None:
         rest = f" {consequence}" if self._running() else ""
-        what = f"{process.task} {process.how_it_ended()}.{rest}"
+        what = f"{process.task} {process.describe_exit()}.{rest}"
         if process.log is None:
             say(f"{what} The output of {process.task} is above.")
         elif lines := process.log.last_lines(_LAST_LINES):

@@ -22,7 +22,7 @@ from ddl.errors import (
 )
 from ddl.launcher.attempt import ClusterAttempt, say
 from ddl.launcher.log import ProcessLog
-from ddl.launcher.pinning import place_tasks
+from ddl.launcher.pinning import pin_tasks
 from ddl.launcher.process import HEARD, ClusterProcess
 from ddl.launcher.tasks import ClusterTask, cluster_tasks, free_ports, tf_configs
 
@@ -60,7 +60,7 @@ class Cluster:
         """
         self._command = command
         self._tasks = cluster_tasks(num_workers, num_ps)
-        self._places = place_tasks(self._tasks, pin)
+        self._places = pin_tasks(self._tasks, pin)
         self._max_restarts = max_restarts
         self._grace_seconds = grace_seconds
         self._log_dir = None if log_dir is None else Path(log_dir)

@@ -15,7 +15,7 @@ _DEVICES = Path("/dev")
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class Pinning:
     """Placement of a process.
 
     Attributes:
@@ -27,8 +27,8 @@ class Place:
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
-def place_tasks(tasks: Sequence[ClusterTask], pin: Pin) -> list[Place]:
-    """Returns a place for each task. Workers are pinned; a chief and parameter servers are not.
+def pin_tasks(tasks: Sequence[ClusterTask], pin: Pin) -> list[Pinning]:
+    """Returns the pinning of each task. Workers are pinned; a chief and parameter servers are not.
 
     With `gpus` a chief and parameter servers see no GPU, since TensorFlow would allocate the memory
     of every GPU.
@@ -38,15 +38,15 @@ def place_tasks(tasks: Sequence[ClusterTask], pin: Pin) -> list[Place]:
     """
     num_workers = sum(task.kind == "worker" for task in tasks)
     if pin == "cores":
-        of_workers, of_others = _share_cores(num_workers), Place()
+        of_workers, of_others = _share_cores(num_workers), Pinning()
     elif pin == "gpus":
         of_workers, of_others = _share_gpus(num_workers), _with_gpu("")
     else:
-        return [Place() for _ in tasks]
+        return [Pinning() for _ in tasks]
     return [of_workers[task.index] if task.kind == "worker" else of_others for task in tasks]
 
 
-def _share_cores(num_workers: int) -> list[Place]:
+def _share_cores(num_workers: int) -> list[Pinning]:
     # Workers wait for the slowest one, so each gets as many cores; some cores may stay unused.
     cores = sorted(os.sched_getaffinity(0), key=_position)
     share = len(cores) // num_workers
@@ -56,7 +56,7 @@ def _share_cores(num_workers: int) -> list[Place]:
             f"{len(cores)}. Lower --num_workers, or leave --pin out."
         )
     return [
-        Place(
+        Pinning(
             frozenset(cores[worker * share : (worker + 1) * share]),
             {"TF_NUM_INTRAOP_THREADS": str(share)},
         )
@@ -74,7 +74,7 @@ def _position(core: int) -> tuple[int, int, int]:
         return 0, 0, core
 
 
-def _share_gpus(num_workers: int) -> list[Place]:
+def _share_gpus(num_workers: int) -> list[Pinning]:
     gpus = _visible_gpus()
     if len(gpus) < num_workers:
         raise ConfigError(
@@ -92,5 +92,5 @@ def _visible_gpus() -> list[str]:
     return [str(number) for number, _ in enumerate(_DEVICES.glob("nvidia[0-9]*"))]
 
 
-def _with_gpu(gpu: str) -> Place:
-    return Place(environment={"CUDA_VISIBLE_DEVICES": gpu})
+def _with_gpu(gpu: str) -> Pinning:
+    return Pinning(environment={"CUDA_VISIBLE_DEVICES": gpu})

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from ddl.launcher.log import ProcessLog
-from ddl.launcher.pinning import Place
+from ddl.launcher.pinning import Pinning
 from ddl.launcher.tasks import ClusterTask
 
 # Signals that the launcher blocks and waits for.
@@ -33,7 +33,7 @@ class ClusterProcess:
         task: ClusterTask,
         command: Sequence[str],
         environment: Mapping[str, str],
-        place: Place,
+        pinning: Pinning,
         log: ProcessLog | None,
     ):
         """Starts the process. The launcher must be single-threaded."""
@@ -48,8 +48,8 @@ class ClusterProcess:
             _LIBRARY.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
             if os.getppid() != launcher:  # the launcher died before prctl
                 os.kill(os.getpid(), signal.SIGKILL)
-            if place.cores is not None:
-                os.sched_setaffinity(0, place.cores)
+            if pinning.cores is not None:
+                os.sched_setaffinity(0, pinning.cores)
             for number in HEARD:
                 signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, HEARD)
@@ -57,7 +57,7 @@ class ClusterProcess:
         output = None if log is None else log.writing
         self._process = subprocess.Popen(
             command,
-            env={**environment, **place.environment},
+            env={**environment, **pinning.environment},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -92,7 +92,7 @@ class ClusterProcess:
             os.killpg(self._process.pid, signal.SIGKILL)
         self.status = self._process.wait()
 
-    def how_it_ended(self) -> str:
+    def describe_exit(self) -> str:
         """Describes the end for a message: 'ended with status 3', 'was killed by SIGKILL'."""
         if self.status is None:
             return "is running"

@@ -59,13 +59,13 @@ class Fused(keras.optimizers.Optimizer):
         if scalars is None:
             scalars = {dtype.name: self.scalars(tf.cast(learning_rate, dtype))}
         own = scalars[dtype.name]
-        if lacks := _no_kernel(dtype) or self.kernel_lacks(dtype):
+        if lacks := _no_kernel(dtype) or self.unsupported_reason(dtype):
             _note_once(type(self).__name__, lacks)
             super().update_step(gradient, variable, own["lr"])
-        elif isinstance(gradient, tf.IndexedSlices) and self.leaves_rows_without_gradient():
+        elif isinstance(gradient, tf.IndexedSlices) and self.supports_sparse_updates():
             super().update_step(gradient, variable, own["lr"])
         else:
-            gradient = tf.cast(tf.convert_to_tensor(gradient), dtype)
+            gradient = dense(gradient, dtype)
             self.fused_step(gradient, variable.handle, self._get_variable_index(variable), own)
 
     def _backend_update_step(
@@ -108,11 +108,11 @@ class Fused(keras.optimizers.Optimizer):
         """
         raise NotImplementedError
 
-    def kernel_lacks(self, dtype: tf.DType) -> str | None:
+    def unsupported_reason(self, dtype: tf.DType) -> str | None:
         """Returns why variables of a dtype need Keras's arithmetic; None if the kernel works."""
         return None
 
-    def leaves_rows_without_gradient(self) -> bool:
+    def supports_sparse_updates(self) -> bool:
         """Returns whether an update leaves a row with zero gradient and its slots unchanged."""
         return False
 
@@ -143,6 +143,11 @@ class Fused(keras.optimizers.Optimizer):
         tf.__internal__.distribute.interim.maybe_merge_call(
             decay_all, self._distribution_strategy, variables
         )
+
+
+def dense(gradient: tf.Tensor | tf.IndexedSlices, dtype: tf.DType) -> tf.Tensor:
+    """Returns a dense gradient of a dtype; repeated rows of a sparse one are summed."""
+    return tf.cast(tf.convert_to_tensor(gradient), dtype)
 
 
 def _no_kernel(dtype: tf.DType) -> str | None:

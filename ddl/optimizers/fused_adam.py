@@ -44,7 +44,7 @@ class _AdamKernel(Fused):
         }
         return super().scalars(learning_rate) | powers
 
-    def kernel_lacks(self, dtype: tf.DType) -> str | None:
+    def unsupported_reason(self, dtype: tf.DType) -> str | None:
         """Returns why half precision needs Keras's arithmetic; None for float32 and float64."""
         if dtype not in (tf.float32, tf.float64):
             return f"Adam's kernel computes 1 - beta_2 in {dtype.name}, which is too inaccurate."

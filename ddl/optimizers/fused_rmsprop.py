@@ -41,7 +41,7 @@ class FusedRMSprop(Fused, keras.optimizers.RMSprop):
                 grad=gradient,
             )
 
-    def kernel_lacks(self, dtype: tf.DType) -> str | None:
+    def unsupported_reason(self, dtype: tf.DType) -> str | None:
         """Returns why half precision needs Keras's arithmetic; None for float32 and float64."""
         return _lacks_half_precision("RMSprop", dtype)
 
@@ -77,11 +77,11 @@ class FusedAdagrad(Fused, keras.optimizers.Adagrad):
                 grad=gradient,
             )
 
-    def kernel_lacks(self, dtype: tf.DType) -> str | None:
+    def unsupported_reason(self, dtype: tf.DType) -> str | None:
         """Returns why half precision needs Keras's arithmetic; None for float32 and float64."""
         return _lacks_half_precision("Adagrad", dtype)
 
-    def leaves_rows_without_gradient(self) -> bool:
+    def supports_sparse_updates(self) -> bool:
         """Returns True: a zero gradient changes neither the row nor its accumulator."""
         return True
 

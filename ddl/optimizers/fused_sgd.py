@@ -1,5 +1,7 @@
 """SGD with TensorFlow's fused kernels."""
 
+from collections.abc import Callable
+
 import keras
 import tensorflow as tf
 
@@ -23,15 +25,41 @@ class FusedSGD(Fused, keras.optimizers.SGD):
         if self.momentum == 0:
             tf.raw_ops.ResourceApplyGradientDescent(var=handle, alpha=scalars["lr"], delta=gradient)
         else:
-            tf.raw_ops.ResourceApplyKerasMomentum(
-                var=handle,
-                accum=self.momentums[index].value.handle,
-                **scalars,
-                grad=gradient,
-                momentum=tf.cast(self.momentum, gradient.dtype),
-                use_nesterov=self.nesterov,
-            )
+            momentum = tf.cast(self.momentum, gradient.dtype)
+            kernel = tf.raw_ops.ResourceApplyKerasMomentum
+            apply_momentum(self, kernel, gradient, handle, index, scalars["lr"], momentum)
 
-    def leaves_rows_without_gradient(self) -> bool:
+    def supports_sparse_updates(self) -> bool:
         """Returns whether there is no momentum: only then rows without gradient stay."""
         return self.momentum == 0
+
+
+def apply_momentum(
+    optimizer: keras.optimizers.SGD,
+    kernel: Callable[..., object],
+    gradient: tf.Tensor,
+    handle: tf.Tensor,
+    index: int,
+    learning_rate: tf.Tensor,
+    momentum: tf.Tensor,
+) -> None:
+    """Applies one of TensorFlow's momentum kernels to one variable.
+
+    Args:
+      optimizer: Holds the velocities, and whether the momentum is Nesterov's.
+      kernel: `ResourceApplyKerasMomentum`, or `ResourceApplyMomentum` for a velocity without the
+        learning rate.
+      gradient: Dense, of the variable's shape and dtype.
+      handle: Resource handle of the variable.
+      index: Index of the variable among those the optimizer was built with.
+      learning_rate: [], in the variable's dtype.
+      momentum: [], in the variable's dtype.
+    """
+    kernel(
+        var=handle,
+        accum=optimizer.momentums[index].value.handle,
+        lr=learning_rate,
+        grad=gradient,
+        momentum=momentum,
+        use_nesterov=optimizer.nesterov,
+    )

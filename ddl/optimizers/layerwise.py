@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from ddl.errors import ConfigError
 from ddl.optimizers.exclusions import excluded
+from ddl.optimizers.fused import dense
 from ddl.optimizers.momentum import MomentumSGD
 
 
@@ -98,7 +99,7 @@ class LARS(MomentumSGD):
           variable: The variable to update, or a replica-local copy of it.
           learning_rate: Scalar.
         """
-        gradient = tf.cast(tf.convert_to_tensor(gradient), variable.dtype)
+        gradient = dense(gradient, variable.dtype)
         if self._get_variable_index(variable) not in self._excluded:
             weights = tf.convert_to_tensor(variable)
             weight_norm, gradient_norm = _norm(weights), _norm(gradient)
@@ -195,7 +196,7 @@ class LAMB(keras.optimizers.Lamb):
           learning_rate: Scalar.
         """
         dtype = variable.dtype
-        gradient = tf.cast(tf.convert_to_tensor(gradient), dtype)
+        gradient = dense(gradient, dtype)
         place = self._get_variable_index(variable)
         first, second = self._momentums[place].value, self._velocities[place].value
         updates = tf.cast(self.iterations + 1, dtype)

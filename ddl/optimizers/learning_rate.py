@@ -17,6 +17,7 @@ import tensorflow as tf
 from keras.optimizers.schedules import CosineDecayRestarts, LearningRateSchedule
 
 from ddl.errors import ConfigError, check_choice
+from ddl.optimizers.schedule import Schedule
 
 ScalingRule = Literal["linear", "square_root", "none"]
 WarmUp = Literal["gradual", "constant"]
@@ -49,7 +50,7 @@ def scaling_factor(global_batch_size: int, base_batch_size: int, rule: ScalingRu
 
 
 @keras.saving.register_keras_serializable("ddl")
-class LearningRate(LearningRateSchedule):
+class LearningRate(Schedule):
     """A base rate or schedule, scaled to the batch size, after a warm-up.
 
     With f the scaling factor, W the warm-up in updates, a its start and r the base schedule, the
@@ -204,34 +205,6 @@ class LearningRate(LearningRateSchedule):
             way = "from" if self.warmup == "gradual" else "at"
             found["warm-up"] = f"{self.warmup}, {self.warmup_steps:,} updates {way} {start:.6g}"
         return found
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the arguments of `from_config`."""
-        schedule = self.schedule
-        if isinstance(schedule, LearningRateSchedule):
-            schedule = keras.optimizers.schedules.serialize(schedule)
-        return {
-            "schedule": schedule,
-            "scaling": self.scaling,
-            "base_batch_size": self.base_batch_size,
-            "global_batch_size": self.global_batch_size,
-            "warmup_steps": self.warmup_steps,
-            "warmup_start": self.warmup_start,
-            "warmup": self.warmup,
-            "schedule_begins": self.schedule_begins,
-        }
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "LearningRate":
-        """Builds a schedule from the result of `get_config`."""
-        return cls(**config | {"schedule": deserialized(config["schedule"])})
-
-
-def deserialized(schedule: Any) -> Rate:
-    """Deserializes a schedule from Keras's serialized form; returns a number unchanged."""
-    if isinstance(schedule, dict):
-        return keras.optimizers.schedules.deserialize(schedule)
-    return schedule
 
 
 def in_float64(schedule: Rate) -> Rate:

@@ -6,6 +6,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ddl.optimizers.fused import dense
+from ddl.optimizers.fused_sgd import apply_momentum
+
 
 @keras.saving.register_keras_serializable("ddl")
 class MomentumSGD(keras.optimizers.SGD):
@@ -68,25 +71,21 @@ class MomentumSGD(keras.optimizers.SGD):
           variable: The variable to update, or a replica-local copy of it.
           learning_rate: Scalar.
         """
-        gradient = tf.cast(tf.convert_to_tensor(gradient), variable.dtype)
+        gradient = dense(gradient, variable.dtype)
         if not self.momentum:
             super().update_step(gradient, variable, learning_rate)
             return
         kernels = tf.raw_ops
-        apply = (
+        kernel = (
             kernels.ResourceApplyMomentum
             if self.momentum_correction
             else kernels.ResourceApplyKerasMomentum
         )
-        apply(
-            var=variable.handle,
-            accum=self.momentums[self._get_variable_index(variable)].value.handle,
-            lr=tf.cast(learning_rate, variable.dtype),
-            grad=gradient,
-            # tf.cast would round a Python number to float32 first.
-            momentum=tf.constant(self.momentum, variable.dtype),
-            use_nesterov=self.nesterov,
-        )
+        rate = tf.cast(learning_rate, variable.dtype)
+        # tf.cast would round a Python number to float32 first.
+        momentum = tf.constant(self.momentum, variable.dtype)
+        index = self._get_variable_index(variable)
+        apply_momentum(self, kernel, gradient, variable.handle, index, rate, momentum)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the constructor."""

@@ -5,15 +5,15 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.optimizers.schedules import LearningRateSchedule
 
 from ddl.errors import ConfigError
 from ddl.figures import Direction, direction_of
-from ddl.optimizers.learning_rate import LearningRate, Rate, deserialized, in_float64
+from ddl.optimizers.learning_rate import LearningRate, Rate, in_float64
+from ddl.optimizers.schedule import Schedule
 
 
 @keras.saving.register_keras_serializable("ddl")
-class ReduceOnPlateau(LearningRateSchedule):
+class ReduceOnPlateau(Schedule):
     """A rate or schedule that is multiplied by a factor when evaluations stop improving.
 
     He et al. 2016, "Deep residual learning", section 3.4, divide by 10 "when the error plateaus".
@@ -143,27 +143,6 @@ class ReduceOnPlateau(LearningRateSchedule):
         """Describes the rule in one line, for the start of a run."""
         return f"× {self.factor:g} after {self.patience} evaluations without a better {self.metric}"
 
-    def get_config(self) -> dict[str, Any]:
-        """Returns the arguments of `from_config`, without the state."""
-        schedule = self.schedule
-        if isinstance(schedule, LearningRateSchedule):
-            schedule = keras.optimizers.schedules.serialize(schedule)
-        return {
-            "schedule": schedule,
-            "metric": self.metric,
-            "factor": self.factor,
-            "patience": self.patience,
-            "min_delta": self.min_delta,
-            "cooldown": self.cooldown,
-            "min_share": self.min_share,
-            "mode": self.mode,
-        }
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "ReduceOnPlateau":
-        """Builds a schedule in its initial state from the result of `get_config`."""
-        return cls(**config | {"schedule": deserialized(config["schedule"])})
-
 
 def plateau_of(optimizer: keras.optimizers.Optimizer) -> ReduceOnPlateau | None:
     """Returns the `ReduceOnPlateau` of an optimizer, or None."""
@@ -171,7 +150,7 @@ def plateau_of(optimizer: keras.optimizers.Optimizer) -> ReduceOnPlateau | None:
     return learning_rate if isinstance(learning_rate, ReduceOnPlateau) else None
 
 
-def unreduced(optimizer: keras.optimizers.Optimizer) -> Any:
+def rate_without_plateau(optimizer: keras.optimizers.Optimizer) -> Any:
     """Returns an optimizer's learning rate without the `ReduceOnPlateau` around it."""
     plateau = plateau_of(optimizer)
     return plateau.schedule if plateau else optimizer._learning_rate

@@ -6,13 +6,13 @@ from typing import Any, Literal
 
 import keras
 import tensorflow as tf
-from keras.optimizers.schedules import LearningRateSchedule
 
 from ddl.errors import ConfigError, check_choice
+from ddl.optimizers.schedule import Schedule
 
 
 @keras.saving.register_keras_serializable("ddl")
-class StepDecay(LearningRateSchedule):
+class StepDecay(Schedule):
     """Step decay: the rate is multiplied by a factor at each boundary.
 
     The rate of update s is η · factor^(number of boundaries ≤ s), the schedule of He et al. 2016,
@@ -52,17 +52,9 @@ class StepDecay(LearningRateSchedule):
         )
         return powers[tf.math.count_nonzero(passed)]
 
-    def get_config(self) -> dict[str, Any]:
-        """Returns the arguments of `from_config`."""
-        return {
-            "initial_learning_rate": self.initial_learning_rate,
-            "boundaries": self.boundaries,
-            "factor": self.factor,
-        }
-
 
 @keras.saving.register_keras_serializable("ddl")
-class CosineWithRestarts(LearningRateSchedule):
+class CosineWithRestarts(Schedule):
     """Cosine decay with warm restarts: Loshchilov & Hutter 2017, "SGDR".
 
     Period i has length T·m^i. After a fraction x of period i the rate is
@@ -122,19 +114,9 @@ class CosineWithRestarts(LearningRateSchedule):
         cosine = self.m_mul**period * (1 + tf.cos(math.pi * share)) / 2
         return self.initial_learning_rate * (self.alpha + (1 - self.alpha) * cosine)
 
-    def get_config(self) -> dict[str, Any]:
-        """Returns the arguments of `from_config`."""
-        return {
-            "initial_learning_rate": self.initial_learning_rate,
-            "first_decay_steps": self.first_decay_steps,
-            "t_mul": self.t_mul,
-            "m_mul": self.m_mul,
-            "alpha": self.alpha,
-        }
-
 
 @keras.saving.register_keras_serializable("ddl")
-class ReciprocalSquareRoot(LearningRateSchedule):
+class ReciprocalSquareRoot(Schedule):
     """Reciprocal square root decay: the rate of update s is η / √(1 + s / timescale).
 
     After a warm-up of W = `timescale` updates it equals the schedule of Vaswani et al. 2017,
@@ -163,16 +145,9 @@ class ReciprocalSquareRoot(LearningRateSchedule):
             1 + tf.cast(step, tf.float64) / self.timescale
         )
 
-    def get_config(self) -> dict[str, Any]:
-        """Returns the arguments of `from_config`."""
-        return {
-            "initial_learning_rate": self.initial_learning_rate,
-            "timescale": self.timescale,
-        }
-
 
 @keras.saving.register_keras_serializable("ddl")
-class OneCycle(LearningRateSchedule):
+class OneCycle(Schedule):
     """One-cycle schedule: Smith & Topin 2018, "Super-convergence".
 
     With x = s / decay_steps at update s, the rate rises from `initial_share` · η at x = 0 to η at
@@ -230,17 +205,6 @@ class OneCycle(LearningRateSchedule):
         if self.shape == "cosine":
             done = (1 - tf.cos(math.pi * done)) / 2
         return first + (last - first) * done
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the arguments of `from_config`."""
-        return {
-            "peak_learning_rate": self.peak_learning_rate,
-            "decay_steps": self.decay_steps,
-            "rise": self.rise,
-            "initial_share": self.initial_share,
-            "final_share": self.final_share,
-            "shape": self.shape,
-        }
 
 
 def _check_positive(**numbers: float) -> None:

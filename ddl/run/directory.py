@@ -4,7 +4,7 @@ import fcntl
 import os
 from pathlib import Path
 
-from ddl.checkpoints.durable_files import write_whole
+from ddl.checkpoints.durable_files import write_atomically
 from ddl.errors import ModelDirectoryError
 
 
@@ -126,7 +126,7 @@ class RunDirectory:
 
     def _write(self, path: Path, text: str) -> None:
         try:
-            write_whole(path, text)
+            write_atomically(path, text)
         except OSError as error:
             raise ModelDirectoryError(
                 f"{path} cannot be written: {error.strerror}. Check the free disk space and the "

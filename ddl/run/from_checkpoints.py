@@ -103,7 +103,7 @@ def follow(
             failure = str(error)
             console.line(f"{failure}\nWaiting for the next checkpoint.")
             continue
-        if not workers.of_chief(_version(saved) in evaluated):
+        if not workers.broadcast(_version(saved) in evaluated):
             evaluated.add(_version(saved))
             step = trainer.step
             _evaluate(what, trainer, json_lines, events, console)
@@ -125,12 +125,12 @@ def _each_newest(checkpoints: Checkpoints, timeout: float, workers: Workers) -> 
     while True:
         found = checkpoints.saved()[-1:] if workers.is_chief else []
         version = _version(found[0]) if found else None
-        if workers.of_chief(version not in (None, newest)):
+        if workers.broadcast(version not in (None, newest)):
             newest = version
             yield
             deadline = time.monotonic() + timeout
             continue
-        rest = workers.figure_of_chief(deadline - time.monotonic())
+        rest = workers.broadcast_float(deadline - time.monotonic())
         if rest <= 0:
             return
         time.sleep(min(rest, _POLL_SECONDS))

@@ -7,7 +7,7 @@ import keras
 
 from ddl.errors import ConfigError
 from ddl.optimizers.learning_rate import LearningRate, learning_rates_at
-from ddl.optimizers.plateau import ReduceOnPlateau, plateau_of, unreduced
+from ddl.optimizers.plateau import ReduceOnPlateau, plateau_of, rate_without_plateau
 from ddl.run.plan import RunPlan
 
 
@@ -23,7 +23,7 @@ def learning_rate_summary(optimizer: keras.optimizers.Optimizer, steps: int) -> 
         is 0 at all of them, or the warm-up does not end before the run.
     """
     plateau = plateau_of(optimizer)
-    learning_rate = unreduced(optimizer)
+    learning_rate = rate_without_plateau(optimizer)
     looked_at = {*range(0, max(steps, 1), max(1, -(-steps // 1000))), max(steps - 1, 0)}
     description = {}
     if isinstance(learning_rate, LearningRate):

@@ -130,7 +130,7 @@ class OuterLoop:
         Not called for an evaluation that is due only to the end of the run.
         """
         # All workers use the chief's value: their own could differ in the last bit.
-        value = self._workers.figure_of_chief(figures[plateau.metric])
+        value = self._workers.broadcast_float(figures[plateau.metric])
         best = plateau.state["best"].numpy()
         if plateau.observe(step, value):
             rate = learning_rate_at(self._trainer.optimizer, step)
@@ -186,7 +186,7 @@ class OuterLoop:
             raise TrainingDiverged(f"{error} There is no checkpoint to rewind to.") from error
         first = int(trainer.state.batches)
         end = int(state.batches) - max(0, int(state.diverged_for) - 1)
-        trainer.restore(trainer.state.leaving_out(end, rewinds + 1))
+        trainer.restore(trainer.state.skipping_to(end, rewinds + 1))
         self._writers.drop_after(trainer.step)
         self._console.line(
             f"{error}\nThe run rewinds to step {trainer.step:,} and skips the batches {first:,} to "

@@ -42,7 +42,7 @@ class RangeTestResult:
     at_least_loss: float
 
     @property
-    def highest_of_interest(self) -> float:
+    def upper_axis_limit(self) -> float:
         """Upper limit of the loss axis in a plot that cuts off the divergence."""
         fall = self.smoothed[0] - self.smoothed.min()
         return min(float(self.smoothed.max()), float(self.smoothed[0] + 0.5 * fall))

@@ -31,7 +31,7 @@ def check_same_on_all(workers: Workers, flags: Mapping[str, object]) -> None:
     if workers.number == 1:
         return
     given = "\n".join(f"--{name}={value}" for name, value in flags.items())
-    texts = workers.texts(f"{versions()}\n{given}\n{config.config_text()}")
+    texts = workers.gather_texts(f"{versions()}\n{given}\n{config.config_text()}")
     for index, text in enumerate(texts[1:], start=1):
         here, there = texts[0].splitlines(), text.splitlines()
         differ = sorted({*here} ^ {*there})

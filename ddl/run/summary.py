@@ -5,8 +5,7 @@ import numpy as np
 
 from ddl import config
 from ddl.distribution.devices import describe_devices
-from ddl.distribution.parameter_servers import has_parameter_servers
-from ddl.distribution.tpu import is_tpu
+from ddl.distribution.traits import traits_of
 from ddl.run.learning_rate_checks import learning_rate_summary
 from ddl.tasks.parts import layers_of
 from ddl.training.trainer import Trainer
@@ -14,24 +13,14 @@ from ddl.training.trainer import Trainer
 
 def notes(trainer: Trainer) -> list[str]:
     """Returns notes on how training under this strategy differs from training on one device."""
-    found = []
-    if has_parameter_servers(trainer.strategy):
-        found.append(
-            "Updates are asynchronous: one worker computes each update from a whole global batch, "
-            "while other workers may change the weights. Neither fresh nor resumed runs are "
-            "reproducible. The learning rate follows the step, whichever worker makes the update."
-        )
-        if any(isinstance(x, keras.layers.BatchNormalization) for x in layers_of(trainer.task)):
-            found.append(
-                "BatchNormalization normalizes with the moments of the worker's own batch. All "
-                "workers write the moving moments, and one of two simultaneous writes is lost."
-            )
-    if is_tpu(trainer.strategy) and keras.config.dtype_policy().name != "mixed_bfloat16":
-        found.append(
-            "TPUs multiply in bfloat16: PRECISION = 'mixed_bfloat16' is fastest there and needs no "
-            "loss scale. This strategy has not been run on TPU hardware yet."
-        )
-    return found
+    applies = {
+        "always": True,
+        "with batch normalization": any(
+            isinstance(layer, keras.layers.BatchNormalization) for layer in layers_of(trainer.task)
+        ),
+        "without mixed_bfloat16": keras.config.dtype_policy().name != "mixed_bfloat16",
+    }
+    return [note.text for note in traits_of(trainer.strategy).notes if applies[note.applies]]
 
 
 def summary(trainer: Trainer, total: int) -> dict[str, str]:

@@ -211,4 +211,4 @@ def resolve_seed(directory: RunDirectory | None, workers: Workers) -> None:
     saved = (directory.saved_config() if directory else None) or ""
     earlier = re.search(r"^SEED = (\d+)", saved, re.MULTILINE)
     seed = int(earlier[1]) if earlier else secrets.randbelow(2**31)
-    config.set_macro("SEED", workers.of_chief(seed))
+    config.set_macro("SEED", workers.broadcast(seed))

@@ -16,7 +16,7 @@ from absl import logging
 from google.protobuf.message import DecodeError
 
 from ddl.checkpoints.directory import first_line
-from ddl.checkpoints.durable_files import sync, write_whole
+from ddl.checkpoints.durable_files import sync, write_atomically
 from ddl.errors import ModelDirectoryError
 
 # Attempts to open a file that others replace; some file systems report no link counts.
@@ -99,7 +99,7 @@ class JsonLinesWriter:
                     self._end_last_line(file)
                     kept = b"".join(line for line, x in self._lines() if x["step"] <= last_step)
                     if kept != self._path.read_bytes():
-                        write_whole(self._path, kept)
+                        write_atomically(self._path, kept)
             except OSError as error:
                 raise self._error(error) from error
 

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
 
 
@@ -48,7 +49,7 @@ class Statistics:
 
 
 @contextmanager
-def kept(variables: Iterable[tf.Variable]) -> Iterator[None]:
+def restoring(variables: Iterable[tf.Variable]) -> Iterator[None]:
     """Restores variables bit for bit after the `with` block, also when the block raises."""
     own = [(variable, variable.read_value()) for variable in variables]
     try:
@@ -58,7 +59,7 @@ def kept(variables: Iterable[tf.Variable]) -> Iterator[None]:
             variable.assign(value)
 
 
-def values_everywhere(
+def gather_copies(
     all_copies: Sequence[Sequence[tf.Variable]], workers: Workers
 ) -> list[list[tf.Tensor]]:
     """Gathers the values of all replicas of all workers.
@@ -77,7 +78,7 @@ def values_everywhere(
         return own
     # One message for all values. float64 represents the values of the narrower floats exactly.
     flat = [np.reshape(value.numpy(), -1).astype(np.float64) for values in own for value in values]
-    rows = workers.rows(np.concatenate(flat))
+    rows = workers.gather(np.concatenate(flat))
     ends = np.cumsum([len(part) for part in flat])[:-1]
     parts = iter(np.split(rows, ends, axis=1))
     everywhere = []
@@ -99,8 +100,8 @@ def synchronized(all_copies: Sequence[Sequence[tf.Variable]], workers: Workers) 
       all_copies: For each variable, the copy of each replica of this worker.
       workers: The workers; each has as many replicas.
     """
-    with kept(copy for copies in all_copies for copy in copies):
-        everywhere = values_everywhere(all_copies, workers)
+    with restoring(copy for copies in all_copies for copy in copies):
+        everywhere = gather_copies(all_copies, workers)
         for copies, (start, *others) in zip(all_copies, everywhere, strict=True):
             if not others:
                 continue
@@ -112,7 +113,7 @@ def synchronized(all_copies: Sequence[Sequence[tf.Variable]], workers: Workers) 
         yield
 
 
-def let_replicas_write(
+def allow_replica_writes(
     layers: Iterable[keras.layers.Layer], strategy: tf.distribute.Strategy
 ) -> None:
     """Lets layers write their variables in a forward pass under CentralStorageStrategy.
@@ -121,7 +122,7 @@ def let_replicas_write(
     without an aggregation, and Keras sets none. This function sets the mean for floats and the
     first replica's value for integers. Other strategies are unchanged.
     """
-    if isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy):
+    if traits_of(strategy).shares_variables:
         for layer in layers:
             for variable in layer.variables:
                 floating = variable.value.dtype.is_floating

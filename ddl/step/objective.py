@@ -18,11 +18,11 @@ from ddl.layers.broadcasting import broadcasts, with_rank
 from ddl.layers.normalization import has_synchronized_layers, take_over_moments
 from ddl.random import batch_counter
 from ddl.step.metric_sums import MetricSums
-from ddl.step.moving_statistics import let_replicas_write
-from ddl.step.onednn import loses_kernels_in_loops
+from ddl.step.moving_statistics import allow_replica_writes
+from ddl.step.onednn import needs_own_graph
 from ddl.tasks.parts import layers_of
 from ddl.tasks.task import PerExample, Task
-from ddl.tasks.weight_names import check_read, names_like_weight, unread
+from ddl.tasks.weight_names import check_read, names_resembling_weight, unread
 
 # More than one row, so that a mean over the batch or a squeeze shows in the shapes.
 _PROBE_ROWS = 2
@@ -67,7 +67,7 @@ class Objective:
         """Layout of the metric sums in an evaluation."""
         self.task_weighs = output.weight is not None
         """Whether the task returns weights, so that Σ weight may differ from the batch size."""
-        self.loses_kernels_in_loops = loses_kernels_in_loops(graph, strategy)
+        self.needs_own_graph = needs_own_graph(graph, strategy)
         """Whether the gradient must be computed in a graph of its own (`ddl.step.onednn`)."""
         self._penalized = [v for v in task.model.trainable_variables if v.regularizer is not None]
 
@@ -122,7 +122,7 @@ class Objective:
         if training:
             return self._unread
         # In an evaluation a task may ignore a feature that it reads in training.
-        return [name for name in names_like_weight(features) if name not in self._names]
+        return [name for name in names_resembling_weight(features) if name not in self._names]
 
     def _losses_of_layers(self) -> Sequence[tf.Tensor]:
         """Returns the losses from `add_loss` or activity regularizers in the last call."""
@@ -196,13 +196,13 @@ class Objective:
             with _first_microbatch(training, rows).forward():
                 outputs.append(self._task.per_example(dict(features), training=training))
             if not training:
-                self._unread = unread(features, names_like_weight(features))
+                self._unread = unread(features, names_resembling_weight(features))
             self._check(outputs[-1], weight.shape[0])
 
         @tf.function(autograph=False)
         def probe(features: dict[str, tf.Tensor]) -> None:
             if in_replicas:
-                let_replicas_write(layers_of(self._task), strategy)
+                allow_replica_writes(layers_of(self._task), strategy)
                 strategy.run(run, args=(features,))
             else:
                 run(features)

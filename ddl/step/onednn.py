@@ -13,7 +13,7 @@ _Function = TypeVar("_Function", bound=Callable)
 _IN_PAIRS = {"MaxPool", "MaxPool3D"}
 
 
-def loses_kernels_in_loops(graph: tf.Graph, strategy: tf.distribute.Strategy) -> bool:
+def needs_own_graph(graph: tf.Graph, strategy: tf.distribute.Strategy) -> bool:
     """Returns whether a loop may get slower kernels for the gradient of this forward pass.
 
     On a CPU, TensorFlow rewrites a graph to oneDNN kernels node by node, in topological order. It
@@ -38,7 +38,7 @@ def loses_kernels_in_loops(graph: tf.Graph, strategy: tf.distribute.Strategy) ->
     return any(node.op in _IN_PAIRS for node in nodes)
 
 
-def in_graph_of_its_own(function: _Function) -> _Function:
+def in_own_graph(function: _Function) -> _Function:
     """Returns the function as a `tf.function` that is never inlined into the calling loop.
 
     The call costs time (`python -m benchmarks.max_pooling`), noticeable only in the smallest steps.

@@ -52,7 +52,7 @@ class TrainingState(NamedTuple):
         pair = tf.zeros([2], tf.float64)
         return cls(zero, zero, zero, scale, zero, sums, pair, zero, zero, zero, pair)
 
-    def leaving_out(self, position: int, rewinds: int) -> "TrainingState":
+    def skipping_to(self, position: int, rewinds: int) -> "TrainingState":
         """Returns the state that resumes at batch number `position`, after `rewinds` rewinds.
 
         The batches from the state's own position up to `position` count as left out.

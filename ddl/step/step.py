@@ -20,16 +20,16 @@ import keras
 import tensorflow as tf
 
 from ddl.data import BatchPipeline
+from ddl.data.pipeline import Batch
 from ddl.errors import ConfigError
 from ddl.optimizers.checks import refusing_reductions
 from ddl.precision import LossScale
-from ddl.random import batch_counter
 from ddl.step import gradients as gradient_path
 from ddl.step.all_reduce import AllReduce
 from ddl.step.moving_statistics import Statistics
 from ddl.step.noise_scale import GradientNoiseScale, squared_norm_of
 from ddl.step.objective import Objective
-from ddl.step.onednn import in_graph_of_its_own
+from ddl.step.onednn import in_own_graph
 from ddl.step.order_of_sums import fixed_order_of_sums
 from ddl.step.state import TrainingState
 from ddl.step.weight_average import WeightAverages
@@ -93,28 +93,18 @@ class UpdateStep:
             self.noise_scale.check(self._parts, weights_are_given=weights)
 
     @fixed_order_of_sums()
-    def __call__(
-        self,
-        element: Any,
-        resident: Any,
-        state: TrainingState,
-        counter: tf.Tensor | None = None,
-    ) -> TrainingState:
+    def __call__(self, batch: Batch, state: TrainingState) -> TrainingState:
         """Makes one update and returns the next state. Cross-replica context, in a graph.
 
         Args:
-          element: A global batch in a form that the pipeline's `examples` takes.
-          resident: The pipeline's arrays on the devices; {} if `element` holds the examples.
+          batch: The global batch number `state.batches`.
           state: The state before the update.
-          counter: `batch_counter(state.batches)`, uint64 [2], if computed ahead.
 
         Raises:
           ConfigError: If the task cannot be trained; while tracing.
         """
-        if counter is None:
-            counter = batch_counter(state.batches)
         statistics = [] if self.loss_scale is None else self.statistics.values()
-        gradients, sums = self._accumulate(element, resident, state, counter)
+        gradients, sums = self._accumulate(batch, state)
         sums = self.strategy.reduce(_SUM, sums, axis=None)
         gradients = self.all_reduce(gradients, self.variables)
         gradients = self._with_each_row_once(gradients)
@@ -139,14 +129,14 @@ class UpdateStep:
             norm = tf.cond(finite, apply, skip)
         return self._next_state(state, sums, norm, finite, noise)
 
-    def traced_apart(self, function: Callable[[], _Result]) -> _Result:
+    def in_own_graph_if_needed(self, function: Callable[[], _Result]) -> _Result:
         """Calls the body of a training loop, in a graph of its own if the model needs that.
 
         The graph holds the whole update, so that the all-reduce overlaps with the backward pass.
         With several microbatches, `_accumulate` instead puts each microbatch in its own graph.
         """
-        if self.objective.loses_kernels_in_loops and self.pipeline.microbatches == 1:
-            return in_graph_of_its_own(function)()
+        if self.objective.needs_own_graph and self.pipeline.microbatches == 1:
+            return in_own_graph(function)()
         return function()
 
     @property
@@ -161,7 +151,7 @@ class UpdateStep:
             names += ["skipped_in_a_row", "loss_scale", "finite_updates"]
         return names
 
-    def finite_gradients(self, element: Any, resident: Any, state: TrainingState) -> tf.Tensor:
+    def finite_gradients(self, batch: Batch, state: TrainingState) -> tf.Tensor:
         """Returns which gradients of each replica are finite before the all-reduce.
 
         Changes no variable. The arguments are those of `__call__`. Cross-replica context, in a
@@ -171,24 +161,22 @@ class UpdateStep:
           bool [replicas of this worker, variables].
         """
         statistics = self.statistics.values()
-        gradients, _ = self._accumulate(element, resident, state, batch_counter(state.batches))
+        gradients, _ = self._accumulate(batch, state)
         finite = self.strategy.run(gradient_path.each_finite, args=(gradients,))
         self.statistics.restore(statistics)
         return tf.stack(self.strategy.experimental_local_results(finite))
 
-    def _accumulate(
-        self, element: Any, resident: Any, state: TrainingState, counter: tf.Tensor
-    ) -> tuple[Any, Any]:
+    def _accumulate(self, batch: Batch, state: TrainingState) -> tuple[Any, Any]:
         """Returns the replica-local gradients and metric sums of the batch, before any reduce."""
 
         def run(index: tf.Tensor | int, so_far: Any) -> Any:
-            args = (element, resident, state.loss_scale, counter, index, so_far)
+            args = (batch, state.loss_scale, index, so_far)
             return self.strategy.run(self._replica_gradients, args=args)
 
         if self.pipeline.microbatches == 1:
             return run(0, None)
-        if self.objective.loses_kernels_in_loops:
-            run = in_graph_of_its_own(run)
+        if self.objective.needs_own_graph:
+            run = in_own_graph(run)
         # The loop is outside strategy.run, so that layers can communicate across replicas in each
         # microbatch, as synchronized batch normalization does.
         _, accumulated = tf.while_loop(
@@ -204,16 +192,14 @@ class UpdateStep:
 
     def _replica_gradients(
         self,
-        element: Any,
-        resident: Any,
+        batch: Batch,
         scale: tf.Tensor,
-        counter: tf.Tensor,
         index: tf.Tensor | int,
         so_far: tuple[list[tf.Tensor], tf.Tensor] | None,
     ) -> tuple[list[Any], tf.Tensor]:
         """Adds gradients and sums of microbatch `index` to `so_far`. Replica context."""
-        features = self.pipeline.examples(element, resident, index)
-        microbatch = self.pipeline.microbatch(features, counter, index, training=True)
+        features = self.pipeline.examples(batch, index)
+        microbatch = self.pipeline.microbatch(batch, features, index, training=True)
         with tf.GradientTape() as tape, microbatch.forward():
             objective, sums = self.objective(features, training=True)
             if self.loss_scale is not None:

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from ddl.errors import ConfigError
-from ddl.step.moving_statistics import kept
+from ddl.step.moving_statistics import restoring
 
 AVERAGE_PREFIX = "average/"
 """Prefix of the name of an average, before the name of its weight."""
@@ -113,7 +113,7 @@ class WeightAverages:
         Afterwards the model's own weights are restored bit for bit, also when the block raises.
         Eager, cross-replica context.
         """
-        with kept(copy for weight in self._weights for copy in self._copies(weight)):
+        with restoring(copy for weight in self._weights for copy in self._copies(weight)):
             for average, weight in zip(self.variables, self._weights, strict=True):
                 for copy, value in zip(self._copies(weight), self._copies(average), strict=True):
                     copy.assign(value)

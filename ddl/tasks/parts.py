@@ -1,7 +1,7 @@
 """Discovery of the layers and variables that a task holds."""
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -56,7 +56,7 @@ def variables_of(holders: Iterable[Any]) -> list[tf.Variable]:
     for holder in holders:
         for item in _items(list(getattr(holder, "__dict__", {}).values())):
             for variable in _variables(item):
-                found.update({id(copy): copy for copy in _copies(variable)})
+                found.update({id(copy): copy for copy in copies_of(variable)})
     return list(found.values())
 
 
@@ -83,7 +83,7 @@ def _variables(item: Any) -> Iterable[tf.Variable]:
     return []
 
 
-def _copies(variable: tf.Variable) -> Iterable[tf.Variable]:
+def copies_of(variable: tf.Variable) -> Sequence[tf.Variable]:
     """Returns the replica-local copies on this worker, or the variable where it has no copies."""
     copies = getattr(variable, "values", None)
     return copies if isinstance(copies, tuple | list) else [variable]

@@ -14,7 +14,7 @@ from ddl.errors import DataError
 _LIKE_WEIGHT = ("weight", "sampleweight", "exampleweight", "instanceweight", "lossweight")
 
 
-def names_like_weight(names: Iterable[str]) -> list[str]:
+def names_resembling_weight(names: Iterable[str]) -> list[str]:
     """Returns the names that look like "weight", such as sample_weight or exampleWeights."""
     letters = {name: re.sub("[^a-z]", "", name.lower()).removesuffix("s") for name in names}
     return [name for name, of_it in letters.items() if of_it in _LIKE_WEIGHT and name != "weight"]

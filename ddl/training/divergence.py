@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ddl.distribution.parameter_servers import has_parameter_servers
+from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, TrainingDiverged
 from ddl.step.state import TrainingState
@@ -44,7 +44,7 @@ class VariablesFinite:
         """
         if not self._variables:
             return
-        finite = self._workers.rows(self._finite().numpy()).min(axis=0)
+        finite = self._workers.gather(self._finite().numpy()).min(axis=0)
         for variable, is_finite in zip(self._variables, finite, strict=True):
             if not is_finite:
                 raise TrainingDiverged(
@@ -90,7 +90,7 @@ def _first_overflow(state: TrainingState, update: UpdateStep) -> str:
     All workers call this function together, because they skip the same updates, and all return the
     same text.
     """
-    if has_parameter_servers(update.strategy):
+    if traits_of(update.strategy).asynchronous:
         return "With parameter servers, the origin cannot be located."
     workers = Workers(update.strategy)
     batch = int(state.batches) - 1
@@ -98,8 +98,8 @@ def _first_overflow(state: TrainingState, update: UpdateStep) -> str:
 
     @tf.function(autograph=False)
     def finite_gradients(iterator: Any, state: TrainingState) -> tf.Tensor:
-        resident = update.pipeline.resident_arrays(update.strategy)
-        return update.finite_gradients(next(iterator), resident, state)
+        batch = update.pipeline.next_batch(iterator, update.strategy, state.batches)
+        return update.finite_gradients(batch, state)
 
     # The loss scale was halved after that batch: a gradient that overflows at the present scale
     # overflowed at the earlier one too.
@@ -118,7 +118,7 @@ def _first_overflow(state: TrainingState, update: UpdateStep) -> str:
             own = finite_gradients(iterator, state).numpy()
     except ConfigError:
         return _UNKNOWN_ORIGIN
-    finite = workers.rows(own.ravel()).reshape(-1, own.shape[1]).astype(bool)
+    finite = workers.gather(own.ravel()).reshape(-1, own.shape[1]).astype(bool)
     if finite.all():
         return "The gradients of each replica are finite at that scale."
     # The last variable comes first in the backward pass. A value that is not finite spreads from

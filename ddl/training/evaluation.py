@@ -7,8 +7,8 @@ from absl import logging
 
 from ddl.data import BatchPipeline
 from ddl.data.checks import data_errors
+from ddl.data.pipeline import Batch
 from ddl.errors import DataError
-from ddl.random import batch_counter
 from ddl.step.objective import Objective
 from ddl.step.order_of_sums import fixed_order_of_sums
 from ddl.training.stale_traces import explaining_stale_traces
@@ -47,7 +47,7 @@ class Evaluation:
             number = tf.constant(self._pipeline.steps_per_epoch, tf.int64)
             sums = self._loop(iterator, number, position)
         self._iterator = iterator
-        check_weighed(sums, self._objective)
+        check_some_weight(sums, self._objective)
         return self._objective.evaluation_metrics.means(sums)
 
     @tf.function(autograph=False)
@@ -55,26 +55,23 @@ class Evaluation:
     def _loop(self, iterator: Any, num_batches: tf.Tensor, position: tf.Tensor) -> tf.Tensor:
         """Returns the metric sums over `num_batches` batches: float64 [size]."""
         pipeline = self._pipeline
-        resident = pipeline.resident_arrays(self._strategy)
 
-        def replica_sums(element: Any, arrays: Any, batch: tf.Tensor) -> tf.Tensor:
-            features = pipeline.examples(element, arrays)
-            microbatch = pipeline.microbatch(
-                features, batch_counter(batch), training=False, position=position
-            )
+        def replica_sums(batch: Batch) -> tf.Tensor:
+            features = pipeline.examples(batch)
+            microbatch = pipeline.microbatch(batch, features, training=False, position=position)
             with microbatch.forward():
                 return self._objective(features, training=False)[1]
 
-        def add_batch(batch: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            args = (next(iterator), resident, batch)
-            per_replica = self._strategy.run(replica_sums, args=args)
-            return batch + 1, sums + self._strategy.reduce("SUM", per_replica, axis=None)
+        def add_batch(number: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            batch = pipeline.next_batch(iterator, self._strategy, number)
+            per_replica = self._strategy.run(replica_sums, args=(batch,))
+            return number + 1, sums + self._strategy.reduce("SUM", per_replica, axis=None)
 
         start = (tf.zeros([], tf.int64), self._objective.evaluation_metrics.zeros())
-        return tf.while_loop(lambda batch, sums: batch < num_batches, add_batch, start)[1]
+        return tf.while_loop(lambda number, sums: number < num_batches, add_batch, start)[1]
 
 
-def check_weighed(sums: tf.Tensor, objective: Objective) -> None:
+def check_some_weight(sums: tf.Tensor, objective: Objective) -> None:
     """Raises DataError if all evaluation data have weight 0, which leaves the means undefined.
 
     Weights from the task may depend on the model and all be 0 for a while: this is only logged.

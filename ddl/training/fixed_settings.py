@@ -15,6 +15,7 @@ import keras
 from keras.optimizers.schedules import LearningRateSchedule
 
 from ddl.errors import ConfigError, did_you_mean
+from ddl.optimizers.checks import check_arguments
 from ddl.tasks.task import Task
 
 # Id of the owner, name of the setting, value.
@@ -45,6 +46,7 @@ class FixedSettings:
           optimizer: The trainer's optimizer.
           variables: The trained variables.
         """
+        self._optimizer = optimizer
         traced = "the loop was traced"
         self._trained = _Readings(lambda: _trainability(task, layers), "the trainer was created")
         self._trained.take()
@@ -52,7 +54,11 @@ class FixedSettings:
         self._of_update = _Readings(lambda: _settings_of_update(optimizer, variables), traced)
 
     def check_for_training(self) -> None:
-        """Raises ConfigError if a setting that the training loop has read was changed."""
+        """Raises ConfigError if a setting that the training loop has read was changed.
+
+        Also raises it if the optimizer has an argument that Keras applies per replica.
+        """
+        check_arguments(self._optimizer)
         self._trained.check()
         self._of_task.check()
         self._of_update.check()

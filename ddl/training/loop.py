@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from ddl.data.checks import data_errors
+from ddl.data.pipeline import Batch
 from ddl.distribution.workers import Workers
 from ddl.random import batch_counter
 from ddl.step.state import TrainingState
@@ -37,6 +38,7 @@ class TrainingLoop:
         self._max_skipped_updates = max_skipped_updates
         self._stop = stop
         self._iterator: Any = None
+        self._position: tf.Tensor | None = None  # `batches` of the state the iterator stands at
         self._is_traced = False
 
     @property
@@ -52,7 +54,7 @@ class TrainingLoop:
         Args:
           state: State to start from.
         """
-        self._iterator = self._iterator or self._iterator_from(state)
+        self._prepare_iterator(state)
         if self._is_traced:
             return
         with explaining_stale_traces():
@@ -68,17 +70,22 @@ class TrainingLoop:
           DataError: If the data cannot be read.
           ConfigError: If the task cannot be trained.
         """
+        self._prepare_iterator(state)
         # Not kept while in use: after an error the iterator would be ahead of the state.
-        iterator, self._iterator = self._iterator, None
-        iterator = iterator or self._iterator_from(state)
+        iterator, self._iterator, self._position = self._iterator, None, None
         with data_errors(), explaining_stale_traces():
             state = self._loop(iterator, tf.constant(end, tf.int64), state)
-        self._iterator = iterator
+        self._iterator, self._position = iterator, state.batches
         return state
 
-    def reset(self) -> None:
-        """Drops the iterator. Call it if the next state is not the last loop's result."""
-        self._iterator = None
+    def _prepare_iterator(self, state: TrainingState) -> None:
+        """Sets the iterator to the state's batch."""
+        # The same tensor, not an equal number: comparing numbers would fetch one in each loop.
+        if self._position is state.batches:
+            return
+        self._iterator, self._position = None, None
+        self._iterator = self._iterator_from(state)
+        self._position = state.batches
 
     def _iterator_from(self, state: TrainingState) -> Any:
         """Returns an iterator at the state's batch; None if the loop orders batches in-graph."""
@@ -96,7 +103,8 @@ class TrainingLoop:
 
         def update(carried: _Carried, counter: tf.Tensor) -> tuple[_Carried, tf.Tensor]:
             before = state._replace(**carried)
-            return self._updated(next(iterator), resident, before, counter, batch_counter)
+            batch = Batch(next(iterator), resident, counter)
+            return self._updated(batch, before, batch_counter)
 
         carried, _ = tf.while_loop(
             lambda carried, _: self._goes_on(carried) & (carried["step"] < end),
@@ -110,7 +118,7 @@ class TrainingLoop:
         pipeline, strategy = self._update.pipeline, self._update.strategy
         # With several local replicas or microbatches, only the indices of the rows are made ahead.
         gathers_ahead = Workers(strategy).replicas_of_each == 1 and pipeline.microbatches == 1
-        arrays = {} if gathers_ahead else resident
+        arrays = {} if gathers_ahead else resident  # those that the update gathers from
 
         def updates(carried: _Carried) -> tuple[_Carried]:
             first = carried["batches"]
@@ -118,22 +126,20 @@ class TrainingLoop:
             count = tf.shape(ordered["index"], tf.int64)[0]
             until = first + tf.minimum(count, end - carried["step"])
 
-            def made(batch: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
-                element = {name: rows[batch - first] for name, rows in ordered.items()}
-                if gathers_ahead:
-                    element = strategy.run(pipeline.examples, (element, resident))
-                    if pipeline.always_full:
-                        del element["weight"]  # constant ones, which the update makes again
-                return element, batch_counter(batch)
+            def made(number: tf.Tensor) -> Batch:
+                rows = {name: all_rows[number - first] for name, all_rows in ordered.items()}
+                if not gathers_ahead:  # the arrays stay out of the loop variables
+                    return Batch(rows, {}, batch_counter(number))
+                batch = Batch(rows, resident, batch_counter(number))
+                return pipeline.gathered(batch, strategy)
 
-            def made_next(batch: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+            def made_next(number: tf.Tensor) -> Batch:
                 # After the last batch, this gathers the last batch again; the result is not used.
-                return made(tf.minimum(batch, until - 1))
+                return made(tf.minimum(number, until - 1))
 
-            def update(carried: _Carried, ahead: Any) -> tuple[_Carried, Any]:
-                element, counter = ahead
+            def update(carried: _Carried, ahead: Batch) -> tuple[_Carried, Any]:
                 before = state._replace(**carried)
-                return self._updated(element, arrays, before, counter, made_next)
+                return self._updated(ahead._replace(arrays=arrays), before, made_next)
 
             # An update consumes at least one batch, so `until` cannot lead past step `end`.
             return tf.while_loop(
@@ -151,29 +157,27 @@ class TrainingLoop:
 
     def _updated(
         self,
-        element: Any,
-        arrays: Any,
+        batch: Batch,
         before: TrainingState,
-        counter: tf.Tensor,
         made_next: Callable[[tf.Tensor], Any],
     ) -> tuple[_Carried, Any]:
         """Returns the loop variables after an update, and `made_next` of the next batch number."""
 
         def updated() -> tuple[_Carried, Any]:
-            after = self._update(element, arrays, before, counter)
+            after = self._update(batch, before)
             # The next batch depends on no update: TensorFlow would gather it first and delay the
             # forward pass. The control dependency makes it wait for the loss.
             with tf.control_dependencies([after.sums]):
                 return self._carried(after), made_next(before.batches + 1)
 
-        return self._update.traced_apart(updated)
+        return self._update.in_own_graph_if_needed(updated)
 
     def _carried(self, state: TrainingState) -> _Carried:
         """Returns the fields that change: each loop variable costs three operations per update."""
         return {name: getattr(state, name) for name in self._update.changing_fields}
 
     def _goes_on(self, carried: _Carried) -> tf.Tensor:
-        going = ~self._stop.cuts_loop_short()
+        going = ~self._stop.ends_loop()
         if "skipped_in_a_row" in carried:
             going &= carried["skipped_in_a_row"] < self._max_skipped_updates
         return going

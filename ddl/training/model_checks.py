@@ -45,7 +45,7 @@ def computes_in_float16(model: keras.Model) -> bool:
     return any(layer.compute_dtype == "float16" for layer in model._flatten_layers())
 
 
-def warn_of_what_depends_on_replicas(
+def warn_of_replica_dependence(
     layers: Sequence[keras.layers.Layer], strategy: tf.distribute.Strategy, microbatches: int = 1
 ) -> None:
     """Logs the layers that make a run depend on the number of replicas or microbatches.

@@ -22,11 +22,14 @@ from absl import logging
 
 from ddl.data import BatchPipeline
 from ddl.data.checks import data_errors
+from ddl.data.pipeline.first_examples import first_examples
+from ddl.distribution.devices import local_devices
+from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError
 from ddl.microbatch import HeldMoments, Microbatch, without_traces_of_the_user
 from ddl.random import batch_counter
-from ddl.step.moving_statistics import kept
+from ddl.step.moving_statistics import restoring
 from ddl.tasks.parts import variables_of
 from ddl.tasks.task import Task
 
@@ -74,9 +77,7 @@ class RowIndependence:
         self._task = task
         self._layers = list(layers)
         self._strategy = strategy
-        # TensorFlow's default strategy has no devices of its own.
-        is_default = strategy is _outside_of_scopes(tf.distribute.get_strategy)
-        self._device = None if is_default else strategy.extended.worker_devices[0]
+        self._device = next(iter(local_devices(strategy)), None)
         dtypes = [tf.as_dtype(layer.compute_dtype) for layer in self._layers]
         self._tolerance = max(map(_tolerance, dtypes), default=0.0)
         self._checked: set[bool] = set()
@@ -96,13 +97,15 @@ class RowIndependence:
             gives a negative weight.
           DataError: If the data cannot be read.
         """
+        if traits_of(self._strategy).asynchronous:  # the chief runs no model
+            return
         modes = [training for training in modes if training not in self._checked]
         if not modes:
             return
         share = pipeline.global_batch_size // pipeline.microbatches
         rows = min(max(share, _FEWEST), _MOST)
         with data_errors():
-            examples = pipeline.first_examples(2 * rows, self._strategy)
+            examples = first_examples(pipeline, 2 * rows, self._strategy)
             examples.pop("weight", None)  # tasks do not get this feature
         workers = Workers(self._strategy).number
         # With several workers, each reads only its share of a batch.
@@ -145,7 +148,7 @@ class RowIndependence:
 
             def values(features: _Features) -> dict[str, _Values]:
                 nonlocal moments
-                with kept(variables):  # each run starts from the same values
+                with restoring(variables):  # each run starts from the same values
                     for variable in zeros:
                         variable.assign(tf.fill(variable.shape, tf.cast(0.02, variable.dtype)))
                     tensors, held = run(features, moments)

@@ -27,15 +27,15 @@ class StopFlag:
             )
         self._set(False)
 
-    def raise_it(self) -> None:
+    def request(self) -> None:
         """Requests a stop. Eager, from any thread."""
         self._set(True)
 
-    def lower(self) -> None:
+    def withdraw(self) -> None:
         """Withdraws this worker's request. Eager, from any thread."""
         self._set(False)
 
-    def cuts_loop_short(self) -> tf.Tensor:
+    def ends_loop(self) -> tf.Tensor:
         """Returns whether the loop must end before its next update: bool [], in a graph.
 
         Always False with several workers: they must make the same updates, and call `take` after
@@ -50,7 +50,7 @@ class StopFlag:
         """
         raised = self._workers.any(bool(self._read().numpy()))
         if raised:
-            self.lower()
+            self.withdraw()
         return raised
 
     def _set(self, raised: bool) -> None:

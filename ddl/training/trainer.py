@@ -11,48 +11,26 @@ from typing import Any, Literal
 
 import keras
 import tensorflow as tf
-from absl import logging
 
-from ddl.data import BatchPipeline, as_source
-from ddl.data.checks import check_same_features
 from ddl.distribution.communication import Communication
-from ddl.distribution.parameter_servers import has_parameter_servers
-from ddl.distribution.workers import Workers
-from ddl.errors import ConfigError, DataError
-from ddl.layers.normalization import take_over_moments
-from ddl.optimizers.checks import check_arguments, check_counts
+from ddl.errors import ConfigError
+from ddl.optimizers.checks import check_counts
 from ddl.optimizers.learning_rate import learning_rate_at
 from ddl.precision import LossScale
-from ddl.random import seed_by_replica
 from ddl.signals import deferring_interrupt
-from ddl.step import gradients as gradient_path
-from ddl.step import noise_scale
-from ddl.step.all_reduce import AllReduce, GradientDtype
-from ddl.step.moving_statistics import Statistics, let_replicas_write
+from ddl.step.all_reduce import GradientDtype
 from ddl.step.noise_scale import GradientNoiseScale
-from ddl.step.objective import Objective
 from ddl.step.state import TrainingState
-from ddl.step.step import UpdateStep
-from ddl.step.weight_average import ExponentialMovingAverage, WeightAverages
-from ddl.tasks.parts import layers_of
+from ddl.step.weight_average import ExponentialMovingAverage
 from ddl.tasks.task import Task
 from ddl.training.actions import Action, check_steps, checked_actions
-from ddl.training.asynchronous_loop import CoordinatedEvaluation, CoordinatedLoop
+from ddl.training.assembly import Options, assemble
 from ddl.training.batch_size import check_batch_split
-from ddl.training.divergence import VariablesFinite, check_state_finite
-from ddl.training.evaluation import Evaluation
-from ddl.training.evaluation_weights import EvaluationWeights
-from ddl.training.fixed_settings import FixedSettings, check_attribute
+from ddl.training.fixed_settings import check_attribute
 from ddl.training.loop import TrainingLoop
-from ddl.training.model_checks import (
-    check_variables,
-    computes_in_float16,
-    frozen_variables,
-    warn_of_what_depends_on_replicas,
-)
+from ddl.training.metric_reader import MetricReader
 from ddl.training.pace import Pace
-from ddl.training.row_independence import RowIndependence
-from ddl.training.stop_flag import StopFlag
+from ddl.training.runner import LoopRunner
 
 
 class Trainer:
@@ -130,102 +108,54 @@ class Trainer:
         """
         of_subclass = frozenset(vars(self))
         self.strategy = strategy or tf.distribute.get_strategy()
-        self._workers = Workers(self.strategy)
         self.task = task
         self.model = task.model
         self.optimizer = optimizer
         self.global_batch_size = global_batch_size
         self.accumulation_steps = accumulation_steps
         self.pace = Pace(steps_per_loop)
-        self._max_skipped_updates = max_skipped_updates
         check_batch_split(global_batch_size, self.strategy.num_replicas_in_sync, accumulation_steps)
         if max_skipped_updates < 1:
             raise ConfigError(
                 f"Trainer.max_skipped_updates must be at least 1, got {max_skipped_updates}."
             )
 
-        self._seed = seed
-        self._train = self._pipeline(train_data, shuffle, data_on_device, accumulation_steps)
-        self.num_examples = self._train.num_examples
+        options = Options(
+            global_batch_size=global_batch_size,
+            seed=seed,
+            shuffle=shuffle,
+            accumulation_steps=accumulation_steps,
+            clip_norm=clip_norm,
+            clip_value=clip_value,
+            weight_average=weight_average,
+            loss_scale=loss_scale,
+            gradient_noise_scale=gradient_noise_scale,
+            gradient_dtype=gradient_dtype,
+            data_on_device=data_on_device,
+            communication=communication,
+        )
+        parts = assemble(task, optimizer, train_data, eval_data, self.strategy, options)
+        self._parts = parts
+        self.num_examples = parts.train.num_examples
         """Number of training examples."""
-        self.steps_per_epoch = self._train.steps_per_epoch
+        self.steps_per_epoch = parts.train.steps_per_epoch
         """Updates per epoch; an epoch sees every training example once."""
         self.has_eval_data = eval_data is not None
         """Whether the trainer has evaluation data."""
-        spec = self._train.element_spec
-        pipeline = None
-        if eval_data is not None:  # before `Objective` runs the task, which may miss a feature
-            pipeline = self._pipeline(eval_data, False, data_on_device)
-            check_same_features(spec, pipeline.element_spec)
-        self._objective = objective = Objective(task, spec, global_batch_size, self.strategy)
-        self.metric_names = objective.metrics.names
+        self.metric_names = parts.objective.metrics.names
         """Names of the task's metrics that `train` returns, "loss" first."""
-        self.eval_metric_names = objective.evaluation_metrics.names
+        self.eval_metric_names = parts.objective.evaluation_metrics.names
         """Names of the metrics that `evaluate` returns, "loss" first."""
-        asynchronous = has_parameter_servers(self.strategy)
-        evaluation = CoordinatedEvaluation if asynchronous else Evaluation
-        self._evaluation = evaluation(objective, pipeline, self.strategy) if pipeline else None
-        self._eval_pipeline = pipeline
-        # `Objective` has built the model.
-        variables = check_variables(self.model, self.strategy)
-        layers = layers_of(task)
-        warn_of_what_depends_on_replicas(layers, self.strategy, accumulation_steps)
-        self._rows = RowIndependence(task, layers, self.strategy)
-        take_over_moments(layers)
-        self.generator_states = seed_by_replica(layers)
+        self.generator_states = parts.generator_states
         """States of the Keras seed generators in the task's layers: int64 [2] each."""
-        let_replicas_write(layers, self.strategy)
-        self._statistics = Statistics(layers, self.strategy)
-        gradient_path.prepare_optimizer(optimizer, variables, self.strategy)
-        if loss_scale == "auto":
-            is_float16 = gradient_dtype == "float16" or computes_in_float16(self.model)
-            loss_scale = LossScale() if is_float16 else None
-        self._loss_scale = loss_scale
-        self.averages: WeightAverages | None = None
+        self.averages = parts.update.averages
         """Averages of the weights and of the moving statistics; None without `weight_average`."""
-        if weight_average is not None:
-            weights = [v.value for v in variables] + self._statistics.floating
-            self.averages = WeightAverages(weight_average, weights, self.strategy)
-        self._evaluation_weights = EvaluationWeights(self.averages, self._statistics, self.strategy)
-        self.replica_statistics = self._evaluation_weights.replica_statistics
+        self.replica_statistics = parts.evaluation_weights.replica_statistics
         """This worker's copies of each replica-local statistic, and of the statistic's average."""
-        self._update = UpdateStep(
-            strategy=self.strategy,
-            objective=self._objective,
-            optimizer=optimizer,
-            variables=variables,
-            frozen=frozen_variables(layers),
-            statistics=self._statistics,
-            averages=self.averages,
-            pipeline=self._train,
-            clip_norm=clip_norm,
-            clip_value=clip_value,
-            loss_scale=loss_scale,
-            noise_scale=gradient_noise_scale,
-            all_reduce=AllReduce(self.strategy, communication or Communication(), gradient_dtype),
+        self._metrics = MetricReader(parts.update)
+        self._runner = LoopRunner(
+            parts.update, parts.workers, self.pace, parts.settings, max_skipped_updates
         )
-        self._state = TrainingState.initial(
-            loss_scale.initial if loss_scale else 1.0, self._objective.metrics.zeros()
-        )
-        self._finite = VariablesFinite(
-            [
-                *(v.value for v in (*self.model.variables, *optimizer.variables)),
-                *(self.averages.variables if self.averages else ()),
-                *(copy for copies in self.replica_statistics for copy in copies[1:]),
-            ],
-            self._workers,
-        )
-        self._last_read = 0  # the step
-        self._weight_seen = False
-        self._first_loop = True
-        self._lost_at: int | None = None  # the step after which a loop was cut off
-        self._stop = StopFlag(self._workers)
-        self._loop: TrainingLoop | CoordinatedLoop
-        if asynchronous:
-            self._loop = CoordinatedLoop(self._update, self.state)
-        else:
-            self._loop = TrainingLoop(self._update, max_skipped_updates, self._stop)
-        self._settings = FixedSettings(task, layers, optimizer, variables)
         arguments = inspect.signature(Trainer.__init__).parameters
         self._fixed = frozenset(arguments) | (frozenset(vars(self)) - of_subclass)
 
@@ -240,7 +170,7 @@ class Trainer:
     @property
     def state(self) -> TrainingState:
         """Training state other than model and optimizer; assigning calls `restore`."""
-        return self._state
+        return self._runner.state
 
     @state.setter
     def state(self, state: TrainingState) -> None:
@@ -249,12 +179,12 @@ class Trainer:
     @property
     def step(self) -> int:
         """Number of updates made so far."""
-        return int(self.state.step)
+        return self._runner.step
 
     @property
     def trace_count(self) -> int:
         """Number of traces of the training loop: 1 after the first call, with no retrace later."""
-        return self._loop.trace_count
+        return self._runner.loop.trace_count
 
     @property
     def variables_in_use(self) -> list[tf.Variable]:
@@ -262,7 +192,8 @@ class Trainer:
 
         Empty before the first trace, and always empty with parameter servers.
         """
-        return self._loop.variables if isinstance(self._loop, TrainingLoop) else []
+        loop = self._runner.loop
+        return loop.variables if isinstance(loop, TrainingLoop) else []
 
     @property
     def skipped_updates(self) -> int:
@@ -273,7 +204,7 @@ class Trainer:
     @property
     def loss_scale(self) -> float | None:
         """Current loss scale; None without loss scaling."""
-        return float(self.state.loss_scale) if self._loss_scale else None
+        return float(self.state.loss_scale) if self._parts.update.loss_scale else None
 
     @property
     def learning_rate(self) -> float:
@@ -306,24 +237,10 @@ class Trainer:
         check_steps(steps)
         actions = checked_actions(actions)
         self.check_consistent()
-        self._check_settings()
-        self._check_rows()
-        with deferring_interrupt(self.request_stop, self._stop.lower):
-            return self._train_to(self.step + steps, actions)
-
-    def _train_to(self, end: int, actions: list[Action]) -> dict[str, float]:
-        while (step := self.step) < end:
-            ends = [end, step + self._workers.of_chief(self.pace.steps_per_loop)]
-            ends += [stop for a in actions if (stop := a.next_step(step)) is not None]
-            self._run_loop(min(ends))
-            if self.step > step:  # else the actions of this step have run already
-                for action in actions:
-                    action(self.step)
-                if actions:
-                    self._check_settings()
-            if self._stop.take():
-                return self.peek_metrics()
-        return self.read_metrics()
+        self._parts.check_for_training()
+        with deferring_interrupt(self.request_stop, self._runner.stop.withdraw):
+            stopped = self._runner.run(self.step + steps, actions)
+            return self.peek_metrics() if stopped else self.read_metrics()
 
     def request_stop(self) -> None:
         """Ends `train` after the current update. May be called from any thread.
@@ -332,14 +249,12 @@ class Trainer:
         together, after the current loop, if any worker calls this method. With parameter servers,
         training also ends after the current loop.
         """
-        self._stop.raise_it()
+        self._runner.stop.request()
 
     def trace(self) -> None:
         """Traces the training loop without running it, to raise errors in the task early."""
-        self._check_settings()
-        self._check_rows()
-        self._loop.trace(self.state)
-        self._settings.take_for_training()
+        self._parts.check_for_training()
+        self._runner.trace()
 
     def check_finite(self) -> None:
         """Raises TrainingDiverged if a weight, slot, statistic or average is not finite.
@@ -347,7 +262,7 @@ class Trainer:
         Variables that were not finite when the trainer was made are ignored. Eager, cross-replica
         context, on all workers.
         """
-        self._finite.check(self.step)
+        self._parts.finite.check(self.step)
 
     def evaluate(self, *data: Any, averaged: bool = True) -> dict[str, float]:
         """Returns means of loss and metrics over the evaluation data, each example counted once.
@@ -371,17 +286,16 @@ class Trainer:
                 "evaluates on the Trainer's eval_data: create a new Trainer for other data, and "
                 "pass averaged by name."
             )
-        if self._evaluation is None or self._eval_pipeline is None:
+        parts = self._parts
+        if parts.evaluation is None:
             raise ConfigError(
                 "The Trainer has no evaluation data. Pass eval_data to its constructor."
             )
-        self._check_not_lost()
-        self._settings.check_for_evaluation()
-        if not has_parameter_servers(self.strategy):
-            self._rows.check(self._eval_pipeline, [False])
+        self._runner.check_not_lost()
+        parts.check_for_evaluation()
         with deferring_interrupt(), self.evaluation_weights(averaged=averaged):
-            means = self._evaluation.run(self.state.batches)
-        self._settings.take_for_evaluation()
+            means = parts.evaluation.run(self.state.batches)
+        parts.settings.take_for_evaluation()
         return means
 
     def evaluation_weights(self, *, averaged: bool = True) -> AbstractContextManager[None]:
@@ -397,25 +311,17 @@ class Trainer:
         """
         if not isinstance(averaged, bool):
             raise ConfigError(f"averaged must be True or False, got {averaged!r:.60}.")
-        return self._evaluation_weights.applied(averaged)
+        return self._parts.evaluation_weights.applied(averaged)
 
     def check_has_own_weights(self) -> None:
         """Raises ConfigError within `evaluation_weights`."""
-        self._evaluation_weights.check_not_applied()
+        self._parts.evaluation_weights.check_not_applied()
 
     def check_consistent(self) -> None:
         """Raises ConfigError if model, optimizer and state do not belong to the same step."""
         self.check_has_own_weights()
-        self._check_not_lost()
+        self._runner.check_not_lost()
         check_counts(self.optimizer, self.step)
-
-    def _check_not_lost(self) -> None:
-        if self._lost_at is not None:
-            raise ConfigError(
-                f"An error ended the training loop after step {self._lost_at:,}, and the model may "
-                "have made further updates. Restore a checkpoint with restore_latest, or create a "
-                "new model, optimizer and Trainer."
-            )
 
     def read_metrics(self) -> dict[str, float]:
         """Returns the means of loss and metrics since the last read, and resets them.
@@ -427,76 +333,16 @@ class Trainer:
         Raises:
           DataError: If the feature "weight" was 0 for all examples so far.
         """
-        self._check_weighed()
-        means, self._state = self.peek_metrics(), self.state.without_metrics()
+        self._metrics.check_some_weight(self.state)
+        means = self.peek_metrics()
+        self._runner.state = self.state.without_metrics()
         return means
 
     def peek_metrics(self) -> dict[str, float]:
         """Returns the same means as `read_metrics`, without resetting them."""
-        means = self._objective.metrics.means(self.state.sums)
-        total, count = self.state.gradient_norms.numpy()
-        if self._update.clip_norm is not None and count:
-            means["gradient_norm"] = float(total / count)
-        return means | noise_scale.figures(self.state.gradient_noise)
+        return self._metrics.means(self.state)
 
     def restore(self, state: TrainingState) -> None:
         """Resumes from `state`. Restore the variables of model and optimizer first."""
-        self._state, self._lost_at = state, None
-        self._last_read = self.step
-        self._loop.reset()
-
-    # ------------------------------------------------------------ one loop
-
-    def _check_rows(self) -> None:
-        """Raises ConfigError if an example's loss depends on other examples; at the first call."""
-        # With parameter servers the chief runs no model.
-        if not has_parameter_servers(self.strategy):
-            with self._workers.failing_together():
-                self._rows.check(self._train, [True, False] if self.has_eval_data else [True])
-
-    def _check_weighed(self) -> None:
-        """Raises DataError, or logs, if all examples since the last read have weight 0."""
-        first, step = self._last_read, self.step
-        self._last_read = step
-        if float(self.state.sums[0]) != 0:
-            self._weight_seen = True
-        elif step > first:
-            updates = f"All examples of the updates {first + 1:,} to {step:,} have weight 0"
-            # Only logged in the first epoch, if an earlier example counted, or if the task gives
-            # the weights: these may depend on the model and be 0 for a while.
-            whole_epoch = step >= self.steps_per_epoch
-            if whole_epoch and not (self._weight_seen or self._objective.task_weighs):
-                raise DataError(
-                    f"{updates} in feature 'weight', so nothing is learned and the mean loss is "
-                    "undefined. Give a positive weight to the examples to train on."
-                )
-            logging.warning("%s, so the mean loss is NaN.", updates)
-
-    def _check_settings(self) -> None:
-        check_arguments(self.optimizer)
-        self._settings.check_for_training()
-
-    def _run_loop(self, end: int) -> None:
-        start = self.step
-        with self.pace.loop() as timer:
-            self._loop.trace(self.state)
-            # After an error in the loop, model and optimizer are ahead of the state.
-            self._lost_at = start
-            self._state = self._loop.run(self.state, end)
-            self._lost_at = None
-            timer.steps = self.step - start
-            timer.traced = self._first_loop
-        if self._first_loop:
-            self._settings.take_for_training()
-        self._first_loop = False
-        check_state_finite(self.state, self._update, self._max_skipped_updates)
-
-    def _pipeline(
-        self, data: Any, shuffle: bool, resident: bool | Literal["auto"], microbatches: int = 1
-    ) -> BatchPipeline:
-        source = as_source(data)
-        check = getattr(self.task, "check", None)
-        if check is not None:
-            check(source)
-        sizes = {"global_batch_size": self.global_batch_size, "microbatches": microbatches}
-        return BatchPipeline(source, seed=self._seed, shuffle=shuffle, resident=resident, **sizes)
+        self._runner.restore(state)
+        self._metrics.restart(self.step)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks import report
+from benchmarks.command import title_and_text
 from benchmarks.report import (
     Bar,
     Plot,
@@ -13,7 +14,6 @@ from benchmarks.report import (
     Table,
     interleaved,
     spread,
-    title_and_text,
 )
 
 

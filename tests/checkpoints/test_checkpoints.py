@@ -58,9 +58,9 @@ def test_what_is_drawn_at_random_goes_on_too(tmp_path, layer):
 
 def test_metrics_since_the_last_log_are_saved(tmp_path):
     straight = make_trainer(make_strategy("one_device", 1))
-    straight._run_loop(3)
+    straight._runner.run_loop(3)
     first = make_trainer(make_strategy("one_device", 1))
-    first._run_loop(3)
+    first._runner.run_loop(3)
     save(tmp_path, first)
     second = make_trainer(make_strategy("one_device", 1))
     Checkpoints(tmp_path, second).restore_latest()
@@ -394,7 +394,7 @@ class OtherWorker:
     def __init__(self, *answers):
         self.answers = list(answers)
 
-    def of_chief(self, value):
+    def broadcast(self, value):
         assert not value  # it has looked at nothing itself
         return self.answers.pop(0)
 
@@ -448,8 +448,8 @@ def everything(seed):
 def check_that_a_run_goes_on_as_the_straight_one(folder):
     """Seeds differ, so that what is not restored shows."""
     straight, first, second = everything(1), everything(1), everything(2)
-    straight._run_loop(4)
-    first._run_loop(4)
+    straight._runner.run_loop(4)
+    first._runner.run_loop(4)
     save(folder, first)
     Checkpoints(folder, second).restore_latest()
     assert second.train(5) == straight.train(5)

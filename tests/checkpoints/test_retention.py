@@ -24,19 +24,19 @@ def steps(checkpoints):
 
 
 def test_the_last_stay():
-    assert steps(Retention(last=2).superfluous(saved(1, 2, 3, 4))) == [1, 2]
-    assert Retention(last=3).superfluous(saved(1, 2)) == []
+    assert steps(Retention(last=2).removable(saved(1, 2, 3, 4))) == [1, 2]
+    assert Retention(last=3).removable(saved(1, 2)) == []
 
 
 def test_every_so_many_steps_one_stays_for_good():
-    assert steps(Retention(last=1, every=20).superfluous(saved(10, 20, 30, 40, 50))) == [10, 30]
+    assert steps(Retention(last=1, every=20).removable(saved(10, 20, 30, 40, 50))) == [10, 30]
 
 
 def test_the_best_stays():
     there = saved(1, 2, 3, 4, s1=0.5, s2=0.9, s3=0.7)
     retention = Retention(last=1, best_metric="accuracy")
     assert retention.best(there).step == 2
-    assert steps(retention.superfluous(there)) == [1, 3]
+    assert steps(retention.removable(there)) == [1, 3]
     assert Retention(last=1, best_metric="accuracy", best_mode="min").best(there).step == 1
     assert Retention(best_metric="loss").best(there) is None
     assert Retention().best(there) is None
@@ -80,22 +80,22 @@ def test_what_stays_is_the_last_the_regular_and_the_best(which, last, every):
         key=lambda each: each.step,
     )
     retention = Retention(last, every, "accuracy")
-    gone = steps(retention.superfluous(there))
+    gone = steps(retention.removable(there))
     stays = [each for each in there if each.step not in gone]
     assert steps(there)[-last:] == steps(stays)[-last:]
     assert retention.best(stays) == retention.best(there)
     regular = [step for step in steps(there) if every and step % every == 0]
     assert not set(regular) & set(gone)
     assert len(stays) <= last + 1 + len(regular)
-    assert retention.superfluous(stays) == []
+    assert retention.removable(stays) == []
 
 
 def test_what_was_saved_on_a_signal_stays_until_the_next_and_does_not_count():
     on_a_signal = [SavedCheckpoint(n, "", Metadata(scheduled=False)) for n in (15, 20)]
     retention = Retention(last=2, every=20)
-    assert retention.superfluous([*saved(5, 10), on_a_signal[0]]) == []
-    assert steps(retention.superfluous([*saved(5, 10), *on_a_signal])) == [15]
-    assert steps(retention.superfluous([*saved(5, 10), *on_a_signal, *saved(25)])) == [5, 15, 20]
+    assert retention.removable([*saved(5, 10), on_a_signal[0]]) == []
+    assert steps(retention.removable([*saved(5, 10), *on_a_signal])) == [15]
+    assert steps(retention.removable([*saved(5, 10), *on_a_signal, *saved(25)])) == [5, 15, 20]
 
 
 @pytest.mark.parametrize("arguments", [{"last": 0}, {"every": 0}])

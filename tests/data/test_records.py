@@ -123,8 +123,8 @@ def test_as_data_of_a_pipeline(tmp_path, strategy):
     source = RecordSource(written(tmp_path), decode)
     pipeline = BatchPipeline(source, 4, seed=3)
     expected = taken(source, 1, first=5, seed=3)[0]["x"]
-    element = next(pipeline.iterator(strategy, 5))
-    examples = strategy.run(lambda one: pipeline.examples(one, {}), args=(element,))
+    batch = pipeline.next_batch(pipeline.iterator(strategy, 5), strategy, tf.constant(5, tf.int64))
+    examples = strategy.run(pipeline.examples, args=(batch,))
     got = [x for part in strategy.experimental_local_results(examples["x"]) for x in part.numpy()]
     np.testing.assert_array_equal(got, expected)
 

@@ -6,6 +6,7 @@ from absl import logging
 from ddl.data import ArraySource, BatchPipeline, StreamSource, as_source, stream
 from ddl.errors import ConfigError, DataError
 from ddl.precision import set_numerics
+from tests.data.host_batches import host_dataset
 
 
 def numbers(count):
@@ -17,7 +18,7 @@ def taken(batches, count):
 
 
 def test_each_epoch_is_padded_with_its_own_examples_at_weight_0():
-    batches = BatchPipeline(StreamSource(numbers(5)), 3, shuffle=False).dataset()
+    batches = host_dataset(BatchPipeline(StreamSource(numbers(5)), 3, shuffle=False))
     assert batches.element_spec["x"].shape == [3]
     assert taken(batches, 3) == [
         ([0, 1, 2], [1, 1, 1]),
@@ -27,7 +28,7 @@ def test_each_epoch_is_padded_with_its_own_examples_at_weight_0():
 
 
 def test_more_rows_than_examples():
-    assert taken(BatchPipeline(StreamSource(numbers(2)), 5, shuffle=False).dataset(), 1) == [
+    assert taken(host_dataset(BatchPipeline(StreamSource(numbers(2)), 5, shuffle=False)), 1) == [
         ([0, 1, 0, 1, 0], [1, 1, 0, 0, 0])
     ]
 
@@ -40,9 +41,9 @@ def test_going_on_skips_into_the_epoch(of_epoch):
     set_numerics("float32", seed=0)  # TensorFlow's own global seed must not become 0 by it
     source = StreamSource(shuffled if of_epoch else numbers(10))
     pipeline = BatchPipeline(source, 4, shuffle=False)
-    whole = taken(pipeline.dataset(), 9)
+    whole = taken(host_dataset(pipeline), 9)
     for start in (1, 3, 5):
-        assert taken(pipeline.dataset(start), 9 - start) == whole[start:]
+        assert taken(host_dataset(pipeline, start), 9 - start) == whole[start:]
     orders = [[x for rows, _ in whole[i : i + 3] for x in rows][:10] for i in (0, 3, 6)]
     assert all(sorted(order) == list(range(10)) for order in orders)
     assert (orders[0] != orders[1]) == of_epoch
@@ -54,19 +55,21 @@ def test_weights_of_examples_count():
     )
     pipeline = BatchPipeline(StreamSource(data), 2, shuffle=False)
     assert not pipeline.always_full
-    assert taken(pipeline.dataset(), 2) == [([0, 1], [0.5, 2]), ([2, 2], [3, 0])]
+    assert taken(host_dataset(pipeline), 2) == [([0, 1], [0.5, 2]), ([2, 2], [3, 0])]
 
 
 def test_a_stream_that_ends_early_is_an_error_and_not_a_short_epoch():
     source = StreamSource(numbers(10).filter(lambda e: e["x"] < 5), num_examples=8)
     for shuffle in (False, True):
         with pytest.raises(tf.errors.OpError, match="expected to contain 8 elements"):
-            taken(BatchPipeline(source, 4, shuffle=shuffle).dataset(), 3)
+            taken(host_dataset(BatchPipeline(source, 4, shuffle=shuffle)), 3)
 
 
 def test_endless_streams_have_epochs_of_the_given_length():
     assert (
-        taken(BatchPipeline(StreamSource(numbers(4).repeat(), 3), 3, shuffle=False).dataset(), 2)
+        taken(
+            host_dataset(BatchPipeline(StreamSource(numbers(4).repeat(), 3), 3, shuffle=False)), 2
+        )
         == [([0, 1, 2], [1, 1, 1])] * 2
     )
 
@@ -74,7 +77,7 @@ def test_endless_streams_have_epochs_of_the_given_length():
 def epochs(source, count=1, batch=10, **arguments):
     """The examples of some epochs in the order in which training sees them."""
     pipeline = BatchPipeline(source, batch, **arguments)
-    batches = taken(pipeline.dataset(), count * pipeline.steps_per_epoch)
+    batches = taken(host_dataset(pipeline), count * pipeline.steps_per_epoch)
     seen = [x for rows, weights in batches for x, w in zip(rows, weights, strict=True) if w]
     return np.array(seen).reshape(count, -1)
 
@@ -122,9 +125,9 @@ def test_the_shuffled_order_never_changes():
 def test_resuming_a_shuffled_epoch_gives_the_same_batches(buffer, shards):
     given = (shard, SHARDS) if shards else (numbers(14),)
     pipeline = BatchPipeline(StreamSource(*given, shuffle_buffer=buffer), 8, seed=5)
-    whole = taken(pipeline.dataset(), 6)
+    whole = taken(host_dataset(pipeline), 6)
     for start in (1, 3):
-        assert taken(pipeline.dataset(start), 6 - start) == whole[start:]
+        assert taken(host_dataset(pipeline, start), 6 - start) == whole[start:]
     steps = pipeline.steps_per_epoch
     for first in range(0, 6, steps):
         epoch = whole[first : first + steps]
@@ -134,7 +137,7 @@ def test_resuming_a_shuffled_epoch_gives_the_same_batches(buffer, shards):
 
 
 def test_the_last_batch_of_a_shuffled_epoch_is_padded_with_its_own_examples():
-    for rows, weights in taken(BatchPipeline(StreamSource(numbers(5)), 3).dataset(), 6)[1::2]:
+    for rows, weights in taken(host_dataset(BatchPipeline(StreamSource(numbers(5)), 3)), 6)[1::2]:
         assert weights == [1, 1, 0]
         assert rows[2] == rows[0]
 
@@ -144,7 +147,7 @@ def test_shards_are_shuffled_each_in_its_own_order():
         return numbers(100)
 
     both = BatchPipeline(StreamSource(shard, [100, 100]), 200, seed=2)
-    ((rows, _),) = taken(both.dataset(), 1)
+    ((rows, _),) = taken(host_dataset(both), 1)
     assert sorted(rows[:100]) == sorted(rows[100:]) == list(range(100))
     assert np.count_nonzero(np.array(rows[:100]) == rows[100:]) < 8
 
@@ -189,7 +192,7 @@ def test_the_buffer_is_as_large_as_memory_allows(monkeypatch, warnings):
     taken(source.batches(10, 0, seed=0, shuffle=True), 1)
     assert "within 20 of 30 examples in each of 10 shards" in warnings[0]
     huge = StreamSource(numbers(3).map(lambda e: {"x": tf.zeros([10**6])}))
-    assert len(taken(BatchPipeline(huge, 1).dataset(), 3)) == 3
+    assert len(taken(host_dataset(BatchPipeline(huge, 1)), 3)) == 3
 
 
 def test_what_shuffles_itself_may_be_shuffled_again():
@@ -219,15 +222,15 @@ def test_shards_give_equal_parts_of_each_batch():
     pipeline = BatchPipeline(StreamSource(shard, SHARDS), 8, shuffle=False)
     assert (pipeline.num_examples, pipeline.steps_per_epoch) == (14, 3)
     assert not pipeline.always_full
-    assert taken(pipeline.dataset(), 4) == [
+    assert taken(host_dataset(pipeline), 4) == [
         ([0, 1, 100, 101, 200, 201, 300, 301], [1] * 8),
         ([2, 3, 102, 102, 202, 203, 300, 301], [1, 1, 1, 0, 1, 1, 0, 0]),
         ([4, 4, 100, 101, 200, 201, 300, 301], [1, 0, 0, 0, 0, 0, 0, 0]),
         ([1000, 1001, 1100, 1101, 1200, 1201, 1300, 1301], [1] * 8),
     ]
-    whole = taken(pipeline.dataset(), 9)
+    whole = taken(host_dataset(pipeline), 9)
     for start in (1, 4, 5):
-        assert taken(pipeline.dataset(start), 9 - start) == whole[start:]
+        assert taken(host_dataset(pipeline, start), 9 - start) == whole[start:]
 
 
 @pytest.mark.parametrize(
@@ -266,7 +269,7 @@ def test_what_a_shard_holds_beyond_its_length_is_not_read():
         )
 
     pipeline = BatchPipeline(StreamSource(endless, np.array(SHARDS)), 16)
-    for values, _ in taken(pipeline.dataset(), 4):
+    for values, _ in taken(host_dataset(pipeline), 4):
         assert values == [1.0] * 16
 
 

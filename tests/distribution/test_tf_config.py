@@ -2,16 +2,16 @@ import json
 
 import pytest
 
-from ddl.distribution.tf_config import cluster_place
+from ddl.distribution.tf_config import cluster_role
 from ddl.errors import ConfigError
 
 
 def test_no_cluster(monkeypatch):
     monkeypatch.delenv("TF_CONFIG", raising=False)
-    place = cluster_place()
-    assert (place.workers, place.kind) == ([], "")
+    role = cluster_role()
+    assert (role.workers, role.kind) == ([], "")
     with pytest.raises(ConfigError, match="must name this process as one of its workers"):
-        _ = place.worker_index
+        _ = role.worker_index
 
 
 @pytest.mark.parametrize(
@@ -21,16 +21,16 @@ def test_a_chief_is_the_first_worker(monkeypatch, kind, index, number):
     cluster = {"worker": ["b:1", "c:1"], "chief": ["a:1"], "evaluator": ["d:1"]}
     task = {"type": kind, "index": index}
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task}))
-    place = cluster_place()
-    assert place.workers == ["a:1", "b:1", "c:1"]
-    assert place.worker_index == number
+    role = cluster_role()
+    assert role.workers == ["a:1", "b:1", "c:1"]
+    assert role.worker_index == number
 
 
 @pytest.mark.parametrize("task", [{}, {"type": "ps", "index": 0}, {"type": "worker", "index": 2}])
 def test_who_is_no_worker_is_told(monkeypatch, task):
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {"worker": ["a:1"]}, "task": task}))
     with pytest.raises(ConfigError, match="must name this process as one of its workers"):
-        _ = cluster_place().worker_index
+        _ = cluster_role().worker_index
 
 
 @pytest.mark.parametrize(
@@ -40,4 +40,4 @@ def test_who_is_no_worker_is_told(monkeypatch, task):
 def test_another_form_is_told(monkeypatch, text):
     monkeypatch.setenv("TF_CONFIG", text)
     with pytest.raises(ConfigError, match="TF_CONFIG must be a JSON object in TensorFlow's form"):
-        cluster_place()
+        cluster_role()

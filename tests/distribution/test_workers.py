@@ -204,8 +204,9 @@ with leaving():
     with strategy.scope():
         variable = tf.Variable(tf.fill([2], 7.0 + workers.index))
     print(workers.index, workers.number, workers.is_chief, variable.numpy().tolist())
-    print(workers.any(workers.index == 1), workers.of_chief(3 + workers.index))
-    print(workers.texts("x" * workers.index), workers.rows(np.array([1.5, workers.index])).tolist())
+    print(workers.any(workers.index == 1), workers.broadcast(3 + workers.index))
+    rows = workers.gather(np.array([1.5, workers.index])).tolist()
+    print(workers.gather_texts("x" * workers.index), rows)
 os._exit(0)
 """
 
@@ -250,10 +251,10 @@ with leaving():
     ):
         pipeline = BatchPipeline(source, 8, shuffle=False, microbatches=2)
         reads.clear()
-        element = next(pipeline.iterator(strategy))
+        batch = pipeline.next_batch(pipeline.iterator(strategy), strategy, tf.constant(0, tf.int64))
         for microbatch in range(2):
-            take = tf.function(lambda one: pipeline.examples(one, {}, microbatch))
-            print(strategy.run(take, args=(element,))["x"].numpy())
+            take = tf.function(lambda one: pipeline.examples(one, microbatch))
+            print(strategy.run(take, args=(batch,))["x"].numpy())
         print("reads", *sorted({number % 8 for number in reads}))  # of its later batches as well
 os._exit(0)
 """

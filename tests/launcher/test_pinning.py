@@ -6,7 +6,7 @@ import os
 import pytest
 
 from ddl.errors import ConfigError
-from ddl.launcher.pinning import place_tasks
+from ddl.launcher.pinning import pin_tasks
 from ddl.launcher.tasks import cluster_tasks
 from tests.launcher.programs import finish
 
@@ -31,13 +31,13 @@ note(f"{name}.json", json.dumps([cores, os.environ.get("TF_NUM_INTRAOP_THREADS")
 
 def test_cores_are_shared_alike_and_only_those_at_hand(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {901, 903, 905, 907, 909})
-    chief, *workers, server = place_tasks(cluster_tasks(2, 1), "cores")
+    chief, *workers, server = pin_tasks(cluster_tasks(2, 1), "cores")
     assert [place.cores for place in workers] == [{901, 903}, {905, 907}]
     assert [dict(place.environment) for place in workers] == [{"TF_NUM_INTRAOP_THREADS": "2"}] * 2
     assert chief == server
     assert chief.cores is None
     with pytest.raises(ConfigError, match="needs 6 cores for --num_workers=6, got 5. Lower"):
-        place_tasks(cluster_tasks(6), "cores")
+        pin_tasks(cluster_tasks(6), "cores")
 
 
 def test_threads_of_one_core_stay_together(monkeypatch, tmp_path):
@@ -49,7 +49,7 @@ def test_threads_of_one_core_stay_together(monkeypatch, tmp_path):
         topology.mkdir(parents=True)
         (topology / "physical_package_id").write_text("0\n")
         (topology / "core_id").write_text(f"{core % 2}\n")
-    places = place_tasks(cluster_tasks(2), "cores")
+    places = pin_tasks(cluster_tasks(2), "cores")
     assert [place.cores for place in places] == [{0, 2}, {1, 3}]
 
 
@@ -62,10 +62,10 @@ def test_pinned_to_gpus(monkeypatch, tmp_path):
     monkeypatch.setattr("ddl.launcher.pinning._DEVICES", tmp_path)
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "null"):
         (tmp_path / name).touch()
-    assert visible(place_tasks(cluster_tasks(2), "gpus")) == ["0", "1"]
-    assert visible(place_tasks(cluster_tasks(2, 1), "gpus")) == ["", "0", "1", ""]
+    assert visible(pin_tasks(cluster_tasks(2), "gpus")) == ["0", "1"]
+    assert visible(pin_tasks(cluster_tasks(2, 1), "gpus")) == ["", "0", "1", ""]
     with pytest.raises(ConfigError, match="needs 3 GPUs for --num_workers=3, got 2. Lower"):
-        place_tasks(cluster_tasks(3), "gpus")
+        pin_tasks(cluster_tasks(3), "gpus")
 
 
 @pytest.mark.parametrize(
@@ -73,9 +73,9 @@ def test_pinned_to_gpus(monkeypatch, tmp_path):
 )
 def test_gpus_that_are_named(monkeypatch, text, named):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", text)
-    assert visible(place_tasks(cluster_tasks(len(named)), "gpus")) == named
+    assert visible(pin_tasks(cluster_tasks(len(named)), "gpus")) == named
     with pytest.raises(ConfigError, match=f"got {len(named)}. Lower"):
-        place_tasks(cluster_tasks(len(named) + 1), "gpus")
+        pin_tasks(cluster_tasks(len(named) + 1), "gpus")
 
 
 def test_not_pinned(launch, tmp_path):

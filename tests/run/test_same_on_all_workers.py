@@ -14,7 +14,7 @@ class TwoWorkers:
     def __init__(self, change):
         self.change = change
 
-    def texts(self, text):
+    def gather_texts(self, text):
         return [text, self.change(text)]
 
 

@@ -55,7 +55,7 @@ def loss_scaled():
 
 @pytest.mark.parametrize("replica", [0, pytest.param(1, marks=keras_is_wrong)])
 def test_keras_skips_an_overflow_on_any_replica(replica):
-    """Keras asks for finiteness on unreduced gradients and takes replica 0's answer."""
+    """Keras asks for finiteness on rate_without_plateau gradients and takes replica 0's answer."""
     strategy = make_strategy("mirrored", 2)
     kernel, optimizer = linear_model(strategy, loss_scaled)
     for copy in apply(strategy, optimizer, kernel, overflow_on(replica)):

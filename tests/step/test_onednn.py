@@ -8,7 +8,7 @@ from tensorflow.python.framework import test_util
 
 import ddl
 from ddl.optimizers import FusedAdam
-from ddl.step.onednn import loses_kernels_in_loops
+from ddl.step.onednn import needs_own_graph
 from tests.conftest import make_strategy
 
 
@@ -54,7 +54,7 @@ def test_it_is_not_in_the_graph_of_a_loop(name, replicas, accumulation, data_on_
         accumulation_steps=accumulation,
         data_on_device=data_on_device,
     )
-    loop = trained._loop
+    loop = trained._runner.loop
     definition = loop._loop.get_concrete_function(
         loop._iterator_from(trained.state), tf.constant(0, tf.int64), trained.state
     ).graph.as_graph_def()
@@ -89,11 +89,11 @@ def graph_of(function, *shape):
 def test_what_loses_kernels():
     strategy = make_strategy("mirrored", 2)
     pooled = graph_of(lambda x: tf.nn.max_pool2d(x, 2, 2, "VALID"), 2, 8, 8, 1)
-    assert loses_kernels_in_loops(pooled, strategy)
-    assert not loses_kernels_in_loops(pooled, tf.distribute.OneDeviceStrategy("GPU:0"))
+    assert needs_own_graph(pooled, strategy)
+    assert not needs_own_graph(pooled, tf.distribute.OneDeviceStrategy("GPU:0"))
     in_depth = graph_of(lambda x: tf.nn.max_pool3d(x, 2, 2, "VALID"), 2, 8, 8, 8, 1)
-    assert loses_kernels_in_loops(in_depth, strategy)
+    assert needs_own_graph(in_depth, strategy)
     called = tf.function(lambda x: tf.nn.max_pool2d(x, 2, 2, "VALID"))
-    assert loses_kernels_in_loops(graph_of(lambda x: called(x) + 1, 2, 8, 8, 1), strategy)
+    assert needs_own_graph(graph_of(lambda x: called(x) + 1, 2, 8, 8, 1), strategy)
     averaged = graph_of(lambda x: tf.nn.avg_pool2d(x, 2, 2, "VALID"), 2, 8, 8, 1)
-    assert not loses_kernels_in_loops(averaged, strategy)
+    assert not needs_own_graph(averaged, strategy)

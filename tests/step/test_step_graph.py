@@ -39,7 +39,7 @@ def trainer(strategy, **arguments):
 
 def operations(trained):
     """Of one step: types of the operations, with what is called from it; and tensors carried."""
-    loop = trained._loop
+    loop = trained._runner.loop
     graph = loop._loop.get_concrete_function(
         loop._iterator_from(trained.state), tf.constant(0, tf.int64), trained.state
     ).graph.as_graph_def()
@@ -92,13 +92,13 @@ def test_operations_of_a_step(name, replicas, data_on_device):
 def test_an_update_changes_what_it_says(arguments):
     """A field left out would keep its value through a whole loop."""
     trained = trainer(make_strategy("one_device", 1), **arguments)
-    update, changed = trained._loop._update, set()
+    update, changed = trained._runner.loop._update, set()
     iterator = update.pipeline.iterator(update.strategy)
 
     @tf.function(autograph=False)
     def once(before):
-        resident = update.pipeline.resident_arrays(update.strategy)
-        after = update(next(iterator), resident, before)
+        batch = update.pipeline.next_batch(iterator, update.strategy, before.batches)
+        after = update(batch, before)
         fields = before._fields
         changed.update(f for f in fields if getattr(after, f) is not getattr(before, f))
 
@@ -110,8 +110,8 @@ def test_no_sum_of_three_whose_order_is_by_chance():
     """See `ddl.step.order_of_sums`: not between replicas, not in a norm, not in a gradient."""
     arguments = {"clip_norm": 1.0, "gradient_noise_scale": ddl.GradientNoiseScale()}
     trained = trainer(make_strategy("mirrored", 4), **arguments)
-    graph = trained._loop._loop.get_concrete_function(
-        trained._loop._iterator_from(trained.state), tf.constant(0, tf.int64), trained.state
+    graph = trained._runner.loop._loop.get_concrete_function(
+        trained._runner.loop._iterator_from(trained.state), tf.constant(0, tf.int64), trained.state
     ).graph.as_graph_def()
     nodes = [n for function in graph.library.function for n in function.node_def]
     sums = [node for node in nodes if node.op == "AddN"]

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import ddl
 from ddl.errors import DataError
-from ddl.tasks.weight_names import names_like_weight
+from ddl.tasks.weight_names import names_resembling_weight
 from tests.conftest import make_strategy
 
 ROWS = 8
@@ -52,7 +52,7 @@ def stream(**features) -> tf.data.Dataset:
 def test_names_that_mean_weights():
     names = ["weight", "weights", "Weight", "sample_weight", "sampleWeights", "example_weight"]
     others = ["body_weight", "weighting", "x", "class_weight", "sample"]
-    assert names_like_weight([*names, *others]) == names[1:]
+    assert names_resembling_weight([*names, *others]) == names[1:]
 
 
 @pytest.mark.parametrize("strategy", [("one_device", 1), ("mirrored", 2)])

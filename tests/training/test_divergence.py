@@ -59,7 +59,7 @@ class SecondOfTwo(Workers):
     def any(self, value):
         return value
 
-    def rows(self, values):
+    def gather(self, values):
         return np.stack([np.ones_like(values, np.float64), values])
 
 

@@ -11,7 +11,7 @@ from ddl.tasks.parts import layers_of
 from ddl.training.model_checks import (
     check_variables,
     computes_in_float16,
-    warn_of_what_depends_on_replicas,
+    warn_of_replica_dependence,
 )
 from tests.conftest import make_strategy
 
@@ -70,7 +70,7 @@ def test_what_depends_on_replicas_or_microbatches_is_told(
     def check(replicas, microbatches, expected):
         told.clear()
         name = "mirrored" if replicas > 1 else "one_device"
-        warn_of_what_depends_on_replicas(layers, make_strategy(name, replicas), microbatches)
+        warn_of_replica_dependence(layers, make_strategy(name, replicas), microbatches)
         assert len(told) == len(expected)
         for words, text in zip(expected, told, strict=True):
             assert re.search(words, text)

@@ -99,7 +99,7 @@ def take_moments_of_each_replica(patch: Patch) -> None:
 
 
 def cut_microbatches_out_of_each_share(patch: Patch) -> None:
-    own_rows = BatchPipeline._own_rows
+    own_rows = BatchPipeline.own_rows
 
     def mutated(self, strategy):
         microbatches, self.microbatches = self.microbatches, 1
@@ -108,7 +108,7 @@ def cut_microbatches_out_of_each_share(patch: Patch) -> None:
         finally:
             self.microbatches = microbatches
 
-    patch.setattr(BatchPipeline, "_own_rows", mutated)
+    patch.setattr(BatchPipeline, "own_rows", mutated)
 
 
 def leave_out_the_weights(patch: Patch) -> None:

@@ -8,11 +8,12 @@ import tensorflow as tf
 import ddl
 import ddl.random
 from ddl.data import ArraySource, BatchPipeline
+from ddl.data.pipeline.first_examples import first_examples
 from ddl.errors import ConfigError
 from ddl.layers.normalization import take_over_moments
 from ddl.precision import set_precision
 from ddl.random import seed_by_replica
-from ddl.step.moving_statistics import let_replicas_write
+from ddl.step.moving_statistics import allow_replica_writes
 from ddl.tasks.parts import layers_of, variables_of
 from ddl.training.row_independence import RowIndependence
 from tests.conftest import make_strategy
@@ -49,7 +50,7 @@ def check(task, strategy=None, batch=16, modes=(True, False), data=DATA):
     layers = layers_of(task)
     take_over_moments(layers)
     seed_by_replica(layers)
-    let_replicas_write(layers, strategy)
+    allow_replica_writes(layers, strategy)
     check = RowIndependence(task, layers, strategy)
     check.check(BatchPipeline(ArraySource(data), batch), modes)
 
@@ -435,5 +436,5 @@ def test_a_stream_is_not_shuffled_for_it():
         tf.data.Dataset.from_generator(examples, output_signature=spec), 200
     )
     read.clear()
-    BatchPipeline(source, 16).first_examples(32, make_strategy("one_device", 1))
+    first_examples(BatchPipeline(source, 16), 32, make_strategy("one_device", 1))
     assert len(read) < 100

@@ -14,13 +14,13 @@ def test_a_thread_raises_what_a_loop_reads(strategy):
     @tf.function(autograph=False)
     def loop(turns):
         return tf.while_loop(
-            lambda turn: (turn < turns) & ~flag.cuts_loop_short(),
+            lambda turn: (turn < turns) & ~flag.ends_loop(),
             lambda turn: turn + 1,
             (tf.constant(0),),
         )[0]
 
     assert loop(tf.constant(5)) == 5
-    timer = threading.Timer(0.3, flag.raise_it)
+    timer = threading.Timer(0.3, flag.request)
     timer.start()
     assert 0 < loop(tf.constant(2**30)) < 2**30
     timer.join()

@@ -6,7 +6,7 @@ import tensorflow as tf
 from tensorflow.python.framework import kernels
 
 from ddl.data import ArraySource
-from ddl.data.resident import GPU, HOST, gather, pack, packing_for
+from ddl.data.pipeline.resident import GPU, HOST, gather, pack, packing_for
 from ddl.distribution.devices import on_cpu
 from tests.conftest import make_strategy
 

@@ -3,9 +3,10 @@ import pytest
 import tensorflow as tf
 
 from ddl.data import ArraySource, BatchPipeline, RandomAccessSource, StreamSource
-from ddl.data import resident as resident_data
+from ddl.data.pipeline import resident as resident_data
 from ddl.errors import ConfigError
 from tests.conftest import make_strategy
+from tests.data.host_batches import host_dataset
 
 
 def source_of_all_dtypes(num_examples=50):
@@ -36,10 +37,9 @@ def run_steps(pipeline, strategy, steps, first_batch=0):
 
     @tf.function(autograph=False)
     def loop(iterator):
-        arrays = pipeline.resident_arrays(strategy)
-
         def body(step, rows):
-            batch = strategy.run(pipeline.examples, args=(next(iterator), arrays))
+            batch = pipeline.next_batch(iterator, strategy, tf.cast(step, tf.int64))
+            batch = strategy.run(pipeline.examples, args=(batch,))
             written = {}
             for name, array in rows.items():
                 parts = strategy.experimental_local_results(batch[name])
@@ -55,7 +55,7 @@ def run_steps(pipeline, strategy, steps, first_batch=0):
 
 
 def host_batches(pipeline, steps, first_batch=0):
-    batches = list(pipeline.dataset(first_batch).take(steps).as_numpy_iterator())
+    batches = list(host_dataset(pipeline, first_batch).take(steps).as_numpy_iterator())
     return {name: np.stack([batch[name] for batch in batches]) for name in batches[0]}
 
 
@@ -173,10 +173,10 @@ def test_what_can_reside():
 
 def test_large_arrays_stay_on_the_host(monkeypatch):
     source = ArraySource(x=np.zeros(1000, np.uint8))
-    monkeypatch.setattr("ddl.data.pipeline._RESIDENT_UP_TO_BYTES", 999)
+    monkeypatch.setattr("ddl.data.pipeline.resident._RESIDENT_UP_TO_BYTES", 999)
     assert not BatchPipeline(source, 10).resident
     assert BatchPipeline(source, 10, resident=True).resident
-    monkeypatch.setattr("ddl.data.pipeline._RESIDENT_UP_TO_BYTES", 1000)
+    monkeypatch.setattr("ddl.data.pipeline.resident._RESIDENT_UP_TO_BYTES", 1000)
     assert BatchPipeline(source, 10).resident
 
 
@@ -188,8 +188,8 @@ def test_arrays_are_no_constants_of_the_graph():
 
         @tf.function
         def step(iterator, pipeline=pipeline, strategy=strategy):
-            arrays = pipeline.resident_arrays(strategy)
-            return strategy.run(pipeline.examples, args=(next(iterator), arrays))["x"]
+            batch = pipeline.next_batch(iterator, strategy, tf.zeros([], tf.int64))
+            return strategy.run(pipeline.examples, args=(batch,))["x"]
 
         graph = step.get_concrete_function(pipeline.iterator(strategy)).graph
         assert graph.as_graph_def().ByteSize() < 100_000

@@ -1,4 +1,4 @@
-"""Asynchronous training, on a cluster in a process of its own (asynchronous_cases.py)."""
+"""Asynchronous training, on a cluster in a process of its own (cases.py)."""
 
 import json
 import subprocess
@@ -7,12 +7,12 @@ import sys
 import pytest
 
 from tests.run.whole_runs import ROOT
-from tests.training.asynchronous_cases import PARITY
+from tests.training.asynchronous.cases import PARITY
 
 
 def run(workers: int, *names: str) -> dict:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.training.asynchronous_cases", str(workers), *names],
+        [sys.executable, "-m", "tests.training.asynchronous.cases", str(workers), *names],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -19,13 +19,13 @@ from typing import Any
 import tensorflow as tf
 
 from ddl.data import BatchPipeline
-from ddl.random import batch_counter
+from ddl.data.pipeline import Batch
 from ddl.step.objective import Objective
 from ddl.step.order_of_sums import fixed_order_of_sums
 from ddl.step.state import TrainingState
 from ddl.step.step import UpdateStep
-from ddl.training.asynchronous_state import SharedState, count_natively
-from ddl.training.evaluation import check_weighed
+from ddl.training.asynchronous.state import SharedState, count_atomically
+from ddl.training.evaluation import check_some_weight
 from ddl.training.stale_traces import explaining_stale_traces
 
 # Ranges per worker and loop. More ranges leave workers idle for less time at the end of the loop,
@@ -55,7 +55,7 @@ class CoordinatedLoop:
         self._is_traced = False
         self._update = update
         self._workers = _Workers(update.strategy, update.pipeline)
-        count_natively(update.optimizer)
+        count_atomically(update.optimizer)
         slots = _RANGES_PER_WORKER * self._workers.number
         self._shared = SharedState(update.strategy, state, update.optimizer, slots)
 
@@ -84,9 +84,6 @@ class CoordinatedLoop:
         self._workers.wait()
         return self._shared.read(state, total)
 
-    def reset(self) -> None:
-        """Does nothing: the loop keeps no iterator."""
-
     def _run_range(self, slot: int, first: int, count: int) -> None:
         numbers = [tf.constant(number, tf.int64) for number in (slot, first, count)]
         self._workers.schedule(self._make_updates, *numbers)
@@ -103,14 +100,14 @@ class CoordinatedLoop:
             with tf.control_dependencies([self._shared.begin(slot)]):
                 before = self._shared.at(first + number)
                 batch = self._update.pipeline.batch(arrays, before.batches)
-                after = self._update(batch, {}, before)
+                after = self._update(batch, before)
                 with tf.control_dependencies(self._shared.add(before, after)):
                     return number + 1
 
         # A lost worker may have started this range: its batches are not computed twice.
         return tf.while_loop(
             lambda number: number < count,
-            lambda number: self._update.traced_apart(lambda: updated(number)),
+            lambda number: self._update.in_own_graph_if_needed(lambda: updated(number)),
             (self._shared.begun(slot),),
             parallel_iterations=1,
         )
@@ -157,7 +154,7 @@ class CoordinatedEvaluation:
         ]
         self._workers.wait()
         sums = tf.add_n([part.fetch() for part in parts])
-        check_weighed(sums, self._objective)
+        check_some_weight(sums, self._objective)
         return self._objective.evaluation_metrics.means(sums)
 
     @tf.function(autograph=False)
@@ -168,21 +165,18 @@ class CoordinatedEvaluation:
         """Returns metric sums over the batches [start, stop): float64 [size]. On a worker."""
         arrays, pipeline = next(data), self._pipeline
 
-        def replica_sums(element: Any, batch: tf.Tensor) -> tf.Tensor:
-            features = pipeline.examples(element, {})
-            microbatch = pipeline.microbatch(
-                features, batch_counter(batch), training=False, position=position
-            )
+        def replica_sums(batch: Batch) -> tf.Tensor:
+            features = pipeline.examples(batch)
+            microbatch = pipeline.microbatch(batch, features, training=False, position=position)
             with microbatch.forward():
                 return self._objective(features, training=False)[1]
 
-        def add_batch(batch: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            args = (pipeline.batch(arrays, batch), batch)
-            own = self._strategy.run(replica_sums, args=args)
-            return batch + 1, sums + self._strategy.reduce("SUM", own, axis=None)
+        def add_batch(number: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            own = self._strategy.run(replica_sums, args=(pipeline.batch(arrays, number),))
+            return number + 1, sums + self._strategy.reduce("SUM", own, axis=None)
 
         initial = (start, self._objective.evaluation_metrics.zeros())
-        return tf.while_loop(lambda batch, sums: batch < stop, add_batch, initial)[1]
+        return tf.while_loop(lambda number, sums: number < stop, add_batch, initial)[1]
 
 
 class _Workers:

@@ -5,22 +5,14 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
-from ddl.data import resident as resident_data
-from ddl.data.arrays import ArraySource
 from ddl.data.order import batch_indices, index_batches, indices_from
-from ddl.data.source import IndexedSource, Source, weighted
+from ddl.data.pipeline.batch import Batch
+from ddl.data.pipeline.resident import ResidentArrays
+from ddl.data.source import Source, weighted
 from ddl.distribution.devices import on_cpu
 from ddl.distribution.workers import Workers
-from ddl.errors import ConfigError
 from ddl.microbatch import Microbatch
-
-_RESIDENT_UP_TO_BYTES = 256 << 20
-"""Small compared to the memory of any accelerator, and larger than CIFAR-10 (154 MB)."""
-
-
-_SENT_UP_TO_BYTES = 2_000_000_000
-"""Below the 2 GiB limit of a TensorFlow message."""
-
+from ddl.random import batch_counter
 
 _BATCHES_AHEAD = 4
 """Prefetched batches: enough to keep the devices busy when one batch takes longer than others."""
@@ -34,12 +26,18 @@ class BatchPipeline:
     on. All replicas together therefore see the same rows in the same order for every R, in each
     microbatch too. The last batch of an epoch is padded to B rows; padding has weight 0.
 
+    Attributes:
+      seed: Seed of the order and of the layers' random numbers.
+      shuffle: Whether each epoch has its own order.
+
     Usage, with any strategy:
 
         iterator = pipeline.iterator(strategy, first_batch)
-        arrays = pipeline.resident_arrays(strategy)
-        # in a tf.function, cross-replica: strategy.run(step, args=(next(iterator), arrays))
-        # in step, replica context: features = pipeline.examples(element, arrays, microbatch)
+        # in a tf.function, cross-replica:
+        batch = pipeline.next_batch(iterator, strategy, number)
+        strategy.run(step, args=(batch,))
+        # in step, replica context:
+        features = pipeline.examples(batch, microbatch)
     """
 
     def __init__(
@@ -73,24 +71,11 @@ class BatchPipeline:
         self.microbatches = microbatches
         self.num_examples = len(source)
         self.steps_per_epoch = source.steps_per_epoch(global_batch_size)
-        self._seed = seed
-        self._shuffle = shuffle
-        can_reside = isinstance(source, ArraySource) and resident_data.can_reside(source)
-        if resident is True and not can_reside:
-            raise ConfigError(
-                f"Only numeric arrays can be kept on the devices, got {type(source).__name__}"
-                + (" with text" if isinstance(source, ArraySource) else "")
-                + ". Set data_on_device to 'auto' or False."
-            )
-        self.resident = (
-            isinstance(source, ArraySource)
-            and can_reside
-            and (
-                resident is True or (resident == "auto" and source.nbytes <= _RESIDENT_UP_TO_BYTES)
-            )
-        )
+        self.seed = seed
+        self.shuffle = shuffle
+        self._resident = ResidentArrays(source, resident)
+        self.resident = self._resident.are_used
         """Whether batches are gathered on the devices."""
-        self._placed: tuple[tf.distribute.Strategy, dict[str, Any]] | None = None
 
     @property
     def always_full(self) -> bool:
@@ -108,67 +93,6 @@ class BatchPipeline:
         """
         return {**self.source.element_spec, "weight": tf.TensorSpec([], tf.float32, "weight")}
 
-    def dataset(self, first_batch: int = 0) -> tf.data.Dataset:
-        """Builds an endless host data set of global batches first_batch, first_batch + 1, ….
-
-        Args:
-          first_batch: Number of the first batch, counted from 0 over the whole run.
-
-        Returns:
-          Dicts of features [B, …] and "weight", float32 [B].
-        """
-        return _finished(
-            self.source.batches(
-                self.global_batch_size, first_batch, seed=self._seed, shuffle=self._shuffle
-            )
-        )
-
-    def first_examples(self, count: int, strategy: tf.distribute.Strategy) -> dict[str, tf.Tensor]:
-        """Returns the first examples of a run, with or without "weight". Eager.
-
-        A stream is read from its beginning and shuffled as in training. In a cluster each worker
-        reads examples of its own rows, since it may not have any others.
-
-        Args:
-          count: Number of examples. Examples repeat if the data, or a worker's rows, have fewer.
-          strategy: Strategy of the training.
-
-        Returns:
-          Features [count, …].
-        """
-        if isinstance(self.source, ArraySource):  # avoids the start-up time of tf.data
-            with tf.device("CPU:0"):
-                indices, _ = batch_indices(
-                    tf.zeros([], tf.int64),
-                    num_examples=self.num_examples,
-                    global_batch_size=count,
-                    seed=self._seed,
-                    shuffle=self._shuffle,
-                )
-                arrays = self.source.features
-                return {name: tf.constant(arrays[name][indices.numpy()]) for name in arrays}
-        # A stream would fill its shuffle buffer for these few.
-        shuffle = self._shuffle and isinstance(self.source, IndexedSource)
-        own = self._own_rows(strategy)
-        if Workers(strategy).number > 1 and own is not None:
-            batches = self.source.batches(
-                self.global_batch_size, 0, seed=self._seed, shuffle=shuffle, rows=own
-            )
-            first = next(iter(batches.take(1)))
-            return {
-                name: tf.gather(rows, np.arange(count) % len(own)) for name, rows in first.items()
-            }
-        # One batch of `count` rows if the source allows this size; else a multiple of B rows.
-        size = count
-        try:
-            self.source.steps_per_epoch(size)
-        except ConfigError:
-            size = self.global_batch_size * -(-count // self.global_batch_size)
-        batches = self.source.batches(
-            size, 0, seed=self._seed, shuffle=shuffle, rows=np.arange(count)
-        )
-        return dict(next(iter(batches.take(1))))
-
     def iterator(self, strategy: tf.distribute.Strategy, first_batch: int = 0) -> Any:
         """Returns an endless iterator from batch number `first_batch` on.
 
@@ -181,7 +105,7 @@ class BatchPipeline:
           first_batch: Number of the first batch, counted from 0 over the whole run.
         """
         dataset = _finished(
-            self._batches(first_batch, self._own_rows(strategy)), ahead=not self.resident
+            self._batches(first_batch, self.own_rows(strategy)), ahead=not self.resident
         )
         if Workers(strategy).number > 1:
             # A distributed iterator would ask all workers before each batch whether they have data.
@@ -191,6 +115,18 @@ class BatchPipeline:
             # distributed iterator would wake a thread per device in each step.
             return iter(dataset)
         return iter(strategy.experimental_distribute_dataset(dataset))
+
+    def next_batch(
+        self, iterator: Any, strategy: tf.distribute.Strategy, number: tf.Tensor
+    ) -> Batch:
+        """Returns an iterator's next batch. Cross-replica context, in a graph.
+
+        Args:
+          iterator: The result of `iterator`.
+          strategy: Strategy of the training.
+          number: Number of the batch, int64 [].
+        """
+        return Batch(next(iterator), self.resident_arrays(strategy), batch_counter(number))
 
     def orders_in_graph(self, strategy: tf.distribute.Strategy) -> bool:
         """Returns whether `batches_from` can replace the iterator, to avoid waiting for threads.
@@ -216,9 +152,9 @@ class BatchPipeline:
             batch,
             num_examples=self.num_examples,
             global_batch_size=self.global_batch_size,
-            seed=self._seed,
-            shuffle=self._shuffle,
-            rows=self._own_rows(strategy),
+            seed=self.seed,
+            shuffle=self.shuffle,
+            rows=self.own_rows(strategy),
         )
         # `examples` creates weights that are all 1.
         return {"index": made["index"]} if self.always_full else made
@@ -228,31 +164,29 @@ class BatchPipeline:
 
         The first call places the arrays. Cross-replica context, eager or while tracing.
         """
-        if not self.resident:
-            return {}
-        if self._placed is None or self._placed[0] is not strategy:
-            assert isinstance(self.source, ArraySource)
-            with tf.init_scope():
-                packing = resident_data.packing_for(strategy)
-                self._placed = (strategy, resident_data.place(self.source, strategy, packing))
-        return self._placed[1]
+        return self._resident.on_devices(strategy)
 
-    def examples(
-        self,
-        element: dict[str, tf.Tensor],
-        resident: dict[str, tf.Tensor],
-        microbatch: tf.Tensor | int = 0,
-    ) -> dict[str, tf.Tensor]:
+    def gathered(self, batch: Batch, strategy: tf.distribute.Strategy) -> Batch:
+        """Returns the batch with its examples in place of their indices. Cross-replica context.
+
+        For a single replica of this process, and a single microbatch.
+        """
+        rows = strategy.run(self.examples, (batch,))
+        if self.always_full:
+            del rows["weight"]  # constant ones, which `examples` makes again
+        return batch._replace(rows=rows, arrays={})
+
+    def examples(self, batch: Batch, microbatch: tf.Tensor | int = 0) -> dict[str, tf.Tensor]:
         """Returns a replica's examples of one microbatch. Replica context, inside the step.
 
         Args:
-          element: The iterator's element on this replica.
-          resident: The result of `resident_arrays` on this replica, as `strategy.run` passes it.
+          batch: The batch on this replica, as `strategy.run` passes it.
           microbatch: Microbatch number from 0 on, int32 [].
 
         Returns:
           Features [b, …] and "weight", float32 [b].
         """
+        element = batch.rows
         held = element.get("weight", next(iter(element.values()))).shape[0]
         size = self._rows_of_replica()
         if held != size:
@@ -265,11 +199,9 @@ class BatchPipeline:
         if self.always_full:
             # A constant, so that the graph can be simplified before it runs.
             element = {**element, "weight": tf.ones([size])}
-        if not resident:
+        if not batch.arrays:
             return dict(element)
-        packing = resident_data.packing_for(tf.distribute.get_strategy())
-        spec = self.source.element_spec
-        features = resident_data.gather(resident, element["index"], spec, packing)
+        features = self._resident.gather(batch.arrays, element["index"])
         return weighted(features, element["weight"])
 
     def packed_arrays(self) -> dict[str, np.ndarray]:
@@ -278,44 +210,31 @@ class BatchPipeline:
         Raises:
           ConfigError: If the data are not numeric arrays, or exceed 2 GB, the limit of one message.
         """
-        if not isinstance(self.source, ArraySource) or not resident_data.can_reside(self.source):
-            raise ConfigError(
-                f"Only numeric arrays can be sent to workers, got {type(self.source).__name__}. "
-                "Use multi_worker_mirrored, where each worker reads the data."
-            )
-        if self.source.nbytes > _SENT_UP_TO_BYTES:
-            raise ConfigError(
-                f"At most 2 GB of data can be sent to workers, got {self.source.nbytes / 1e9:.1f} "
-                "GB. Use multi_worker_mirrored, where each worker reads the data."
-            )
-        return resident_data.pack(self.source, resident_data.HOST)
+        return self._resident.packed_to_send()
 
-    def batch(self, arrays: dict[str, tf.Tensor], number: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Computes a whole global batch on one replica, as an element for `examples`. In a graph.
+    def batch(self, arrays: dict[str, tf.Tensor], number: tf.Tensor) -> Batch:
+        """Computes a whole global batch on one replica. In a graph.
 
         Args:
           arrays: The result of `packed_arrays`, as tensors on this host.
           number: Batch number, int64 [], counted from 0 over the whole run.
-
-        Returns:
-          Features [B, …] and "weight", float32 [B].
         """
         with tf.device("/device:CPU:0"):
             indices, weight = batch_indices(
                 number,
                 num_examples=self.num_examples,
                 global_batch_size=self.global_batch_size,
-                seed=self._seed,
-                shuffle=self._shuffle,
+                seed=self.seed,
+                shuffle=self.shuffle,
             )
-            spec = self.source.element_spec
-            features = resident_data.gather(arrays, indices, spec, resident_data.HOST)
-            return weighted(features, weight)
+            features = self._resident.gather_sent(arrays, indices)
+            rows = weighted(features, weight)
+        return Batch(rows, {}, batch_counter(number))
 
     def microbatch(
         self,
+        batch: Batch,
         features: dict[str, tf.Tensor],
-        counter: tf.Tensor,
         number: tf.Tensor | int = 0,
         *,
         training: bool,
@@ -324,16 +243,16 @@ class BatchPipeline:
         """Builds the `Microbatch` that layers query, for the rows of `examples`. Replica context.
 
         Args:
+          batch: The batch.
           features: The result of `examples`.
-          counter: `ddl.random.batch_counter` of the global batch.
           number: Microbatch number within the global batch, int32 [].
           training: As in `Microbatch`.
           position: As in `Microbatch`.
         """
         return Microbatch(
-            seed=self._seed,
+            seed=self.seed,
             training=training,
-            counter=counter,
+            counter=batch.counter,
             first_row=self._first_row(number),
             rows=self._rows_of_replica(),
             mask=None if self.always_full else features["weight"] > 0,
@@ -365,20 +284,20 @@ class BatchPipeline:
             return self.source.batches(
                 self.global_batch_size,
                 first_batch,
-                seed=self._seed,
-                shuffle=self._shuffle,
+                seed=self.seed,
+                shuffle=self.shuffle,
                 rows=rows,
             )
         return index_batches(
             first_batch,
             num_examples=self.num_examples,
             global_batch_size=self.global_batch_size,
-            seed=self._seed,
-            shuffle=self._shuffle,
+            seed=self.seed,
+            shuffle=self.shuffle,
             rows=rows,
         )
 
-    def _own_rows(self, strategy: tf.distribute.Strategy) -> np.ndarray | None:
+    def own_rows(self, strategy: tf.distribute.Strategy) -> np.ndarray | None:
         """Returns the rows of a global batch that this process computes; None for all, in order.
 
         The rows are grouped by replica, the order in which they are distributed.

@@ -1,6 +1,6 @@
 """Parameter servers, workers and the chief in one process, which each test starts separately.
 
-  python -m tests.training.asynchronous_cases WORKERS NAME…
+  python -m tests.training.asynchronous.cases WORKERS NAME…
 
 Prints the result of each named function as a line of JSON.
 """

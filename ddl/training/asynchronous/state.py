@@ -10,7 +10,7 @@ import tensorflow as tf
 from ddl.step.state import TrainingState
 
 
-def count_natively(optimizer: keras.optimizers.Optimizer) -> None:
+def count_atomically(optimizer: keras.optimizers.Optimizer) -> None:
     """Makes the optimizer's count of updates exact when several workers increment it.
 
     Keras reads the count, adds one and writes it back, which loses concurrent updates. This
@@ -42,7 +42,7 @@ class SharedState:
         Args:
           strategy: The strategy whose parameter servers hold the variables.
           state: A state with the shapes and dtypes of all later ones.
-          optimizer: Prepared by `count_natively`; its count is the step.
+          optimizer: Prepared by `count_atomically`; its count is the step.
           slots: As the attribute.
         """
         self.slots = slots

@@ -6,13 +6,21 @@ between host and device. Such arrays are packed into a dtype that can be gathere
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
 
 from ddl.data.arrays import ArraySource
+from ddl.data.source import Source
 from ddl.distribution.devices import local_devices, replica_devices
+from ddl.errors import ConfigError
+
+_RESIDENT_UP_TO_BYTES = 256 << 20
+"""Small compared to the memory of any accelerator, and larger than CIFAR-10 (154 MB)."""
+
+_SENT_UP_TO_BYTES = 2_000_000_000
+"""Below the 2 GiB limit of a TensorFlow message."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +93,7 @@ def can_reside(source: ArraySource) -> bool:
     return all(spec.dtype != tf.string for spec in source.element_spec.values())
 
 
-def place(
+def put_on_devices(
     source: ArraySource, strategy: tf.distribute.Strategy, packing: Packing
 ) -> dict[str, Any]:
     """Places the packed arrays on each replica's device. Cross-replica context.
@@ -128,3 +136,71 @@ def gather(
       Features [b, …] of the source's dtypes.
     """
     return {name: packing.unpacked(tf.gather(arrays[name], indices), spec[name]) for name in spec}
+
+
+class ResidentArrays:
+    """The arrays of a source, packed: on the devices of a strategy, or sent to other processes.
+
+    Attributes:
+      are_used: Whether batches are gathered on the devices.
+    """
+
+    def __init__(self, source: Source, wanted: bool | Literal["auto"]):
+        """Decides whether the arrays reside on the devices; places nothing yet.
+
+        Args:
+          source: The examples.
+          wanted: Whether the arrays reside on the devices; `auto`: up to 256 MiB.
+
+        Raises:
+          ConfigError: If `wanted` is True and the source is not numeric arrays.
+        """
+        self._source = source
+        possible = isinstance(source, ArraySource) and can_reside(source)
+        if wanted is True and not possible:
+            raise ConfigError(
+                f"Only numeric arrays can be kept on the devices, got {type(source).__name__}"
+                + (" with text" if isinstance(source, ArraySource) else "")
+                + ". Set data_on_device to 'auto' or False."
+            )
+        self.are_used = (
+            isinstance(source, ArraySource)
+            and possible
+            and (wanted is True or (wanted == "auto" and source.nbytes <= _RESIDENT_UP_TO_BYTES))
+        )
+        self._placed: tuple[tf.distribute.Strategy, dict[str, Any]] | None = None
+
+    def on_devices(self, strategy: tf.distribute.Strategy) -> dict[str, Any]:
+        """Returns the arrays on the devices; {} if they are not used. See `resident_arrays`."""
+        if not self.are_used:
+            return {}
+        if self._placed is None or self._placed[0] is not strategy:
+            assert isinstance(self._source, ArraySource)
+            with tf.init_scope():
+                arrays = put_on_devices(self._source, strategy, packing_for(strategy))
+                self._placed = (strategy, arrays)
+        return self._placed[1]
+
+    def gather(self, arrays: dict[str, tf.Tensor], indices: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Gathers examples from a replica's own `on_devices`. Replica context."""
+        packing = packing_for(tf.distribute.get_strategy())
+        return gather(arrays, indices, self._source.element_spec, packing)
+
+    def packed_to_send(self) -> dict[str, np.ndarray]:
+        """Packs the arrays for other processes. See `BatchPipeline.packed_arrays`."""
+        source = self._source
+        if not isinstance(source, ArraySource) or not can_reside(source):
+            raise ConfigError(
+                f"Only numeric arrays can be sent to workers, got {type(source).__name__}. "
+                "Use multi_worker_mirrored, where each worker reads the data."
+            )
+        if source.nbytes > _SENT_UP_TO_BYTES:
+            raise ConfigError(
+                f"At most 2 GB of data can be sent to workers, got {source.nbytes / 1e9:.1f} "
+                "GB. Use multi_worker_mirrored, where each worker reads the data."
+            )
+        return pack(source, HOST)
+
+    def gather_sent(self, arrays: dict[str, tf.Tensor], indices: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Gathers examples from the arrays of `packed_to_send`, on a worker's host."""
+        return gather(arrays, indices, self._source.element_spec, HOST)

@@ -1,0 +1,66 @@
+"""Assignment of a saved checkpoint's values, if it fits."""
+
+from collections.abc import Collection
+
+import tensorflow as tf
+
+from ddl.checkpoints.comparison import compare
+from ddl.checkpoints.contents import BESIDE_ATTRIBUTES
+from ddl.checkpoints.directory import SavedCheckpoint, first_line, readable
+from ddl.checkpoints.replica_statistics import ReplicaStatistics
+from ddl.errors import ModelDirectoryError
+from ddl.training.trainer import Trainer
+
+
+def check_fits(saved: SavedCheckpoint, trainer: Trainer) -> None:
+    """Raises ModelDirectoryError if steps or data positions mean something else here."""
+    metadata = saved.metadata
+    for name, was, now in (
+        ("global batch size", metadata.global_batch_size, trainer.global_batch_size),
+        ("number of training examples", metadata.num_examples, trainer.num_examples),
+    ):
+        if was is not None and was != now:
+            raise ModelDirectoryError(
+                f"The {name} must be {was:,}, as in the run that saved {saved}, got {now:,}: "
+                "the step and the position in the data depend on it. Keep the number, or start "
+                "a new run from these weights (WarmStart) in another --model_dir."
+            )
+
+
+def assign(
+    checkpoint: tf.train.Checkpoint,
+    saved: SavedCheckpoint,
+    partial: Collection[str] = (),
+    of_replicas: ReplicaStatistics | None = None,
+) -> None:
+    """Assigns all variables, or none if the checkpoint does not match.
+
+    Args:
+      checkpoint: The objects to restore.
+      saved: The checkpoint on disk.
+      partial: Names of parts that may hold variables that are not restored.
+      of_replicas: Each replica's own statistics, to restore too.
+
+    Raises:
+      ModelDirectoryError: If the checkpoint does not match or cannot be read.
+    """
+    remedy = "Pass another --model_dir, or the config of the run that saved the checkpoint."
+    try:
+        with readable(saved.prefix) as prefix:
+            if differences := compare(checkpoint, prefix, (*partial, "save_counter")):
+                if any(path.startswith(BESIDE_ATTRIBUTES) for path in differences.missing):
+                    remedy += (
+                        " If it is that config, an earlier version of ddl left the variables "
+                        "in lists and dicts out of the checkpoint. Train again in another "
+                        "--model_dir."
+                    )
+                raise ValueError(str(differences))
+            status = checkpoint.restore(prefix).expect_partial()
+            status.assert_existing_objects_matched()
+            if of_replicas is not None:
+                of_replicas.restore(prefix)
+    except (tf.errors.OpError, AssertionError, ValueError) as error:
+        raise ModelDirectoryError(
+            f"{saved} cannot be restored into this model and optimizer: {first_line(error)}. "
+            + remedy
+        ) from error

@@ -1,0 +1,6 @@
+"""Batches on their way to the replicas."""
+
+from ddl.data.pipeline.batch import Batch
+from ddl.data.pipeline.pipeline import BatchPipeline
+
+__all__ = ["Batch", "BatchPipeline"]

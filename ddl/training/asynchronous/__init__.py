@@ -1,0 +1,1 @@
+"""Asynchronous training and evaluation, with parameter servers."""

@@ -1,0 +1,52 @@
+"""Means of the metrics since they were last read."""
+
+from absl import logging
+
+from ddl.errors import DataError
+from ddl.step import noise_scale
+from ddl.step.state import TrainingState
+from ddl.step.step import UpdateStep
+
+
+class MetricReader:
+    """Computes the means that a trainer returns, and checks that some example has a weight."""
+
+    def __init__(self, update: UpdateStep):
+        """Keeps the argument.
+
+        Args:
+          update: The update that sums the metrics.
+        """
+        self._update = update
+        self._last_read = 0  # the step
+        self._weight_seen = False
+
+    def means(self, state: TrainingState) -> dict[str, float]:
+        """Returns the means of loss and metrics, of the gradient norm and of the noise scale."""
+        means = self._update.objective.metrics.means(state.sums)
+        total, count = state.gradient_norms.numpy()
+        if self._update.clip_norm is not None and count:
+            means["gradient_norm"] = float(total / count)
+        return means | noise_scale.figures(state.gradient_noise)
+
+    def restart(self, step: int) -> None:
+        """Counts the updates since the last read from `step` on."""
+        self._last_read = step
+
+    def check_some_weight(self, state: TrainingState) -> None:
+        """Raises DataError, or logs, if all examples since the last read have weight 0."""
+        first, step = self._last_read, int(state.step)
+        self._last_read = step
+        if float(state.sums[0]) != 0:
+            self._weight_seen = True
+        elif step > first:
+            updates = f"All examples of the updates {first + 1:,} to {step:,} have weight 0"
+            # Only logged in the first epoch, if an earlier example counted, or if the task gives
+            # the weights: these may depend on the model and be 0 for a while.
+            whole_epoch = step >= self._update.pipeline.steps_per_epoch
+            if whole_epoch and not (self._weight_seen or self._update.objective.task_weighs):
+                raise DataError(
+                    f"{updates} in feature 'weight', so nothing is learned and the mean loss is "
+                    "undefined. Give a positive weight to the examples to train on."
+                )
+            logging.warning("%s, so the mean loss is NaN.", updates)

@@ -1,0 +1,121 @@
+"""The state of a training, moved on by one call of the training loop after the other."""
+
+from collections.abc import Sequence
+
+from ddl.distribution.traits import traits_of
+from ddl.distribution.workers import Workers
+from ddl.errors import ConfigError
+from ddl.step.state import TrainingState
+from ddl.step.step import UpdateStep
+from ddl.training.actions import Action
+from ddl.training.asynchronous.loop import CoordinatedLoop
+from ddl.training.divergence import check_state_finite
+from ddl.training.fixed_settings import FixedSettings
+from ddl.training.loop import TrainingLoop
+from ddl.training.pace import Pace
+from ddl.training.stop_flag import StopFlag
+
+
+class LoopRunner:
+    """Calls the training loop and keeps the state. Eager, cross-replica context, on all workers.
+
+    Attributes:
+      state: The state that the last loop reached, or that was restored since.
+      loop: The training loop.
+      stop: Flag that ends a loop.
+    """
+
+    def __init__(
+        self,
+        update: UpdateStep,
+        workers: Workers,
+        pace: Pace,
+        settings: FixedSettings,
+        max_skipped_updates: int,
+    ):
+        """Builds the loop and the initial state; traces nothing.
+
+        Args:
+          update: Makes one update.
+          workers: The workers of the strategy.
+          pace: Measures the loops and says how long they are.
+          settings: Settings that must not change once the loop is traced.
+          max_skipped_updates: Consecutive skipped updates after which training counts as diverged.
+        """
+        scale = update.loss_scale.initial if update.loss_scale else 1.0
+        self.state = TrainingState.initial(scale, update.objective.metrics.zeros())
+        self.stop = StopFlag(workers)
+        self.loop: TrainingLoop | CoordinatedLoop
+        if traits_of(update.strategy).asynchronous:
+            self.loop = CoordinatedLoop(update, self.state)
+        else:
+            self.loop = TrainingLoop(update, max_skipped_updates, self.stop)
+        self._has_run = False
+        self._update = update
+        self._workers = workers
+        self._pace = pace
+        self._settings = settings
+        self._max_skipped_updates = max_skipped_updates
+        self._lost_at: int | None = None  # the step after which a loop was cut off
+
+    @property
+    def step(self) -> int:
+        """Number of updates made so far."""
+        return int(self.state.step)
+
+    def run(self, end: int, actions: Sequence[Action]) -> bool:
+        """Runs loops and the actions after each, up to step `end`.
+
+        Returns:
+          Whether training was stopped before.
+
+        Raises:
+          TrainingDiverged: If the state is not finite, or too many updates were skipped.
+          ConfigError: If an action changed a setting.
+        """
+        while (step := self.step) < end:
+            ends = [end, step + self._workers.broadcast(self._pace.steps_per_loop)]
+            ends += [stop for a in actions if (stop := a.next_step(step)) is not None]
+            self.run_loop(min(ends))
+            if self.step > step:  # else the actions of this step have run already
+                for action in actions:
+                    action(self.step)
+                if actions:
+                    self._settings.check_for_training()
+            if self.stop.take():
+                return True
+        return False
+
+    def run_loop(self, end: int) -> None:
+        """Runs one loop, to step `end` or less far, and checks the state reached."""
+        start = self.step
+        with self._pace.loop() as timer:
+            self.loop.trace(self.state)
+            # After an error in the loop, model and optimizer are ahead of the state.
+            self._lost_at = start
+            self.state = self.loop.run(self.state, end)
+            self._lost_at = None
+            timer.steps = self.step - start
+            timer.traced = not self._has_run
+        if not self._has_run:
+            self._settings.take_for_training()
+        self._has_run = True
+        check_state_finite(self.state, self._update, self._max_skipped_updates)
+
+    def trace(self) -> None:
+        """Traces the loop without running it."""
+        self.loop.trace(self.state)
+        self._settings.take_for_training()
+
+    def restore(self, state: TrainingState) -> None:
+        """Takes over a state to which model and optimizer belong."""
+        self.state, self._lost_at = state, None
+
+    def check_not_lost(self) -> None:
+        """Raises ConfigError if an error cut off a loop, so that the state is not known."""
+        if self._lost_at is not None:
+            raise ConfigError(
+                f"An error ended the training loop after step {self._lost_at:,}, and the model may "
+                "have made further updates. Restore a checkpoint with restore_latest, or create a "
+                "new model, optimizer and Trainer."
+            )
