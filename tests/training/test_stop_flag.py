@@ -6,6 +6,7 @@ from ddl.distribution.workers import Workers
 from ddl.training.stop_flag import StopFlag
 
 
+@for_every_strategy
 def test_a_thread_raises_what_a_loop_reads(strategy):
     workers = Workers(strategy)
     with strategy.scope():
