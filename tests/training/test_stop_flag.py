@@ -4,6 +4,7 @@ import tensorflow as tf
 
 from ddl.distribution.workers import Workers
 from ddl.training.stop_flag import StopFlag
+from tests.conftest import for_every_strategy
 
 
 @for_every_strategy
