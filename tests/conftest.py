@@ -64,9 +64,22 @@ STRATEGIES = [
 ]
 
 
-@pytest.fixture(params=STRATEGIES, ids=lambda case: f"{case[0]}-{case[1]}")
+# One of each kind, the mirrored one with as many replicas as there are devices.
+KINDS = [("one_device", 1), ("mirrored", 4), ("central_storage", 2)]
+
+
+def name_of(case: tuple[str, int]) -> str:
+    return f"{case[0]}-{case[1]}"
+
+
+@pytest.fixture(params=KINDS, ids=name_of)
 def strategy(request) -> tf.distribute.Strategy:
+    """A strategy of each kind, or of those that `for_every_strategy` names."""
     return make_strategy(*request.param)
+
+
+# For tests that trace little, or stand for their module.
+for_every_strategy = pytest.mark.parametrize("strategy", STRATEGIES, indirect=True, ids=name_of)
 
 
 @pytest.fixture(autouse=True)

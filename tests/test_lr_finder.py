@@ -10,6 +10,7 @@ import pytest
 
 from ddl import lr_finder
 from ddl.run.range_test import RangeTestResult
+from tests.processes import forked
 
 ROOT = Path(__file__).parent.parent
 
@@ -29,7 +30,7 @@ def result(**changes):
 
 
 def command(*flags):
-    return subprocess.run(
+    return forked.run(
         [sys.executable, "-m", "ddl.lr_finder", *flags],
         cwd=ROOT,
         capture_output=True,

@@ -8,18 +8,21 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import forked
+
 ROOT = Path(__file__).parent.parent
 DIGITS = f"--gin_file={ROOT}/configs/digits_cnn.gin"
 
 
-def ddl(*arguments, cwd=ROOT, imports_tensorflow=True):
+def ddl(*arguments, cwd=ROOT, imports_tensorflow=True, forks=False):
     command = [sys.executable, "-m", "ddl.main", *map(str, arguments)]
     if not imports_tensorflow:
         # An import of TensorFlow ends such a process at once, with another status.
         guard = "import sys; sys.modules['tensorflow'] = sys.modules['keras'] = None; "
         start = f"from ddl.main import run; run({['ddl', *map(str, arguments)]!r})"
         command = [sys.executable, "-c", guard + start]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False)
+    start = forked.run if forks else subprocess.run
+    return start(command, capture_output=True, text=True, cwd=cwd, check=False)
 
 
 def test_help_needs_no_tensorflow():
@@ -98,6 +101,7 @@ def test_a_run_from_the_command_line(tmp_path):
         "--gin_param=WarmStart.include = 'conv_'",
         "--dry_run",
         cwd=tmp_path,
+        forks=True,
     )
     assert result.returncode == 0, result.stderr
     assert (
@@ -107,7 +111,7 @@ def test_a_run_from_the_command_line(tmp_path):
 
 
 def test_an_error_is_a_few_lines_and_status_1(tmp_path):
-    result = ddl(DIGITS, "--gin_param=TRAIN_STEPZ = 3", f"--model_dir={tmp_path}/run")
+    result = ddl(DIGITS, "--gin_param=TRAIN_STEPZ = 3", f"--model_dir={tmp_path}/run", forks=True)
     assert result.returncode == 1
     assert "Did you mean TRAIN_STEPS?" in result.stderr
     assert "Traceback" not in result.stderr
@@ -125,7 +129,8 @@ def test_what_nobody_foresaw_keeps_its_traceback_and_is_status_70():
 
 
 def test_divergence_is_status_76(tmp_path):
-    result = ddl(DIGITS, "--gin_param=LEARNING_RATE = 1e6", f"--model_dir={tmp_path}/run")
+    diverging = "--gin_param=LEARNING_RATE = 1e6"
+    result = ddl(DIGITS, diverging, f"--model_dir={tmp_path}/run", forks=True)
     assert result.returncode == 76
     assert "training diverged" in result.stderr
     assert not (tmp_path / "run" / "checkpoints").exists()
@@ -133,7 +138,7 @@ def test_divergence_is_status_76(tmp_path):
 
 def test_an_interrupt_while_it_waits_is_one_line(tmp_path):
     command = [sys.executable, "-m", "ddl.main", DIGITS, f"--model_dir={tmp_path}/none"]
-    process = subprocess.Popen(
+    process = forked.Popen(
         [*command, "--mode=eval", "--follow_timeout=100"],
         cwd=ROOT,
         stdout=subprocess.PIPE,

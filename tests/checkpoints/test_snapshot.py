@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import ddl
 from ddl.checkpoints.snapshot import Snapshots
-from tests.conftest import make_strategy
+from tests.conftest import for_every_strategy, make_strategy
 from tests.training.test_trainer import make_trainer
 
 
@@ -15,6 +15,7 @@ def checkpoint_of(trainer):
     return tf.train.Checkpoint(model=trainer.model, optimizer=trainer.optimizer)
 
 
+@for_every_strategy
 def test_holds_what_tensorflow_saves(strategy, tmp_path):
     trainer = make_trainer(strategy)
     trainer.train(2)

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -16,6 +15,7 @@ from ddl.distribution.parameter_servers import serves_here
 from ddl.distribution.timeouts import ClusterTimeouts
 from ddl.errors import ConfigError
 from ddl.launcher.tasks import cluster_tasks, free_ports, tf_configs
+from tests.processes import commands, forked
 from tests.run.whole_runs import ROOT, lines, tensors
 
 
@@ -28,7 +28,7 @@ def arguments(model_dir, *params):
 
 
 def start(*command, **environment) -> subprocess.Popen:
-    return subprocess.Popen(
+    return forked.Popen(
         [sys.executable, "-m", *map(str, command)],
         cwd=ROOT,
         env={**os.environ, **environment},
@@ -57,15 +57,10 @@ class Launch:
 
     def processes(self) -> dict[str, int]:
         found = {}
-        for folder in Path("/proc").glob("[0-9]*"):
-            try:
-                command = (folder / "cmdline").read_text().split("\0")
-                environment = (folder / "environ").read_text()
-            except OSError:
-                continue
+        for number, (command, environment) in commands.running().items():
             if "ddl.main" in command and f"--model_dir={self._model_dir}" in command:
                 task = re.search(r'"type": "(\w+)", "index": (\d+)', environment)
-                found[f"{task[1]} {task[2]}"] = int(folder.name)
+                found[f"{task[1]} {task[2]}"] = number
         return found
 
     def finish(self) -> int:

@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import subprocess
 import sys
 
 import numpy as np
@@ -22,6 +21,7 @@ from tests.distribution.whole_clusters import (
     processes_of,
     start_worker,
 )
+from tests.processes import forked
 from tests.run.whole_runs import ROOT, lines, tensors
 
 
@@ -30,7 +30,7 @@ def one_device(tmp_path_factory):
     """What one process and one device train, in float64."""
     model_dir = tmp_path_factory.mktemp("one") / "run"
     command = [sys.executable, "-m", "ddl.main", "--strategy=one_device"]
-    done = subprocess.run(
+    done = forked.run(
         [*command, *arguments(model_dir, "PRECISION = 'float64'")],
         cwd=ROOT,
         capture_output=True,
@@ -74,7 +74,7 @@ def test_rounded_gradients_train_the_same_in_processes_and_on_devices(tmp_path):
     assert status == 0, output
     command = [sys.executable, "-m", "ddl.main", "--strategy=mirrored", "--num_virtual_devices=3"]
     for name, params in {"devices": plan, "unrounded": [plan[0], plan[2]]}.items():
-        subprocess.run([*command, *arguments(tmp_path / name, *params)], cwd=ROOT, check=True)
+        forked.run([*command, *arguments(tmp_path / name, *params)], cwd=ROOT, check=True)
     ours, theirs = tensors(tmp_path / "workers"), tensors(tmp_path / "devices")
     unrounded = tensors(tmp_path / "unrounded")
     floats = [name for name, value in theirs.items() if getattr(value, "dtype", None) == np.float64]
@@ -139,7 +139,7 @@ def own_network(tmp_path, monkeypatch):
 def test_statistics_of_each_worker_are_averaged_and_kept(tmp_path, own_network):
     """As those of the replicas of one process; a resumed run restores those of each worker."""
     command = [sys.executable, "-m", "ddl.main", "--strategy=mirrored", "--num_virtual_devices=2"]
-    done = subprocess.run(
+    done = forked.run(
         [*command, *own_network(tmp_path / "mirrored", 40)],
         cwd=ROOT,
         capture_output=True,
@@ -404,5 +404,5 @@ os._exit(3)
 
 def test_sigterm_ends_a_worker_that_does_not_train_yet():
     """TensorFlow, having joined, only notes it. A cluster of one; about 5 s."""
-    done = subprocess.run([sys.executable, "-c", SIGNALLED], cwd=ROOT, check=False, timeout=100)
+    done = forked.run([sys.executable, "-c", SIGNALLED], cwd=ROOT, check=False, timeout=100)
     assert done.returncode == -signal.SIGTERM

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from ddl.launcher.tasks import free_ports
+from tests.processes import commands, forked
 from tests.run.whole_runs import ROOT
 
 REGULARIZED = "digits_cnn_regularized.gin"
@@ -30,7 +31,7 @@ def arguments(model_dir, *params, config=REGULARIZED):
 def launch(workers, *flags, launcher=()) -> subprocess.Popen:
     """Starts `ddl.launch` with these flags for `ddl.main`."""
     command = [sys.executable, "-m", "ddl.launch", f"--num_workers={workers}", *launcher, "--"]
-    return subprocess.Popen(
+    return forked.Popen(
         [*command, *map(str, flags)],
         cwd=ROOT,
         stdout=subprocess.PIPE,
@@ -55,7 +56,7 @@ def start_worker(index, workers, *flags, prefix=(), program=("-m", "ddl.main"), 
       stdin: Standard input of the process.
     """
     config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
-    return subprocess.Popen(
+    return forked.Popen(
         [*prefix, sys.executable, *program, *map(str, flags)],
         cwd=ROOT,
         env={**os.environ, "TF_CONFIG": json.dumps(config), "PYTHONUNBUFFERED": "1"},
@@ -87,16 +88,11 @@ def finish_all(processes, timeout=60) -> list[tuple[int, str]]:
 def processes_of(model_dir) -> dict[int, int]:
     """Returns the process IDs of a run's workers by index."""
     found = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (folder / "cmdline").read_text().split("\0")
-            environment = (folder / "environ").read_text()
-        except OSError:
-            continue
+    for number, (command, environment) in commands.running().items():
         # Skips the launcher, which has no index, and a process that is not fully started.
         if f"--model_dir={model_dir}" in command and '"index":' in environment:
             index = environment.split('"index":')[1].strip()[0]
-            found[int(index)] = int(folder.name)
+            found[int(index)] = number
     return found
 
 

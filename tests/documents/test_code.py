@@ -3,7 +3,6 @@
 import os
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 import ddl
 from tests.conftest import make_strategy
 from tests.documents.pages import PAGES, ROOT, blocks, commands, files
+from tests.processes import forked
 from tests.run.test_train import run
 
 DRY = "tests/run/test_configs.py makes a dry run of every config in one process"
@@ -67,7 +67,7 @@ def test_commands(group, folder):
     for command in grouped()[group]:
         arguments = shlex.split(command)
         assert arguments[0] == "python", f"{command}: run it here, or say in NOT_RUN why not"
-        result = subprocess.run(
+        result = forked.run(
             [sys.executable, *arguments[1:]],
             cwd=folder,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -124,7 +124,7 @@ def run_block(path: Path, unused: tuple[str, ...]) -> None:
 
 @pytest.mark.slow
 def test_the_notebook(folder):
-    result = subprocess.run(
+    result = forked.run(
         [sys.executable, "notebook.py"],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)},

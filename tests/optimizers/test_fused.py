@@ -9,7 +9,7 @@ import tensorflow as tf
 from ddl import optimizers
 from ddl.optimizers import fused, fused_rmsprop
 from ddl.step.gradients import prepare_optimizer
-from tests.conftest import make_strategy
+from tests.conftest import for_every_strategy, make_strategy
 
 SHAPES = ((40, 3), (5,), ())
 NAMES = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad")
@@ -110,6 +110,7 @@ def test_equals_keras_over_100_updates(dtype, name, arguments, sparse):
     assert_equal(ours[0], of_keras[0], dtype)
 
 
+@for_every_strategy
 @pytest.mark.parametrize("name", NAMES)
 def test_equals_keras_on_every_strategy(strategy, name):
     arguments = {"weight_decay": 0.1} | ({"momentum": 0.9} if name == "SGD" else {})

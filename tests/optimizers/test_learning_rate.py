@@ -17,7 +17,7 @@ from ddl.optimizers.learning_rate import (
     scaling_factor,
 )
 from ddl.optimizers.schedules import CosineWithRestarts, OneCycle, ReciprocalSquareRoot, StepDecay
-from tests.conftest import save
+from tests.conftest import for_every_strategy, save
 
 STEPS = 400
 
@@ -276,6 +276,7 @@ def test_microbatches_do_not_count(strategy, float64):
     assert float(weight[0, 0]) == pytest.approx(-sum(CYCLE), rel=1e-12)
 
 
+@for_every_strategy
 def test_skipped_updates_do_not_count(strategy):
     keras.config.set_dtype_policy("mixed_float16")
     scale = ddl.LossScale(initial=2.0**19)  # too large for float16 at first

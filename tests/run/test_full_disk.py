@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
+from tests.processes import forked
 from tests.run.whole_runs import ROOT, finish
 
 DIGITS = f"--gin_file={ROOT}/configs/digits_cnn.gin"
@@ -42,7 +43,7 @@ def small_disk(tmp_path):
 def run(model_dir, *params):
     command = [sys.executable, "-m", "ddl.main", DIGITS, f"--model_dir={model_dir}"]
     command += [f"--gin_param={param}" for param in (*PLAN, *params)]
-    process = subprocess.Popen(
+    process = forked.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     return finish(process)

@@ -39,6 +39,7 @@ def kill_anywhere(process, model_dir, rng, start_up) -> None:
             before, lines = written(), lines - 1
         if lines == 0:
             break
+        time.sleep(0.0005)
     time.sleep(rng.uniform(0.0, 0.05))
     process.kill()
 
@@ -55,6 +56,7 @@ def kill_in_a_save(process, model_dir, rng) -> bool:
             process.kill()
             process.wait()
             return bool(list(folder.glob("*.partial")))
+        time.sleep(0.0005)  # a save takes some milliseconds
     process.kill()
     process.wait()
     return False

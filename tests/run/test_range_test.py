@@ -5,6 +5,7 @@ import pytest
 import ddl
 from ddl.errors import ConfigError
 from ddl.run.range_test import RangeTest, smooth
+from tests.conftest import for_every_strategy
 from tests.optimizers.test_learning_rate import constant_gradient
 
 TARGETS = np.random.default_rng(0).normal(1.0, 0.3, size=8).astype("f4")
@@ -93,6 +94,7 @@ def test_smoothing_has_no_lag():
     np.testing.assert_allclose(smooth(np.full(9, 2.5), 3.0), 2.5)
 
 
+@for_every_strategy
 def test_it_works_on_replicas(strategy):
     trainer, _ = constant_gradient(lambda: keras.optimizers.SGD(0.1), strategy)
     assert len(RangeTest(1e-3, 1e-1, steps=10).run(trainer).losses) == 10

@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
+from tests.processes import forked
+
 ROOT = Path(__file__).parents[2]
 PLAN = (
     *("TRAIN_STEPS = 240", "EVAL_EVERY = 40", "CHECKPOINT_EVERY = 15", "LOG_EVERY = 10"),
@@ -35,7 +37,7 @@ def command(model_dir, precision, flags, *params):
 
 
 def start(*arguments):
-    return subprocess.Popen(
+    return forked.Popen(
         command(*arguments), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
 

@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from ddl.errors import ConfigError
 from ddl.step import gradients as gradient_path
-from tests.conftest import make_strategy
+from tests.conftest import for_every_strategy, make_strategy
 
 
 def model_and_optimizer(strategy, **arguments):
@@ -23,6 +23,7 @@ def test_refuses_an_optimizer_made_outside_the_scope():
         )
 
 
+@for_every_strategy
 def test_apply_takes_gradients_as_they_are(strategy):
     """Holds Keras's private hook: were it renamed, `apply` would sum over replicas again."""
     model, optimizer = model_and_optimizer(strategy)

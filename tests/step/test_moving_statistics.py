@@ -8,7 +8,7 @@ from ddl.distribution.workers import Workers
 from ddl.errors import TrainingDiverged
 from ddl.precision import set_precision
 from ddl.step.moving_statistics import Statistics, synchronized
-from tests.conftest import make_strategy, save
+from tests.conftest import for_every_strategy, make_strategy, save
 from tests.training import test_trainer
 
 
@@ -94,6 +94,7 @@ class Counter(keras.layers.Layer):
         return x + tf.cast(tf.exp(self.mask), x.dtype)
 
 
+@for_every_strategy
 def test_any_variable_that_a_layer_writes(strategy):
     """Counted on every strategy, set back by a skipped update, infinities kept."""
     set_precision("mixed_float16")

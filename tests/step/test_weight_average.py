@@ -6,7 +6,7 @@ import tensorflow as tf
 import ddl
 from ddl.checkpoints.checkpoints import Checkpoints
 from ddl.errors import ConfigError, TrainingDiverged
-from tests.conftest import make_strategy, save
+from tests.conftest import for_every_strategy, make_strategy, save
 from tests.training.test_trainer import IMAGES, LABELS, make_trainer, weights_and_slots
 
 RULE = ddl.ExponentialMovingAverage(0.9)
@@ -40,6 +40,7 @@ def test_follows_the_rule_once_an_update(strategy, warm_up, accumulation_steps):
             np.testing.assert_allclose(ours, value, rtol=0, atol=1e-14)
 
 
+@for_every_strategy
 def test_evaluates_the_average_and_leaves_training_alone(strategy):
     """To the bit: the run that evaluates in between ends as the one that does not."""
     one, other = (make_trainer(strategy, weight_average=RULE, precision="float32") for _ in "ab")

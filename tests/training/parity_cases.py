@@ -99,6 +99,22 @@ class Tagging:
         return ddl.PerExample(loss, weight=mask)
 
 
+def rich() -> ddl.Classification:
+    """Synchronized normalization, dropout, augmentation and penalties in one model."""
+    model = ddl.models.cnn(
+        (6, 6, 1),
+        3,
+        blocks=((4,),),
+        hidden_units=(8,),
+        hidden_dropout=0.2,
+        batch_normalization=True,
+    )
+    for variable in model.trainable_variables:
+        variable.regularizer = keras.regularizers.L2(0.01)
+    augmentations = [ddl.layers.RandomFlip("horizontal"), ddl.layers.RandomShift(1, 1)]
+    return ddl.Classification(model, augmentations=augmentations)
+
+
 def _sentences() -> dict[str, np.ndarray]:
     random = np.random.default_rng(2)
     return {
@@ -174,6 +190,32 @@ CASES: dict[str, Case] = {
         optimizer=lambda: ddl.optimizers.LARS(0.05, weight_decay=0.01, momentum_correction=True),
     ),
 }
+
+
+# Cases that combine the others; tests run them under every strategy.
+COMBINED = {
+    "combined: synchronized BatchNormalization, accumulation, weights, clipping, decay": Case(
+        task=rich,
+        data=WEIGHED,
+        optimizer=lambda: sgd(weight_decay=0.01),
+        arguments={"accumulation_steps": 2, "clip_norm": 0.05},
+        in_float32=False,
+    ),
+    "combined: sparse gradients, weights of tokens, clipping by value, AdamW": Case(
+        task=Tagging,
+        data=_sentences(),
+        optimizer=lambda: keras.optimizers.AdamW(0.01),
+        arguments={"clip_value": 0.01},
+    ),
+    "combined: noise, accumulation, uneven batches made on the host, Lamb": Case(
+        task=noisy,
+        data=UNEVEN,
+        optimizer=lambda: keras.optimizers.Lamb(0.01),
+        arguments={"data_on_device": False, "clip_norm": 0.05, "accumulation_steps": 4},
+        reference=_WHOLE,
+    ),
+}
+CASES |= COMBINED
 
 
 def make_trainer(case: Case, strategy: tf.distribute.Strategy, precision: str, **arguments: Any):

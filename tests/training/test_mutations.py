@@ -16,7 +16,7 @@ from ddl.step.step import UpdateStep
 from tests.conftest import make_strategy
 from tests.layers import test_regularization
 from tests.training import test_parity, test_trainer
-from tests.training.parity_cases import differences, reference
+from tests.training.parity_cases import COMBINED, differences, reference
 
 Patch = pytest.MonkeyPatch
 
@@ -163,6 +163,25 @@ def test_parity_fails_without(take_out, case, monkeypatch):
     largest = differences(case, make_strategy("mirrored", 4), "float64")
     with pytest.raises(AssertionError):
         test_parity.assert_small(case, largest, 1e-10)
+
+
+RICH, SPARSE, _ = COMBINED
+
+
+@pytest.mark.parametrize("where", [("mirrored", 2), ("central_storage", 2)], ids=str)
+@pytest.mark.parametrize(
+    ("take_out", "case"),
+    [
+        (leave_out_the_reduce, RICH),
+        (forget_the_position, RICH),
+        (square_the_parts_of_a_row, SPARSE),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_combined_parity_fails_under_other_strategies_without(take_out, case, where, monkeypatch):
+    reference(case, "float64")
+    take_out(monkeypatch)
+    assert max(differences(case, make_strategy(*where), "float64").values()) > 1e-10
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,28 @@
-"""N replicas train what one device trains: weights, slots, averages, moments and losses."""
+"""N replicas train what one device trains: weights, slots, averages, moments and losses.
+
+Every case runs on four replicas, and in float32 on two. The cases that combine the others run under
+every strategy. tests/training/test_mutations.py shows what these runs can find.
+"""
 
 import numpy as np
 import pytest
 
 from tests.conftest import STRATEGIES, make_strategy
-from tests.training.parity_cases import CASES, STEPS, differences, make_trainer, reference
+from tests.training.parity_cases import (
+    CASES,
+    COMBINED,
+    STEPS,
+    differences,
+    make_trainer,
+    reference,
+)
 
 IN_FLOAT32 = [name for name, case in CASES.items() if case.in_float32]
+ALL_CASES_ON = ("mirrored", 4)
+IN_FLOAT64 = [
+    *((ALL_CASES_ON, name) for name in CASES),
+    *((where, name) for where in STRATEGIES if where != ALL_CASES_ON for name in COMBINED),
+]
 
 
 def assert_small(name: str, largest: dict[str, float], bound: float) -> None:
@@ -15,17 +31,21 @@ def assert_small(name: str, largest: dict[str, float], bound: float) -> None:
     assert max(largest.values()) <= bound, largest
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("where", STRATEGIES, ids=lambda where: f"{where[0]}-{where[1]}")
-def test_in_float64(name, where):
+@pytest.mark.parametrize(("where", "name"), IN_FLOAT64, ids=str)
+def test_in_float64(where, name):
     assert_small(name, differences(name, make_strategy(*where), "float64"), 1e-10)
 
 
-@pytest.mark.parametrize("name", IN_FLOAT32)
 @pytest.mark.parametrize(
-    "where", [("mirrored", 2), ("mirrored", 4), ("central_storage", 4)], ids=str
+    ("where", "name"),
+    [
+        *((("mirrored", 2), name) for name in IN_FLOAT32),
+        *((("mirrored", 4), name) for name in COMBINED if CASES[name].in_float32),
+        *((("central_storage", 4), name) for name in COMBINED if CASES[name].in_float32),
+    ],
+    ids=str,
 )
-def test_in_float32(name, where):
+def test_in_float32(where, name):
     assert_small(name, differences(name, make_strategy(*where), "float32"), 1e-5)
 
 

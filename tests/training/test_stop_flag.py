@@ -4,8 +4,10 @@ import tensorflow as tf
 
 from ddl.distribution.workers import Workers
 from ddl.training.stop_flag import StopFlag
+from tests.conftest import for_every_strategy
 
 
+@for_every_strategy
 def test_a_thread_raises_what_a_loop_reads(strategy):
     workers = Workers(strategy)
     with strategy.scope():

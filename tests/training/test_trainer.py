@@ -10,7 +10,7 @@ from ddl import microbatch
 from ddl.errors import ConfigError, DataError, TrainingDiverged
 from ddl.precision import set_precision
 from ddl.training.actions import EachLoop
-from tests.conftest import make_strategy
+from tests.conftest import for_every_strategy, make_strategy
 
 _RANDOM = np.random.default_rng(0)
 LABELS = _RANDOM.integers(0, 2, 130)
@@ -166,6 +166,7 @@ def test_steps_per_loop_changes_no_bit(steps_per_loop):
         np.testing.assert_array_equal(value, reference)
 
 
+@for_every_strategy
 def test_evaluation_counts_each_example_once(strategy):
     trainer = make_trainer(strategy)
     logits = trainer.model(IMAGES).numpy()
@@ -542,6 +543,7 @@ class BySplit:
         return ddl.PerExample(loss, names)
 
 
+@for_every_strategy
 def test_each_split_reports_its_own_figures(strategy):
     with strategy.scope():
         task, optimizer = BySplit(), keras.optimizers.SGD(0.01)

@@ -5,7 +5,7 @@ import tensorflow as tf
 from ddl.data import ArraySource, BatchPipeline, RandomAccessSource, StreamSource
 from ddl.data.pipeline import resident as resident_data
 from ddl.errors import ConfigError
-from tests.conftest import make_strategy
+from tests.conftest import for_every_strategy, make_strategy
 from tests.data.host_batches import host_dataset
 
 
@@ -66,6 +66,7 @@ def assert_same(first, second):
         np.testing.assert_array_equal(values, second[name], err_msg=name)
 
 
+@for_every_strategy
 @pytest.mark.parametrize("resident", [True, False])
 def test_every_strategy_gets_the_same_rows_in_the_same_order(strategy, resident):
     pipeline = BatchPipeline(source_of_all_dtypes(), 12, seed=3, resident=resident)

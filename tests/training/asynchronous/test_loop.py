@@ -1,17 +1,17 @@
 """Asynchronous training, on a cluster in a process of its own (cases.py)."""
 
 import json
-import subprocess
 import sys
 
 import pytest
 
+from tests.processes import forked
 from tests.run.whole_runs import ROOT
 from tests.training.asynchronous.cases import PARITY
 
 
 def run(workers: int, *names: str) -> dict:
-    done = subprocess.run(
+    done = forked.run(
         [sys.executable, "-m", "tests.training.asynchronous.cases", str(workers), *names],
         cwd=ROOT,
         capture_output=True,

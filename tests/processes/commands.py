@@ -1,0 +1,40 @@
+"""The commands that processes were started with; /proc does not show those of forked ones."""
+
+import json
+import os
+import tempfile
+from pathlib import Path
+
+_FOLDER = Path(tempfile.gettempdir()) / f"ddl-tests-{os.getuid()}-commands"
+
+
+def remember(number: int, arguments: list[str], environment: dict[str, str]) -> None:
+    """Keeps the command line and TF_CONFIG of a process until another has its ID."""
+    _FOLDER.mkdir(exist_ok=True)
+    content = json.dumps([_birth(number), arguments, environment.get("TF_CONFIG", "")])
+    (_FOLDER / str(number)).write_text(content)
+
+
+def running() -> dict[int, tuple[list[str], str]]:
+    """Returns the command line and the environment of each running process, by its ID."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        number = int(folder.name)
+        try:
+            birth, arguments, environment = json.loads((_FOLDER / folder.name).read_text())
+            if birth == _birth(number):
+                found[number] = arguments, environment
+                continue
+        except OSError:
+            pass
+        try:
+            arguments = (folder / "cmdline").read_text().split("\0")
+            found[number] = arguments, (folder / "environ").read_text()
+        except OSError:
+            continue
+    return found
+
+
+def _birth(number: int) -> str:
+    """Returns when a process began, in clock ticks since the machine did."""
+    return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[19]
