@@ -121,7 +121,7 @@ def test_what_nobody_foresaw_keeps_its_traceback_and_is_status_70():
 def test_divergence_is_status_76(tmp_path):
     result = ddl(DIGITS, "--gin_param=LEARNING_RATE = 1e6", f"--model_dir={tmp_path}/run")
     assert result.returncode == 76
-    assert "training diverged" in result.stderr
+    assert "Training diverged" in result.stderr
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
