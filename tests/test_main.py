@@ -132,7 +132,7 @@ def test_divergence_is_status_76(tmp_path):
     diverging = "--gin_param=LEARNING_RATE = 1e6"
     result = ddl(DIGITS, diverging, f"--model_dir={tmp_path}/run", forks=True)
     assert result.returncode == 76
-    assert "training diverged" in result.stderr
+    assert "Training diverged" in result.stderr
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 

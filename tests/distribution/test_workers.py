@@ -308,7 +308,7 @@ def test_all_workers_name_the_replica_that_overflowed(tmp_path, monkeypatch):
     allowed = "--gin_allow_unused=Classification.model,Classification.label_smoothing"
     for status, output in finish_all([start_worker(n, hosts, *flags, allowed) for n in (0, 1)]):
         assert status == 76, output
-        assert "logits/bias on replica 3, of worker 1." in output
+        assert "logits/bias on replica 3 of worker 1." in output
 
 
 @pytest.mark.slow
@@ -379,7 +379,7 @@ def test_a_failure_of_one_is_a_failure_of_all(monkeypatch, fails_elsewhere):
     with pytest.raises(ConfigError, match="here"), two.failing_together():
         raise ConfigError("here")
     if fails_elsewhere:
-        with pytest.raises(ModelDirectoryError, match="another worker"), two.failing_together():
+        with pytest.raises(ModelDirectoryError, match="Another worker failed"), two.failing_together():
             pass
     else:
         with two.failing_together():
