@@ -153,14 +153,14 @@ def test_a_run_that_is_cut_after_going_back_ends_the_same(tmp_path):
             pass
 
         first = make_trainer(data, steps_per_loop=1)
-        original = first._run_loop
+        original = first._runner.run_loop
 
         def until(end, first=first, original=original, cut_at=cut_at):
             original(end)
             if first.state.rewinds > 0 and first.step == cut_at:
                 raise Killed
 
-        first._run_loop = until
+        first._runner.run_loop = until
         with pytest.raises(Killed):
             run(folder, first, on_divergence="rewind")
         second = run(folder, make_trainer(data), on_divergence="rewind")
@@ -182,14 +182,14 @@ def test_a_run_that_is_stopped_before_it_diverges_ends_the_same(tmp_path, at):
     data = poisoned(12)
     straight = run(tmp_path / "straight", make_trainer(data), on_divergence="rewind")
     first = make_trainer(data, steps_per_loop=1)
-    original = first._run_loop
+    original = first._runner.run_loop
 
     def interrupted(end):
         original(end)
         if first.step == at:
             interrupt()
 
-    first._run_loop = interrupted
+    first._runner.run_loop = interrupted
     with pytest.raises(TrainingInterrupted, match=f"at step {at} of 20, after saving"):
         run(tmp_path / "run", first, on_divergence="rewind")
     second = run(tmp_path / "run", make_trainer(data), on_divergence="rewind")
@@ -200,7 +200,7 @@ def test_a_run_that_is_stopped_before_it_diverges_ends_the_same(tmp_path, at):
 
 def test_a_signal_where_the_weights_are_not_finite_saves_nothing(tmp_path):
     trainer = make_trainer(poisoned(), steps_per_loop=1)
-    original = trainer._run_loop
+    original = trainer._runner.run_loop
 
     def spoiled(end):
         original(end)
@@ -208,7 +208,7 @@ def test_a_signal_where_the_weights_are_not_finite_saves_nothing(tmp_path):
             trainer.optimizer.variables[-1].assign([np.nan, 0.0])
             interrupt()
 
-    trainer._run_loop = spoiled
+    trainer._runner.run_loop = spoiled
     with pytest.raises(TrainingInterrupted, match="at step 7 of 20, without saving") as raised:
         run(tmp_path, trainer)
     assert raised.value.exit_status == 75
@@ -223,13 +223,13 @@ def test_a_signal_before_the_first_update_repeats_no_line(tmp_path, at):
         run(tmp_path / "run", make_trainer(poisoned()), train_steps=at, eval_every=5)
     early = make_trainer(poisoned())
     early.request_stop()
-    original = early._run_loop
+    original = early._runner.run_loop
 
     def interrupted(end):
         interrupt()
         original(end)
 
-    early._run_loop = interrupted
+    early._runner.run_loop = interrupted
     with pytest.raises(TrainingInterrupted, match=f"at step {at} of 20"):
         run(tmp_path / "run", early, eval_every=5)
     second = run(tmp_path / "run", make_trainer(poisoned()), eval_every=5)
@@ -242,14 +242,14 @@ def test_a_signal_before_the_first_update_repeats_no_line(tmp_path, at):
 def test_the_sums_of_a_line_survive_a_stop(tmp_path):
     run(tmp_path / "straight", make_trainer(poisoned()), log_every=10)
     first = make_trainer(poisoned(), steps_per_loop=1)
-    original = first._run_loop
+    original = first._runner.run_loop
 
     def interrupted(end):
         original(end)
         if first.step == 7:
             interrupt()
 
-    first._run_loop = interrupted
+    first._runner.run_loop = interrupted
     with pytest.raises(TrainingInterrupted):
         run(tmp_path / "run", first, log_every=10)
     run(tmp_path / "run", make_trainer(poisoned()), log_every=10)
@@ -267,14 +267,14 @@ def test_going_back_where_nothing_could_be_saved(tmp_path, monkeypatch):
 
 def test_weights_that_are_not_finite_reach_no_checkpoint(tmp_path):
     trainer = make_trainer(poisoned())
-    original = trainer._run_loop
+    original = trainer._runner.run_loop
 
     def spoiled(end):
         original(end)
         if trainer.step == 10:
             trainer.optimizer.variables[-1].assign([np.nan, 0.0])
 
-    trainer._run_loop = spoiled
+    trainer._runner.run_loop = spoiled
     with pytest.raises(TrainingDiverged, match="step 10: .*momentum is not finite"):
         run(tmp_path, trainer)
     names = [path.name for path in (tmp_path / "checkpoints").glob("*.index")]
