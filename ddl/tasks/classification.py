@@ -166,8 +166,8 @@ class Classification:
         if not spec.dtype.is_integer:
             scaled = labels is not None and labels.size and 0 <= labels.min() <= labels.max() <= 1
             raise DataError(
-                f"Labels must be integers from 0 to {'classes' if classes is None else classes} - "
-                f"1, got {spec.dtype.name}."
+                "Labels must be integers from 0 to "
+                f"{'classes - 1' if classes is None else classes - 1}, got {spec.dtype.name}."
                 + (
                     " They lie between 0 and 1, so they may have been scaled with the inputs."
                     if scaled

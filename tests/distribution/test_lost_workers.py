@@ -83,7 +83,7 @@ def test_lost_in_training(tmp_path, victim, number):
     how = "died" if number == signal.SIGKILL else "did not respond for 6 s"
     for status, output in ended:
         assert status == 77, output
-        assert f"worker {victim} at {hosts[victim]} {how}" in output
+        assert f"Worker {victim} at {hosts[victim]} {how}" in output
         assert "Traceback" not in output
     assert_none_left(model_dir)
 
