@@ -4,7 +4,7 @@
 
 Each case trains one small network for 20 updates with SGD, in float64, on one device and on four
 virtual CPU devices, from the same weights, on the same batches in the same order. The printed
-number is the largest absolute difference between the two in any weight after training.
+number is the largest absolute difference in any weight after training.
 """
 
 import os
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def difference(train, examples: int = 256, dropout: float = 0.0, clip_norm: float | None = None):
-    """Returns the largest difference between what two trainings end with."""
+    """Returns the largest difference in any weight between one device and four replicas."""
     generator = np.random.default_rng(0)
     images, labels = generator.normal(size=(examples, 16)), generator.integers(0, 10, examples)
     data = (images, labels)
@@ -51,7 +51,7 @@ def difference(train, examples: int = 256, dropout: float = 0.0, clip_norm: floa
 
 
 def network(dropout: keras.layers.Layer) -> keras.Model:
-    """Returns the same network each time."""
+    """Returns a network with the same initial weights each time."""
     keras.utils.set_random_seed(0)
     dense = [keras.layers.Dense(32, "relu"), dropout, keras.layers.Dense(10)]
     return keras.Sequential([keras.Input((16,)), *dense])
