@@ -379,7 +379,10 @@ def test_a_failure_of_one_is_a_failure_of_all(monkeypatch, fails_elsewhere):
     with pytest.raises(ConfigError, match="here"), two.failing_together():
         raise ConfigError("here")
     if fails_elsewhere:
-        with pytest.raises(ModelDirectoryError, match="Another worker failed"), two.failing_together():
+        with (
+            pytest.raises(ModelDirectoryError, match="Another worker failed"),
+            two.failing_together(),
+        ):
             pass
     else:
         with two.failing_together():
