@@ -1,4 +1,4 @@
-"""Keras layers whose random draws are the same on any number of replicas (`ddl.random`)."""
+"""Keras layers that draw the same on any number of replicas (`ddl.random`), and sums for layers."""
 
 from ddl.layers.augmentation import (
     Cutout,
@@ -16,6 +16,7 @@ from ddl.layers.regularization import (
     SpatialDropout2D,
     SpatialDropout3D,
 )
+from ddl.layers.replica_sum import sum_over_replicas
 
 __all__ = [
     "AlphaDropout",
@@ -30,4 +31,5 @@ __all__ = [
     "SpatialDropout1D",
     "SpatialDropout2D",
     "SpatialDropout3D",
+    "sum_over_replicas",
 ]

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from ddl import microbatch
 from ddl.layers.broadcasting import with_rank
+from ddl.layers.replica_sum import sum_over_replicas
 
 
 def take_over_moments(layers: Iterable[keras.layers.Layer]) -> None:
@@ -81,10 +82,7 @@ def batch_moments(
     (channels_axis,) = set(range(len(inputs.shape))) - set(axes)
 
     def total(values: tf.Tensor) -> tf.Tensor:
-        context = tf.distribute.get_replica_context()
-        if not synchronized or context.num_replicas_in_sync == 1:
-            return values
-        return context.all_reduce(tf.distribute.ReduceOp.SUM, values)
+        return sum_over_replicas(values) if synchronized else values
 
     def counted(values: tf.Tensor) -> tf.Tensor:
         if mask is None:

@@ -1,0 +1,39 @@
+"""A sum over the replicas within a forward pass, traced in time linear in the model's depth."""
+
+import tensorflow as tf
+
+
+def sum_over_replicas(values: tf.Tensor) -> tf.Tensor:
+    """Sums a tensor over all replicas. Replica context; all replicas must call it alike.
+
+    Computes what `tf.distribute.ReplicaContext.all_reduce` computes, with the same gradient: the
+    gradients of the results, summed over the replicas. Use it in layers of your own, too.
+    TensorFlow's function looks at every operation that any replica has traced so far, so that its
+    tracing time grows faster than the number of layers that call it: 3 minutes for 32 layers.
+
+    Args:
+      values: Tensor of a floating or complex dtype, of one shape on all replicas.
+
+    Returns:
+      The sum, of the same shape and dtype; on one replica and outside of `strategy.run` the tensor
+      itself.
+
+    Example:
+      >>> def call(self, inputs):
+      ...     rows = tf.cast(tf.shape(inputs)[0], inputs.dtype)
+      ...     return inputs - sum_over_replicas(tf.reduce_sum(inputs, 0)) / sum_over_replicas(rows)
+    """
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        return values
+    return _summed(values)
+
+
+@tf.custom_gradient
+def _summed(values: tf.Tensor) -> tuple[tf.Tensor, object]:
+    # tf.custom_gradient searches the operations between results and arguments for variables. The
+    # results depend on the other replicas' arguments, too, where TensorFlow's search would go on
+    # to the beginning of their graphs. It ends at operations without a gradient.
+    context = tf.distribute.get_replica_context()
+    total = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.stop_gradient(values))
+    return tf.stop_gradient(total), _summed
