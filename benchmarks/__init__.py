@@ -10,6 +10,7 @@ BENCHMARKS = (
     "input_pipelines",
     "step_cost",
     "cross_device",
+    "tracing",
     "max_pooling",
     "epoch_order",
     "checkpoint_cost",

@@ -34,6 +34,16 @@ def _summed(values: tf.Tensor) -> tuple[tf.Tensor, object]:
     # tf.custom_gradient searches the operations between results and arguments for variables. The
     # results depend on the other replicas' arguments, too, where TensorFlow's search would go on
     # to the beginning of their graphs. It ends at operations without a gradient.
+    return tf.stop_gradient(_total(tf.stop_gradient(values))), _summed
+
+
+def _total(values: tf.Tensor) -> tf.Tensor:
     context = tf.distribute.get_replica_context()
-    total = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.stop_gradient(values))
-    return tf.stop_gradient(total), _summed
+    if not context.strategy.extended._use_merge_call():  # collectives start in replica context
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, values)
+
+    # As in all_reduce, but without a second custom gradient, which takes as long to trace.
+    def reduce(strategy: tf.distribute.Strategy, each: tf.Tensor) -> tf.Tensor:
+        return strategy.extended.batch_reduce_to(tf.distribute.ReduceOp.SUM, [(each, each)])[0]
+
+    return context.merge_call(reduce, args=(values,))
