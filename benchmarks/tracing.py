@@ -89,7 +89,7 @@ def measure(quick: bool) -> Report:
     for depth in depths:
         found = interleaved(
             {
-                kind: lambda kind=kind: in_a_process(depth, kind == "synchronized")
+                kind: lambda depth=depth, kind=kind: in_a_process(depth, kind == "synchronized")
                 for kind in ("synchronized", "not synchronized")
             },
             rounds,
