@@ -1,5 +1,7 @@
+import dataclasses
 import shutil
 import threading
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -445,23 +447,42 @@ def everything(seed):
         )
 
 
-def check_that_a_run_goes_on_as_the_straight_one(folder):
-    """Seeds differ, so that what is not restored shows."""
-    straight, first, second = everything(1), everything(1), everything(2)
-    straight._runner.run_loop(4)
-    first._runner.run_loop(4)
+@dataclasses.dataclass(frozen=True)
+class Straight:
+    """A run of 9 updates, its figures after the fourth, and a twin's checkpoint of the fourth."""
+
+    trainer: ddl.Trainer
+    folder: Path
+    means: list[dict[str, float]]
+    copies: list[np.ndarray]
+
+    @staticmethod
+    def measured(trainer) -> list[dict[str, float]]:
+        return [trainer.train(5), trainer.evaluate(), trainer.evaluate(averaged=False)]
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory) -> Straight:
+    folder = tmp_path_factory.mktemp("first")
+    trainer, first = everything(1), everything(1)
+    for each in (trainer, first):
+        each._runner.run_loop(4)
     save(folder, first)
-    Checkpoints(folder, second).restore_latest()
-    assert second.train(5) == straight.train(5)
-    assert second.loss_scale == straight.loss_scale
-    assert second.evaluate() == straight.evaluate()
-    assert second.evaluate(averaged=False) == straight.evaluate(averaged=False)
-    np.testing.assert_array_equal(copies(second), copies(straight))
-    assert_equal(second, straight)
+    return Straight(trainer, folder, Straight.measured(trainer), copies(trainer))
 
 
-def test_a_run_goes_on_as_the_straight_one(tmp_path):
-    check_that_a_run_goes_on_as_the_straight_one(tmp_path)
+def check_that_a_run_goes_on_as_the_straight_one(straight):
+    """Seeds differ, so that what is not restored shows."""
+    second = everything(2)
+    Checkpoints(straight.folder, second).restore_latest()
+    assert Straight.measured(second) == straight.means
+    assert second.loss_scale == straight.trainer.loss_scale
+    np.testing.assert_array_equal(copies(second), straight.copies)
+    assert_equal(second, straight.trainer)
+
+
+def test_a_run_goes_on_as_the_straight_one(straight):
+    check_that_a_run_goes_on_as_the_straight_one(straight)
 
 
 LOST = {
@@ -480,7 +501,7 @@ LOST = {
 
 
 @pytest.mark.parametrize("lost", LOST)
-def test_each_part_of_a_checkpoint_counts(tmp_path, monkeypatch, lost):
+def test_each_part_of_a_checkpoint_counts(straight, monkeypatch, lost):
     """Left as it was before, in place of being restored, each one is missed."""
     restore = Checkpoints.restore_latest
 
@@ -501,4 +522,4 @@ def test_each_part_of_a_checkpoint_counts(tmp_path, monkeypatch, lost):
 
     monkeypatch.setattr(Checkpoints, "restore_latest", forgetful)
     with pytest.raises(AssertionError):
-        check_that_a_run_goes_on_as_the_straight_one(tmp_path)
+        check_that_a_run_goes_on_as_the_straight_one(straight)
