@@ -60,7 +60,8 @@ class Launch:
         for number, (command, environment) in commands.running().items():
             if "ddl.main" in command and f"--model_dir={self._model_dir}" in command:
                 task = re.search(r'"type": "(\w+)", "index": (\d+)', environment)
-                found[f"{task[1]} {task[2]}"] = number
+                if task:  # the evaluator has none
+                    found[f"{task[1]} {task[2]}"] = number
         return found
 
     def finish(self) -> int:

@@ -67,7 +67,7 @@ def test_a_broken_tf_config(monkeypatch):
 
 
 def test_unknown_names():
-    with pytest.raises(ConfigError, match="'miror'.*mirrored"):
+    with pytest.raises(ConfigError, match="'mirrored', .*got 'miror'"):
         build_strategy("miror")
     with pytest.raises(ConfigError, match="'ncl'.*nccl"):
         Communication(cross_device_ops="ncl")

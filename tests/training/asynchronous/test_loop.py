@@ -97,4 +97,4 @@ def test_bfloat16_needs_no_scale(two_workers):
 
 @pytest.mark.slow
 def test_only_arrays_can_be_sent(two_workers):
-    assert "not a RandomAccessSource. Use multi_worker_mirrored" in two_workers["refused"]
+    assert "got RandomAccessSource. Use multi_worker_mirrored" in two_workers["refused"]
