@@ -69,7 +69,7 @@ def test_a_broken_tf_config(monkeypatch):
 def test_unknown_names():
     with pytest.raises(ConfigError, match="'mirrored', .*got 'miror'"):
         build_strategy("miror")
-    with pytest.raises(ConfigError, match="'ncl'.*nccl"):
+    with pytest.raises(ConfigError, match="'nccl'.*got 'ncl'"):
         Communication(cross_device_ops="ncl")
 
 
