@@ -6,7 +6,9 @@ process exits with `UNEXPECTED_STATUS`.
 """
 
 import difflib
-from collections.abc import Iterable, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 # EX_SOFTWARE in sysexits.h. A restart may succeed, for example after the memory was full.
 UNEXPECTED_STATUS = 70
@@ -34,6 +36,40 @@ def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
     """
     if value not in choices:
         raise ConfigError(f"{name} must be {either(map(repr, choices))}, got {value!r}.")
+
+
+def check_takes(name: str, function: Callable[..., Any], arguments: Sequence[str]) -> None:
+    """Checks that a function of the user's can be called with some arguments, by position.
+
+    Args:
+      name: Name of the function for the error, such as `RecordSource.decode`.
+      function: The function; one whose signature cannot be read passes.
+      arguments: Names of the arguments.
+
+    Raises:
+      ConfigError: If the function takes other arguments; names the file and line that define it.
+    """
+    wanted = f"{name} must be a function of ({', '.join(arguments)})"
+    if not callable(function):
+        raise ConfigError(f"{wanted}, got {function!r:.80}.")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        raise ConfigError(
+            f"{wanted}, got {definition_of(function)}{signature}. Change its arguments."
+        ) from None
+
+
+def definition_of(function: Callable[..., Any]) -> str:
+    """Returns the name of a function, preceded by its file and line if they are known."""
+    function = inspect.unwrap(function)
+    name = getattr(function, "__name__", type(function).__name__)
+    code = getattr(function, "__code__", getattr(type(function).__call__, "__code__", None))
+    return name if code is None else f"{code.co_filename}:{code.co_firstlineno}: {name}"
 
 
 class DataError(DdlError, ValueError):

@@ -27,6 +27,7 @@ from ddl.cli.arguments import asks_for_help, parse, with_aliases
 from ddl.cli.flags import FLAGS as MAIN_FLAGS
 from ddl.cli.flags import parse_gpus
 from ddl.cli.placing import build_placement
+from ddl.cli.reporting import text_of
 from ddl.errors import ConfigError, DdlError
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def run(argv: Sequence[str] | None = None) -> None:
     try:
         find(gpus)
     except DdlError as error:
-        print(f"ddl.lr_finder: {error}", file=sys.stderr)
+        print(f"ddl.lr_finder: {text_of(error)}", file=sys.stderr)
         sys.exit(error.exit_status)
 
 
@@ -94,15 +95,19 @@ def find(gpus: Sequence[int] | None) -> None:
     assert placement is not None  # only a parameter server gets None
 
     from ddl import config
+    from ddl.config.registry import user_packages
     from ddl.distribution.workers import Workers
     from ddl.optimizers.learning_rate import LearningRate
     from ddl.optimizers.plateau import rate_without_plateau
     from ddl.run import train
     from ddl.run.range_test import RangeTest
+    from ddl.user_code import attributing_errors
 
     test = RangeTest(FLAGS.smallest, FLAGS.largest, FLAGS.steps)
-    _, trainer = train.build(placement, Workers(placement.strategy))
-    config.check_all_used(FLAGS.gin_allow_unused)
+    with attributing_errors(user_packages()):
+        _, trainer = train.build(placement, Workers(placement.strategy))
+        config.check_all_used(FLAGS.gin_allow_unused)
+        trainer.trace()
     learning_rate = rate_without_plateau(trainer.optimizer)
     factor = learning_rate.factor if isinstance(learning_rate, LearningRate) else 1.0
     batch = trainer.global_batch_size

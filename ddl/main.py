@@ -7,7 +7,7 @@ again to resume a stopped run.
 
 Exit status:
   0    Done.
-  1    The flags, the config or the data have an error.
+  1    The flags, the config, the data or a module of the config have an error.
   70   Any other error: a bug, shown with its traceback, or a failure of the system.
   75   Training stopped on a signal and can be resumed.
   76   Training diverged.
@@ -32,6 +32,7 @@ from ddl.cli.flags import (
     parse_gpus,
 )
 from ddl.cli.placing import build_placement
+from ddl.cli.reporting import text_of
 from ddl.errors import UNEXPECTED_STATUS, DdlError, WorkerLost
 
 
@@ -65,7 +66,7 @@ def run(argv: Sequence[str] | None = None) -> None:
     try:
         start(gpus, checkpoint)
     except DdlError as error:
-        print(f"ddl: {error}", file=sys.stderr, flush=True)
+        print(f"ddl: {text_of(error)}", file=sys.stderr, flush=True)
         if isinstance(error, WorkerLost):  # TensorFlow's own exit would wait for the lost worker
             sys.stdout.flush()
             os._exit(error.exit_status)
@@ -91,13 +92,16 @@ def start(gpus: Sequence[int] | None, checkpoint: str | int) -> None:
     if placement is None:
         return
 
+    from ddl.config.registry import user_packages
     from ddl.distribution.multi_worker import leaving, worker_errors
     from ddl.distribution.traits import traits_of
     from ddl.run import train
     from ddl.run.from_checkpoints import SavedWeights
+    from ddl.user_code import attributing_errors
 
     several_processes = traits_of(placement.strategy).several_processes
-    with leaving(), worker_errors() if several_processes else nullcontext():
+    losses = worker_errors() if several_processes else nullcontext()
+    with leaving(), attributing_errors(user_packages()), losses:
         train.run(
             placement,
             FLAGS.model_dir,

@@ -25,6 +25,12 @@ def ddl(*arguments, cwd=ROOT, imports_tensorflow=True, forks=False):
     return start(command, capture_output=True, text=True, cwd=cwd, check=False)
 
 
+def mine(folder, text):
+    """Writes a config beside a module."""
+    (folder / "mine.gin").write_text(text)
+    return folder
+
+
 def test_help_needs_no_tensorflow():
     result = ddl("--help", imports_tensorflow=False)
     assert result.returncode == 0
@@ -110,6 +116,19 @@ def test_a_run_from_the_command_line(tmp_path):
     assert "Kept at their initial values: hidden_1/kernel" in result.stdout
 
 
+def test_an_error_gives_the_places_of_the_names_that_it_mentions(tmp_path):
+    result = ddl(
+        DIGITS,
+        "--gin_file=mine.gin",
+        "--dry_run",
+        cwd=mine(tmp_path, "TRAIN_STEPS = -5"),
+        forks=True,
+    )
+    assert result.returncode == 1
+    assert "RunPlan.train_steps must be greater than 0, got -5" in result.stderr
+    assert "  mine.gin:1: TRAIN_STEPS = -5" in result.stderr.splitlines()
+
+
 def test_an_error_is_a_few_lines_and_status_1(tmp_path):
     result = ddl(DIGITS, "--gin_param=TRAIN_STEPZ = 3", f"--model_dir={tmp_path}/run", forks=True)
     assert result.returncode == 1
@@ -117,6 +136,28 @@ def test_an_error_is_a_few_lines_and_status_1(tmp_path):
     assert "Traceback" not in result.stderr
     assert len(result.stderr.splitlines()) < 6
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_of_the_users_code_is_status_1_with_its_line(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import gin, ddl\n"
+        "@gin.register\n"
+        "class Mine(ddl.Classification):\n"
+        "    def per_example(self, features, training):\n"
+        "        if training: features['absent']\n"  # traced after everything is built
+        "        return super().per_example(features, training)\n"
+    )
+    result = ddl(
+        DIGITS,
+        "--gin_file=mine.gin",
+        "--gin_allow_unused=*",
+        "--model_dir=run",
+        cwd=mine(tmp_path, "import mine\nTrainer.task = @Mine()\nMine.model = @cnn()"),
+        forks=True,
+    )
+    assert result.returncode == 1
+    assert "ddl: mine.py:5 raised KeyError: 'absent'\n    if training:" in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 def test_what_nobody_foresaw_keeps_its_traceback_and_is_status_70():

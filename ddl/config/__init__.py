@@ -15,6 +15,7 @@ from ddl.config.current import (
     is_withheld,
     load,
     operative_config_text,
+    places_mentioned,
     set_macro,
     withhold_macro,
 )
@@ -29,6 +30,7 @@ __all__ = [
     "is_withheld",
     "load",
     "operative_config_text",
+    "places_mentioned",
     "set_macro",
     "withhold_macro",
 ]

@@ -11,6 +11,7 @@ import gin
 from ddl.config import registry
 from ddl.config.values import Binding, Key, enclosing_scopes, shown
 from ddl.errors import ConfigError, DdlError, did_you_mean
+from ddl.user_code import Place, message_of, place_of, repeats
 
 # Text that gin appends to an error at each call it passes, the innermost call first.
 _IN_CALL = re.compile(r"\n  In call to configurable '(.+?)' \((.+?)\)(?: in scope '(.+)')?(?:\n|$)")
@@ -56,7 +57,8 @@ def explaining(
 
     Raises:
       DdlError: An error of ddl from within the call, with a note that names the call.
-      ConfigError: If a call raises TypeError, ValueError or RecursionError.
+      ConfigError: If a call raises TypeError, ValueError or RecursionError, or the user's own code
+        raises any error that repeats.
     """
     try:
         return build()
@@ -76,6 +78,12 @@ def explaining(
         raise ConfigError(
             f"{name} refers to itself through its parameters. Break the cycle."
         ) from error
+    except Exception as error:
+        cause = _original(error)
+        if not repeats(cause) or place_of(cause, registry.user_packages()) is None:
+            raise
+        message = _explain(cause, *_innermost_call(error, name), bindings)
+        raise ConfigError(message) from cause
 
 
 def _original(error: BaseException) -> BaseException:
@@ -105,9 +113,11 @@ def _explain(error: BaseException, scope: str, item: Any, bindings: Mapping[Key,
         lines = [f"{name} requires a value for {', '.join(parameters)}. Add to the config:"]
         lines += [f"    {shown((scope, item.selector, one))} = …" for one in parameters]
         return "\n".join(lines)
-    lines = [f"{name} cannot be built: {message or type(error).__name__}"]
-    lines += _given(message, scope, item.selector, bindings)
-    lines += _raised_in(error)
+    place = place_of(error, registry.user_packages())
+    is_plain = isinstance(error, (TypeError, ValueError)) and message_of(error).endswith(message)
+    lines = [f"{name} cannot be built: {message if message and is_plain else message_of(error)}"]
+    lines += _given(message, scope, item, bindings, place)
+    lines += [place.note] if place else _raised_in(error)
     return "\n".join(lines)
 
 
@@ -118,21 +128,26 @@ def _names(wrapped: Any) -> set[str]:
 
 
 def _given(
-    message: str, scope: str, selector: str, bindings: Mapping[Key, Binding]
+    message: str, scope: str, item: Any, bindings: Mapping[Key, Binding], place: Place | None
 ) -> Iterator[str]:
-    """Yields a line for each binding the message names, or else for the first six of the call."""
+    """Yields a line for each binding the message names, or else for the first six of the call.
+
+    Bindings of ddl's own items do not explain an error that the user's code raised inside.
+    """
     taken: dict[str, Binding] = {}
     for enclosing in enclosing_scopes(scope):
         for binding in bindings.values():
-            if (binding.scope, binding.selector) == (enclosing, selector):
+            if (binding.scope, binding.selector) == (enclosing, item.selector):
                 taken.setdefault(binding.parameter, binding)
     named = [b for p, b in taken.items() if re.search(rf"\b{re.escape(p)}\b", message)]
+    if place is not None and item.selector.startswith("ddl."):
+        named, taken = [], {}
     for binding in named or list(taken.values())[:6]:
         yield f"  {binding.location}: {shown(binding.key)} = {binding.value!r}"
 
 
 def _raised_in(error: BaseException) -> Iterator[str]:
-    """Yields the innermost location of the error in user code or ddl's code."""
+    """Yields the innermost location of an error in ddl's code."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         is_ours = os.path.dirname(frame.filename) == os.path.dirname(__file__)
         if "site-packages" not in frame.filename and not is_ours:

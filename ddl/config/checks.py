@@ -188,9 +188,20 @@ def _misfits(effective: Mapping[Key, Binding]) -> Iterator[str]:
         if binding.is_macro:
             continue
         value = expand(binding.value, macros)
+        if _is_too_large(binding, value):
+            complaint = f"{shown(binding.key)} must fit into 64 bits, got {value!r}."
+            yield _at_the_macro(binding, f"{complaint} Set a smaller number.", effective)
+            continue
         signature = signature_of(registry.matches(binding.selector)[0].wrapped)
         if not _accepts(signature, binding.parameter, value):
             yield _misfit(binding, value, signature.annotations[binding.parameter], effective)
+
+
+def _is_too_large(binding: Binding, value: Any) -> bool:
+    """Returns whether an integer for an item of ddl or Keras exceeds TensorFlow's integers."""
+    integers = [leaf for leaf in leaves(value) if type(leaf) is int]
+    of_libraries = binding.selector.startswith(("ddl.", "keras."))
+    return of_libraries and any(not -(2**63) <= one < 2**63 for one in integers)
 
 
 def _accepts(signature: Signature, parameter: str, value: Any) -> bool:
@@ -205,6 +216,11 @@ def _accepts(signature: Signature, parameter: str, value: Any) -> bool:
 def _misfit(binding: Binding, value: Any, annotation: Any, effective: Mapping[Key, Binding]) -> str:
     complaint = f"{shown(binding.key)} must be {describe(annotation)}, got {value!r}."
     complaint += _remedy(value, annotation)
+    return _at_the_macro(binding, complaint, effective)
+
+
+def _at_the_macro(binding: Binding, complaint: str, effective: Mapping[Key, Binding]) -> str:
+    """Returns a complaint about a value with its place, which may be a macro's line."""
     if isinstance(binding.value, Macro):
         # The fix belongs on the macro's line; the line that uses it is often shipped with ddl.
         for name in enclosing_scopes(binding.value.name):

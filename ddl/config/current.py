@@ -2,12 +2,14 @@
 
 import dataclasses
 import importlib
+import re
 from collections.abc import Collection, Sequence
 from typing import Any
 
 import gin
 
-from ddl.config import building, registry, text, usage
+from ddl import user_code
+from ddl.config import building, mentions, registry, text, usage
 from ddl.config.checks import checked
 from ddl.config.parsing import Reader
 from ddl.config.values import (
@@ -20,7 +22,7 @@ from ddl.config.values import (
     values_of,
     with_full_selector,
 )
-from ddl.errors import ConfigError
+from ddl.errors import ConfigError, DdlError
 
 
 @dataclasses.dataclass
@@ -85,13 +87,29 @@ def _with_float_rate(binding: Binding) -> Binding:
 def _import(statement: Import) -> None:
     try:
         importlib.import_module(statement.module)
-    except ImportError as error:
-        raise ConfigError(
-            statement.location.complain(
-                f"Cannot import {statement.module}: {error}. Install it, or add its folder to "
-                "PYTHONPATH."
-            )
-        ) from error
+    except Exception as error:
+        if not user_code.repeats(error):
+            raise
+        lines = [statement.location.complain(_reason(statement.module, error))]
+        # importlib's own error for the module has no place in the user's code.
+        if (place := user_code.place_of(error)) is not None:
+            lines.append(place.note)
+        raise ConfigError("\n".join(lines)) from error
+
+
+def _reason(module: str, error: Exception) -> str:
+    """Returns why a module could not be imported, with the remedy where one is known."""
+    if isinstance(error, ImportError):
+        return f"Cannot import {module}: {error}. Install it, or add its folder to PYTHONPATH."
+    twice = re.match(r"A different configurable matching '(.+)' already exists", str(error))
+    if twice:
+        name = twice[1].rpartition(".")[2]
+        return (
+            f"Importing {module} registers {twice[1]} a second time. Remove one of the two, or "
+            f"give it another name: @gin.register('My{name}')."
+        )
+    what = str(error) if isinstance(error, DdlError) else f"{user_code.message_of(error)}."
+    return f"Importing {module} raised {what}"
 
 
 def get_macro(name: str) -> Any:
@@ -206,6 +224,15 @@ def check_all_used(allowed_unused: Sequence[str] = ()) -> None:
     if complaints:
         remedy = "Remove the unused bindings, or pass their names to --gin_allow_unused."
         raise ConfigError("\n".join([*complaints, remedy]))
+
+
+def places_mentioned(message: str) -> list[str]:
+    """Returns a line with file and line number for each binding that a message mentions.
+
+    Args:
+      message: Text of an error.
+    """
+    return mentions.places(message, _loaded.bindings)
 
 
 def config_text() -> str:

@@ -135,6 +135,13 @@ def names() -> list[str]:
     return [short_name(selector) for selector in full] + full
 
 
+def user_packages() -> set[str]:
+    """Returns the packages of the registered items that are neither ddl's nor Keras's."""
+    modules = [item.wrapped.__module__ for _, item in gin_config._REGISTRY.items()]
+    packages = {module.partition(".")[0] for module in modules}
+    return packages - {"ddl", "keras", "gin", "tensorflow", "builtins"}
+
+
 def is_broken(item: Any) -> bool:
     """Returns whether an item is a Keras layer or model that gin has modified in place.
 

@@ -49,7 +49,7 @@ def complaints(
         for key, binding in bindings.items()
         if key not in used
         and binding.location
-        and not _is_shipped(binding)
+        and not is_shipped(binding)
         and not _is_allowed(binding, allowed)
     ]
 
@@ -57,10 +57,11 @@ def complaints(
 def unused_defaults(bindings: Mapping[Key, Binding], calls: Calls) -> set[Key]:
     """Returns the keys of the shipped defaults that no call used."""
     used = _used(bindings, calls)
-    return {key for key, binding in bindings.items() if key not in used and _is_shipped(binding)}
+    return {key for key, binding in bindings.items() if key not in used and is_shipped(binding)}
 
 
-def _is_shipped(binding: Binding) -> bool:
+def is_shipped(binding: Binding) -> bool:
+    """Returns whether a binding is a default of a file shipped in ddl's package folder."""
     file = binding.location.file if binding.location else None
     return file is not None and os.path.dirname(os.path.abspath(file)) == PACKAGE_FOLDER
 

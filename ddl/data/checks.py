@@ -7,6 +7,10 @@ from collections.abc import Iterator, Mapping
 import tensorflow as tf
 
 from ddl.errors import DataError
+from ddl.user_code import place_of
+
+# Message of tf.data.experimental.assert_cardinality.
+_ENDED_EARLY = re.compile(r"expected to contain (\d+) elements but contained only (\d+) elements")
 
 
 def check_same_features(
@@ -92,4 +96,17 @@ def data_errors() -> Iterator[None]:
         text = str(error.message)
         own = re.findall(r"ddl\.errors\.DataError: (.*)", text)
         reason = own[-1] if own else text.split("[[{{node")[0].strip().splitlines()[-1].strip()
-        raise DataError(f"Reading or processing a batch failed: {reason}") from None
+        reason = re.sub(r"^\{\{function_node [^}]*\}\} *", "", reason)
+        # A Python function of the data, such as a generator, leaves its traceback in the text.
+        place = None if own or "Traceback (most recent" not in text else place_of(error)
+        note = f"\n{place.note}" if place else ""
+        raise DataError(f"Reading or processing a batch failed: {reason}{note}") from None
+    except tf.errors.FailedPreconditionError as error:
+        ended = _ENDED_EARLY.search(str(error.message))
+        if ended is None:
+            raise
+        wanted, found = (int(number) for number in ended.groups())
+        raise DataError(
+            f"The data set must have {wanted:,} examples, got only {found:,}. Set num_examples to "
+            f"{found}, or correct what the data set reads."
+        ) from None

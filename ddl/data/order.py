@@ -32,6 +32,8 @@ _ROUNDS = 8
 # Bits of the cipher's smallest block.
 _SMALLEST_BLOCK = 16
 
+_LARGEST_BATCH = 2**31 - 1
+
 # Separate these uses of the run's seed from others (weights, dropout).
 _DOMAIN = int.from_bytes(b"ddlorder", "big")
 _STREAM_DOMAIN = int.from_bytes(b"ddlstrea", "big")
@@ -46,12 +48,17 @@ def steps_per_epoch(num_examples: int, global_batch_size: int) -> int:
 
     Raises:
       DataError: If there are no examples.
-      ConfigError: If the batch size is not positive.
+      ConfigError: If the batch size is not from 1 to 2^31 - 1.
     """
     if num_examples < 1:
         raise DataError("The data set is empty; it needs at least one example.")
     if global_batch_size < 1:
         raise ConfigError(f"The global batch size must be at least 1, got {global_batch_size}.")
+    if global_batch_size > _LARGEST_BATCH:
+        raise ConfigError(
+            f"The global batch size must be at most {_LARGEST_BATCH:,}, since TensorFlow counts "
+            f"rows in 32 bits, got {global_batch_size:,}. Set a smaller GLOBAL_BATCH_SIZE."
+        )
     return -(-num_examples // global_batch_size)
 
 

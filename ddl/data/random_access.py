@@ -7,7 +7,8 @@ import numpy as np
 import tensorflow as tf
 
 from ddl.data.source import IndexedSource, checked_element_spec, tensorflow_dtype
-from ddl.errors import DataError
+from ddl.errors import DataError, check_takes, definition_of
+from ddl.user_code import place_of
 
 
 class RandomAccessSource(IndexedSource):
@@ -32,6 +33,7 @@ class RandomAccessSource(IndexedSource):
           DataError: If there are no examples, example 0 cannot be looked up, or the spec is not a
             dict of dense tensors of static shape.
         """
+        check_takes("RandomAccessSource.lookup", lookup, ("indices",))
         if length < 1:
             raise DataError(f"RandomAccessSource.length must be at least 1, got {length}.")
         self._lookup = lookup
@@ -67,11 +69,21 @@ class RandomAccessSource(IndexedSource):
 
     def _look_up(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         try:
-            return {name: np.asarray(rows) for name, rows in self._lookup(indices).items()}
+            found = self._lookup(indices)
         except Exception as error:
+            place = place_of(error)
+            # In one line, since `data_errors` takes the message from TensorFlow's by lines.
+            where = f", raised in {place}" if place else ""
             raise DataError(
-                f"Looking up examples {_some(indices)} raised {type(error).__name__}: {error}"
+                f"Looking up examples {_some(indices)} raised {type(error).__name__}: "
+                f"{error}{where}"
             ) from error
+        if not isinstance(found, Mapping):
+            raise DataError(
+                "RandomAccessSource.lookup must return a dict of arrays by feature name, got "
+                f"{type(found).__name__} from {definition_of(self._lookup)}."
+            )
+        return {name: np.asarray(rows) for name, rows in found.items()}
 
     def _checked_look_up(self, indices: np.ndarray) -> list[np.ndarray]:
         rows = self._look_up(indices)

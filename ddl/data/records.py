@@ -9,7 +9,7 @@ import tensorflow as tf
 from ddl.data.checks import checked_finite
 from ddl.data.order import index_batches
 from ddl.data.source import Source, checked_element_spec, weighted
-from ddl.errors import DataError
+from ddl.errors import DataError, check_takes, definition_of
 
 # A record is the length (8 bytes), the length's checksum (4), the data, the data's checksum (4).
 _LENGTH_BYTES = 8
@@ -47,8 +47,16 @@ class RecordSource(Source):
                 "RecordSource.num_examples must be at least 1, or None for all, got "
                 f"{num_examples}."
             )
+        if isinstance(files, str | bytes | os.PathLike):
+            name = os.fsdecode(files)
+            raise DataError(
+                f"RecordSource.files must be a list of paths, got the single path {name!r}. Pass "
+                f"[{name!r}], or tf.io.gfile.glob({name!r}) for a pattern."
+            )
+        files = [os.fsdecode(file) for file in files]
         if not files:
             raise DataError("RecordSource.files is empty. Pass at least one TFRecord file.")
+        check_takes("RecordSource.decode", decode, ("record", "seed"))
         self._decode = decode
         file_numbers, offsets = _records(files, num_examples)
         if num_examples is not None and len(offsets) < num_examples:
@@ -64,11 +72,17 @@ class RecordSource(Source):
             )
         with tf.init_scope(), tf.device("CPU:0"):
             # A graph captures eager tensors by reference.
-            self._files = tf.constant(list(files))
+            self._files = tf.constant(files)
             self._file_numbers, self._offsets = tf.constant(file_numbers), tf.constant(offsets)
         signature = [tf.TensorSpec([], tf.string), tf.TensorSpec([2], tf.int64)]
-        example = tf.function(lambda *given: dict(decode(*given)), input_signature=signature)
+        example = tf.function(lambda *given: decode(*given), input_signature=signature)
         spec = example.get_concrete_function().structured_outputs
+        if not isinstance(spec, Mapping):
+            raise DataError(
+                "RecordSource.decode must return a dict of features by name, got "
+                f"{type(spec).__name__} from {definition_of(decode)}. Return a dict such as "
+                "{'image': image, 'label': label}."
+            )
         self._element_spec = checked_element_spec(
             {name: tf.TensorSpec(each.shape, each.dtype, name) for name, each in spec.items()}
         )

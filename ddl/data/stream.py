@@ -11,7 +11,7 @@ from ddl.data.batched import check_not_batched
 from ddl.data.checks import checked_finite
 from ddl.data.order import steps_per_epoch, stream_seeds
 from ddl.data.source import Source, checked_element_spec, weighted
-from ddl.errors import ConfigError, DataError
+from ddl.errors import ConfigError, DataError, check_takes
 
 _SHUFFLED_BYTES = 1 << 30
 """Limit for the shuffle buffers of all shards of a stream together, in bytes of host memory."""
@@ -98,6 +98,9 @@ class StreamSource(Source):
                 "StreamSource.num_examples is an empty list. Pass the number of examples of each "
                 "shard."
             )
+        if self._of_epoch:
+            of_shard = ("epoch", "shard") if self._of_shard else ("epoch",)
+            check_takes("StreamSource.dataset", dataset, of_shard)
         first = self._epoch(tf.constant(0, tf.int64), 0)
         self._element_spec = checked_element_spec(first.element_spec)
         if not windows:

@@ -58,7 +58,7 @@ def check_optimizer(optimizer: Any) -> None:
     """
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise ConfigError(
-            f"The optimizer must be a keras.optimizers.Optimizer, got {_described(optimizer)}."
+            f"Trainer.optimizer must be a keras.optimizers.Optimizer, got {_described(optimizer)}."
         )
     check_holds_none(optimizer)
     check_arguments(optimizer)

@@ -10,6 +10,9 @@ from typing import overload
 
 from ddl.errors import ConfigError
 
+LARGEST_STEP = 2**53
+"""Largest step that a schedule, which computes in float64, tells from the next one."""
+
 
 @overload
 def epochs_to_steps(epochs: float, steps_per_epoch: int | None) -> int: ...
@@ -20,6 +23,8 @@ def epochs_to_steps(
 ) -> int | list[int]:
     """Converts epochs, one number or several, to updates; fractions round up to whole batches.
 
+    Any number of epochs above 0 is at least one update.
+
     Args:
       epochs: Passes over the training data, at least 0.
       steps_per_epoch: Updates per pass over the training data.
@@ -28,7 +33,8 @@ def epochs_to_steps(
       The number of updates; a list for a sequence of epochs.
 
     Raises:
-      ConfigError: If a number of epochs is negative or infinite, or `steps_per_epoch` is missing.
+      ConfigError: If a number of epochs is negative, infinite or beyond 2^53 updates, or
+        `steps_per_epoch` is missing.
     """
     if steps_per_epoch is None:
         raise ConfigError("steps_per_epoch is missing. Bind it to %STEPS_PER_EPOCH or to a number.")
@@ -86,4 +92,10 @@ def _steps(epochs: float, steps_per_epoch: int) -> int:
     if not 0 <= epochs < math.inf:
         raise ConfigError(f"The number of epochs must be finite and at least 0, got {epochs}.")
     # 1.1 epochs of 110 steps are 121, but 1.1 * 110 > 121 in floating point.
-    return math.ceil(round(epochs * steps_per_epoch, 6))
+    steps = math.ceil(round(epochs * steps_per_epoch, 6))
+    if steps > LARGEST_STEP:
+        raise ConfigError(
+            f"The number of epochs must be at most {LARGEST_STEP // steps_per_epoch:,}, which are "
+            f"2^53 updates, got {epochs}. Set fewer."
+        )
+    return max(steps, 1) if epochs else 0

@@ -6,7 +6,7 @@ from typing import Literal
 from ddl.checkpoints.retention import Retention
 from ddl.checkpoints.warm_start import WarmStart
 from ddl.errors import ConfigError, check_choice
-from ddl.optimizers.lengths import epochs_to_steps
+from ddl.optimizers.lengths import LARGEST_STEP, epochs_to_steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,8 +28,9 @@ class RunPlan:
         run ignores it.
 
     Raises:
-      ConfigError: If a value is not positive, not exactly one length is given, `on_divergence` is
-        unknown, or `retention.every` is not a multiple of `checkpoint_every`.
+      ConfigError: If a value is not positive, `train_steps` is above 2^53, not exactly one length
+        is given, `on_divergence` is unknown, or `retention.every` is not a multiple of
+        `checkpoint_every`.
     """
 
     train_steps: int | None = None
@@ -53,6 +54,11 @@ class RunPlan:
             value = getattr(self, field.name)
             if isinstance(value, (int, float)) and not value > 0:
                 raise ConfigError(f"RunPlan.{field.name} must be greater than 0, got {value}.")
+        if self.train_steps is not None and self.train_steps > LARGEST_STEP:
+            raise ConfigError(
+                f"RunPlan.train_steps must be at most 2^53 = {LARGEST_STEP:,}, got "
+                f"{self.train_steps:,}. Set TRAIN_STEPS to a smaller number."
+            )
         self._check_retention()
         check_choice("RunPlan.on_divergence", self.on_divergence, ("stop", "rewind"))
 

@@ -135,6 +135,11 @@ class Classification:
         self._check_input(spec[self._input_name])
         classes = self._num_classes()
         label_spec = spec[self._label_name]
+        if label_spec.dtype == tf.string:
+            raise DataError(
+                f"Labels must be integers or one-hot rows, but feature {self._label_name!r} is "
+                "text. Number the classes: np.unique(labels, return_inverse=True)[1]."
+            )
         arrays = getattr(source, "features", {})
         labels = arrays.get(self._label_name) if isinstance(arrays, dict) else None
         if label_spec.shape.rank == 1:
@@ -145,6 +150,12 @@ class Classification:
     def _check_input(self, spec: tf.TensorSpec) -> None:
         if not getattr(self.model, "inputs", None):
             return
+        if spec.dtype == tf.string and self.model.inputs[0].dtype != "string":
+            raise DataError(
+                f"Feature {self._input_name!r} of the data is text, but the model "
+                f"{self.model.name!r} takes numbers. Convert the text to numbers in the data, or "
+                "set input_name to another feature."
+            )
         expected = tuple(self.model.inputs[0].shape[1:])
         given = tuple(spec.shape)
         fits = len(expected) == len(given) and all(
@@ -165,9 +176,9 @@ class Classification:
     ) -> None:
         if not spec.dtype.is_integer:
             scaled = labels is not None and labels.size and 0 <= labels.min() <= labels.max() <= 1
+            last = "classes - 1" if classes is None else classes - 1
             raise DataError(
-                "Labels must be integers from 0 to "
-                f"{'classes - 1' if classes is None else classes - 1}, got {spec.dtype.name}."
+                f"Labels must be integers from 0 to {last}, got {spec.dtype.name}."
                 + (
                     " They lie between 0 and 1, so they may have been scaled with the inputs."
                     if scaled

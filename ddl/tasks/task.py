@@ -5,6 +5,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import keras
 import tensorflow as tf
 
+from ddl.errors import ConfigError, check_takes
+
 
 class PerExample(NamedTuple):
     """Loss, metrics and weight of each example (or token) of a batch.
@@ -53,3 +55,28 @@ class Task(Protocol):
           The loss, metrics and weight of each example, not reduced.
         """
         ...
+
+
+def check_task(task: Any) -> None:
+    """Checks that an object has the members of a task.
+
+    Raises:
+      ConfigError: If it lacks `model` or `per_example`, or `per_example` takes other arguments.
+    """
+    if isinstance(task, type):
+        raise ConfigError(
+            f"Trainer.task must be a task, got the class {task.__name__}. Create it, with "
+            "parentheses."
+        )
+    if not hasattr(task, "per_example") and isinstance(task, keras.Model):
+        raise ConfigError(
+            f"Trainer.task must be a model with its loss, got the Keras model {task.name!r} alone. "
+            "Pass ddl.Classification(model), or a class with `model` and `per_example`."
+        )
+    for member in ("model", "per_example"):
+        if not hasattr(task, member):
+            raise ConfigError(
+                f"Trainer.task must have `model` and `per_example`, but {type(task).__name__} has "
+                f"no `{member}`. See ddl.Task."
+            )
+    check_takes(f"{type(task).__name__}.per_example", task.per_example, ("features", "training"))

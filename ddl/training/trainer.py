@@ -22,7 +22,7 @@ from ddl.step.all_reduce import GradientDtype
 from ddl.step.noise_scale import GradientNoiseScale
 from ddl.step.state import TrainingState
 from ddl.step.weight_average import ExponentialMovingAverage
-from ddl.tasks.task import Task
+from ddl.tasks.task import Task, check_task
 from ddl.training.actions import Action, check_steps, checked_actions
 from ddl.training.assembly import Options, assemble
 from ddl.training.batch_size import check_batch_split
@@ -107,6 +107,7 @@ class Trainer:
           DataError: If the data do not fit the task.
         """
         of_subclass = frozenset(vars(self))
+        check_task(task)
         self.strategy = strategy or tf.distribute.get_strategy()
         self.task = task
         self.model = task.model

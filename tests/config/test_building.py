@@ -17,8 +17,9 @@ def test_a_refused_value_names_its_binding(load):
     lines = str(caught.value).splitlines()
     assert lines[0] == "Trial cannot be built: rate is -1.0, below 0"
     assert lines[1] == "  run.gin:2: Trial.rate = -1.0"
-    assert re.fullmatch(r"  raised in dummies.py:\d+", lines[2])
-    assert len(lines) == 3
+    assert re.fullmatch(r"  raised in /.*/tests/config/dummies.py:\d+", lines[2])
+    assert lines[3] == '    raise ValueError(f"rate is {rate}, below 0")'
+    assert len(lines) == 4
     assert type(caught.value.__cause__) is ValueError
 
 
@@ -64,14 +65,33 @@ def test_a_missing_value_that_no_binding_can_give(load):
     assert "No values supplied" not in message
 
 
-def test_other_errors_stay_as_they_are(load):
-    @gin.register(module="dummies")
-    def crashing():
-        raise KeyError("a bug")
+@pytest.mark.parametrize("error", [KeyError("a"), FileNotFoundError("a"), RuntimeError("a")])
+def test_errors_of_the_users_code_name_its_line(load, error):
+    name = f"crashing_by_{type(error).__name__}"
+
+    @gin.register(name, module="dummies")
+    def crashing(size=1):
+        raise error
+
+    load(f"{name}.size = 2\nTrial.rate = @{name}()")
+    first, binding, place, line = complaint(config.build, "Trial").splitlines()
+    assert first == f"{name} cannot be built: {type(error).__name__}: {error}"
+    assert binding == f"  run.gin:1: {name}.size = 2"
+    assert re.fullmatch(r"  raised in /.*/tests/config/test_building.py:\d+", place)
+    assert line == "    raise error"
+
+
+@pytest.mark.parametrize("error", [MemoryError, ConnectionResetError])
+def test_failures_of_the_system_stay_as_they_are(load, error):
+    name = f"failing_by_{error.__name__}"
+
+    @gin.register(name, module="dummies")
+    def failing():
+        raise error
 
     load()
-    with pytest.raises(KeyError):
-        config.build("crashing")
+    with pytest.raises(error):
+        config.build(name)
 
 
 def test_what_builds_itself(load):

@@ -94,3 +94,11 @@ def test_a_file_read_again_sets_nothing_back(load, write):
 
 def test_a_value_that_cannot_be_written_down(load):
     assert complaint(load, "\nTrial.rate = 1e999").startswith("run.gin:2: inf cannot be written")
+
+
+def test_integers_beyond_64_bits(load):
+    message = complaint(load, "UNITS = 9223372036854775808\nDense.units = %UNITS\ntower.width = 1")
+    assert message.startswith(
+        "run.gin:1: Dense.units must fit into 64 bits, got 9223372036854775808. Set a smaller"
+    )
+    load("tower.width = 9223372036854775808")  # the user's own may take it

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from ddl import config
+from ddl.errors import ConfigError
 from tests.config.dummies import complaint
 
 
@@ -18,6 +19,45 @@ def test_import_registers_and_is_written_down(write):
     assert config.operative_config_text().startswith("import far_away\n")
     message = complaint(config.load, [write("\nimport far_awya")])
     assert message.startswith("run.gin:2: Cannot import far_awya")
+
+
+@pytest.mark.parametrize(
+    ("module", "reason", "line"),
+    [
+        ("\n{}['a']", "Importing failing raised KeyError: 'a'.", "2\n    {}['a']"),
+        ("a = )", "Importing failing raised SyntaxError: unmatched ')'", "1\n    a = )"),
+        ("import nowhere", "Cannot import failing: No module named 'nowhere'. Install it", "1\n"),
+        (
+            "import gin\n@gin.register\ndef a(): pass\n@gin.register\ndef a(): pass",
+            "Importing failing registers failing.a a second time. Remove one of the two, or give",
+            "4\n    @gin.register",
+        ),
+    ],
+    ids=["raises", "syntax", "imports", "registers"],
+)
+def test_a_module_that_cannot_be_imported(write, module, reason, line):
+    write(module, "failing.py")
+    with pytest.raises(ConfigError) as caught:
+        config.load([write("\nimport failing")])
+    message = str(caught.value)
+    assert message.startswith(f"run.gin:2: {reason}")
+    assert f"    import failing\n  raised in failing.py:{line}" in message
+
+
+def test_an_import_that_fails_by_the_system_stays_as_it_is(write):
+    write("raise ConnectionResetError", "unreachable.py")
+    with pytest.raises(ConnectionResetError):
+        config.load([write("import unreachable")])
+
+
+def test_the_places_of_names_that_an_error_mentions(load):
+    load("STEPS = 3\nTrial.steps = %STEPS\nTrial.rate = 0.5\na/Trial.rate = 1.5")
+    places = config.places_mentioned
+    assert places("Trial.steps must be even.") == ["  run.gin:1: STEPS = 3"]
+    assert places("Set STEPS = 4.") == ["  run.gin:1: STEPS = 3"]
+    assert places("Trial.rate is low.") == ["  run.gin:3: Trial.rate = 0.5"]
+    assert places("a/Trial.rate is low.") == ["  run.gin:4: a/Trial.rate = 1.5"]
+    assert places("run.gin:3: Trial.rate, Trial.rates, OTHER_STEPS and Trial") == []
 
 
 def test_a_macro_set_by_the_program_stands_in_both_texts(load):

@@ -187,3 +187,9 @@ BY_SIZE = {
 }
 SMALL = [415, 698, 245, 616, 511, 71, 587, 552]
 LARGE = [4849, 41319, 34885, 35851, 3448, 9518, 21602, 26245]
+
+
+def test_more_rows_than_tensorflow_counts_are_refused():
+    assert steps_per_epoch(10, 2**31 - 1) == 1
+    with pytest.raises(ConfigError, match="at most 2,147,483,647, .* got 2,147,483,648. Set a"):
+        steps_per_epoch(10, 2**31)

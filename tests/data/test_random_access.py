@@ -3,6 +3,7 @@ import pytest
 import tensorflow as tf
 
 from ddl.data import RandomAccessSource
+from ddl.errors import ConfigError
 
 
 def test_looked_up_examples_have_static_shapes(tmp_path):
@@ -26,10 +27,19 @@ def test_looked_up_examples_have_static_shapes(tmp_path):
         ),
         (lambda i: {"x": np.zeros([2, 3])}, "must return 'x' .* got float64"),
         (lambda i: {"y": np.zeros([2, 3])}, "must return the features x, got y"),
-        (lambda i: {"x": {}[int(i[0])]}, "Looking up examples 7, 8 raised KeyError: 7"),
+        (
+            lambda i: {"x": {}[int(i[0])]},
+            r"Looking up examples 7, 8 raised KeyError: 7, raised in .*test_random_access.py:\d+",
+        ),
+        (lambda i: [i], r"must return a dict .*, got list from .*test_random_access.py:\d+: <lam"),
     ],
 )
 def test_a_failing_lookup_tells_why(lookup, message):
     source = RandomAccessSource(lookup, 10, {"x": tf.TensorSpec([3], tf.float32)})
     with pytest.raises(tf.errors.OpError, match=message):
         tf.function(source.gather)(tf.constant([7, 8], tf.int64))
+
+
+def test_refuses_a_lookup_of_other_arguments():
+    with pytest.raises(ConfigError, match=r"lookup must be a function of \(indices\), got .*\(\)"):
+        RandomAccessSource(lambda: {}, 10)

@@ -1,10 +1,13 @@
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from ddl.data import BatchPipeline, RecordSource
 from ddl.data.checks import data_errors
-from ddl.errors import DataError
+from ddl.errors import ConfigError, DataError
 
 LENGTHS = (4, 0, 7)  # records of each file
 COUNT = sum(LENGTHS)
@@ -200,3 +203,32 @@ def test_features_without_a_static_shape_are_told(tmp_path):
 
     with pytest.raises(DataError, match="static shape"):
         RecordSource(written(tmp_path), decode_any)
+
+
+@pytest.mark.parametrize(
+    ("decode", "message"),
+    [
+        (
+            lambda record: {"x": record},
+            r"RecordSource.decode must be a function of \(record, seed\), got "
+            r".*test_records.py:\d+: <lambda>\(record\)\. Change its arguments",
+        ),
+        ("decode", r"must be a function of \(record, seed\), got 'decode'"),
+        (
+            lambda record, seed: (record, seed),
+            r"must return a dict of features by name, got tuple from .*test_records.py:\d+: <lam",
+        ),
+    ],
+)
+def test_refuses_other_functions(tmp_path, decode, message):
+    with pytest.raises((ConfigError, DataError), match=message):
+        RecordSource(written(tmp_path), decode)
+
+
+@pytest.mark.parametrize("kind", [str, Path, os.fsencode])
+def test_one_path_is_not_read_letter_by_letter(tmp_path, kind):
+    file = written(tmp_path)[0]
+    message = rf"must be a list of paths, got the single path '{file}'. Pass \['{file}'\]"
+    with pytest.raises(DataError, match=message):
+        RecordSource(kind(file), decode)
+    assert len(RecordSource([kind(file)], decode)) == LENGTHS[0]

@@ -4,6 +4,7 @@ import tensorflow as tf
 from absl import logging
 
 from ddl.data import ArraySource, BatchPipeline, StreamSource, as_source, stream
+from ddl.data.checks import data_errors
 from ddl.errors import ConfigError, DataError
 from ddl.precision import set_numerics
 from tests.data.host_batches import host_dataset
@@ -330,3 +331,32 @@ def test_what_as_source_takes():
 
 IN_ONE = [[8, 5, 3, 7, 4, 2, 9, 1, 6, 0], [9, 7, 5, 2, 6, 8, 4, 3, 1, 0]]
 IN_SHARDS = [[3, 1, 101, 102, 200, 202, 301, 300], [0, 4, 100, 100, 203, 201, 300, 301]]
+
+
+@pytest.mark.parametrize(("num_examples", "names"), [(3, "epoch"), ([3, 3], "epoch, shard")])
+def test_refuses_a_function_of_other_arguments(num_examples, names):
+    message = rf"dataset must be a function of \({names}\), got .*test_stream.py:\d+: <lambda>\(\)"
+    with pytest.raises(ConfigError, match=message):
+        StreamSource(lambda: numbers(3), num_examples)
+
+
+def of_generator(examples):
+    spec = {"x": tf.TensorSpec([], tf.int64)}
+    return tf.data.Dataset.from_generator(examples, output_signature=spec)
+
+
+def test_a_stream_that_ends_early_is_an_error_of_the_data():
+    source = StreamSource(of_generator(lambda: ({"x": x} for x in range(5))), 1_000)
+    message = "must have 1,000 examples, got only 5. Set num_examples to 5, or correct"
+    with pytest.raises(DataError, match=message), data_errors():
+        list(source.batches(4, 0, seed=0, shuffle=False).take(300))
+
+
+def test_a_generator_that_raises_names_its_line():
+    def examples():
+        yield {"x": {}["a"]}
+
+    source = StreamSource(of_generator(examples), 3)
+    message = r"failed: KeyError: 'a'\n  raised in .*test_stream.py:\d+\n    yield "
+    with pytest.raises(DataError, match=message), data_errors():
+        list(source.batches(3, 0, seed=0, shuffle=False).take(1))

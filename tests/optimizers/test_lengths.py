@@ -8,6 +8,7 @@ def test_epochs():
     assert epochs_to_steps(3, 10) == 30
     assert epochs_to_steps(1.1, 110) == 121  # 1.1 * 110 > 121
     assert epochs_to_steps(0.25, 10) == 3
+    assert epochs_to_steps([0, 1e-9], 10) == [0, 1]  # any part of an epoch is an update
     assert epochs_to_steps([30, 60, 0.5], 157) == [4710, 9420, 79]
 
 
@@ -23,6 +24,7 @@ def test_warm_up_in_either_unit():
     [
         (lambda: epochs_to_steps(-1, 10), "epochs must be .* at least 0, got -1"),
         (lambda: epochs_to_steps(float("inf"), 10), "epochs must be finite .* got inf"),
+        (lambda: epochs_to_steps(1e300, 10), "at most 900,719,925,474,099, .* got 1e.300"),
         (lambda: epochs_to_steps(1, None), "%STEPS_PER_EPOCH"),
         (lambda: warmup_steps(5, 5, 10), "exclude each other, got 5 and 5"),
         (lambda: warmup_steps(-5), "WARMUP_STEPS must be .* at least 0, got -5"),

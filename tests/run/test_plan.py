@@ -14,6 +14,7 @@ from ddl.run.plan import RunPlan
             "TRAIN_STEPS = 1 and TRAIN_EPOCHS = 1. Set one of them to None",
         ),
         ({"train_steps": 0}, "RunPlan.train_steps must be greater than 0, got 0"),
+        ({"train_steps": 2**53 + 1}, "RunPlan.train_steps must be at most 2.53 = 9,007,199"),
         ({"train_epochs": -1}, "train_epochs must be greater than 0, got -1"),
         ({"train_steps": 1, "eval_every": 0}, "eval_every must be greater than 0, got 0"),
         ({"train_steps": 1, "log_every": 0}, "log_every must be greater than 0, got 0"),
@@ -27,6 +28,7 @@ def test_bad_values(arguments, message):
 def test_total_steps():
     assert RunPlan(train_steps=7).total_steps(23) == 7
     assert RunPlan(train_epochs=2).total_steps(23) == 46
+    assert RunPlan(train_epochs=1e-9).total_steps(23) == 1
     assert RunPlan(train_epochs=0.5).total_steps(23) == 12
     assert RunPlan(train_epochs=1.1).total_steps(110) == 121  # as lengths in configs
 

@@ -73,6 +73,7 @@ def test_good_labels_pass(labels):
         (LABELS + 1, r"from 0 to 2, since the model has 3 classes, got 1 to 3 .first at example 2"),
         (LABELS - 1, "from 0 to 2, .* got -1 to 1"),
         (LABELS[:, np.newaxis], r"shape \(n,\), got \(n, 1\)"),
+        (np.array(["cat", "dog"] * 3), "feature 'label' is text. Number the classes: np.unique"),
         (np.eye(4)[LABELS], "the model's 3 classes, got 4"),
         (np.ones((6, 3)), "must be one-hot, got .* in example 0"),
         (np.eye(3)[LABELS] / 2, "must be one-hot, got .* in example 0"),
@@ -86,6 +87,11 @@ def test_bad_labels_are_told(labels, message):
 def test_images_of_another_shape():
     with pytest.raises(DataError, match=r"shape \(5, 4, 1\).*takes \(4, 4, 1\)"):
         task().check(ArraySource(image=np.zeros((6, 5, 4, 1)), label=LABELS))
+
+
+def test_text_is_no_image():
+    with pytest.raises(DataError, match="Feature 'image' .* is text, but the model .* numbers"):
+        task().check(ArraySource(image=np.array(["a"] * 6), label=LABELS))
 
 
 def test_a_missing_feature():

@@ -1,0 +1,44 @@
+"""Places of the bindings that an error mentions."""
+
+import re
+from collections.abc import Iterator, Mapping
+
+from ddl.config.usage import is_shipped
+from ddl.config.values import MACRO_SELECTOR, Binding, Key, Macro, enclosing_scopes, shown
+
+_MOST = 4
+"""Number of places: a message that lists more names explains itself."""
+
+
+def places(message: str, bindings: Mapping[Key, Binding]) -> list[str]:
+    """Returns a line for each binding that a message mentions by name.
+
+    A binding to a macro is followed to the macro's own line. Defaults shipped with ddl, and places
+    that the message has already, are left out.
+
+    Args:
+      message: Text of an error that mentions names such as `RunPlan.train_steps` or `TRAIN_STEPS`.
+      bindings: The effective bindings.
+    """
+    lines: dict[str, None] = {}
+    for binding in bindings.values():
+        if _mentions(message, shown(binding.key)):
+            for found in _at_the_source(binding, bindings):
+                if found.location and not is_shipped(found) and str(found.location) not in message:
+                    lines[f"  {found.location}: {shown(found.key)} = {found.value!r}"] = None
+    return list(lines)[:_MOST]
+
+
+def _mentions(message: str, name: str) -> bool:
+    # Not as a part of a longer name, and not as an advice to write `NAME = value`.
+    return re.search(rf"(?<![\w.@%/]){re.escape(name)}(?![\w/]|\.\w)", message) is not None
+
+
+def _at_the_source(binding: Binding, bindings: Mapping[Key, Binding]) -> Iterator[Binding]:
+    """Yields the binding, or that of the macro that it refers to."""
+    seen: set[Key] = set()
+    while isinstance(binding.value, Macro) and binding.key not in seen:
+        seen.add(binding.key)
+        keys = [(name, MACRO_SELECTOR, "value") for name in enclosing_scopes(binding.value.name)]
+        binding = next((bindings[key] for key in keys if key in bindings), binding)
+    yield binding
