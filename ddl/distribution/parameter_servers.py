@@ -25,7 +25,7 @@ from ddl.output import say
 from ddl.signals import keeping_handlers
 
 _PAUSE = 1.0
-_LOOK = 0.05
+_LOOK = 0.05  # seconds between looks for a signal in a pause
 # A dead parameter server has lost its weights. These seconds let TensorFlow's pending call raise
 # first.
 _PATIENCE_WITH_THE_DEAD = 5.0

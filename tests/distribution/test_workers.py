@@ -1,9 +1,11 @@
 """Several real workers on this machine, as `ddl.launch` starts them."""
 
+import gc
 import os
 import shutil
 import signal
 import sys
+import weakref
 
 import numpy as np
 import pytest
@@ -379,11 +381,25 @@ def test_a_failure_of_one_is_a_failure_of_all(monkeypatch, fails_elsewhere):
     with pytest.raises(ConfigError, match="here"), two.failing_together():
         raise ConfigError("here")
     if fails_elsewhere:
-        with pytest.raises(ModelDirectoryError, match="Another worker failed"), two.failing_together():
+        with (
+            pytest.raises(ModelDirectoryError, match="Another worker failed"),
+            two.failing_together(),
+        ):
             pass
     else:
         with two.failing_together():
             pass
+
+
+def test_a_strategy_that_nobody_holds_is_freed():
+    """One function for each strategy adds over the replicas; it must not keep the strategy."""
+    strategy = tf.distribute.OneDeviceStrategy("CPU:0")
+    function = workers._summing_of(strategy)
+    assert workers._summing_of(strategy) is function
+    freed = weakref.ref(strategy)
+    del strategy, function
+    gc.collect()
+    assert freed() is None
 
 
 SIGNALLED = """
