@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TextIO, cast
 
+from ddl.files import open_itself
+
 FAILURES_FILE = "output_errors.txt"
 """File in the run's directory with the reports that standard error could not take."""
 
@@ -105,9 +107,8 @@ class _Reports:
     def _append(self, text: str) -> bool:
         if self.folder is None:
             return False
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
         try:
-            with os.fdopen(os.open(self.folder / FAILURES_FILE, flags, 0o666), "a") as file:
+            with open(self.folder / FAILURES_FILE, "a", opener=open_itself) as file:
                 file.write(text)
         except FileNotFoundError:
             return False

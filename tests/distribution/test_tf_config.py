@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from ddl.distribution.slurm import join_cluster
 from ddl.distribution.tf_config import cluster_role
 from ddl.errors import ConfigError
 
@@ -59,6 +60,13 @@ def test_an_index_beyond_the_list_is_refused(monkeypatch, kind, names):
     monkeypatch.setenv("TF_CONFIG", json.dumps(config))
     with pytest.raises(ConfigError, match=f"must name this process as one of its {names}"):
         cluster_role()
+
+
+def test_a_strategy_of_one_process_needs_the_form_too(monkeypatch):
+    """TensorFlow reads TF_CONFIG for a mirrored strategy, and raises errors of its own."""
+    monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": "localhost:1234"}}')
+    with pytest.raises(ConfigError, match="in TensorFlow's form"):
+        join_cluster()
 
 
 def test_an_index_may_be_a_text(monkeypatch):
