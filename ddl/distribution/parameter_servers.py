@@ -18,6 +18,7 @@ from typing import NoReturn
 import tensorflow as tf
 
 from ddl.distribution.grpc_probe import Answer, ask
+from ddl.distribution.loopback import close_to_other_machines
 from ddl.distribution.tf_config import cluster_role
 from ddl.distribution.timeouts import ClusterTimeouts
 from ddl.errors import AddressTaken, ConfigError, WorkerLost
@@ -129,9 +130,11 @@ def start_server(
     # deadlock on small machines, where all threads could wait.
     threads = max(os.cpu_count() or 1, 4 + sum(map(len, cluster.values())))
     config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=threads)
-    return tf.distribute.Server(
+    server = tf.distribute.Server(
         cluster, job_name=kind, task_index=index, protocol="grpc", config=config
     )
+    close_to_other_machines(cluster, cluster[kind][index])
+    return server
 
 
 def _pause(signals: Sequence[int]) -> None:
@@ -198,6 +201,7 @@ def build_parameter_server_strategy(timeouts: ClusterTimeouts) -> tf.distribute.
         strategy = tf.distribute.ParameterServerStrategy(
             tf.distribute.cluster_resolver.TFConfigClusterResolver(rpc_layer="grpc")
         )
+    close_to_other_machines(cluster, cluster["chief"][0])
     if strategy.num_replicas_in_sync > 1:
         raise ConfigError(
             "With parameter servers each worker must use at most one GPU, got "
