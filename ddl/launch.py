@@ -34,6 +34,7 @@ from ddl.cli.flags import FLAGS as MAIN_FLAGS
 from ddl.distribution.traits import strategy_of_cluster
 from ddl.errors import ConfigError, DdlError
 from ddl.launcher.cluster import Cluster
+from ddl.output import protect_standard_streams, say
 
 # Separate from the flags of ddl.main, which follow -- and are parsed here too.
 FLAGS = flags.FlagValues()
@@ -92,22 +93,22 @@ def run(argv: Sequence[str] | None = None) -> None:
       argv: The program's name, then the arguments; None takes those of this process.
     """
     arguments = list(sys.argv if argv is None else argv)
+    protect_standard_streams("ddl-launch", quiet=asks_for_help(arguments))
     if asks_for_help(arguments):
         print(f"{__doc__}\nFlags:\n{FLAGS.get_help()}")
         sys.exit(0)
     try:
         cluster = build_cluster(arguments)
     except (flags.Error, ConfigError) as error:
-        print(
-            f"ddl-launch: {error}\n"
-            "Run ddl-launch --help for the flags before --, and ddl --help for those after it.",
-            file=sys.stderr,
+        say(
+            f"{error}\n"
+            "Run ddl-launch --help for the flags before --, and ddl --help for those after it."
         )
         sys.exit(1)
     try:
         sys.exit(cluster.run())
     except DdlError as error:
-        print(f"ddl-launch: {error}", file=sys.stderr)
+        say(str(error))
         sys.exit(error.exit_status)
 
 

@@ -25,10 +25,11 @@ from absl import flags
 from ddl.checkpoints.durable_files import write_atomically
 from ddl.cli.arguments import asks_for_help, parse, with_aliases
 from ddl.cli.flags import FLAGS as MAIN_FLAGS
-from ddl.cli.flags import parse_gpus
+from ddl.cli.flags import list_of_flags, parse_gpus
 from ddl.cli.placing import build_placement
 from ddl.cli.reporting import text_of
 from ddl.errors import ConfigError, DdlError
+from ddl.output import protect_standard_streams, say
 
 if TYPE_CHECKING:
     from ddl.run.range_test import RangeTestResult
@@ -60,8 +61,9 @@ def run(argv: Sequence[str] | None = None) -> None:
       argv: The program's name, then the arguments; None takes those of this process.
     """
     arguments = with_aliases(sys.argv if argv is None else argv)
+    protect_standard_streams("ddl.lr_finder", quiet=asks_for_help(arguments))
     if asks_for_help(arguments):
-        print(f"{__doc__}\nFlags:\n{FLAGS.get_help()}")
+        print(f"{__doc__}\nFlags:\n{list_of_flags(FLAGS[name] for name in FLAGS)}")
         sys.exit(0)
     try:
         parse(FLAGS, arguments)
@@ -71,16 +73,13 @@ def run(argv: Sequence[str] | None = None) -> None:
             )
         gpus = parse_gpus(FLAGS.gpus)
     except flags.Error as error:
-        print(
-            f"ddl.lr_finder: {error}\nRun ddl.lr_finder --help for a list of all flags.",
-            file=sys.stderr,
-        )
+        say(f"{error}\nRun ddl.lr_finder --help for a list of all flags.")
         sys.exit(1)
     MAIN_FLAGS.mark_as_parsed()
     try:
         find(gpus)
     except DdlError as error:
-        print(f"ddl.lr_finder: {text_of(error)}", file=sys.stderr)
+        say(text_of(error))
         sys.exit(error.exit_status)
 
 

@@ -19,7 +19,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 
 from absl import flags
 
@@ -34,6 +34,7 @@ from ddl.cli.flags import (
 from ddl.cli.placing import build_placement
 from ddl.cli.reporting import text_of
 from ddl.errors import UNEXPECTED_STATUS, DdlError, WorkerLost
+from ddl.output import protect_standard_streams, say
 
 
 def run(argv: Sequence[str] | None = None) -> None:
@@ -43,6 +44,7 @@ def run(argv: Sequence[str] | None = None) -> None:
       argv: The program's name, then the arguments; None takes those of this process.
     """
     arguments = with_aliases(sys.argv if argv is None else argv)
+    protect_standard_streams("ddl", quiet=asks_for_help(arguments))
     if asks_for_help(arguments):
         print(f"{__doc__}\nFlags:\n{list_of_flags()}")
         sys.exit(0)
@@ -61,23 +63,22 @@ def run(argv: Sequence[str] | None = None) -> None:
         checkpoint = parse_checkpoint(FLAGS.checkpoint)
         check_flags_fit_mode()
     except flags.Error as error:
-        print(f"ddl: {error}\nRun ddl --help for a list of all flags.", file=sys.stderr)
+        say(f"{error}\nRun ddl --help for a list of all flags.")
         sys.exit(1)
     try:
         start(gpus, checkpoint)
     except DdlError as error:
-        print(f"ddl: {text_of(error)}", file=sys.stderr, flush=True)
+        say(text_of(error))
         if isinstance(error, WorkerLost):  # TensorFlow's own exit would wait for the lost worker
             sys.stdout.flush()
             os._exit(error.exit_status)
         sys.exit(error.exit_status)
     except KeyboardInterrupt:  # before training begins, or in an evaluation or an export
-        print("ddl: Interrupted.", file=sys.stderr)
+        say("Interrupted.")
         sys.exit(130)
     except Exception:  # TensorFlow's own exit may wait for other workers
         traceback.print_exc()
-        with suppress(OSError):  # the reader may have closed the pipe
-            sys.stdout.flush()
+        sys.stdout.flush()
         os._exit(UNEXPECTED_STATUS)
 
 
@@ -89,8 +90,11 @@ def start(gpus: Sequence[int] | None, checkpoint: str | int) -> None:
       checkpoint: Checkpoint to evaluate or export: `latest`, `best`, or a step.
     """
     placement = build_placement(gpus)
-    if placement is None:
-        return
+    if placement is None:  # a parameter server or its worker has served
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # TensorFlow's own exit may take longer than the launcher waits, and nothing is to be saved.
+        os._exit(0)
 
     from ddl.config.registry import user_packages
     from ddl.distribution.multi_worker import leaving, worker_errors

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ddl import main
 from tests.processes import forked
 
 ROOT = Path(__file__).parent.parent
@@ -167,6 +168,22 @@ def test_what_nobody_foresaw_keeps_its_traceback_and_is_status_70():
     assert result.returncode == 70
     assert "Traceback" in result.stderr
     assert result.stderr.endswith("KeyError: 'a'\n")
+
+
+class Left(BaseException):
+    """Stands in for the end of the process."""
+
+
+def test_a_parameter_server_leaves_without_the_exit_of_tensorflow(monkeypatch):
+    """It takes longer than the launcher waits after the chief."""
+
+    def leave(status):
+        raise Left(status)
+
+    monkeypatch.setattr(main, "build_placement", lambda gpus: None)
+    monkeypatch.setattr(main.os, "_exit", leave)
+    with pytest.raises(Left, match="0"):
+        main.start(None, "latest")
 
 
 def test_divergence_is_status_76(tmp_path):

@@ -14,8 +14,8 @@ PACKAGE = Path(ddl.__file__).parent
 BENCHMARKS = Path(benchmarks.__file__).parent
 
 GROUND = {
-    *("choices", "errors", "figures", "microbatch", "precision", "random", "signals"),
-    "user_code",
+    *("choices", "errors", "figures", "files", "microbatch", "output", "precision", "random"),
+    *("signals", "user_code"),
 }
 _LEARNING = {"data", "layers", "models", "tasks", "optimizers"}
 
@@ -33,18 +33,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "checkpoints": {"training", "step", "distribution"} | _LEARNING | GROUND,
     "run": {"checkpoints", "training", "step", "distribution", "config"} | _LEARNING | GROUND,
     "cli": {"run", "config", "distribution"} | GROUND,
-    "launcher": {"cli", "distribution", "errors", "choices"},
+    "launcher": {"cli", "distribution", "errors", "choices", "files", "output"},
 }
 # The ground: single modules, of which the later may import the earlier.
 GROUND_IN_ORDER = [
-    "errors",
-    "user_code",
-    "choices",
-    "signals",
-    "figures",
-    "precision",
-    "microbatch",
-    "random",
+    *("errors", "user_code", "choices", "files", "output", "signals", "figures", "precision"),
+    *("microbatch", "random"),
 ]
 DOORS = {"main", "launch", "lr_finder"}
 ALIASES = {"workers"}

@@ -19,7 +19,8 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     """
     partial = path.with_name(path.name + ".partial")
     try:
-        with partial.open("wb") as file:
+        partial.unlink(missing_ok=True)  # left by a crash, or a link that somebody planted
+        with partial.open("xb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())

@@ -16,6 +16,7 @@ import tensorflow as tf
 from ddl import layers, optimizers
 from ddl.checkpoints.durable_files import recover_folder, replace_folder
 from ddl.errors import ModelDirectoryError
+from ddl.files import open_itself
 from ddl.layers.by_position import ByPosition
 from ddl.optimizers.fused import Fused
 
@@ -69,7 +70,7 @@ def export_model(model: keras.Model, directory: Path) -> list[Path]:
 @contextmanager
 def _alone(lock: Path) -> Iterator[None]:
     """Holds a lock file in the `with` block. Raises BlockingIOError if another process holds it."""
-    with lock.open("w") as file:
+    with open(lock, "w", opener=open_itself) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

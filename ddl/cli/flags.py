@@ -1,5 +1,6 @@
 """The flags of `ddl.main`, shared with other commands. Imports no TensorFlow."""
 
+from collections.abc import Iterable
 from typing import Literal
 
 from absl import flags
@@ -174,10 +175,15 @@ def parse_on_device(text: str) -> bool | Literal["auto"]:
     return "auto" if text == "auto" else text == "true"
 
 
-def list_of_flags() -> str:
-    """Returns the part of --help that lists the flags."""
+def list_of_flags(listed: Iterable[flags.Flag] | None = None) -> str:
+    """Returns the part of --help that lists the flags.
+
+    Args:
+      listed: The flags; None for those of `ddl.main`.
+    """
+    # FlagValues.get_help leaves out the flags that another module defined.
     own = flags.FlagValues()
-    for flag in FLAGS.get_flags_for_module(__name__):
+    for flag in FLAGS.get_flags_for_module(__name__) if listed is None else listed:
         own[flag.name] = flag
     return own.get_help()
 

@@ -8,6 +8,7 @@ import hashlib
 import os
 import pickle
 import socket
+import stat
 import tarfile
 import tempfile
 import zipfile
@@ -133,10 +134,33 @@ def _cache() -> Path:
 def _turn(folder: Path) -> Iterator[None]:
     """Holds a lock that keeps other processes of this user from checking or filling `folder`."""
     digest = hashlib.sha256(str(folder).encode()).hexdigest()[:16]
-    lock = Path(tempfile.gettempdir()) / f"ddl-{os.getuid()}-{digest}.lock"
-    with lock.open("w") as file:
+    with (_private_folder() / f"{digest}.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def _private_folder() -> Path:
+    """Returns a folder for temporary files that only this user can change.
+
+    Raises:
+      DataError: If another user has made it, or may write there.
+    """
+    folder = Path(tempfile.gettempdir()) / f"ddl-{os.getuid()}"
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    # Everybody can make a file of this name in the temporary folder, or a link to a file to
+    # overwrite.
+    status = folder.lstat()
+    if (
+        not stat.S_ISDIR(status.st_mode)
+        or status.st_uid != os.getuid()
+        or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    ):
+        raise DataError(
+            f"{folder} must be a folder that belongs to this user and that nobody else can write. "
+            "Remove it, or set TMPDIR to another folder."
+        )
+    return folder
 
 
 def _check(name: str, path: Path, expected: str | None) -> None:

@@ -9,6 +9,7 @@ import errno
 import socket
 import time
 
+from ddl.distribution.loopback import is_loopback
 from ddl.distribution.tf_config import cluster_role
 from ddl.errors import AddressTaken, ConfigError, WorkerLost
 
@@ -43,7 +44,9 @@ def wait_for_workers(timeout: float) -> tuple[dict[int, socket.socket], list[str
     names = [f"Worker {number} at {address}" for number, address in enumerate(addresses)]
     with contextlib.ExitStack() as stack, contextlib.ExitStack() as listening:
         try:
-            own = listening.enter_context(socket.create_server(("", int(port))))
+            # On several machines the address may be that of a proxy, or a name.
+            interface = host if is_loopback(addresses[index]) and ":" not in host else ""
+            own = listening.enter_context(socket.create_server((interface, int(port))))
         except OSError as error:
             taken = error.errno == errno.EADDRINUSE
             raise (AddressTaken if taken else ConfigError)(

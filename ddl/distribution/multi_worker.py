@@ -10,7 +10,9 @@ from tensorflow.python.distribute import collective_all_reduce_strategy, multi_w
 from tensorflow.python.eager import context
 
 from ddl.distribution.joining import wait_for_workers
+from ddl.distribution.loopback import close_to_other_machines
 from ddl.distribution.peers import Peers, lost
+from ddl.distribution.tf_config import cluster_role
 from ddl.distribution.timeouts import ClusterTimeouts
 from ddl.distribution.workers import Workers
 from ddl.errors import DdlError
@@ -87,6 +89,9 @@ def build_multi_worker_strategy(
     alarm = _alarm(timeouts.join + _ALARM_SECONDS)
     with _all_local_devices(), alarm, worker_errors(), keeping_handlers():
         strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+        role = cluster_role()
+        # Not earlier: no Python code runs while TensorFlow joins.
+        close_to_other_machines(role.cluster, role.workers[role.worker_index])
         Workers(strategy).any(False)  # a barrier: all workers have joined when it returns
         return strategy
 

@@ -9,7 +9,6 @@ every task.
 
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -19,12 +18,15 @@ from typing import NoReturn
 import tensorflow as tf
 
 from ddl.distribution.grpc_probe import Answer, ask
+from ddl.distribution.loopback import close_to_other_machines
 from ddl.distribution.tf_config import cluster_role
 from ddl.distribution.timeouts import ClusterTimeouts
 from ddl.errors import AddressTaken, ConfigError, WorkerLost
+from ddl.output import say
 from ddl.signals import keeping_handlers
 
 _PAUSE = 1.0
+_LOOK = 0.05  # seconds between looks for a signal in a pause
 # A dead parameter server has lost its weights. These seconds let TensorFlow's pending call raise
 # first.
 _PATIENCE_WITH_THE_DEAD = 5.0
@@ -88,6 +90,16 @@ def serve(timeouts: ClusterTimeouts) -> None:
         ) from error
     chief = cluster["chief"][0]
     _wait_for("The chief", chief, time.monotonic(), timeouts.join)
+    _wait_for_end_of_chief(chief, timeouts, signals)
+    del server
+
+
+def _wait_for_end_of_chief(chief: str, timeouts: ClusterTimeouts, signals: Sequence[int]) -> None:
+    """Probes the chief until it refuses connections: once if a signal came, else several times.
+
+    Raises:
+      WorkerLost: If the chief becomes unreachable or stalls.
+    """
     heard, refusals = time.monotonic(), 0
     while refusals < (1 if signals else _REFUSALS):
         answer = ask(chief, min(_PAUSE, timeouts.peer))
@@ -101,8 +113,7 @@ def serve(timeouts: ClusterTimeouts) -> None:
                 f"The chief at {chief} {_SILENCE[answer]} for {silent:.0f} s. Check its log, then "
                 "restart all tasks."
             )
-        time.sleep(_PAUSE)
-    del server
+        _pause(signals)
 
 
 def start_server(
@@ -119,9 +130,18 @@ def start_server(
     # deadlock on small machines, where all threads could wait.
     threads = max(os.cpu_count() or 1, 4 + sum(map(len, cluster.values())))
     config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=threads)
-    return tf.distribute.Server(
+    server = tf.distribute.Server(
         cluster, job_name=kind, task_index=index, protocol="grpc", config=config
     )
+    close_to_other_machines(cluster, cluster[kind][index])
+    return server
+
+
+def _pause(signals: Sequence[int]) -> None:
+    """Waits, and no longer than to the next signal: the launcher sends one when the chief ended."""
+    received, end = len(signals), time.monotonic() + _PAUSE
+    while len(signals) == received and time.monotonic() < end:
+        time.sleep(_LOOK)  # Python resumes a sleep after a signal
 
 
 def _hold_signals() -> list[int]:
@@ -181,6 +201,7 @@ def build_parameter_server_strategy(timeouts: ClusterTimeouts) -> tf.distribute.
         strategy = tf.distribute.ParameterServerStrategy(
             tf.distribute.cluster_resolver.TFConfigClusterResolver(rpc_layer="grpc")
         )
+    close_to_other_machines(cluster, cluster["chief"][0])
     if strategy.num_replicas_in_sync > 1:
         raise ConfigError(
             "With parameter servers each worker must use at most one GPU, got "
@@ -232,17 +253,13 @@ class _Watch:
     def _note(self, index: int, who: str, answer: Answer) -> None:
         if answer == "refuses" and index not in self._gone:
             self._gone.add(index)
-            _say(f"{who} is lost. The other workers compute its updates until it is back.")
+            say(f"{who} is lost. The other workers compute its updates until it is back.")
         elif answer == "greets" and index in self._gone:
             self._gone.discard(index)
-            _say(f"{who} is back.")
-
-
-def _say(text: str) -> None:
-    print(f"ddl: {text}", file=sys.stderr, flush=True)
+            say(f"{who} is back.")
 
 
 def _end(why: str) -> NoReturn:
     """Reports the reason and exits at once: the main thread may be blocked for ever."""
-    _say(f"{why}. Restart all tasks; they resume from the last checkpoint.")
+    say(f"{why}. Restart all tasks; they resume from the last checkpoint.")
     os._exit(WorkerLost.exit_status)

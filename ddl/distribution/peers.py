@@ -21,6 +21,7 @@ from tensorflow.python.eager import context
 from tensorflow.python.framework import errors
 
 from ddl.errors import TrainingDiverged, TrainingInterrupted, WorkerLost
+from ddl.output import say
 
 # Exit statuses on which all workers agree. All then end, though not at the same moment; a worker
 # that still trains long after a peer's exit did not agree.
@@ -163,7 +164,7 @@ class Peers:
             _send(connection, _LOST + b" " + str(self._loss).encode())
         threading.Thread(target=_break_off, args=(text,), daemon=True).start()
         if not self._is_over.wait(self._grace):
-            print(f"ddl: {text}", file=sys.stderr, flush=True)
+            say(text)
             self._end(WorkerLost.exit_status)
 
 

@@ -15,6 +15,7 @@ from tensorflow.python.distribute.cluster_resolver.slurm_cluster_resolver import
 )
 
 from ddl.choices import CLUSTERS, ClusterName
+from ddl.distribution.tf_config import cluster_role
 from ddl.errors import ConfigError, check_choice
 
 # Below the ports that Linux uses for outgoing connections, with room for 16 tasks per node.
@@ -30,8 +31,8 @@ def join_cluster(name: ClusterName = "auto") -> None:
         `slurm` in a Slurm step of several tasks, else `none`.
 
     Raises:
-      ConfigError: If the name is unknown, TF_CONFIG or Slurm's variables are missing, or Slurm's
-        variables are inconsistent.
+      ConfigError: If the name is unknown, TF_CONFIG or Slurm's variables are missing, Slurm's
+        variables are inconsistent, or TF_CONFIG is malformed.
     """
     check_choice("cluster", name, CLUSTERS)
     if name == "auto":
@@ -45,6 +46,7 @@ def join_cluster(name: ClusterName = "auto") -> None:
         os.environ["TF_CONFIG"] = slurm_tf_config(os.environ)
     if name == "none":
         os.environ.pop("TF_CONFIG", None)
+    cluster_role()  # TensorFlow reads TF_CONFIG even for the strategies of one process
 
 
 def _found(environment: Mapping[str, str]) -> ClusterName:

@@ -8,8 +8,12 @@ import dataclasses
 import json
 import os
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ddl.errors import ConfigError
+
+_FORM = '{"cluster": {"worker": ["host:port", …]}, "task": {"type": "worker", "index": 0}}'
+_PLURALS = {"chief": "workers", "worker": "workers", "ps": "parameter servers"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,8 +48,7 @@ class ClusterRole:
         if self.kind not in first or not 0 <= index < len(self.workers):
             raise ConfigError(
                 f"TF_CONFIG must name this process as one of its workers, got type {self.kind!r} "
-                f"and index {self.index}. It has the form "
-                '{"cluster": {"worker": ["host:port", …]}, "task": {"type": "worker", "index": 0}}.'
+                f"and index {self.index}. It has the form {_FORM}."
             )
         return index
 
@@ -54,15 +57,68 @@ def cluster_role() -> ClusterRole:
     """Parses TF_CONFIG. Without TF_CONFIG the role has no cluster.
 
     Raises:
-      ConfigError: If TF_CONFIG is malformed.
+      ConfigError: If TF_CONFIG is malformed, or this process's index is beyond the list of its
+        kind.
     """
     try:
         config = json.loads(os.environ.get("TF_CONFIG") or "{}")
-        cluster = {kind: [*hosts] for kind, hosts in dict(config.get("cluster", {})).items()}
-        task = config.get("task", {})
-        return ClusterRole(cluster, str(task.get("type", "")), int(task.get("index", 0)))
-    except (ValueError, AttributeError, TypeError) as error:
+    except (ValueError, RecursionError) as error:
+        raise _malformed(str(error)) from error
+    config = _mapping("it", config)
+    cluster = {
+        kind: _addresses(kind, hosts)
+        for kind, hosts in _mapping('"cluster"', config.get("cluster", {})).items()
+    }
+    task = _mapping('"task"', config.get("task", {}))
+    kind, index = task.get("type", ""), _index(task.get("index", 0))
+    if not isinstance(kind, str):
+        raise _malformed(f"the type of the task must be a text, got {_shown(kind)}")
+    if kind in cluster and index >= len(cluster[kind]):
         raise ConfigError(
-            "The environment variable TF_CONFIG must be a JSON object in TensorFlow's form: "
-            f"{error}. Correct it, or unset it to run on this machine only."
-        ) from error
+            f"TF_CONFIG must name this process as one of its {_PLURALS.get(kind, 'tasks')}, got "
+            f"index {index} and {len(cluster[kind])} addresses of type {kind!r}. It has the form "
+            f"{_FORM}."
+        )
+    return ClusterRole(cluster, kind, index)
+
+
+def _mapping(name: str, value: Any) -> dict[str, Any]:
+    if isinstance(value, dict):
+        return value
+    raise _malformed(f"{name} must be an object, got {_shown(value)}")
+
+
+def _addresses(kind: str, hosts: Any) -> list[str]:
+    if not isinstance(hosts, list):
+        raise _malformed(f'"{kind}" must be a list of addresses, got {_shown(hosts)}')
+    for address in hosts:
+        host, colon, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
+        is_port = port.isascii() and port.isdecimal() and 0 < int(port[:6]) < 1 << 16
+        if not (host and colon and is_port and len(port) < 6):
+            raise _malformed(
+                f'an address of "{kind}" must be host:port with a port from 1 to 65535, got '
+                f"{_shown(address)}"
+            )
+    return hosts
+
+
+def _index(value: Any) -> int:
+    # Some programs write the index as a text.
+    text = str(value) if isinstance(value, int | str) and not isinstance(value, bool) else ""
+    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+        raise _malformed(
+            f"the index of the task must be a whole number from 0 on, got {_shown(value)}"
+        )
+    return int(text)
+
+
+def _malformed(what: str) -> ConfigError:
+    return ConfigError(
+        "The environment variable TF_CONFIG must be a JSON object in TensorFlow's form: "
+        f"{what}. An example is {_FORM}. Correct it, or unset it to run on this machine only."
+    )
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -4,15 +4,17 @@ Each worker runs the whole program and holds a copy of all weights. Workers wait
 updates, so they must agree here on each loop's length, where a run stops and what it resumes from.
 """
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import cast
 
 import numpy as np
 import tensorflow as tf
 
 from ddl.distribution.traits import traits_of
 from ddl.errors import DdlError, ModelDirectoryError
+
+_SUMMING = "_ddl_summing"
 
 
 class Workers:
@@ -93,11 +95,19 @@ class Workers:
         """Sums values [n] over the processes: float64 [n]."""
         if self.number == 1:
             return np.asarray(values, np.float64)
-        total = _summing(self._strategy)(tf.constant(values, tf.float64)).numpy()
+        total = _summing_of(self._strategy)(tf.constant(values, tf.float64)).numpy()
         return total / self.replicas_of_each
 
 
-@functools.cache
+def _summing_of(strategy: tf.distribute.Strategy) -> Callable[[tf.Tensor], tf.Tensor]:
+    """Returns the strategy's one function that sums over all replicas."""
+    # The strategy itself holds it. A cache of this module would keep every strategy alive, also a
+    # weak one, since the function refers to its strategy.
+    if not hasattr(strategy, _SUMMING):
+        setattr(strategy, _SUMMING, _summing(strategy))
+    return cast(Callable[[tf.Tensor], tf.Tensor], getattr(strategy, _SUMMING))
+
+
 def _summing(strategy: tf.distribute.Strategy) -> Callable[[tf.Tensor], tf.Tensor]:
     """Builds a function that sums over all replicas.
 

@@ -1,13 +1,13 @@
 """One start of all processes of a cluster, watched until the last process ends."""
 
 import signal
-import sys
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from ddl.errors import TrainingInterrupted, WorkerLost
 from ddl.launcher.process import HEARD, ClusterProcess
+from ddl.output import say, standard_error, standard_output
 
 _LAST_LINES = 20
 # A dying process closes its connections before the launcher sees it end, so its peers may appear to
@@ -15,11 +15,6 @@ _LAST_LINES = 20
 _CAUSE_SECONDS = 3.0
 # Interval between reads of the logs. A process's end or a signal wakes the launcher at once.
 _LOOK_SECONDS = 0.2
-
-
-def say(text: str) -> None:
-    """Prints one of the launcher's own lines to standard error."""
-    print(f"ddl-launch: {text}", file=sys.stderr, flush=True)
 
 
 def _no_successor(dead: ClusterProcess) -> None:
@@ -188,7 +183,8 @@ class ClusterAttempt:
             say(f"{what} The output of {process.task} is above.")
         elif lines := process.log.last_lines(_LAST_LINES):
             say(f"{what} The last lines in {process.log.path}:")
-            print(*(f"  {line}" for line in lines), sep="\n", file=sys.stderr, flush=True)
+            standard_error().writelines(f"  {line}\n" for line in lines)
+            standard_error().flush()
         else:
             say(f"{what} {process.log.path} has no output of this process.")
 
@@ -196,7 +192,8 @@ class ClusterAttempt:
         for process in self._processes:
             if self._live and process.log is not None:
                 for line in process.log.new_lines(to_the_end=to_the_end):
-                    print(f"[{process.task}] {line}", flush=True)
+                    standard_output().write(f"[{process.task}] {line}\n")
+                    standard_output().flush()
 
 
 def _has_lost_another(process: ClusterProcess) -> bool:

@@ -20,11 +20,12 @@ from ddl.errors import (
     TrainingInterrupted,
     WorkerLost,
 )
-from ddl.launcher.attempt import ClusterAttempt, say
+from ddl.launcher.attempt import ClusterAttempt
 from ddl.launcher.log import ProcessLog
 from ddl.launcher.pinning import pin_tasks
 from ddl.launcher.process import HEARD, ClusterProcess
 from ddl.launcher.tasks import ClusterTask, cluster_tasks, free_ports, tf_configs
+from ddl.output import say
 
 
 class Cluster:

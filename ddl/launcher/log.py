@@ -4,6 +4,8 @@ import os
 from pathlib import Path
 from typing import BinaryIO
 
+from ddl.files import open_itself
+
 _LAST_BYTES = 1 << 16
 
 
@@ -18,7 +20,7 @@ class ProcessLog:
         """
         self.path = path
         # The process writes to this one. Both stay open, so that removing the file does no harm.
-        self.writing: BinaryIO = path.open("ab", buffering=0)
+        self.writing: BinaryIO = open(path, "ab", buffering=0, opener=open_itself)  # noqa: SIM115
         self._reading: BinaryIO = path.open("rb")
         between = "\n" if os.fstat(self.writing.fileno()).st_size else ""
         self.writing.write(f"{between}{heading}\n".encode())

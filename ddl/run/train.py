@@ -12,6 +12,7 @@ from ddl.choices import Mode
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError
 from ddl.optimizers.plateau import plateau_of
+from ddl.output import report_failures_in
 from ddl.run.config_changes import compare_with_saved_config
 from ddl.run.console import RunConsole, format_figures
 from ddl.run.directory import RunDirectory
@@ -70,6 +71,8 @@ def run(
         )
     console = RunConsole(shows=workers.is_chief)
     directory = None if model_dir is None else RunDirectory(model_dir)
+    if directory is not None and not dry_run:
+        report_failures_in(directory.path)
     what = saved_weights or SavedWeights()
     flags = {
         **{"mode": mode, "dry_run": dry_run, "follow_timeout": follow_timeout},

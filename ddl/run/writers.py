@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 from ddl.checkpoints.directory import first_line
 from ddl.checkpoints.durable_files import sync, write_atomically
 from ddl.errors import ModelDirectoryError
+from ddl.files import open_itself
 
 # Attempts to open a file that others replace; some file systems report no link counts.
 _ATTEMPTS = 100
@@ -68,7 +69,12 @@ class JsonLinesWriter:
         self._lock = threading.Lock()  # the checkpoint thread calls `sync`
 
     def check(self) -> None:
-        """Raises ModelDirectoryError if the file is unreadable or has a line not written by ddl."""
+        """Raises ModelDirectoryError if the file is unreadable or has a line not written by ddl.
+
+        A link is refused here too, since its lines would only wait for a file that can be written.
+        """
+        if self._path.is_symlink():
+            raise self._error(OSError(0, "it is a symbolic link; ddl needs the file itself"))
         for _ in self._lines():
             pass
 
@@ -174,7 +180,7 @@ class JsonLinesWriter:
     def _alone(self) -> Iterator[FileIO]:
         """Opens the file, created if missing, for appending under an exclusive lock."""
         for attempts_left in reversed(range(_ATTEMPTS)):
-            with self._path.open("a+b", buffering=0) as file:
+            with open(self._path, "a+b", buffering=0, opener=open_itself) as file:
                 with suppress(OSError):  # some network file systems have no locks
                     fcntl.flock(file, fcntl.LOCK_EX)
                 # During the wait for the lock, another process may have replaced the file.
@@ -296,6 +302,8 @@ def _drop_events_after(path: Path, last_step: int) -> Path | None:
     aside = path.with_name(path.name.replace("tfevents", "damaged")) if damaged else None
     partial = path.with_name("partial")  # TensorBoard reads files with `tfevents` in their names
     try:
+        partial.unlink(missing_ok=True)  # left by a crash, or a link that somebody planted
+        partial.touch(exist_ok=False)
         with tf.io.TFRecordWriter(str(partial)) as writer:
             for record in kept:
                 writer.write(record)

@@ -270,6 +270,8 @@ class Objective:
                 f"{tuple(output.loss.shape)}."
             )
         for metric, values in output.metrics.items():
+            if not metric:
+                raise ConfigError(f"{name}: a metric has the empty name. Name the metric.")
             if metric in RESERVED:
                 raise ConfigError(
                     f"{name}: the metric name {metric!r} is reserved for ddl. Rename the metric."

@@ -7,9 +7,12 @@ without one.
 
 import gzip
 import io
+import os
 import pickle
+import stat
 import tarfile
 import urllib.error
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -174,3 +177,28 @@ def test_a_damaged_idx_file_is_refused(cache, content, message):
     with pytest.raises(DataError, match=message):
         load_keras_dataset("fashion_mnist", "train")
     assert path.read_bytes() == content
+
+
+@pytest.fixture
+def temporary(tmp_path, monkeypatch):
+    """The shared temporary folder."""
+    monkeypatch.setattr(keras_datasets.tempfile, "tempdir", str(tmp_path))
+    return tmp_path / f"ddl-{os.getuid()}"
+
+
+def test_the_lock_is_in_a_folder_of_this_user_alone(temporary):
+    for _ in range(2):
+        with keras_datasets._turn(Path("anywhere")):
+            assert [path.name for path in temporary.parent.iterdir()] == [temporary.name]
+    assert stat.S_IMODE(temporary.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("plant", [lambda at: at.mkdir(mode=0o777), lambda at: at.symlink_to("a")])
+def test_a_planted_folder_for_the_lock_is_refused(temporary, plant):
+    (temporary.parent / "a").mkdir()
+    before = os.umask(0)
+    plant(temporary)
+    os.umask(before)
+    with pytest.raises(DataError, match="nobody else can write"), keras_datasets._turn(Path("a")):
+        pass
+    assert not list((temporary.parent / "a").iterdir())

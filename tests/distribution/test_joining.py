@@ -6,7 +6,7 @@ import time
 import pytest
 
 from ddl.distribution.joining import wait_for_workers
-from ddl.errors import AddressTaken, WorkerLost
+from ddl.errors import AddressTaken, ConfigError, WorkerLost
 
 
 def free_ports(count):
@@ -93,3 +93,22 @@ def test_strangers_that_connect_are_turned_away(monkeypatch):
     connections, _ = wait_for_workers(30)
     assert status(child) == 0
     assert connections[1].recv(1) == b""  # to the child, which has ended
+
+
+@pytest.mark.parametrize(
+    ("host", "interface"), [("127.0.0.1", "127.0.0.1"), ("localhost", "localhost"), ("node1", "")]
+)
+def test_the_rendezvous_of_one_machine_listens_there_alone(monkeypatch, host, interface):
+    listened = []
+
+    def listen(address):
+        listened.append(address)
+        raise OSError(1, "enough")
+
+    cluster = {"worker": ["127.0.0.1:1", f"{host}:2"]}
+    task = {"type": "worker", "index": 1}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task}))
+    monkeypatch.setattr(socket, "create_server", listen)
+    with pytest.raises(ConfigError, match="enough"):
+        wait_for_workers(1.0)
+    assert listened == [(interface, 2)]

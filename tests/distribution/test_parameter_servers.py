@@ -253,3 +253,19 @@ def test_who_serves(monkeypatch, kind, serves):
     task = {"type": kind, "index": 0}
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task}))
     assert serves_here() is serves
+
+
+def test_a_signal_ends_the_pause_between_two_looks_at_the_chief(monkeypatch):
+    """The launcher sends one when the chief has ended, and kills what does not end soon."""
+    waited = []
+
+    def receive(seconds):
+        waited.append(seconds)
+        signals.append(signal.SIGTERM)
+
+    signals: list[int] = []
+    monkeypatch.setattr(parameter_servers.time, "monotonic", lambda: sum(waited))
+    monkeypatch.setattr(parameter_servers.time, "sleep", receive)
+    monkeypatch.setattr(parameter_servers, "ask", lambda *arguments: "refuses")
+    parameter_servers._wait_for_end_of_chief("a:1", ClusterTimeouts(), signals)
+    assert sum(waited) < 0.1

@@ -1,6 +1,8 @@
 """The watch over other workers, on real connections within this process."""
 
+import contextlib
 import socket
+import sys
 import threading
 import time
 
@@ -118,3 +120,15 @@ def test_who_leaves_in_time_is_not_ended(connect):
     peers.leave(77)
     assert lines_of(far[2], "ended 77\n")
     assert not ended.happened.wait(1)
+
+
+def test_a_worker_ends_though_it_cannot_say_why(connect, monkeypatch):
+    """The thread that ends the process must not die of a full disk."""
+    broken = open("/dev/full", "w")  # noqa: SIM115
+    monkeypatch.setattr(sys, "stderr", broken)
+    _, far, ended = connect(number=1)
+    far[1].close()
+    assert ended.happened.wait(10)
+    assert ended == [77]
+    with contextlib.suppress(OSError):
+        broken.close()

@@ -1,9 +1,13 @@
 """Several real workers on this machine, as `ddl.launch` starts them."""
 
+import ast
+import gc
 import os
 import shutil
 import signal
+import subprocess
 import sys
+import weakref
 
 import numpy as np
 import pytest
@@ -389,23 +393,47 @@ def test_a_failure_of_one_is_a_failure_of_all(monkeypatch, fails_elsewhere):
             pass
 
 
+def test_a_strategy_that_nobody_holds_is_freed():
+    """One function for each strategy adds over the replicas; it must not keep the strategy."""
+    strategy = tf.distribute.OneDeviceStrategy("CPU:0")
+    function = workers._summing_of(strategy)
+    assert workers._summing_of(strategy) is function
+    freed = weakref.ref(strategy)
+    del strategy, function
+    gc.collect()
+    assert freed() is None
+
+
 SIGNALLED = """
-import json, os, signal
+import json, os, signal, socket
 import tensorflow as tf
 from ddl.distribution.timeouts import ClusterTimeouts
 from ddl.launcher.tasks import free_ports
+from ddl.distribution.loopback import listening_sockets
 from ddl.distribution.multi_worker import build_multi_worker_strategy
 own = f"127.0.0.1:{free_ports(1)[0]}"
 task = {"type": "worker", "index": 0}
 os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": [own]}, "task": task})
 options = tf.distribute.experimental.CommunicationOptions()
 build_multi_worker_strategy(options, ClusterTimeouts(join=30.0))
+listening = listening_sockets(int(own.partition(":")[2]))
+bound = [one.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16) for one in listening]
+print(bound, flush=True)
 signal.raise_signal(signal.SIGTERM)
 os._exit(3)
 """
 
 
 def test_sigterm_ends_a_worker_that_does_not_train_yet():
-    """TensorFlow, having joined, only notes it. A cluster of one; about 5 s."""
-    done = forked.run([sys.executable, "-c", SIGNALLED], cwd=ROOT, check=False, timeout=100)
+    """TensorFlow, having joined, only notes it. A cluster of one; about 5 s.
+
+    Its server, which listens on all interfaces, is bound to the loopback device.
+    """
+    command = [sys.executable, "-c", SIGNALLED]
+    done = forked.run(
+        command, cwd=ROOT, check=False, timeout=100, stdout=subprocess.PIPE, text=True
+    )
     assert done.returncode == -signal.SIGTERM
+    bound = ast.literal_eval(done.stdout)
+    assert bound
+    assert set(bound) == {b"lo\0"}

@@ -1,5 +1,7 @@
 import io
+import re
 
+import pytest
 from rich.console import Console
 
 from ddl.run.console import RunConsole, format_figures
@@ -26,13 +28,51 @@ def test_a_bar_on_a_terminal():
     console = RunConsole(Console(file=text, force_terminal=True, width=100))
     console.start(0, 100)
     console.advance(50, {"loss": 0.25})
-    console.write(50, 0.5, "train", {"loss": 0.25})
+    console.write(50, 0.5, "train", {"loss": 0.375})
     console.write(50, 0.5, "eval", {"loss": 0.125})
     console.close()
     assert "50/100" in text.getvalue()
     assert "loss 0.25" in text.getvalue()
-    assert "· train ·" not in text.getvalue()
+    assert "train · loss 0.375" in text.getvalue()  # stays above the bar
     assert "eval · loss 0.125" in text.getvalue()
+
+
+FIGURES = {"loss": 0.25, "accuracy": 0.5, "examples_per_second": 123456.0}
+
+
+@pytest.mark.parametrize(
+    ("width", "shown"),
+    [
+        (100, r"5,000/10,000 steps \S+ loss 0.25 · accuracy 0.5000 0:00:\d\d · [-\d:]+ left"),
+        (80, r"5,000/10,000 steps \S+ loss 0.25 0:00:\d\d · [-\d:]+ left"),
+        (50, r"5,000/10,000 steps  0:00:\d\d · [-\d:]+ left"),
+    ],
+)
+def test_figures_and_times_that_fit_are_whole_on_one_line(width, shown):
+    text = io.StringIO()
+    console = RunConsole(Console(file=text, force_terminal=True, width=width))
+    console.start(0, 10_000)
+    console.advance(5_000, FIGURES)
+    console.close()
+    lines = re.split(r"\s*[\r\n]+", re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", text.getvalue()))
+    assert re.fullmatch(shown, list(filter(None, lines))[-1])
+
+
+HOSTILE = "[/bold]:smile:\x1b[2J\x9b\u202e"
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_names_are_neither_markup_nor_control_sequences(terminal):
+    text = io.StringIO()
+    console = RunConsole(Console(file=text, force_terminal=terminal, width=200))
+    console.summary("ddl", {HOSTILE: HOSTILE})
+    console.start(0, 100)
+    console.advance(50, {HOSTILE: 1.0})
+    console.write(50, 0.5, "eval", {HOSTILE: 1.0})
+    console.close()
+    assert text.getvalue().count(r"[/bold]:smile:\x1b[2J\x9b\u202e") >= (4 if terminal else 3)
+    for control in ("\x1b[2J", "\x9b", "\u202e"):
+        assert control not in text.getvalue()
 
 
 def test_summary():

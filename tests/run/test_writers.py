@@ -243,3 +243,34 @@ def test_writers_write_to_each(tmp_path):
     both.write(1, 0.0, "train", {"loss": 1.0})
     both.close()
     assert lines(tmp_path / "a") == lines(tmp_path / "b") != []
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_planted_link_is_not_followed(tmp_path, exists):
+    other = tmp_path / "other"
+    if exists:
+        other.write_text("theirs")
+    (tmp_path / "metrics.jsonl").symlink_to(other)
+    reported = []
+    writer = JsonLinesWriter(tmp_path / "metrics.jsonl", reported.append)
+    with pytest.raises(ModelDirectoryError, match="it is a symbolic link"):
+        writer.check()
+    writer.write(10, 0.5, "train", {"loss": 1.5})
+    with pytest.raises(ModelDirectoryError, match="it is a symbolic link"):
+        writer.sync()
+    assert len(reported) == 1
+    assert other.exists() == exists
+    assert not exists or other.read_text() == "theirs"
+
+
+def test_a_link_beside_the_event_files_is_not_followed(tmp_path):
+    writer = TensorBoardWriter(tmp_path)
+    for step in (1, 2):
+        writer.write(step, 0.0, "train", {"loss": 1.0})
+    (tmp_path / "other").write_text("theirs")
+    (tmp_path / "train" / "partial").symlink_to(tmp_path / "other")
+    writer.drop_after(1)
+    assert (tmp_path / "other").read_text() == "theirs"
+    assert [
+        path.name for path in (tmp_path / "train").iterdir() if "tfevents" not in path.name
+    ] == []

@@ -90,6 +90,7 @@ def test_losses_added_by_layers_count_as_a_mean_and_penalties_on_weights_do_not(
         ),
         (lambda y: PerExample(y[:, 0], weight=y[:, :1]), r"got weights of shape \(2, 1\)"),
         (lambda y: PerExample(y[:, 0], {"step": y[:, 0]}), "metric name 'step' is reserved"),
+        (lambda y: PerExample(y[:, 0], {"": y[:, 0]}), "a metric has the empty name"),
         (
             lambda y: PerExample(y[:, 0], {"mean": tf.reduce_mean(y)}),
             "metric 'mean' for each .* got shape",

@@ -1,0 +1,27 @@
+"""Files of fixed names, in folders where somebody else may have put a link."""
+
+import errno
+import os
+import stat
+
+
+def open_itself(path: str | os.PathLike[str], flags: int) -> int:
+    """Opens a regular file, and never what a link of this name leads to.
+
+    An `opener` for the built-in `open`. A link that another user planted would otherwise make ddl
+    overwrite or extend a file of this user.
+
+    Raises:
+      OSError: If it cannot be opened, or is a symbolic link, a pipe or a device.
+    """
+    try:
+        # Without O_NONBLOCK, opening a pipe that nobody reads would wait for ever.
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(error.errno, "it is a symbolic link; ddl needs the file itself") from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a regular file")
+    return descriptor
