@@ -8,6 +8,7 @@ around the task's forward and backward pass; outside of a trainer there is none.
 
 import dataclasses
 import threading
+import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +16,10 @@ from typing import Any
 import tensorflow as tf
 
 from ddl.errors import ConfigError
+from ddl.seeds import counter_at, hashed, replacing_global_generator, seed_at, seed_of_python
+
+_KERAS = types.SimpleNamespace(name="keras.random")
+"""The owner of the draws of `keras.random` functions without a seed."""
 
 # tf.distribute traces each replica in its own thread.
 _OF_THREAD = threading.local()
@@ -82,7 +87,8 @@ class Microbatch:
     """The rows that one replica computes at once. Replica context.
 
     Attributes:
-      seed: Seed of all random numbers.
+      seed: Seed of all random numbers. None in a pass whose outputs nobody reads; `keras.random`
+        then takes seeds from Python's generator, since the pass may draw weights of new layers.
       training: Whether this is a training pass. Training and evaluation draw different numbers.
       counter: uint64 [2], `ddl.random.batch_counter` of the global batch.
       first_row: Position of the first row in the global batch, int64 [] or a Python integer. The
@@ -97,7 +103,7 @@ class Microbatch:
         each time, so that each evaluation draws the same numbers.
     """
 
-    seed: int
+    seed: int | None
     training: bool
     counter: tf.Tensor
     first_row: tf.Tensor | int
@@ -110,6 +116,7 @@ class Microbatch:
 
     def __post_init__(self) -> None:
         self._graph = tf.compat.v1.get_default_graph()
+        self._is_eager = tf.executing_eagerly()
 
     @property
     def batch(self) -> tf.Tensor:
@@ -129,7 +136,8 @@ class Microbatch:
         earlier = current()
         _OF_THREAD.microbatch = self
         try:
-            yield
+            with replacing_global_generator(self._seed_of_keras):
+                yield
         finally:
             _OF_THREAD.microbatch = earlier
 
@@ -201,3 +209,23 @@ class Microbatch:
                 "draw exactly once. Use a separate layer for each call."
             )
         return calls.place, 0
+
+    def _seed_of_keras(self) -> tf.Tensor:
+        """Returns the seed of the next draw of `keras.random` without a seed, int64 [2].
+
+        It is a function of the trainer's seed, the batch, the rows and the draw's number.
+
+        Raises:
+          ConfigError: In a `tf.while_loop`, where every iteration would draw the same numbers.
+        """
+        if self.seed is None or tf.executing_eagerly() != self._is_eager:  # in tf.init_scope
+            return seed_of_python()
+        if self.in_loop:
+            raise ConfigError(
+                "keras.random functions without a seed must not run inside a loop (tf.while_loop, "
+                "tf.map_fn, a recurrent layer): every iteration would draw the same numbers. Pass "
+                "seed=keras.random.SeedGenerator(…), kept in an attribute of a layer."
+            )
+        _, call = self.call_number(_KERAS)
+        key = tf.constant([hashed(self.seed, self.training, call)], tf.int64)
+        return seed_at(key, counter_at(self.counter, self.first_row))

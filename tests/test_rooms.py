@@ -13,7 +13,7 @@ import ddl
 PACKAGE = Path(ddl.__file__).parent
 BENCHMARKS = Path(benchmarks.__file__).parent
 
-GROUND = {"choices", "errors", "figures", "microbatch", "precision", "random", "signals"}
+GROUND = {"choices", "errors", "figures", "microbatch", "precision", "random", "seeds", "signals"}
 _LEARNING = {"data", "layers", "models", "tasks", "optimizers"}
 
 # Each room with all that it may import. It may not import what stands after it in this list.
@@ -33,7 +33,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "launcher": {"cli", "distribution", "errors", "choices"},
 }
 # The ground: single modules, of which the later may import the earlier.
-GROUND_IN_ORDER = ["errors", "choices", "signals", "figures", "precision", "microbatch", "random"]
+GROUND_IN_ORDER = [
+    *("errors", "choices", "signals", "figures", "precision", "seeds", "microbatch", "random"),
+]
 DOORS = {"main", "launch", "lr_finder"}
 ALIASES = {"workers"}
 
