@@ -10,14 +10,14 @@ from ddl import microbatch
 from ddl.distribution.traits import traits_of
 from ddl.errors import ConfigError
 from ddl.random import batch_counter
-from ddl.step.moving_statistics import allow_replica_writes
-from ddl.tasks.parts import layers_of
+from ddl.step.moving_statistics import allow_replica_writes, restoring
+from ddl.tasks.parts import layers_of, variables_of
 from ddl.tasks.task import PerExample, Task
 from ddl.tasks.weight_names import names_resembling_weight, unread
 
 # One replica stands for all: each costs as much time to trace as the others. Two kinds of tasks
-# need another way: a collective waits for all replicas, and TensorFlow makes variables for all
-# replicas in cross-replica context.
+# need another way: a collective waits for all replicas, and variables are made in cross-replica
+# context.
 _Way = Literal["one replica", "all replicas", "cross-replica"]
 _WAYS: tuple[_Way, ...] = ("one replica", "all replicas", "cross-replica")
 
@@ -66,9 +66,7 @@ class Probe:
         """
         if traits_of(self._strategy).asynchronous:  # the chief has no replica context
             return self._trace(training, rows, "cross-replica")
-        if not all(layer.built for layer in layers_of(self._task)):
-            with suppress(Exception):  # the traces below raise it again
-                self._trace(training, rows, "cross-replica")
+        self._build(training, rows)
         errors: list[Exception] = []
         for way in _WAYS:
             try:
@@ -78,6 +76,31 @@ class Probe:
             except Exception as error:
                 errors.append(error)
         raise next(error for error in errors if not isinstance(error, _NewVariableError))
+
+    def _build(self, training: bool, rows: int) -> None:
+        """Builds new layers by running the task on zeros, if it can run eagerly.
+
+        TensorFlow cannot make variables for several replicas while it traces. A variable whose
+        trace failed later would keep no initial value.
+        """
+
+        def run() -> None:
+            with _first_microbatch(training, rows).forward():
+                self._task.per_example(dict(examples), training=training)
+
+        ways = (run, lambda: self._strategy.run(run))  # cross-replica, then in replica context
+        with self._strategy.scope(), microbatch.without_traces_of_the_user():
+            for way in ways:
+                layers = layers_of(self._task)
+                if all(layer.built for layer in layers):
+                    return
+                examples = {
+                    name: tf.zeros([rows, *spec.shape], spec.dtype)
+                    for name, spec in self._element_spec.items()
+                    if name != "weight"
+                }
+                with suppress(Exception), restoring(variables_of([self._task, *layers])):
+                    way()  # the traces that follow raise the errors of the task
 
     def _trace(self, training: bool, rows: int, way: _Way) -> PerExample:
         batch = {

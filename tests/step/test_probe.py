@@ -1,12 +1,14 @@
 """The context in which a task is tried before training."""
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
 from ddl.step.probe import Probe
+from ddl.tasks.parts import copies_of
 from ddl.tasks.task import PerExample
-from tests.conftest import make_strategy
+from tests.conftest import for_every_strategy, make_strategy
 
 SPEC = {"x": tf.TensorSpec([3], tf.float32), "weight": tf.TensorSpec([], tf.float32)}
 
@@ -50,25 +52,42 @@ def test_keras_draws_on_several_replicas(strategy):
     assert tried(lambda y: y + keras.random.uniform(y.shape), strategy).replicas == [0]
 
 
-def test_new_layers_are_built_across_replicas():
-    def model():
-        return keras.Sequential([keras.layers.Dense(2)])
+def unbuilt():
+    return keras.Sequential([keras.layers.Dense(2)])
 
-    task = tried(lambda y: y, make_strategy("mirrored", 2), model=model)
+
+@for_every_strategy
+def test_new_layers_are_built_with_their_initial_values(strategy):
+    task = tried(lambda y: y, strategy, model=unbuilt)
     assert task.replicas == [None, 0]
-    assert len(task.model.variables[0].value.values) == 2
+    kernel = task.model.variables[0].value
+    values = [copy.numpy().tolist() for copy in copies_of(kernel)]
+    assert np.abs(values).min() > 0
+    assert values.count(values[0]) == len(values)
 
 
-def test_so_are_variables_that_a_task_makes():
-    made = []
-
+def test_a_task_that_builds_only_in_replica_context(strategy):
     def loss(y):
-        if not made:
-            made.append(tf.Variable(tf.ones([])))
-        return y * made[0]
+        return y * tf.distribute.get_replica_context().num_replicas_in_sync
 
-    strategy = make_strategy("mirrored", 2)
-    assert tried(loss, strategy).replicas[-1] is None
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(2)
+
+        def call(self, x, training=False):
+            assert tf.distribute.get_replica_context()
+            return self.dense(x)
+
+    task = tried(loss, strategy, model=Model)
+    assert np.abs(task.model.variables[0].numpy()).min() > 0
+
+
+def test_layers_that_no_attribute_holds():
+    hidden = unbuilt()
+    strategy = make_strategy("one_device", 1)
+    assert tried(lambda y: hidden(y[:, tf.newaxis])[:, 0], strategy).replicas[-1] is None
+    assert np.abs(hidden.variables[0].numpy()).min() > 0
 
 
 def test_the_error_of_the_task_is_that_of_one_replica():
