@@ -62,6 +62,7 @@ class HeldMoments:
     Attributes:
       moments: Mean and variance of each call, [channels] each, alternating; the recorded or the
         given ones.
+      layers: The layers of these calls.
     """
 
     def __init__(self, moments: list[tf.Tensor] | None = None):
@@ -71,10 +72,14 @@ class HeldMoments:
           moments: `moments` of an earlier pass; None to record.
         """
         self.moments: list[tf.Tensor] = list(moments or [])
+        self.layers: list[Any] = []
         self._given = None if moments is None else iter(moments)
 
-    def __call__(self, compute: Callable[[], Sequence[tf.Tensor]]) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns mean and variance of a call: the given ones, or else those of `compute`."""
+    def __call__(
+        self, layer: Any, compute: Callable[[], Sequence[tf.Tensor]]
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns mean and variance of a layer's call: the given ones, or else of `compute`."""
+        self.layers.append(layer)
         if self._given is not None:
             return next(self._given), next(self._given)
         mean, variance = compute()
@@ -183,6 +188,10 @@ class Microbatch:
                 "example next to each other."
             )
         return rows // self.rows
+
+    def has_drawn(self, owner: Any) -> bool:
+        """Returns whether an object has drawn in this pass."""
+        return id(owner) in self._calls
 
     def call_number(self, owner: Any) -> tuple[int, int]:
         """Counts the draws of an object in this pass, so that each draw has its own stream.

@@ -8,6 +8,7 @@ all-reduce, `UpdateStep` divides once by the global Σ weight / B.
 from collections.abc import Sequence
 from contextlib import suppress
 
+import keras
 import tensorflow as tf
 from absl import logging
 
@@ -16,6 +17,7 @@ from ddl.errors import ConfigError
 from ddl.figures import RESERVED
 from ddl.layers.broadcasting import broadcasts, with_rank
 from ddl.layers.normalization import has_synchronized_layers, take_over_moments
+from ddl.random import seed_by_replica
 from ddl.step.metric_sums import MetricSums
 from ddl.step.onednn import needs_own_graph
 from ddl.step.probe import Probe
@@ -62,7 +64,10 @@ class Objective:
         self._unread = probe.unread
         if _has_further_dimension(evaluated, _PROBE_ROWS):
             self._check_dimensions(evaluated, self._of_other_rows(probe))
-        output = self._tried_in_training(probe) or evaluated
+        tried = self._tried_in_training(probe)
+        output = tried or evaluated
+        self.training_layers = self._layers_in_training(probe if tried else None)
+        """Layers of the task, without those that only compute as in an evaluation."""
         self.metrics = MetricSums(["loss", *output.metrics])
         """Layout of the metric sums in training."""
         self.evaluation_metrics = MetricSums(["loss", *evaluated.metrics])
@@ -164,10 +169,31 @@ class Objective:
         A layer may accept only one batch size. The trace of the training step raises the errors of
         the task. In the probe, BatchNormalization takes moments without an all-reduce.
         """
-        take_over_moments(layers_of(self._task))
+        layers = layers_of(self._task)
+        take_over_moments(layers)
+        seed_by_replica(layers)
         with suppress(Exception):
             return probe.output(training=True, rows=_PROBE_ROWS)
         return None
+
+    def _layers_in_training(self, probe: Probe | None) -> list[keras.layers.Layer]:
+        """Returns the layers but for those that the probe saw neither draw nor take moments.
+
+        Such is a frozen teacher that the task calls with training=False. All layers are returned
+        if the task could not be traced for training, so that there is no probe.
+        """
+        layers, current = layers_of(self._task), None if probe is None else probe.microbatch
+        if current is None or current.held_moments is None:
+            return layers
+        normalizing = {id(layer) for layer in current.held_moments.layers}
+
+        def is_idle(layer: keras.layers.Layer) -> bool:
+            if isinstance(layer, keras.layers.BatchNormalization):
+                return id(layer) not in normalizing
+            generators = layer._seed_generators
+            return bool(generators) and not any(map(current.has_drawn, [layer, *generators]))
+
+        return [layer for layer in layers if not is_idle(layer)]
 
     def _check_dimensions(self, output: PerExample, other: PerExample | None) -> None:
         """Raises ConfigError if a dimension after the first follows the number of rows.

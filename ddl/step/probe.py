@@ -27,6 +27,7 @@ class Probe:
 
     Attributes:
       graph: Graph of the last trace.
+      microbatch: Microbatch of the last trace, which knows what drew random numbers.
       unread: Features of the last evaluation trace that are named like weights and that the task
         did not read.
     """
@@ -51,6 +52,7 @@ class Probe:
         self._strategy = strategy
         self._check = check
         self.graph = tf.Graph()
+        self.microbatch: microbatch.Microbatch | None = None
         self.unread: Sequence[str] = ()
 
     def output(self, training: bool, rows: int) -> PerExample:
@@ -114,10 +116,11 @@ class Probe:
                 return
             features = dict(features)
             weight = features.pop("weight")
+            self.microbatch = _first_microbatch(training, rows)
             creator = _refuse if way != "cross-replica" else _make
             with (
                 tf.variable_creator_scope(creator),
-                _first_microbatch(training, rows).forward(),
+                self.microbatch.forward(),
             ):
                 outputs.append(self._task.per_example(dict(features), training=training))
             if not training:
