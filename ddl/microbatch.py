@@ -8,6 +8,7 @@ around the task's forward and backward pass; outside of a trainer there is none.
 
 import dataclasses
 import threading
+import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +16,10 @@ from typing import Any
 import tensorflow as tf
 
 from ddl.errors import ConfigError
+from ddl.seeds import counter_at, hashed, replacing_global_generator, seed_at, seed_of_python
+
+_KERAS = types.SimpleNamespace(name="keras.random")
+"""The owner of the draws of `keras.random` functions without a seed."""
 
 # tf.distribute traces each replica in its own thread.
 _OF_THREAD = threading.local()
@@ -57,6 +62,7 @@ class HeldMoments:
     Attributes:
       moments: Mean and variance of each call, [channels] each, alternating; the recorded or the
         given ones.
+      layers: The layers of these calls.
     """
 
     def __init__(self, moments: list[tf.Tensor] | None = None):
@@ -66,10 +72,14 @@ class HeldMoments:
           moments: `moments` of an earlier pass; None to record.
         """
         self.moments: list[tf.Tensor] = list(moments or [])
+        self.layers: list[Any] = []
         self._given = None if moments is None else iter(moments)
 
-    def __call__(self, compute: Callable[[], Sequence[tf.Tensor]]) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns mean and variance of a call: the given ones, or else those of `compute`."""
+    def __call__(
+        self, layer: Any, compute: Callable[[], Sequence[tf.Tensor]]
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns mean and variance of a layer's call: the given ones, or else of `compute`."""
+        self.layers.append(layer)
         if self._given is not None:
             return next(self._given), next(self._given)
         mean, variance = compute()
@@ -82,7 +92,8 @@ class Microbatch:
     """The rows that one replica computes at once. Replica context.
 
     Attributes:
-      seed: Seed of all random numbers.
+      seed: Seed of all random numbers. None in a pass whose outputs nobody reads; `keras.random`
+        then takes seeds from Python's generator, since the pass may draw weights of new layers.
       training: Whether this is a training pass. Training and evaluation draw different numbers.
       counter: uint64 [2], `ddl.random.batch_counter` of the global batch.
       first_row: Position of the first row in the global batch, int64 [] or a Python integer. The
@@ -97,7 +108,7 @@ class Microbatch:
         each time, so that each evaluation draws the same numbers.
     """
 
-    seed: int
+    seed: int | None
     training: bool
     counter: tf.Tensor
     first_row: tf.Tensor | int
@@ -110,6 +121,7 @@ class Microbatch:
 
     def __post_init__(self) -> None:
         self._graph = tf.compat.v1.get_default_graph()
+        self._is_eager = tf.executing_eagerly()
 
     @property
     def batch(self) -> tf.Tensor:
@@ -129,7 +141,8 @@ class Microbatch:
         earlier = current()
         _OF_THREAD.microbatch = self
         try:
-            yield
+            with replacing_global_generator(self._seed_of_keras):
+                yield
         finally:
             _OF_THREAD.microbatch = earlier
 
@@ -176,6 +189,10 @@ class Microbatch:
             )
         return rows // self.rows
 
+    def has_drawn(self, owner: Any) -> bool:
+        """Returns whether an object has drawn in this pass."""
+        return id(owner) in self._calls
+
     def call_number(self, owner: Any) -> tuple[int, int]:
         """Counts the draws of an object in this pass, so that each draw has its own stream.
 
@@ -201,3 +218,23 @@ class Microbatch:
                 "draw exactly once. Use a separate layer for each call."
             )
         return calls.place, 0
+
+    def _seed_of_keras(self) -> tf.Tensor:
+        """Returns the seed of the next draw of `keras.random` without a seed, int64 [2].
+
+        It is a function of the trainer's seed, the batch, the rows and the draw's number.
+
+        Raises:
+          ConfigError: In a `tf.while_loop`, where every iteration would draw the same numbers.
+        """
+        if self.seed is None or tf.executing_eagerly() != self._is_eager:  # in tf.init_scope
+            return seed_of_python()
+        if self.in_loop:
+            raise ConfigError(
+                "keras.random functions without a seed must not run inside a loop (tf.while_loop, "
+                "tf.map_fn, a recurrent layer): every iteration would draw the same numbers. Pass "
+                "seed=keras.random.SeedGenerator(…), kept in an attribute of a layer."
+            )
+        _, call = self.call_number(_KERAS)
+        key = tf.constant([hashed(self.seed, self.training, call)], tf.int64)
+        return seed_at(key, counter_at(self.counter, self.first_row))

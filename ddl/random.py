@@ -15,11 +15,11 @@ A custom layer draws with `uniform`, `normal` and `bernoulli`, and declares it w
         def call(self, x, training=False):
             return x + ddl.random.normal(self, x.shape) if training else x
 
-Keras's own layers cannot draw by position: each replica and microbatch gets its own stream.
+Keras's own layers and `keras.random` cannot draw by position: each replica and microbatch gets its
+own stream.
 """
 
 import functools
-import hashlib
 import math
 import numbers
 from collections.abc import Callable, Iterable, Sequence
@@ -30,8 +30,8 @@ import tensorflow as tf
 
 from ddl import microbatch
 from ddl.errors import ConfigError
+from ddl.seeds import PHILOX, counter_at, hashed, seed_at
 
-PHILOX = tf.random.Algorithm.PHILOX.value
 _SPREAD = -7046029254386353131  # 2^64 over the golden ratio, odd, as an int64
 _WORDS = 4  # 32-bit words for each count of Philox, each one float32
 
@@ -139,7 +139,7 @@ def _draw(
         counts_per_row = tf.cast(counts_per_row, tf.int64)
     seed = getattr(owner, "seed", None)
     own_seed = int(seed) if isinstance(seed, numbers.Integral) else None
-    key = _hashed(current.seed, current.training, *current.call_number(owner), own_seed)
+    key = hashed(current.seed, current.training, *current.call_number(owner), own_seed)
     values = operation(
         shape=[rows, counts_per_row * _WORDS],
         key=tf.bitcast(tf.constant([key], tf.int64), tf.uint64),
@@ -152,17 +152,9 @@ def _draw(
     return tf.reshape(values[:, :features], shape)
 
 
-def _hashed(*identity: int | None) -> int:
-    """Returns a hash of an identity, in the range of int64."""
-    digest = hashlib.blake2b(repr(identity).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big", signed=True)
-
-
 def _counter(current: microbatch.Microbatch, place: tf.Tensor | int) -> tf.Tensor:
     """Returns Philox's counter at a place of the global batch, uint64 [2]."""
-    if isinstance(place, int):
-        return current.counter + tf.constant([place, 0], tf.uint64) if place else current.counter
-    return current.counter + tf.cast(tf.stack([place, tf.zeros_like(place)]), tf.uint64)
+    return counter_at(current.counter, place)
 
 
 def seed_by_replica(layers: Iterable[keras.layers.Layer]) -> list[tf.Variable]:
@@ -194,11 +186,5 @@ def _next_seed(generator: keras.random.SeedGenerator, ordered: bool = True) -> t
     turn = type(generator).next(generator, ordered=True)[1] if current.in_loop else 0
     turn *= _SPREAD  # keeps the iterations of neighbouring seeds apart
     _, call = current.call_number(generator)
-    key = state[:1] + tf.constant(_hashed(current.training, call), tf.int64) + turn
-    return tf.raw_ops.StatelessRandomUniformFullIntV2(
-        shape=[2],
-        key=tf.bitcast(tf.cast(key, tf.int64), tf.uint64),
-        counter=_counter(current, current.first_row),
-        alg=PHILOX,
-        dtype=tf.int64,
-    )
+    key = state[:1] + tf.constant(hashed(current.training, call), tf.int64) + turn
+    return seed_at(tf.cast(key, tf.int64), _counter(current, current.first_row))

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from keras.src.random.seed_generator import draw_seed, global_seed_generator
 
 import ddl.random
 from ddl.errors import ConfigError
@@ -219,3 +220,56 @@ def test_a_generator_goes_on_as_keras_wants_outside():
     ddl.random.seed_by_replica([Holder(generator)])
     for _ in range(2):
         assert generator.next().numpy().tolist() == plain.next().numpy().tolist()
+
+
+def global_seeds(seed=5, **where):
+    """Seeds that keras.random functions without a seed take in a pass."""
+    with microbatch(seed=seed, **where).forward():
+        return [draw_seed(None).numpy().tolist() for _ in range(2)]
+
+
+def test_keras_draws_without_a_seed_by_the_seed_of_the_pass_and_by_replica():
+    here = global_seeds()
+    assert here == global_seeds()
+    assert here[0] != here[1]
+    others = ({"first_row": 8}, {"batch": 4}, {"training": False}, {"seed": 6})
+    assert all(here[0] not in global_seeds(**other) for other in others)
+
+
+def test_so_does_it_within_a_graph_but_not_for_what_leaves_it():
+    kept = []
+
+    @tf.function(autograph=False)
+    def drawn():
+        with microbatch().forward():
+            with tf.init_scope():
+                kept.append(keras.random.uniform([3]).numpy())
+            return draw_seed(None)
+
+    assert drawn().numpy().tolist() == global_seeds()[0]
+    assert len(kept) == 1
+
+
+def test_the_weights_that_a_pass_draws_follow_python():
+    def weights(seed):
+        keras.utils.set_random_seed(seed)
+        return global_seeds(seed=None)
+
+    assert weights(1) == weights(1)
+    assert weights(1) != weights(2)
+
+
+def test_after_a_pass_keras_draws_as_before():
+    keras.utils.set_random_seed(0)
+    generator = global_seed_generator()
+    global_seeds()
+    assert global_seed_generator() is generator
+
+
+def test_a_loop_would_draw_the_same_without_a_seed():
+    class Noise(keras.layers.Layer):
+        def call(self, x, training=False):
+            return x + keras.random.normal(x.shape)
+
+    with pytest.raises(ConfigError, match="without a seed must not run inside a loop"):
+        in_three_turns(Noise())

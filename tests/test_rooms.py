@@ -15,7 +15,7 @@ BENCHMARKS = Path(benchmarks.__file__).parent
 
 GROUND = {
     *("choices", "errors", "figures", "files", "microbatch", "output", "precision", "random"),
-    *("signals", "user_code"),
+    *("seeds", "signals", "user_code"),
 }
 _LEARNING = {"data", "layers", "models", "tasks", "optimizers"}
 
@@ -38,7 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 # The ground: single modules, of which the later may import the earlier.
 GROUND_IN_ORDER = [
     *("errors", "user_code", "choices", "files", "output", "signals", "figures", "precision"),
-    *("microbatch", "random"),
+    *("seeds", "microbatch", "random"),
 ]
 DOORS = {"main", "launch", "lr_finder"}
 ALIASES = {"workers"}

@@ -87,8 +87,7 @@ def check_covers(checkpoint: tf.train.Checkpoint, used: Iterable[tf.Variable]) -
         raise ConfigError(
             f"The training step uses the variables {some(lost)}, but neither the model nor the "
             "optimizer nor the task owns them, so no checkpoint would hold them. Keep each one in "
-            "an attribute of the task or of a layer, and pass to keras.random functions a "
-            "keras.random.SeedGenerator that is an attribute of a layer."
+            "an attribute of the task or of a layer."
         )
 
 

@@ -123,6 +123,7 @@ class WarmStart:
             prefix=prefix,
             read=read,
             kept=[name for name in here if name not in read],
+            excluded=[name for name in here if name not in sources],
             unused=[name for name in there if name not in read.values()],
         )
 
@@ -135,22 +136,33 @@ class Matches:
       prefix: The checkpoint's path without the file endings.
       read: For each weight read, its name in this model mapped to its name in the checkpoint.
       kept: Names of this model's weights that keep their initial values.
+      excluded: Those of `kept` that `WarmStart.include` does not match.
       unused: Names of the checkpoint's weights, or averages, that were not read.
     """
 
     prefix: str
     read: Mapping[str, str]
     kept: Sequence[str]
+    excluded: Sequence[str]
     unused: Sequence[str]
 
     def __str__(self) -> str:
-        """Returns a report of one to three lines, with the first few names of each kind."""
+        """Returns a report of one to four lines, with the first few names of each kind.
+
+        A name stands in one line: weights that `include` leaves out may be in the checkpoint too.
+        """
         renamed = [here if here == name else f"{here} ← {name}" for here, name in self.read.items()]
         lines = [f"Warm start from {self.prefix}. Read {len(renamed)} weights: {some(renamed)}."]
-        if self.kept:
-            lines.append(f"  Kept at their initial values: {some(self.kept)}.")
-        if self.unused:
-            lines.append(f"  Not read from the checkpoint: {some(self.unused)}.")
+        kinds = (
+            ("Kept at their initial values, since WarmStart.include excludes them", self.excluded),
+            ("Kept at their initial values, since the checkpoint lacks them", self.kept),
+            ("In the checkpoint, but not in this model", self.unused),
+        )
+        told: set[str] = set()
+        for what, names in kinds:
+            if further := [name for name in names if name not in told]:
+                lines.append(f"  {what}: {some(further)}.")
+            told.update(names)
         return "\n".join(lines)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from ddl.errors import ConfigError, DataError
-from ddl.random import PHILOX
+from ddl.seeds import PHILOX
 
 # RandomIndexShuffle's cipher works on blocks of at least 16 bits and repeats until the result is
 # below n. For small n a try succeeds with probability n/65,536 only, and sorting random keys is

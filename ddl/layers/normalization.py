@@ -35,7 +35,7 @@ def _moments(
     if current is None:
         return type(layer)._moments(layer, inputs, mask)
     if current.held_moments is not None:
-        return current.held_moments(lambda: _moments_of(layer, inputs, mask, current))
+        return current.held_moments(layer, lambda: _moments_of(layer, inputs, mask, current))
     return _moments_of(layer, inputs, mask, current)
 
 

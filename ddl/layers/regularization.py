@@ -98,7 +98,7 @@ def _dropped(layer: Any, inputs: tf.Tensor, noise_shape: Sequence[int | None] | 
     # The factor does not depend on the input, and the backward pass reuses it. multiply_no_nan
     # gives zero for dropped entries even where the input is infinite.
     kept = tf.cast(_kept(layer, inputs, noise_shape), inputs.dtype)
-    factor = kept * tf.cast(1 / share if share else 0.0, inputs.dtype)
+    factor = kept * tf.constant(1 / share if share else 0.0, inputs.dtype)
     return tf.math.multiply_no_nan(inputs, factor)
 
 

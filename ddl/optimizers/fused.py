@@ -126,7 +126,8 @@ class Fused(keras.optimizers.Optimizer):
 
         def decay(variable: tf.Variable) -> None:
             rate = tf.cast(self.learning_rate, variable.dtype)
-            decay = tf.cast(self.weight_decay, variable.dtype)
+            # tf.cast would round a Python number to float32 first.
+            decay = tf.constant(self.weight_decay, variable.dtype)
             if _no_kernel(variable.dtype):
                 variable.assign_sub(variable * decay * rate)
             else:

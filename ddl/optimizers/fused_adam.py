@@ -37,10 +37,10 @@ class _AdamKernel(Fused):
         """Returns the learning rate and the powers of both betas at this update, each []."""
         dtype = learning_rate.dtype
         step = tf.cast(self.iterations + 1, dtype)
-        # tf.cast rounds a Python number to float32 first. Keras does so for both betas.
+        # tf.cast would round a Python number to float32 first, as Keras does.
         powers = {
-            "beta1_power": tf.pow(tf.cast(self.beta_1, dtype), step),
-            "beta2_power": tf.pow(tf.cast(self.beta_2, dtype), step),
+            "beta1_power": tf.pow(tf.constant(self.beta_1, dtype), step),
+            "beta2_power": tf.pow(tf.constant(self.beta_2, dtype), step),
         }
         return super().scalars(learning_rate) | powers
 

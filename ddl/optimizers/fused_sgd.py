@@ -25,7 +25,7 @@ class FusedSGD(Fused, keras.optimizers.SGD):
         if self.momentum == 0:
             tf.raw_ops.ResourceApplyGradientDescent(var=handle, alpha=scalars["lr"], delta=gradient)
         else:
-            momentum = tf.cast(self.momentum, gradient.dtype)
+            momentum = tf.constant(self.momentum, gradient.dtype)
             kernel = tf.raw_ops.ResourceApplyKerasMomentum
             apply_momentum(self, kernel, gradient, handle, index, scalars["lr"], momentum)
 

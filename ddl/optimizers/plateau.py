@@ -19,7 +19,8 @@ class ReduceOnPlateau(Schedule):
     He et al. 2016, "Deep residual learning", section 3.4, divide by 10 "when the error plateaus".
     The rule is that of Keras's callback `ReduceLROnPlateau`. An evaluation improves if it beats the
     best one so far by more than `min_delta`. After `patience` evaluations in a row without
-    improvement the rate is reduced. Evaluations during the `cooldown` are not counted.
+    improvement the rate is reduced. Evaluations during the `cooldown` are not counted, but for the
+    last one: it counts, as in Keras, so that a cooldown of 1 is as none.
 
     It is the outermost schedule, around a `LearningRate`. Build it in the strategy's scope, like
     the optimizer: its state is in variables, which the trainer's checkpoints include.
@@ -49,7 +50,8 @@ class ReduceOnPlateau(Schedule):
           factor: Factor of each reduction, between 0 and 1, both excluded.
           patience: Evaluations in a row without improvement before a reduction, at least 1.
           min_delta: Smallest improvement that counts, at least 0.
-          cooldown: Number of evaluations after a reduction that are not counted, at least 0.
+          cooldown: Number of evaluations that a cooldown lasts after a reduction, at least 0; see
+            above.
           min_share: Lower limit of the rate as a fraction of `schedule`, in [0, 1).
           mode: Whether higher ("max") or lower ("min") values are better; None for the loss or an
             accuracy.
@@ -120,8 +122,10 @@ class ReduceOnPlateau(Schedule):
         """
         state = {name: variable.numpy() for name, variable in self.state.items()}
         best, cooling_down = state["best"], state["cooling_down"]
-        gain = best - value if self._lower_is_better else value - best
         not_better = state["not_better"]
+        if cooling_down:
+            cooling_down, not_better = cooling_down - 1, 0
+        gain = best - value if self._lower_is_better else value - best
         if math.isnan(best) or gain > self.min_delta:
             best, not_better = value, 0
         elif not cooling_down:
@@ -132,8 +136,6 @@ class ReduceOnPlateau(Schedule):
             self.state["reductions"].assign_add(1)
             self.state["reduced_at"].assign(step)
             not_better, cooling_down = 0, self.cooldown
-        else:
-            cooling_down = max(cooling_down - 1, 0)
         self.state["best"].assign(best)
         self.state["not_better"].assign(not_better)
         self.state["cooling_down"].assign(cooling_down)

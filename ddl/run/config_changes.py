@@ -8,7 +8,6 @@ from ddl.errors import ConfigError, ModelDirectoryError
 from ddl.optimizers.plateau import plateau_of
 from ddl.run.console import RunConsole
 from ddl.run.directory import RunDirectory
-from ddl.tasks.parts import layers_of
 from ddl.training.model_checks import depends_on_microbatches
 from ddl.training.trainer import Trainer
 
@@ -73,7 +72,7 @@ def compare_with_saved_config(
             f"{listing}"
         )
     other = config.differences(saved, ignore=may_change) if strict else []
-    if other and depends_on_microbatches(layers_of(trainer.task)):
+    if other and depends_on_microbatches(trainer.training_layers):
         console.line(
             f"{other[0]}. This model computes statistics or draws random numbers per microbatch, "
             "so the resumed run computes other updates than with the earlier number."

@@ -7,7 +7,6 @@ from ddl import config
 from ddl.distribution.devices import describe_devices
 from ddl.distribution.traits import traits_of
 from ddl.run.learning_rate_checks import learning_rate_summary
-from ddl.tasks.parts import layers_of
 from ddl.training.trainer import Trainer
 
 
@@ -16,7 +15,7 @@ def notes(trainer: Trainer) -> list[str]:
     applies = {
         "always": True,
         "with batch normalization": any(
-            isinstance(layer, keras.layers.BatchNormalization) for layer in layers_of(trainer.task)
+            isinstance(layer, keras.layers.BatchNormalization) for layer in trainer.training_layers
         ),
         "without mixed_bfloat16": keras.config.dtype_policy().name != "mixed_bfloat16",
     }

@@ -86,7 +86,7 @@ def clip_by_global_norm(
     """
     norm = tf.sqrt(squared_norm(gradients))
     # Below the limit the factor is exactly one, so clipping rounds nothing.
-    limit = tf.cast(clip_norm, norm.dtype)
+    limit = tf.constant(clip_norm, norm.dtype)  # tf.cast rounds to float32 first
     return multiply(gradients, limit / tf.maximum(norm, limit)), norm
 
 

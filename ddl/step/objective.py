@@ -8,6 +8,7 @@ all-reduce, `UpdateStep` divides once by the global Σ weight / B.
 from collections.abc import Sequence
 from contextlib import suppress
 
+import keras
 import tensorflow as tf
 from absl import logging
 
@@ -16,13 +17,13 @@ from ddl.errors import ConfigError
 from ddl.figures import RESERVED
 from ddl.layers.broadcasting import broadcasts, with_rank
 from ddl.layers.normalization import has_synchronized_layers, take_over_moments
-from ddl.random import batch_counter
+from ddl.random import seed_by_replica
 from ddl.step.metric_sums import MetricSums
-from ddl.step.moving_statistics import allow_replica_writes
 from ddl.step.onednn import needs_own_graph
+from ddl.step.probe import Probe
 from ddl.tasks.parts import layers_of
 from ddl.tasks.task import PerExample, Task
-from ddl.tasks.weight_names import check_read, names_resembling_weight, unread
+from ddl.tasks.weight_names import check_read, names_resembling_weight
 
 # More than one row, so that a mean over the batch or a squeeze shows in the shapes.
 _PROBE_ROWS = 2
@@ -56,19 +57,23 @@ class Objective:
         self._global_batch_size = global_batch_size
         self._replicas = strategy.num_replicas_in_sync
         self._names = frozenset(element_spec)
-        self._unread: list[str] = []
-        evaluated, graph = self._trace(element_spec, strategy, training=False)
+        probe = Probe(task, element_spec, strategy, self._check)
+        evaluated = probe.output(training=False, rows=_PROBE_ROWS)
+        self.needs_own_graph = needs_own_graph(probe.graph, strategy)
+        """Whether the gradient must be computed in a graph of its own (`ddl.step.onednn`)."""
+        self._unread = probe.unread
         if _has_further_dimension(evaluated, _PROBE_ROWS):
-            self._check_dimensions(evaluated, self._of_other_rows(element_spec, strategy))
-        output = self._tried_in_training(element_spec, strategy) or evaluated
+            self._check_dimensions(evaluated, self._of_other_rows(probe))
+        tried = self._tried_in_training(probe)
+        output = tried or evaluated
+        self.training_layers = self._layers_in_training(probe if tried else None)
+        """Layers of the task, without those that only compute as in an evaluation."""
         self.metrics = MetricSums(["loss", *output.metrics])
         """Layout of the metric sums in training."""
         self.evaluation_metrics = MetricSums(["loss", *evaluated.metrics])
         """Layout of the metric sums in an evaluation."""
         self.task_weighs = output.weight is not None
         """Whether the task returns weights, so that Σ weight may differ from the batch size."""
-        self.needs_own_graph = needs_own_graph(graph, strategy)
-        """Whether the gradient must be computed in a graph of its own (`ddl.step.onednn`)."""
         self._penalized = [v for v in task.model.trainable_variables if v.regularizer is not None]
 
     def __call__(
@@ -117,7 +122,7 @@ class Objective:
         sums = metrics.sums({"loss": loss, **output.metrics}, None if is_one else weight)
         return objective / tf.cast(self._global_batch_size, loss.dtype), sums
 
-    def _watched(self, features: dict[str, tf.Tensor], training: bool) -> list[str]:
+    def _watched(self, features: dict[str, tf.Tensor], training: bool) -> Sequence[str]:
         """Returns features such as "sample_weight" that the task may not read."""
         if training:
             return self._unread
@@ -149,67 +154,46 @@ class Objective:
             )
         return own
 
-    def _of_other_rows(
-        self, element_spec: dict[str, tf.TensorSpec], strategy: tf.distribute.Strategy
-    ) -> PerExample | None:
+    def _of_other_rows(self, probe: Probe) -> PerExample | None:
         """Returns the task's output for another number of rows; None if it takes none such."""
         try:
-            return self._trace(element_spec, strategy, False, rows=_OTHER_PROBE_ROWS)[0]
+            return probe.output(training=False, rows=_OTHER_PROBE_ROWS)
         except ConfigError:
             raise
         except Exception:  # such as of a task for pairs of rows
             return None
 
-    def _tried_in_training(
-        self, element_spec: dict[str, tf.TensorSpec], strategy: tf.distribute.Strategy
-    ) -> PerExample | None:
+    def _tried_in_training(self, probe: Probe) -> PerExample | None:
         """Returns the task's training output; None if only the training step can trace it.
 
-        A layer may need a replica context, to reduce over replicas: the second try traces each
-        replica. A layer may also accept only one batch size. The trace of the training step raises
-        the errors of the task. Here BatchNormalization takes the moments of the probe rows, without
-        an all-reduce.
+        A layer may accept only one batch size. The trace of the training step raises the errors of
+        the task. In the probe, BatchNormalization takes moments without an all-reduce.
         """
-        take_over_moments(layers_of(self._task))
-        for in_replicas in (False, True):
-            with suppress(Exception):
-                return self._trace(element_spec, strategy, True, in_replicas=in_replicas)[0]
+        layers = layers_of(self._task)
+        take_over_moments(layers)
+        seed_by_replica(layers)
+        with suppress(Exception):
+            return probe.output(training=True, rows=_PROBE_ROWS)
         return None
 
-    def _trace(
-        self,
-        element_spec: dict[str, tf.TensorSpec],
-        strategy: tf.distribute.Strategy,
-        training: bool,
-        rows: int = _PROBE_ROWS,
-        in_replicas: bool = False,
-    ) -> tuple[PerExample, tf.Graph]:
-        batch = {
-            name: tf.TensorSpec([rows, *spec.shape], spec.dtype, name)
-            for name, spec in element_spec.items()
-        }
-        outputs: list[PerExample] = []
+    def _layers_in_training(self, probe: Probe | None) -> list[keras.layers.Layer]:
+        """Returns the layers but for those that the probe saw neither draw nor take moments.
 
-        def run(features: dict[str, tf.Tensor]) -> None:
-            features = dict(features)
-            weight = features.pop("weight")
-            with _first_microbatch(training, rows).forward():
-                outputs.append(self._task.per_example(dict(features), training=training))
-            if not training:
-                self._unread = unread(features, names_resembling_weight(features))
-            self._check(outputs[-1], weight.shape[0])
+        Such is a frozen teacher that the task calls with training=False. All layers are returned
+        if the task could not be traced for training, so that there is no probe.
+        """
+        layers, current = layers_of(self._task), None if probe is None else probe.microbatch
+        if current is None or current.held_moments is None:
+            return layers
+        normalizing = {id(layer) for layer in current.held_moments.layers}
 
-        @tf.function(autograph=False)
-        def probe(features: dict[str, tf.Tensor]) -> None:
-            if in_replicas:
-                allow_replica_writes(layers_of(self._task), strategy)
-                strategy.run(run, args=(features,))
-            else:
-                run(features)
+        def is_idle(layer: keras.layers.Layer) -> bool:
+            if isinstance(layer, keras.layers.BatchNormalization):
+                return id(layer) not in normalizing
+            generators = layer._seed_generators
+            return bool(generators) and not any(map(current.has_drawn, [layer, *generators]))
 
-        with strategy.scope(), microbatch.without_traces_of_the_user():
-            graph = probe.get_concrete_function(batch).graph
-        return outputs[-1], graph
+        return [layer for layer in layers if not is_idle(layer)]
 
     def _check_dimensions(self, output: PerExample, other: PerExample | None) -> None:
         """Raises ConfigError if a dimension after the first follows the number of rows.
@@ -281,20 +265,6 @@ class Objective:
                     f"{name} must return one value of the metric {metric!r} for each example, got "
                     f"shape {tuple(values.shape)} for losses of shape {tuple(output.loss.shape)}."
                 )
-
-
-def _first_microbatch(training: bool, rows: int) -> microbatch.Microbatch:
-    """Returns the microbatch of the first rows of the first batch, for a probe. In a graph."""
-    zero = tf.zeros([], tf.int64)
-    return microbatch.Microbatch(
-        seed=0,
-        training=training,
-        counter=batch_counter(zero),
-        first_row=0,
-        rows=rows,
-        position=None if training else zero,
-        held_moments=microbatch.HeldMoments() if training else None,
-    )
 
 
 def _is_constant_one(weight: tf.Tensor) -> bool:

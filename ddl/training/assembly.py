@@ -136,7 +136,7 @@ def assemble(
     # `Objective` has built the model.
     variables = check_variables(task.model, strategy)
     layers = layers_of(task)
-    warn_of_replica_dependence(layers, strategy, options.accumulation_steps)
+    warn_of_replica_dependence(objective.training_layers, strategy, options.accumulation_steps)
     rows = RowIndependence(task, layers, strategy)
     take_over_moments(layers)
     generator_states = seed_by_replica(layers)

@@ -143,6 +143,8 @@ class Trainer:
         """Updates per epoch; an epoch sees every training example once."""
         self.has_eval_data = eval_data is not None
         """Whether the trainer has evaluation data."""
+        self.training_layers = parts.objective.training_layers
+        """Layers of the task, without those that only compute as in an evaluation."""
         self.metric_names = parts.objective.metrics.names
         """Names of the task's metrics that `train` returns, "loss" first."""
         self.eval_metric_names = parts.objective.evaluation_metrics.names

@@ -147,16 +147,24 @@ def test_a_variable_that_belongs_to_nobody_is_refused(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_draws_of_keras_without_a_generator_are_refused(tmp_path):
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_draws_of_keras_without_a_seed_resume(tmp_path, replicas):
     class Noisy(Attributes):
         def call(self, images, training=False):
             noise = keras.random.normal((1, 6, 6, 1)) if training else 0.0
             return super().call(tf.cast(images, tf.float32) + noise, training)
 
-    trainer = trainer_of(lambda: ddl.Classification(built(Noisy())), 1)
-    trainer.train(1)
-    with pytest.raises(ConfigError, match=r"pass to keras.random functions a keras.random.SeedGen"):
-        save(tmp_path, trainer)
+    def make_task():
+        return ddl.Classification(built(Noisy()))
+
+    straight = trainer_of(make_task, 1, replicas)
+    straight.train(1)
+    save(tmp_path, straight)
+    resumed = trainer_of(make_task, 2, replicas)
+    Checkpoints(tmp_path, resumed).restore_latest()
+    for trainer in (straight, resumed):
+        trainer.train(2)
+    assert_same(resumed, straight)
 
 
 class HeadOfItsOwn(ddl.Classification):

@@ -12,11 +12,11 @@ from tests.training.test_trainer import make_trainer
 RULE = ddl.ExponentialMovingAverage(0.5)
 
 
-def model(units=5, seed=0, prefix=""):
+def model(units=5, seed=0, prefix="", second="body_2"):
     keras.utils.set_random_seed(seed)
     layers = [
         keras.layers.Dense(4, name=f"{prefix}body_1"),
-        keras.layers.Dense(3, name=f"{prefix}body_2"),
+        keras.layers.Dense(3, name=f"{prefix}{second}"),
         keras.layers.Dense(units, name=f"{prefix}head"),
     ]
     return keras.Sequential([keras.Input((6,)), *layers])
@@ -55,8 +55,11 @@ def test_a_prefix_or_a_regular_expression(there, include):
         np.testing.assert_array_equal(value, (before if "head" in name else source)[name])
     assert list(matches.kept) == ["head/kernel", "head/bias"]
     assert list(matches.unused) == ["head/kernel", "head/bias"]
-    assert "Kept at their initial values: head/kernel, head/bias." in str(matches)
-    assert "Not read from the checkpoint: head/kernel, head/bias." in str(matches)
+    assert list(matches.excluded) == ["head/kernel", "head/bias"]
+    assert str(matches).splitlines()[1:] == [
+        "  Kept at their initial values, since WarmStart.include excludes them: head/kernel, "
+        "head/bias."
+    ]
 
 
 def test_other_names(there):
@@ -67,6 +70,18 @@ def test_other_names(there):
     assert "new_head/bias ← head/bias" in str(matches)
     for name, value in values(target).items():
         np.testing.assert_array_equal(value, source[name.removeprefix("new_")])
+
+
+def test_each_name_is_listed_once(there):
+    """Of a weight that is excluded, one that the checkpoint lacks, and one that it has alone."""
+    target = model(second="body_3")
+    matches = WarmStart(there[0], include="(?!head/bias)").apply(target)
+    assert str(matches).splitlines()[1:] == [
+        "  Kept at their initial values, since WarmStart.include excludes them: head/bias.",
+        "  Kept at their initial values, since the checkpoint lacks them: body_3/kernel, "
+        "body_3/bias.",
+        "  In the checkpoint, but not in this model: body_2/kernel, body_2/bias.",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -57,11 +57,20 @@ def variables(dtype="float32"):
     ]
 
 
+def exact(optimizer):
+    """Keeps Keras from rounding its hyperparameters to float32 in float64 runs."""
+    for name in ("beta_1", "beta_2", "momentum", "weight_decay"):
+        if isinstance(getattr(optimizer, name, None), float):
+            setattr(optimizer, name, np.float64(getattr(optimizer, name)))
+
+
 def trained(strategy, optimizer_class, arguments, dtype="float32", sparse=False, steps=100):
     """The variables and slots after updates by gradients drawn from a fixed stream."""
     with strategy.scope():
         weights = variables(dtype)
         optimizer = optimizer_class(**{"learning_rate": 0.01} | arguments)
+        if dtype == "float64" and not isinstance(optimizer, fused.Fused):
+            exact(optimizer)
         if optimizer.weight_decay is not None:
             optimizer.exclude_from_weight_decay(var_names=["v1"])
     prepare_optimizer(optimizer, weights, strategy)

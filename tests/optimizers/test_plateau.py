@@ -1,5 +1,7 @@
 """The rule of ReduceOnPlateau, and that a run with one goes on to the same bits."""
 
+from types import SimpleNamespace
+
 import keras
 import numpy as np
 import pytest
@@ -20,7 +22,7 @@ from tests.conftest import for_every_strategy, make_strategy
 from tests.optimizers.test_learning_rate import constant_gradient, rates_of
 from tests.run.test_loop import lines, weights
 
-# Evaluations at steps 2, 4, …; with a patience of 2 and a cooldown of 1 the rate is reduced at 8,
+# Evaluations at steps 2, 4, …; with a patience of 2 and a cooldown of 2 the rate is reduced at 8,
 # not at 12, where one of the two came in the cooldown, but at 14, and at 20.
 LOSSES = [1.0, 0.5, 0.6, 0.7, 0.8, 0.55, 0.9, 0.4, 0.4, 0.4]
 REDUCED = {8: 1, 14: 2}
@@ -29,7 +31,7 @@ STEPS = 20
 
 def rule(**arguments):
     return ReduceOnPlateau(
-        **{"schedule": 1.0, "factor": 0.5, "patience": 2, "cooldown": 1} | arguments
+        **{"schedule": 1.0, "factor": 0.5, "patience": 2, "cooldown": 2} | arguments
     )
 
 
@@ -49,6 +51,25 @@ def test_the_rule():
     assert reductions(rule(metric="accuracy", mode="min"), [0.5, 0.6, 0.5]) == [3]
     assert reductions(rule(metric="far_off", mode="min"), [0.5, 0.6, 0.5]) == [3]
     assert reductions(rule(metric="accuracy"), [float("nan"), 0.6, 0.5, 0.7]) == []
+
+
+def test_the_rule_is_that_of_keras():
+    random = np.random.default_rng(0)
+    for _ in range(300):
+        patience, cooldown = int(random.integers(1, 4)), int(random.integers(0, 5))
+        min_delta, least = random.choice([0.0, 0.1]), random.choice([0.0, 0.2])
+        arguments = {"factor": 0.5, "patience": patience, "cooldown": cooldown}
+        callback = keras.callbacks.ReduceLROnPlateau(
+            "loss", mode="min", min_delta=min_delta, min_lr=least, **arguments
+        )
+        optimizer = SimpleNamespace(learning_rate=1.0)
+        callback.set_model(SimpleNamespace(optimizer=optimizer))
+        callback.on_train_begin()
+        ours = ReduceOnPlateau(1.0, min_delta=min_delta, min_share=least, **arguments)
+        for step, value in enumerate(random.integers(0, 6, 16) / 5, start=1):
+            ours.observe(step, value)
+            callback.on_epoch_end(step, {"loss": value})
+            assert float(ours(step)) == pytest.approx(optimizer.learning_rate), (arguments, step)
 
 
 def test_it_is_never_less_than_its_least_share():

@@ -56,6 +56,14 @@ def test_clipping_scales_all_gradients_together():
     np.testing.assert_allclose(clipped[1], [[0.8]], rtol=1e-6)
 
 
+def test_a_limit_is_not_rounded_in_float64():
+    gradients = [tf.constant([3.0, 4.0], tf.float64)]
+    clipped, _ = gradient_path.clip_by_global_norm(gradients, 0.1)
+    np.testing.assert_allclose(clipped[0], [0.06, 0.08], rtol=1e-15)
+    by_value = gradient_path.clip_by_value(gradients, 0.1)
+    np.testing.assert_array_equal(by_value[0], [0.1, 0.1])
+
+
 def test_gradients_of_several_number_formats_have_one_norm():
     gradients = [tf.constant([3.0]), tf.constant([4.0], tf.float64)]
     clipped, norm = gradient_path.clip_by_global_norm(gradients, 1.0)

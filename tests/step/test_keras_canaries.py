@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from ddl.seeds import replacing_global_generator
 from tests.conftest import make_strategy
 
 keras_is_wrong = pytest.mark.xfail(strict=True, raises=AssertionError)
@@ -176,3 +177,10 @@ def test_tensorflows_asynchronous_checkpoints_still_fail_at_the_second_save(tmp_
     with pytest.raises(ValueError, match="singleton tf.Variables"):
         checkpoint.write(str(tmp_path / "two"), options)
     checkpoint.sync()
+
+
+def test_functions_without_a_seed_ask_the_generator_of_the_thread():
+    with replacing_global_generator(lambda: tf.constant([1, 2], tf.int64)):
+        first, second = keras.random.uniform([3]), keras.random.uniform([3])
+    assert first.numpy().tolist() == second.numpy().tolist()
+    assert first.numpy().tolist() != keras.random.uniform([3]).numpy().tolist()

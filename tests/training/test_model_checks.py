@@ -84,18 +84,63 @@ def test_what_depends_on_replicas_or_microbatches_is_told(
     check(2, 2, both if draws else of_replicas + of_microbatches)
 
 
+class Noisy(ddl.Classification):
+    """A task with a layer outside of its model."""
+
+    def __init__(self, model):
+        super().__init__(model)
+        self.noise = keras.layers.GaussianNoise(0.1, name="noise")
+
+    def per_example(self, features, training):
+        image = self.noise(features["image"], training=training)
+        return super().per_example({**features, "image": image}, training)
+
+
 def test_the_trainer_tells_what_depends_on_its_microbatches(monkeypatch):
     told = []
     monkeypatch.setattr(logging, "warning", lambda text, *args: told.append(text % args))
     for accumulation_steps in (1, 2):
-        task = ddl.Classification(ddl.models.mlp((6, 6, 1), 2, dropout=0.0))
-        task.noise = keras.layers.GaussianNoise(0.1, name="noise")
+        task = Noisy(ddl.models.mlp((6, 6, 1), 2, dropout=0.0))
         optimizer = keras.optimizers.SGD(0.1)
         data = (np.zeros([8, 6, 6, 1], "f4"), np.arange(8) % 2)
         arguments = {"global_batch_size": 8, "accumulation_steps": accumulation_steps}
         ddl.Trainer(task, optimizer, data, **arguments)
         assert len(told) == accumulation_steps - 1
     assert told[0].startswith("The layers noise draw random numbers per microbatch")
+
+
+class Distilled(ddl.Classification):
+    """A task with a teacher, which is called as the test says."""
+
+    def __init__(self, model, teacher, teacher_trains):
+        super().__init__(model)
+        self.teacher = teacher
+        self.teacher_trains = teacher_trains
+
+    def per_example(self, features, training):
+        own = super().per_example(features, training)
+        taught = self.teacher(features["image"], training=training and self.teacher_trains)
+        return ddl.PerExample(own.loss + keras.ops.mean(taught, -1), own.metrics)
+
+
+@pytest.mark.parametrize("teacher_trains", [False, True])
+def test_a_teacher_in_inference_mode_depends_on_nothing(teacher_trains, monkeypatch):
+    told = []
+    monkeypatch.setattr(logging, "warning", lambda text, *args: told.append(text % args))
+    strategy = make_strategy("mirrored", 2)
+    with strategy.scope():
+        layers = [keras.layers.Flatten(), keras.layers.Dropout(0.5, name="drop")]
+        layers.append(keras.layers.BatchNormalization(name="norm"))
+        teacher = keras.Sequential([keras.Input((6, 6, 1)), *layers])
+        for variable in teacher.variables:
+            variable.trainable = False
+        task = Distilled(ddl.models.mlp((6, 6, 1), 2, dropout=0.0), teacher, teacher_trains)
+        data = (np.zeros([8, 6, 6, 1], "f4"), np.arange(8) % 2)
+        trainer = ddl.Trainer(task, keras.optimizers.SGD(0.1), data, global_batch_size=8)
+    names = {layer.name for layer in trainer.training_layers}
+    assert names >= {layer.name for layer in task.model.layers}
+    assert ({"drop", "norm"} <= names) == teacher_trains
+    assert len(told) == 2 * teacher_trains
 
 
 class Holding:

@@ -1,0 +1,166 @@
+"""Traces of a task on symbolic examples, before anything is trained."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Literal
+
+import tensorflow as tf
+
+from ddl import microbatch
+from ddl.distribution.traits import traits_of
+from ddl.errors import ConfigError
+from ddl.random import batch_counter
+from ddl.step.moving_statistics import allow_replica_writes, restoring
+from ddl.tasks.parts import layers_of, variables_of
+from ddl.tasks.task import PerExample, Task
+from ddl.tasks.weight_names import names_resembling_weight, unread
+
+# One replica stands for all: each costs as much time to trace as the others. Two kinds of tasks
+# need another way: a collective waits for all replicas, and variables are made in cross-replica
+# context.
+_Way = Literal["one replica", "all replicas", "cross-replica"]
+_WAYS: tuple[_Way, ...] = ("one replica", "all replicas", "cross-replica")
+
+
+class Probe:
+    """Traces of a task, in replica context as in training and evaluation.
+
+    Attributes:
+      graph: Graph of the last trace.
+      microbatch: Microbatch of the last trace, which knows what drew random numbers.
+      unread: Features of the last evaluation trace that are named like weights and that the task
+        did not read.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        element_spec: Mapping[str, tf.TensorSpec],
+        strategy: tf.distribute.Strategy,
+        check: Callable[[PerExample, int], None],
+    ):
+        """Keeps the arguments; traces nothing.
+
+        Args:
+          task: The task.
+          element_spec: One example by feature name, without the batch dimension.
+          strategy: An unbuilt model gets its variables in the strategy's scope.
+          check: Called with the task's output and the number of rows.
+        """
+        self._task = task
+        self._element_spec = element_spec
+        self._strategy = strategy
+        self._check = check
+        self.graph = tf.Graph()
+        self.microbatch: microbatch.Microbatch | None = None
+        self.unread: Sequence[str] = ()
+
+    def output(self, training: bool, rows: int) -> PerExample:
+        """Traces the task, which builds its layers if needed; returns its output.
+
+        Args:
+          training: As in `Task.per_example`.
+          rows: Number of rows of the batch.
+
+        Raises:
+          ConfigError: From `check`.
+          Exception: Any error of the task.
+        """
+        if traits_of(self._strategy).asynchronous:  # the chief has no replica context
+            return self._trace(training, rows, "cross-replica")
+        self._build(training, rows)
+        errors: list[Exception] = []
+        for way in _WAYS:
+            try:
+                return self._trace(training, rows, way)
+            except ConfigError:
+                raise
+            except Exception as error:
+                errors.append(error)
+        raise next(error for error in errors if not isinstance(error, _NewVariableError))
+
+    def _build(self, training: bool, rows: int) -> None:
+        """Builds new layers by running the task on zeros, if it can run eagerly.
+
+        TensorFlow cannot make variables for several replicas while it traces. A variable whose
+        trace failed later would keep no initial value.
+        """
+
+        def run() -> None:
+            with _first_microbatch(training, rows).forward():
+                self._task.per_example(dict(examples), training=training)
+
+        ways = (run, lambda: self._strategy.run(run))  # cross-replica, then in replica context
+        with self._strategy.scope(), microbatch.without_traces_of_the_user():
+            for way in ways:
+                layers = layers_of(self._task)
+                if all(layer.built for layer in layers):
+                    return
+                examples = {
+                    name: tf.zeros([rows, *spec.shape], spec.dtype)
+                    for name, spec in self._element_spec.items()
+                    if name != "weight"
+                }
+                with suppress(Exception), restoring(variables_of([self._task, *layers])):
+                    way()  # the traces that follow raise the errors of the task
+
+    def _trace(self, training: bool, rows: int, way: _Way) -> PerExample:
+        batch = {
+            name: tf.TensorSpec([rows, *spec.shape], spec.dtype, name)
+            for name, spec in self._element_spec.items()
+        }
+        outputs: list[PerExample] = []
+
+        def run(features: dict[str, tf.Tensor]) -> None:
+            if outputs and way == "one replica":
+                return
+            features = dict(features)
+            weight = features.pop("weight")
+            self.microbatch = _first_microbatch(training, rows)
+            creator = _refuse if way != "cross-replica" else _make
+            with (
+                tf.variable_creator_scope(creator),
+                self.microbatch.forward(),
+            ):
+                outputs.append(self._task.per_example(dict(features), training=training))
+            if not training:
+                self.unread = unread(features, names_resembling_weight(features))
+            self._check(outputs[-1], weight.shape[0])
+
+        @tf.function(autograph=False)
+        def probe(features: dict[str, tf.Tensor]) -> None:
+            if way == "cross-replica":
+                run(features)
+            else:
+                allow_replica_writes(layers_of(self._task), self._strategy)
+                self._strategy.run(run, args=(features,))
+
+        with self._strategy.scope(), microbatch.without_traces_of_the_user():
+            self.graph = probe.get_concrete_function(batch).graph
+        return outputs[-1]
+
+
+class _NewVariableError(Exception):
+    """A task makes a variable, which another way of tracing allows."""
+
+
+def _refuse(create: Callable[..., Any], **arguments: Any) -> Any:
+    raise _NewVariableError("The task makes a variable in replica context.")
+
+
+def _make(create: Callable[..., Any], **arguments: Any) -> Any:
+    return create(**arguments)
+
+
+def _first_microbatch(training: bool, rows: int) -> microbatch.Microbatch:
+    """Returns the microbatch of the first rows of the first batch. In a graph."""
+    zero = tf.zeros([], tf.int64)
+    return microbatch.Microbatch(
+        seed=None,
+        training=training,
+        counter=batch_counter(zero),
+        first_row=0,
+        rows=rows,
+        position=None if training else zero,
+        held_moments=microbatch.HeldMoments() if training else None,
+    )
