@@ -120,7 +120,6 @@ class Trainer:
             raise ConfigError(
                 f"Trainer.max_skipped_updates must be at least 1, got {max_skipped_updates}."
             )
-
         options = Options(
             global_batch_size=global_batch_size,
             seed=seed,

@@ -1,7 +1,7 @@
 """Python programs as processes that are forked with TensorFlow already imported.
 
 A start of `ddl.main` spends most of its processor time importing TensorFlow. `Popen` and `run`
-take the arguments of `subprocess.Popen` and `subprocess.run`. They start commands that begin with
+take the arguments of `subprocess.Popen` and `subprocess.run`. They start modules and files with
 `sys.executable` as forks of a template process (`template.py`), which has imported TensorFlow and
 Keras and nothing of ddl. All other commands are started as usual.
 
@@ -29,7 +29,7 @@ in_a_program = False  # whether this process is itself such a fork
 
 _ROOT = Path(__file__).parents[2]
 _READ_AT_IMPORT = ("TF_", "OMP_", "KMP_", "OPENBLAS_", "XLA_", "CUDA_", "KERAS_", "MALLOC_")
-_READ_LATER = ("TF_CONFIG", "TF_CPP_MIN_LOG_LEVEL")
+_READ_LATER = ("TF_CONFIG",)
 _SET_CHILD_SUBREAPER = 36
 _LIBRARY = ctypes.CDLL(None)
 
@@ -82,8 +82,8 @@ def run(command, *, capture_output=False, timeout=None, check=False, **options):
 def _is_forkable(arguments, environment) -> bool:
     if isinstance(arguments, (str, bytes)) or arguments[0] != sys.executable:
         return False
-    if arguments[1].startswith("-") and arguments[1] not in ("-m", "-c"):
-        return False
+    if arguments[1].startswith("-") and arguments[1] != "-m":
+        return False  # the code of -c may set variables before it imports TensorFlow
     started = os.environ if in_a_program else _template().environment
     return all(
         environment.get(name) == started.get(name)

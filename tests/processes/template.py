@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import traceback
-import types
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
@@ -58,9 +57,6 @@ def fork(
 def _run(arguments: Sequence[str]) -> None:
     if arguments[1] == "-m":
         runpy.run_module(arguments[2], run_name="__main__", alter_sys=True)
-    elif arguments[1] == "-c":
-        module = sys.modules["__main__"] = types.ModuleType("__main__")
-        exec(compile(arguments[2], "<string>", "exec"), vars(module))
     else:
         runpy.run_path(arguments[1], run_name="__main__")
 
@@ -148,13 +144,10 @@ def _become(request: dict) -> None:
     given = request["environment"].get("PYTHONPATH", "").split(os.pathsep)
     installed = [entry for entry in sys.path[1:] if entry not in _found_by_the_template]
     _, program, *others = request["arguments"]
-    option = program in ("-m", "-c")
-    first = os.getcwd() if option else os.path.dirname(os.path.abspath(program))
+    first = os.getcwd() if program == "-m" else os.path.dirname(os.path.abspath(program))
     sys.path[:] = [first, *filter(None, given), *installed]
     _found_by_the_template[:] = filter(None, given)
-    sys.argv[:] = others if option else [program, *others]
-    if program == "-c":
-        sys.argv[0] = "-c"
+    sys.argv[:] = others if program == "-m" else [program, *others]
     _forget_packages()
     unbuffered = bool(request["environment"].get("PYTHONUNBUFFERED"))
     for name, number in (("stdin", 0), ("stdout", 1), ("stderr", 2)):
