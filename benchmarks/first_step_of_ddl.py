@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import ddl.main
-from ddl.cli import start_up as quiet
+from ddl.cli import tensorflow_messages as quiet
 
 times: dict[str, float] = {}
 

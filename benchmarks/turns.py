@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from benchmarks.report import seconds
-from ddl.cli.start_up import quiet_start_up
+from ddl.cli.tensorflow_messages import quiet_start_up
 
 _TIMEOUT_SECONDS = 240
 

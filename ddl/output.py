@@ -169,10 +169,15 @@ def _standard(name: str) -> FailSafeStream:
     return _WRAPPED[name][1]
 
 
-def say(text: str) -> None:
-    """Prints one of the command's own lines to standard error. Never raises."""
+def say(text: str, program: str | None = None) -> None:
+    """Prints one of a program's own lines to standard error. Never raises.
+
+    Args:
+      text: The line, or lines.
+      program: The program that says it; None for the command that this process runs.
+    """
     stream = standard_error()
-    stream.write(f"{_REPORTS.program}: {printable(text)}\n")
+    stream.write(f"{program or _REPORTS.program}: {printable(text)}\n")
     stream.flush()
 
 

@@ -71,7 +71,7 @@ def test_help_and_slips_answer_without_tensorflow(capsys):
     assert exit_.value.code == 0
     text = capsys.readouterr().out
     for flag in ("smallest", "gin_file", "gin_param", "strategy", "output"):
-        assert f"\n  --{flag}: " in text
+        assert f"\n--{flag}: " in text
     assert "model_dir:" not in text
     code = "import sys, ddl.lr_finder; sys.exit('tensorflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

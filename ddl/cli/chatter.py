@@ -1,7 +1,7 @@
 """Filter that copies standard input to standard output without TensorFlow's start-up messages.
 
-`ddl.cli.start_up` runs this file as a process of its own, which outlives a process that aborts and
-passes on its last words. The file imports nothing of ddl and no package, so it starts in 20 ms.
+`ddl.cli.tensorflow_messages` runs this file as a process of its own, which outlives a process that
+aborts and passes on its last lines. The file imports nothing of ddl and no package, so it starts in 20 ms.
 """
 
 import os

@@ -25,7 +25,7 @@ def build_placement(gpus: Sequence[int] | None) -> "Placement | None":
       DdlError: If the config, the devices or the cluster cannot be used.
     """
     # TensorFlow takes seconds to import, so the flags are checked before.
-    from ddl.cli.start_up import quiet_start_up
+    from ddl.cli.tensorflow_messages import quiet_start_up
 
     # A config imports the user's own modules. This lets the command `ddl` find them in the
     # current folder, as `python -m ddl.main` does.

@@ -9,9 +9,9 @@ from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
 from tensorflow.python.distribute import collective_all_reduce_strategy, multi_worker_util
 from tensorflow.python.eager import context
 
+from ddl.distribution.heartbeat import Peers, lost
 from ddl.distribution.joining import wait_for_workers
 from ddl.distribution.loopback import close_to_other_machines
-from ddl.distribution.peers import Peers, lost
 from ddl.distribution.tf_config import cluster_role
 from ddl.distribution.timeouts import ClusterTimeouts
 from ddl.distribution.workers import Workers

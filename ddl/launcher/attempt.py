@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from ddl.errors import TrainingInterrupted, WorkerLost
+from ddl.launcher.messages import quote, say, show
 from ddl.launcher.process import HEARD, ClusterProcess
-from ddl.output import say, standard_error, standard_output
 
 _LAST_LINES = 20
 # A dying process closes its connections before the launcher sees it end, so its peers may appear to
@@ -183,17 +183,15 @@ class ClusterAttempt:
             say(f"{what} The output of {process.task} is above.")
         elif lines := process.log.last_lines(_LAST_LINES):
             say(f"{what} The last lines in {process.log.path}:")
-            standard_error().writelines(f"  {line}\n" for line in lines)
-            standard_error().flush()
+            quote(lines)
         else:
             say(f"{what} {process.log.path} has no output of this process.")
 
     def _show_new_lines(self, *, to_the_end: bool = False) -> None:
         for process in self._processes:
             if self._live and process.log is not None:
-                for line in process.log.new_lines(to_the_end=to_the_end):
-                    standard_output().write(f"[{process.task}] {line}\n")
-                    standard_output().flush()
+                lines = process.log.new_lines(to_the_end=to_the_end)
+                show(f"[{process.task}] {line}" for line in lines)
 
 
 def _has_lost_another(process: ClusterProcess) -> bool:

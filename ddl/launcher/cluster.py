@@ -22,10 +22,10 @@ from ddl.errors import (
 )
 from ddl.launcher.attempt import ClusterAttempt
 from ddl.launcher.log import ProcessLog
+from ddl.launcher.messages import say
 from ddl.launcher.pinning import pin_tasks
 from ddl.launcher.process import HEARD, ClusterProcess
 from ddl.launcher.tasks import ClusterTask, cluster_tasks, free_ports, tf_configs
-from ddl.output import say
 
 
 class Cluster:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ddl.files import open_itself
+from ddl.launcher.messages import say
 
 _LAST_BYTES = 1 << 16
 
@@ -15,15 +16,20 @@ class ProcessLog:
     def __init__(self, path: Path, heading: str):
         """Opens the file for appending and writes the heading.
 
+        A heading that cannot be written is reported.
+
         Raises:
-          OSError: If the file cannot be opened or written.
+          OSError: If the file cannot be opened.
         """
         self.path = path
         # The process writes to this one. Both stay open, so that removing the file does no harm.
         self.writing: BinaryIO = open(path, "ab", buffering=0, opener=open_itself)  # noqa: SIM115
         self._reading: BinaryIO = path.open("rb")
         between = "\n" if os.fstat(self.writing.fileno()).st_size else ""
-        self.writing.write(f"{between}{heading}\n".encode())
+        try:
+            self.writing.write(f"{between}{heading}\n".encode())
+        except OSError as error:  # a full disk must not end a restart
+            say(f"{path} cannot be written: {error.strerror}. Output of this process may be lost.")
         self._start = self._shown = os.fstat(self.writing.fileno()).st_size
 
     def new_lines(self, *, to_the_end: bool = False) -> list[str]:

@@ -7,7 +7,7 @@ from ddl.layers.augmentation import (
     RandomFlip,
     RandomShift,
 )
-from ddl.layers.regularization import (
+from ddl.layers.dropout_and_noise import (
     AlphaDropout,
     Dropout,
     GaussianDropout,

@@ -20,7 +20,7 @@ from ddl.step.all_reduce import AllReduce, GradientDtype
 from ddl.step.moving_statistics import Statistics, allow_replica_writes
 from ddl.step.noise_scale import GradientNoiseScale
 from ddl.step.objective import Objective
-from ddl.step.step import UpdateStep
+from ddl.step.update import UpdateStep
 from ddl.step.weight_average import ExponentialMovingAverage, WeightAverages
 from ddl.tasks.parts import layers_of
 from ddl.tasks.task import Task

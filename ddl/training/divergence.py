@@ -10,7 +10,7 @@ from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, TrainingDiverged
 from ddl.step.state import TrainingState
-from ddl.step.step import UpdateStep
+from ddl.step.update import UpdateStep
 from ddl.training.stale_traces import explaining_stale_traces
 
 _REMEDY = "Lower the learning rate, clip the gradient, or check the data."

@@ -10,7 +10,7 @@ from ddl.data.pipeline import Batch
 from ddl.distribution.workers import Workers
 from ddl.random import batch_counter
 from ddl.step.state import TrainingState
-from ddl.step.step import UpdateStep
+from ddl.step.update import UpdateStep
 from ddl.training.stale_traces import explaining_stale_traces
 from ddl.training.stop_flag import StopFlag
 

@@ -5,7 +5,7 @@ from absl import logging
 from ddl.errors import DataError
 from ddl.step import noise_scale
 from ddl.step.state import TrainingState
-from ddl.step.step import UpdateStep
+from ddl.step.update import UpdateStep
 
 
 class MetricReader:

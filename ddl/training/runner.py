@@ -6,7 +6,7 @@ from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError
 from ddl.step.state import TrainingState
-from ddl.step.step import UpdateStep
+from ddl.step.update import UpdateStep
 from ddl.training.actions import Action
 from ddl.training.asynchronous.loop import CoordinatedLoop
 from ddl.training.divergence import check_state_finite

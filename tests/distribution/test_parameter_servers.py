@@ -59,8 +59,8 @@ class Launch:
         found = {}
         for number, (command, environment) in commands.running().items():
             if "ddl.main" in command and f"--model_dir={self._model_dir}" in command:
-                task = re.search(r'"type": "(\w+)", "index": (\d+)', environment)
-                if task:  # the evaluator has none
+                # An evaluator beside the cluster has no task.
+                if task := re.search(r'"type": "(\w+)", "index": (\d+)', environment):
                     found[f"{task[1]} {task[2]}"] = number
         return found
 

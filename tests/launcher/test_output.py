@@ -1,5 +1,10 @@
 """What is seen of the processes of a cluster."""
 
+import resource
+
+import pytest
+
+from ddl.launcher.log import ProcessLog
 from tests.launcher.programs import assert_nothing_is_left, finish
 
 SPEAK = """
@@ -73,3 +78,22 @@ def test_logs_that_cannot_be_written_are_an_error(launch, tmp_path):
     assert status == 1
     assert errors.splitlines()[-1].startswith("ddl-launch: --log_dir=logs cannot be written")
     assert_nothing_is_left(tmp_path, 0)
+
+
+def test_a_full_disk_does_not_end_a_restart(tmp_path, capsys):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        log = ProcessLog(tmp_path / "worker-1.log", "restart 1")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "worker-1.log cannot be written: File too large" in capsys.readouterr().err
+    assert log.last_lines(3) == []
+    log.close()
+
+
+def test_a_planted_link_is_no_log(tmp_path):
+    (tmp_path / "worker-1.log").symlink_to(tmp_path / "other")
+    with pytest.raises(OSError, match="symbolic link"):
+        ProcessLog(tmp_path / "worker-1.log", "start")
+    assert not (tmp_path / "other").exists()

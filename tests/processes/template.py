@@ -71,7 +71,7 @@ def _end(status: int) -> NoReturn:
 
 
 def _import_what_programs_import() -> None:
-    from ddl.cli.start_up import quiet_start_up
+    from ddl.cli.tensorflow_messages import quiet_start_up
 
     with quiet_start_up():
         import ddl.lr_finder

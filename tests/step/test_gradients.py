@@ -105,7 +105,7 @@ def test_all_finite(bad):
     assert not bool(gradient_path.all_finite([good, slices([[1.0, bad]], [0])]))
 
 
-def test_regularization_adds_the_gradient_of_the_penalty():
+def test_dropout_and_noise_adds_the_gradient_of_the_penalty():
     layer = keras.layers.Dense(2, kernel_regularizer=keras.regularizers.L2(0.5))
     layer.build((None, 3))
     gradients = gradient_path.add_regularization(

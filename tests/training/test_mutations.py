@@ -12,9 +12,9 @@ from ddl.step import gradients as gradient_path
 from ddl.step.all_reduce import AllReduce
 from ddl.step.moving_statistics import Statistics
 from ddl.step.objective import Objective
-from ddl.step.step import UpdateStep
+from ddl.step.update import UpdateStep
 from tests.conftest import make_strategy
-from tests.layers import test_regularization
+from tests.layers import test_dropout_and_noise
 from tests.training import test_parity, test_trainer
 from tests.training.parity_cases import COMBINED, differences, reference
 
@@ -55,7 +55,7 @@ def let_keras_reduce_again(patch: Patch) -> None:
 
     patch.setattr(gradient_path, "prepare_optimizer", mutated)
     # Else the check of optimizers refuses it, before parity is asked for.
-    patch.setattr("ddl.step.step.refusing_reductions", lambda _: contextlib.nullcontext())
+    patch.setattr("ddl.step.update.refusing_reductions", lambda _: contextlib.nullcontext())
 
 
 def clip_before_the_reduce(patch: Patch) -> None:
@@ -189,7 +189,7 @@ def test_combined_parity_fails_under_other_strategies_without(take_out, case, wh
     [
         (ask_the_first_replica_before_the_reduce, overflow_without_layers_that_spread_it),
         (keep_the_moments_of_a_skipped_update, overflow_on_replica_1),
-        (give_all_replicas_one_stream, test_regularization.check_keras_masks_differ),
+        (give_all_replicas_one_stream, test_dropout_and_noise.check_keras_masks_differ),
     ],
     ids=lambda function: function.__name__,
 )

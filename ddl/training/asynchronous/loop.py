@@ -23,7 +23,7 @@ from ddl.data.pipeline import Batch
 from ddl.step.objective import Objective
 from ddl.step.order_of_sums import fixed_order_of_sums
 from ddl.step.state import TrainingState
-from ddl.step.step import UpdateStep
+from ddl.step.update import UpdateStep
 from ddl.training.asynchronous.state import SharedState, count_atomically
 from ddl.training.evaluation import check_some_weight
 from ddl.training.stale_traces import explaining_stale_traces

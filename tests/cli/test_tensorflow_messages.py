@@ -4,7 +4,7 @@ import sys
 # The block writes to the descriptor itself, as TensorFlow's libraries do.
 _PROGRAM = """
 import os
-from ddl.cli.start_up import quiet_start_up
+from ddl.cli.tensorflow_messages import quiet_start_up
 with quiet_start_up():
     os.write(2, b"I0000 00:00:1 1 port.cc:1] chatter\\n")
     os.write(2, b"WARNING: All log messages before absl::InitializeLog() are chatter\\n")

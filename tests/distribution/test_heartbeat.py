@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from ddl.distribution import peers as module
-from ddl.distribution.peers import Peers
+from ddl.distribution import heartbeat as module
+from ddl.distribution.heartbeat import Peers
 
 
 class Ended(list):
