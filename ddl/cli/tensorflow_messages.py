@@ -3,8 +3,9 @@
 TF_CPP_MIN_LOG_LEVEL silences most of them. TensorFlow's libraries ignore this setting while they
 are being loaded and log directly to the file descriptor of standard error
 (https://github.com/abseil/abseil-cpp/pull/1957). For the few seconds of start-up this descriptor
-therefore leads to a filter (`ddl.cli.chatter`), which drops the known messages and passes on every
-other line. The filter is a process: a thread would lose the last lines of a process that aborts.
+therefore leads to a filter (`ddl.cli.message_filter`), which drops the known messages and passes on
+every other line. The filter is a process: a thread would lose the last lines of a process that
+aborts.
 """
 
 import contextlib
@@ -13,8 +14,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-
-from ddl.cli import chatter
 
 
 @contextlib.contextmanager
@@ -43,7 +42,7 @@ def quiet_start_up() -> Iterator[None]:
             finally:
                 _flush()
                 with contextlib.suppress(OSError):  # the filter was killed
-                    os.write(2, chatter.END)
+                    os.write(2, message_filter.END)
                 os.dup2(original, 2)
                 os.read(is_done, 1)  # returns when the filter closes it
     finally:
@@ -67,7 +66,7 @@ def _start_filter(opened: contextlib.ExitStack) -> tuple[int, int, subprocess.Po
     is_done, done = os.pipe()
     opened.callback(os.close, writing)
     opened.callback(os.close, is_done)
-    command = [sys.executable, "-I", "-S", str(Path(chatter.__file__)), str(done)]
+    command = [sys.executable, "-I", "-S", str(Path(message_filter.__file__)), str(done)]
     try:
         # In a session of its own: whoever ends the process group of this process, as the launcher
         # does, must not end the filter before it has passed everything on.

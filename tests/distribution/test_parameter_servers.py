@@ -58,10 +58,10 @@ class Launch:
     def processes(self) -> dict[str, int]:
         found = {}
         for number, (command, environment) in commands.running().items():
-            if "ddl.main" in command and f"--model_dir={self._model_dir}" in command:
-                # An evaluator beside the cluster has no task.
-                if task := re.search(r'"type": "(\w+)", "index": (\d+)', environment):
-                    found[f"{task[1]} {task[2]}"] = number
+            task = re.search(r'"type": "(\w+)", "index": (\d+)', environment)
+            is_of_run = "ddl.main" in command and f"--model_dir={self._model_dir}" in command
+            if is_of_run and task:  # an evaluator beside the cluster has no task
+                found[f"{task[1]} {task[2]}"] = number
         return found
 
     def finish(self) -> int:

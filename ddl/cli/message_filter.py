@@ -1,7 +1,8 @@
 """Filter that copies standard input to standard output without TensorFlow's start-up messages.
 
 `ddl.cli.tensorflow_messages` runs this file as a process of its own, which outlives a process that
-aborts and passes on its last lines. The file imports nothing of ddl and no package, so it starts in 20 ms.
+aborts and passes on its last lines. The file imports nothing of ddl and no package, so it starts
+in 20 ms.
 """
 
 import os
