@@ -54,6 +54,11 @@ def test_help_needs_no_tensorflow():
         ),
         ([DIGITS, "--dry_run", "extra"], "'extra' is not a flag"),
         (["--gin_file=absent.gin", "--dry_run"], "no config file absent.gin"),
+        ([DIGITS, "--dry_run", "--gin_param=A = %B"], "%B is not defined. Add a line B = …"),
+        ([DIGITS, "--dry_run", "--gin_param=A = %A"], "in a cycle: %A -> %A. Give one"),
+        ([DIGITS, "--dry_run", "--gin_param=import nowhere"], "Cannot import nowhere: No module"),
+        ([DIGITS, "--dry_run", "--gin_param=LOG_EVRY = 3"], "Did you mean LOG_EVERY?"),
+        ([DIGITS, "--model_dir="], "--model_dir must be a path, got an empty text. A variable"),
         (
             [DIGITS, "--model_dir=x", "--mode=eval", "--checkpoint=last"],
             "latest, best, or a step, got 'last'",
@@ -73,7 +78,7 @@ def test_help_needs_no_tensorflow():
     ],
     ids=str,
 )
-def test_bad_flags_are_reported_without_tensorflow(arguments, message):
+def test_bad_flags_and_configs_are_reported_without_tensorflow(arguments, message):
     result = ddl(*arguments, imports_tensorflow=False)
     assert result.returncode == 1
     assert message in result.stderr

@@ -1,8 +1,12 @@
 """Argument parsing of the commands ddl, ddl-launch and ddl.lr_finder."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from absl import flags
+
+# Flags whose empty value would mean the working directory.
+_PATHS = ("model_dir", "gin_file", "log_dir", "output")
 
 _HELP = frozenset(["--help", "-help", "-h", "-?", "--helpfull"])
 
@@ -20,8 +24,8 @@ def parse(values: flags.FlagValues, arguments: Sequence[str]) -> None:
       arguments: The program's name, then the arguments.
 
     Raises:
-      flags.Error: If an argument is not a flag, a value is invalid, or a single-valued flag is
-        given twice.
+      flags.Error: If an argument is not a flag, a value is invalid, a path is empty, or a
+        single-valued flag is given twice.
     """
     for name in values:
         # By default absl keeps the last value and ignores the earlier ones silently.
@@ -32,8 +36,17 @@ def parse(values: flags.FlagValues, arguments: Sequence[str]) -> None:
         if "already defined as" in str(error):
             raise flags.Error(f"{error}. Pass this flag once.") from error
         raise
+    for name in _PATHS:
+        if name in values and values[name].present and "" in _listed(values[name].value):
+            raise flags.Error(
+                f"--{name} must be a path, got an empty text. A variable of the shell may be unset."
+            )
     if len(rest) > 1:
         raise flags.Error(f"'{rest[1]}' is not a flag. Flags begin with --.")
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def with_aliases(arguments: Sequence[str]) -> list[str]:

@@ -35,8 +35,13 @@ def build_placement(gpus: Sequence[int] | None) -> "Placement | None":
     with quiet_start_up():
         from ddl import config
 
-        # Load the config first: a missing file is reported before TensorFlow is imported.
-        config.load(FLAGS.gin_file, FLAGS.gin_param or (), FLAGS.gin_search_path or ())
+        # Load the config first: it checks what it can before TensorFlow is imported.
+        config.load(
+            FLAGS.gin_file,
+            FLAGS.gin_param or (),
+            FLAGS.gin_search_path or (),
+            FLAGS.gin_allow_unused,
+        )
 
         from ddl.distribution import parameter_servers
         from ddl.distribution.communication import Communication

@@ -15,6 +15,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from ddl.cli import message_filter
+
 
 @contextlib.contextmanager
 def quiet_start_up() -> Iterator[None]:

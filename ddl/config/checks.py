@@ -62,6 +62,16 @@ def checked(bindings: Sequence[Binding]) -> dict[Key, Binding]:
     return effective
 
 
+def check_macros(bindings: Sequence[Binding]) -> None:
+    """Checks the macros, for which no item needs to be registered.
+
+    Raises:
+      ConfigError: Lists the macros that are not defined or refer to themselves.
+    """
+    if problems := list(_undefined_macros(bindings)):
+        raise ConfigError("\n".join(dict.fromkeys(problems)))
+
+
 def _unknown_names(binding: Binding) -> Iterator[str]:
     """Yields a complaint for each unknown or ambiguous name."""
     found = registry.matches(binding.selector)

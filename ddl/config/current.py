@@ -2,7 +2,9 @@
 
 import dataclasses
 import importlib
+import importlib.util
 import re
+import sys
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -10,7 +12,7 @@ import gin
 
 from ddl import user_code
 from ddl.config import building, mentions, registry, text, usage
-from ddl.config.checks import checked
+from ddl.config.checks import check_macros, checked
 from ddl.config.parsing import Reader
 from ddl.config.values import (
     MACRO_SELECTOR,
@@ -43,7 +45,12 @@ class _Loaded:
 _loaded = _Loaded()
 
 
-def load(files: Sequence[str], params: Sequence[str] = (), search_path: Sequence[str] = ()) -> None:
+def load(
+    files: Sequence[str],
+    params: Sequence[str] = (),
+    search_path: Sequence[str] = (),
+    allowed_unused: Sequence[str] | None = None,
+) -> None:
     """Reads and checks a config, and replaces the one loaded before.
 
     Later statements override earlier ones; params come last. The search order for files is the
@@ -54,6 +61,8 @@ def load(files: Sequence[str], params: Sequence[str] = (), search_path: Sequence
       files: Paths of config files.
       params: Single statements such as `NAME = value`.
       search_path: Further folders to search.
+      allowed_unused: As in `check_all_used`. If given, macros that nothing can use are errors
+        already here; a config that imports modules is excepted, since these may read any macro.
 
     Raises:
       ConfigError: If a file or an imported module cannot be read, or a statement is invalid.
@@ -61,16 +70,23 @@ def load(files: Sequence[str], params: Sequence[str] = (), search_path: Sequence
     global _loaded
     _loaded = _Loaded()
     gin.clear_config()
-    # Reads the files first: missing files and syntax errors appear before Keras's slow import.
+    # All that needs no item is checked before Keras's slow import.
     reader = Reader(search_path)
     statements = [statement for file in files for statement in reader.file(file)]
     statements += [statement for param in params for statement in reader.parameter(param)]
+    imports = [statement for statement in statements if isinstance(statement, Import)]
+    given = [statement for statement in statements if isinstance(statement, Binding)]
+    if "keras" not in sys.modules:  # else all faults are told at once
+        check_macros(given)
+    if allowed_unused is not None and not imports:
+        _raise(usage.unreferenced_macros(given, allowed_unused))
+    for statement in imports:
+        _find(statement)
     registry.register_all()
     # Modules first: another file may use their items above the import.
-    imports = [statement for statement in statements if isinstance(statement, Import)]
     for statement in imports:
         _import(statement)
-    bindings = checked([statement for statement in statements if isinstance(statement, Binding)])
+    bindings = checked(given)
     bindings = {key: _with_float_rate(binding) for key, binding in bindings.items()}
     _loaded = _Loaded(bindings, list(dict.fromkeys(statement.module for statement in imports)))
     gin.parse_config(config_text())
@@ -82,6 +98,18 @@ def _with_float_rate(binding: Binding) -> Binding:
     if is_rate and type(binding.value) is int:
         return dataclasses.replace(binding, value=float(binding.value))
     return binding
+
+
+def _find(statement: Import) -> None:
+    """Raises ConfigError if there is no such package. Imports nothing."""
+    package = statement.module.partition(".")[0]
+    try:
+        found = package in sys.modules or importlib.util.find_spec(package) is not None
+    except (ImportError, ValueError):  # such as of __main__, which has no spec
+        return
+    if not found:
+        error = ModuleNotFoundError(f"No module named {package!r}")
+        raise ConfigError(statement.location.complain(_reason(statement.module, error)))
 
 
 def _import(statement: Import) -> None:
@@ -220,7 +248,10 @@ def check_all_used(allowed_unused: Sequence[str] = ()) -> None:
     Raises:
       ConfigError: Lists the unused bindings and macros.
     """
-    complaints = usage.complaints(_loaded.bindings, registry.calls(), allowed_unused)
+    _raise(usage.complaints(_loaded.bindings, registry.calls(), allowed_unused))
+
+
+def _raise(complaints: list[str]) -> None:
     if complaints:
         remedy = "Remove the unused bindings, or pass their names to --gin_allow_unused."
         raise ConfigError("\n".join([*complaints, remedy]))

@@ -27,6 +27,9 @@ from ddl.config.values import (
 )
 from ddl.errors import closest, did_you_mean, either
 
+# Macros that a run reads or sets although no binding may refer to them.
+_READ_BY_THE_RUN = {"SEED", "STEPS_PER_EPOCH", "TOTAL_STEPS"}
+
 # gin's record: (scope, selector) of each call to the values that the call took.
 Calls = Mapping[tuple[str, str], Mapping[str, Any]]
 
@@ -52,6 +55,34 @@ def complaints(
         and not is_shipped(binding)
         and not _is_allowed(binding, allowed)
     ]
+
+
+def unreferenced_macros(bindings: Iterable[Binding], allowed: Collection[str]) -> list[str]:
+    """Returns a complaint for each macro that no binding refers to, unless it is allowed.
+
+    Unlike `complaints`, this needs no calls and no registered items.
+
+    Args:
+      bindings: All bindings, also those that others override.
+      allowed: As in `complaints`.
+    """
+    bindings = list(bindings)
+    names = {leaf.name for b in bindings for leaf in leaves(b.value) if isinstance(leaf, Macro)}
+    referred = {scope for name in names for scope in enclosing_scopes(name)} | _READ_BY_THE_RUN
+    return [
+        binding.location.complain(_unreferenced(binding.scope, referred))
+        for binding in bindings
+        if binding.is_macro
+        and binding.location
+        and binding.scope not in referred
+        and not is_shipped(binding)
+        and not _is_allowed(binding, allowed)
+    ]
+
+
+def _unreferenced(name: str, referred: Iterable[str]) -> str:
+    hint = did_you_mean(name, referred) or f" Nothing refers to %{name}."
+    return f"{name} is never used.{hint}"
 
 
 def unused_defaults(bindings: Mapping[Key, Binding], calls: Calls) -> set[Key]:
@@ -115,8 +146,7 @@ def _complaint(
         if users:
             return f"{what}, and neither are the bindings that refer to it: {', '.join(users)}."
         others = [key[0] for key in used if key[1] == MACRO_SELECTOR]
-        hint = did_you_mean(binding.scope, others)
-        return f"{what}.{hint or f' Nothing refers to %{binding.scope}.'}"
+        return _unreferenced(binding.scope, others)
     name = registry.short_name(binding.selector)
     scopes = sorted({scope for scope, selector in calls if selector == binding.selector})
     if not scopes:

@@ -13,8 +13,8 @@ from ddl.errors import DataError
 _MAKE_OTHER_ELEMENTS = ("Unbatch", "FlatMap", "Interleave", "Window")
 
 
-def check_not_batched(dataset: tf.data.Dataset) -> None:
-    """Checks that the elements are single examples.
+def check_not_batched(dataset: tf.data.Dataset, windows: bool = False) -> None:
+    """Checks that the elements are single examples, or else windows of one size.
 
     Elements count as batches of n if `batch` or a variant of it made them and every feature still
     has n as its first dimension, whatever `map`, `shuffle` or `repeat` followed. Windows that a
@@ -23,28 +23,41 @@ def check_not_batched(dataset: tf.data.Dataset) -> None:
 
     Args:
       dataset: A data set whose elements are dicts of features.
+      windows: Whether examples may be batches, of static size.
 
     Raises:
-      DataError: If the elements are batches.
+      DataError: If the elements are batches, or windows of which the last may be shorter.
     """
     batch = _last_batch(dataset)
     features = tf.nest.flatten(dataset.element_spec)
-    ranked = [f.shape for f in features if isinstance(f, tf.TensorSpec) and f.shape.rank]
-    if batch is None or not features or len(ranked) < len(features):
+    shapes = [
+        f.shape for f in features if isinstance(f, tf.TensorSpec) and f.shape.rank is not None
+    ]
+    if batch is None or not features or len(shapes) < len(features):
         return
-    sizes = {shape[0] for shape in ranked}
-    if len(sizes) > 1:
+    made = _batch_size(batch)
+    sizes = {shape[0] if shape.rank else 0 for shape in shapes}  # a scalar is no batch
+    if None in sizes and (windows or len(sizes) > 1):
+        raise DataError(
+            f"The examples must have static shapes, but {_operation(batch)} makes windows of which "
+            f"the last may be shorter. Write batch({made or 'n'}, drop_remainder=True)."
+        )
+    if windows or len(sizes) > 1 or 0 in sizes:
         return
     (size,) = sizes
-    made = _batch_size(batch)
-    if size is None or made not in (None, size):
-        return  # an unknown size raises elsewhere; another size is no longer that batch
+    if size is not None and made not in (None, size):
+        return  # another size is no longer that batch
+    rows = size or made or "n"
     raise DataError(
-        f"The tf.data.Dataset must yield single examples, but it yields batches of {size} rows, "
-        f"made by {type(batch).__name__.strip('_').removesuffix('Dataset').lower()}. Remove "
-        f".batch(…) or append .unbatch(). If an example consists of {size} rows, such as a window "
-        "of a series, pass windows=True: StreamSource(dataset, windows=True)."
+        f"The tf.data.Dataset must yield single examples, but it yields batches of {rows} rows, "
+        f"made by {_operation(batch)}. Remove .batch(…) or append .unbatch(). If an example "
+        f"consists of {rows} rows, such as a window of a series, write batch({rows}, "
+        "drop_remainder=True) and pass windows=True: StreamSource(dataset, windows=True)."
     )
+
+
+def _operation(batch: tf.data.Dataset) -> str:
+    return type(batch).__name__.strip("_").removesuffix("Dataset").lower()
 
 
 def _last_batch(dataset: tf.data.Dataset) -> tf.data.Dataset | None:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -84,7 +85,7 @@ class RecordSource(Source):
                 "{'image': image, 'label': label}."
             )
         self._element_spec = checked_element_spec(
-            {name: tf.TensorSpec(each.shape, each.dtype, name) for name, each in spec.items()}
+            {name: _spec_of(name, each) for name, each in spec.items()}
         )
 
     def __len__(self) -> int:
@@ -147,6 +148,13 @@ class RecordSource(Source):
         )
         one = tf.data.experimental.from_variant(records, tf.TensorSpec([], tf.string)).take(1)
         return one.get_single_element()
+
+
+def _spec_of(name: str, value: Any) -> Any:
+    if isinstance(value, tf.SparseTensor | tf.RaggedTensor):
+        return tf.type_spec_from_value(value)
+    is_dense = isinstance(value, tf.Tensor)
+    return tf.TensorSpec(value.shape, value.dtype, name) if is_dense else value
 
 
 def _records(files: Sequence[str], enough: int | None) -> tuple[np.ndarray, np.ndarray]:

@@ -130,17 +130,12 @@ def checked_element_spec(spec: Any) -> dict[str, tf.TensorSpec]:
         raise DataError(f"Examples must be dicts of features by name, got {spec!r}.")
     for name, feature in spec.items():
         if not isinstance(feature, tf.TensorSpec):
-            raise DataError(f"Feature {name!r} must be a dense tensor, got {feature!r}.")
+            raise DataError(f"Feature {name!r} must be a dense tensor, got {_not_dense(feature)}")
         if not feature.shape.is_fully_defined():
-            if feature.shape.rank and feature.shape[0] is None:
-                raise DataError(
-                    f"Feature {name!r} has shape {feature.shape}, so the data set seems to be "
-                    "batched. Pass single examples, without .batch(…), or features of static "
-                    "shape."
-                )
             raise DataError(
-                f"Feature {name!r} must have a static shape, got {feature.shape}. Pad the feature, "
-                "or call tf.ensure_shape."
+                f"Feature {name!r} must have the same static shape in all examples, got "
+                f"{feature.shape}. Pad or crop it to one shape; if all examples have one already, "
+                "call tf.ensure_shape, or parse it with tf.io.FixedLenFeature."
             )
     if "weight" in spec and (spec["weight"].shape.rank or not spec["weight"].dtype.is_floating):
         raise DataError(
@@ -148,6 +143,20 @@ def checked_element_spec(spec: Any) -> dict[str, tf.TensorSpec]:
             f"shape {spec['weight'].shape}."
         )
     return dict(spec)
+
+
+def _not_dense(feature: Any) -> str:
+    """Returns what a feature is instead of a dense tensor, with the remedy."""
+    if isinstance(feature, tf.SparseTensorSpec):
+        return (
+            "a sparse tensor, as tf.io.VarLenFeature gives. Convert it with tf.sparse.to_dense and "
+            "pad it to one length, or parse it with tf.io.FixedLenFeature."
+        )
+    if isinstance(feature, tf.RaggedTensorSpec):
+        return "a ragged tensor. Convert it to one shape: feature.to_tensor(shape=[…])."
+    if isinstance(feature, Mapping):
+        return f"a dict of {', '.join(map(str, feature))}. Put its features beside the others."
+    return f"{feature!r}."
 
 
 def tensorflow_dtype(dtype: np.dtype) -> tf.DType:

@@ -11,7 +11,7 @@ from ddl.data.batched import check_not_batched
 from ddl.data.checks import checked_finite
 from ddl.data.order import steps_per_epoch, stream_seeds
 from ddl.data.source import Source, checked_element_spec, weighted
-from ddl.errors import ConfigError, DataError, check_takes
+from ddl.errors import ConfigError, DataError, check_takes, definition_of
 
 _SHUFFLED_BYTES = 1 << 30
 """Limit for the shuffle buffers of all shards of a stream together, in bytes of host memory."""
@@ -102,9 +102,8 @@ class StreamSource(Source):
             of_shard = ("epoch", "shard") if self._of_shard else ("epoch",)
             check_takes("StreamSource.dataset", dataset, of_shard)
         first = self._epoch(tf.constant(0, tf.int64), 0)
+        check_not_batched(first, windows)  # before the shapes, which batches leave open
         self._element_spec = checked_element_spec(first.element_spec)
-        if not windows:
-            check_not_batched(first)
         # The lengths of the other shards are checked while they are read.
         self._lengths = [
             _length(first if shard == 0 else None, length) for shard, length in enumerate(lengths)
@@ -270,7 +269,13 @@ class StreamSource(Source):
     def _epoch(self, epoch: tf.Tensor, shard: int) -> tf.data.Dataset:
         dataset = self._dataset
         if self._of_epoch:
-            dataset = dataset(epoch, shard) if self._of_shard else dataset(epoch)
+            function = dataset
+            dataset = function(epoch, shard) if self._of_shard else function(epoch)
+            if not isinstance(dataset, tf.data.Dataset):
+                raise DataError(
+                    "StreamSource.dataset must return a tf.data.Dataset, got "
+                    f"{type(dataset).__name__} from {definition_of(function)}."
+                )
         if isinstance(dataset.element_spec, tuple) and len(dataset.element_spec) == 2:
             return dataset.map(lambda image, label: {"image": image, "label": label})
         return dataset

@@ -56,3 +56,13 @@ def test_a_flag_with_several_values_is_given_as_often_as_wanted():
 def test_asking_for_help():
     assert asks_for_help(["ddl", "--gin_file=a.gin", "-h"])
     assert not asks_for_help(["ddl", "--gin_file=--help"])
+
+
+@pytest.mark.parametrize("name", ["model_dir", "gin_file", "log_dir", "output"])
+def test_a_path_is_not_empty(name):
+    values = flags.FlagValues()
+    define = flags.DEFINE_multi_string if name == "gin_file" else flags.DEFINE_string
+    define(name, None, "", flag_values=values)
+    parse(values, ["ddl"])
+    with pytest.raises(flags.Error, match=f"--{name} must be a path, got an empty text"):
+        parse(values, ["ddl", f"--{name}="])

@@ -80,3 +80,19 @@ def test_shipped_defaults_are_never_reported(load, monkeypatch, tmp_path):
     monkeypatch.setattr("ddl.config.usage.PACKAGE_FOLDER", str(tmp_path))
     load("FAR = 3")
     config.check_all_used()
+
+
+def test_macros_that_nothing_can_use_are_told_at_once(write):
+    run = write("SEED = 3\nRATE = 1.0\nTrial.rate = %RATE\nRATES = 2.0\nOTHER = 3\nA/B = 4")
+    message = complaint(config.load, [run], [], [], ["A/*"])
+    assert message.splitlines() == [
+        "run.gin:4: RATES is never used. Did you mean RATE?",
+        "    RATES = 2.0",
+        "run.gin:5: OTHER is never used. Nothing refers to %OTHER.",
+        "    OTHER = 3",
+        "Remove the unused bindings, or pass their names to --gin_allow_unused.",
+    ]
+    config.load([run])  # a program may read any macro
+    write("", "reader.py")
+    config.load([run, write("import reader", "other.gin")], allowed_unused=[])  # so may a module
+    assert config.get_macro("OTHER") == 3

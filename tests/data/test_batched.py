@@ -42,6 +42,7 @@ BATCHED = {
         batches().map(lambda batch: batch["x"]), batches().map(lambda batch: batch["label"])
     ),
     "mixed": lambda: tf.data.Dataset.sample_from_datasets([batches(), batches()]),
+    "with a shorter last batch": lambda: examples().batch(5),
     "given its shape later": lambda: (
         examples()
         .batch(5)
@@ -93,3 +94,13 @@ def test_sources_refuse_batches_unless_they_are_windows():
     source = StreamSource(batches(), windows=True)
     assert len(source) == 4
     assert source.element_spec["x"].shape == (5, 3)
+
+
+def test_windows_need_one_size():
+    remedy = r"the last may be shorter. Write batch\(5, drop_remainder=True\)"
+    with pytest.raises(DataError, match=remedy):
+        StreamSource(examples().batch(5), windows=True)
+    split = tf.data.Dataset.range(101).batch(5).map(lambda w: (w[:-1], w[-1]))
+    for windows in (False, True):
+        with pytest.raises(DataError, match=remedy):
+            StreamSource(split, windows=windows)

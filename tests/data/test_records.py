@@ -201,8 +201,14 @@ def test_features_without_a_static_shape_are_told(tmp_path):
     def decode_any(record, seed):
         return {"x": tf.io.decode_raw(record, tf.uint8)}
 
-    with pytest.raises(DataError, match="static shape"):
+    with pytest.raises(DataError, match="same static shape in all examples, got .None,.. Pad"):
         RecordSource(written(tmp_path), decode_any)
+
+    def decode_sparse(record, seed):
+        return {"x": tf.sparse.from_dense(tf.io.decode_raw(record, tf.uint8))}
+
+    with pytest.raises(DataError, match="got a sparse tensor, as tf.io.VarLenFeature gives"):
+        RecordSource(written(tmp_path), decode_sparse)
 
 
 @pytest.mark.parametrize(

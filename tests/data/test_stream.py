@@ -5,6 +5,7 @@ from absl import logging
 
 from ddl.data import ArraySource, BatchPipeline, StreamSource, as_source, stream
 from ddl.data.checks import data_errors
+from ddl.data.source import checked_element_spec
 from ddl.errors import ConfigError, DataError
 from ddl.precision import set_numerics
 from tests.data.host_batches import host_dataset
@@ -307,7 +308,7 @@ def test_shards_that_cannot_be_are_told():
         (numbers(4), 5, "at most 4, .* tf.data.Dataset, got 5"),
         (numbers(0), None, "empty"),
         (tf.data.Dataset.range(4), None, "must be dicts"),
-        (numbers(4).batch(2), None, "static shape"),
+        (numbers(4).batch(2), None, "batches of 2 rows, made by batch. Remove .batch"),
     ],
 )
 def test_unfit_streams_are_refused(dataset, num_examples, message):
@@ -340,6 +341,12 @@ def test_refuses_a_function_of_other_arguments(num_examples, names):
         StreamSource(lambda: numbers(3), num_examples)
 
 
+def test_refuses_a_function_that_returns_no_data_set():
+    message = r"must return a tf.data.Dataset, got list from .*test_stream.py:\d+: <lambda>"
+    with pytest.raises(DataError, match=message):
+        StreamSource(lambda epoch: [1, 2], 2)
+
+
 def of_generator(examples):
     spec = {"x": tf.TensorSpec([], tf.int64)}
     return tf.data.Dataset.from_generator(examples, output_signature=spec)
@@ -360,3 +367,21 @@ def test_a_generator_that_raises_names_its_line():
     message = r"failed: KeyError: 'a'\n  raised in .*test_stream.py:\d+\n    yield "
     with pytest.raises(DataError, match=message), data_errors():
         list(source.batches(3, 0, seed=0, shuffle=False).take(1))
+
+
+@pytest.mark.parametrize(
+    ("feature", "remedy"),
+    [
+        (tf.TensorSpec([None], tf.int64), "got .None,.. Pad or crop it to one shape"),
+        (tf.TensorSpec([None, None, 3]), "got .None, None, 3.. Pad or crop it"),
+        (tf.TensorSpec(None), "got <unknown>. Pad or crop it"),
+        (tf.SparseTensorSpec([None], tf.int64), "a sparse tensor, as tf.io.VarLenFeature gives"),
+        (tf.RaggedTensorSpec([None], tf.int64), r"a ragged tensor. Convert it .*to_tensor\(shape"),
+        ({"y": tf.TensorSpec([])}, "a dict of y. Put its features beside the others"),
+    ],
+    ids=repr,
+)
+def test_features_without_one_dense_shape_get_their_remedy(feature, remedy):
+    with pytest.raises(DataError, match=remedy) as caught:
+        checked_element_spec({"x": feature})
+    assert "batch" not in str(caught.value)

@@ -1,0 +1,16 @@
+"""Accuracies of labels of every integer dtype."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from ddl.tasks.accuracy import accuracy, top_k_accuracy
+
+LOGITS = tf.constant([[0.0, 2.0, 1.0], [3.0, 2.0, 1.0], [0.0, 1.0, 2.0]])
+
+
+@pytest.mark.parametrize("kind", ["uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64"])
+def test_labels_of_any_integer_dtype(kind):
+    labels = tf.constant(np.array([1, 1, 0], kind))
+    assert accuracy(labels, LOGITS).numpy().tolist() == [1, 0, 0]
+    assert top_k_accuracy(labels, LOGITS, 2).numpy().tolist() == [1, 1, 0]
