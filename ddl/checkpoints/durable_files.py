@@ -3,6 +3,7 @@
 import ctypes
 import os
 import shutil
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -10,8 +11,12 @@ from pathlib import Path
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
-def write_atomically(path: Path, content: str | bytes) -> None:
+def write_atomically(path: Path, content: str | bytes | Iterable[bytes]) -> None:
     """Replaces a file's content atomically: a crash leaves the old content or the new one.
+
+    Args:
+      path: The file.
+      content: The new content; it may come in parts, so that the memory need not hold all.
 
     Raises:
       OSError: If the content cannot be written; the old content then stays. Or if the folder
@@ -21,11 +26,14 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     try:
         partial.unlink(missing_ok=True)  # left by a crash, or a link that somebody planted
         with partial.open("xb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+            if isinstance(content, str):
+                content = content.encode()
+            for part in [content] if isinstance(content, bytes) else content:
+                file.write(part)
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
-    except OSError:
+    except BaseException:
         partial.unlink(missing_ok=True)
         raise
     sync(path.parent)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from io import FileIO
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import tensorflow as tf
 from absl import logging
@@ -19,6 +19,7 @@ from ddl.checkpoints.directory import first_line
 from ddl.checkpoints.durable_files import sync, write_atomically
 from ddl.errors import ModelDirectoryError
 from ddl.files import open_itself
+from ddl.run.metric_lines import chunks, parsed, start_of_last_line
 
 # Attempts to open a file that others replace; some file systems report no link counts.
 _ATTEMPTS = 100
@@ -75,7 +76,7 @@ class JsonLinesWriter:
         """
         if self._path.is_symlink():
             raise self._error(OSError(0, "it is a symbolic link; ddl needs the file itself"))
-        for _ in self._lines():
+        for _ in chunks(self._path):
             pass
 
     def has(self, step: int, split: str, names: Iterable[str]) -> bool:
@@ -86,7 +87,9 @@ class JsonLinesWriter:
         """
         return any(
             values["step"] == step and values.get("split") == split and values.keys() >= set(names)
-            for _, values in self._lines()
+            for chunk in chunks(self._path)
+            if chunk.steps is None or step in chunk.steps
+            for _, values in chunk.lines()
         )
 
     def drop_after(self, last_step: int) -> None:
@@ -103,8 +106,9 @@ class JsonLinesWriter:
             try:
                 with self._alone() as file:
                     self._end_last_line(file)
-                    kept = b"".join(line for line, x in self._lines() if x["step"] <= last_step)
-                    if kept != self._path.read_bytes():
+                    # Checks the whole file before it is replaced, and often it need not be.
+                    if any([x.until(last_step) != x.content for x in chunks(self._path)]):
+                        kept = (chunk.until(last_step) for chunk in chunks(self._path))
                         write_atomically(self._path, kept)
             except OSError as error:
                 raise self._error(error) from error
@@ -139,28 +143,6 @@ class JsonLinesWriter:
     def close(self) -> None:
         """Does nothing: lines are written at once, and `sync` retries failed ones."""
 
-    def _lines(self) -> Iterator[tuple[bytes, dict[str, Any]]]:
-        """Yields each line that ends in a newline, and its values; skips blank lines."""
-        try:
-            content = self._path.read_bytes()
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise ModelDirectoryError(
-                f"{self._path} cannot be read: {error.strerror}. Restore the file from a backup, "
-                "or pass another --model_dir."
-            ) from error
-        for number, line in enumerate(content.split(b"\n")[:-1], start=1):
-            if not line.strip():
-                continue
-            values = _parsed(line)
-            if values is None:
-                raise ModelDirectoryError(
-                    f"{self._path}:{number} must be a JSON object with a step, as ddl writes it. "
-                    "Correct or remove the line."
-                )
-            yield line + b"\n", values
-
     def _write_waiting(self) -> None:
         if not self._waiting:
             return
@@ -194,9 +176,9 @@ class JsonLinesWriter:
         file.seek(max(0, size - 1))
         if file.read(1) in (b"", b"\n"):
             return
-        start = self._path.read_bytes().rfind(b"\n") + 1
+        start = start_of_last_line(file)
         file.seek(start)
-        if _parsed(file.read()) is not None:
+        if parsed(file.read()) is not None:
             file.write(b"\n")
             return
         file.truncate(start)
@@ -207,17 +189,6 @@ class JsonLinesWriter:
             f"{self._path} cannot be written: {error.strerror}. Check the free disk space and the "
             "permissions."
         )
-
-
-def _parsed(line: bytes) -> dict[str, Any] | None:
-    """Parses a line; returns None if it is not one that ddl writes."""
-    try:
-        values = json.loads(line.decode())
-        step = values["step"]
-        valid = isinstance(step, int | float) and not isinstance(step, bool)
-        return values if valid and step >= 0 and float(step).is_integer() else None
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        return None
 
 
 class TensorBoardWriter:

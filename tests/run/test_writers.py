@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from ddl.errors import ModelDirectoryError
+from ddl.run import metric_lines
 from ddl.run.writers import JsonLinesWriter, TensorBoardWriter, Writers
 
 
@@ -119,6 +120,40 @@ def test_lines_that_an_editor_saved(tmp_path):
     path.write_bytes(kept + b"\r\n\n")
     writer.drop_after(2)
     assert path.read_bytes() == kept
+
+
+def test_a_file_larger_than_a_chunk(tmp_path, monkeypatch):
+    """Of lines as ddl writes them, which are not parsed one by one, and of others."""
+    monkeypatch.setattr(metric_lines, "_CHUNK", 1000)
+    path = tmp_path / "metrics.jsonl"
+    writer = JsonLinesWriter(path)
+    values = {"loss": 1.5e-7, "accuracy": float("nan"), "a b": -2.0}
+    for step in range(40):
+        writer.write(step, step / 7, "train", values)
+    with path.open("a") as file:
+        file.write('{"step": 40.0, "größe": 1}\n\n' + 3000 * "x")  # the end was cut off
+    whole = path.read_bytes()
+    assert writer.has(7, "train", values)
+    assert not writer.has(7, "eval", values)
+    assert not writer.has(70, "train", ())
+    writer = JsonLinesWriter(path, lambda text: None)
+    writer.drop_after(40)
+    assert path.read_bytes() == whole[: -3000 - 1]
+    writer.drop_after(20)
+    assert path.read_bytes() == b"".join(whole.splitlines(keepends=True)[:21])
+    path.write_bytes(path.read_bytes() + b"{}\n")
+    with pytest.raises(ModelDirectoryError, match=r"metrics.jsonl:22 must be"):
+        writer.check()
+
+
+def test_lines_of_ddl_are_not_parsed_one_by_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(metric_lines, "parsed", lambda line: pytest.fail("parsed a line"))
+    writer = JsonLinesWriter(tmp_path / "metrics.jsonl")
+    for step in range(3):
+        writer.write(step, 1e-6, "eval", {"loss": -1e300, "rate": 0.0, "inf": float("inf")})
+    writer.check()
+    writer.drop_after(2)
+    assert not writer.has(3, "eval", ())
 
 
 def test_lines_that_cannot_be_read(tmp_path):

@@ -209,5 +209,5 @@ def test_buffers_begin_with_the_last_layers_and_close_when_full():
 
 
 def test_an_unknown_dtype_is_told():
-    with pytest.raises(ConfigError, match=r"gradient_dtype.*int8.*bfloat16"):
+    with pytest.raises(ConfigError, match=r"gradient_dtype.*bfloat16.*int8"):
         AllReduce(make_strategy("one_device", 1), Communication(), "int8")
