@@ -5,6 +5,7 @@ import json
 import math
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from io import FileIO
@@ -21,8 +22,8 @@ from ddl.errors import ModelDirectoryError
 from ddl.files import open_itself
 from ddl.run.metric_lines import chunks, parsed, start_of_last_line
 
-# Attempts to open a file that others replace; some file systems report no link counts.
-_ATTEMPTS = 100
+# Attempts to open a file that others replace, a millisecond apart.
+_ATTEMPTS = 2000
 
 
 class Writer(Protocol):
@@ -161,14 +162,17 @@ class JsonLinesWriter:
     @contextmanager
     def _alone(self) -> Iterator[FileIO]:
         """Opens the file, created if missing, for appending under an exclusive lock."""
-        for attempts_left in reversed(range(_ATTEMPTS)):
+        for _ in range(_ATTEMPTS):
             with open(self._path, "a+b", buffering=0, opener=open_itself) as file:
                 with suppress(OSError):  # some network file systems have no locks
                     fcntl.flock(file, fcntl.LOCK_EX)
-                # During the wait for the lock, another process may have replaced the file.
-                if os.fstat(file.fileno()).st_nlink > 0 or not attempts_left:
+                # During the wait for the lock, another process may have replaced the file. A line
+                # in the old one would be lost.
+                if os.path.samestat(os.fstat(file.fileno()), os.stat(self._path)):
                     yield file
                     return
+            time.sleep(0.001)
+        raise OSError(0, "another process replaces it again and again")
 
     def _end_last_line(self, file: FileIO) -> None:
         """Adds a missing newline to the last line if its JSON is whole, else removes the line."""
