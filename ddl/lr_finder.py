@@ -106,11 +106,10 @@ def find(gpus: Sequence[int] | None) -> None:
     with attributing_errors(user_packages()):
         _, trainer = train.build(placement, Workers(placement.strategy))
         config.check_all_used(FLAGS.gin_allow_unused)
-        trainer.trace()
-    learning_rate = rate_without_plateau(trainer.optimizer)
-    factor = learning_rate.factor if isinstance(learning_rate, LearningRate) else 1.0
-    batch = trainer.global_batch_size
-    result = test.run(trainer)
+        learning_rate = rate_without_plateau(trainer.optimizer)
+        factor = learning_rate.factor if isinstance(learning_rate, LearningRate) else 1.0
+        batch = trainer.global_batch_size
+        result = test.run(trainer)
     print(text_plot(result))
     print("\n".join(suggestion(result, batch, factor)))
     if FLAGS.output:

@@ -3,13 +3,13 @@
 import os
 import re
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import gin
 
 from ddl.config import registry
-from ddl.config.values import Binding, Key, enclosing_scopes, shown
+from ddl.config.values import Binding, Key, Reference, enclosing_scopes, leaves, shown
 from ddl.errors import ConfigError, DdlError, did_you_mean
 from ddl.user_code import Place, message_of, place_of, repeats
 
@@ -110,6 +110,8 @@ def _explain(error: BaseException, scope: str, item: Any, bindings: Mapping[Key,
     # A call deeper inside raises the same message, but no binding can fix that one.
     if missing and isinstance(error, TypeError) and missing[1] in _names(item.wrapped):
         parameters = re.findall(r"'(\w+)'", missing[2])
+        if scope and (hint := _hint_of_scope(scope, item.selector, parameters, bindings)):
+            return f"{name} requires a value for {', '.join(parameters)} in scope {scope}.{hint}"
         lines = [f"{name} requires a value for {', '.join(parameters)}. Add to the config:"]
         lines += [f"    {shown((scope, item.selector, one))} = …" for one in parameters]
         return "\n".join(lines)
@@ -119,6 +121,25 @@ def _explain(error: BaseException, scope: str, item: Any, bindings: Mapping[Key,
     lines += _given(message, scope, item, bindings, place)
     lines += [place.note] if place else _raised_in(error)
     return "\n".join(lines)
+
+
+def _hint_of_scope(
+    scope: str, selector: str, parameters: Collection[str], bindings: Mapping[Key, Binding]
+) -> str:
+    """Returns the similar scope that has the values, and the reference to the wrong one; or ""."""
+    found = {
+        s for s, item, parameter in bindings if s and item == selector and parameter in parameters
+    }
+    hint = did_you_mean(scope, found)
+    if not hint:
+        return ""
+    wrong = (
+        f"\n  {binding.location}: {shown(binding.key)} = {binding.value!r}"
+        for binding in bindings.values()
+        for leaf in leaves(binding.value)
+        if isinstance(leaf, Reference) and leaf.scope == scope
+    )
+    return hint + "".join(wrong)
 
 
 def _names(wrapped: Any) -> set[str]:

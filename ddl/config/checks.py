@@ -3,12 +3,14 @@
 import ast
 import dataclasses
 import inspect
+import re
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ddl.config import registry
 from ddl.config.fitting import describe, fits
+from ddl.config.parsing import hint_of_standard
 from ddl.config.signatures import Signature, signature_of
 from ddl.config.text import is_writable
 from ddl.config.values import (
@@ -29,6 +31,9 @@ from ddl.config.values import (
     with_full_selector,
 )
 from ddl.errors import ConfigError, closest, did_you_mean, either
+
+# A macro or a reference as a text.
+_QUOTED = re.compile(r"%[\w./]+|@[\w./]+(\(\))?")
 
 # Macros that the program sets before it builds; None means not yet set.
 _SET_LATER = ("SEED", "STEPS_PER_EPOCH", "TOTAL_STEPS")
@@ -176,7 +181,8 @@ def _undefined_macros(bindings: Sequence[Binding]) -> Iterator[str]:
     for binding in bindings:
         for leaf in leaves(binding.value):
             if isinstance(leaf, Macro) and not macros.keys() & set(enclosing_scopes(leaf.name)):
-                hint = did_you_mean(leaf.name, macros) or f" Add a line {leaf.name} = …."
+                hint = hint_of_standard(leaf.name, bindings) or did_you_mean(leaf.name, macros)
+                hint = hint or f" Add a line {leaf.name} = …."
                 yield binding.complain(f"%{leaf.name} is not defined.{hint}")
         try:
             expand(binding.value, macros)
@@ -253,6 +259,9 @@ def _remedy(value: Any, annotation: Any) -> str:
         other = map_leaves(value, turned)
         if other != value and fits(other, annotation):
             return f" Write {other!r} {advice} parentheses."
+    for leaf in leaves(value):
+        if isinstance(leaf, str) and _QUOTED.fullmatch(leaf):
+            return f" Write {leaf} without quotation marks."
     if isinstance(value, str):
         hint = did_you_mean(value, _literals(annotation))
         if hint:

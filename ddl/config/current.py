@@ -34,11 +34,13 @@ class _Loaded:
     Attributes:
       bindings: The effective bindings by key.
       imports: The imported modules.
+      overridden: The bindings that later ones override.
       withheld: Names of the macros without a value yet.
     """
 
     bindings: dict[Key, Binding] = dataclasses.field(default_factory=dict)
     imports: list[str] = dataclasses.field(default_factory=list)
+    overridden: list[Binding] = dataclasses.field(default_factory=list)
     withheld: set[str] = dataclasses.field(default_factory=set)
 
 
@@ -76,7 +78,7 @@ def load(
     statements += [statement for param in params for statement in reader.parameter(param)]
     imports = [statement for statement in statements if isinstance(statement, Import)]
     given = [statement for statement in statements if isinstance(statement, Binding)]
-    if "keras" not in sys.modules:  # else all faults are told at once
+    if sys.modules.get("keras") is None:  # else all faults are told at once
         check_macros(given)
     if allowed_unused is not None and not imports:
         _raise(usage.unreferenced_macros(given, allowed_unused))
@@ -88,7 +90,11 @@ def load(
         _import(statement)
     bindings = checked(given)
     bindings = {key: _with_float_rate(binding) for key, binding in bindings.items()}
-    _loaded = _Loaded(bindings, list(dict.fromkeys(statement.module for statement in imports)))
+    _loaded = _Loaded(
+        bindings,
+        imports=list(dict.fromkeys(statement.module for statement in imports)),
+        overridden=[b for b in map(with_full_selector, given) if b != bindings.get(b.key)],
+    )
     gin.parse_config(config_text())
 
 
@@ -248,7 +254,7 @@ def check_all_used(allowed_unused: Sequence[str] = ()) -> None:
     Raises:
       ConfigError: Lists the unused bindings and macros.
     """
-    _raise(usage.complaints(_loaded.bindings, registry.calls(), allowed_unused))
+    _raise(usage.complaints(_loaded.bindings, registry.calls(), allowed_unused, _loaded.overridden))
 
 
 def _raise(complaints: list[str]) -> None:

@@ -13,18 +13,20 @@ _MOST = 4
 def places(message: str, bindings: Mapping[Key, Binding]) -> list[str]:
     """Returns a line for each binding that a message mentions by name.
 
-    A binding to a macro is followed to the macro's own line. Defaults shipped with ddl, and places
-    that the message has already, are left out.
+    A binding to a macro is followed to the macro's own line. Defaults shipped with ddl are left
+    out. A message that has a place already gets no other.
 
     Args:
       message: Text of an error that mentions names such as `RunPlan.train_steps` or `TRAIN_STEPS`.
       bindings: The effective bindings.
     """
+    if any(b.location and f"{b.location}:" in message for b in bindings.values()):
+        return []
     lines: dict[str, None] = {}
     for binding in bindings.values():
         if _mentions(message, shown(binding.key)):
             for found in _at_the_source(binding, bindings):
-                if found.location and not is_shipped(found) and str(found.location) not in message:
+                if found.location and not is_shipped(found):
                     lines[f"  {found.location}: {shown(found.key)} = {found.value!r}"] = None
     return list(lines)[:_MOST]
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from gin import config_parser
 
+from ddl.config.remedies import for_missing_file, for_statement
 from ddl.config.values import MACRO_SELECTOR, Binding, Import, Location, Macro, Reference
 from ddl.errors import ConfigError, did_you_mean
 
@@ -28,6 +29,8 @@ CONFIGS = [
     )
     if (folder / "digits_cnn.gin").exists()
 ]
+
+STANDARD = "standard.gin"
 
 Statement = Binding | Import
 
@@ -91,7 +94,7 @@ class Reader:
                 included_at,
             )
         try:
-            text = pathlib.Path(path).read_text(encoding="utf-8")
+            text = pathlib.Path(path).read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise _error(f"Cannot read the config file {path}: {error}.", included_at) from error
         return self._statements(text, file=path, including=(*including, os.path.abspath(path)))
@@ -117,6 +120,16 @@ class Reader:
                 yield from self._file(statement.filename, folders, location, including)
 
 
+def hint_of_standard(name: str, bindings: Iterable[Binding]) -> str:
+    """Returns advice to include `standard.gin`, if it defines a macro and was not read; or ""."""
+    standard = os.path.join(PACKAGE_FOLDER, STANDARD)
+    read = {binding.location.file for binding in bindings if binding.location}
+    if any(file and os.path.abspath(file) == standard for file in read):
+        return ""
+    defined = re.search(rf"^{re.escape(name)} =", pathlib.Path(standard).read_text(), re.MULTILINE)
+    return f" Add include '{STANDARD}', which defines it, as the first line." if defined else ""
+
+
 def parse_value(text: str) -> Any:
     """Parses one value; raises SyntaxError or TokenError if gin cannot parse it."""
     return config_parser.ConfigParser(text, _PlainValues()).parse_value()
@@ -127,7 +140,8 @@ def _parse(text: str, locate: Any) -> Iterator[Any]:
     try:
         yield from parser
     except SyntaxError as error:
-        raise _error(_in_plain_words(error.msg), locate(error.lineno or 0)) from None
+        location = locate(error.lineno or 0)
+        raise _error(for_statement(error.msg, location.text), location) from None
     except (RecursionError, TypeError) as error:  # such as a list as a key of a dict
         line = parser.current_token.start[0]
         raise _error(f"Cannot parse this statement: {error}.", locate(line)) from None
@@ -148,26 +162,14 @@ def _binding(statement: config_parser.BindingStatement, location: Location) -> B
     return Binding(name, MACRO_SELECTOR, "value", value, location)
 
 
-def _in_plain_words(reason: str) -> str:
-    token = re.search(r"Failed to parse token '(\w+)'", reason)
-    if token:
-        word = token[1]
-        return (
-            f"{word} is not a value. Write '{word}' for a string, %{word} for a macro, or "
-            f"@{word}() for a call."
-        )
-    if "Couldn't parse statement" in reason:
-        return "Expected NAME = value."
-    return f"Cannot parse this statement: {reason.rstrip('.')}."
-
-
 def _find(name: str, folders: Sequence[str], included_at: Location | None) -> str:
     paths = [os.path.normpath(os.path.join(folder, name)) for folder in folders]
     for path in paths:
         if os.path.isfile(path):
             return path
     searched = list(dict.fromkeys(os.path.dirname(path) or "." for path in paths))
-    hint = did_you_mean(os.path.basename(name), _config_files(searched))
+    hint = for_missing_file(name, paths, is_flag=included_at is None)
+    hint = hint or did_you_mean(os.path.basename(name), _config_files(searched))
     raise _error(
         f"There is no config file {name}.{hint} Searched in: {', '.join(searched)}.", included_at
     )

@@ -8,11 +8,11 @@ later time, so all its bindings and their references count as used.
 
 import fnmatch
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ddl.config import registry
-from ddl.config.parsing import PACKAGE_FOLDER
+from ddl.config.parsing import PACKAGE_FOLDER, hint_of_standard
 from ddl.config.values import (
     MACRO_SELECTOR,
     Binding,
@@ -35,7 +35,10 @@ Calls = Mapping[tuple[str, str], Mapping[str, Any]]
 
 
 def complaints(
-    bindings: Mapping[Key, Binding], calls: Calls, allowed: Collection[str]
+    bindings: Mapping[Key, Binding],
+    calls: Calls,
+    allowed: Collection[str],
+    overridden: Sequence[Binding] = (),
 ) -> list[str]:
     """Returns a complaint for each binding that was never used, unless it is allowed.
 
@@ -45,10 +48,11 @@ def complaints(
       bindings: The effective bindings.
       calls: The calls so far (`registry.calls`).
       allowed: Patterns of bindings that may be unused, such as `Adam.*`.
+      overridden: Bindings that later ones override.
     """
     used = _used(bindings, calls)
     return [
-        binding.location.complain(_complaint(binding, bindings, used, calls))
+        binding.location.complain(_complaint(binding, bindings, used, calls, overridden))
         for key, binding in bindings.items()
         if key not in used
         and binding.location
@@ -70,7 +74,7 @@ def unreferenced_macros(bindings: Iterable[Binding], allowed: Collection[str]) -
     names = {leaf.name for b in bindings for leaf in leaves(b.value) if isinstance(leaf, Macro)}
     referred = {scope for name in names for scope in enclosing_scopes(name)} | _READ_BY_THE_RUN
     return [
-        binding.location.complain(_unreferenced(binding.scope, referred))
+        binding.location.complain(_unreferenced(binding.scope, referred, bindings))
         for binding in bindings
         if binding.is_macro
         and binding.location
@@ -80,9 +84,14 @@ def unreferenced_macros(bindings: Iterable[Binding], allowed: Collection[str]) -
     ]
 
 
-def _unreferenced(name: str, referred: Iterable[str]) -> str:
-    hint = did_you_mean(name, referred) or f" Nothing refers to %{name}."
-    return f"{name} is never used.{hint}"
+def _unreferenced(name: str, referred: Iterable[str], bindings: Iterable[Binding]) -> str:
+    bindings = list(bindings)
+    quoted = next((b for b in bindings if f"%{name}" in leaves(b.value)), None)
+    if quoted is not None:
+        hint = f" '%{name}' at {quoted.location} is a text. Remove its quotation marks."
+    else:
+        hint = hint_of_standard(name, bindings) or did_you_mean(name, referred)
+    return f"{name} is never used.{hint or f' Nothing refers to %{name}.'}"
 
 
 def unused_defaults(bindings: Mapping[Key, Binding], calls: Calls) -> set[Key]:
@@ -138,7 +147,11 @@ def _for_later(leaf: Any, is_for_later: bool, bindings: Mapping[Key, Binding]) -
 
 
 def _complaint(
-    binding: Binding, bindings: Mapping[Key, Binding], used: Collection[Key], calls: Calls
+    binding: Binding,
+    bindings: Mapping[Key, Binding],
+    used: Collection[Key],
+    calls: Calls,
+    overridden: Sequence[Binding],
 ) -> str:
     what = f"{shown(binding.key)} is never used"
     if binding.is_macro:
@@ -146,7 +159,14 @@ def _complaint(
         if users:
             return f"{what}, and neither are the bindings that refer to it: {', '.join(users)}."
         others = [key[0] for key in used if key[1] == MACRO_SELECTOR]
-        return _unreferenced(binding.scope, others)
+        for one in overridden:
+            if Macro(binding.scope) in leaves(one.value) and one.key in bindings:
+                winner = bindings[one.key]
+                return (
+                    f"{what}: {shown(one.key)} refers to it at {one.location}, but is "
+                    f"{winner.value!r} at {winner.location}. Remove that binding or this one."
+                )
+        return _unreferenced(binding.scope, others, bindings.values())
     name = registry.short_name(binding.selector)
     scopes = sorted({scope for scope, selector in calls if selector == binding.selector})
     if not scopes:

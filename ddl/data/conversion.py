@@ -26,6 +26,15 @@ def as_source(data: Any) -> Source:
         return data
     if isinstance(data, tf.data.Dataset):
         return StreamSource(data)
+    parts = list(data.values()) if isinstance(data, Mapping) else data
+    if isinstance(parts, tuple | list):
+        sets = [type(one).__name__ for one in parts if isinstance(one, Source | tf.data.Dataset)]
+        if sets:
+            raise DataError(
+                f"Trainer.train_data and Trainer.eval_data must be one data set each, got "
+                f"{len(sets)}: {', '.join(sets)}. Pass one of them; evaluate on another with a "
+                "Trainer, or a run with --mode=eval, of its own."
+            )
     if isinstance(data, Mapping):
         return ArraySource(data)
     if isinstance(data, tuple | list) and len(data) == 2:

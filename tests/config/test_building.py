@@ -57,6 +57,14 @@ def test_a_missing_value(load, text, name, wanted):
     assert message.splitlines()[1:] == [f"    {one} = …" for one in wanted]
 
 
+def test_a_mistyped_scope(load):
+    load("Trial.pictures = [@trian/pictures()]\ntrain/pictures.split = 'train'")
+    assert complaint(config.build, "Trial").splitlines() == [
+        "pictures requires a value for split in scope trian. Did you mean train?",
+        "  run.gin:1: Trial.pictures = [@trian/pictures()]",
+    ]
+
+
 def test_a_missing_value_that_no_binding_can_give(load):
     load()
     message = complaint(config.build, "BadHeir")

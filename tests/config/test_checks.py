@@ -102,3 +102,15 @@ def test_integers_beyond_64_bits(load):
         "run.gin:1: Dense.units must fit into 64 bits, got 9223372036854775808. Set a smaller"
     )
     load("tower.width = 9223372036854775808")  # the user's own may take it
+
+
+@pytest.mark.parametrize("value", ["'%UNITS'", "('%UNITS', 3)", "'@tower()'", "'@train/tower'"])
+def test_a_macro_or_reference_in_quotation_marks(load, value):
+    written = value.split("'")[1]
+    message = complaint(load, f"UNITS = 3\nTrial.steps = {value}")
+    assert f"Write {written} without quotation marks." in message
+
+
+def test_a_macro_of_the_standard_file(load):
+    message = complaint(load, "Trial.seed = %SEED")
+    assert "%SEED is not defined. Add include 'standard.gin', which defines it, as the" in message

@@ -41,6 +41,20 @@ def test_missing_file(write):
     assert "Searched in: configs" in message
 
 
+def test_a_folder_and_a_list_are_no_file(write):
+    run = write("", "experiments/run.gin")
+    message = complaint(config.load, ["experiments"])
+    assert f"There is a folder of this name. Name a file in it, such as {run}." in message
+    message = complaint(config.load, [f"{run},other.gin"])
+    assert f"Pass one flag for each file: --gin_file={run} --gin_file=other.gin." in message
+
+
+def test_a_byte_order_mark_is_no_character(write, tmp_path):
+    (tmp_path / "run.gin").write_bytes(b"\xef\xbb\xbfTrial.steps = 3")
+    config.load(["run.gin"])
+    assert config.build("Trial").values["steps"] == 3
+
+
 def test_missing_include(write):
     write("", "deep/other.gin")
     run = write("\ninclude 'othre.gin'", "deep/run.gin")
@@ -64,7 +78,20 @@ def test_files_that_include_one_another(write):
     ("text", "line", "words"),
     [
         ("A = 1\nMODE = train", 2, "train is not a value. Write 'train' for a string"),
-        ("RATE = 1/3", 1, "Expected newline"),
+        ("RATE = 1/3", 1, "Expected newline. A config does not compute. Write the result."),
+        ("RATE = -1 + 3  # two", 1, "A config does not compute"),
+        ("A = true", 1, "true is not a value. Write True."),
+        ("A = null", 1, "null is not a value. Write None."),
+        ("A = 0,05", 1, "Write 0.05 for a number, or (0, 5) for two."),
+        ("A = 5; B = 3", 1, "Remove the ;. Each binding has a line of its own."),
+        ("A: 5", 1, "Write NAME = value."),
+        (
+            "A =\u00a05",
+            1,
+            "Column 4 has the character no-break space (U+00A0). Replace it by a space",
+        ),
+        ("A = \u201ca\u201d", 1, "Column 5 has the character left double quotation mark (U+201C)"),
+        ("A = '\u00e9\u00a0' = 3", 1, "Cannot parse"),  # inside a text any character is right
         ("Trial.rate", 1, "Expected NAME = value"),
         ("A =\nB = 1", 1, "Unable to parse value"),
         ("A = 1\nB = (1, 2\nC = 3\n", 3, ""),

@@ -96,3 +96,21 @@ def test_macros_that_nothing_can_use_are_told_at_once(write):
     write("", "reader.py")
     config.load([run, write("import reader", "other.gin")], allowed_unused=[])  # so may a module
     assert config.get_macro("OTHER") == 3
+
+
+def test_a_macro_whose_only_use_is_overridden(write):
+    base = write("STEPS = 3\nEPOCHS = 4\nTrial.steps = %STEPS\nTrial.rate = 0.5", "base.gin")
+    config.load([write(f"include '{base}'\nTrial.steps = 5\nTrial.seed = %EPOCHS")])
+    config.build("Trial")
+    assert complaint(config.check_all_used).splitlines()[:2] == [
+        "base.gin:1: STEPS is never used: Trial.steps refers to it at base.gin:3, but is 5 at "
+        "run.gin:2. Remove that binding or this one.",
+        "    STEPS = 3",
+    ]
+
+
+def test_a_macro_that_is_a_text_or_of_the_standard_file(write):
+    run = write("UNITS = 3\nTrial.names = ['%UNITS']\nTRAIN_STEPS = 3")
+    first, _, second, *_ = complaint(config.load, [run], [], [], []).splitlines()
+    assert first.endswith("'%UNITS' at run.gin:2 is a text. Remove its quotation marks.")
+    assert second.endswith("Add include 'standard.gin', which defines it, as the first line.")

@@ -328,6 +328,9 @@ def test_what_as_source_takes():
     for wrong in (x, "digits", (x, y, y), None):
         with pytest.raises(DataError, match="a mapping of arrays"):
             as_source(wrong)
+    for several in ([source, source], (source, pairs), {"a": source, "b": numbers(3)}):
+        with pytest.raises(DataError, match="must be one data set each, got 2: .*Pass one of them"):
+            as_source(several)
 
 
 IN_ONE = [[8, 5, 3, 7, 4, 2, 9, 1, 6, 0], [9, 7, 5, 2, 6, 8, 4, 3, 1, 0]]
