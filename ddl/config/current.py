@@ -10,6 +10,7 @@ import gin
 from ddl.config import building, registry, text, usage
 from ddl.config.checks import checked
 from ddl.config.parsing import Reader
+from ddl.config.replaced import Replacement, lines, replacements, superfluous
 from ddl.config.values import (
     MACRO_SELECTOR,
     Binding,
@@ -30,11 +31,13 @@ class _Loaded:
     Attributes:
       bindings: The effective bindings by key.
       imports: The imported modules.
+      replaced: The references of included files that including files replaced.
       withheld: Names of the macros without a value yet.
     """
 
     bindings: dict[Key, Binding] = dataclasses.field(default_factory=dict)
     imports: list[str] = dataclasses.field(default_factory=list)
+    replaced: list[Replacement] = dataclasses.field(default_factory=list)
     withheld: set[str] = dataclasses.field(default_factory=set)
 
 
@@ -68,9 +71,12 @@ def load(files: Sequence[str], params: Sequence[str] = (), search_path: Sequence
     imports = [statement for statement in statements if isinstance(statement, Import)]
     for statement in imports:
         _import(statement)
-    bindings = checked([statement for statement in statements if isinstance(statement, Binding)])
+    given = [statement for statement in statements if isinstance(statement, Binding)]
+    bindings = checked(given)
+    replaced = list(replacements(list(map(with_full_selector, given)), bindings))
     bindings = {key: _with_float_rate(binding) for key, binding in bindings.items()}
-    _loaded = _Loaded(bindings, list(dict.fromkeys(statement.module for statement in imports)))
+    modules = list(dict.fromkeys(statement.module for statement in imports))
+    _loaded = _Loaded(bindings, modules, replaced)
     gin.parse_config(config_text())
 
 
@@ -193,19 +199,31 @@ def build_bound(name: str, parameter: str) -> Any:
     )
 
 
-def check_all_used(allowed_unused: Sequence[str] = ()) -> None:
+def check_all_used(allowed_unused: Sequence[str] = ()) -> list[str]:
     """Checks that a call so far has used every binding and macro; see `ddl.config.usage`.
+
+    Drops bindings of included files that have no effect, because an including file replaced the
+    reference to their item: see `ddl.config.replaced`.
 
     Args:
       allowed_unused: Names that may be unused, such as `Adam.beta_1` or `Adam.*`.
 
+    Returns:
+      Lines about the dropped bindings.
+
     Raises:
       ConfigError: Lists the unused bindings and macros.
     """
-    complaints = usage.complaints(_loaded.bindings, registry.calls(), allowed_unused)
-    if complaints:
+    calls = registry.calls()
+    unused = usage.unused(_loaded.bindings, calls, allowed_unused)
+    dropped = superfluous(unused, calls, _loaded.replaced)
+    found = [key for key in unused if key not in dropped]
+    if complaints := usage.complaints(_loaded.bindings, calls, found):
         remedy = "Remove the unused bindings, or pass their names to --gin_allow_unused."
         raise ConfigError("\n".join([*complaints, remedy]))
+    for key in dropped:
+        del _loaded.bindings[key]
+    return lines(dropped)
 
 
 def config_text() -> str:

@@ -31,10 +31,10 @@ from ddl.errors import closest, did_you_mean, either
 Calls = Mapping[tuple[str, str], Mapping[str, Any]]
 
 
-def complaints(
+def unused(
     bindings: Mapping[Key, Binding], calls: Calls, allowed: Collection[str]
-) -> list[str]:
-    """Returns a complaint for each binding that was never used, unless it is allowed.
+) -> dict[Key, Binding]:
+    """Returns the bindings that were never used, unless they are allowed.
 
     Defaults shipped with ddl and macros set by the program are exempt.
 
@@ -44,14 +44,31 @@ def complaints(
       allowed: Patterns of bindings that may be unused, such as `Adam.*`.
     """
     used = _used(bindings, calls)
-    return [
-        binding.location.complain(_complaint(binding, bindings, used, calls))
+    return {
+        key: binding
         for key, binding in bindings.items()
         if key not in used
         and binding.location
         and not _is_shipped(binding)
         and not _is_allowed(binding, allowed)
-    ]
+    }
+
+
+def complaints(bindings: Mapping[Key, Binding], calls: Calls, found: Collection[Key]) -> list[str]:
+    """Returns a complaint for each of the unused bindings.
+
+    Args:
+      bindings: The effective bindings.
+      calls: The calls so far (`registry.calls`).
+      found: The keys of the unused bindings.
+    """
+    used = _used(bindings, calls)
+    # Collected once: a config may have thousands of macros.
+    users: dict[str, list[str]] = {}
+    for key, binding in bindings.items():
+        for name in {leaf.name for leaf in leaves(binding.value) if isinstance(leaf, Macro)}:
+            users.setdefault(name, []).append(shown(key))
+    return [bindings[key].complain(_complaint(bindings[key], users, used, calls)) for key in found]
 
 
 def unused_defaults(bindings: Mapping[Key, Binding], calls: Calls) -> set[Key]:
@@ -106,13 +123,12 @@ def _for_later(leaf: Any, is_for_later: bool, bindings: Mapping[Key, Binding]) -
 
 
 def _complaint(
-    binding: Binding, bindings: Mapping[Key, Binding], used: Collection[Key], calls: Calls
+    binding: Binding, users: Mapping[str, list[str]], used: Collection[Key], calls: Calls
 ) -> str:
     what = f"{shown(binding.key)} is never used"
     if binding.is_macro:
-        users = [shown(b.key) for b in bindings.values() if Macro(binding.scope) in leaves(b.value)]
-        if users:
-            return f"{what}, and neither are the bindings that refer to it: {', '.join(users)}."
+        if names := users.get(binding.scope):
+            return f"{what}, and neither are the bindings that refer to it: {', '.join(names)}."
         others = [key[0] for key in used if key[1] == MACRO_SELECTOR]
         hint = did_you_mean(binding.scope, others)
         return f"{what}.{hint or f' Nothing refers to %{binding.scope}.'}"
