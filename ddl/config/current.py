@@ -2,7 +2,10 @@
 
 import dataclasses
 import importlib
-from collections.abc import Collection, Sequence
+import os
+import sys
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import gin
@@ -70,7 +73,8 @@ def load(files: Sequence[str], params: Sequence[str] = (), search_path: Sequence
     # Modules first: another file may use their items above the import.
     imports = [statement for statement in statements if isinstance(statement, Import)]
     for statement in imports:
-        _import(statement)
+        with _finding_neighbours(statement.location.file):
+            _import(statement)
     given = [statement for statement in statements if isinstance(statement, Binding)]
     bindings = checked(given)
     replaced = list(replacements(list(map(with_full_selector, given)), bindings))
@@ -88,14 +92,29 @@ def _with_float_rate(binding: Binding) -> Binding:
     return binding
 
 
+@contextmanager
+def _finding_neighbours(file: str | None) -> Iterator[None]:
+    """Lets Python find modules in a config's folder, as the last place, in the `with` block."""
+    folder = os.path.dirname(os.path.abspath(file)) if file else None
+    if folder is None or folder in sys.path:
+        yield
+        return
+    sys.path.append(folder)
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # the module may have removed it
+            sys.path.remove(folder)
+
+
 def _import(statement: Import) -> None:
     try:
         importlib.import_module(statement.module)
     except ImportError as error:
         raise ConfigError(
             statement.location.complain(
-                f"Cannot import {statement.module}: {error}. Install it, or add its folder to "
-                "PYTHONPATH."
+                f"Cannot import {statement.module}: {error}. Install it, put it beside the config, "
+                "or add its folder to PYTHONPATH."
             )
         ) from error
 
