@@ -105,7 +105,8 @@ def find(gpus: Sequence[int] | None) -> None:
     test = RangeTest(FLAGS.smallest, FLAGS.largest, FLAGS.steps)
     with attributing_errors(user_packages()):
         _, trainer = train.build(placement, Workers(placement.strategy))
-        config.check_all_used(FLAGS.gin_allow_unused)
+        for line in config.check_all_used(FLAGS.gin_allow_unused):
+            print(line)
         learning_rate = rate_without_plateau(trainer.optimizer)
         factor = learning_rate.factor if isinstance(learning_rate, LearningRate) else 1.0
         batch = trainer.global_batch_size

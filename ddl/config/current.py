@@ -3,9 +3,11 @@
 import dataclasses
 import importlib
 import importlib.util
+import os
 import re
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import gin
@@ -14,6 +16,7 @@ from ddl import user_code
 from ddl.config import building, mentions, registry, text, usage
 from ddl.config.checks import check_macros, checked
 from ddl.config.parsing import Reader
+from ddl.config.replaced import Replacement, lines, replacements, superfluous
 from ddl.config.values import (
     MACRO_SELECTOR,
     Binding,
@@ -35,12 +38,14 @@ class _Loaded:
       bindings: The effective bindings by key.
       imports: The imported modules.
       overridden: The bindings that later ones override.
+      replaced: The references of included files that including files replaced.
       withheld: Names of the macros without a value yet.
     """
 
     bindings: dict[Key, Binding] = dataclasses.field(default_factory=dict)
     imports: list[str] = dataclasses.field(default_factory=list)
     overridden: list[Binding] = dataclasses.field(default_factory=list)
+    replaced: list[Replacement] = dataclasses.field(default_factory=list)
     withheld: set[str] = dataclasses.field(default_factory=set)
 
 
@@ -83,17 +88,22 @@ def load(
     if allowed_unused is not None and not imports:
         _raise(usage.unreferenced_macros(given, allowed_unused))
     for statement in imports:
-        _find(statement)
+        with _finding_neighbours(statement.location.file):
+            _find(statement)
     registry.register_all()
     # Modules first: another file may use their items above the import.
     for statement in imports:
-        _import(statement)
+        with _finding_neighbours(statement.location.file):
+            _import(statement)
     bindings = checked(given)
+    full = list(map(with_full_selector, given))
+    replaced = list(replacements(full, bindings))
     bindings = {key: _with_float_rate(binding) for key, binding in bindings.items()}
     _loaded = _Loaded(
         bindings,
         imports=list(dict.fromkeys(statement.module for statement in imports)),
-        overridden=[b for b in map(with_full_selector, given) if b != bindings.get(b.key)],
+        overridden=[binding for binding in full if binding != bindings.get(binding.key)],
+        replaced=replaced,
     )
     gin.parse_config(config_text())
 
@@ -118,6 +128,21 @@ def _find(statement: Import) -> None:
         raise ConfigError(statement.location.complain(_reason(statement.module, error)))
 
 
+@contextmanager
+def _finding_neighbours(file: str | None) -> Iterator[None]:
+    """Lets Python find modules in a config's folder, as the last place, in the `with` block."""
+    folder = os.path.dirname(os.path.abspath(file)) if file else None
+    if folder is None or folder in sys.path:
+        yield
+        return
+    sys.path.append(folder)
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # the module may have removed it
+            sys.path.remove(folder)
+
+
 def _import(statement: Import) -> None:
     try:
         importlib.import_module(statement.module)
@@ -134,7 +159,10 @@ def _import(statement: Import) -> None:
 def _reason(module: str, error: Exception) -> str:
     """Returns why a module could not be imported, with the remedy where one is known."""
     if isinstance(error, ImportError):
-        return f"Cannot import {module}: {error}. Install it, or add its folder to PYTHONPATH."
+        return (
+            f"Cannot import {module}: {error}. Install it, put it beside the config, or add its "
+            "folder to PYTHONPATH."
+        )
     twice = re.match(r"A different configurable matching '(.+)' already exists", str(error))
     if twice:
         name = twice[1].rpartition(".")[2]
@@ -245,16 +273,29 @@ def build_bound(name: str, parameter: str) -> Any:
     )
 
 
-def check_all_used(allowed_unused: Sequence[str] = ()) -> None:
+def check_all_used(allowed_unused: Sequence[str] = ()) -> list[str]:
     """Checks that a call so far has used every binding and macro; see `ddl.config.usage`.
+
+    Drops bindings of included files that have no effect, because an including file replaced the
+    reference to their item: see `ddl.config.replaced`.
 
     Args:
       allowed_unused: Names that may be unused, such as `Adam.beta_1` or `Adam.*`.
 
+    Returns:
+      Lines about the dropped bindings.
+
     Raises:
       ConfigError: Lists the unused bindings and macros.
     """
-    _raise(usage.complaints(_loaded.bindings, registry.calls(), allowed_unused, _loaded.overridden))
+    calls = registry.calls()
+    unused = usage.unused(_loaded.bindings, calls, allowed_unused)
+    dropped = superfluous(unused, calls, _loaded.replaced)
+    found = [key for key in unused if key not in dropped]
+    _raise(usage.complaints(_loaded.bindings, calls, found, _loaded.overridden))
+    for key in dropped:
+        del _loaded.bindings[key]
+    return lines(dropped)
 
 
 def _raise(complaints: list[str]) -> None:

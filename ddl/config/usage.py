@@ -34,13 +34,10 @@ _READ_BY_THE_RUN = {"SEED", "STEPS_PER_EPOCH", "TOTAL_STEPS"}
 Calls = Mapping[tuple[str, str], Mapping[str, Any]]
 
 
-def complaints(
-    bindings: Mapping[Key, Binding],
-    calls: Calls,
-    allowed: Collection[str],
-    overridden: Sequence[Binding] = (),
-) -> list[str]:
-    """Returns a complaint for each binding that was never used, unless it is allowed.
+def unused(
+    bindings: Mapping[Key, Binding], calls: Calls, allowed: Collection[str]
+) -> dict[Key, Binding]:
+    """Returns the bindings that were never used, unless they are allowed.
 
     Defaults shipped with ddl and macros set by the program are exempt.
 
@@ -48,16 +45,43 @@ def complaints(
       bindings: The effective bindings.
       calls: The calls so far (`registry.calls`).
       allowed: Patterns of bindings that may be unused, such as `Adam.*`.
-      overridden: Bindings that later ones override.
     """
     used = _used(bindings, calls)
-    return [
-        binding.location.complain(_complaint(binding, bindings, used, calls, overridden))
+    return {
+        key: binding
         for key, binding in bindings.items()
         if key not in used
         and binding.location
         and not is_shipped(binding)
         and not _is_allowed(binding, allowed)
+    }
+
+
+def complaints(
+    bindings: Mapping[Key, Binding],
+    calls: Calls,
+    found: Collection[Key],
+    overridden: Sequence[Binding] = (),
+) -> list[str]:
+    """Returns a complaint for each of the unused bindings.
+
+    Args:
+      bindings: The effective bindings.
+      calls: The calls so far (`registry.calls`).
+      found: The keys of the unused bindings.
+      overridden: Bindings that later ones override.
+    """
+    used = _used(bindings, calls)
+    # Collected once: a config may have thousands of macros.
+    users: dict[str, list[str]] = {}
+    for key, binding in bindings.items():
+        for name in {leaf.name for leaf in leaves(binding.value) if isinstance(leaf, Macro)}:
+            users.setdefault(name, []).append(shown(key))
+    return [
+        bindings[key].complain(
+            _complaint(bindings[key], bindings, users, used, calls, overridden)
+        )
+        for key in found
     ]
 
 
@@ -149,15 +173,15 @@ def _for_later(leaf: Any, is_for_later: bool, bindings: Mapping[Key, Binding]) -
 def _complaint(
     binding: Binding,
     bindings: Mapping[Key, Binding],
+    users: Mapping[str, list[str]],
     used: Collection[Key],
     calls: Calls,
     overridden: Sequence[Binding],
 ) -> str:
     what = f"{shown(binding.key)} is never used"
     if binding.is_macro:
-        users = [shown(b.key) for b in bindings.values() if Macro(binding.scope) in leaves(b.value)]
-        if users:
-            return f"{what}, and neither are the bindings that refer to it: {', '.join(users)}."
+        if names := users.get(binding.scope):
+            return f"{what}, and neither are the bindings that refer to it: {', '.join(names)}."
         others = [key[0] for key in used if key[1] == MACRO_SELECTOR]
         for one in overridden:
             if Macro(binding.scope) in leaves(one.value) and one.key in bindings:

@@ -82,7 +82,7 @@ def run(
     }
     check_same_on_all(workers, flags)
     run_plan, trainer = build(placement, workers, directory)
-    config.check_all_used(allow_unused)
+    dropped = config.check_all_used(allow_unused)
     check_best_metric(run_plan.retention.best_metric, trainer)
     trains = mode in ("train", "train_and_eval")
     if trains:
@@ -92,7 +92,8 @@ def run(
         check_plateau(plateau, run_plan, trainer.eval_metric_names, evaluates)
     total = run_plan.total_steps(trainer.steps_per_epoch)
     console.summary("ddl", summary(trainer, total))
-    for note in notes(trainer) + (without_effect(run_plan, trainer, evaluates) if trains else []):
+    effectless = without_effect(run_plan, trainer, evaluates) if trains else []
+    for note in [*dropped, *notes(trainer), *effectless]:
         console.line(note)
     if dry_run or directory is None:
         warm_start(trainer, run_plan, console)

@@ -100,6 +100,41 @@ def test_reading_a_macro_uses_it(load):
     config.check_all_used()
 
 
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """A folder with a config and modules beside it; another one is the working directory."""
+    for name in ("here", "configs"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for name in ("beside_it", "helper_of_it"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return tmp_path / "configs"
+
+
+def test_a_module_beside_its_config_is_found_from_any_folder(elsewhere):
+    module = "import gin, helper_of_it\n@gin.register\ndef from_beside(x): return x"
+    (elsewhere / "beside_it.py").write_text(module)
+    (elsewhere / "helper_of_it.py").write_text("")
+    (elsewhere / "run.gin").write_text("import beside_it\nfrom_beside.x = 3")
+    (elsewhere.parent / "here" / "outer.gin").write_text("include '../configs/run.gin'")
+    before = list(sys.path)
+    config.load(["outer.gin"])
+    assert config.build("from_beside") == 3
+    assert sys.path == before
+
+
+def test_it_is_found_last(elsewhere):
+    """No module beside a config hides another."""
+    (elsewhere / "textwrap.py").write_text("raise KeyError('hides')")
+    (elsewhere / "run.gin").write_text("import textwrap\nimport absent_of_it")
+    sys.modules.pop("textwrap")
+    message = complaint(config.load, [str(elsewhere / "run.gin")])
+    assert "Cannot import absent_of_it" in message
+    assert "put it beside the config" in message
+    assert str(elsewhere) not in sys.path
+
+
 def test_importing_config_does_not_import_tensorflow():
     program = (
         "import sys, ddl.config; sys.exit('tensorflow' in sys.modules or 'keras' in sys.modules)"

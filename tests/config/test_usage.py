@@ -3,6 +3,7 @@
 import pytest
 
 from ddl import config
+from ddl.config import usage
 from tests.config.dummies import complaint
 
 USED = """
@@ -74,6 +75,17 @@ def test_what_is_handed_over_uncalled_may_be_called_later(load):
     message = complaint(config.check_all_used)
     assert message.startswith("run.gin:4: b/halving.every is never used")
     assert "EVERY =" not in message
+
+
+def test_thousands_of_macros_are_looked_at_once_each(load, monkeypatch):
+    number = 300
+    load("".join(f"MACRO_{n} = {n}\n" for n in range(number)))
+    looked = []
+    leaves = usage.leaves
+    monkeypatch.setattr(usage, "leaves", lambda value: looked.append(value) or leaves(value))
+    message = complaint(config.check_all_used)
+    assert message.count("is never used") == number
+    assert len(looked) == number
 
 
 def test_shipped_defaults_are_never_reported(load, monkeypatch, tmp_path):

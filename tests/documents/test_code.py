@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import ddl
+from ddl.checkpoints.export import export_model
 from tests.conftest import make_strategy
 from tests.documents.pages import PAGES, ROOT, blocks, commands, files
 from tests.processes import forked
@@ -136,8 +137,8 @@ def test_the_notebook(folder):
     assert "accuracy" in result.stdout
 
 
-def test_the_random_layer():
-    """Two replicas draw what one device draws."""
+def test_the_random_layer(tmp_path):
+    """Two replicas draw what one device draws, and an export loads."""
     namespace: dict = {}
     exec(files()["jitter.py"], namespace)
     results = []
@@ -152,6 +153,8 @@ def test_the_random_layer():
         trainer = ddl.Trainer(task, optimizer, data, global_batch_size=8, strategy=strategy)
         results.append(trainer.train(3)["loss"])
     assert results[0] == pytest.approx(results[1], rel=1e-6)
+    exported, _ = export_model(trainer.model, tmp_path)
+    keras.models.load_model(exported)
 
 
 def test_every_block_is_run_or_checked():
