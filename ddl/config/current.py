@@ -1,19 +1,13 @@
 """The config of this process: loading, macros, building and saved texts."""
 
 import dataclasses
-import importlib
-import importlib.util
-import os
-import re
 import sys
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import gin
 
-from ddl import user_code
-from ddl.config import building, mentions, registry, text, usage
+from ddl.config import building, mentions, modules, registry, text, usage
 from ddl.config.checks import check_macros, checked
 from ddl.config.parsing import Reader
 from ddl.config.replaced import Replacement, lines, replacements, superfluous
@@ -27,7 +21,7 @@ from ddl.config.values import (
     values_of,
     with_full_selector,
 )
-from ddl.errors import ConfigError, DdlError
+from ddl.errors import ConfigError
 
 
 @dataclasses.dataclass
@@ -88,13 +82,11 @@ def load(
     if allowed_unused is not None and not imports:
         _raise(usage.unreferenced_macros(given, allowed_unused))
     for statement in imports:
-        with _finding_neighbours(statement.location.file):
-            _find(statement)
+        modules.check_exists(statement)
     registry.register_all()
     # Modules first: another file may use their items above the import.
     for statement in imports:
-        with _finding_neighbours(statement.location.file):
-            _import(statement)
+        modules.import_module(statement)
     bindings = checked(given)
     full = list(map(with_full_selector, given))
     replaced = list(replacements(full, bindings))
@@ -114,64 +106,6 @@ def _with_float_rate(binding: Binding) -> Binding:
     if is_rate and type(binding.value) is int:
         return dataclasses.replace(binding, value=float(binding.value))
     return binding
-
-
-def _find(statement: Import) -> None:
-    """Raises ConfigError if there is no such package. Imports nothing."""
-    package = statement.module.partition(".")[0]
-    try:
-        found = package in sys.modules or importlib.util.find_spec(package) is not None
-    except (ImportError, ValueError):  # such as of __main__, which has no spec
-        return
-    if not found:
-        error = ModuleNotFoundError(f"No module named {package!r}")
-        raise ConfigError(statement.location.complain(_reason(statement.module, error)))
-
-
-@contextmanager
-def _finding_neighbours(file: str | None) -> Iterator[None]:
-    """Lets Python find modules in a config's folder, as the last place, in the `with` block."""
-    folder = os.path.dirname(os.path.abspath(file)) if file else None
-    if folder is None or folder in sys.path:
-        yield
-        return
-    sys.path.append(folder)
-    try:
-        yield
-    finally:
-        with suppress(ValueError):  # the module may have removed it
-            sys.path.remove(folder)
-
-
-def _import(statement: Import) -> None:
-    try:
-        importlib.import_module(statement.module)
-    except Exception as error:
-        if not user_code.repeats(error):
-            raise
-        lines = [statement.location.complain(_reason(statement.module, error))]
-        # importlib's own error for the module has no place in the user's code.
-        if (place := user_code.place_of(error)) is not None:
-            lines.append(place.note)
-        raise ConfigError("\n".join(lines)) from error
-
-
-def _reason(module: str, error: Exception) -> str:
-    """Returns why a module could not be imported, with the remedy where one is known."""
-    if isinstance(error, ImportError):
-        return (
-            f"Cannot import {module}: {error}. Install it, put it beside the config, or add its "
-            "folder to PYTHONPATH."
-        )
-    twice = re.match(r"A different configurable matching '(.+)' already exists", str(error))
-    if twice:
-        name = twice[1].rpartition(".")[2]
-        return (
-            f"Importing {module} registers {twice[1]} a second time. Remove one of the two, or "
-            f"give it another name: @gin.register('My{name}')."
-        )
-    what = str(error) if isinstance(error, DdlError) else f"{user_code.message_of(error)}."
-    return f"Importing {module} raised {what}"
 
 
 def get_macro(name: str) -> Any:

@@ -72,14 +72,10 @@ def complaints(
       overridden: Bindings that later ones override.
     """
     used = _used(bindings, calls)
-    # Collected once: a config may have thousands of macros.
-    users: dict[str, list[str]] = {}
-    for key, binding in bindings.items():
-        for name in {leaf.name for leaf in leaves(binding.value) if isinstance(leaf, Macro)}:
-            users.setdefault(name, []).append(shown(key))
+    mentions = _Mentions(bindings.values())
     return [
         bindings[key].complain(
-            _complaint(bindings[key], bindings, users, used, calls, overridden)
+            _complaint(bindings[key], bindings, mentions, used, calls, overridden)
         )
         for key in found
     ]
@@ -95,10 +91,11 @@ def unreferenced_macros(bindings: Iterable[Binding], allowed: Collection[str]) -
       allowed: As in `complaints`.
     """
     bindings = list(bindings)
-    names = {leaf.name for b in bindings for leaf in leaves(b.value) if isinstance(leaf, Macro)}
-    referred = {scope for name in names for scope in enclosing_scopes(name)} | _READ_BY_THE_RUN
+    mentions = _Mentions(bindings)
+    referred = {scope for name in mentions.users for scope in enclosing_scopes(name)}
+    referred |= _READ_BY_THE_RUN
     return [
-        binding.location.complain(_unreferenced(binding.scope, referred, bindings))
+        binding.location.complain(_unreferenced(binding.scope, referred, mentions))
         for binding in bindings
         if binding.is_macro
         and binding.location
@@ -108,13 +105,37 @@ def unreferenced_macros(bindings: Iterable[Binding], allowed: Collection[str]) -
     ]
 
 
-def _unreferenced(name: str, referred: Iterable[str], bindings: Iterable[Binding]) -> str:
-    bindings = list(bindings)
-    quoted = next((b for b in bindings if f"%{name}" in leaves(b.value)), None)
+class _Mentions:
+    """What bindings mention, collected once: a config may have thousands of macros.
+
+    Attributes:
+      users: The bindings that refer to a macro, by the macro's name.
+      texts: A binding that holds a text, by the text.
+      files: One binding of each file.
+    """
+
+    def __init__(self, bindings: Iterable[Binding]):
+        self.users: dict[str, list[Key]] = {}
+        self.texts: dict[str, Binding] = {}
+        files: dict[str, Binding] = {}
+        for binding in bindings:
+            found = set(filter(lambda leaf: isinstance(leaf, (Macro, str)), leaves(binding.value)))
+            for leaf in found:
+                if isinstance(leaf, Macro):
+                    self.users.setdefault(leaf.name, []).append(binding.key)
+                else:
+                    self.texts.setdefault(leaf, binding)
+            if binding.location and binding.location.file:
+                files.setdefault(binding.location.file, binding)
+        self.files = list(files.values())
+
+
+def _unreferenced(name: str, referred: Iterable[str], mentions: _Mentions) -> str:
+    quoted = mentions.texts.get(f"%{name}")
     if quoted is not None:
         hint = f" '%{name}' at {quoted.location} is a text. Remove its quotation marks."
     else:
-        hint = hint_of_standard(name, bindings) or did_you_mean(name, referred)
+        hint = hint_of_standard(name, mentions.files) or did_you_mean(name, referred)
     return f"{name} is never used.{hint or f' Nothing refers to %{name}.'}"
 
 
@@ -173,15 +194,16 @@ def _for_later(leaf: Any, is_for_later: bool, bindings: Mapping[Key, Binding]) -
 def _complaint(
     binding: Binding,
     bindings: Mapping[Key, Binding],
-    users: Mapping[str, list[str]],
+    mentions: _Mentions,
     used: Collection[Key],
     calls: Calls,
     overridden: Sequence[Binding],
 ) -> str:
     what = f"{shown(binding.key)} is never used"
     if binding.is_macro:
-        if names := users.get(binding.scope):
-            return f"{what}, and neither are the bindings that refer to it: {', '.join(names)}."
+        if keys := mentions.users.get(binding.scope):
+            names = ", ".join(map(shown, keys))
+            return f"{what}, and neither are the bindings that refer to it: {names}."
         others = [key[0] for key in used if key[1] == MACRO_SELECTOR]
         for one in overridden:
             if Macro(binding.scope) in leaves(one.value) and one.key in bindings:
@@ -190,7 +212,7 @@ def _complaint(
                     f"{what}: {shown(one.key)} refers to it at {one.location}, but is "
                     f"{winner.value!r} at {winner.location}. Remove that binding or this one."
                 )
-        return _unreferenced(binding.scope, others, bindings.values())
+        return _unreferenced(binding.scope, others, mentions)
     name = registry.short_name(binding.selector)
     scopes = sorted({scope for scope, selector in calls if selector == binding.selector})
     if not scopes:
