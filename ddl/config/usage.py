@@ -201,8 +201,8 @@ def _complaint(
 ) -> str:
     what = f"{shown(binding.key)} is never used"
     if binding.is_macro:
-        if keys := mentions.users.get(binding.scope):
-            names = ", ".join(map(shown, keys))
+        if referring := mentions.users.get(binding.scope):
+            names = ", ".join(map(shown, referring))
             return f"{what}, and neither are the bindings that refer to it: {names}."
         others = [key[0] for key in used if key[1] == MACRO_SELECTOR]
         for one in overridden:
