@@ -26,7 +26,7 @@ def test_layers_follow_the_policy(precision, variables, computes):
 
 
 def test_unknown_precision():
-    with pytest.raises(ConfigError, match="'float16'.*mixed_float16"):
+    with pytest.raises(ConfigError, match="mixed_float16.*got 'float16'"):
         set_precision("float16")
 
 
