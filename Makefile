@@ -13,10 +13,10 @@ demo: $(VENV)/.installed
 	  --strategy=mirrored --num_virtual_devices=2
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 test-quick: $(VENV)/.installed
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow"
 
 bench: $(VENV)/.installed benchmarks/peers
 	$(BIN)/python -m benchmarks
