@@ -77,7 +77,7 @@ def load(
     statements += [statement for param in params for statement in reader.parameter(param)]
     imports = [statement for statement in statements if isinstance(statement, Import)]
     given = [statement for statement in statements if isinstance(statement, Binding)]
-    if sys.modules.get("keras") is None:  # else all faults are told at once
+    if sys.modules.get("keras") is None:  # else one error reports all faults
         check_macros(given)
     if allowed_unused is not None and not imports:
         _raise(usage.unreferenced_macros(given, allowed_unused))

@@ -16,7 +16,7 @@ from gin import config as gin_config
 # ddl's own items as "module:attribute". Configs name them ddl.<attribute>, short <attribute>.
 # ddl's layers share their names with Keras's; configs name them ddl.layers.<attribute>.
 OWN: tuple[str, ...] = (
-    "ddl.training.batch_size:global_batch_size",
+    "ddl.training.checks.batch_size:global_batch_size",
     "ddl.data:images",
     "ddl.data:synthetic_arrays",
     "ddl.optimizers.learning_rate:LearningRate",

@@ -4,8 +4,8 @@ Each worker runs the whole program and holds a copy of all weights. Workers wait
 updates, so they must agree here on each loop's length, where a run stops and what it resumes from.
 """
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import cast
 
 import numpy as np
@@ -50,7 +50,7 @@ class Workers:
         """Returns whether `value` is True on any process."""
         return bool(self._total([float(value)])[0])
 
-    @contextmanager
+    @contextlib.contextmanager
     def failing_together(self) -> Iterator[None]:
         """Raises an error on all processes if the `with` block raises a DdlError on one.
 
@@ -66,9 +66,20 @@ class Workers:
         except DdlError as error:
             failure = error
         if self.any(failure is not None):
+            self.barrier()
             raise failure or ModelDirectoryError(
                 "Another worker failed. Its output shows the error."
             )
+
+    def barrier(self) -> None:
+        """Waits for all processes, before an error that they all raise.
+
+        A process may have the result of a collective while another still waits for it, and the
+        first to end aborts what others wait for. Who is past the barrier knows that all have it. An
+        aborted barrier means the same, so its error is dropped.
+        """
+        with contextlib.suppress(tf.errors.OpError):
+            self._total([0.0])
 
     def broadcast(self, value: int) -> int:
         """Broadcasts the chief's integer, of magnitude at most 2^53."""

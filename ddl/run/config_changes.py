@@ -8,7 +8,7 @@ from ddl.errors import ConfigError, ModelDirectoryError
 from ddl.optimizers.plateau import plateau_of
 from ddl.run.console import RunConsole
 from ddl.run.directory import RunDirectory
-from ddl.training.model_checks import depends_on_microbatches
+from ddl.training.checks.model import depends_on_microbatches
 from ddl.training.trainer import Trainer
 
 # A resumed run may change its length, its periods and its microbatches: the updates stay the same.

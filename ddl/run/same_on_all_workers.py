@@ -39,6 +39,7 @@ def check_same_on_all(workers: Workers, flags: Mapping[str, object]) -> None:
             listing = "\n".join(
                 f"  {'worker 0' if line in here else f'worker {index}'}: {line}" for line in differ
             )
+            workers.barrier()
             raise ConfigError(
                 f"Worker {index} must have the code, versions, config and flags of worker 0, got\n"
                 f"{listing}\nStart all workers with the same ones."

@@ -6,7 +6,7 @@ import numpy as np
 from ddl import config
 from ddl.distribution.devices import describe_devices
 from ddl.distribution.traits import traits_of
-from ddl.run.learning_rate_checks import learning_rate_summary
+from ddl.run.checks.learning_rate import learning_rate_summary
 from ddl.training.trainer import Trainer
 
 

@@ -25,17 +25,17 @@ from ddl.step.weight_average import ExponentialMovingAverage, WeightAverages
 from ddl.tasks.parts import layers_of
 from ddl.tasks.task import Task
 from ddl.training.asynchronous.loop import CoordinatedEvaluation
-from ddl.training.divergence import VariablesFinite
-from ddl.training.evaluation import Evaluation
-from ddl.training.evaluation_weights import EvaluationWeights
-from ddl.training.fixed_settings import FixedSettings
-from ddl.training.model_checks import (
+from ddl.training.checks.fixed_settings import FixedSettings
+from ddl.training.checks.model import (
     check_variables,
     computes_in_float16,
     frozen_variables,
     warn_of_replica_dependence,
 )
-from ddl.training.row_independence import RowIndependence
+from ddl.training.checks.row_independence import RowIndependence
+from ddl.training.divergence import VariablesFinite
+from ddl.training.evaluation import Evaluation
+from ddl.training.evaluation_weights import EvaluationWeights
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

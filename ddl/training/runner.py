@@ -9,8 +9,8 @@ from ddl.step.state import TrainingState
 from ddl.step.update import UpdateStep
 from ddl.training.actions import Action
 from ddl.training.asynchronous.loop import CoordinatedLoop
+from ddl.training.checks.fixed_settings import FixedSettings
 from ddl.training.divergence import check_state_finite
-from ddl.training.fixed_settings import FixedSettings
 from ddl.training.loop import TrainingLoop
 from ddl.training.pace import Pace
 from ddl.training.stop_flag import StopFlag

@@ -25,8 +25,8 @@ from ddl.step.weight_average import ExponentialMovingAverage
 from ddl.tasks.task import Task, check_task
 from ddl.training.actions import Action, check_steps, checked_actions
 from ddl.training.assembly import Options, assemble
-from ddl.training.batch_size import check_batch_split
-from ddl.training.fixed_settings import check_attribute
+from ddl.training.checks.batch_size import check_batch_split
+from ddl.training.checks.fixed_settings import check_attribute
 from ddl.training.loop import TrainingLoop
 from ddl.training.metric_reader import MetricReader
 from ddl.training.pace import Pace

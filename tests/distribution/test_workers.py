@@ -393,6 +393,22 @@ def test_a_failure_of_one_is_a_failure_of_all(monkeypatch, fails_elsewhere):
             pass
 
 
+def test_all_have_the_result_before_one_ends_with_an_error(monkeypatch):
+    two = workers.Workers(tf.distribute.get_strategy())
+    totals = []
+
+    def total(values):
+        totals.append(list(values))
+        if len(totals) == 2:  # another worker is past the barrier and has ended
+            raise tf.errors.UnavailableError(None, None, "aborted")
+        return np.asarray(values)
+
+    monkeypatch.setattr(two, "_total", total)
+    with pytest.raises(ConfigError, match="here"), two.failing_together():
+        raise ConfigError("here")
+    assert totals == [[1.0], [0.0]]
+
+
 def test_a_strategy_that_nobody_holds_is_freed():
     """One function for each strategy adds over the replicas; it must not keep the strategy."""
     strategy = tf.distribute.OneDeviceStrategy("CPU:0")

@@ -12,8 +12,8 @@ from ddl.errors import ConfigError, TrainingDiverged
 from ddl.optimizers.learning_rate import LearningRate
 from ddl.optimizers.plateau import ReduceOnPlateau, plateau_of
 from ddl.precision import set_precision
+from ddl.run.checks.learning_rate import check_plateau
 from ddl.run.console import RunConsole
-from ddl.run.learning_rate_checks import check_plateau
 from ddl.run.loop import OuterLoop
 from ddl.run.plan import RunPlan
 from ddl.run.writers import JsonLinesWriter, Writers

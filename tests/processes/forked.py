@@ -106,7 +106,7 @@ class _Template:
                     f"from tests.processes import template; template.main({other.fileno()})",
                 ],
                 cwd=_ROOT,
-                env={**os.environ, "PYTHONPATH": str(_ROOT)},
+                env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
                 stdin=subprocess.DEVNULL,
                 pass_fds=[other.fileno()],
                 start_new_session=True,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 _PACKAGES = ("ddl", "gin", "absl")  # hold a program's state: each imports them anew
-_found_by_the_template = list(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
+_installed = sys.path[1:]  # where the template, which has no PYTHONPATH, finds packages
 
 
 def main(descriptor: int) -> None:
@@ -142,11 +142,9 @@ def _become(request: dict) -> None:
     os.environ.update(request["environment"])
     signal.signal(signal.SIGINT, signal.default_int_handler)
     given = request["environment"].get("PYTHONPATH", "").split(os.pathsep)
-    installed = [entry for entry in sys.path[1:] if entry not in _found_by_the_template]
     _, program, *others = request["arguments"]
     first = os.getcwd() if program == "-m" else os.path.dirname(os.path.abspath(program))
-    sys.path[:] = [first, *filter(None, given), *installed]
-    _found_by_the_template[:] = filter(None, given)
+    sys.path[:] = [first, *filter(None, given), *_installed]
     sys.argv[:] = others if program == "-m" else [program, *others]
     _forget_packages()
     unbuffered = bool(request["environment"].get("PYTHONUNBUFFERED"))

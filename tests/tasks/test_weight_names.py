@@ -20,7 +20,7 @@ ONES = np.ones(ROWS, np.float32)
 
 
 class Regression:
-    """Weighs by a feature where it is told to."""
+    """Weights the losses by a feature: always, or in training only."""
 
     def __init__(self, weight=None, in_training_only=False, task_weight=None):
         self.model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])

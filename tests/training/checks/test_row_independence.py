@@ -15,7 +15,7 @@ from ddl.precision import set_precision
 from ddl.random import seed_by_replica
 from ddl.step.moving_statistics import allow_replica_writes
 from ddl.tasks.parts import layers_of, variables_of
-from ddl.training.row_independence import RowIndependence
+from ddl.training.checks.row_independence import RowIndependence
 from tests.conftest import make_strategy
 
 _RANDOM = np.random.default_rng(0)

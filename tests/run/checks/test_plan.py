@@ -8,8 +8,8 @@ import pytest
 from ddl.checkpoints.retention import Retention
 from ddl.errors import ConfigError
 from ddl.optimizers.plateau import ReduceOnPlateau
+from ddl.run.checks.plan import without_effect
 from ddl.run.plan import RunPlan
-from ddl.run.plan_checks import without_effect
 from tests.run.test_train import DIGITS_MLP, run
 
 

@@ -8,7 +8,7 @@ from absl import logging
 import ddl
 from ddl.errors import ConfigError
 from ddl.tasks.parts import layers_of
-from ddl.training.model_checks import (
+from ddl.training.checks.model import (
     check_variables,
     computes_in_float16,
     warn_of_replica_dependence,
@@ -64,21 +64,21 @@ def test_float16_is_seen():
 def test_what_depends_on_replicas_or_microbatches_is_told(
     layers, of_replicas, of_microbatches, monkeypatch
 ):
-    told = []
-    monkeypatch.setattr(logging, "warning", lambda text, *args: told.append(text % args))
+    warnings = []
+    monkeypatch.setattr(logging, "warning", lambda text, *args: warnings.append(text % args))
 
     def check(replicas, microbatches, expected):
-        told.clear()
+        warnings.clear()
         name = "mirrored" if replicas > 1 else "one_device"
         warn_of_replica_dependence(layers, make_strategy(name, replicas), microbatches)
-        assert len(told) == len(expected)
-        for words, text in zip(expected, told, strict=True):
+        assert len(warnings) == len(expected)
+        for words, text in zip(expected, warnings, strict=True):
             assert re.search(words, text)
 
     check(1, 1, [])
     check(2, 1, of_replicas)
     check(1, 2, of_microbatches)
-    # The layers of a kind that draws are told of once.
+    # One warning names all layers of a kind.
     draws = [words for words in of_replicas if "draw" in words]
     both = ["draw random numbers per replica and microbatch"]
     check(2, 2, both if draws else of_replicas + of_microbatches)
@@ -97,16 +97,16 @@ class Noisy(ddl.Classification):
 
 
 def test_the_trainer_tells_what_depends_on_its_microbatches(monkeypatch):
-    told = []
-    monkeypatch.setattr(logging, "warning", lambda text, *args: told.append(text % args))
+    warnings = []
+    monkeypatch.setattr(logging, "warning", lambda text, *args: warnings.append(text % args))
     for accumulation_steps in (1, 2):
         task = Noisy(ddl.models.mlp((6, 6, 1), 2, dropout=0.0))
         optimizer = keras.optimizers.SGD(0.1)
         data = (np.zeros([8, 6, 6, 1], "f4"), np.arange(8) % 2)
         arguments = {"global_batch_size": 8, "accumulation_steps": accumulation_steps}
         ddl.Trainer(task, optimizer, data, **arguments)
-        assert len(told) == accumulation_steps - 1
-    assert told[0].startswith("The layers noise draw random numbers per microbatch")
+        assert len(warnings) == accumulation_steps - 1
+    assert warnings[0].startswith("The layers noise draw random numbers per microbatch")
 
 
 class Distilled(ddl.Classification):
@@ -125,8 +125,8 @@ class Distilled(ddl.Classification):
 
 @pytest.mark.parametrize("teacher_trains", [False, True])
 def test_a_teacher_in_inference_mode_depends_on_nothing(teacher_trains, monkeypatch):
-    told = []
-    monkeypatch.setattr(logging, "warning", lambda text, *args: told.append(text % args))
+    warnings = []
+    monkeypatch.setattr(logging, "warning", lambda text, *args: warnings.append(text % args))
     strategy = make_strategy("mirrored", 2)
     with strategy.scope():
         layers = [keras.layers.Flatten(), keras.layers.Dropout(0.5, name="drop")]
@@ -140,7 +140,7 @@ def test_a_teacher_in_inference_mode_depends_on_nothing(teacher_trains, monkeypa
     names = {layer.name for layer in trainer.training_layers}
     assert names >= {layer.name for layer in task.model.layers}
     assert ({"drop", "norm"} <= names) == teacher_trains
-    assert len(told) == 2 * teacher_trains
+    assert len(warnings) == 2 * teacher_trains
 
 
 class Holding:

@@ -7,7 +7,7 @@ from ddl.errors import ConfigError
 from ddl.optimizers import LAMB, LARS, MomentumSGD
 from ddl.optimizers.learning_rate import LearningRate
 from ddl.optimizers.plateau import ReduceOnPlateau
-from ddl.run.learning_rate_checks import learning_rate_summary
+from ddl.run.checks.learning_rate import learning_rate_summary
 
 
 def test_the_summary_shows_what_was_resolved():

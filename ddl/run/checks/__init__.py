@@ -1,0 +1,1 @@
+"""Checks of a plan and of learning rates before a run."""

@@ -1,0 +1,1 @@
+"""Checks before training: batch sizes, the model, row independence, fixed settings."""
