@@ -14,7 +14,8 @@ import time
 
 from benchmarks import BENCHMARKS, LONG, command, page
 
-_LIMIT_SECONDS = 900
+# Only ends what hangs. The windows of contenders have limits of their own.
+_LIMIT_SECONDS = 6 * 3600
 
 
 def run(command: list[str], limit_seconds: float = _LIMIT_SECONDS) -> str:
@@ -47,14 +48,14 @@ def main() -> None:
     for name in flags.names or BENCHMARKS:
         started = [sys.executable, "-m", f"benchmarks.{name}", f"--results={flags.results}"]
         started += ["--quick"] if flags.quick else []
-        if why := run(started, LONG.get(name, _LIMIT_SECONDS)):
+        if why := run(started):
             failed.append(f"{name}: {why}")
             print(f"benchmarks.{name} failed: {why}.", file=sys.stderr, flush=True)
     minutes = (time.monotonic() - start) / 60
     print(f"Finished in {minutes:.1f} minutes. Wrote {page.write_page(flags.results)}.")
     if failed:
         print(
-            "These benchmarks failed; the page keeps their earlier results: " + "; ".join(failed),
+            "These benchmarks failed; the page keeps what they had measured: " + "; ".join(failed),
             file=sys.stderr,
         )
         sys.exit(1)

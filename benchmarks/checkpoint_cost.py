@@ -24,7 +24,8 @@ import tensorflow as tf
 
 import ddl
 from benchmarks import command, report
-from benchmarks.report import Report, Table, interleaved, seconds, spread
+from benchmarks.repeats import interleaved, seconds, spread
+from benchmarks.report import Report, Table
 from ddl import distribution
 from ddl.checkpoints.checkpoints import Checkpoints
 from ddl.checkpoints.retention import Retention

@@ -1,9 +1,10 @@
 """The command of each benchmark: its flags, its result with machine and versions, its picture.
 
-A benchmark is a module with a function `measure(quick)` that returns a `Report`, and ends with
-`command.main(measure)`. Its command prints the report and writes two files to the results folder:
-NAME.json, with the machine, the versions and the date, and the picture NAME.png. `benchmarks.page`
-builds the page from the results of all benchmarks.
+A benchmark is a module with a function `measure(quick)` and ends with `command.main(measure)`. The
+function returns a `Report`, or yields reports that grow case by case. The command prints the report
+and writes two files to the results folder: NAME.json, with the machine, the versions and the date,
+and the picture NAME.png. It writes them after each case, so that a benchmark that is stopped keeps
+the cases that were done. `benchmarks.page` builds the page from the results of all benchmarks.
 """
 
 import argparse
@@ -14,45 +15,92 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
+import ddl
 from benchmarks import page
+from benchmarks.repeats import PROCESS_NUMBER, merged
 from benchmarks.report import RESULTS, Report
+from ddl.run.code_digest import code_digest
 
 _PACKAGES = ("tensorflow", "keras", "numpy")
 
 
-def main(measure: Callable[[bool], Report]) -> None:
-    """Runs a benchmark as its module's command, then ends the process."""
+def main(measure: Callable[[bool], Report | Iterable[Report]], *, processes: int = 1) -> None:
+    """Runs a benchmark as its module's command, then ends the process.
+
+    Args:
+      measure: Measures; the argument says whether a quick run suffices.
+      processes: Number of fresh processes that call `measure`. Their reports are merged.
+    """
     module = measure.__globals__["__spec__"].name
-    name = module.rpartition(".")[2]
     title, text = title_and_text(measure.__globals__["__doc__"])
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=title)
     add_flags(parser)
     flags = parser.parse_args()
     start = time.perf_counter()
-    report = measure(flags.quick)
-    result = {
-        "name": name,
-        "title": title,
-        "text": text,
-        "command": f"python -m {module}" + (" --quick" if flags.quick else ""),
-        "quick": flags.quick,
-        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "seconds": round(time.perf_counter() - start, 1),
-        "machine": machine(),
-        "versions": versions(),
-        **report.as_json(),
-    }
-    flags.results.mkdir(parents=True, exist_ok=True)
-    (flags.results / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+
+    def write(report: Report, is_whole: bool) -> None:
+        result = {
+            "name": module.rpartition(".")[2],
+            "title": title,
+            "text": text,
+            "command": f"python -m {module}" + (" --quick" if flags.quick else ""),
+            "quick": flags.quick,
+            "is_whole": is_whole,
+            "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+            "seconds": round(time.perf_counter() - start, 1),
+            "machine": machine(),
+            "versions": versions(),
+            "code": code_digest(Path(ddl.__file__)),
+            **report.as_json(),
+        }
+        _write(result, report, flags.results)
+
+    if processes > 1 and PROCESS_NUMBER not in os.environ:
+        number = 2 if flags.quick else processes
+        reports: Iterable[Report] = _in_fresh_processes(module, number, flags.quick)
+    else:
+        measured = measure(flags.quick)
+        reports = [measured] if isinstance(measured, Report) else measured
+    report = Report([])
+    for report in reports:
+        write(report, is_whole=False)
+    write(report, is_whole=True)
     page.show(report, title)
-    page.draw(report.plots, flags.results / f"{name}.png")
     # Deleting a data set waits up to a minute for its tuner, so the process ends without it.
     sys.stdout.flush()
     os._exit(0)
+
+
+def _write(result: dict[str, Any], report: Report, folder: Path) -> None:
+    """Writes the JSON file and the picture of a benchmark."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{result['name']}.json").write_text(json.dumps(result, indent=1) + "\n")
+    page.draw(report.plots, folder / f"{result['name']}.png")
+
+
+def _in_fresh_processes(module: str, processes: int, quick: bool) -> Iterator[Report]:
+    """Runs a benchmark in one process after the other; yields the merged report after each.
+
+    Raises:
+      subprocess.CalledProcessError: If one fails; what was yielded before stands.
+    """
+    reports = []
+    for number in range(processes):
+        with tempfile.TemporaryDirectory() as folder:
+            command = [sys.executable, "-m", module, f"--results={folder}"]
+            command += ["--quick"] if quick else []
+            environment = os.environ | {PROCESS_NUMBER: str(number)}
+            subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)
+            (file,) = Path(folder).glob("*.json")
+            reports.append(Report.from_json(json.loads(file.read_text())))
+        print(f"{module}: process {number + 1} of {processes}", flush=True)
+        yield merged(reports)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -103,7 +151,5 @@ def _gpus() -> str:
 
 def versions() -> dict[str, str]:
     """Returns the versions of ddl, Python and the main dependencies."""
-    import ddl
-
     found = {"ddl": ddl.__version__, "Python": platform.python_version()}
     return found | {package: importlib.metadata.version(package) for package in _PACKAGES}

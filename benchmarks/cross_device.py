@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 import ddl
-from benchmarks import command, networks, report
+from benchmarks import command, networks, repeats
 from benchmarks.report import Plot, Report, Series, Table
 from ddl import distribution
 from ddl.distribution.communication import Communication
@@ -68,7 +68,7 @@ def trainer(name: str, devices: list[str], way: Communication) -> ddl.Trainer:
 
 def milliseconds(trained: ddl.Trainer, steps: int) -> Callable[[], float]:
     """Returns a function that makes `steps` updates and returns the milliseconds of one."""
-    return lambda: report.seconds(lambda: trained.train(steps)) / steps * 1e3
+    return lambda: repeats.seconds(lambda: trained.train(steps)) / steps * 1e3
 
 
 def measure(quick: bool) -> Report:
@@ -78,6 +78,7 @@ def measure(quick: bool) -> Report:
         distribution.configure_devices(num_virtual_devices=max(REPLICAS))
     kind = "GPU" if len(gpus) > 1 else "CPU"
     devices = [device.name for device in tf.config.list_logical_devices(kind)]
+    compared = ways(kind == "GPU")
     rows, series = [], []
     for name in STEPS:
         for replicas in REPLICAS:
@@ -85,17 +86,17 @@ def measure(quick: bool) -> Report:
                 continue
             trainers = {
                 way: trainer(name, devices[:replicas], communication)
-                for way, communication in ways(kind == "GPU").items()
+                for way, communication in repeats.rotated(compared).items()
             }
             for each in trainers.values():
                 each.train(2)
-            timed = {way: milliseconds(each, STEPS[name]) for way, each in trainers.items()}
-            times = report.interleaved(timed, 2 if quick else ROUNDS)
-            ratios = {way: report.spread(found / times[AUTOMATIC]) for way, found in times.items()}
-            own = report.spread(times[AUTOMATIC])
+            timed = {way: milliseconds(trainers[way], STEPS[name]) for way in compared}
+            times = repeats.interleaved(timed, 2 if quick else ROUNDS)
+            ratios = {way: repeats.ratio(found / times[AUTOMATIC]) for way, found in times.items()}
+            own = repeats.spread(times[AUTOMATIC])
             rows += [[f"{name}, {replicas} × {kind}", own, *[*ratios.values()][1:]]]
             series.append(Series(f"{name}, {replicas}", [*ratios][1:], [*ratios.values()][1:]))
-    columns = ["model, replicas", f"{AUTOMATIC}, ms", *[*ways(kind == "GPU")][1:]]
+    columns = ["model, replicas", f"{AUTOMATIC}, ms", *[*compared][1:]]
     return Report(
         [Table(f"Time per step relative to {AUTOMATIC}", columns, rows)],
         plots=[Plot("Time per step", "", f"relative to {AUTOMATIC}", series, level=1)],
@@ -103,4 +104,4 @@ def measure(quick: bool) -> Report:
 
 
 if __name__ == "__main__":
-    command.main(measure)
+    command.main(measure, processes=3)

@@ -13,7 +13,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import numpy as np
 import tensorflow as tf
 
-from benchmarks import command, report
+from benchmarks import command, repeats, report
 from benchmarks.report import Report, Spread, Table
 from ddl.data import batch_indices
 
@@ -56,8 +56,8 @@ def microseconds(num_examples: int) -> Spread:
 
     batch = tf.constant(0, tf.int64)
     indices(batch)
-    times = [report.seconds(lambda: indices(batch)) for _ in range(100)]
-    return report.spread(np.array(times) * 1e6)
+    times = [repeats.seconds(lambda: indices(batch)) for _ in range(100)]
+    return repeats.spread(np.array(times) * 1e6)
 
 
 def measure(quick: bool) -> Report:

@@ -20,7 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import command
-from benchmarks.report import Bar, Plot, Report, Series, Table, interleaved, spread
+from benchmarks.repeats import interleaved, spread
+from benchmarks.report import Bar, Plot, Report, Series, Table
 
 STEPS = 500
 ROUNDS = 5

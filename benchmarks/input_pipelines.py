@@ -21,7 +21,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import numpy as np
 import tensorflow as tf
 
-from benchmarks import command, report
+from benchmarks import command, repeats
 from benchmarks.report import Plot, Report, Series, Table
 from ddl import data, distribution
 
@@ -116,25 +116,25 @@ def measure(quick: bool) -> Report:
         for window in windows.values():
             window()
         timed = {
-            name: lambda window=window: report.seconds(window) / STEPS * 1e6
+            name: lambda window=window: repeats.seconds(window) / STEPS * 1e6
             for name, window in windows.items()
         }
-        times = report.interleaved(timed, rounds)
+        times = repeats.interleaved(timed, rounds)
         middle = len(images) // BATCH // 2
 
         def begin(pipeline: data.BatchPipeline) -> float:
-            return report.seconds(lambda: next(pipeline.iterator(strategy, middle))) * 1e3
+            return repeats.seconds(lambda: next(pipeline.iterator(strategy, middle))) * 1e3
 
         begun = {name: functools.partial(begin, each) for name, each in pipelines.items()}
-        beginnings = report.interleaved(begun, rounds)
+        beginnings = repeats.interleaved(begun, rounds)
     ratios = {
-        name: report.spread(times[RIVALS.get(name, name)] / found) for name, found in times.items()
+        name: repeats.ratio(times[RIVALS.get(name, name)] / found) for name, found in times.items()
     }
     rows = [
-        [name, ratios[name], report.spread(found), report.spread(BATCH / found)]
+        [name, ratios[name], repeats.spread(found), repeats.spread(BATCH / found)]
         for name, found in times.items()
     ]
-    started = [[name, report.spread(found)] for name, found in beginnings.items()]
+    started = [[name, repeats.spread(found)] for name, found in beginnings.items()]
     bars = [name.removeprefix("ddl: ") for name in RIVALS]
     series = Series("", bars, [ratios[name] for name in RIVALS])
     return Report(
@@ -147,4 +147,4 @@ def measure(quick: bool) -> Report:
 
 
 if __name__ == "__main__":
-    command.main(measure)
+    command.main(measure, processes=3)

@@ -9,7 +9,9 @@ step; and Orbit's StandardTrainer, whose loop is a tf.while, with Keras 3's Adam
 floor is the bare step in a tf.while on one constant batch, with TensorFlow's fused Adam and without
 metrics.
 
-Each contender has its own process for each case, which waits while another one computes. Windows
+Each contender has several fresh processes for each case, each of which waits while another one
+computes. A figure is the median of what the processes found, with the lowest and the highest; one
+process of a program differs from another by up to 15%. Windows
 that consist of one tf.while or a few (tuned fit, Orbit, ddl, the floor) are longer, so that the
 cost of a call weighs as little as in a long training. Windows end before the data do, so that no
 epoch begins in a window. On one device the peers use no strategy, which is their fastest option. On
@@ -18,11 +20,13 @@ Keras 3.15 fails with more there.
 """
 
 import dataclasses
+from collections.abc import Iterator
 
 import numpy as np
 
 from benchmarks import command
-from benchmarks.report import Bar, Plot, Report, Series, Spread, Table, interleaved, spread
+from benchmarks.repeats import interleaved, over_processes
+from benchmarks.report import Bar, Plot, Report, Series, Spread, Table
 from benchmarks.turns import Contender, Failed
 
 FIT = "Keras fit"
@@ -53,7 +57,7 @@ class Case:
       batch: Global batch size.
       replicas: 1 for one device; more are mirrored on as many virtual CPUs.
       steps: Updates in a window.
-      rounds: Windows of each contender.
+      rounds: Windows of each process.
       targets: The least speed relative to a peer, or the largest time relative to the floor.
       longer: Factor on `steps` for windows that consist of one tf.while or a few.
     """
@@ -66,6 +70,11 @@ class Case:
     targets: tuple[tuple[str, float], ...]
     longer: int = 1
 
+    @property
+    def processes(self) -> int:
+        """Fresh processes of each contender; more where there is a target."""
+        return 5 if self.targets else 3
+
     def __str__(self) -> str:
         where = "one device" if self.replicas == 1 else f"mirrored on {self.replicas}"
         return f"{self.model} {self.batch}, {where}"
@@ -73,14 +82,14 @@ class Case:
 
 _MIRRORED = ((FIT, 3.0), (TUTORIAL, 1.5), (ORBIT, 1.5))
 CASES = (
-    Case("MLP", 25, 1, 200, 7, ((FIT, 4.0), (TUNED, 1.5), (ORBIT, 1.5), (FLOOR, 1.10)), longer=5),
-    Case("MLP", 256, 1, 28, 5, (), longer=8),
-    Case("MLP", 512, 1, 11, 7, ((FLOOR, 1.05),), longer=20),
-    Case("CNN", 256, 1, 5, 5, ((FLOOR, 1.05),)),
-    Case("MLP", 64, 2, 90, 7, _MIRRORED, longer=6),
+    Case("MLP", 25, 1, 200, 3, ((FIT, 4.0), (TUNED, 1.5), (ORBIT, 1.5), (FLOOR, 1.10)), longer=5),
+    Case("MLP", 256, 1, 28, 3, (), longer=8),
+    Case("MLP", 512, 1, 11, 3, ((FLOOR, 1.05),), longer=20),
+    Case("CNN", 256, 1, 5, 3, ((FLOOR, 1.05),)),
+    Case("MLP", 64, 2, 90, 3, _MIRRORED, longer=6),
     Case("MLP", 256, 2, 37, 3, (), longer=4),
     Case("CNN", 256, 2, 5, 3, ()),
-    Case("MLP", 64, 4, 90, 7, _MIRRORED, longer=4),
+    Case("MLP", 64, 4, 90, 3, _MIRRORED, longer=4),
     Case("MLP", 256, 4, 37, 3, (), longer=4),
     Case("CNN", 256, 4, 5, 3, ()),
 )
@@ -88,19 +97,27 @@ CASES = (
 
 @dataclasses.dataclass
 class Found:
-    """Milliseconds per step of each contender in each round, and the reasons of failures."""
+    """Milliseconds per step of each contender, one figure a process, and the failures."""
 
     times: dict[str, np.ndarray]
     failures: dict[str, str]
 
 
-def measure(quick: bool) -> Report:
-    """Measures all cases."""
-    cases = [dataclasses.replace(c, rounds=2, steps=5) if quick else c for c in CASES]
-    found = {case: run_case(case) for case in cases}
+def measure(quick: bool) -> Iterator[Report]:
+    """Measures one case after the other; yields what is measured so far."""
+    found: dict[Case, Found] = {}
+    for case in CASES:
+        if quick:
+            case = dataclasses.replace(case, rounds=2, steps=5, targets=())
+        found[case] = run_case(case, 1 if quick else case.processes)
+        yield reported(found)
+
+
+def reported(found: dict[Case, Found]) -> Report:
+    """Returns the report of the cases that were measured."""
     return Report(
         [ratios(found), milliseconds(found)],
-        [bar for case in cases for bar in bars(case, found[case])],
+        [bar for case, result in found.items() for bar in bars(case, result)],
         [plot(found)],
         [
             f"{name}, {case}: {text}"
@@ -110,8 +127,26 @@ def measure(quick: bool) -> Report:
     )
 
 
-def run_case(case: Case) -> Found:
-    """Runs a case in new processes, since Keras may wait a minute for an old case's iterators."""
+def run_case(case: Case, processes: int) -> Found:
+    """Runs a case with several fresh processes of each contender."""
+    found = [run_once(case) for _ in range(processes)]
+    failures = {name: text for each in found for name, text in each.failures.items()}
+    times = {
+        name: np.array([np.median(each.times[name]) for each in found])
+        for name in found[0].times
+        if name not in failures
+    }
+    medians = ", ".join(f"{name} {np.median(values):.3g}" for name, values in times.items())
+    print(f"{case}, ms per step: {medians}", flush=True)
+    tuned = {name: values for name, values in times.items() if name.startswith(TUNED)}
+    if tuned:
+        best = min(tuned, key=lambda name: float(np.median(tuned[name])))
+        times[TUNED] = times[best]
+    return Found(times, failures)
+
+
+def run_once(case: Case) -> Found:
+    """Runs a case with one fresh process of each contender."""
     contenders = {
         name: Contender(f"benchmarks.contenders:{function}", [case], {})
         for name, function in FUNCTIONS.items()
@@ -137,22 +172,18 @@ def by_turns(case: Case, contenders: dict[str, Contender]) -> Found:
             failures[name] = str(failure)
     going = {name: c.window for name, c in contenders.items() if name not in failures}
     times = interleaved(going, case.rounds)
-    times = {name: values / case.steps * 1e3 for name, values in times.items()}
-    medians = ", ".join(f"{name} {np.median(values):.3g}" for name, values in times.items())
-    print(f"{case}, ms per step: {medians}", flush=True)
-    tuned = {name: values for name, values in times.items() if name.startswith(TUNED)}
-    if tuned:
-        best = min(tuned, key=lambda name: float(np.median(tuned[name])))
-        times[TUNED] = times[best]
-    return Found(times, failures)
+    return Found({name: values / case.steps * 1e3 for name, values in times.items()}, failures)
 
 
 def ratio(result: Found, name: str) -> Spread | None:
-    """Returns ddl's speed relative to a peer's, or ddl's time relative to the floor's."""
+    """Returns ddl's speed relative to a peer's, or ddl's time relative to the floor's.
+
+    Each process of ddl is compared with the process of the peer that ran beside it.
+    """
     if name not in result.times or DDL not in result.times:
         return None
     ratios = result.times[name] / result.times[DDL]
-    return spread(1 / ratios if name == FLOOR else ratios)
+    return over_processes(1 / ratios if name == FLOOR else ratios, is_ratio=True)
 
 
 def bars(case: Case, result: Found) -> list[Bar]:
@@ -184,7 +215,7 @@ def ratios(found: dict[Case, Found]) -> Table:
 def milliseconds(found: dict[Case, Found]) -> Table:
     """Builds the table of each contender's milliseconds per step."""
     rows = [
-        [name, *(spread(r.times[name]) if name in r.times else "–" for r in found.values())]
+        [name, *(over_processes(r.times[name]) if name in r.times else "–" for r in found.values())]
         for name in FUNCTIONS
     ]
     return Table("Milliseconds per step", ["", *map(str, found)], rows)

@@ -18,9 +18,10 @@ import keras
 import tensorflow as tf
 
 import ddl
-from benchmarks import command, report
+from benchmarks import command, repeats, report
 from benchmarks.networks import cnn, mlp
-from benchmarks.report import Report, Table, spread
+from benchmarks.repeats import spread
+from benchmarks.report import Report, Table
 from ddl import distribution
 from ddl.optimizers import FusedAdam
 
@@ -72,7 +73,7 @@ def kernels(builds: int) -> Table:
         for where, own in WHERE.items():
             loop = build(cnn, CNN_BATCH, CNN_STEPS, own)
             loop()  # traces
-            taken = min(report.seconds(loop) for _ in range(2)) / CNN_STEPS * 1e3
+            taken = min(repeats.seconds(loop) for _ in range(2)) / CNN_STEPS * 1e3
             times.setdefault((where, takes_onednn(loop)), []).append(taken)
     rows = [
         [
@@ -91,12 +92,14 @@ def call(rounds: int) -> Table:
     for loop in loops.values():
         loop()  # traces
     timed = {
-        where: lambda loop=loop: report.seconds(loop) / MLP_STEPS * 1e6
+        where: lambda loop=loop: repeats.seconds(loop) / MLP_STEPS * 1e6
         for where, loop in loops.items()
     }
-    found = report.interleaved(timed, rounds)
+    found = repeats.interleaved(timed, rounds)
     inlined = found["in the loop's graph"]
-    rows = [[where, spread(times / inlined), spread(times)] for where, times in found.items()]
+    rows = [
+        [where, repeats.ratio(times / inlined), spread(times)] for where, times in found.items()
+    ]
     return Table("MLP, without pooling", ["", "time / loop's graph", "µs per update"], rows)
 
 

@@ -22,9 +22,10 @@ from benchmarks.report import RESULTS, Bar, Cell, Plot, Report, Spread, Table
 
 
 def text_of(cell: Cell) -> str:
-    """Formats a cell: three significant digits, and a spread's quartiles in brackets."""
+    """Formats a cell: three significant digits, and the interval of a spread in brackets."""
     if isinstance(cell, Spread):
-        return f"{text_of(cell.median)} ({text_of(cell.low)}–{text_of(cell.high)})"
+        level = ", level" if cell.is_level else ""
+        return f"{text_of(cell.median)} ({text_of(cell.low)}–{text_of(cell.high)}){level}"
     if isinstance(cell, float):
         if cell == 0 or not math.isfinite(cell):
             return f"{cell:g}"
@@ -36,10 +37,7 @@ def text_of(cell: Cell) -> str:
 def bars_table(bars: Sequence[Bar]) -> Table:
     """Builds a table with one row for each target."""
     signs = {"at least": "≥", "at most": "≤"}
-    rows = [
-        [bar.what, f"{signs[bar.kind]} {bar.limit:g}", bar.value, "met" if bar.met else "missed"]
-        for bar in bars
-    ]
+    rows = [[bar.what, f"{signs[bar.kind]} {bar.limit:g}", bar.value, bar.verdict] for bar in bars]
     return Table("Targets", ["figure", "target", "measured", ""], rows)
 
 
@@ -138,8 +136,11 @@ def page(results: Path, path: Path) -> str:
         "`make bench`, or `python -m benchmarks`, runs all but the long ones "
         f"({', '.join(LONG)}) and writes this page; `python -m benchmarks NAME` runs one, and "
         "`python -m benchmarks.page` rewrites the page from the stored results. Figures are "
-        "medians of interleaved repeats with their quartiles in brackets; ratios are computed "
-        "within each round. Compare ratios, because machines differ.",
+        "medians of interleaved repeats; ratios are computed within each round. The brackets hold "
+        "the lowest and the highest median where a benchmark runs in several processes, and else "
+        "the quartiles of the repeats. Two contenders are level if the bracket of their ratio "
+        "holds 1; a target is open if its bracket holds the limit. Compare ratios, because "
+        "machines differ.",
     ]
     bars = [
         [f"[{result['name']}](#{_anchor(result['title'])})", *row]
@@ -149,15 +150,19 @@ def page(results: Path, path: Path) -> str:
     if bars:
         columns = ["benchmark", "figure", "target", "measured", ""]
         lines += ["## Targets", _markdown(columns, bars)]
+    newest = max(found, key=lambda result: result["date"], default={}).get("code")
     for result in found:
-        lines += _section(result, results, path)
+        lines += _section(result, results, path, newest)
     return "\n\n".join(lines) + "\n"
 
 
-def _section(result: Mapping[str, Any], results: Path, path: Path) -> list[str]:
+def _section(
+    result: Mapping[str, Any], results: Path, path: Path, newest_code: str | None
+) -> list[str]:
     report, place = Report.from_json(result), result["machine"]
     gpus = "" if place["gpus"] == "none" else f", {place['gpus']}"
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+    versions += f"; ddl's code has the digest {result['code']}" if "code" in result else ""
     lines = [
         f"## {result['title']}",
         result["text"],
@@ -165,6 +170,10 @@ def _section(result: Mapping[str, Any], results: Path, path: Path) -> list[str]:
         f"{place['cores']} cores of {place['processor']}, {place['memory']:g} GiB{gpus}, "
         f"{place['system']}; {versions}.",
     ]
+    if result.get("code") != newest_code:
+        lines.append("Stale: ddl's code has changed since the newest results on this page.")
+    if not result.get("is_whole", True):
+        lines.append("Stopped before its end: the figures are those of the cases that were done.")
     if result["quick"]:
         lines.append(
             "**A quick run only checks that the benchmark works; its figures mean nothing.**"

@@ -10,8 +10,9 @@ peak resident memory. On a GPU, if there is one, they are the third tutorial's C
 import os
 from typing import Any, NamedTuple
 
-from benchmarks import command, networks
-from benchmarks.report import Plot, Report, Series, Table, interleaved, seconds, spread
+from benchmarks import command, networks, repeats
+from benchmarks.repeats import interleaved, seconds, spread
+from benchmarks.report import Plot, Report, Series, Table
 from benchmarks.turns import Contender, Turns
 
 PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16")
@@ -93,7 +94,7 @@ def measure(quick: bool) -> Report:
     for case in cases:
         found, memory = measure_case(case, quick)
         name = f"{case.network} {case.batch}, {'GPU' if case.on_gpu else 'CPU'}"
-        ratios = [spread(found[p] / found["float32"]) for p in PRECISIONS]
+        ratios = [repeats.ratio(found[p] / found["float32"]) for p in PRECISIONS]
         series.append(Series(name, list(PRECISIONS), ratios))
         rows += [
             [f"{name}: {p}", ratio, spread(found[p]), memory[p]]
@@ -136,4 +137,4 @@ def measure_case(case: Case, quick: bool) -> tuple[dict[str, Any], dict[str, flo
 
 
 if __name__ == "__main__":
-    command.main(measure)
+    command.main(measure, processes=3)

@@ -1,13 +1,10 @@
-"""Reports of benchmarks, and interleaved repeats."""
+"""Reports of benchmarks: tables, targets and plots."""
 
 import dataclasses
 import textwrap
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
-
-import numpy as np
 
 RESULTS = Path(__file__).parent / "results"
 PEERS = Path(__file__).parent / "peers"
@@ -15,11 +12,24 @@ PEERS = Path(__file__).parent / "peers"
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
-    """Median, first and third quartile of repeats."""
+    """The median of repeats and their interval.
+
+    Attributes:
+      median: Median of the repeats, or of the medians of several processes.
+      low: First quartile of the repeats, or lowest median of a process.
+      high: Third quartile of the repeats, or highest median of a process.
+      is_ratio: Whether this is a ratio of two contenders, which are level if the interval holds 1.
+    """
 
     median: float
     low: float
     high: float
+    is_ratio: bool = False
+
+    @property
+    def is_level(self) -> bool:
+        """Whether this is a ratio whose interval holds 1."""
+        return self.is_ratio and self.low <= 1 <= self.high
 
 
 Cell: TypeAlias = str | int | float | Spread
@@ -35,10 +45,13 @@ class Bar:
     kind: Literal["at least", "at most"] = "at least"
 
     @property
-    def met(self) -> bool:
-        """Whether the value, or its median, meets the target."""
-        value = self.value.median if isinstance(self.value, Spread) else self.value
-        return value >= self.limit if self.kind == "at least" else value <= self.limit
+    def verdict(self) -> Literal["met", "missed", "open"]:
+        """Whether the value meets the target; "open" if the limit lies within its interval."""
+        is_spread = isinstance(self.value, Spread)
+        ends = [self.value.low, self.value.high] if is_spread else [self.value]
+        least = self.kind == "at least"
+        met = [end >= self.limit if least else end <= self.limit for end in ends]
+        return "met" if all(met) else "open" if any(met) else "missed"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,9 +129,6 @@ class Report:
         )
 
 
-# ------------------------------------------------------------ repeats
-
-
 def plot_of(table: Table, columns: Sequence[str], y_label: str, **options: Any) -> Plot:
     """Plots some columns of a table as bars, one group for each row, named by its first cell.
 
@@ -138,40 +148,3 @@ def plot_of(table: Table, columns: Sequence[str], y_label: str, **options: Any) 
         drawn = [(x, y) for x, y in cells if not isinstance(y, str)]
         series.append(Series(name, [x for x, _ in drawn], [y for _, y in drawn]))
     return Plot(table.title, table.columns[0], y_label, series, **options)
-
-
-def interleaved(
-    contenders: Mapping[str, Callable[[], float]], rounds: int
-) -> dict[str, np.ndarray]:
-    """Measures each contender once per round.
-
-    All contenders of a round run under a similar load of the machine. The order rotates from round
-    to round, so that the first contender changes.
-
-    Args:
-      contenders: By name, the function that returns a figure, such as a time.
-      rounds: Number of rounds.
-
-    Returns:
-      The figures of each contender, [rounds].
-    """
-    names = list(contenders)
-    found: dict[str, list[float]] = {name: [] for name in names}
-    for number in range(rounds):
-        first = number % len(names)
-        for name in names[first:] + names[:first]:
-            found[name].append(contenders[name]())
-    return {name: np.array(values) for name, values in found.items()}
-
-
-def seconds(call: Callable[[], object]) -> float:
-    """Returns the seconds that a call takes."""
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
-
-
-def spread(values: Any) -> Spread:
-    """Returns the spread of repeats. For a ratio, divide two contenders' figures per round."""
-    low, median, high = np.percentile(np.asarray(values, float), (25, 50, 75))
-    return Spread(float(median), float(low), float(high))

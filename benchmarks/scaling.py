@@ -26,7 +26,8 @@ import numpy as np
 
 from benchmarks import command
 from benchmarks.loop_overhead import Case
-from benchmarks.report import Plot, Report, Series, Spread, Table, interleaved, spread
+from benchmarks.repeats import interleaved, spread
+from benchmarks.report import Plot, Report, Series, Spread, Table
 from benchmarks.turns import Contender
 
 GLOBAL_BATCH = 256

@@ -30,7 +30,8 @@ from benchmarks.cluster_model import (
     step_time,
 )
 from benchmarks.pinned_workers import WORKERS, PinnedWorkers, strategy_of_process
-from benchmarks.report import Plot, Report, Series, Table, interleaved, spread
+from benchmarks.repeats import interleaved, spread
+from benchmarks.report import Plot, Report, Series, Table
 from benchmarks.turns import Turns
 
 BATCH = 64  # per worker

@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 import ddl
-from benchmarks import command, report
+from benchmarks import command, repeats, report
 from benchmarks.report import Report, Table
 from ddl import distribution
 from ddl.precision import set_precision
@@ -110,17 +110,17 @@ def ddl_loop(precision: str, layers: dict[str, Any] | None = None, **arguments: 
 
 def times_and_ratios(title: str, loops: dict[str, Loop], bases: list[str], rounds: int) -> Table:
     """Measures the times of loops, and their ratios to those of the loops in `bases`."""
-    for loop in loops.values():
+    for loop in repeats.rotated(loops).values():
         loop()  # traces
     timed = {
-        name: lambda loop=loop: report.seconds(loop) / STEPS * 1e3 for name, loop in loops.items()
+        name: lambda loop=loop: repeats.seconds(loop) / STEPS * 1e3 for name, loop in loops.items()
     }
-    times = report.interleaved(timed, rounds)
+    times = repeats.interleaved(timed, rounds)
     rows = [
         [
             (f"({bases.index(name)}) " if name in bases else "") + name,
-            *(report.spread(values / times[base]) for base in bases),
-            report.spread(values),
+            *(repeats.ratio(values / times[base]) for base in bases),
+            repeats.spread(values),
         ]
         for name, values in times.items()
     ]
@@ -171,4 +171,4 @@ def measure(quick: bool) -> Report:
 
 
 if __name__ == "__main__":
-    command.main(measure)
+    command.main(measure, processes=3)

@@ -14,8 +14,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
 
-from benchmarks import command
-from benchmarks.report import Bar, Plot, Report, Series, Table, interleaved, spread
+from benchmarks import command, repeats
+from benchmarks.repeats import interleaved, spread
+from benchmarks.report import Bar, Plot, Report, Series, Table
 from benchmarks.turns import Contender, Turns
 
 DEPTHS = (4, 8, 16, 32)
@@ -95,7 +96,7 @@ def measure(quick: bool) -> Report:
             rounds,
         )
         together, apart = (np.asarray(times) for times in found.values())
-        ratios[depth] = spread(together / apart)
+        ratios[depth] = repeats.ratio(together / apart)
         name = "ResNet-50" if depth == RESNET else f"{depth} blocks"
         rows.append([name, spread(together), spread(apart), ratios[depth]])
     table = Table(

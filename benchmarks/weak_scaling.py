@@ -22,9 +22,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks import command, networks, report
+from benchmarks import command, networks, repeats
 from benchmarks.pinned_workers import WORKERS, PinnedWorkers, pin, strategy_of_process
-from benchmarks.report import Bar, Plot, Report, Series, Table, spread
+from benchmarks.repeats import spread
+from benchmarks.report import Bar, Plot, Report, Series, Table
 from benchmarks.turns import Turns
 
 EXAMPLES = 8192
@@ -192,8 +193,8 @@ def measure(quick: bool = False) -> Report:
         found = {}
         for case in cases:
             windows = {name: lambda group=group: slower(group) for name, group in groups.items()}
-            report.interleaved(windows, 1)  # the first window of each may still allocate memory
-            found[case] = report.interleaved(windows, rounds)
+            repeats.interleaved(windows, 1)  # the first window of each may still allocate memory
+            found[case] = repeats.interleaved(windows, rounds)
             for group in groups.values():
                 group.next_case()
     finally:

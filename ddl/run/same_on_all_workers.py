@@ -1,6 +1,5 @@
 """A check that all workers run the same code, versions, config and flags."""
 
-import hashlib
 import re
 import sys
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ import ddl
 from ddl import config
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError
+from ddl.run.code_digest import code_digest
 
 
 def check_same_on_all(workers: Workers, flags: Mapping[str, object]) -> None:
@@ -50,26 +50,12 @@ def versions() -> str:
     """Returns library versions, and digests of ddl's code and of the modules the config imports."""
     package = Path(ddl.__file__).parent
     lines = [
-        f"ddl {ddl.__version__}, code {_digest(package)}",
+        f"ddl {ddl.__version__}, code {code_digest(package)}",
         f"TensorFlow {tf.__version__}, Keras {keras.__version__}, NumPy {np.__version__}",
         "Python {}.{}".format(*sys.version_info),
     ]
     for name in re.findall(r"^import ([\w.]+)", config.config_text(), re.MULTILINE):
         module = sys.modules.get(name)
         if module is not None and getattr(module, "__file__", None):
-            lines.append(f"{name}, code {_digest(Path(str(module.__file__)))}")
+            lines.append(f"{name}, code {code_digest(Path(str(module.__file__)))}")
     return "\n".join(lines)
-
-
-def _digest(path: Path) -> str:
-    """Returns the first 12 hexadecimal digits of a SHA-256 digest.
-
-    Covers a file, or all Python files and gin configs of a package.
-    """
-    root = path.parent if path.name == "__init__.py" else path
-    files = [path] if root.is_file() else sorted([*root.rglob("*.py"), *root.rglob("*.gin")])
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(str(file.relative_to(root) if file != root else file.name).encode())
-        digest.update(file.read_bytes())
-    return digest.hexdigest()[:12]

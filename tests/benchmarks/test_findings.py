@@ -18,16 +18,16 @@ def found(**failures):
     return Found({name: np.array(values) for name, values in times.items()}, failures)
 
 
-def test_bars_are_ratios_within_a_round():
+def test_bars_are_ratios_within_a_process():
     fit, floor = loop_overhead.bars(CASE, found())  # Orbit has not run
-    assert (fit.value, fit.limit, fit.met) == (Spread(5.0, 4.5, 5.0), 4.0, True)
-    assert (floor.value.median, floor.kind, floor.met) == (1.25, "at most", False)
+    assert (fit.value, fit.limit, fit.verdict) == (Spread(5.0, 4.0, 5.0, True), 4.0, "met")
+    assert (floor.value.median, floor.kind, floor.verdict) == (1.25, "at most", "missed")
 
 
 def test_tables_name_all_and_leave_out_what_has_not_run():
     row = loop_overhead.ratios({CASE: found()}).rows[0]
     assert row[0] == "MLP 25, one device"
-    assert row[1] == Spread(5.0, 4.5, 5.0)
+    assert row[1] == Spread(5.0, 4.0, 5.0, True)
     assert row[4] == "–"
     names = [row[0] for row in loop_overhead.milliseconds({CASE: found()}).rows]
     assert names == list(loop_overhead.FUNCTIONS)
@@ -46,16 +46,26 @@ class FakeContender:
     window = end_window
 
 
-def test_the_faster_tuned_fit_counts_and_warm_up_does_not():
+def test_the_warm_up_does_not_count():
     contenders = {
-        f"{TUNED} (slices)": FakeContender([9, 9, 0.5, 0.5, 0.5]),
-        f"{TUNED} (gather)": FakeContender([9, 9, 0.4, 0.4, 0.4]),
+        FIT: FakeContender([9, 9, 0.5, 0.5, 0.5]),
         DDL: FakeContender([9, 9, 0.2, 0.2, 0.2]),
     }
     result = loop_overhead.by_turns(CASE, contenders)
-    np.testing.assert_allclose(result.times[TUNED], 40.0)
-    np.testing.assert_allclose(result.times[DDL], 20.0)
+    np.testing.assert_allclose(result.times[DDL], [20.0] * 3)
     assert not any(contender.values for contender in contenders.values())
+
+
+def test_a_figure_of_a_process_is_its_median_and_the_faster_tuned_fit_counts(monkeypatch):
+    processes = [
+        Found({f"{TUNED} (slices)": [5, 5, 9], f"{TUNED} (gather)": [4, 4, 1], DDL: [2, 2, 7]}, {}),
+        Found({f"{TUNED} (slices)": [5, 5, 5], f"{TUNED} (gather)": [8, 3, 3], DDL: [1, 1, 1]}, {}),
+    ]
+    monkeypatch.setattr(loop_overhead, "run_once", lambda case: processes.pop(0))
+    result = loop_overhead.run_case(CASE, 2)
+    np.testing.assert_array_equal(result.times[TUNED], [4, 3])
+    np.testing.assert_array_equal(result.times[DDL], [2, 1])
+    assert loop_overhead.ratio(result, TUNED) == Spread(2.5, 2.0, 3.0, True)
 
 
 def test_efficiency_of_devices_that_share_cores_and_of_those_that_do_not():
