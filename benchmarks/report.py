@@ -28,8 +28,8 @@ class Spread:
 
     @property
     def is_level(self) -> bool:
-        """Whether this is a ratio whose interval holds 1."""
-        return self.is_ratio and self.low <= 1 <= self.high
+        """Whether this is a ratio of two contenders whose interval holds 1."""
+        return self.is_ratio and self.low <= 1 <= self.high and self.low < self.high
 
 
 Cell: TypeAlias = str | int | float | Spread

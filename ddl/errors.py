@@ -90,6 +90,15 @@ class ModelDirectoryError(DdlError, RuntimeError):
     """A model directory, or a checkpoint or file in it, that cannot be read or written."""
 
 
+class NotReady(ModelDirectoryError):
+    """A model directory that another process still uses, or that has no checkpoint yet.
+
+    The same command may succeed later, so its status is not that of an error to correct.
+    """
+
+    exit_status = UNEXPECTED_STATUS
+
+
 class TrainingInterrupted(DdlError):
     """Training saved and stopped on a signal; the same command resumes it."""
 

@@ -26,15 +26,18 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from absl import flags
+try:
+    from absl import flags
 
-from ddl.choices import PINS
-from ddl.cli.arguments import asks_for_help, parse, with_aliases
-from ddl.cli.flags import FLAGS as MAIN_FLAGS
-from ddl.distribution.traits import strategy_of_cluster
-from ddl.errors import ConfigError, DdlError
-from ddl.launcher.cluster import Cluster
-from ddl.output import protect_standard_streams, say
+    from ddl.choices import PINS
+    from ddl.cli.arguments import asks_for_help, parse, with_aliases
+    from ddl.cli.flags import FLAGS as MAIN_FLAGS
+    from ddl.distribution.traits import strategy_of_cluster
+    from ddl.errors import ConfigError, DdlError
+    from ddl.launcher.cluster import Cluster
+    from ddl.output import protect_standard_streams, say
+except KeyboardInterrupt:  # else Python prints a traceback
+    sys.exit(130)
 
 # Separate from the flags of ddl.main, which follow -- and are parsed here too.
 FLAGS = flags.FlagValues()

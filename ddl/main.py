@@ -8,11 +8,13 @@ again to resume a stopped run.
 Exit status:
   0    Done.
   1    The flags, the config, the data or a module of the config have an error.
-  70   Any other error: a bug, shown with its traceback, or a failure of the system.
+  70   Another process trains in the model directory, or no checkpoint appeared in time. Any other
+       error: a bug, shown with its traceback, or a failure of the system.
   75   Training stopped on a signal and can be resumed.
   76   Training diverged.
   77   Another worker of the cluster was lost.
   130  The command was interrupted before training, or during an evaluation or an export.
+  143  The command was ended by SIGTERM before training, or during an evaluation or an export.
 """
 
 import os
@@ -21,20 +23,23 @@ import traceback
 from collections.abc import Sequence
 from contextlib import nullcontext
 
-from absl import flags
+try:
+    from absl import flags
 
-from ddl.cli.arguments import asks_for_help, parse, with_aliases
-from ddl.cli.flags import (
-    FLAGS,
-    check_flags_fit_mode,
-    list_of_flags,
-    parse_checkpoint,
-    parse_gpus,
-)
-from ddl.cli.placing import build_placement
-from ddl.cli.reporting import text_of
-from ddl.errors import UNEXPECTED_STATUS, DdlError, WorkerLost
-from ddl.output import protect_standard_streams, say
+    from ddl.cli.arguments import asks_for_help, parse, with_aliases
+    from ddl.cli.flags import (
+        FLAGS,
+        check_flags_fit_mode,
+        list_of_flags,
+        parse_checkpoint,
+        parse_gpus,
+    )
+    from ddl.cli.placing import build_placement
+    from ddl.cli.reporting import text_of
+    from ddl.errors import UNEXPECTED_STATUS, DdlError, WorkerLost
+    from ddl.output import protect_standard_streams, say
+except KeyboardInterrupt:  # else Python prints a traceback
+    sys.exit(130)
 
 
 def run(argv: Sequence[str] | None = None) -> None:

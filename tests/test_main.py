@@ -200,6 +200,33 @@ def test_divergence_is_status_76(tmp_path):
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
+@pytest.mark.parametrize("module", ["ddl.main", "ddl.launch"])
+def test_an_interrupt_in_the_first_imports_shows_no_traceback(tmp_path, module):
+    (tmp_path / "absl.py").write_text("raise KeyboardInterrupt")
+    command = [sys.executable, "-m", module, "--help"]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert (result.returncode, result.stderr) == (130, "")
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, -15), (signal.SIGINT, 130)])
+def test_signals_before_training_have_the_documented_statuses(tmp_path, number, status):
+    """A shell shows 143 for a process that signal 15 ended."""
+    (tmp_path / "waits.py").write_text("import time\nprint('here', flush=True)\ntime.sleep(60)\n")
+    (tmp_path / "own.gin").write_text("import waits\n")
+    process = forked.Popen(
+        [sys.executable, "-m", "ddl.main", "--gin_file=own.gin", "--model_dir=run"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "here\n"
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == status, errors
+    assert "Traceback" not in errors
+
+
 def test_an_interrupt_while_it_waits_is_one_line(tmp_path):
     command = [sys.executable, "-m", "ddl.main", DIGITS, f"--model_dir={tmp_path}/none"]
     process = forked.Popen(

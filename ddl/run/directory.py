@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from ddl.checkpoints.durable_files import write_atomically
-from ddl.errors import ModelDirectoryError
+from ddl.errors import ModelDirectoryError, NotReady
 
 
 class RunDirectory:
@@ -71,7 +71,8 @@ class RunDirectory:
         """Creates the directory and locks it; see `claim`.
 
         Raises:
-          ModelDirectoryError: If the directory cannot be created, or another process trains there.
+          ModelDirectoryError: If the directory cannot be created.
+          NotReady: If another process trains there.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -89,7 +90,7 @@ class RunDirectory:
         are not protected.
 
         Raises:
-          ModelDirectoryError: If another process holds the lock.
+          NotReady: If another process holds the lock.
         """
         if self._claim is not None or not self.path.exists():
             return
@@ -98,7 +99,7 @@ class RunDirectory:
             fcntl.flock(self._claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self.release()
-            raise ModelDirectoryError(
+            raise NotReady(
                 f"--model_dir={self.path}: another process is training there. Wait until it ends, "
                 "or pass another directory."
             ) from None

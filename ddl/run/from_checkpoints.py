@@ -10,7 +10,7 @@ from ddl.checkpoints.checkpoints import Checkpoints
 from ddl.checkpoints.directory import SavedCheckpoint
 from ddl.checkpoints.export import export_model
 from ddl.distribution.workers import Workers
-from ddl.errors import ConfigError, ModelDirectoryError
+from ddl.errors import ConfigError, ModelDirectoryError, NotReady
 from ddl.run.console import RunConsole
 from ddl.run.directory import RunDirectory
 from ddl.run.writers import JsonLinesWriter, TensorBoardWriter, Writer
@@ -88,8 +88,8 @@ def follow(
       console: Prints the metrics.
 
     Raises:
-      ModelDirectoryError: If no checkpoint could be evaluated, or metrics.jsonl is invalid or
-        cannot be written.
+      NotReady: If no checkpoint could be evaluated within the timeout.
+      ModelDirectoryError: If metrics.jsonl is invalid or cannot be written.
       ConfigError: If there is no evaluation data.
       DataError: If the data cannot be read.
     """
@@ -111,7 +111,7 @@ def follow(
             console.line(f"Step {total:,} is the last step of the run.")
             return
     if step is None:
-        raise ModelDirectoryError(
+        raise NotReady(
             f"No checkpoint that can be evaluated appeared in {checkpoints.folder} within "
             f"{timeout:g} s. {failure or _holds(checkpoints)} Check --model_dir, or pass a larger "
             "--follow_timeout."

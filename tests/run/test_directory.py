@@ -1,6 +1,6 @@
 import pytest
 
-from ddl.errors import ModelDirectoryError
+from ddl.errors import ModelDirectoryError, NotReady
 from ddl.run.directory import RunDirectory
 
 
@@ -50,8 +50,9 @@ def test_two_runs_in_one_directory_are_refused(tmp_path, exists):
     first, second = RunDirectory(path), RunDirectory(path)
     first.claim()
     first.open()
-    with pytest.raises(ModelDirectoryError, match="another process is training there. Wait"):
+    with pytest.raises(NotReady, match="another process is training there. Wait") as refused:
         second.claim()
+    assert refused.value.exit_status == 70  # 1 would tell a cluster not to start it again
     first.release()
     second.claim()
     second.release()

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import ddl
-from ddl.errors import ConfigError, ModelDirectoryError
+from ddl.errors import ConfigError, ModelDirectoryError, NotReady
 from ddl.run.from_checkpoints import SavedWeights
 from tests.run.test_train import REGULARIZED, contents, metrics, run, tensors
 
@@ -173,10 +173,10 @@ def test_following_a_run_that_goes_back(followed, capsys):
 
 
 def test_following_where_nothing_comes(tmp_path):
-    with pytest.raises(
-        ModelDirectoryError, match=r"No checkpoint .* appeared in .* within 1 s. The folder does"
-    ):
+    missing = r"No checkpoint .* appeared in .* within 1 s. The folder does"
+    with pytest.raises(NotReady, match=missing) as raised:
         run(tmp_path / "none", mode="eval", follow_timeout=1)
+    assert raised.value.exit_status == 70  # 1 would tell a cluster not to start it again
     assert not (tmp_path / "none").exists()
 
 
