@@ -4,8 +4,10 @@ PYTHON ?= $(firstword $(foreach p,python3.13 python3.12 python3.11 python3,$(she
 VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
+LOWEST := .venv-lowest
+UV := uv>=0.9,<1
 
-.PHONY: demo test test-quick bench lint check lock clean
+.PHONY: demo test test-quick lowest bench lint check lock clean
 
 demo: $(VENV)/.installed
 	rm -rf runs/demo
@@ -17,6 +19,20 @@ test: $(VENV)/.installed
 
 test-quick: $(VENV)/.installed
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow"
+
+# The lowest versions that pyproject.toml allows, with the tests of what they are used for.
+lowest:
+	rm -rf $(LOWEST)
+	$(PYTHON) -m venv $(LOWEST)
+	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check "$(UV)"
+	$(LOWEST)/bin/uv pip compile --quiet --resolution lowest-direct --no-emit-index-url \
+	  --extra test --extra plots pyproject.toml -o $(LOWEST)/requirements.txt
+	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check -r $(LOWEST)/requirements.txt
+	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	$(LOWEST)/bin/tensorboard --version
+	$(LOWEST)/bin/python -m pytest -n $(WORKERS) -m "not slow" tests/test_main.py tests/test_output.py \
+	  tests/cli tests/config tests/run/test_writers.py tests/run/test_console.py tests/data/test_records.py \
+	  tests/benchmarks/test_page.py
 
 bench: $(VENV)/.installed benchmarks/peers
 	$(BIN)/python -m benchmarks
@@ -36,7 +52,7 @@ check: lint test
 
 # The exact versions that were tested, of every package the extras need.
 lock: $(VENV)/.installed
-	$(BIN)/pip install --quiet uv
+	$(BIN)/pip install --quiet "$(UV)"
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-emit-index-url \
 	  --no-emit-find-links --no-annotate --extra dev --custom-compile-command "make lock" --upgrade pyproject.toml -o requirements.lock
 
@@ -49,4 +65,4 @@ $(VENV)/.installed: pyproject.toml requirements.lock
 	touch $@
 
 clean:
-	rm -rf $(VENV) benchmarks/peers runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST) benchmarks/peers runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
