@@ -76,7 +76,8 @@ def cross_device_ops(
 ) -> tf.distribute.CrossDeviceOps | None:
     """Returns the all-reduce of `mirrored`; None leaves the choice to TensorFlow.
 
-    On CPU devices `auto` takes the fastest one according to `python -m benchmarks.cross_device`.
+    On CPU devices `auto` sums on one device, without packing: the devices share memory, so packing
+    only adds copies. `python -m benchmarks.cross_device` compares the alternatives.
 
     Args:
       communication: The options.
