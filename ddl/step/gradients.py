@@ -1,8 +1,8 @@
-"""The gradient path after the all-reduce: finite? → unscale → clip → apply.
+"""The gradient path after the all-reduce: unscale → clip → apply.
 
-The order matters. Clipping and the finite check concern the gradient of the global batch. They
-therefore come after the all-reduce, where every replica holds the same values and decides the same.
-Keras 3 does both before the all-reduce, on each replica's own share.
+Before it comes the finite check (`ddl.step.overflow`). Both concern the gradient of the global
+batch and therefore come after the all-reduce, where every replica holds the same values. Keras 3
+clips and checks before the all-reduce, on each replica's own share.
 """
 
 from collections.abc import Sequence
@@ -50,20 +50,10 @@ def prepare_optimizer(
     optimizer._all_reduce_sum_gradients = lambda gradients_and_variables: gradients_and_variables
 
 
-def each_finite(gradients: Sequence[Gradient]) -> tf.Tensor:
-    """Returns which gradients hold neither an infinity nor a NaN: bool [gradients]."""
-    return tf.stack([tf.reduce_all(tf.math.is_finite(_values(g))) for g in gradients])
-
-
-def all_finite(gradients: Sequence[Gradient]) -> tf.Tensor:
-    """Returns whether no gradient holds an infinity or a NaN: bool []."""
-    return tf.reduce_all(each_finite(gradients))
-
-
 def multiply(gradients: Sequence[Gradient], factor: tf.Tensor) -> list[Gradient]:
     """Multiplies each gradient by a scalar, in the gradient's dtype; sparse ones stay sparse."""
     return [
-        _with_values(gradient, _values(gradient) * tf.cast(factor, gradient.dtype))
+        _with_values(gradient, values_of(gradient) * tf.cast(factor, gradient.dtype))
         for gradient in gradients
     ]
 
@@ -97,7 +87,7 @@ def squared_norm(gradients: Sequence[Gradient]) -> tf.Tensor:
       gradients: As in `clip_by_global_norm`.
     """
     widest = _widest(gradients)
-    halves = [tf.cast(tf.nn.l2_loss(_values(g)), widest) for g in gradients]
+    halves = [tf.cast(tf.nn.l2_loss(values_of(g)), widest) for g in gradients]
     return 2 * tf.reduce_sum(tf.stack(halves))
 
 
@@ -109,7 +99,7 @@ def clip_by_value(gradients: Sequence[Gradient], clip_value: float) -> list[Grad
       clip_value: The largest absolute value allowed.
     """
     return [
-        _with_values(g, tf.clip_by_value(_values(g), -clip_value, clip_value)) for g in gradients
+        _with_values(g, tf.clip_by_value(values_of(g), -clip_value, clip_value)) for g in gradients
     ]
 
 
@@ -153,7 +143,8 @@ def _widest(values: Sequence[Gradient]) -> tf.DType:
     return max((value.dtype for value in values), key=lambda dtype: dtype.size)
 
 
-def _values(gradient: Gradient) -> tf.Tensor:
+def values_of(gradient: Gradient) -> tf.Tensor:
+    """Returns the values of a gradient; of a sparse one, those of its rows."""
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
 
 

@@ -31,6 +31,7 @@ from ddl.step.noise_scale import GradientNoiseScale, squared_norm_of
 from ddl.step.objective import Objective
 from ddl.step.onednn import in_own_graph
 from ddl.step.order_of_sums import fixed_order_of_sums
+from ddl.step.overflow import apply_unless_overflow, each_finite, next_scale
 from ddl.step.state import TrainingState
 from ddl.step.weight_average import WeightAverages
 
@@ -118,15 +119,14 @@ class UpdateStep:
                 self.averages.update(state.step + 1)
             return self._of_first_replica(norms)
 
-        def skip() -> tf.Tensor:
-            self.statistics.restore(statistics)
-            return tf.zeros([], tf.float64)
-
         if self.loss_scale is None:
             norm, finite = apply(), tf.constant(True)
         else:
-            finite = gradient_path.all_finite([self._of_first_replica(g) for g in gradients])
-            norm = tf.cond(finite, apply, skip)
+            norm, finite = apply_unless_overflow(
+                [self._of_first_replica(gradient) for gradient in gradients],
+                apply,
+                undo=lambda: self.statistics.restore(statistics),
+            )
         return self._next_state(state, sums, norm, finite, noise)
 
     def in_own_graph_if_needed(self, function: Callable[[], _Result]) -> _Result:
@@ -162,7 +162,7 @@ class UpdateStep:
         """
         statistics = self.statistics.values()
         gradients, _ = self._accumulate(batch, state)
-        finite = self.strategy.run(gradient_path.each_finite, args=(gradients,))
+        finite = self.strategy.run(each_finite, args=(gradients,))
         self.statistics.restore(statistics)
         return tf.stack(self.strategy.experimental_local_results(finite))
 
@@ -303,10 +303,7 @@ class UpdateStep:
         made = tf.cast(finite, tf.int64)
         changes: dict[str, tf.Tensor] = {}
         if self.loss_scale is not None:
-            changes["loss_scale"], changes["finite_updates"] = self.loss_scale.next(
-                state.loss_scale, state.finite_updates, finite
-            )
-            changes["skipped_in_a_row"] = (state.skipped_in_a_row + 1) * (1 - made)
+            changes |= next_scale(self.loss_scale, state, finite)
             sums = tf.where(finite, sums, tf.zeros_like(sums))
         if self.clip_norm is not None:
             counted = tf.stack([norm, tf.cast(made, tf.float64)])

@@ -9,6 +9,7 @@ import ddl.layers.normalization
 import ddl.random
 from ddl.data import BatchPipeline
 from ddl.step import gradients as gradient_path
+from ddl.step import overflow
 from ddl.step.all_reduce import AllReduce
 from ddl.step.moving_statistics import Statistics
 from ddl.step.objective import Objective
@@ -70,14 +71,14 @@ def clip_before_the_reduce(patch: Patch) -> None:
 
 
 def ask_the_first_replica_before_the_reduce(patch: Patch) -> None:
-    reduce, finite, own = AllReduce.__call__, gradient_path.all_finite, []
+    reduce, finite, own = AllReduce.__call__, overflow.each_finite, []
 
     def mutated(self, gradients, variables):
         own[:] = [self._strategy.experimental_local_results(gradient)[0] for gradient in gradients]
         return reduce(self, gradients, variables)
 
     patch.setattr(AllReduce, "__call__", mutated)
-    patch.setattr(gradient_path, "all_finite", lambda reduced: finite(own))
+    patch.setattr(overflow, "each_finite", lambda reduced: finite(own))
 
 
 def give_all_replicas_one_stream(patch: Patch) -> None:
