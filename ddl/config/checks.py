@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import inspect
 import re
+import sys
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -39,11 +40,12 @@ _QUOTED = re.compile(r"%[\w./]+|@[\w./]+(\(\))?")
 _SET_LATER = ("SEED", "STEPS_PER_EPOCH", "TOTAL_STEPS")
 
 
-def checked(bindings: Sequence[Binding]) -> dict[Key, Binding]:
+def checked(bindings: Sequence[Binding], modules: Sequence[str] = ()) -> dict[Key, Binding]:
     """Checks all bindings and returns the effective ones by key.
 
     Args:
       bindings: The bindings in the order of the files; a later one overrides an earlier one.
+      modules: Names of the modules that the config imports.
 
     Raises:
       ConfigError: Lists all faults, each with its file and line.
@@ -51,7 +53,7 @@ def checked(bindings: Sequence[Binding]) -> dict[Key, Binding]:
     problems: list[str] = []
     known: list[Binding] = []
     for binding in bindings:
-        complaints = list(_unknown_names(binding))
+        complaints = list(_unknown_names(binding, modules))
         if complaints:
             problems += map(binding.complain, complaints)
         else:
@@ -77,18 +79,18 @@ def check_macros(bindings: Sequence[Binding]) -> None:
         raise ConfigError("\n".join(dict.fromkeys(problems)))
 
 
-def _unknown_names(binding: Binding) -> Iterator[str]:
+def _unknown_names(binding: Binding, modules: Sequence[str]) -> Iterator[str]:
     """Yields a complaint for each unknown or ambiguous name."""
     found = registry.matches(binding.selector)
     if len(found) != 1:
-        yield _no_single_match(binding.selector, found)
+        yield _no_single_match(binding.selector, found, modules)
     elif not binding.is_macro:
         yield from _unknown_parameter(binding, found[0])
     for leaf in leaves(binding.value):
         if isinstance(leaf, Reference):
             found = registry.matches(leaf.selector)
             if len(found) != 1:
-                yield _no_single_match(leaf.selector, found)
+                yield _no_single_match(leaf.selector, found, modules)
             elif registry.is_broken(found[0]):
                 yield (
                     f"{leaf.selector} is a Keras class registered with @gin.configurable, which "
@@ -96,10 +98,14 @@ def _unknown_names(binding: Binding) -> Iterator[str]:
                 )
 
 
-def _no_single_match(selector: str, found: Sequence[Any]) -> str:
+def _no_single_match(selector: str, found: Sequence[Any], modules: Sequence[str]) -> str:
     if found:
         candidates = sorted(item.selector for item in found)
         return f"{selector} is ambiguous. Write {either(candidates)}."
+    name = selector.rpartition(".")[2]
+    for module in modules:
+        if callable(getattr(sys.modules.get(module), name, None)):
+            return f"{selector} is not registered. Put @gin.register above {name} in {module}."
     hint = did_you_mean(selector, registry.names())
     return f"{selector} is not registered.{hint or ' Import its module in the config.'}"
 

@@ -87,7 +87,7 @@ def load(
     # Modules first: another file may use their items above the import.
     for statement in imports:
         modules.import_module(statement)
-    bindings = checked(given)
+    bindings = checked(given, [statement.module for statement in imports])
     full = list(map(with_full_selector, given))
     replaced = list(replacements(full, bindings))
     bindings = {key: _with_float_rate(binding) for key, binding in bindings.items()}

@@ -1,5 +1,7 @@
 """Errors for names in a config that cannot be right."""
 
+import re
+
 import pytest
 
 from ddl import config
@@ -38,6 +40,14 @@ def test_names_that_cannot_be_right(load, text, words):
     assert f"run.gin:{1 if words.startswith('refer to') else len(lines)}: " in str(caught.value)
     assert words in str(caught.value)
     assert f"\n    {lines[-1]}" in str(caught.value)
+
+
+def test_what_an_imported_module_does_not_register(load, write):
+    write("def table():\n    return 1\n", "unregistered_table.py")
+    remedy = "is not registered. Put @gin.register above table in unregistered_table."
+    for name in ("table", "unregistered_table.table"):
+        with pytest.raises(ConfigError, match=f"run.gin:2: {name} {re.escape(remedy)}"):
+            load(f"import unregistered_table\nTrial.rate = @{name}()")
 
 
 def test_names_that_kwargs_take(load):
