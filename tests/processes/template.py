@@ -2,6 +2,7 @@
 
 import array
 import atexit
+import gc
 import json
 import os
 import runpy
@@ -78,6 +79,8 @@ def _import_what_programs_import() -> None:
         import ddl.run.from_checkpoints
         import ddl.run.train  # noqa: F401
     _forget_packages()
+    gc.collect()
+    gc.freeze()  # a collection in a fork would copy all memory of the template
 
 
 def _forget_packages() -> None:
