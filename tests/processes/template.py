@@ -3,6 +3,7 @@
 import array
 import atexit
 import gc
+import io
 import json
 import os
 import runpy
@@ -152,9 +153,11 @@ def _become(request: dict) -> None:
     _forget_packages()
     unbuffered = bool(request["environment"].get("PYTHONUNBUFFERED"))
     for name, number in (("stdin", 0), ("stdout", 1), ("stderr", 2)):
-        stream = open(number, "r" if number == 0 else "w", closefd=False)  # noqa: SIM115
         if number:
-            stream.reconfigure(line_buffering=number == 2, write_through=unbuffered)
+            file = open(number, "wb", 0 if unbuffered else -1, closefd=False)  # noqa: SIM115
+            stream = io.TextIOWrapper(file, line_buffering=number == 2, write_through=unbuffered)
+        else:
+            stream = open(number, closefd=False)  # noqa: SIM115
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
     forked.in_a_program = True
