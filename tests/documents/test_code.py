@@ -88,7 +88,7 @@ def test_commands(group, folder):
 
 def shorter(command: str) -> list[str]:
     """Returns flags that shorten a training with a shipped config to its first evaluation."""
-    is_run = re.match(r"python -m ddl\.(main|launch) .*--gin_file=configs/digits_cnn", command)
+    is_run = re.match(r"python -m ddl\.(main|launch) .*--gin_file=configs/digits_cnn\.gin", command)
     return ["--gin_param=TRAIN_STEPS = 200"] if is_run else []
 
 
