@@ -18,7 +18,6 @@ from tests.distribution.whole_clusters import arguments, assert_none_left, launc
 from tests.run.whole_runs import lines, tensors
 
 MOMENTS = ("start", "step", "save")
-KILLS = 10
 PLAN = ("TRAIN_STEPS = 600", "EVAL_EVERY = 300", "CHECKPOINT_EVERY = 15", "LOG_EVERY = 5")
 LIMITS = ("--join_timeout=40", "--peer_timeout=8", "--stall_timeout=8")
 
@@ -108,32 +107,32 @@ def test_killed_at_random_with_restarts_it_ends_the_same(tmp_path):
     assert straight.process.returncode == 0, straight.text()
     rng = random.Random("killed workers")
     cases = [(victim, moment) for moment in MOMENTS for victim in (0, 1)]
-    cases += [(rng.randrange(2), rng.choice(MOMENTS)) for _ in range(KILLS - len(cases))]
     rng.shuffle(cases)
-    cases.insert(5, (0, "stopped"))
-    cases.insert(9, (1, "stopped"))
+    cases.insert(3, (0, "stopped"))
+    cases.insert(6, (1, "stopped"))
     model_dir = tmp_path / "run"
-    restarts = f"--max_restarts={2 * len(cases)}"
+    wanted = set(cases)
+    restarts = f"--max_restarts={3 * len(cases)}"
     process = launch(2, *arguments(model_dir, *PLAN), *LIMITS, launcher=[restarts])
     watched = Watched(process, model_dir)
-    hits = []
+    hits = set()
     try:
         for count, (victim, moment) in enumerate(cases, start=1):
             if moment == "stopped":
                 hit = strike(watched, rng, victim, "step", signal.SIGSTOP)
             else:
                 hit = strike(watched, rng, victim, moment, start_up=start_up)
-            hits += [(victim, moment)] if hit else []
+            if hit:
+                hits.add((victim, moment))
+            elif len(cases) < 2 * len(wanted):
+                cases.append((victim, moment))  # the moment had passed: again, after the others
             restart = f"Restart {count} of"
             watched.wait(lambda restart=restart: restart in watched.text())
         process.wait(timeout=150)
     finally:
         process.kill()
     assert process.returncode == 0, watched.text()
-    assert len(cases) == KILLS + 2
-    for moment in (*MOMENTS, "stopped"):
-        for victim in (0, 1):
-            assert (victim, moment) in hits, (hits, watched.text())
+    assert hits == wanted, watched.text()
     assert_none_left(model_dir)
     ours, theirs = tensors(model_dir), tensors(tmp_path / "straight")
     assert ours.keys() == theirs.keys()

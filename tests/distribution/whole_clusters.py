@@ -1,16 +1,18 @@
 """Clusters of workers in separate processes, and checks that no process is left."""
 
+import hashlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 from ddl.launcher.tasks import free_ports
 from tests.processes import commands, forked
-from tests.run.whole_runs import ROOT
+from tests.run.whole_runs import ROOT, SMALL
 
 REGULARIZED = "digits_cnn_regularized.gin"
 # The batch divides among 1, 2, 3 and 4 replicas with two microbatches each.
@@ -19,8 +21,12 @@ PLAN = (
     *("CHECKPOINT_EVERY = 20", "LOG_EVERY = 20"),
 )
 
+_PROGRAMS = tempfile.TemporaryDirectory(prefix="ddl-programs-")
+
 
 def arguments(model_dir, *params, config=REGULARIZED):
+    if config == REGULARIZED:
+        params = (*SMALL, *params)
     return [
         f"--gin_file={ROOT}/configs/{config}",
         f"--model_dir={model_dir}",
@@ -55,6 +61,10 @@ def start_worker(index, workers, *flags, prefix=(), program=("-m", "ddl.main"), 
       program: Python's arguments that name the program.
       stdin: Standard input of the process.
     """
+    if program[0] == "-c":  # only modules and files are forked
+        file = Path(_PROGRAMS.name) / f"{hashlib.sha256(program[1].encode()).hexdigest()}.py"
+        file.write_text(program[1])
+        program = (str(file), *program[2:])
     config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
     return forked.Popen(
         [*prefix, sys.executable, *program, *map(str, flags)],

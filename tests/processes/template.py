@@ -2,6 +2,8 @@
 
 import array
 import atexit
+import gc
+import io
 import json
 import os
 import runpy
@@ -78,6 +80,8 @@ def _import_what_programs_import() -> None:
         import ddl.run.from_checkpoints
         import ddl.run.train  # noqa: F401
     _forget_packages()
+    gc.collect()
+    gc.freeze()  # a collection in a fork would copy all memory of the template
 
 
 def _forget_packages() -> None:
@@ -149,9 +153,11 @@ def _become(request: dict) -> None:
     _forget_packages()
     unbuffered = bool(request["environment"].get("PYTHONUNBUFFERED"))
     for name, number in (("stdin", 0), ("stdout", 1), ("stderr", 2)):
-        stream = open(number, "r" if number == 0 else "w", closefd=False)  # noqa: SIM115
         if number:
-            stream.reconfigure(line_buffering=number == 2, write_through=unbuffered)
+            file = open(number, "wb", 0 if unbuffered else -1, closefd=False)  # noqa: SIM115
+            stream = io.TextIOWrapper(file, line_buffering=number == 2, write_through=unbuffered)
+        else:
+            stream = open(number, closefd=False)  # noqa: SIM115
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
     forked.in_a_program = True

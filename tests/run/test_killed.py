@@ -62,16 +62,32 @@ def kill_in_a_save(process, model_dir, rng) -> bool:
     return False
 
 
+def stop_by_sigterm(process) -> None:
+    """Stops a run after its first line, and expects it to save first."""
+    output = ""
+    while not output.startswith("step "):
+        output = process.stdout.readline()
+        assert process.poll() is None
+    process.terminate()
+    status, output = finish(process)
+    assert status == 75, output
+    assert "Training stopped on SIGTERM at step" in output
+    assert "after saving. Run the same command to resume." in output
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_killed_at_random_it_ends_the_same(tmp_path, straight, mode):
+    """The run is also stopped by SIGTERM once, between two kills."""
     reference, start_up = straight(mode)
     rng = random.Random(mode)
     model_dir = tmp_path / "run"
     in_a_save = kills = 0
     for turn in range(40):
         process = start(model_dir, *MODES[mode])
-        if kills < KILLS:
+        if turn == 3:
+            stop_by_sigterm(process)
+        elif kills < KILLS:
             if turn % 2:
                 in_a_save += kill_in_a_save(process, model_dir, rng)
             else:

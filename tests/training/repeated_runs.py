@@ -1,11 +1,14 @@
-"""A short run of each Trainer feature, and a digest of its results.
+"""Short runs that use all features of the Trainer, and a digest of the result of each.
 
-    python -m tests.training.repeated_runs STRATEGY REPLICAS [NAME]...
+    python -m tests.training.repeated_runs [NAME]...
 
 prints the digests as JSON. tests/training/test_repeatability.py compares them between processes.
+
+Each run combines many features, since tracing costs most and one feature that does not repeat
+changes the digest of the whole run. Features that hide small differences, such as float16, have
+runs of their own.
 """
 
-import collections
 import dataclasses
 import hashlib
 import json
@@ -23,11 +26,11 @@ import tensorflow as tf
 import ddl
 from ddl.data import load_digits
 from ddl.precision import set_precision
-from tests.conftest import make_strategy
+from tests.conftest import make_strategy, name_of
 from tests.training import parity_cases
 
 STEPS = 60
-_BATCH = 64
+_BATCH = 48  # divides among 1, 2 and 3 replicas, with 1, 2 or 4 microbatches
 _IMAGES, _LABELS = load_digits("train")
 DIGITS = {"image": _IMAGES[:640], "label": _LABELS[:640]}
 PADDED = {"image": _IMAGES[:601], "label": _LABELS[:601]}
@@ -51,28 +54,58 @@ def synchronized() -> ddl.Classification:
     return cnn(batch_normalization=True)
 
 
-def mlp() -> ddl.Classification:
-    return classifier(layers.Flatten(), layers.Dense(128, "relu"))
-
-
 def regularized() -> ddl.Classification:
-    l2 = keras.regularizers.L2(0.01)
-    hidden = [layers.Dense(32, "relu", kernel_regularizer=l2) for _ in range(3)]
-    return classifier(layers.Flatten(), *hidden)
+    """Builds a classifier with penalties, one layer of which is used five times."""
+    inputs = keras.Input((8, 8, 1))
+    hidden = layers.Dense(32, "tanh", kernel_regularizer=keras.regularizers.L2(0.01))
+    layer = layers.Dense(32, "tanh", kernel_regularizer=keras.regularizers.L2(0.01))
+    x = hidden(layers.Flatten()(layers.Rescaling(1 / 16)(inputs)))
+    for _ in range(5):
+        x = layer(x)
+    return ddl.Classification(keras.Model(inputs, layers.Dense(10)(x)))
 
 
-def rows(*hidden: Any) -> ddl.Classification:
-    return classifier(layers.Reshape((8, 8)), *hidden)
+def convolutions() -> ddl.Classification:
+    return classifier(
+        layers.Conv2D(16, 3, padding="same"),
+        layers.MaxPooling2D(3, 1),
+        layers.DepthwiseConv2D(3, depth_multiplier=2, padding="same", activation="relu"),
+        layers.MaxPooling2D(),
+        layers.SeparableConv2D(16, 3, padding="same", activation="relu"),
+        layers.Conv2DTranspose(8, 3, strides=2),
+        layers.GroupNormalization(4),
+        layers.UnitNormalization(),
+        layers.AveragePooling2D(2),
+    )
+
+
+def one_and_three_dimensions() -> ddl.Classification:
+    return classifier(
+        layers.Reshape((4, 4, 4, 1)),
+        layers.Conv3D(8, 2, activation="relu"),
+        layers.MaxPooling3D(2, 1),
+        layers.Reshape((8, 8)),
+        layers.Conv1D(16, 3),
+        layers.BatchNormalization(),
+    )
+
+
+def recurrent() -> ddl.Classification:
+    return classifier(
+        layers.Reshape((8, 8)),
+        layers.LSTM(32, return_sequences=True),
+        layers.Bidirectional(layers.GRU(16, return_sequences=True)),
+        layers.GRU(32, unroll=True),
+    )
 
 
 def transformer() -> ddl.Classification:
-    """Builds a transformer: each attention's input is used four times, each MLP's input twice."""
+    """Builds a transformer: the attention's input is used four times, the MLP's input twice."""
     inputs = keras.Input((8, 8, 1))
     x = layers.Dense(64)(layers.Reshape((8, 8))(layers.Rescaling(1 / 16)(inputs)))
-    for _ in range(2):
-        x = layers.MultiHeadAttention(4, 16)(x, x) + x
-        y = layers.LayerNormalization()(x)
-        x = x + layers.Dense(64)(layers.Dense(128, "gelu")(y)) + layers.Dense(64, "tanh")(y)
+    x = layers.MultiHeadAttention(4, 16)(x, x) + x
+    y = layers.LayerNormalization()(x)
+    x = x + layers.Dense(64)(layers.Dense(128, "gelu")(y)) + layers.Dense(64, "tanh")(y)
     return ddl.Classification(keras.Model(inputs, layers.Dense(10)(layers.Flatten()(x))))
 
 
@@ -84,15 +117,6 @@ def dense_net() -> ddl.Classification:
         x = layers.BatchNormalization()(layers.Conv2D(8, 3, padding="same")(x))
         found.append(layers.ReLU()(x))
     x = layers.Flatten()(layers.Concatenate()(found))
-    return ddl.Classification(keras.Model(inputs, layers.Dense(10)(x)))
-
-
-def shared() -> ddl.Classification:
-    inputs = keras.Input((8, 8, 1))
-    layer = layers.Dense(64, "tanh")
-    x = layers.Dense(64)(layers.Flatten()(layers.Rescaling(1 / 16)(inputs)))
-    for _ in range(5):
-        x = layer(x)
     return ddl.Classification(keras.Model(inputs, layers.Dense(10)(x)))
 
 
@@ -112,122 +136,105 @@ def momentum() -> keras.optimizers.Optimizer:
     return keras.optimizers.SGD(0.05, momentum=0.9)
 
 
+MIRRORED = (("mirrored", 3),)  # the order of a sum of two does not matter
+ONE_DEVICE = (("one_device", 1),)
+CENTRAL_STORAGE = (("central_storage", 2),)
+ALL = MIRRORED + ONE_DEVICE + CENTRAL_STORAGE
+
+
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """The configuration of a run."""
+    """The configuration of a run, and the strategies that it is repeated under."""
 
-    task: Callable[[], Any] = mlp
+    task: Callable[[], Any]
     optimizer: Callable[[], keras.optimizers.Optimizer] = momentum
     data: Any = dataclasses.field(default_factory=lambda: DIGITS)
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     precision: str = "float32"
+    strategies: tuple[tuple[str, int], ...] = MIRRORED
 
 
-def optimizers() -> dict[str, Case]:
-    own, of_keras = ddl.optimizers, keras.optimizers
-    made: dict[str, Callable[[], Any]] = {
-        "Adam": lambda: of_keras.Adam(1e-3),
-        "AdamW of Keras": lambda: of_keras.AdamW(1e-3),
-        "FusedAdam": lambda: own.FusedAdam(1e-3),
-        "FusedAdam, amsgrad": lambda: own.FusedAdam(1e-3, amsgrad=True),
-        "FusedAdamW": lambda: own.FusedAdamW(1e-3),
-        "FusedRMSprop": lambda: own.FusedRMSprop(1e-3, centered=True, momentum=0.9),
-        "FusedAdagrad": lambda: own.FusedAdagrad(1e-2),
-        "FusedSGD": lambda: own.FusedSGD(0.05, momentum=0.9, nesterov=True),
-        "MomentumSGD": lambda: own.MomentumSGD(0.05, weight_decay=1e-4),
-        "LARS": lambda: own.LARS(0.5, weight_decay=1e-4),
-        "LAMB": lambda: own.LAMB(1e-2, weight_decay=1e-2),
-    }
-    return {name: Case(cnn, optimizer) for name, optimizer in made.items()}
-
-
-NOISE_SCALE = {
-    "accumulation_steps": 2,
-    "clip_norm": 1.0,
-    "gradient_noise_scale": ddl.GradientNoiseScale(),
-}
+own, of_keras = ddl.optimizers, keras.optimizers
+AVERAGE = ddl.ExponentialMovingAverage(0.9)
 
 CASES: dict[str, Case] = {
-    "plain": Case(),
-    "padded batches": Case(cnn, data=PADDED),
-    "weights in the data": Case(synchronized, data=WEIGHED),
-    "stream": Case(cnn, data=lambda: stream(DIGITS)),
-    "data not on the device": Case(cnn, arguments={"data_on_device": False}),
-    "dropout": Case(lambda: cnn(block_dropout=0.25, hidden_dropout=0.5)),
-    "all dropout and noise layers": Case(parity_cases.noisy, data=parity_cases.UNEVEN),
-    "augmentation": Case(parity_cases.augmented, data=parity_cases.UNEVEN),
-    "synchronized BatchNormalization": Case(synchronized),
-    "synchronized BatchNormalization, padded": Case(synchronized, data=PADDED),
-    "BatchNormalization of each replica": Case(
-        lambda: classifier(
-            layers.Conv2D(16, 3), layers.BatchNormalization(), layers.ReLU(), layers.MaxPooling2D()
-        ),
-    ),
-    "accumulation": Case(synchronized, arguments={"accumulation_steps": 4}),
-    "clip_norm": Case(cnn, arguments={"clip_norm": 0.1}),
-    "clip_value": Case(cnn, arguments={"clip_value": 0.001}),
-    "weight average": Case(
-        synchronized, arguments={"weight_average": ddl.ExponentialMovingAverage(0.9)}
-    ),
-    "loss scale": Case(synchronized, arguments={"loss_scale": ddl.LossScale()}),
-    "mixed_float16": Case(synchronized, precision="mixed_float16"),
-    "mixed_bfloat16": Case(synchronized, precision="mixed_bfloat16"),
-    "gradients in float16": Case(cnn, arguments={"gradient_dtype": "float16"}),
-    "gradients in bfloat16": Case(cnn, arguments={"gradient_dtype": "bfloat16"}),
-    "L2": Case(regularized, arguments={"clip_norm": 0.5}),
-    "noise scale": Case(
+    "plain": Case(lambda: classifier(layers.Flatten(), layers.Dense(128, "relu"))),
+    "synchronized BatchNormalization, padded batches, accumulation, noise scale": Case(
         synchronized,
-        arguments={**NOISE_SCALE, "weight_average": ddl.ExponentialMovingAverage(0.9)},
+        lambda: own.LARS(0.5, weight_decay=1e-4),
+        PADDED,
+        {
+            "accumulation_steps": 4,
+            "clip_norm": 1.0,
+            "gradient_noise_scale": ddl.GradientNoiseScale(),
+            "weight_average": AVERAGE,
+        },
+        strategies=ALL,
     ),
-    "noise scale, no pooling": Case(transformer, arguments=NOISE_SCALE),
-    **optimizers(),
-    "sparse gradients": Case(tokens, arguments={"clip_norm": 0.1}),
-    "sparse gradients, FusedAdam": Case(
-        tokens, lambda: ddl.optimizers.FusedAdam(1e-2), arguments={"accumulation_steps": 2}
+    "stream, dropout, clip_value": Case(
+        lambda: cnn(block_dropout=0.25, hidden_dropout=0.5),
+        lambda: own.FusedSGD(0.05, momentum=0.9, nesterov=True),
+        lambda: stream(DIGITS),
+        {"clip_value": 0.001},
+        strategies=ALL,
     ),
-    "several poolings": Case(
-        lambda: classifier(
-            layers.Conv2D(16, 3, padding="same"),
-            layers.MaxPooling2D(),
-            layers.Conv2D(16, 3, padding="same", activation="relu"),
-            layers.AveragePooling2D(2),
-        )
+    "dropout and noise layers, data not on the device": Case(
+        parity_cases.noisy,
+        lambda: own.FusedAdamW(1e-3),
+        parity_cases.UNEVEN,
+        {"data_on_device": False},
     ),
-    "overlapping max pooling": Case(
-        lambda: classifier(layers.Conv2D(16, 3), layers.MaxPooling2D(3, 1)),
+    "augmentation, gradients in float16": Case(
+        parity_cases.augmented,
+        lambda: of_keras.Adam(1e-3),
+        parity_cases.UNEVEN,
+        {"gradient_dtype": "float16"},
+    ),
+    "padded batches, gradients in bfloat16": Case(
+        cnn, lambda: own.FusedAdagrad(1e-2), PADDED, {"gradient_dtype": "bfloat16"}
+    ),
+    "mixed_float16": Case(
+        synchronized, lambda: own.FusedAdam(1e-3, amsgrad=True), precision="mixed_float16"
+    ),
+    "mixed_bfloat16": Case(
+        cnn,
+        lambda: own.FusedRMSprop(1e-3, centered=True, momentum=0.9),
+        precision="mixed_bfloat16",
+    ),
+    "sparse gradients": Case(
+        tokens, lambda: own.MomentumSGD(0.05, weight_decay=1e-4), arguments={"clip_norm": 0.1}
+    ),
+    "sparse gradients, accumulation": Case(
+        tokens,
+        lambda: own.FusedAdam(1e-2),
         arguments={"accumulation_steps": 2},
+        strategies=MIRRORED + CENTRAL_STORAGE,
     ),
-    "depthwise and separable": Case(
-        lambda: classifier(
-            layers.DepthwiseConv2D(3, depth_multiplier=8, padding="same", activation="relu"),
-            layers.SeparableConv2D(16, 3, activation="relu"),
-            layers.Conv2DTranspose(8, 3, strides=2),
-        )
+    "penalties, a layer used five times": Case(
+        regularized, lambda: of_keras.AdamW(1e-3), arguments={"clip_norm": 0.5}
     ),
-    "one and three dimensions": Case(
-        lambda: classifier(
-            layers.Reshape((4, 4, 4, 1)),
-            layers.Conv3D(8, 2, activation="relu"),
-            layers.MaxPooling3D(2, 1),
-            layers.Reshape((8, 8)),
-            layers.Conv1D(16, 3),
-        )
+    "convolutions, poolings, GroupNormalization": Case(
+        convolutions, lambda: own.LAMB(1e-2, weight_decay=1e-2)
     ),
-    "LSTM": Case(lambda: rows(layers.LSTM(64, return_sequences=True), layers.LSTM(32))),
-    "GRU": Case(lambda: rows(layers.Bidirectional(layers.GRU(64)))),
-    "GRU, unrolled": Case(lambda: rows(layers.GRU(64, unroll=True))),
-    "attention": Case(transformer, lambda: keras.optimizers.Adam(1e-3)),
-    "attention, clip_norm": Case(
+    "one and three dimensions, BatchNormalization of each replica": Case(
+        one_and_three_dimensions, arguments={"accumulation_steps": 2}
+    ),
+    "recurrent layers": Case(recurrent, strategies=ONE_DEVICE),
+    "attention": Case(transformer, lambda: of_keras.Adam(1e-3), strategies=ONE_DEVICE),
+    "attention, accumulation, noise scale": Case(
         transformer,
-        lambda: ddl.optimizers.FusedAdam(1e-3),
-        arguments={"clip_norm": 1.0, "accumulation_steps": 2},
+        lambda: own.FusedAdam(1e-3),
+        arguments={
+            "accumulation_steps": 2,
+            "clip_norm": 1.0,
+            "gradient_noise_scale": ddl.GradientNoiseScale(),
+        },
     ),
-    "DenseNet": Case(dense_net),
-    "a layer used five times": Case(shared),
-    "GroupNormalization": Case(
-        lambda: classifier(
-            layers.Conv2D(16, 3), layers.GroupNormalization(4), layers.UnitNormalization()
-        )
+    "DenseNet, weights in the data, loss scale, weight average": Case(
+        dense_net,
+        data=WEIGHED,
+        arguments={"loss_scale": ddl.LossScale(), "weight_average": AVERAGE},
+        strategies=MIRRORED + CENTRAL_STORAGE,
     ),
 }
 
@@ -259,12 +266,12 @@ def digest(case: Case, strategy: tf.distribute.Strategy) -> str:
     return found.hexdigest()
 
 
-def main(name: str, replicas: str, *cases: str) -> None:
-    strategy = make_strategy(name, int(replicas))
-    digests = collections.OrderedDict()
-    for case in cases or CASES:
-        digests[case] = digest(CASES[case], strategy)
-        print(case, digests[case][:12], file=sys.stderr, flush=True)
+def main(*cases: str) -> None:
+    strategies = {where: make_strategy(*where) for where in ALL}
+    digests = {}
+    for name in cases or CASES:
+        for where in CASES[name].strategies:
+            digests[f"{name_of(where)}: {name}"] = digest(CASES[name], strategies[where])
     print(json.dumps(digests))
 
 

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from tests.run.whole_runs import ROOT
+from tests.training.repeated_runs import CASES
 
 # Occupies memory in odd sizes first, so that tensors come to lie elsewhere.
 _DISTURBED = """
@@ -36,25 +37,19 @@ def digests(process: subprocess.Popen) -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "replicas"),
-    [("one_device", 1), ("mirrored", 4), ("central_storage", 2)],
-)
-def test_each_feature_of_the_trainer_repeats(name, replicas):
-    """One run has the machine to itself; the other shares it with a busy loop on each core.
+def test_each_feature_of_the_trainer_repeats():
+    """Two processes at once disturb each other.
 
-    The other also has more threads than cores between operations, so that their order varies.
+    One has its memory laid out differently and has more threads than cores between operations, so
+    that the order of the operations varies. Each process has its own seed of Python's hashes.
     """
-    alone = digests(start(["-m", "tests.training.repeated_runs"], name, str(replicas)))
-    loop = "import os; os.nice(10)\nwhile True: pass"  # other tests may run beside this one
-    busy = [start(["-c", loop]) for _ in range(os.cpu_count() or 1)]
+    plain = start(["-m", "tests.training.repeated_runs"])
+    disturbed = start(["-c", _DISTURBED], TF_NUM_INTEROP_THREADS="8")
     try:
-        threads = {"TF_NUM_INTEROP_THREADS": "8"}
-        crowded = digests(start(["-c", _DISTURBED], name, str(replicas), **threads))
+        expected, found = digests(plain), digests(disturbed)
     finally:
-        for process in busy:
+        for process in (plain, disturbed):
             process.kill()
             process.wait()
-    differing = [case for case, digest in alone.items() if crowded[case] != digest]
-    assert not differing
-    assert len(alone) == len(crowded) > 40
+    assert not [case for case, digest in expected.items() if found[case] != digest]
+    assert len(expected) == sum(len(case.strategies) for case in CASES.values())
