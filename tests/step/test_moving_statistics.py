@@ -102,7 +102,8 @@ def test_any_variable_that_a_layer_writes(strategy):
         counter = Counter()
         scaled = keras.layers.Rescaling(1 / 255)
         layers = [scaled, keras.layers.Flatten(), counter, keras.layers.Dense(2)]
-        task = test_trainer.Overflowing(keras.Sequential([keras.Input((6, 6, 1)), *layers]), 0)
+        model = keras.Sequential([keras.Input((6, 6, 1)), *layers])
+        task = test_trainer.Overflowing(model, test_trainer.second_batch_on(0))
         trainer = ddl.Trainer(
             task,
             keras.optimizers.SGD(1e-4),

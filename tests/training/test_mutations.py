@@ -22,13 +22,13 @@ Patch = pytest.MonkeyPatch
 
 
 def overflow_on_replica_1() -> None:
-    test_trainer.check_that_an_overflow_changes_nothing(make_strategy("mirrored", 4), 1)
+    test_trainer.check_that_overflows_change_nothing(make_strategy("mirrored", 4), [1])
 
 
 def overflow_without_layers_that_spread_it() -> None:
     """Synchronized layers carry an infinity to the other replicas' gradients."""
-    test_trainer.check_that_an_overflow_changes_nothing(
-        make_strategy("mirrored", 4), 1, batch_normalization=False
+    test_trainer.check_that_overflows_change_nothing(
+        make_strategy("mirrored", 4), [1], batch_normalization=False
     )
 
 
