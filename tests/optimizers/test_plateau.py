@@ -20,7 +20,7 @@ from ddl.run.loop import OuterLoop
 from ddl.run.plan import RunPlan
 from ddl.run.writers import JsonLinesWriter, Writers
 from ddl.signals import StopSignals
-from tests.conftest import for_every_strategy, make_strategy
+from tests.conftest import for_each_kind_on_two, make_strategy
 from tests.optimizers.test_learning_rate import constant_gradient, rates_of
 from tests.run.test_loop import lines, weights
 from tests.training.rewinding import Start
@@ -104,7 +104,7 @@ def test_it_is_saved_and_read_as_it_began():
     assert float(again(9)) == 0.3
 
 
-@for_every_strategy
+@for_each_kind_on_two
 def test_a_compiled_loop_follows(strategy):
     trainer, weight = constant_gradient(lambda: keras.optimizers.SGD(rule()), strategy)
     rates = rates_of(trainer, 4)
