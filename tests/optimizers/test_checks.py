@@ -9,7 +9,7 @@ import tensorflow as tf
 import ddl
 from ddl.errors import ConfigError
 from ddl.step import gradients as gradient_path
-from tests.conftest import make_strategy
+from tests.conftest import for_each_kind_on_two, make_strategy
 
 K = keras.optimizers
 
@@ -212,6 +212,7 @@ class TakesMeans(K.SGD):
         super().apply([context.all_reduce("MEAN", g) for g in gradients], variables)
 
 
+@for_each_kind_on_two
 @pytest.mark.parametrize(("optimizer", "factor"), [(Doubles, 2), (TakesMeans, 1)])
 def test_an_optimizer_of_ones_own_takes_effect_on_any_number_of_replicas(
     strategy, optimizer, factor

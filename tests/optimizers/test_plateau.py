@@ -1,5 +1,7 @@
 """The rule of ReduceOnPlateau, and that a run with one goes on to the same bits."""
 
+import functools
+import itertools
 from types import SimpleNamespace
 
 import keras
@@ -18,9 +20,10 @@ from ddl.run.loop import OuterLoop
 from ddl.run.plan import RunPlan
 from ddl.run.writers import JsonLinesWriter, Writers
 from ddl.signals import StopSignals
-from tests.conftest import for_every_strategy, make_strategy
+from tests.conftest import for_each_kind_on_two, make_strategy
 from tests.optimizers.test_learning_rate import constant_gradient, rates_of
 from tests.run.test_loop import lines, weights
+from tests.training.rewinding import Start
 
 # Evaluations at steps 2, 4, …; with a patience of 2 and a cooldown of 2 the rate is reduced at 8,
 # not at 12, where one of the two came in the cooldown, but at 14, and at 20.
@@ -55,9 +58,8 @@ def test_the_rule():
 
 def test_the_rule_is_that_of_keras():
     random = np.random.default_rng(0)
-    for _ in range(300):
-        patience, cooldown = int(random.integers(1, 4)), int(random.integers(0, 5))
-        min_delta, least = random.choice([0.0, 0.1]), random.choice([0.0, 0.2])
+    every = itertools.product(range(1, 4), range(5), [0.0, 0.1], [0.0, 0.2])
+    for patience, cooldown, min_delta, least in every:
         arguments = {"factor": 0.5, "patience": patience, "cooldown": cooldown}
         callback = keras.callbacks.ReduceLROnPlateau(
             "loss", mode="min", min_delta=min_delta, min_lr=least, **arguments
@@ -102,7 +104,7 @@ def test_it_is_saved_and_read_as_it_began():
     assert float(again(9)) == 0.3
 
 
-@for_every_strategy
+@for_each_kind_on_two
 def test_a_compiled_loop_follows(strategy):
     trainer, weight = constant_gradient(lambda: keras.optimizers.SGD(rule()), strategy)
     rates = rates_of(trainer, 4)
@@ -172,6 +174,20 @@ def make_trainer(seed=0):
         )
 
 
+@functools.cache
+def _start():
+    trainer = make_trainer()
+    return Start(trainer, plateau_of(trainer.optimizer).state.values())
+
+
+def made_again(seed=0):
+    """Returns one traced trainer at its start, with other weights for another seed."""
+    trainer = _start().again()
+    for variable in trainer.model.variables:
+        variable.assign(variable + float(seed))
+    return trainer
+
+
 def run(folder, trainer, until=STEPS, diverges_at=None, **plan):
     """Like ddl.run.train; evaluations give LOSSES."""
     plan = RunPlan(
@@ -234,7 +250,7 @@ def test_the_rate_of_each_update_is_logged(straight):
 def test_a_run_goes_on_to_the_same_bits(straight, stops, tmp_path):
     """Also where it had an evaluation only because it ended there, which tells it nothing."""
     for number, stop in enumerate((*stops, STEPS)):
-        trainer, _ = run(tmp_path, make_trainer(seed=number), until=stop)
+        trainer, _ = run(tmp_path, made_again(seed=number), until=stop)
     assert_same(trainer, straight[0])
     assert lines(tmp_path) == straight[2]
 
@@ -244,7 +260,7 @@ def test_a_run_goes_on_to_the_same_bits(straight, stops, tmp_path):
     [("best", 6), ("not_better", 6), ("cooling_down", 8), ("reductions", 8), ("reduced_at", 8)],
 )
 def test_each_part_of_the_state_counts(straight, name, stop, tmp_path, monkeypatch):
-    run(tmp_path, make_trainer(), until=stop)
+    run(tmp_path, made_again(), until=stop)
     restore = Checkpoints.restore_latest
 
     def forgetful(self, **arguments):
@@ -254,7 +270,7 @@ def test_each_part_of_the_state_counts(straight, name, stop, tmp_path, monkeypat
         variable.assign(before)
 
     monkeypatch.setattr(Checkpoints, "restore_latest", forgetful)
-    trainer = make_trainer()
+    trainer = made_again()
     Checkpoints(tmp_path / "checkpoints", trainer).restore_latest()
     used = trainer.learning_rate
     trainer, _ = run(tmp_path, trainer)
@@ -264,6 +280,6 @@ def test_each_part_of_the_state_counts(straight, name, stop, tmp_path, monkeypat
 
 def test_it_goes_back_with_the_run(straight, tmp_path):
     """What evaluations told after the checkpoint gone back to is forgotten, and told again."""
-    trainer, _ = run(tmp_path, make_trainer(), diverges_at=10, on_divergence="rewind")
+    trainer, _ = run(tmp_path, made_again(), diverges_at=10, on_divergence="rewind")
     assert int(trainer.state.rewinds) == 1
     assert state(trainer) == state(straight[0])

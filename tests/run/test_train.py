@@ -87,14 +87,14 @@ def test_what_a_run_writes(finished):
 
 
 def test_strategies_agree(tmp_path):
-    run(tmp_path / "one", "PRECISION = 'float64'")
-    run(tmp_path / "four", "PRECISION = 'float64'", strategy=("mirrored", 4))
-    one, four = tensors(tmp_path / "one"), tensors(tmp_path / "four")
-    assert one.keys() == four.keys()
+    run(tmp_path / "one", "PRECISION = 'float64'", **DIGITS_MLP)
+    run(tmp_path / "two", "PRECISION = 'float64'", **DIGITS_MLP, strategy=("mirrored", 2))
+    one, two = tensors(tmp_path / "one"), tensors(tmp_path / "two")
+    assert one.keys() == two.keys()
     assert int(one["state/step/.ATTRIBUTES/VARIABLE_VALUE"]) == 40
     assert any(value.dtype == np.float64 for value in one.values())
     for name, value in one.items():
-        np.testing.assert_allclose(four[name], value, rtol=0, atol=1e-9, err_msg=name)
+        np.testing.assert_allclose(two[name], value, rtol=0, atol=1e-9, err_msg=name)
 
 
 def test_the_operative_config_repeats_the_run(finished, tmp_path):
@@ -106,11 +106,11 @@ def test_the_operative_config_repeats_the_run(finished, tmp_path):
 
 
 def test_an_open_seed_is_drawn_written_down_and_kept(tmp_path):
-    run(tmp_path / "run", "SEED = None", "TRAIN_STEPS = 5")
+    run(tmp_path / "run", "SEED = None", "TRAIN_STEPS = 5", **DIGITS_MLP)
     saved = (tmp_path / "run" / "operative_config.gin").read_text()
     (line,) = [line for line in saved.splitlines() if line.startswith("SEED = ")]
     assert line != "SEED = None"
-    run(tmp_path / "run", "SEED = None", "TRAIN_STEPS = 10")
+    run(tmp_path / "run", "SEED = None", "TRAIN_STEPS = 10", **DIGITS_MLP)
     assert line in (tmp_path / "run" / "operative_config.gin").read_text().splitlines()
     assert metrics(tmp_path / "run", "train")[-1]["step"] == 10
 
@@ -243,9 +243,18 @@ def test_export_mode(finished, tmp_path):
 REGULARIZED = {"gin_file": "digits_cnn_regularized.gin"}
 
 
-def test_the_averaged_weights_are_evaluated_and_exported(tmp_path):
-    model_dir = tmp_path / "run"
+@pytest.fixture(scope="module")
+def regularized(tmp_path_factory) -> Path:
+    """A run on two replicas with dropout, an average of the weights and two microbatches."""
+    model_dir = tmp_path_factory.mktemp("regularized") / "run"
     run(model_dir, **REGULARIZED, strategy=("mirrored", 2))
+    return model_dir
+
+
+def test_the_averaged_weights_are_evaluated_and_exported(regularized, tmp_path):
+    """The export needs only Keras: a model with ddl's dropout is loaded without ddl."""
+    model_dir = tmp_path / "run"
+    shutil.copytree(regularized, model_dir)
     run(model_dir, **REGULARIZED, mode="eval")
     last = metrics(model_dir, "eval")[-1]
     run(model_dir, **REGULARIZED, mode="export")
@@ -258,12 +267,6 @@ def test_the_averaged_weights_are_evaluated_and_exported(tmp_path):
     images, labels = ddl.data.load_digits("test")
     accuracy = (exported(images).numpy().argmax(-1) == labels).mean()
     assert accuracy == pytest.approx(last["accuracy"], abs=1e-6)
-
-
-def test_an_export_needs_keras_alone(tmp_path):
-    """A model with ddl's dropout is loaded where there is no ddl."""
-    run(tmp_path / "run", **REGULARIZED, mode="train")
-    run(tmp_path / "run", **REGULARIZED, mode="export")
     load = (
         "import sys, keras; print(keras.models.load_model(sys.argv[1]).name, 'ddl' in sys.modules)"
     )
@@ -274,8 +277,10 @@ def test_an_export_needs_keras_alone(tmp_path):
     assert done.stdout.strip() == "cnn False", done.stderr[-1000:]
 
 
-def test_other_microbatches_are_noted_if_statistics_depend_on_them(finished, tmp_path, capsys):
-    run(tmp_path / "run", **REGULARIZED, mode="train")
+def test_other_microbatches_are_noted_if_statistics_depend_on_them(
+    finished, regularized, tmp_path, capsys
+):
+    shutil.copytree(regularized, tmp_path / "run")
     run(tmp_path / "run", "ACCUMULATION_STEPS = 1", "TRAIN_STEPS = 42", **REGULARIZED)
     assert "ACCUMULATION_STEPS: 2 → 1. This model computes statistics" in capsys.readouterr().out
     shutil.copytree(finished, tmp_path / "other")
@@ -285,7 +290,7 @@ def test_other_microbatches_are_noted_if_statistics_depend_on_them(finished, tmp
 
 def test_a_loss_scale_is_logged_and_overflows_are_counted(tmp_path):
     scale = ["Trainer.loss_scale = @LossScale()", "LossScale.initial = 16777216.0"]
-    run(tmp_path / "run", "PRECISION = 'mixed_float16'", *scale)
+    run(tmp_path / "run", "PRECISION = 'mixed_float16'", *scale, **DIGITS_MLP)
     last = metrics(tmp_path / "run", "train")[-1]
     assert last["skipped_updates"] > 0
     assert last["loss_scale"] == 2.0 ** (24 - last["skipped_updates"])
@@ -324,7 +329,7 @@ def test_a_directory_without_checkpoints_can_be_used_again(tmp_path):
 
 
 def test_an_integer_is_a_learning_rate(capsys):
-    run(None, "LEARNING_RATE = 1", dry_run=True)
+    run(None, "LEARNING_RATE = 1", **DIGITS_MLP, dry_run=True)
     assert "learning rate: 1 at its peak" in capsys.readouterr().out
 
 
@@ -336,17 +341,17 @@ def test_without_a_checkpoint(tmp_path, mode):
 
 
 def test_train_mode_does_not_evaluate(tmp_path):
-    run(tmp_path / "run", "TRAIN_STEPS = 10", mode="train")
+    run(tmp_path / "run", "TRAIN_STEPS = 10", **DIGITS_MLP, mode="train")
     assert metrics(tmp_path / "run", "eval") == []
 
 
 def test_dry_run_writes_nothing_and_shows_the_plan(tmp_path, capsys):
-    run(tmp_path / "run", dry_run=True, strategy=("mirrored", 4))
+    run(tmp_path / "run", dry_run=True, strategy=("mirrored", 2))
     assert not (tmp_path / "run").exists()
     out = capsys.readouterr().out
     for text in (
-        "replicas: 4",
-        "global batch size: 64 = 4 replicas × 16",
+        "replicas: 2",
+        "global batch size: 64 = 2 replicas × 32",
         "steps: 40 (1.7 epochs)",
         "learning rate: 0.05 at its peak",
         "One step on one batch: loss 2.",
@@ -362,8 +367,8 @@ def test_per_replica_form_scales_batch_and_learning_rate(capsys):
     out = capsys.readouterr().out
     assert "global batch size: 32 = 2 replicas × 16" in out
     assert "learning rate: 0.025 at its peak" in out
-    run(None, *params, strategy=("mirrored", 4), **arguments)
-    assert "learning rate: 0.05 at its peak" in capsys.readouterr().out
+    run(None, *params, **arguments)
+    assert "learning rate: 0.0125 at its peak" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

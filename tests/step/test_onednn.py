@@ -44,10 +44,15 @@ def inlined_into_loops(definition):
 
 
 @pytest.mark.parametrize(
-    ("name", "replicas", "accumulation"),
-    [("one_device", 1, 1), ("one_device", 1, 2), ("mirrored", 2, 1), ("mirrored", 2, 2)],
+    ("name", "replicas", "accumulation", "data_on_device"),
+    [
+        ("one_device", 1, 1, "auto"),
+        ("one_device", 1, 2, False),
+        ("one_device", 1, 1, False),
+        ("mirrored", 2, 1, False),
+        ("mirrored", 2, 2, "auto"),
+    ],
 )
-@pytest.mark.parametrize("data_on_device", ["auto", False])
 def test_it_is_not_in_the_graph_of_a_loop(name, replicas, accumulation, data_on_device):
     trained = trainer(
         make_strategy(name, replicas),

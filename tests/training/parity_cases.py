@@ -217,6 +217,17 @@ COMBINED = {
 }
 CASES |= COMBINED
 
+# The combined cases, and the cases that they would hide something of: clipping and optimizers with
+# adaptive rates hide the scale of the gradient, weights the path without a factor.
+SELECTED = (
+    "plain",
+    "accumulation 4 against the whole batch",
+    "synchronized BatchNormalization, 131 examples",
+    "augmentation",
+    "LARS, sparse gradients",
+    *COMBINED,
+)
+
 
 def make_trainer(case: Case, strategy: tf.distribute.Strategy, precision: str, **arguments: Any):
     """Builds a trainer that also averages the weights, with a fixed seed."""

@@ -259,9 +259,18 @@ PLACES = [
 ]
 
 
-@pytest.mark.parametrize("place", PLACES, ids=lambda place: f"{place[0]}-{place[2]}")
-@pytest.mark.parametrize(("inputs", "make"), ROW_BY_ROW.values(), ids=ROW_BY_ROW)
-def test_row_by_row_passes_and_leaves_all_variables(inputs, make, place, caplog):
+# Recurrent layers take seconds each time.
+ROW_BY_ROW_AT = [
+    pytest.param(name, place, id=f"{name}-{place[0]}-{place[2]}")
+    for name in ROW_BY_ROW
+    for place in PLACES
+    if name != "recurrent" or place in PLACES[1:3]
+]
+
+
+@pytest.mark.parametrize(("name", "place"), ROW_BY_ROW_AT)
+def test_row_by_row_passes_and_leaves_all_variables(name, place, caplog):
+    inputs, make = ROW_BY_ROW[name]
     *strategy, precision = place
     set_precision(precision)
     strategy = make_strategy(*strategy)
