@@ -63,7 +63,8 @@ def start_worker(index, workers, *flags, prefix=(), program=("-m", "ddl.main"), 
     """
     if program[0] == "-c":  # only modules and files are forked
         file = Path(_PROGRAMS.name) / f"{hashlib.sha256(program[1].encode()).hexdigest()}.py"
-        file.write_text(program[1])
+        if not file.exists():  # an earlier worker may be reading it
+            file.write_text(program[1])
         program = (str(file), *program[2:])
     config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
     return forked.Popen(

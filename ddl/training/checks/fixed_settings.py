@@ -12,6 +12,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import keras
+import numpy as np
+import tensorflow as tf
 from keras.optimizers.schedules import LearningRateSchedule
 
 from ddl.errors import ConfigError, did_you_mean
@@ -20,6 +22,8 @@ from ddl.tasks.task import Task
 
 # Id of the owner, name of the setting, value.
 _Settings: TypeAlias = Iterator[tuple[int, str, Any]]
+
+_ARRAY = (np.ndarray, np.generic, tf.__internal__.EagerTensor)
 
 # An empty list or dict may be a record that a task keeps, and is no setting.
 _RECORD = object()
@@ -189,6 +193,9 @@ def _frozen(value: Any) -> Any:
 def _same(one: Any, other: Any) -> bool:
     if isinstance(one, tuple) and isinstance(other, tuple) and len(one) == len(other):
         return all(map(_same, one, other))
+    if isinstance(one, _ARRAY) and isinstance(other, _ARRAY):
+        # A restored keras.layers.Normalization makes its moments anew.
+        return one is other or (one.dtype == other.dtype and np.array_equal(one, other))
     plain = (bool, int, float, complex, str, bytes)
     return one is other or (isinstance(one, plain) and isinstance(other, plain) and one == other)
 

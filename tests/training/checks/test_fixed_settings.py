@@ -134,6 +134,18 @@ def test_what_was_traced_is_fixed(trainer, place):
         trainer.train(1)
 
 
+def test_an_array_of_equal_values_is_no_change(trainer):
+    """keras.layers.Normalization makes its moments anew when a checkpoint is restored."""
+    trainer.task.scale = tf.constant([2.0])
+    trainer.train(1)
+    trainer.task.scale = tf.constant([2.0])
+    trainer.train(1)
+    for other in (tf.constant([2.5]), tf.constant([2.0], tf.float64), tf.constant([2.0, 2.0])):
+        trainer.task.scale = other
+        with pytest.raises(ConfigError, match="Changing scale of the task has no effect"):
+            trainer.train(1)
+
+
 def test_changes_by_an_action_are_found_before_the_next_loop(trainer):
     def change(step):
         trainer.model.get_layer("dropout").rate = 0.1
