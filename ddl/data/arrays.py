@@ -75,6 +75,7 @@ class ArraySource(IndexedSource):
             for name, array in self.features.items()
         }
 
+    @tf.autograph.experimental.do_not_convert
     def gather(self, indices: tf.Tensor) -> dict[str, tf.Tensor]:
         """See `IndexedSource`."""
         return {name: tf.gather(rows, indices) for name, rows in self._tensors.items()}

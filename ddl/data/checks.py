@@ -39,6 +39,7 @@ def check_same_features(
             )
 
 
+@tf.autograph.experimental.do_not_convert
 def checked_finite(features: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     """Returns the features with checks for NaN, infinity and negative weights.
 
@@ -57,6 +58,7 @@ def checked_finite(features: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     return checked_weight(finite)
 
 
+@tf.autograph.experimental.do_not_convert
 def checked_weight(features: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     """Returns the features with a check that "weight", if present, is finite and ≥ 0.
 

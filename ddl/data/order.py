@@ -128,6 +128,7 @@ def index_batches(
     at_once = _batches_at_once(num_examples, global_batch_size)
     parts = -(-steps // at_once)
 
+    @tf.autograph.experimental.do_not_convert  # converting takes longer than tracing
     def part(number: tf.Tensor) -> dict[str, tf.Tensor]:
         return indices_from(
             number // parts * steps + number % parts * at_once,

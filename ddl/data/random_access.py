@@ -54,6 +54,7 @@ class RandomAccessSource(IndexedSource):
         """See `Source`."""
         return dict(self._element_spec)
 
+    @tf.autograph.experimental.do_not_convert
     def gather(self, indices: tf.Tensor) -> dict[str, tf.Tensor]:
         """See `IndexedSource`.
 

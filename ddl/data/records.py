@@ -118,6 +118,7 @@ class RecordSource(Source):
         steps = self.steps_per_epoch(global_batch_size)
         root = tf.constant([seed % 2**63, 0], tf.int64)
 
+        @tf.autograph.experimental.do_not_convert
         def with_seeds(number: tf.Tensor, batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
             key = tf.random.experimental.stateless_fold_in(root, number // steps)
             # Only the second half of `key` depends on the epoch; a draw mixes both halves.

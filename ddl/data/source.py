@@ -104,6 +104,7 @@ class IndexedSource(Source):
         """
 
 
+@tf.autograph.experimental.do_not_convert
 def weighted(features: dict[str, tf.Tensor], padding: tf.Tensor) -> dict[str, tf.Tensor]:
     """Adds "weight" to the features: 0 for padding, else the example's own weight or 1.
 

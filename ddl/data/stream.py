@@ -166,6 +166,7 @@ class StreamSource(Source):
         by_shard = np.argsort(shard_of_row, kind="stable")
         as_asked = np.argsort(by_shard)  # the inverse permutation
 
+        @tf.autograph.experimental.do_not_convert
         def together(*parts: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
             whole = {name: tf.concat([part[name] for part in parts], 0) for name in parts[0]}
             return _rows_of(whole, as_asked)
@@ -195,6 +196,7 @@ class StreamSource(Source):
         length = self._lengths[shard]
         first_epoch, skipped = divmod(first_batch, steps)
 
+        @tf.autograph.experimental.do_not_convert
         def finished(batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
             return _rows_of(_padded(batch, size), rows % size)
 
