@@ -17,7 +17,7 @@ from tests.run.whole_runs import ROOT, SMALL
 REGULARIZED = "digits_cnn_regularized.gin"
 # The batch divides among 1, 2, 3 and 4 replicas with two microbatches each.
 PLAN = (
-    *("GLOBAL_BATCH_SIZE = 72", "TRAIN_STEPS = 60", "EVAL_EVERY = 30"),
+    *("GLOBAL_BATCH_SIZE = 96", "TRAIN_STEPS = 60", "EVAL_EVERY = 30"),
     *("CHECKPOINT_EVERY = 20", "LOG_EVERY = 20"),
 )
 

@@ -77,9 +77,17 @@ def test_every_macro_can_be_set(name, capsys, monkeypatch):
         *stand_ins(name),
         "SEED = 7",
         f"{batch} = 20",
+        "TRAIN_STEPS = None",
+        "TRAIN_EPOCHS = 3",
         "EVAL_EVERY = 5",
         "CHECKPOINT_EVERY = 5",
+        "LOG_EVERY = 5",
         "LEARNING_RATE = 0.003",
+        "BASE_BATCH_SIZE = 5",
+        "SCALING_RULE = 'linear'",
+        "WARMUP_STEPS = None",
+        "WARMUP_EPOCHS = 1",
+        "WARMUP_START = 0.5",
         "PRECISION = 'mixed_float16'",
         "CLIP_NORM = 1.0",
         "ACCUMULATION_STEPS = 2",
@@ -87,4 +95,12 @@ def test_every_macro_can_be_set(name, capsys, monkeypatch):
         dry_run=True,
         strategy=("mirrored", 2) if name in ON_TWO_REPLICAS else ("one_device", 1),
     )
-    assert "One step on one batch: loss" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "One step on one batch: loss" in shown
+    for effect in (
+        "(3.0 epochs)",
+        "(linear, from batch size 5 to ",
+        "warm-up: gradual, ",
+        "seed: 7",
+    ):
+        assert effect in shown, effect
