@@ -55,7 +55,8 @@ def main() -> None:
     print(f"Finished in {minutes:.1f} minutes. Wrote {page.write_page(flags.results)}.")
     if failed:
         print(
-            "These benchmarks failed; the page keeps what they had measured: " + "; ".join(failed),
+            "These benchmarks failed; the page holds the cases that they measured, or else their "
+            "earlier results: " + "; ".join(failed),
             file=sys.stderr,
         )
         sys.exit(1)

@@ -25,7 +25,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from benchmarks import command
-from benchmarks.repeats import interleaved, over_processes
+from benchmarks.repeats import interleaved, over_processes, rotated
 from benchmarks.report import Bar, Plot, Report, Series, Spread, Table
 from benchmarks.turns import Contender, Failed
 
@@ -129,7 +129,7 @@ def reported(found: dict[Case, Found]) -> Report:
 
 def run_case(case: Case, processes: int) -> Found:
     """Runs a case with several fresh processes of each contender."""
-    found = [run_once(case) for _ in range(processes)]
+    found = [run_once(case, number) for number in range(processes)]
     failures = {name: text for each in found for name, text in each.failures.items()}
     times = {
         name: np.array([np.median(each.times[name]) for each in found])
@@ -145,11 +145,11 @@ def run_case(case: Case, processes: int) -> Found:
     return Found(times, failures)
 
 
-def run_once(case: Case) -> Found:
-    """Runs a case with one fresh process of each contender."""
+def run_once(case: Case, number: int) -> Found:
+    """Runs a case with one fresh process of each contender; another one begins each time."""
     contenders = {
         name: Contender(f"benchmarks.contenders:{function}", [case], {})
-        for name, function in FUNCTIONS.items()
+        for name, function in rotated(FUNCTIONS, number * case.rounds).items()
         if name != FLOOR or case.replicas == 1
     }
     try:

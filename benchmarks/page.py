@@ -171,7 +171,7 @@ def _section(
         f"{place['system']}; {versions}.",
     ]
     if result.get("code") != newest_code:
-        lines.append("Stale: ddl's code has changed since the newest results on this page.")
+        lines.append("Stale: measured with other code of ddl than the newest results on this page.")
     if not result.get("is_whole", True):
         lines.append("Stopped before its end: the figures are those of the cases that were done.")
     if result["quick"]:

@@ -44,14 +44,16 @@ def interleaved(
     return {name: np.array(values) for name, values in found.items()}
 
 
-def rotated(contenders: Mapping[str, _Value]) -> dict[str, _Value]:
-    """Returns contenders in the order of this process of a benchmark.
+def rotated(contenders: Mapping[str, _Value], places: int | None = None) -> dict[str, _Value]:
+    """Returns contenders in another order, since the first may be faster or slower for that alone.
 
-    A contender that is built or measured first may be slower or faster for that reason alone. With
-    each process of a benchmark, another contender comes first.
+    Args:
+      contenders: The contenders by name.
+      places: Number of contenders that move to the end; None takes the number of this process of
+        the benchmark.
     """
     names = list(contenders)
-    first = int(os.environ.get(PROCESS_NUMBER, "0")) % len(names)
+    first = int(os.environ.get(PROCESS_NUMBER, "0") if places is None else places) % len(names)
     return {name: contenders[name] for name in names[first:] + names[:first]}
 
 

@@ -299,6 +299,7 @@ class Checkpoints:
                 saved = None
         step = self._workers.broadcast(-1 if saved is None else saved.step)
         if step < 0:
+            self._workers.barrier()
             raise ModelDirectoryError(
                 f"There is no checkpoint in {self.folder}. Train first, or pass another "
                 "--model_dir."

@@ -104,7 +104,8 @@ def _no_single_match(selector: str, found: Sequence[Any], modules: Sequence[str]
         return f"{selector} is ambiguous. Write {either(candidates)}."
     name = selector.rpartition(".")[2]
     for module in modules:
-        if callable(getattr(sys.modules.get(module), name, None)):
+        item = getattr(sys.modules.get(module), name, None)
+        if callable(item) and getattr(item, "__module__", None) == module:
             return f"{selector} is not registered. Put @gin.register above {name} in {module}."
     hint = did_you_mean(selector, registry.names())
     return f"{selector} is not registered.{hint or ' Import its module in the config.'}"

@@ -88,8 +88,9 @@ def follow(
       console: Prints the metrics.
 
     Raises:
-      NotReady: If no checkpoint could be evaluated within the timeout.
-      ModelDirectoryError: If metrics.jsonl is invalid or cannot be written.
+      NotReady: If no checkpoint of the run could be evaluated within the timeout.
+      ModelDirectoryError: If there is no run at all, or metrics.jsonl is invalid or cannot be
+        written.
       ConfigError: If there is no evaluation data.
       DataError: If the data cannot be read.
     """
@@ -111,7 +112,9 @@ def follow(
             console.line(f"Step {total:,} is the last step of the run.")
             return
     if step is None:
-        raise NotReady(
+        may_come = workers.broadcast(checkpoints.folder.parent.exists())
+        workers.barrier()
+        raise (NotReady if may_come else ModelDirectoryError)(
             f"No checkpoint that can be evaluated appeared in {checkpoints.folder} within "
             f"{timeout:g} s. {failure or _holds(checkpoints)} Check --model_dir, or pass a larger "
             "--follow_timeout."

@@ -61,7 +61,7 @@ def test_a_figure_of_a_process_is_its_median_and_the_faster_tuned_fit_counts(mon
         Found({f"{TUNED} (slices)": [5, 5, 9], f"{TUNED} (gather)": [4, 4, 1], DDL: [2, 2, 7]}, {}),
         Found({f"{TUNED} (slices)": [5, 5, 5], f"{TUNED} (gather)": [8, 3, 3], DDL: [1, 1, 1]}, {}),
     ]
-    monkeypatch.setattr(loop_overhead, "run_once", lambda case: processes.pop(0))
+    monkeypatch.setattr(loop_overhead, "run_once", lambda case, number: processes.pop(0))
     result = loop_overhead.run_case(CASE, 2)
     np.testing.assert_array_equal(result.times[TUNED], [4, 3])
     np.testing.assert_array_equal(result.times[DDL], [2, 1])

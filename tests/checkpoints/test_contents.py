@@ -82,6 +82,7 @@ def test_every_style_resumes_evaluates_and_exports_what_was_trained(tmp_path, st
         for values in (variables(other), saved)
     )
     assert_equal(weights, expected)
+    assert other.evaluate() == figures
     with other.evaluation_weights():
         exported, _ = export_model(other.model, tmp_path / "export")
         expected = other.model(IMAGES[:7]).numpy()

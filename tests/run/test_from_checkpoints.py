@@ -174,10 +174,14 @@ def test_following_a_run_that_goes_back(followed, capsys):
 
 def test_following_where_nothing_comes(tmp_path):
     missing = r"No checkpoint .* appeared in .* within 1 s. The folder does"
-    with pytest.raises(NotReady, match=missing) as raised:
+    with pytest.raises(ModelDirectoryError, match=missing) as raised:
         run(tmp_path / "none", mode="eval", follow_timeout=1)
-    assert raised.value.exit_status == 70  # 1 would tell a cluster not to start it again
+    assert raised.value.exit_status == 1  # perhaps a typo: nothing to start again
     assert not (tmp_path / "none").exists()
+    (tmp_path / "begun").mkdir()
+    with pytest.raises(NotReady, match=missing) as raised:
+        run(tmp_path / "begun", mode="eval", follow_timeout=1)
+    assert raised.value.exit_status == 70  # 1 would tell a cluster not to start it again
 
 
 @pytest.mark.parametrize("mode", ["follow", "eval", "export"])

@@ -88,7 +88,7 @@ def test_killed_at_random_it_ends_the_same(tmp_path, straight, mode):
         if turn == 3:
             stop_by_sigterm(process)
         elif kills < KILLS:
-            if turn % 2:
+            if kills % 2:
                 in_a_save += kill_in_a_save(process, model_dir, rng)
             else:
                 kill_anywhere(process, model_dir, rng, start_up)

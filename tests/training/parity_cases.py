@@ -223,7 +223,7 @@ SELECTED = (
     "plain",
     "accumulation 4 against the whole batch",
     "synchronized BatchNormalization, 131 examples",
-    "augmentation",
+    "augmentation, batches made on the host",
     "LARS, sparse gradients",
     *COMBINED,
 )
