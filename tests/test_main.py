@@ -26,10 +26,10 @@ def ddl(*arguments, cwd=ROOT, imports_tensorflow=True, forks=False):
     return start(command, capture_output=True, text=True, cwd=cwd, check=False)
 
 
-def mine(folder, text):
-    """Writes a config beside a module."""
+def ddl_with(folder, text, *arguments):
+    """Runs the digits with a config of the user's, beside a module if there is one."""
     (folder / "mine.gin").write_text(text)
-    return folder
+    return ddl(DIGITS, "--gin_file=mine.gin", *arguments, cwd=folder, forks=True)
 
 
 def test_help_needs_no_tensorflow():
@@ -124,13 +124,7 @@ def test_a_run_from_the_command_line(tmp_path):
 
 
 def test_an_error_gives_the_places_of_the_names_that_it_mentions(tmp_path):
-    result = ddl(
-        DIGITS,
-        "--gin_file=mine.gin",
-        "--dry_run",
-        cwd=mine(tmp_path, "TRAIN_STEPS = -5"),
-        forks=True,
-    )
+    result = ddl_with(tmp_path, "TRAIN_STEPS = -5", "--dry_run")
     assert result.returncode == 1
     assert "RunPlan.train_steps must be greater than 0, got -5" in result.stderr
     assert "  mine.gin:1: TRAIN_STEPS = -5" in result.stderr.splitlines()
@@ -154,14 +148,8 @@ def test_an_error_of_the_users_code_is_status_1_with_its_line(tmp_path):
         "        if training: features['absent']\n"  # traced after everything is built
         "        return super().per_example(features, training)\n"
     )
-    result = ddl(
-        DIGITS,
-        "--gin_file=mine.gin",
-        "--gin_allow_unused=*",
-        "--model_dir=run",
-        cwd=mine(tmp_path, "import mine\nTrainer.task = @Mine()\nMine.model = @cnn()"),
-        forks=True,
-    )
+    text = "import mine\nTrainer.task = @Mine()\nMine.model = @cnn()"
+    result = ddl_with(tmp_path, text, "--gin_allow_unused=*", "--model_dir=run")
     assert result.returncode == 1
     assert "ddl: mine.py:5 raised KeyError: 'absent'\n    if training:" in result.stderr
     assert "Traceback" not in result.stderr

@@ -74,9 +74,9 @@ class Workers:
     def barrier(self) -> None:
         """Waits for all processes, before an error that they all raise.
 
-        A process may have the result of a collective while another still waits for it, and the
-        first to end aborts what others wait for. Who is past the barrier knows that all have it. An
-        aborted barrier means the same, so its error is dropped.
+        A process may have the result of a collective while another still waits for it; if the first
+        one ended now, it would abort the collective. After the barrier all processes have the
+        result. If another process aborts the barrier, it is past it, so the error is suppressed.
         """
         with contextlib.suppress(tf.errors.OpError):
             self._total([0.0])
