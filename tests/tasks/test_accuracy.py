@@ -14,3 +14,14 @@ def test_labels_of_any_integer_dtype(kind):
     labels = tf.constant(np.array([1, 1, 0], kind))
     assert accuracy(labels, LOGITS).numpy().tolist() == [1, 0, 0]
     assert top_k_accuracy(labels, LOGITS, 2).numpy().tolist() == [1, 1, 0]
+
+
+@pytest.mark.parametrize("place", [0, 1, None])
+def test_a_row_with_a_nan_is_wrong(place):
+    """Also where the NaN is the label's logit, another one, or the whole row."""
+    row = np.array([1.0, 2.0, 0.0], np.float32)
+    row[slice(None) if place is None else place] = np.nan
+    labels, logits = tf.constant([0, 1, 1]), tf.constant(np.stack([row, row, [0.0, 1.0, 0.0]]))
+    assert accuracy(labels, logits).numpy().tolist() == [0, 0, 1]
+    for k in (1, 2, 3):
+        assert top_k_accuracy(labels, logits, k).numpy().tolist() == [0, 0, 1]
