@@ -26,6 +26,10 @@ from ddl.output import say
 # Exit statuses on which all workers agree. All then end, though not at the same moment; a worker
 # that still trains long after a peer's exit did not agree.
 _AGREED = (0, TrainingInterrupted.exit_status, TrainingDiverged.exit_status)
+
+# Seconds that a process waits at its end for the others, which end at almost the same moment.
+_LEAVE_SECONDS = 30.0
+
 _ALIVE, _ENDED, _LOST = b"alive", b"ended", b"lost"
 _REMEDY = "Check its log. Restart all workers; they resume from the last checkpoint."
 
@@ -55,6 +59,7 @@ class Peers:
           end: Ends the process with an exit status, whatever it is waiting for.
         """
         self._connections = dict(connections)
+        self._is_chief = 0 not in connections
         self._names = names
         self._peer_timeout, self._stall_timeout = peer_timeout, stall_timeout
         self._grace, self._end = grace, end
@@ -63,6 +68,8 @@ class Peers:
         self._left: dict[int, tuple[float, str]] = {}  # time of the exit, exit status
         self._loss: str | None = None
         self._is_lost, self._is_over = threading.Event(), threading.Event()
+        self._is_alone = threading.Event()  # no connected worker is still in its run
+        self._ended: list[socket.socket] = []  # kept open, since closing one says "died"
         self._selector = selectors.DefaultSelector()
         for index, connection in connections.items():
             _keep_alive(connection, peer_timeout)
@@ -82,14 +89,36 @@ class Peers:
     def leave(self, status: int) -> None:
         """Announces to the connected workers that this process ends. Call it once, at the end.
 
+        On a status on which all agree, it returns when all others have left too, or after
+        `_LEAVE_SECONDS`: one process may have the result of the last collective while another still
+        receives it from the first one. The chief hears from all and announces itself last.
+
         Args:
           status: Exit status of this process.
         """
-        self._is_over.set()
-        for connection in list(self._connections.values()):  # the thread may remove one meanwhile
+        if status not in _AGREED:
+            self._is_over.set()
+            self._announce(status)
+        elif self._is_chief:
+            self._wait_until_alone()
+            self._is_over.set()
+            self._announce(status)
+        else:
+            self._announce(status)
+            self._wait_until_alone()
+            self._is_over.set()
+
+    def _announce(self, status: int) -> None:
+        for connection in [*self._connections.values(), *self._ended]:
             _send(connection, b"%s %d" % (_ENDED, status))
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_WR)  # sent data still arrives
+
+    def _wait_until_alone(self) -> None:
+        until = time.monotonic() + _LEAVE_SECONDS
+        while not (self._is_alone.wait(0.02) or self._is_lost.is_set()):
+            if time.monotonic() > until:
+                return
 
     def _watch(self) -> None:
         pause = min(5.0, self._stall_timeout / 5)
@@ -116,6 +145,8 @@ class Peers:
                 if now - at > self._stall_timeout:
                     how = f"ended alone with status {status}, {self._stall_timeout:g} s ago"
                     self._lose(index, how)
+            if not self._connections:
+                self._is_alone.set()
         if self._loss is not None and not self._is_over.is_set():
             self._give_up()
 
@@ -135,7 +166,8 @@ class Peers:
         for line in lines:
             word, _, rest = line.partition(b" ")
             if word == _ENDED:
-                self._selector.unregister(self._connections.pop(index))
+                self._ended.append(self._connections.pop(index))
+                self._selector.unregister(self._ended[-1])
                 if int(rest) in _AGREED:
                     self._left[index] = time.monotonic(), rest.decode()
                 else:

@@ -30,13 +30,13 @@ def _no_collectives(monkeypatch):
 
 @pytest.fixture
 def connect():
-    """A chief's watch over so many others, and the other ends of its connections."""
+    """A watch over so many others, the chief's or a worker's, and the other ends."""
     made = []
 
-    def make(number=2, stall_timeout=60.0, grace=0.1):
+    def make(number=2, stall_timeout=60.0, grace=0.1, *, chief=True):
         near, far = {}, {}
         with socket.create_server(("127.0.0.1", 0)) as server:
-            for index in range(1, number + 1):
+            for index in range(1, number + 1) if chief else [0]:
                 far[index] = socket.create_connection(server.getsockname())
                 near[index] = server.accept()[0]
         ended = Ended()
@@ -49,7 +49,7 @@ def connect():
 
     yield make
     for peers in made:
-        peers.leave(0)
+        peers.leave(1)  # waits for nobody
 
 
 def lines_of(connection, wanted) -> str:
@@ -120,6 +120,59 @@ def test_who_leaves_in_time_is_not_ended(connect):
     peers.leave(77)
     assert lines_of(far[2], "ended 77\n")
     assert not ended.happened.wait(1)
+
+
+def leave(peers) -> threading.Thread:
+    thread = threading.Thread(target=peers.leave, args=[0])
+    thread.start()
+    return thread
+
+
+def test_the_chief_leaves_after_all_others_and_announces_itself_last(connect):
+    """A worker that left before would abort what others still receive from it."""
+    peers, far, ended = connect()
+    leaves = leave(peers)
+    far[1].sendall(b"ended 0\n")
+    leaves.join(0.3)
+    assert leaves.is_alive()
+    far[2].sendall(b"ended 0\n")
+    leaves.join(10)
+    assert not leaves.is_alive()
+    for connection in far.values():
+        assert lines_of(connection, "ended 0\n").replace("alive\n", "") == "ended 0\n"
+    assert not ended
+
+
+def test_a_worker_announces_itself_and_leaves_after_the_chief(connect):
+    peers, far, ended = connect(chief=False)
+    leaves = leave(peers)
+    lines_of(far[0], "ended 0\n")
+    leaves.join(0.3)
+    assert leaves.is_alive()
+    far[0].sendall(b"ended 0\n")
+    leaves.join(10)
+    assert not leaves.is_alive()
+    assert not ended
+
+
+@pytest.mark.parametrize("chief", [True, False])
+def test_who_leaves_does_not_wait_for_one_that_died(connect, chief):
+    peers, far, ended = connect(number=1, grace=5, chief=chief)
+    leaves = leave(peers)
+    for connection in far.values():
+        connection.close()
+    leaves.join(10)
+    assert not leaves.is_alive()
+    assert not ended.happened.wait(0.5)
+
+
+def test_who_leaves_waits_only_so_long(connect, monkeypatch):
+    monkeypatch.setattr(module, "_LEAVE_SECONDS", 0.2)
+    peers, _, ended = connect(number=1)
+    leaves = leave(peers)
+    leaves.join(10)
+    assert not leaves.is_alive()
+    assert not ended
 
 
 def test_a_worker_ends_though_it_cannot_say_why(connect, monkeypatch):
