@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from ddl.checkpoints.warm_start import WarmStart
     from ddl.precision import LossScale
     from ddl.step.noise_scale import GradientNoiseScale
+    from ddl.step.verbs.gradients import Gradients
+    from ddl.step.verbs.update import Update
     from ddl.step.weight_average import ExponentialMovingAverage
     from ddl.tasks.classification import Classification
     from ddl.tasks.task import PerExample, Task
@@ -25,11 +27,13 @@ _HOME = {
     "Classification": "ddl.tasks.classification",
     "ExponentialMovingAverage": "ddl.step.weight_average",
     "GradientNoiseScale": "ddl.step.noise_scale",
+    "Gradients": "ddl.step.verbs.gradients",
     "LossScale": "ddl.precision",
     "PerExample": "ddl.tasks.task",
     "Retention": "ddl.checkpoints.retention",
     "Task": "ddl.tasks.task",
     "Trainer": "ddl.training.trainer",
+    "Update": "ddl.step.verbs.update",
     "WarmStart": "ddl.checkpoints.warm_start",
 }
 
@@ -43,11 +47,13 @@ __all__ = [
     "Classification",
     "ExponentialMovingAverage",
     "GradientNoiseScale",
+    "Gradients",
     "LossScale",
     "PerExample",
     "Retention",
     "Task",
     "Trainer",
+    "Update",
     "WarmStart",
     "__version__",
 ]

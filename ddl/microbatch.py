@@ -11,7 +11,7 @@ import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -52,6 +52,25 @@ def without_traces_of_the_user() -> Iterator[None]:
         yield
     finally:
         tf.config.run_functions_eagerly(earlier)
+
+
+class Draws(NamedTuple):
+    """The identity of a pass's random numbers within an update.
+
+    Attributes:
+      number: Number of the pass in the step, from 0; the only pass of the built-in update has 0.
+      turn: Number of the turn in a loop of the step, int64 []; None outside of a loop.
+    """
+
+    number: int = 0
+    turn: tf.Tensor | None = None
+
+
+FIRST_PASS = Draws()
+"""The only pass of the built-in update."""
+
+# Batch numbers stay below this, so that the turn of a loop can take the higher bits of a counter.
+_TURNS = 2**40
 
 
 class HeldMoments:
@@ -106,6 +125,7 @@ class Microbatch:
       position: In an evaluation, the number of global batches that training has consumed, int64
         []; None in training, where `counter` holds it. The `counter` of an evaluation begins at 0
         each time, so that each evaluation draws the same numbers.
+      draws: Which pass of the step this is; each draws numbers of its own.
     """
 
     seed: int | None
@@ -116,12 +136,17 @@ class Microbatch:
     mask: tf.Tensor | None = None
     held_moments: HeldMoments | None = None
     position: tf.Tensor | None = None
+    draws: Draws = FIRST_PASS
     _calls: dict[int, _Calls] = dataclasses.field(default_factory=dict)
     _is_backward: bool = False
 
     def __post_init__(self) -> None:
         self._graph = tf.compat.v1.get_default_graph()
         self._is_eager = tf.executing_eagerly()
+        self._counter_of_batch = self.counter
+        if self.draws.turn is not None:
+            turn = tf.cast(self.draws.turn, tf.uint64) * _TURNS
+            self.counter += tf.stack([tf.zeros([], tf.uint64), turn])
 
     @property
     def batch(self) -> tf.Tensor:
@@ -133,7 +158,7 @@ class Microbatch:
         """
         if self.position is not None:
             return self.position
-        return tf.cast(self.counter[1], tf.int64)
+        return tf.cast(self._counter_of_batch[1], tf.int64)
 
     @contextmanager
     def forward(self) -> Iterator[None]:
@@ -189,6 +214,15 @@ class Microbatch:
             )
         return rows // self.rows
 
+    def stream(self, *identity: int | None) -> int:
+        """Returns the number of a stream of random numbers of this pass, in the range of int64.
+
+        Args:
+          *identity: What tells the stream from others of the same pass.
+        """
+        number = self.draws.number
+        return hashed(*identity, number) if number else hashed(*identity)
+
     def has_drawn(self, owner: Any) -> bool:
         """Returns whether an object has drawn in this pass."""
         return id(owner) in self._calls
@@ -236,5 +270,5 @@ class Microbatch:
                 "seed=keras.random.SeedGenerator(…), kept in an attribute of a layer."
             )
         _, call = self.call_number(_KERAS)
-        key = tf.constant([hashed(self.seed, self.training, call)], tf.int64)
+        key = tf.constant([self.stream(self.seed, self.training, call)], tf.int64)
         return seed_at(key, counter_at(self.counter, self.first_row))

@@ -30,7 +30,7 @@ import tensorflow as tf
 
 from ddl import microbatch
 from ddl.errors import ConfigError
-from ddl.seeds import PHILOX, counter_at, hashed, seed_at
+from ddl.seeds import PHILOX, counter_at, seed_at
 
 _SPREAD = -7046029254386353131  # 2^64 over the golden ratio, odd, as an int64
 _WORDS = 4  # 32-bit words for each count of Philox, each one float32
@@ -139,7 +139,7 @@ def _draw(
         counts_per_row = tf.cast(counts_per_row, tf.int64)
     seed = getattr(owner, "seed", None)
     own_seed = int(seed) if isinstance(seed, numbers.Integral) else None
-    key = hashed(current.seed, current.training, *current.call_number(owner), own_seed)
+    key = current.stream(current.seed, current.training, *current.call_number(owner), own_seed)
     values = operation(
         shape=[rows, counts_per_row * _WORDS],
         key=tf.bitcast(tf.constant([key], tf.int64), tf.uint64),
@@ -186,5 +186,5 @@ def _next_seed(generator: keras.random.SeedGenerator, ordered: bool = True) -> t
     turn = type(generator).next(generator, ordered=True)[1] if current.in_loop else 0
     turn *= _SPREAD  # keeps the iterations of neighbouring seeds apart
     _, call = current.call_number(generator)
-    key = state[:1] + tf.constant(hashed(current.training, call), tf.int64) + turn
+    key = state[:1] + tf.constant(current.stream(current.training, call), tf.int64) + turn
     return seed_at(tf.cast(key, tf.int64), _counter(current, current.first_row))

@@ -25,7 +25,8 @@ from ddl.checkpoints.retention import Retention
 from ddl.checkpoints.snapshot import Snapshots
 from ddl.distribution.workers import Workers
 from ddl.errors import ModelDirectoryError
-from ddl.optimizers.plateau import plateau_of
+from ddl.optimizers.named import ONLY, by_name
+from ddl.optimizers.plateau import plateaus_of
 from ddl.step.state import TrainingState
 from ddl.tasks.parts import layers_of
 from ddl.training.trainer import Trainer
@@ -74,12 +75,17 @@ class Checkpoints:
         self._model = model_parts(trainer.task, trainer.generator_states)
         if trainer.averages is not None:
             self._model["averages"] = trainer.averages.variables
+        plateaus = {name: own.state for name, own in plateaus_of(trainer.optimizer).items()}
+        optimizers = by_name(trainer.optimizer)
+        if ONLY in optimizers:
+            parts = {"optimizer": optimizers[ONLY], "plateau": plateaus.get(ONLY)}
+        else:
+            parts = {"optimizer": optimizers, "plateau": plateaus}
         self._checkpoint = tf.train.Checkpoint(
             **self._model,
-            optimizer=trainer.optimizer,
+            **{name: part for name, part in parts.items() if part},
             state=self._state._asdict(),
             random_generators=trainer.generator_states,
-            **({"plateau": own.state} if (own := plateau_of(trainer.optimizer)) else {}),
         )
         self._snapshots: Snapshots | None = None
         self._writer = ThreadPoolExecutor(1, "checkpoint", _be_polite)

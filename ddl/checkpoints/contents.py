@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from ddl.checkpoints.comparison import some
 from ddl.errors import ConfigError
-from ddl.tasks.parts import attributes_of, copies_of, layers_of
+from ddl.tasks.parts import attributes_of, copies_of, layers_of, models_of
 from ddl.tasks.task import Task
 
 AnyVariable: TypeAlias = keras.Variable | tf.Variable
@@ -48,16 +48,19 @@ def model_parts(task: Task, generators: Sequence[tf.Variable]) -> dict[str, Any]
     Raises:
       ConfigError: If a variable of the task has no name that is the same in every process.
     """
-    model = task.model
-    parts: dict[str, Any] = {"model": model}
+    models = models_of(task)
+    parts: dict[str, Any] = dict(models) if set(models) == {"model"} else {"models": models}
     seen = {id(v) for v in generators} | {
         id(v) for v in saved_variables(tf.train.Checkpoint(**parts))
     }
-    for part, holder, variables in (
-        (IN_CONTAINERS, model, model.variables),
-        (IN_TASK, task, [v for layer in layers_of(task) for v in layer.variables]),
-    ):
-        named = {path: v for path, v in _named(holder).items() if id(_bare(v)) not in seen}
+    places: list[tuple[str, tuple[str, ...], object, list[keras.Variable]]] = [
+        (IN_CONTAINERS, () if set(models) == {"model"} else (name,), model, model.variables)
+        for name, model in models.items()
+    ]
+    of_layers = [v for layer in layers_of(task) for v in layer.variables]
+    for part, first, holder, variables in [*places, (IN_TASK, (), task, of_layers)]:
+        found = {(*first, *path): v for path, v in _named(holder).items()}
+        named = {path: v for path, v in found.items() if id(_bare(v)) not in seen}
         seen |= {id(_bare(v)) for v in named.values()}
         lost = [v.path for v in variables if id(_bare(v)) not in seen]
         if lost:
@@ -67,7 +70,7 @@ def model_parts(task: Task, generators: Sequence[tf.Variable]) -> dict[str, Any]
                 "lists and dicts in attributes; a set has no order."
             )
         if named:
-            parts[part] = _nested(named)
+            parts[part] = {**parts.get(part, {}), **_nested(named)}
     return parts
 
 

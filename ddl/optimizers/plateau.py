@@ -9,6 +9,7 @@ import tensorflow as tf
 from ddl.errors import ConfigError
 from ddl.figures import Direction, direction_of
 from ddl.optimizers.learning_rate import LearningRate, Rate, in_float64
+from ddl.optimizers.named import Optimizers, by_name
 from ddl.optimizers.schedule import Schedule
 
 
@@ -144,6 +145,12 @@ class ReduceOnPlateau(Schedule):
     def description(self) -> str:
         """Describes the rule in one line, for the start of a run."""
         return f"× {self.factor:g} after {self.patience} evaluations without a better {self.metric}"
+
+
+def plateaus_of(optimizer: Optimizers) -> dict[str, ReduceOnPlateau]:
+    """Returns the `ReduceOnPlateau` of each of a Trainer's optimizers that has one, by its name."""
+    found = {name: plateau_of(one) for name, one in by_name(optimizer).items()}
+    return {name: plateau for name, plateau in found.items() if plateau is not None}
 
 
 def plateau_of(optimizer: keras.optimizers.Optimizer) -> ReduceOnPlateau | None:

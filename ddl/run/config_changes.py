@@ -5,7 +5,7 @@ import dataclasses
 from ddl import config
 from ddl.checkpoints.retention import Retention
 from ddl.errors import ConfigError, ModelDirectoryError
-from ddl.optimizers.plateau import plateau_of
+from ddl.optimizers.plateau import plateaus_of
 from ddl.run.console import RunConsole
 from ddl.run.directory import RunDirectory
 from ddl.training.checks.model import depends_on_microbatches
@@ -51,7 +51,7 @@ def compare_with_saved_config(
     if saved is None:
         return
     may_change = {*_MAY_CHANGE, *_STEPS_PER_EPOCH}
-    if plateau_of(trainer.optimizer) is not None:
+    if plateaus_of(trainer.optimizer):
         may_change.remove("RunPlan.eval_every")
     try:
         changes = config.differences(saved, ignore=(*may_change, _MICROBATCHES))

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import keras
+
 from ddl.checkpoints.checkpoints import Checkpoints
 from ddl.checkpoints.directory import SavedCheckpoint
 from ddl.checkpoints.export import export_model
@@ -14,6 +16,8 @@ from ddl.errors import ConfigError, ModelDirectoryError, NotReady
 from ddl.run.console import RunConsole
 from ddl.run.directory import RunDirectory
 from ddl.run.writers import JsonLinesWriter, TensorBoardWriter, Writer
+from ddl.tasks.parts import models_of
+from ddl.tasks.task import Task
 from ddl.training.trainer import Trainer
 
 _POLL_SECONDS = 1.0
@@ -182,8 +186,21 @@ def export_saved(
     """
     _restore(what, trainer, checkpoints, console)
     with trainer.evaluation_weights(averaged=what.averaged):
-        for path in export_model(trainer.model, directory.export):
-            console.line(f"Exported {path}.")
+        for folder, model in _exports(trainer.task, directory.export):
+            for path in export_model(model, folder):
+                console.line(f"Exported {path}.")
+
+
+def _exports(task: Task, folder: Path) -> list[tuple[Path, keras.Model]]:
+    """Returns the models to export and their folders.
+
+    These are `exported_models` of the task, a dict from name to model, or else its `model`, or else
+    all its models. A single `model` goes to `folder` itself, others to a folder each.
+    """
+    models = getattr(task, "exported_models", None) or models_of(task)
+    if set(models) == {"model"}:
+        return [(folder, models["model"])]
+    return [(folder / name, model) for name, model in models.items()]
 
 
 def _restore(

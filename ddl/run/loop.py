@@ -7,7 +7,8 @@ from ddl.checkpoints.checkpoints import Checkpoints
 from ddl.distribution.workers import Workers
 from ddl.errors import ModelDirectoryError, TrainingDiverged, TrainingInterrupted
 from ddl.optimizers.learning_rate import learning_rate_at
-from ddl.optimizers.plateau import ReduceOnPlateau, plateau_of
+from ddl.optimizers.named import by_name
+from ddl.optimizers.plateau import ReduceOnPlateau, plateaus_of
 from ddl.run.console import RunConsole
 from ddl.run.plan import RunPlan
 from ddl.run.writers import Writers
@@ -50,7 +51,7 @@ class OuterLoop:
         self._writers = writers
         self._console = console
         self._stop = stop
-        self._plateau = plateau_of(trainer.optimizer)
+        self._plateaus = plateaus_of(trainer.optimizer)
         self._workers = Workers(trainer.strategy)
         self._evaluated: tuple[int, dict[str, float]] = (-1, {})
         last = self._total
@@ -101,7 +102,7 @@ class OuterLoop:
     def _log(self, step: int) -> None:
         trainer = self._trainer
         figures = trainer.read_metrics()
-        figures["learning_rate"] = trainer.learning_rate
+        figures |= trainer.learning_rates
         if trainer.loss_scale is not None:
             figures["loss_scale"] = trainer.loss_scale
             figures["skipped_updates"] = trainer.skipped_updates
@@ -118,13 +119,16 @@ class OuterLoop:
                 f"Training diverged by step {step:,}: the loss on the evaluation data is not "
                 "finite. Lower the learning rate, or clip the gradient."
             )
-        if self._plateau is not None and step % (self._run_plan.eval_every or 1) == 0:
-            self._observe(self._plateau, step, figures)
+        if step % (self._run_plan.eval_every or 1) == 0:
+            for name, plateau in self._plateaus.items():
+                self._observe(name, plateau, step, figures)
         self._evaluated = (step, figures)
         if self._checkpoints.would_be_best(figures):
             self._save(step)
 
-    def _observe(self, plateau: ReduceOnPlateau, step: int, figures: dict[str, float]) -> None:
+    def _observe(
+        self, name: str, plateau: ReduceOnPlateau, step: int, figures: dict[str, float]
+    ) -> None:
         """Passes a metric to the plateau, and prints a reduction of the learning rate.
 
         Not called for an evaluation that is due only to the end of the run.
@@ -133,7 +137,7 @@ class OuterLoop:
         value = self._workers.broadcast_float(figures[plateau.metric])
         best = plateau.state["best"].numpy()
         if plateau.observe(step, value):
-            rate = learning_rate_at(self._trainer.optimizer, step)
+            rate = learning_rate_at(by_name(self._trainer.optimizer)[name], step)
             self._console.line(
                 f"Step {step:,}: {plateau.metric} {value:.6g} does not improve on {best:.6g}. "
                 f"The learning rate is reduced to {rate:.6g}."

@@ -7,7 +7,7 @@ falls fastest, the model learns, and training is well below the rate where it di
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -107,6 +107,11 @@ class RangeTest:
             raise ConfigError(
                 "A range test needs a trainer with fresh weights, got one that has made "
                 f"{trainer.step:,} updates. Build a new trainer for it."
+            )
+        if isinstance(trainer.optimizer, Mapping):
+            raise ConfigError(
+                "A range test varies one learning rate, got a Trainer with the optimizers "
+                f"{', '.join(trainer.optimizer)}. Test a task with one optimizer."
             )
         growth = self.largest / self.smallest
         schedule = LearningRate(schedules.ExponentialDecay(self.smallest, self.steps - 1, growth))

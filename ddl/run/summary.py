@@ -6,12 +6,15 @@ import numpy as np
 from ddl import config
 from ddl.distribution.devices import describe_devices
 from ddl.distribution.traits import traits_of
+from ddl.optimizers.named import ONLY, by_name
 from ddl.run.checks.learning_rate import learning_rate_summary
+from ddl.tasks.parts import models_of
+from ddl.tasks.task import has_step
 from ddl.training.trainer import Trainer
 
 
 def notes(trainer: Trainer) -> list[str]:
-    """Returns notes on how training under this strategy differs from training on one device."""
+    """Returns notes on the strategy, and on the memory that a task's own step takes."""
     applies = {
         "always": True,
         "with batch normalization": any(
@@ -19,7 +22,13 @@ def notes(trainer: Trainer) -> list[str]:
         ),
         "without mixed_bfloat16": keras.config.dtype_policy().name != "mixed_bfloat16",
     }
-    return [note.text for note in traits_of(trainer.strategy).notes if applies[note.applies]]
+    found = [note.text for note in traits_of(trainer.strategy).notes if applies[note.applies]]
+    if has_step(trainer.task) and trainer.kept_bytes:
+        found.append(
+            f"Each update keeps {trainer.kept_bytes / 1e6:,.3g} MB of earlier values on each "
+            "replica, to undo itself if a gradient overflows."
+        )
+    return found
 
 
 def summary(trainer: Trainer, total: int) -> dict[str, str]:
@@ -39,7 +48,10 @@ def summary(trainer: Trainer, total: int) -> dict[str, str]:
     if microbatches > 1:
         split = f"{split or ' = '}{microbatches} microbatches × "
     split += f"{batch // replicas // microbatches:,}" if split else ""
-    parameters = sum(int(np.prod(v.shape)) for v in trainer.model.trainable_variables)
+    models = ", ".join(
+        f"{model.name}, {_parameters(model):,} trainable parameters"
+        for model in models_of(trainer.task).values()
+    )
     steps_per_epoch = trainer.steps_per_epoch
     return {
         "devices": f"{describe_devices(trainer.strategy)}, {type(trainer.strategy).__name__}",
@@ -47,10 +59,24 @@ def summary(trainer: Trainer, total: int) -> dict[str, str]:
         "global batch size": f"{batch:,}{split}",
         "batch per replica": f"{batch // replicas:,}",
         "precision": keras.config.dtype_policy().name,
-        "model": f"{trainer.model.name}, {parameters:,} trainable parameters",
+        "model": models,
         "training data": f"{trainer.num_examples:,} examples, {steps_per_epoch:,} steps per epoch",
         "weight average": str(trainer.averages.rule) if trainer.averages else "none",
         "steps": f"{total:,} ({total / steps_per_epoch:.1f} epochs)",
-        **learning_rate_summary(trainer.optimizer, total),
+        **_learning_rates(trainer, total),
         "seed": str(config.get_macro("SEED")),
     }
+
+
+def _parameters(model: keras.Model) -> int:
+    return sum(int(np.prod(v.shape)) for v in model.trainable_variables)
+
+
+def _learning_rates(trainer: Trainer, total: int) -> dict[str, str]:
+    """Describes the learning rate of each optimizer."""
+    described: dict[str, str] = {}
+    for name, optimizer in by_name(trainer.optimizer).items():
+        of = "" if name == ONLY else f" ({name})"
+        texts = learning_rate_summary(optimizer, total)
+        described |= {f"{what}{of}": text for what, text in texts.items()}
+    return described

@@ -11,7 +11,7 @@ from ddl.checkpoints.directory import SavedCheckpoint
 from ddl.choices import Mode
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError
-from ddl.optimizers.plateau import plateau_of
+from ddl.optimizers.plateau import plateaus_of
 from ddl.output import report_failures_in
 from ddl.run.checks.learning_rate import check_plateau
 from ddl.run.checks.plan import check_best_metric, check_run_plan, without_effect
@@ -88,7 +88,7 @@ def run(
     if trains:
         check_run_plan(run_plan, trainer)
     evaluates = mode != "train" and trainer.has_eval_data
-    if (plateau := plateau_of(trainer.optimizer)) is not None:
+    for plateau in plateaus_of(trainer.optimizer).values():
         check_plateau(plateau, run_plan, trainer.eval_metric_names, evaluates)
     total = run_plan.total_steps(trainer.steps_per_epoch)
     console.summary("ddl", summary(trainer, total))
@@ -195,6 +195,12 @@ def warm_start(trainer: Trainer, run_plan: RunPlan, console: RunConsole) -> None
       ConfigError: As `WarmStart.apply` does.
     """
     if run_plan.warm_start is not None:
+        if trainer.model is None:
+            raise ConfigError(
+                f"WarmStart reads the weights of the task's `model`, and "
+                f"{type(trainer.task).__name__} has none. Give the task a `model`, or remove "
+                "RunPlan.warm_start."
+            )
         console.line(str(run_plan.warm_start.apply(trainer.model, trainer.averages)))
 
 

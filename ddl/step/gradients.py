@@ -86,8 +86,8 @@ def squared_norm(gradients: Sequence[Gradient]) -> tf.Tensor:
     Args:
       gradients: As in `clip_by_global_norm`.
     """
-    widest = _widest(gradients)
-    halves = [tf.cast(tf.nn.l2_loss(values_of(g)), widest) for g in gradients]
+    wide = widest(gradients)
+    halves = [tf.cast(tf.nn.l2_loss(values_of(g)), wide) for g in gradients]
     return 2 * tf.reduce_sum(tf.stack(halves))
 
 
@@ -131,7 +131,7 @@ def add_regularization(
         return list(gradients)
     with tf.GradientTape() as tape:
         penalties = [v.regularizer(v) for v in regularized]
-        penalty = tf.add_n([tf.cast(p, _widest(penalties)) for p in penalties])
+        penalty = tf.add_n([tf.cast(p, widest(penalties)) for p in penalties])
     extra = iter(tape.gradient(penalty, [v.value for v in regularized]))
     return [
         tf.convert_to_tensor(gradient) + next(extra) if variable.regularizer else gradient
@@ -139,7 +139,8 @@ def add_regularization(
     ]
 
 
-def _widest(values: Sequence[Gradient]) -> tf.DType:
+def widest(values: Sequence[Gradient]) -> tf.DType:
+    """Returns the widest dtype of the values."""
     return max((value.dtype for value in values), key=lambda dtype: dtype.size)
 
 

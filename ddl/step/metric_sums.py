@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
+from ddl.errors import ConfigError
+
 
 class MetricSums:
     """The layout of a vector that holds Σ weight and Σ weight·value for each name.
@@ -63,3 +65,69 @@ class MetricSums:
                 name: float(np.divide(total, vector[0]))
                 for name, total in zip(self.names, vector[1:], strict=True)
             }
+
+
+class SumsOfLosses:
+    """The metric sums of all losses of an update, one after the other in one vector.
+
+    Each loss has its own sum of weights, so each has its own denominator.
+
+    Attributes:
+      names: Names of the figures. Of a single loss, those of its `MetricSums`; of several, the name
+        "loss" becomes "loss/NAME" with the name of the loss.
+    """
+
+    def __init__(self, of_losses: Mapping[str, MetricSums]):
+        """Fixes the order of the losses.
+
+        Args:
+          of_losses: The layout of each loss, by its name.
+
+        Raises:
+          ConfigError: If two losses return a metric of the same name.
+        """
+        self._of_losses = dict(of_losses)
+        named = [self._figures(loss, sums) for loss, sums in self._of_losses.items()]
+        self.names = tuple(name for names in named for name in names)
+        for name in self.names:
+            if self.names.count(name) > 1:
+                raise ConfigError(
+                    f"Two losses of a step return the metric {name!r}. Name each metric once, such "
+                    f"as {next(iter(of_losses))}_{name}."
+                )
+
+    @property
+    def size(self) -> int:
+        """Length of the vector."""
+        return sum(sums.size for sums in self._of_losses.values())
+
+    def zeros(self) -> tf.Tensor:
+        """Returns the empty sums: float64 [size]."""
+        return tf.zeros([self.size], tf.float64)
+
+    def joined(self, sums: Mapping[str, tf.Tensor]) -> tf.Tensor:
+        """Returns the vector for the sums of each loss, by name; zeros for the missing ones."""
+        of_losses = [
+            sums[name] if name in sums else layout.zeros()
+            for name, layout in self._of_losses.items()
+        ]
+        return of_losses[0] if len(of_losses) == 1 else tf.concat(of_losses, axis=0)
+
+    def means(self, sums: tf.Tensor | np.ndarray) -> dict[str, float]:
+        """Returns the weighted means by the names of the figures, as Python floats.
+
+        Args:
+          sums: float64 [size].
+        """
+        ends = np.cumsum([layout.size for layout in self._of_losses.values()])[:-1]
+        parts = np.split(np.asarray(sums), ends)
+        means: dict[str, float] = {}
+        for (loss, layout), part in zip(self._of_losses.items(), parts, strict=True):
+            of_loss = layout.means(part).values()
+            means |= dict(zip(self._figures(loss, layout), of_loss, strict=True))
+        return means
+
+    def _figures(self, loss: str, layout: MetricSums) -> list[str]:
+        if len(self._of_losses) == 1:
+            return list(layout.names)
+        return [f"loss/{loss}" if name == "loss" else name for name in layout.names]

@@ -6,7 +6,6 @@ them unchanged.
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import keras
 import numpy as np
@@ -14,6 +13,7 @@ import tensorflow as tf
 
 from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
+from ddl.step.kept_values import KeptValues
 
 
 class Statistics:
@@ -38,14 +38,9 @@ class Statistics:
         """The floating-point variables, which can be averaged."""
         return [variable for variable in self.variables if variable.dtype.is_floating]
 
-    def values(self) -> list[Any]:
-        """Returns the present values on every replica. Cross-replica context, in a graph."""
-        return self._strategy.run(lambda: [variable.read_value() for variable in self.variables])
-
-    def restore(self, values: list[Any]) -> None:
-        """Assigns the result of `values` on every replica. Cross-replica context, in a graph."""
-        for variable, value in zip(self.variables, values, strict=True):
-            self._strategy.extended.update(variable, _assign, args=(value,))
+    def kept(self) -> KeptValues:
+        """Reads the present values on every replica. Cross-replica context, in a graph."""
+        return KeptValues(self.variables, self._strategy)
 
 
 @contextmanager
@@ -132,7 +127,3 @@ def allow_replica_writes(
 
 def _distance(start: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
     return tf.where(tf.equal(start, other), tf.zeros_like(start), other - start)
-
-
-def _assign(variable: tf.Variable, value: tf.Tensor) -> tf.Operation:
-    return variable.assign(value)

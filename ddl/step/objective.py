@@ -21,8 +21,8 @@ from ddl.random import seed_by_replica
 from ddl.step.metric_sums import MetricSums
 from ddl.step.onednn import needs_own_graph
 from ddl.step.probe import Probe
-from ddl.tasks.parts import layers_of
-from ddl.tasks.task import PerExample, Task
+from ddl.tasks.parts import layers_of, models_of
+from ddl.tasks.task import LossFunction, PerExample, Task, has_step
 from ddl.tasks.weight_names import check_read, names_resembling_weight
 
 # More than one row, so that a mean over the batch or a squeeze shows in the shapes.
@@ -39,25 +39,29 @@ class Objective:
         element_spec: dict[str, tf.TensorSpec],
         global_batch_size: int,
         strategy: tf.distribute.Strategy,
+        loss: LossFunction | None = None,
     ):
-        """Traces the task on symbolic examples, which builds the model if needed.
+        """Traces the loss on symbolic examples, which builds the task's models if needed.
 
-        The task is traced for evaluation and for training, which may return different metrics.
+        The loss is traced for evaluation and for training, which may return different metrics.
 
         Args:
           task: The task.
           element_spec: One example by feature name, without the batch dimension.
           global_batch_size: B above.
           strategy: An unbuilt model gets its variables in the strategy's scope.
+          loss: The task's loss; None takes its `per_example`.
 
         Raises:
           ConfigError: If the task's losses, weights or metrics have wrong types or shapes.
         """
         self._task = task
+        self._given_loss = loss
+        self._where = f"{type(task).__name__}.{getattr(loss, '__name__', 'per_example')}"
         self._global_batch_size = global_batch_size
         self._replicas = strategy.num_replicas_in_sync
         self._names = frozenset(element_spec)
-        probe = Probe(task, element_spec, strategy, self._check)
+        probe = Probe(task, self.loss, element_spec, strategy, self._check)
         evaluated = probe.output(training=False, rows=_PROBE_ROWS)
         self.needs_own_graph = needs_own_graph(probe.graph, strategy)
         """Whether the gradient must be computed in a graph of its own (`ddl.step.onednn`)."""
@@ -74,7 +78,12 @@ class Objective:
         """Layout of the metric sums in an evaluation."""
         self.task_weighs = output.weight is not None
         """Whether the task returns weights, so that Σ weight may differ from the batch size."""
-        self._penalized = [v for v in task.model.trainable_variables if v.regularizer is not None]
+        self._own_step = has_step(task)
+
+    @property
+    def loss(self) -> LossFunction:
+        """The loss function; `per_example` of the task is looked up anew, as it may be replaced."""
+        return self._given_loss or self._task.per_example
 
     def __call__(
         self, features: dict[str, tf.Tensor], training: bool
@@ -98,7 +107,7 @@ class Objective:
         example_weight = features.pop("weight")
         # Copies that only the task reads.
         watched = {name: tf.identity(features[name]) for name in self._watched(features, training)}
-        output = self._task.per_example({**features, **watched}, training)
+        output = self.loss({**features, **watched}, training)
         if watched and not tf.executing_eagerly():
             check_read(watched, type(self._task).__name__)
         self._check(output, example_weight.shape[0])
@@ -131,11 +140,16 @@ class Objective:
 
     def _losses_of_layers(self) -> Sequence[tf.Tensor]:
         """Returns the losses from `add_loss` or activity regularizers in the last call."""
-        losses = self._task.model.losses
-        # Keras lists the penalties on weights last. They do not depend on the examples and are
-        # added once after the all-reduce (ddl.step.gradients.add_regularization).
-        own = losses[: len(losses) - len(self._penalized)]
-        if own and self._replicas > 1 and has_synchronized_layers(self._task.model):
+        models = models_of(self._task).values()
+        own = [loss for model in models for loss in _losses_without_penalties(model)]
+        if own and self._own_step:
+            # A loss may call a model several times, and Keras keeps the losses of the last call.
+            raise ConfigError(
+                f"{self._where}: a model has losses of its own (add_loss, or an activity "
+                "regularizer), which a task with a `step` must not have. Return these losses from "
+                "the task instead."
+            )
+        if own and self._replicas > 1 and any(map(has_synchronized_layers, models)):
             # While one replica waits at a collective, the others overwrite Keras's list of losses.
             raise ConfigError(
                 "The model has losses of its own (add_loss, or an activity regularizer) together "
@@ -210,7 +224,7 @@ class Objective:
             for size, then in zip(first[1:], second[1:], strict=False):
                 if (size, then) == (first[0], second[0]):
                     raise ConfigError(
-                        f"{type(self._task).__name__}.per_example: {what} has shape {tuple(first)} "
+                        f"{self._where}: {what} has shape {tuple(first)} "
                         f"for a batch of {first[0]} and {tuple(second)} for a batch of "
                         f"{second[0]}, so its second dimension grows with the batch. It pairs each "
                         "example with all others, like broadcasting [batch, 1] against [batch]. "
@@ -221,7 +235,7 @@ class Objective:
     def _check_names(self, output: PerExample, metrics: MetricSums) -> None:
         if {"loss", *output.metrics} != set(metrics.names):
             raise ConfigError(
-                f"{type(self._task).__name__}.per_example must always return the same metrics, but "
+                f"{self._where} must always return the same metrics, but "
                 f"it returned {', '.join(output.metrics) or '(none)'}; in the check on "
                 f"{_PROBE_ROWS} examples before training it returned "
                 f"{', '.join(metrics.names[1:]) or '(none)'}. Metric names may depend on "
@@ -230,7 +244,7 @@ class Objective:
             )
 
     def _check(self, output: PerExample, batch: int) -> None:
-        name = f"{type(self._task).__name__}.per_example"
+        name = self._where
         if not isinstance(output, PerExample):
             raise ConfigError(
                 f"{name} must return a ddl.PerExample with one loss for each example, got "
@@ -265,6 +279,17 @@ class Objective:
                     f"{name} must return one value of the metric {metric!r} for each example, got "
                     f"shape {tuple(values.shape)} for losses of shape {tuple(output.loss.shape)}."
                 )
+
+
+def _losses_without_penalties(model: keras.Model) -> list[tf.Tensor]:
+    """Returns the losses of a model's layers in its last call.
+
+    Keras lists the penalties on weights last. They do not depend on the examples and are added once
+    after the all-reduce (ddl.step.gradients.add_regularization).
+    """
+    losses = model.losses
+    penalized = [v for v in model.trainable_variables if v.regularizer is not None]
+    return losses[: len(losses) - len(penalized)]
 
 
 def _is_constant_one(weight: tf.Tensor) -> bool:

@@ -21,28 +21,25 @@ def each_finite(gradients: Sequence[Gradient]) -> tf.Tensor:
     return tf.stack([tf.reduce_all(tf.math.is_finite(values_of(g))) for g in gradients])
 
 
-def apply_unless_overflow(
-    gradients: Sequence[Gradient],
-    apply: Callable[[], tf.Tensor],
-    undo: Callable[[], None],
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Applies the gradients if all are finite. Cross-replica context, in a graph.
+def change_unless_overflow(
+    finite: tf.Tensor, change: Callable[[], tf.Tensor], undo: Callable[[], None]
+) -> tf.Tensor:
+    """Changes variables if the gradients are finite. Cross-replica context, in a graph.
 
     Args:
-      gradients: The sums over the replicas, as one replica holds them.
-      apply: Applies them and returns their global norm, float64 [].
-      undo: Restores what the forward pass changed.
+      finite: Whether the sums over the replicas are finite, bool [].
+      change: Applies gradients and returns their global norm, float64 [].
+      undo: Restores what was changed before.
 
     Returns:
-      The norm, 0 for a skipped update, and whether the update was made, bool [].
+      The norm; 0 for a skipped update.
     """
 
     def skip() -> tf.Tensor:
         undo()
         return tf.zeros([], tf.float64)
 
-    finite = tf.reduce_all(each_finite(gradients))
-    return tf.cond(finite, apply, skip), finite
+    return tf.cond(finite, change, skip)
 
 
 def next_scale(

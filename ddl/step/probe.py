@@ -1,4 +1,4 @@
-"""Traces of a task on symbolic examples, before anything is trained."""
+"""Traces of a task's loss on symbolic examples, before anything is trained."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -12,7 +12,7 @@ from ddl.errors import ConfigError
 from ddl.random import batch_counter
 from ddl.step.moving_statistics import allow_replica_writes, restoring
 from ddl.tasks.parts import layers_of, variables_of
-from ddl.tasks.task import PerExample, Task
+from ddl.tasks.task import LossFunction, PerExample, Task
 from ddl.tasks.weight_names import names_resembling_weight, unread
 
 # One replica stands for all: each costs as much time to trace as the others. Two kinds of tasks
@@ -35,6 +35,7 @@ class Probe:
     def __init__(
         self,
         task: Task,
+        loss: LossFunction,
         element_spec: Mapping[str, tf.TensorSpec],
         strategy: tf.distribute.Strategy,
         check: Callable[[PerExample, int], None],
@@ -43,11 +44,13 @@ class Probe:
 
         Args:
           task: The task.
+          loss: The loss of the task to trace.
           element_spec: One example by feature name, without the batch dimension.
           strategy: An unbuilt model gets its variables in the strategy's scope.
           check: Called with the task's output and the number of rows.
         """
         self._task = task
+        self._loss = loss
         self._element_spec = element_spec
         self._strategy = strategy
         self._check = check
@@ -88,7 +91,7 @@ class Probe:
 
         def run() -> None:
             with _first_microbatch(training, rows).forward():
-                self._task.per_example(dict(examples), training=training)
+                self._loss(dict(examples), training=training)
 
         ways = (run, lambda: self._strategy.run(run))  # cross-replica, then in replica context
         with self._strategy.scope(), microbatch.without_traces_of_the_user():
@@ -122,7 +125,7 @@ class Probe:
                 tf.variable_creator_scope(creator),
                 self.microbatch.forward(),
             ):
-                outputs.append(self._task.per_example(dict(features), training=training))
+                outputs.append(self._loss(dict(features), training=training))
             if not training:
                 self.unread = unread(features, names_resembling_weight(features))
             self._check(outputs[-1], weight.shape[0])

@@ -17,8 +17,10 @@ class TrainingState(NamedTuple):
       skipped_in_a_row: int64 [], updates skipped since the last one made.
       loss_scale: float32 [], 1 without loss scaling.
       finite_updates: int64 [], updates since the loss scale last changed.
-      sums: float64 [n], metric sums since they were last read (`ddl.step.metric_sums.MetricSums`).
-      gradient_norms: float64 [2], sum and count of the global gradient norms since the last read.
+      sums: float64 [n], metric sums since they were last read
+        (`ddl.step.metric_sums.SumsOfLosses`).
+      gradient_norms: float64 [2 · optimizers], sum and count of the global gradient norms of each
+        optimizer since the last read.
       diverged_for: int64 [], batches from the first with a loss that is not finite, inclusive; 0 if
         all losses are finite. With parameter servers a whole loop counts as one.
       rewinds: int64 [], number of rewinds to a checkpoint after training diverged.
@@ -40,17 +42,19 @@ class TrainingState(NamedTuple):
     gradient_noise: tf.Tensor
 
     @classmethod
-    def initial(cls, loss_scale: float, sums: tf.Tensor) -> "TrainingState":
+    def initial(cls, loss_scale: float, sums: tf.Tensor, optimizers: int = 1) -> "TrainingState":
         """Returns the state before the first update.
 
         Args:
           loss_scale: Initial loss scale; 1 without loss scaling.
           sums: Empty metric sums, float64 [n].
+          optimizers: Number of optimizers.
         """
         zero = tf.zeros([], tf.int64)
         scale = tf.constant(loss_scale, tf.float32)
         pair = tf.zeros([2], tf.float64)
-        return cls(zero, zero, zero, scale, zero, sums, pair, zero, zero, zero, pair)
+        norms = tf.zeros([2 * optimizers], tf.float64)
+        return cls(zero, zero, zero, scale, zero, sums, norms, zero, zero, zero, pair)
 
     def skipping_to(self, position: int, rewinds: int) -> "TrainingState":
         """Returns the state that resumes at batch number `position`, after `rewinds` rewinds.

@@ -10,6 +10,14 @@ import tensorflow as tf
 from ddl.tasks.task import Task
 
 
+def models_of(task: Any) -> dict[str, keras.Model]:
+    """Returns the task's `model` by that name, or else the Keras models among its attributes."""
+    if hasattr(task, "model"):
+        return {"model": task.model}
+    attributes = attributes_of(task).items()
+    return {name: item for name, item in attributes if isinstance(item, keras.Model)}
+
+
 def layers_of(task: Task) -> list[keras.layers.Layer]:
     """Returns the layers of the task's model and all other layers the task holds, each once.
 
@@ -28,7 +36,8 @@ def layers_of(task: Task) -> list[keras.layers.Layer]:
             elif hasattr(item, "per_example"):
                 look(item)
 
-    found.update({id(layer): layer for layer in task.model._flatten_layers()})
+    for model in models_of(task).values():
+        found.update({id(layer): layer for layer in model._flatten_layers()})
     look(task)
     return list(found.values())
 
@@ -81,6 +90,32 @@ def _variables(item: Any) -> Iterable[tf.Variable]:
     if isinstance(item, keras.layers.Layer | keras.metrics.Metric | tf.Module):
         return [v for variable in item.variables for v in _variables(variable)]
     return []
+
+
+def own_variables_of(task: Any, layers: Iterable[keras.layers.Layer]) -> list[tf.Variable]:
+    """Returns the variables that a task keeps outside of its layers, such as queues and counters.
+
+    Args:
+      task: The task.
+      layers: The task's layers (`layers_of`).
+
+    Returns:
+      Each variable once; a distributed variable is not split into its copies.
+    """
+    of_layers = {id(v.value) for layer in layers for v in layer.variables}
+    found: dict[int, tf.Variable] = {}
+    seen: set[int] = set()
+
+    def look(holder: object) -> None:
+        seen.add(id(holder))
+        for item in _items(list(attributes_of(holder).values())):
+            if hasattr(item, "per_example") and id(item) not in seen:  # a nested task
+                look(item)
+            elif not isinstance(item, keras.layers.Layer | keras.optimizers.Optimizer):
+                found.update({id(v): v for v in _variables(item) if id(v) not in of_layers})
+
+    look(task)
+    return list(found.values())
 
 
 def copies_of(variable: tf.Variable) -> Sequence[tf.Variable]:

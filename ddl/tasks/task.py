@@ -28,9 +28,22 @@ class PerExample(NamedTuple):
     weight: tf.Tensor | None = None
 
 
+class LossFunction(Protocol):
+    """A loss of a task: `Task.per_example`, or a method with the same arguments and result."""
+
+    def __call__(self, features: dict[str, Any], training: bool) -> PerExample:
+        """Computes the loss and metrics of a replica-local batch; see `Task.per_example`."""
+        ...
+
+
 @runtime_checkable
 class Task(Protocol):
     """A model with its loss and metrics. Any class with these two members is a task.
+
+    A task may have a method `step(update, batch)`, which replaces the built-in update; see
+    `ddl.Update`. It then needs no `per_example`, and no `model` if it keeps its models in other
+    attributes. `per_example`, or else a method `evaluate(features)` with the same result, defines
+    what an evaluation reports.
 
     A task may hold further Keras layers, such as augmentations, as attributes or in lists and
     dicts.
@@ -57,11 +70,41 @@ class Task(Protocol):
         ...
 
 
+class StepTask(Protocol):
+    """A task with a step of its own; see `Task` and `ddl.Update`."""
+
+    def step(self, update: Any, batch: Any) -> None:
+        """Makes one update with the verbs of `update`. Cross-replica context, in a graph.
+
+        Args:
+          update: The `ddl.Update`.
+          batch: The global batch, for the verbs.
+        """
+        ...
+
+
+def has_step(task: Any) -> bool:
+    """Returns whether a task replaces the built-in update by a step of its own."""
+    return callable(getattr(task, "step", None))
+
+
+def evaluation_loss(task: Any) -> LossFunction | None:
+    """Returns a task's `evaluate` with the arguments of a loss; None if it has no such method."""
+    if not hasattr(task, "evaluate"):
+        return None
+
+    def evaluate(features: dict[str, Any], training: bool) -> PerExample:
+        return task.evaluate(features)
+
+    return evaluate
+
+
 def check_task(task: Any) -> None:
     """Checks that an object has the members of a task.
 
     Raises:
-      ConfigError: If it lacks `model` or `per_example`, or `per_example` takes other arguments.
+      ConfigError: If it has no `step` and lacks `model` or `per_example`, or if a method takes
+        other arguments.
     """
     if isinstance(task, type):
         raise ConfigError(
@@ -73,10 +116,17 @@ def check_task(task: Any) -> None:
             f"Trainer.task must be a model with its loss, got the Keras model {task.name!r} alone. "
             "Pass ddl.Classification(model), or a class with `model` and `per_example`."
         )
-    for member in ("model", "per_example"):
-        if not hasattr(task, member):
-            raise ConfigError(
-                f"Trainer.task must have `model` and `per_example`, but {type(task).__name__} has "
-                f"no `{member}`. See ddl.Task."
-            )
-    check_takes(f"{type(task).__name__}.per_example", task.per_example, ("features", "training"))
+    name = type(task).__name__
+    if has_step(task):
+        check_takes(f"{name}.step", task.step, ("update", "batch"))
+    else:
+        for member in ("model", "per_example"):
+            if not hasattr(task, member):
+                raise ConfigError(
+                    f"Trainer.task must have `model` and `per_example`, or a `step`, but {name} "
+                    f"has no `{member}`. See ddl.Task."
+                )
+    if hasattr(task, "per_example"):
+        check_takes(f"{name}.per_example", task.per_example, ("features", "training"))
+    elif hasattr(task, "evaluate"):
+        check_takes(f"{name}.evaluate", task.evaluate, ("features",))

@@ -1,7 +1,7 @@
 """The parts of a trainer, built and checked in the order in which they need each other."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import keras
@@ -12,22 +12,28 @@ from ddl.data.checks import check_same_features
 from ddl.distribution.communication import Communication
 from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
+from ddl.errors import ConfigError
 from ddl.layers.normalization import take_over_moments
+from ddl.optimizers.named import Optimizers, by_name
 from ddl.precision import LossScale
 from ddl.random import seed_by_replica
 from ddl.step import gradients as gradient_path
 from ddl.step.all_reduce import AllReduce, GradientDtype
+from ddl.step.global_gradient import GlobalGradient
 from ddl.step.moving_statistics import Statistics, allow_replica_writes
 from ddl.step.noise_scale import GradientNoiseScale
 from ddl.step.objective import Objective
 from ddl.step.update import UpdateStep
+from ddl.step.verbs.gradients import trainable_variables
+from ddl.step.verbs.plan import BUILT_IN, StepPlan
+from ddl.step.verbs.rehearsal import rehearse
 from ddl.step.weight_average import ExponentialMovingAverage, WeightAverages
-from ddl.tasks.parts import layers_of
-from ddl.tasks.task import Task
+from ddl.tasks.parts import layers_of, models_of
+from ddl.tasks.task import LossFunction, Task, evaluation_loss, has_step
 from ddl.training.asynchronous.loop import CoordinatedEvaluation
 from ddl.training.checks.fixed_settings import FixedSettings
 from ddl.training.checks.model import (
-    check_variables,
+    check_created_in_scope,
     computes_in_float16,
     frozen_variables,
     warn_of_replica_dependence,
@@ -54,6 +60,13 @@ class Options:
     gradient_dtype: GradientDtype | None
     data_on_device: bool | Literal["auto"]
     communication: Communication | None
+    max_skipped_updates: int
+
+    def __post_init__(self) -> None:
+        if self.max_skipped_updates < 1:
+            raise ConfigError(
+                f"Trainer.max_skipped_updates must be at least 1, got {self.max_skipped_updates}."
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,8 +77,9 @@ class Assembly:
       workers: The workers of the strategy.
       train: Pipeline of the training data.
       eval_pipeline: Pipeline of the evaluation data, if any.
-      objective: The objective, which has built the model.
       evaluation: The evaluation; None without evaluation data.
+      eval_metric_names: Names of the figures of an evaluation; empty if the task has none.
+      training_layers: Layers of the task, without those that only compute as in an evaluation.
       rows: Check that rows are independent of each other.
       generator_states: States of the Keras seed generators in the task's layers: int64 [2] each.
       update: The update, with the averages and the statistics.
@@ -77,14 +91,36 @@ class Assembly:
     workers: Workers
     train: BatchPipeline
     eval_pipeline: BatchPipeline | None
-    objective: Objective
     evaluation: Evaluation | CoordinatedEvaluation | None
+    eval_metric_names: Sequence[str]
+    training_layers: Sequence[keras.layers.Layer]
     rows: RowIndependence
     generator_states: list[tf.Variable]
     update: UpdateStep
     evaluation_weights: EvaluationWeights
     finite: VariablesFinite
     settings: FixedSettings
+
+    def evaluation_of(self, data: Sequence[Any]) -> Evaluation | CoordinatedEvaluation:
+        """Returns the evaluation.
+
+        Args:
+          data: The positional arguments of `Trainer.evaluate`, which must have none.
+
+        Raises:
+          ConfigError: If there are positional arguments, or no evaluation data.
+        """
+        if data:
+            raise ConfigError(
+                f"evaluate takes no data and no positional argument, got {data[0]!r:.60}. It "
+                "evaluates on the Trainer's eval_data: create a new Trainer for other data, and "
+                "pass averaged by name."
+            )
+        if self.evaluation is None:
+            raise ConfigError(
+                "The Trainer has no evaluation data. Pass eval_data to its constructor."
+            )
+        return self.evaluation
 
     def check_for_training(self) -> None:
         """Raises ConfigError for a changed setting, or rows that depend on each other."""
@@ -102,7 +138,7 @@ class Assembly:
 
 def assemble(
     task: Task,
-    optimizer: keras.optimizers.Optimizer,
+    optimizer: Optimizers,
     train_data: Any,
     eval_data: Any,
     strategy: tf.distribute.Strategy,
@@ -128,23 +164,45 @@ def assemble(
     if eval_data is not None:  # before `Objective` runs the task, which may miss a feature
         eval_pipeline = _pipeline(task, eval_data, options)
         check_same_features(train.element_spec, eval_pipeline.element_spec)
-    objective = Objective(task, train.element_spec, options.global_batch_size, strategy)
+
+    def objective(loss: LossFunction | None) -> Objective:
+        return Objective(task, train.element_spec, options.global_batch_size, strategy, loss)
+
+    optimizers = by_name(optimizer)
+    plan = _plan(task, list(optimizers), objective, strategy)  # builds the models
+    evaluated = _evaluation_objective(task, plan, objective)
     evaluation: Evaluation | CoordinatedEvaluation | None = None
     if eval_pipeline is not None:
+        if evaluated is None:
+            name = type(task).__name__
+            raise ConfigError(
+                f"{name} cannot be evaluated: it has neither `per_example` nor `evaluate`. Give it "
+                "a method evaluate(features) that returns a ddl.PerExample, or leave out eval_data."
+            )
         kind = CoordinatedEvaluation if traits_of(strategy).asynchronous else Evaluation
-        evaluation = kind(objective, eval_pipeline, strategy)
-    # `Objective` has built the model.
-    variables = check_variables(task.model, strategy)
+        evaluation = kind(evaluated, eval_pipeline, strategy)
+    check_created_in_scope(plan.trained, strategy)
     layers = layers_of(task)
-    warn_of_replica_dependence(objective.training_layers, strategy, options.accumulation_steps)
-    rows = RowIndependence(task, layers, strategy)
+    in_training = {id(x) for one in plan.losses.values() for x in one.training_layers}
+    training_layers = [layer for layer in layers if id(layer) in in_training]
+    warn_of_replica_dependence(training_layers, strategy, options.accumulation_steps)
+    rows = RowIndependence(
+        task,
+        layers,
+        strategy,
+        lambda training: [
+            one.loss for one in (plan.losses.values() if training else [evaluated]) if one
+        ],
+    )
     take_over_moments(layers)
     generator_states = seed_by_replica(layers)
-    update = _update(task.model, optimizer, objective, train, strategy, options, layers, variables)
+    update = _update(task, optimizers, plan, train, strategy, options, layers)
     weights = EvaluationWeights(update.averages, update.statistics, strategy)
     workers = Workers(strategy)
+    of_models = [v for model in models_of(task).values() for v in model.variables]
+    of_optimizers = [v for one in optimizers.values() for v in one.variables]
     kept_finite = [
-        *(v.value for v in (*task.model.variables, *optimizer.variables)),
+        *(v.value for v in (*of_models, *of_optimizers)),
         *(update.averages.variables if update.averages else ()),
         *(copy for copies in weights.replica_statistics for copy in copies[1:]),
     ]
@@ -152,15 +210,63 @@ def assemble(
         workers,
         train,
         eval_pipeline,
-        objective,
         evaluation,
+        () if evaluated is None else evaluated.evaluation_metrics.names,
+        training_layers,
         rows,
         generator_states,
         update,
         weights,
         VariablesFinite(kept_finite, workers),
-        FixedSettings(task, layers, optimizer, variables),
+        FixedSettings(task, layers, list(optimizers.values()), plan.trained),
     )
+
+
+def _plan(
+    task: Task,
+    optimizers: Sequence[str],
+    objective: Callable[[LossFunction | None], Objective],
+    strategy: tf.distribute.Strategy,
+) -> StepPlan:
+    """Returns the plan of the task's own step, or of the built-in one; builds the models.
+
+    Raises:
+      ConfigError: If the strategy cannot run a step of one's own, the step is misused, or there are
+        several optimizers without a step.
+    """
+    name = type(task).__name__
+    if has_step(task):
+        if traits_of(strategy).asynchronous:
+            raise ConfigError(
+                f"{name} has a step of its own, which --strategy=parameter_server cannot run: its "
+                "workers update one after the other, without a global batch. Use another strategy."
+            )
+        return rehearse(task, optimizers, objective, strategy)
+    if len(optimizers) > 1:
+        raise ConfigError(
+            f"{name} has no `step`, so nothing says what each of the optimizers "
+            f"{', '.join(optimizers)} updates. Pass one optimizer, or give the task a method "
+            "step(update, batch)."
+        )
+    of_task = objective(None)
+    (only,) = optimizers
+    return StepPlan(
+        task=task,
+        losses={BUILT_IN: of_task},
+        variables={only: trainable_variables(task.model)},
+        applies={only: 1},
+    )
+
+
+def _evaluation_objective(
+    task: Task, plan: StepPlan, objective: Callable[[LossFunction | None], Objective]
+) -> Objective | None:
+    """Returns the objective whose metrics an evaluation reports; None if the task has none."""
+    if hasattr(task, "per_example"):
+        trained = plan.losses.get(BUILT_IN)
+        return trained if trained and trained.loss == task.per_example else objective(None)
+    loss = evaluation_loss(task)
+    return None if loss is None else objective(loss)
 
 
 def _pipeline(
@@ -181,40 +287,48 @@ def _pipeline(
 
 
 def _update(
-    model: keras.Model,
-    optimizer: keras.optimizers.Optimizer,
-    objective: Objective,
+    task: Task,
+    optimizers: Mapping[str, keras.optimizers.Optimizer],
+    plan: StepPlan,
     pipeline: BatchPipeline,
     strategy: tf.distribute.Strategy,
     options: Options,
     layers: Sequence[keras.layers.Layer],
-    variables: list[keras.Variable],
 ) -> UpdateStep:
-    """Builds the optimizer's slots, the averages and the update."""
+    """Builds the optimizers' slots, the averages and the update."""
     allow_replica_writes(layers, strategy)
     statistics = Statistics(layers, strategy)
-    gradient_path.prepare_optimizer(optimizer, variables, strategy)
+    for name, optimizer in optimizers.items():
+        gradient_path.prepare_optimizer(optimizer, plan.variables[name], strategy)
     loss_scale = options.loss_scale
     if loss_scale == "auto":
-        is_float16 = options.gradient_dtype == "float16" or computes_in_float16(model)
-        loss_scale = LossScale() if is_float16 else None
+        in_float16 = any(map(computes_in_float16, models_of(task).values()))
+        loss_scale = LossScale() if options.gradient_dtype == "float16" or in_float16 else None
     averages = None
     if options.weight_average is not None:
-        weights = [v.value for v in variables] + statistics.floating
+        weights = [v.value for v in plan.trained] + statistics.floating
         averages = WeightAverages(options.weight_average, weights, strategy)
     communication = options.communication or Communication()
-    return UpdateStep(
+    if has_step(task) and options.gradient_noise_scale is not None:
+        raise ConfigError(
+            f"The gradient noise scale is that of one loss, and {type(task).__name__} has a step "
+            "of its own. Remove gradient_noise_scale."
+        )
+    gradient = GlobalGradient(
         strategy=strategy,
-        objective=objective,
-        optimizer=optimizer,
-        variables=variables,
-        frozen=frozen_variables(layers),
+        pipeline=pipeline,
+        all_reduce=AllReduce(strategy, communication, options.gradient_dtype),
+        scales=loss_scale is not None,
+        noise_scale=options.gradient_noise_scale,
+        complete=None if has_step(task) else frozen_variables(layers),
+    )
+    return UpdateStep(
+        plan=plan,
+        gradient=gradient,
+        optimizers=optimizers,
         statistics=statistics,
         averages=averages,
-        pipeline=pipeline,
         clip_norm=options.clip_norm,
         clip_value=options.clip_value,
         loss_scale=loss_scale,
-        noise_scale=options.gradient_noise_scale,
-        all_reduce=AllReduce(strategy, communication, options.gradient_dtype),
     )

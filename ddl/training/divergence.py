@@ -11,6 +11,7 @@ from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, TrainingDiverged
 from ddl.step.state import TrainingState
 from ddl.step.update import UpdateStep
+from ddl.tasks.task import has_step
 from ddl.training.stale_traces import explaining_stale_traces
 
 _REMEDY = "Lower the learning rate, clip the gradient, or check the data."
@@ -92,6 +93,8 @@ def _first_overflow(state: TrainingState, update: UpdateStep) -> str:
     """
     if traits_of(update.strategy).asynchronous:
         return "With parameter servers, the origin cannot be located."
+    if has_step(update.plan.task):
+        return "In a step of one's own, the origin cannot be located."
     workers = Workers(update.strategy)
     batch = int(state.batches) - 1
     iterator = update.pipeline.iterator(update.strategy, batch)
@@ -128,5 +131,5 @@ def _first_overflow(state: TrainingState, update: UpdateStep) -> str:
     of_worker = f" of worker {replica // len(own)}" if workers.number > 1 else ""
     return (
         f"In the last batch, number {batch}, the first gradient of the backward pass that is not "
-        f"finite is that of {update.variables[variable].path} on replica {replica}{of_worker}."
+        f"finite is that of {update.plan.trained[variable].path} on replica {replica}{of_worker}."
     )

@@ -3,6 +3,7 @@
 from absl import logging
 
 from ddl.errors import DataError
+from ddl.optimizers.named import figure
 from ddl.step import noise_scale
 from ddl.step.state import TrainingState
 from ddl.step.update import UpdateStep
@@ -22,11 +23,12 @@ class MetricReader:
         self._weight_seen = False
 
     def means(self, state: TrainingState) -> dict[str, float]:
-        """Returns the means of loss and metrics, of the gradient norm and of the noise scale."""
-        means = self._update.objective.metrics.means(state.sums)
-        total, count = state.gradient_norms.numpy()
-        if self._update.clip_norm is not None and count:
-            means["gradient_norm"] = float(total / count)
+        """Returns the means of loss and metrics, of the gradient norms and of the noise scale."""
+        means = self._update.metrics.means(state.sums)
+        norms = state.gradient_norms.numpy().reshape(-1, 2)
+        for name, (total, count) in zip(self._update.optimizers, norms, strict=True):
+            if self._update.clip_norm is not None and count:
+                means[figure("gradient_norm", name)] = float(total / count)
         return means | noise_scale.figures(state.gradient_noise)
 
     def restart(self, step: int) -> None:
@@ -44,7 +46,7 @@ class MetricReader:
             # Only logged in the first epoch, if an earlier example counted, or if the task gives
             # the weights: these may depend on the model and be 0 for a while.
             whole_epoch = step >= self._update.pipeline.steps_per_epoch
-            if whole_epoch and not (self._weight_seen or self._update.objective.task_weighs):
+            if whole_epoch and not (self._weight_seen or self._update.task_weighs):
                 raise DataError(
                     f"{updates} in feature 'weight', so nothing is learned and the mean loss is "
                     "undefined. Give a positive weight to the examples to train on."

@@ -7,22 +7,21 @@ second.
 import inspect
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
-import keras
 import tensorflow as tf
 
 from ddl.distribution.communication import Communication
 from ddl.errors import ConfigError
-from ddl.optimizers.checks import check_counts
-from ddl.optimizers.learning_rate import learning_rate_at
+from ddl.optimizers.named import Optimizers
 from ddl.precision import LossScale
 from ddl.signals import deferring_interrupt
 from ddl.step.all_reduce import GradientDtype
 from ddl.step.noise_scale import GradientNoiseScale
 from ddl.step.state import TrainingState
 from ddl.step.weight_average import ExponentialMovingAverage
-from ddl.tasks.task import Task, check_task
+from ddl.tasks.task import StepTask, Task, check_task
+from ddl.training import optimizer_counts
 from ddl.training.actions import Action, check_steps, checked_actions
 from ddl.training.assembly import Options, assemble
 from ddl.training.checks.batch_size import check_batch_split
@@ -50,8 +49,8 @@ class Trainer:
 
     def __init__(
         self,
-        task: Task,
-        optimizer: keras.optimizers.Optimizer,
+        task: Task | StepTask,
+        optimizer: Optimizers,
         train_data: Any,
         *,
         global_batch_size: int,
@@ -74,8 +73,9 @@ class Trainer:
         """Checks everything that can be checked before training, and builds the optimizer slots.
 
         Args:
-          task: The model and its per-example loss.
-          optimizer: Any Keras optimizer without Keras's own clipping, accumulation or average.
+          task: The model and its per-example loss, or a task with a step of its own.
+          optimizer: Any Keras optimizer without Keras's own clipping, accumulation or average; for
+            a task with a `step` also a dict from name to optimizer.
           train_data: A `ddl.data` source, a mapping of arrays, a pair (images, labels), or an
             unbatched `tf.data.Dataset` of known length.
           global_batch_size: Examples per update, over all replicas and microbatches.
@@ -108,18 +108,16 @@ class Trainer:
         """
         of_subclass = frozenset(vars(self))
         check_task(task)
+        task = cast(Task, task)
         self.strategy = strategy or tf.distribute.get_strategy()
         self.task = task
-        self.model = task.model
+        self.model = getattr(task, "model", None)
+        """The task's `model`; None if it keeps its models in other attributes."""
         self.optimizer = optimizer
         self.global_batch_size = global_batch_size
         self.accumulation_steps = accumulation_steps
         self.pace = Pace(steps_per_loop)
         check_batch_split(global_batch_size, self.strategy.num_replicas_in_sync, accumulation_steps)
-        if max_skipped_updates < 1:
-            raise ConfigError(
-                f"Trainer.max_skipped_updates must be at least 1, got {max_skipped_updates}."
-            )
         options = Options(
             global_batch_size=global_batch_size,
             seed=seed,
@@ -133,6 +131,7 @@ class Trainer:
             gradient_dtype=gradient_dtype,
             data_on_device=data_on_device,
             communication=communication,
+            max_skipped_updates=max_skipped_updates,
         )
         parts = assemble(task, optimizer, train_data, eval_data, self.strategy, options)
         self._parts = parts
@@ -142,12 +141,14 @@ class Trainer:
         """Updates per epoch; an epoch sees every training example once."""
         self.has_eval_data = eval_data is not None
         """Whether the trainer has evaluation data."""
-        self.training_layers = parts.objective.training_layers
+        self.training_layers = parts.training_layers
         """Layers of the task, without those that only compute as in an evaluation."""
-        self.metric_names = parts.objective.metrics.names
-        """Names of the task's metrics that `train` returns, "loss" first."""
-        self.eval_metric_names = parts.objective.evaluation_metrics.names
-        """Names of the metrics that `evaluate` returns, "loss" first."""
+        self.metric_names = parts.update.metrics.names
+        """Names of the figures that `train` returns: "loss", or "loss/NAME" of each; metrics."""
+        self.eval_metric_names = parts.eval_metric_names
+        """Names of the metrics that `evaluate` returns, "loss" first; () if the task has none."""
+        self.kept_bytes = parts.update.kept_bytes
+        """Bytes on each replica that an update keeps, to undo itself if a gradient overflows."""
         self.generator_states = parts.generator_states
         """States of the Keras seed generators in the task's layers: int64 [2] each."""
         self.averages = parts.update.averages
@@ -210,8 +211,13 @@ class Trainer:
 
     @property
     def learning_rate(self) -> float:
-        """Learning rate of the last update; before any update, that of the first."""
-        return learning_rate_at(self.optimizer, max(self.step - 1, 0))
+        """Learning rate of the last update, or of the first; ConfigError for several optimizers."""
+        return optimizer_counts.learning_rate(self._parts.update, self.step)
+
+    @property
+    def learning_rates(self) -> dict[str, float]:
+        """Learning rate of each optimizer, as "learning_rate" or "learning_rate/NAME"."""
+        return optimizer_counts.learning_rates(self._parts.update, self.step)
 
     # ------------------------------------------------------------ training and evaluation
 
@@ -282,21 +288,12 @@ class Trainer:
           DataError: If the data cannot be read, or all examples have weight 0.
           KeyboardInterrupt: On SIGINT, in the main thread, after the evaluation.
         """
-        if data:
-            raise ConfigError(
-                f"evaluate takes no data and no positional argument, got {data[0]!r:.60}. It "
-                "evaluates on the Trainer's eval_data: create a new Trainer for other data, and "
-                "pass averaged by name."
-            )
         parts = self._parts
-        if parts.evaluation is None:
-            raise ConfigError(
-                "The Trainer has no evaluation data. Pass eval_data to its constructor."
-            )
+        evaluation = parts.evaluation_of(data)
         self._runner.check_not_lost()
         parts.check_for_evaluation()
         with deferring_interrupt(), self.evaluation_weights(averaged=averaged):
-            means = parts.evaluation.run(self.state.batches)
+            means = evaluation.run(self.state.batches)
         parts.settings.take_for_evaluation()
         return means
 
@@ -323,7 +320,7 @@ class Trainer:
         """Raises ConfigError if model, optimizer and state do not belong to the same step."""
         self.check_has_own_weights()
         self._runner.check_not_lost()
-        check_counts(self.optimizer, self.step)
+        optimizer_counts.check(self._parts.update, self.step)
 
     def read_metrics(self) -> dict[str, float]:
         """Returns the means of loss and metrics since the last read, and resets them.

@@ -2,6 +2,7 @@
 
 import os
 import re
+import runpy
 import shlex
 import sys
 from pathlib import Path
@@ -163,10 +164,25 @@ def test_the_random_layer(tmp_path):
     keras.models.load_model(exported)
 
 
+def test_the_gan(folder, capsys):
+    runpy.run_path("my_gan.py")
+    assert "loss/real_or_fake" in capsys.readouterr().out
+
+
+def test_sam():
+    namespace: dict = {}
+    exec(files()["sharp.py"], namespace)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    data = (np.ones([8, 3], "f4"), np.arange(8) % 2)
+    task = namespace["Sam"](ddl.Classification(model))
+    trainer = ddl.Trainer(task, keras.optimizers.SGD(0.1), data, global_batch_size=8)
+    assert np.isfinite(trainer.train(3)["loss"])
+
+
 def test_every_block_is_run_or_checked():
     """Blocks of another language would go unnoticed."""
     assert {block.language for page in PAGES for block in blocks(page)} == {"sh", "gin", "python"}
     python = [b for page in PAGES for b in blocks(page) if b.language == "python"]
     names = {name for name in files() if name.endswith(".py")}
-    assert names == {"denoise.py", "jitter.py", "notebook.py"}
+    assert names == {"denoise.py", "jitter.py", "notebook.py", "my_gan.py", "sharp.py"}
     assert len(python) == len(names)

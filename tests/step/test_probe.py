@@ -30,7 +30,9 @@ class Task:
 def tried(loss, strategy, training=False, model=None):
     with strategy.scope():
         task = Task(loss, model and model())
-    Probe(task, SPEC, strategy, lambda output, rows: None).output(training, rows=2)
+    Probe(task, task.per_example, SPEC, strategy, lambda output, rows: None).output(
+        training, rows=2
+    )
     return task
 
 

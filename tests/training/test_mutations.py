@@ -8,12 +8,12 @@ import tensorflow as tf
 import ddl.layers.normalization
 import ddl.random
 from ddl.data import BatchPipeline
+from ddl.step import global_gradient, overflow
 from ddl.step import gradients as gradient_path
-from ddl.step import overflow
 from ddl.step.all_reduce import AllReduce
-from ddl.step.moving_statistics import Statistics
+from ddl.step.global_gradient import GlobalGradient
+from ddl.step.kept_values import KeptValues
 from ddl.step.objective import Objective
-from ddl.step.update import UpdateStep
 from tests.conftest import make_strategy, name_of
 from tests.layers import test_dropout_and_noise
 from tests.training import test_parity, test_trainer
@@ -36,8 +36,8 @@ def overflow_without_layers_that_spread_it() -> None:
 def divide_by_the_replicas_own_rows(patch: Patch) -> None:
     initialize = Objective.__init__
 
-    def mutated(self, task, spec, global_batch_size, strategy):
-        initialize(self, task, spec, global_batch_size, strategy)
+    def mutated(self, task, spec, global_batch_size, strategy, loss=None):
+        initialize(self, task, spec, global_batch_size, strategy, loss)
         self._global_batch_size //= strategy.num_replicas_in_sync
 
     patch.setattr(Objective, "__init__", mutated)
@@ -78,7 +78,7 @@ def ask_the_first_replica_before_the_reduce(patch: Patch) -> None:
         return reduce(self, gradients, variables)
 
     patch.setattr(AllReduce, "__call__", mutated)
-    patch.setattr(overflow, "each_finite", lambda reduced: finite(own))
+    patch.setattr(global_gradient, "each_finite", lambda reduced: finite(own))
 
 
 def give_all_replicas_one_stream(patch: Patch) -> None:
@@ -113,7 +113,7 @@ def cut_microbatches_out_of_each_share(patch: Patch) -> None:
 
 
 def leave_out_the_weights(patch: Patch) -> None:
-    patch.setattr(UpdateStep, "_factor", lambda *_: None)
+    patch.setattr(GlobalGradient, "_factor", lambda *_: None)
 
 
 def add_the_penalty_on_each_replica(patch: Patch) -> None:
@@ -130,7 +130,7 @@ def square_the_parts_of_a_row(patch: Patch) -> None:
 
 
 def keep_the_moments_of_a_skipped_update(patch: Patch) -> None:
-    patch.setattr(Statistics, "restore", lambda *_: None)
+    patch.setattr(KeptValues, "restore", lambda *_: None)
 
 
 def clip_values_before_the_reduce(patch: Patch) -> None:

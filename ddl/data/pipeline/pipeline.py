@@ -11,7 +11,7 @@ from ddl.data.pipeline.resident import ResidentArrays
 from ddl.data.source import Source, weighted
 from ddl.distribution.devices import on_cpu
 from ddl.distribution.workers import Workers
-from ddl.microbatch import Microbatch
+from ddl.microbatch import FIRST_PASS, Draws, Microbatch
 from ddl.random import batch_counter
 
 _BATCHES_AHEAD = 4
@@ -239,6 +239,7 @@ class BatchPipeline:
         *,
         training: bool,
         position: tf.Tensor | None = None,
+        draws: Draws = FIRST_PASS,
     ) -> Microbatch:
         """Builds the `Microbatch` that layers query, for the rows of `examples`. Replica context.
 
@@ -248,6 +249,7 @@ class BatchPipeline:
           number: Microbatch number within the global batch, int32 [].
           training: As in `Microbatch`.
           position: As in `Microbatch`.
+          draws: As in `Microbatch`.
         """
         return Microbatch(
             seed=self.seed,
@@ -257,6 +259,7 @@ class BatchPipeline:
             rows=self._rows_of_replica(),
             mask=None if self.always_full else features["weight"] > 0,
             position=position,
+            draws=draws,
         )
 
     def _first_row(self, microbatch: tf.Tensor | int) -> tf.Tensor | int:

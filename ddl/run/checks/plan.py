@@ -1,7 +1,7 @@
 """Checks of a run plan against its Trainer, before training."""
 
 from ddl.errors import ConfigError
-from ddl.optimizers.plateau import plateau_of
+from ddl.optimizers.plateau import plateaus_of
 from ddl.run.plan import RunPlan
 from ddl.training.trainer import Trainer
 
@@ -61,7 +61,9 @@ def without_effect(run_plan: RunPlan, trainer: Trainer, evaluates: bool) -> list
             "The run evaluates only at its end, so the last checkpoint is the best by "
             "Retention.best_metric."
         )
-    if (plateau := plateau_of(trainer.optimizer)) is not None and eval_every is not None:
+    for plateau in plateaus_of(trainer.optimizer).values():
+        if eval_every is None:
+            break
         # The first evaluation sets the best; after the last step there is nothing to reduce.
         in_time = (total - 1) // eval_every
         if in_time <= plateau.patience:

@@ -55,9 +55,10 @@ class CoordinatedLoop:
         self._is_traced = False
         self._update = update
         self._workers = _Workers(update.strategy, update.pipeline)
-        count_atomically(update.optimizer)
+        (optimizer,) = update.optimizers.values()
+        count_atomically(optimizer)
         slots = _RANGES_PER_WORKER * self._workers.number
-        self._shared = SharedState(update.strategy, state, update.optimizer, slots)
+        self._shared = SharedState(update.strategy, state, optimizer, slots)
 
     def trace(self, state: TrainingState) -> None:
         """Traces the workers' function; see `TrainingLoop.trace`."""

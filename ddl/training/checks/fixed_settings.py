@@ -18,6 +18,7 @@ from keras.optimizers.schedules import LearningRateSchedule
 
 from ddl.errors import ConfigError, did_you_mean
 from ddl.optimizers.checks import check_arguments
+from ddl.tasks.parts import models_of
 from ddl.tasks.task import Task
 
 # Id of the owner, name of the setting, value.
@@ -39,7 +40,7 @@ class FixedSettings:
         self,
         task: Task,
         layers: Sequence[keras.layers.Layer],
-        optimizer: keras.optimizers.Optimizer,
+        optimizers: Sequence[keras.optimizers.Optimizer],
         variables: Sequence[keras.Variable],
     ):
         """Records which variables are trained.
@@ -47,22 +48,23 @@ class FixedSettings:
         Args:
           task: The trainer's task.
           layers: The task's layers.
-          optimizer: The trainer's optimizer.
+          optimizers: The trainer's optimizers.
           variables: The trained variables.
         """
-        self._optimizer = optimizer
+        self._optimizers = optimizers
         traced = "the loop was traced"
         self._trained = _Readings(lambda: _trainability(task, layers), "the trainer was created")
         self._trained.take()
         self._of_task = _Readings(lambda: _settings_of_task(task, layers), traced)
-        self._of_update = _Readings(lambda: _settings_of_update(optimizer, variables), traced)
+        self._of_update = _Readings(lambda: _settings_of_update(optimizers, variables), traced)
 
     def check_for_training(self) -> None:
         """Raises ConfigError if a setting that the training loop has read was changed.
 
         Also raises it if the optimizer has an argument that Keras applies per replica.
         """
-        check_arguments(self._optimizer)
+        for optimizer in self._optimizers:
+            check_arguments(optimizer)
         self._trained.check()
         self._of_task.check()
         self._of_update.check()
@@ -112,8 +114,9 @@ class _Readings:
 def _trainability(task: Task, layers: Sequence[keras.layers.Layer]) -> _Settings:
     for layer in layers:
         yield id(layer), f"trainable of layer {layer.name!r}", layer.trainable
-    paths = [variable.path for variable in task.model.trainable_variables]
-    yield id(task.model), "the list of the model's trainable variables", paths
+    for model in models_of(task).values():
+        paths = [variable.path for variable in model.trainable_variables]
+        yield id(model), "the list of the model's trainable variables", paths
 
 
 def _settings_of_task(task: Task, layers: Sequence[keras.layers.Layer]) -> _Settings:
@@ -123,13 +126,14 @@ def _settings_of_task(task: Task, layers: Sequence[keras.layers.Layer]) -> _Sett
 
 
 def _settings_of_update(
-    optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]
+    optimizers: Sequence[keras.optimizers.Optimizer], variables: Sequence[keras.Variable]
 ) -> _Settings:
-    yield from _arguments("the optimizer", optimizer)
-    schedule = optimizer._learning_rate
-    while isinstance(schedule, LearningRateSchedule):
-        yield from _arguments(f"the {type(schedule).__name__}", schedule)
-        schedule = getattr(schedule, "schedule", None)
+    for optimizer in optimizers:
+        yield from _arguments("the optimizer", optimizer)
+        schedule = optimizer._learning_rate
+        while isinstance(schedule, LearningRateSchedule):
+            yield from _arguments(f"the {type(schedule).__name__}", schedule)
+            schedule = getattr(schedule, "schedule", None)
     for variable in variables:
         yield id(variable), f"the regularizer of {variable.path}", variable.regularizer
         yield id(variable), f"the constraint of {variable.path}", variable.constraint

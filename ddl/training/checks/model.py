@@ -1,6 +1,6 @@
 """Checks on a model before training."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import keras
 import tensorflow as tf
@@ -9,25 +9,16 @@ from absl import logging
 from ddl.errors import ConfigError
 
 
-def check_variables(model: keras.Model, strategy: tf.distribute.Strategy) -> list[keras.Variable]:
-    """Returns the model's trainable variables.
-
-    Raises:
-      ConfigError: If there are none, or if one was made outside the strategy's scope.
-    """
-    variables = list(model.trainable_variables)
-    if not variables:
-        raise ConfigError(
-            f"The model {model.name!r} has no trainable variables. Add trainable layers, or set "
-            "trainable = True on its layers."
-        )
+def check_created_in_scope(
+    variables: Iterable[keras.Variable], strategy: tf.distribute.Strategy
+) -> None:
+    """Raises ConfigError if a variable was made outside the strategy's scope."""
     for variable in variables:
         if not strategy.extended.variable_created_in_scope(variable.value):
             raise ConfigError(
-                f"The model's variable {variable.path!r} was created outside the strategy's scope. "
-                "Build the model under `with strategy.scope():`."
+                f"The model's variable {variable.path!r} was created outside the "
+                "strategy's scope. Build the model under `with strategy.scope():`."
             )
-    return variables
 
 
 def frozen_variables(layers: Sequence[keras.layers.Layer]) -> list[keras.Variable]:

@@ -30,8 +30,8 @@ from ddl.errors import ConfigError
 from ddl.microbatch import HeldMoments, Microbatch, without_traces_of_the_user
 from ddl.random import batch_counter
 from ddl.step.moving_statistics import restoring
-from ddl.tasks.parts import variables_of
-from ddl.tasks.task import Task
+from ddl.tasks.parts import models_of, variables_of
+from ddl.tasks.task import LossFunction, Task
 
 _FEWEST, _MOST = 8, 16
 """Bounds of the number of rows. In fewer, mining may find no pair; more only cost time."""
@@ -66,6 +66,7 @@ class RowIndependence:
         task: Task,
         layers: Iterable[keras.layers.Layer],
         strategy: tf.distribute.Strategy,
+        losses: Callable[[bool], Sequence[LossFunction]],
     ):
         """Keeps the arguments; runs nothing.
 
@@ -73,8 +74,10 @@ class RowIndependence:
           task: The task.
           layers: All layers of the task (`ddl.tasks.parts.layers_of`).
           strategy: The strategy; its first device runs the task.
+          losses: Returns the losses of training (True) or of an evaluation (False).
         """
         self._task = task
+        self._losses = losses
         self._layers = list(layers)
         self._strategy = strategy
         self._device = next(iter(local_devices(strategy)), None)
@@ -112,18 +115,22 @@ class RowIndependence:
         read = 2 * rows if workers == 1 else pipeline.global_batch_size // workers
         batches = _batches(examples, rows, min(pipeline.num_examples, read, 2 * rows))
         for training in modes:
-            where = f"{type(self._task).__name__}.per_example, with training={training}"
-            if (runs := _outside_of_scopes(self._runs, batches, training)) is not None:
-                _check_runs(runs, where)
+            for loss in self._losses(training):
+                name = getattr(loss, "__name__", "loss")
+                where = f"{type(self._task).__name__}.{name}, with training={training}"
+                if (runs := _outside_of_scopes(self._runs, loss, batches, training)) is not None:
+                    _check_runs(runs, where)
             self._checked.add(training)  # not after a refusal: the next call refuses again
 
-    def _runs(self, batches: list[_Features], training: bool) -> list[dict[str, _Values]] | None:
-        """Returns the task's values for each batch; None if the task cannot run here.
+    def _runs(
+        self, loss: LossFunction, batches: list[_Features], training: bool
+    ) -> list[dict[str, _Values]] | None:
+        """Returns the loss's values for each batch; None if the task cannot run here.
 
         If the values seem to depend on other rows, the first batch is run again and added at the
         end.
         """
-        variables = variables_of([self._task, self._task.model, *self._layers])
+        variables = variables_of([self._task, *models_of(self._task).values(), *self._layers])
         # A gate that starts at zero would hide a dependence that training opens.
         zeros = [v for v in variables if v.trainable and not np.any(v.numpy())]
 
@@ -138,7 +145,7 @@ class RowIndependence:
                 held_moments=held,
             )
             with tf.device(self._device), current.forward():
-                output = self._task.per_example(dict(features), training)
+                output = loss(dict(features), training)
             weight = {} if output.weight is None else {"weight": output.weight}
             metrics = {f"metric {name!r}": values for name, values in output.metrics.items()}
             return {"loss": output.loss, **weight, **metrics}, held.moments

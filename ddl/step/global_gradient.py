@@ -1,0 +1,242 @@
+"""The gradient of one loss over the global batch.
+
+    replica         Σ loss·weight / B, backward     summed over the microbatches
+    cross-replica   all-reduce (SUM) of gradients   once per gradient
+                    strategy.reduce (SUM) of sums   Σ weight, Σ loss·weight, metrics
+    replica         times B / (Σ weight · loss scale)
+
+B is the global batch size. Padding and masks make Σ weight differ from B. After the all-reduce the
+gradient is therefore multiplied by B / Σ weight, with Σ over the global batch. No replica needs
+Σ weight before its backward pass, so no further communication is needed.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from ddl.data import BatchPipeline
+from ddl.data.pipeline import Batch
+from ddl.errors import ConfigError
+from ddl.microbatch import Draws
+from ddl.step import gradients as gradient_path
+from ddl.step.all_reduce import AllReduce
+from ddl.step.noise_scale import GradientNoiseScale, squared_norm_of
+from ddl.step.objective import Objective
+from ddl.step.onednn import in_own_graph
+from ddl.step.overflow import each_finite
+from ddl.step.state import TrainingState
+
+_SUM = tf.distribute.ReduceOp.SUM
+
+
+class Reduced(NamedTuple):
+    """A gradient of the global batch, with what was summed along with it.
+
+    Attributes:
+      values: One per variable, equal on all replicas; divided by Σ weight and unscaled.
+      sums: The loss's metric sums of the global batch, float64 [size of its `MetricSums`].
+      finite: Whether all values are finite, bool []; None without loss scaling.
+      noise: The next averages of the gradient noise, float64 [2].
+    """
+
+    values: list[Any]
+    sums: tf.Tensor
+    finite: tf.Tensor | None
+    noise: tf.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class GlobalGradient:
+    """Computes gradients of the global batch. Cross-replica context, in a graph.
+
+    Attributes:
+      strategy: The strategy.
+      pipeline: The pipeline of the batches; it sets the number of microbatches.
+      all_reduce: Sums gradients over the replicas.
+      scales: Whether losses are multiplied by the loss scale.
+      noise_scale: Estimator of the gradient noise scale; None: no estimate.
+      complete: Variables that every gradient covers or that are frozen, so that a loss that depends
+        on others is an error; None if a loss may depend on others, as in a step of one's own.
+    """
+
+    strategy: tf.distribute.Strategy
+    pipeline: BatchPipeline
+    all_reduce: AllReduce
+    scales: bool
+    noise_scale: GradientNoiseScale | None
+    complete: Sequence[keras.Variable] | None
+
+    def __call__(
+        self,
+        objective: Objective,
+        variables: Sequence[keras.Variable],
+        batch: Batch,
+        state: TrainingState,
+        draws: Draws,
+    ) -> Reduced:
+        """Returns the gradient of an objective with respect to variables.
+
+        Args:
+          objective: The objective.
+          variables: The variables.
+          batch: The global batch.
+          state: The state before the update.
+          draws: Identity of the pass's random numbers.
+
+        Raises:
+          ConfigError: If the loss does not depend on a variable; while tracing.
+        """
+        gradients, sums = self.of_replicas(objective, variables, batch, state, draws)
+        sums = self.strategy.reduce(_SUM, sums, axis=None)
+        gradients = self.all_reduce(gradients, variables)
+        gradients = self._with_each_row_once(gradients)
+        sums, noise = self._gradient_noise(sums, gradients, state)
+        finite = None
+        if self.scales:
+            of_first = [self._of_first_replica(gradient) for gradient in gradients]
+            finite = tf.reduce_all(each_finite(of_first))
+        factor = self._factor(objective, sums[0], state.loss_scale)
+        return Reduced(self._multiplied(gradients, factor), sums, finite, noise)
+
+    def of_replicas(
+        self,
+        objective: Objective,
+        variables: Sequence[keras.Variable],
+        batch: Batch,
+        state: TrainingState,
+        draws: Draws,
+    ) -> tuple[Any, Any]:
+        """Returns gradients and metric sums of each replica, before any reduce.
+
+        The arguments are those of `__call__`.
+        """
+
+        def run(index: tf.Tensor | int, so_far: Any) -> Any:
+            def one(batch: Batch, scale: tf.Tensor, index: Any, so_far: Any) -> Any:
+                return self._of_microbatch(objective, variables, batch, scale, index, so_far, draws)
+
+            return self.strategy.run(one, args=(batch, state.loss_scale, index, so_far))
+
+        if self.pipeline.microbatches == 1:
+            return run(0, None)
+        if objective.needs_own_graph:
+            run = in_own_graph(run)
+        # The loop is outside strategy.run, so that layers can communicate across replicas in each
+        # microbatch, as synchronized batch normalization does.
+        _, accumulated = tf.while_loop(
+            lambda index, so_far: index < self.pipeline.microbatches,
+            lambda index, so_far: (index + 1, run(index, so_far)),
+            (tf.constant(0), self.strategy.run(lambda: self._zeros(objective, variables))),
+        )
+        return accumulated
+
+    @property
+    def parts(self) -> int:
+        """Parts of a global batch: replicas × microbatches."""
+        return self.strategy.num_replicas_in_sync * self.pipeline.microbatches
+
+    def _zeros(
+        self, objective: Objective, variables: Sequence[keras.Variable]
+    ) -> tuple[list[tf.Tensor], tf.Tensor]:
+        size = objective.metrics.size + (self.noise_scale is not None)
+        return [tf.zeros_like(v.value) for v in variables], tf.zeros([size], tf.float64)
+
+    def _of_microbatch(
+        self,
+        objective: Objective,
+        variables: Sequence[keras.Variable],
+        batch: Batch,
+        scale: tf.Tensor,
+        index: tf.Tensor | int,
+        so_far: tuple[list[tf.Tensor], tf.Tensor] | None,
+        draws: Draws,
+    ) -> tuple[list[Any], tf.Tensor]:
+        """Adds gradients and sums of microbatch `index` to `so_far`. Replica context."""
+        features = self.pipeline.examples(batch, index)
+        microbatch = self.pipeline.microbatch(batch, features, index, training=True, draws=draws)
+        with tf.GradientTape() as tape, microbatch.forward():
+            loss, sums = objective(features, training=True)
+            if self.scales:
+                loss *= tf.cast(scale, loss.dtype)
+        others = self._left_out(tape.watched_variables(), variables)
+        with microbatch.backward():
+            gradients = tape.gradient(loss, [v.value for v in variables] + others)
+        gradients, of_others = gradients[: len(variables)], gradients[len(variables) :]
+        unused = [v.path for v, g in zip(variables, gradients, strict=True) if g is None]
+        if unused:
+            raise ConfigError(
+                f"The loss does not depend on the trainable variables {', '.join(unused)}. Remove "
+                "them from the model, or set trainable = False on their layers."
+            )
+        stay = [v.name for v, g in zip(others, of_others, strict=True) if g is not None]
+        if stay:
+            raise ConfigError(
+                f"The loss depends on the trainable variables {', '.join(stay)}, which are not "
+                "part of the task's model, so nothing updates them. Add their layers to the "
+                "model, or keep them on an attribute of the task with trainable = False."
+            )
+        if self.noise_scale is not None:
+            sums = tf.concat([sums, [squared_norm_of(gradients)]], axis=0)
+        if so_far is None:
+            return gradients, sums
+        added = [total + gradient for total, gradient in zip(so_far[0], gradients, strict=True)]
+        return added, so_far[1] + sums
+
+    def _left_out(
+        self, watched: Sequence[tf.Variable], variables: Sequence[keras.Variable]
+    ) -> list[tf.Variable]:
+        """Returns the watched variables that are neither updated nor frozen. Replica context."""
+        if self.complete is None:
+            return []
+        known = {id(v.value.handle) for v in (*variables, *self.complete)}
+        return [v for v in watched if id(v.handle) not in known]
+
+    def _gradient_noise(
+        self, sums: tf.Tensor, gradients: list[Any], state: TrainingState
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the metric sums alone, and the next averages of the gradient noise."""
+        if self.noise_scale is None:
+            return sums, state.gradient_noise
+        batch = self.pipeline.global_batch_size
+        parts = self.parts
+        unscale = 1 / tf.cast(state.loss_scale, tf.float64) ** 2
+        large = squared_norm_of([self._of_first_replica(gradient) for gradient in gradients])
+        # A part's gradient is a sum over B/P examples divided by B, so 1/P of their mean. The mean
+        # over P parts is s = P² · sums[-1] / P.
+        small = parts * sums[-1]
+        noise = self.noise_scale.next(
+            state.gradient_noise, small * unscale, large * unscale, parts, batch
+        )
+        counts = tf.equal(sums[0], batch) & tf.reduce_all(tf.math.is_finite(noise))
+        return sums[:-1], tf.where(counts, noise, state.gradient_noise)
+
+    def _factor(
+        self, objective: Objective, weight: tf.Tensor, scale: tf.Tensor
+    ) -> tf.Tensor | None:
+        """Returns B / (Σ weight · loss scale): float64 [], or None where it is always one."""
+        weights_are_one = self.pipeline.always_full and not objective.task_weighs
+        if weights_are_one and not self.scales:
+            return None
+        batch = tf.constant(self.pipeline.global_batch_size, tf.float64)
+        return tf.math.divide_no_nan(batch, weight * tf.cast(scale, tf.float64))
+
+    def _multiplied(self, gradients: list[Any], factor: tf.Tensor | None) -> list[Any]:
+        if factor is None:
+            return gradients
+        return self.strategy.run(gradient_path.multiply, args=(gradients, factor))
+
+    def _with_each_row_once(self, gradients: list[Any]) -> list[Any]:
+        """Merges the duplicate rows of sparse gradients, before they are checked or applied."""
+        first = map(self._of_first_replica, gradients)
+        if not any(isinstance(gradient, tf.IndexedSlices) for gradient in first):
+            return gradients
+        return self.strategy.run(
+            lambda own: [gradient_path.merge_duplicates(gradient) for gradient in own],
+            args=(gradients,),
+        )
+
+    def _of_first_replica(self, value: Any) -> Any:
+        return self.strategy.experimental_local_results(value)[0]

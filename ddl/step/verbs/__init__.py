@@ -1,0 +1,6 @@
+"""What a step of one's own is made of: the verbs, and the gradients that they return.
+
+A task with a method `step(update, batch)` replaces the built-in update. It is written as if one
+device held the global batch: it runs in cross-replica context, and each verb divides the work among
+the replicas and microbatches.
+"""

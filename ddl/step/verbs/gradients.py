@@ -1,0 +1,220 @@
+"""The gradient of the global batch, as a value that a step can compute with."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import keras
+import tensorflow as tf
+
+from ddl.errors import ConfigError
+from ddl.step import gradients as gradient_path
+from ddl.step.gradients import Gradient
+
+Scalar: TypeAlias = tf.Tensor | float
+
+
+class Gradients:
+    """The gradient of the global batch with respect to some variables, equal on all replicas.
+
+    It is reduced over replicas and microbatches, divided once by the sum of the weights, and
+    unscaled. Sums, differences and multiples work variable by variable; `norm` and `dot` take all
+    variables together. The projection of PCGrad (Yu et al. 2020, "Gradient surgery for multi-task
+    learning"):
+
+        one -= other * (tf.minimum(one.dot(other), 0.0) / other.dot(other))
+
+    Cross-replica context, in a graph.
+
+    Attributes:
+      variables: The variables, in the order of the values.
+      values: One value per variable, of its shape and dtype; with several replicas a distributed
+        value.
+    """
+
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        variables: Sequence[keras.Variable],
+        values: Sequence[Any],
+        draws: Any = None,
+    ):
+        """Keeps the arguments.
+
+        Args:
+          strategy: The strategy.
+          variables: The variables.
+          values: One reduced value per variable.
+          draws: Identity of the random numbers of the passes that computed the values.
+        """
+        self._strategy = strategy
+        self.variables = tuple(variables)
+        self.values = list(values)
+        self.draws = draws
+
+    def __add__(self, other: "Gradients") -> "Gradients":
+        return self._with(other, lambda a, b: _dense(a) + _dense(b), "added")
+
+    def __radd__(self, other: Any) -> "Gradients":
+        if isinstance(other, int) and other == 0:  # the start of Python's sum()
+            return self
+        return NotImplemented
+
+    def __sub__(self, other: "Gradients") -> "Gradients":
+        return self._with(other, lambda a, b: _dense(a) - _dense(b), "subtracted")
+
+    def __mul__(self, factor: Scalar) -> "Gradients":
+        number = _scalar(factor)
+        values = self._strategy.run(
+            lambda own, by: gradient_path.multiply(own, by), args=(self.values, number)
+        )
+        return Gradients(self._strategy, self.variables, values, self.draws)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, divisor: Scalar) -> "Gradients":
+        return self * (1 / _scalar(divisor))
+
+    def __neg__(self) -> "Gradients":
+        return self * -1.0
+
+    def norm(self) -> tf.Tensor:
+        """Returns the global norm: a scalar in the widest dtype of the gradients."""
+        return tf.sqrt(self._of_first_replica(gradient_path.squared_norm, self.values))
+
+    def dot(self, other: "Gradients") -> tf.Tensor:
+        """Returns the inner product with other gradients of the same variables: a scalar.
+
+        Raises:
+          ConfigError: If the variables differ.
+        """
+        self._check_same(other, "multiplied")
+
+        def products(own: list[Gradient], others: list[Gradient]) -> tf.Tensor:
+            widest = gradient_path.widest(own)
+            return tf.add_n(
+                [
+                    tf.cast(tf.reduce_sum(_dense(a) * _dense(b)), widest)
+                    for a, b in zip(own, others, strict=True)
+                ]
+            )
+
+        return self._of_first_replica(products, self.values, other.values)
+
+    def of(self, part: Any) -> "Gradients":
+        """Returns the gradients of some of the variables, such as for clipping by group.
+
+        Args:
+          part: A Keras model or layer, whose trainable variables are meant, or a list of
+            variables.
+
+        Raises:
+          ConfigError: If a variable of `part` is not among these gradients' variables.
+        """
+        places = {id(v): place for place, v in enumerate(self.variables)}
+        wanted = trainable_variables(part)
+        missing = [v.path for v in wanted if id(v) not in places]
+        if missing:
+            raise ConfigError(
+                f"Gradients.of: these gradients hold no gradient of {', '.join(missing)}. Pass "
+                "variables for which the gradients were computed."
+            )
+        values = [self.values[places[id(v)]] for v in wanted]
+        return Gradients(self._strategy, wanted, values, self.draws)
+
+    def and_of(self, other: "Gradients") -> "Gradients":
+        """Returns the gradients of these variables and of other variables, for one `apply`.
+
+        Raises:
+          ConfigError: If the two share a variable.
+        """
+        shared = {id(v) for v in self.variables} & {id(v) for v in other.variables}
+        if shared:
+            names = ", ".join(v.path for v in self.variables if id(v) in shared)
+            raise ConfigError(
+                f"Gradients.and_of: both hold gradients of {names}. Add them with +, or take parts "
+                "with `of`."
+            )
+        variables = [*self.variables, *other.variables]
+        return Gradients(self._strategy, variables, [*self.values, *other.values], self.draws)
+
+    def map(self, function: Callable[[tf.Tensor, keras.Variable], tf.Tensor]) -> "Gradients":
+        """Returns the gradients changed one by one, such as clipped or made sparse.
+
+        Args:
+          function: Takes a gradient and its variable, and returns a tensor of the same shape and
+            dtype. It is called in replica context and must compute the same on all replicas.
+        """
+
+        def run(own: list[Gradient]) -> list[tf.Tensor]:
+            return [function(_dense(g), v) for g, v in zip(own, self.variables, strict=True)]
+
+        values = self._strategy.run(run, args=(self.values,))
+        return Gradients(self._strategy, self.variables, values, self.draws)
+
+    def _with(
+        self, other: Any, function: Callable[[Any, Any], tf.Tensor], what: str
+    ) -> "Gradients":
+        if not isinstance(other, Gradients):
+            return NotImplemented
+        self._check_same(other, what)
+
+        def run(own: list[Gradient], others: list[Gradient]) -> list[tf.Tensor]:
+            return [function(a, b) for a, b in zip(own, others, strict=True)]
+
+        values = self._strategy.run(run, args=(self.values, other.values))
+        return Gradients(self._strategy, self.variables, values, self.draws)
+
+    def _check_same(self, other: "Gradients", what: str) -> None:
+        if list(map(id, self.variables)) != list(map(id, other.variables)):
+            raise ConfigError(
+                f"Gradients can be {what} only if both are of the same variables, got those of "
+                f"{_names(self.variables)} and of {_names(other.variables)}. Take the shared part "
+                "with `of`, or join different parts with `and_of`."
+            )
+
+    def _of_first_replica(self, function: Callable[..., tf.Tensor], *values: Any) -> tf.Tensor:
+        of_each = self._strategy.run(function, args=values)
+        return self._strategy.experimental_local_results(of_each)[0]
+
+
+def trainable_variables(part: Any) -> list[keras.Variable]:
+    """Returns the trainable variables of a model or layer, or the list of variables itself.
+
+    Raises:
+      ConfigError: If `part` is none of these, or has no trainable variables.
+    """
+    if isinstance(part, keras.layers.Layer):
+        variables = list(part.trainable_variables)
+        if not variables:
+            raise ConfigError(
+                f"{part.name!r} has no trainable variables. Add trainable layers, or set "
+                "trainable = True on its layers."
+            )
+        return variables
+    items = list(part) if isinstance(part, list | tuple) else [part]
+    if not items or not all(isinstance(item, keras.Variable) for item in items):
+        raise ConfigError(
+            f"A Keras model, a layer or a list of Keras variables is expected, got {part!r:.80}."
+        )
+    return items
+
+
+def _scalar(number: Any) -> tf.Tensor | float:
+    if isinstance(number, int | float):
+        return tf.constant(number, tf.float64)
+    tensor = tf.convert_to_tensor(number)
+    if tensor.shape.rank != 0:
+        raise ConfigError(
+            f"Gradients can be multiplied by a number or a scalar tensor, got the shape "
+            f"{tuple(tensor.shape)}. Use `map` to change each gradient by itself."
+        )
+    return tensor
+
+
+def _dense(gradient: Gradient) -> tf.Tensor:
+    return tf.convert_to_tensor(gradient)
+
+
+def _names(variables: Sequence[keras.Variable]) -> str:
+    paths = [variable.path for variable in variables]
+    return ", ".join(paths) if len(paths) < 4 else f"{', '.join(paths[:3])}, …"

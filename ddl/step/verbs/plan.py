@@ -1,0 +1,167 @@
+"""What a step computes and changes, known before anything is trained."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ddl.errors import ConfigError, did_you_mean
+from ddl.optimizers.named import ONLY
+from ddl.step.objective import Objective
+from ddl.tasks.task import LossFunction, Task, has_step
+
+BUILT_IN = "per_example"
+"""Name of the loss of the built-in step."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StepPlan:
+    """What a step computes and changes.
+
+    Attributes:
+      task: The task.
+      losses: The objective of each loss, by the name of the loss.
+      variables: The variables that each optimizer updates, by the name of the optimizer.
+      applies: Number of updates that each optimizer makes in a step; None if it depends on a
+        tensor.
+      changes: Number of the step's calls that change variables: `apply` and `average`.
+      keeps_values: Whether the values before the update must be kept under loss scaling, because a
+        variable changes before the last gradient is known.
+      averaged: Variables that `average` changes.
+      own: Variables that the task keeps outside of its layers.
+    """
+
+    task: Task
+    losses: Mapping[str, Objective]
+    variables: Mapping[str, list[keras.Variable]]
+    applies: Mapping[str, int | None]
+    changes: int = 1
+    keeps_values: bool = False
+    averaged: Sequence[tf.Variable] = ()
+    own: Sequence[tf.Variable] = ()
+
+    @property
+    def run(self) -> Callable[[Any, Any], None]:
+        """The step: takes the update and the batch, in cross-replica context, in a graph."""
+        if has_step(self.task):
+            return lambda update, batch: run_own_step(self.task, update, batch)
+        return lambda update, batch: update.minimize(self.task.per_example, batch, name=BUILT_IN)
+
+    @property
+    def ends_with_last_change(self) -> bool:
+        """Whether the last change moves the averages, or else undoes the update."""
+        return not self.keeps_values and not self.own
+
+    @property
+    def trained(self) -> list[keras.Variable]:
+        """The variables of all optimizers, each once."""
+        every = [v for variables in self.variables.values() for v in variables]
+        return list({id(v): v for v in every}.values())
+
+    def to_restore(self, optimizers: Mapping[str, keras.optimizers.Optimizer]) -> list[tf.Variable]:
+        """Returns the variables that a skipped update restores, besides statistics."""
+        if not self.keeps_values:
+            return list(self.own)
+        weights = [v.value for v in self.trained]
+        slots = [v.value for optimizer in optimizers.values() for v in optimizer.variables]
+        return [*weights, *slots, *self.averaged, *self.own]
+
+    def name_of_loss(self, loss: LossFunction, name: str | None) -> str:
+        """Returns the name of a loss."""
+        return name_of_loss(self.task, loss, name)
+
+    def name_of_optimizer(self, name: str | None) -> str:
+        """Returns the name of an optimizer; None means the only one."""
+        return name_of_optimizer(self.task, list(self.variables), name)
+
+    def model(self, given: Any) -> Any:
+        """Returns the model of a verb; None means the task's `model`."""
+        return model_of(self.task, given)
+
+
+def name_of_loss(task: Any, loss: Any, name: str | None) -> str:
+    """Returns the name of a loss: the given one, or that of the function.
+
+    Raises:
+      ConfigError: If the loss is no function, or has no name.
+    """
+    where = f"{type(task).__name__}.step"
+    if not callable(loss):
+        raise ConfigError(
+            f"{where}: a loss must be a function of features and training that returns a "
+            f"ddl.PerExample, such as self.per_example, got {loss!r:.80}. Pass the function "
+            "without calling it."
+        )
+    name = name or getattr(loss, "__name__", None)
+    if not name or not name.isidentifier():
+        raise ConfigError(
+            f"{where}: a loss needs a name for its figures, and {loss!r:.80} has none. Pass "
+            'name="…", or make it a method of the task.'
+        )
+    return name
+
+
+def name_of_optimizer(task: Any, names: Sequence[str], name: str | None) -> str:
+    """Returns the name of an optimizer; None means the only one.
+
+    Raises:
+      ConfigError: If there is no optimizer of this name, or no name although there are several.
+    """
+    where = f"{type(task).__name__}.step"
+    if name in names:
+        return str(name)
+    if name is not None:
+        known = "only one, without a name" if list(names) == [ONLY] else ", ".join(names)
+        raise ConfigError(
+            f"{where}: there is no optimizer {name!r}; the Trainer has {known}."
+            f"{did_you_mean(name, names)} Pass a dict of optimizers to the Trainer to name them."
+        )
+    if len(names) > 1:
+        raise ConfigError(
+            f"{where}: the Trainer has the optimizers {', '.join(names)}. Say which one, such as "
+            f'optimizer="{names[0]}".'
+        )
+    return names[0]
+
+
+def model_of(task: Any, given: Any) -> Any:
+    """Returns the given model, or the task's `model`.
+
+    Raises:
+      ConfigError: If neither is there.
+    """
+    if given is not None:
+        return given
+    if not hasattr(task, "model"):
+        name = type(task).__name__
+        raise ConfigError(
+            f"{name}.step: {name} has no `model`, so each verb must name the model, layer or "
+            "variables that it is about."
+        )
+    return task.model
+
+
+def run_own_step(task: Any, update: Any, batch: Any) -> None:
+    """Runs a task's step.
+
+    Raises:
+      ConfigError: If it branches on a tensor in Python, or makes variables.
+    """
+
+    def refuse(create: Callable[..., Any], **arguments: Any) -> Any:
+        raise ConfigError(
+            f"{type(task).__name__}.step must not make variables: it is traced once and runs many "
+            "times. Make them in the task's constructor, under `with strategy.scope():`."
+        )
+
+    try:
+        with tf.variable_creator_scope(refuse):
+            task.step(update, batch)
+    except tf.errors.OperatorNotAllowedInGraphError as error:
+        raise ConfigError(
+            f"{type(task).__name__}.step uses a tensor where Python needs a value, such as in `if` "
+            "or `for`: the step is traced once, before any value is known. Use "
+            "update.when(condition, function) or update.repeat(times, function)."
+        ) from error

@@ -1,0 +1,315 @@
+"""The verbs of a step."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ddl.data.pipeline import Batch
+from ddl.errors import ConfigError
+from ddl.microbatch import Draws
+from ddl.step.kept_values import KeptValues
+from ddl.step.state import TrainingState
+from ddl.step.verbs.gradients import Gradients, trainable_variables
+from ddl.step.verbs.work import Books, Call, Work
+from ddl.tasks.task import LossFunction
+
+
+class Update:
+    """One update, made of the verbs that a task's `step(update, batch)` calls.
+
+        class Sam:  # Foret et al. 2021, "Sharpness-aware minimization"
+            def step(self, update, batch):
+                up = update.gradients(self.per_example, batch)
+                with update.moved(self.model, up * (self.rho / up.norm())):
+                    sharp = update.gradients(self.per_example, batch, same_draws_as=up)
+                update.apply(sharp)
+
+    A step is written as if one device held the global batch. It runs in cross-replica context, in
+    a graph; the losses that it names run in replica context. An update is made as a whole or not at
+    all: if a gradient overflows in half precision, weights, slots, statistics, averages and the
+    task's own variables keep their values.
+    """
+
+    def __init__(self, work: Work, state: TrainingState):
+        """Keeps the arguments; `ddl.Trainer` makes the update.
+
+        Args:
+          work: Computes gradients and applies them.
+          state: The state before the update.
+        """
+        self._work = work
+        self._state = state
+        self._graph = tf.compat.v1.get_default_graph()
+        # Of the step: None in cross-replica context, or TensorFlow's default one outside of scopes.
+        self._context = tf.distribute.get_replica_context()
+        self._turn: tf.Tensor | None = None
+        self._sometimes = False
+        self._passes = 0
+        self._moved: set[int] = set()
+        self._counted: set[str] = set()
+        self.books = Books()
+        """What the update has summed so far."""
+        self.calls: list[Call] = []
+        """The calls of verbs so far."""
+
+    @property
+    def step(self) -> tf.Tensor:
+        """Number of updates made before this one, int64 []."""
+        return self._state.step
+
+    def gradients(
+        self,
+        loss: LossFunction,
+        batch: Batch,
+        model: Any = None,
+        *,
+        name: str | None = None,
+        same_draws_as: Gradients | None = None,
+        moves_statistics: bool = True,
+    ) -> Gradients:
+        """Computes the gradient of a loss over the global batch.
+
+        The figures of a loss are those of the first call with it in a step.
+
+        Args:
+          loss: A method of the task with the arguments and the result of `per_example`.
+          batch: The batch that the step was given.
+          model: Model, layer or list of variables to differentiate by; None: the task's `model`.
+          name: Name of the loss in figures; None: the name of the method.
+          same_draws_as: Gradients whose passes drew the numbers to draw again; None: new numbers.
+          moves_statistics: Whether this forward pass moves statistics such as moving averages.
+
+        Raises:
+          ConfigError: If the loss is no function of the task, does not depend on a variable, or
+            returns something else than a `ddl.PerExample`.
+        """
+        self._check_place("gradients")
+        if not isinstance(batch, Batch):
+            raise ConfigError(
+                f"update.gradients takes the batch that the step was given, got {batch!r:.80}. "
+                "Pass `batch` unchanged; the loss gets its features."
+            )
+        if same_draws_as is not None and same_draws_as.draws is None:
+            raise ConfigError(
+                "same_draws_as must be gradients that `update.gradients` returned, or a multiple "
+                "of them, got a sum of several."
+            )
+        name = self._work.name_of_loss(loss, name)
+        variables = trainable_variables(self._work.model(model))
+        draws = same_draws_as.draws if same_draws_as else Draws(self._passes, self._turn)
+        self._passes += 1
+        kept = None if moves_statistics else self._work.keep_statistics()
+        reduced = self._work.gradients(name, variables, batch, draws)
+        if kept is not None:
+            kept.restore()
+        self._record("gradients", name, variables)
+        books = self.books
+        books.noise = reduced.noise
+        if reduced.finite is not None:
+            books.finite = reduced.finite if books.finite is None else books.finite & reduced.finite
+        if name not in self._counted:
+            self._counted.add(name)
+            before = books.sums.get(name)  # zeros, within `when` and `repeat`
+            books.sums[name] = reduced.sums if before is None else before + reduced.sums
+        return Gradients(self._work.strategy, variables, reduced.values, draws)
+
+    def apply(self, gradients: Gradients, optimizer: str | None = None) -> None:
+        """Applies gradients: adds regularization, clips, and lets an optimizer update.
+
+        Args:
+          gradients: Gradients of the global batch.
+          optimizer: Name of the optimizer, where the Trainer has several.
+
+        Raises:
+          ConfigError: If there is no optimizer of that name.
+        """
+        self._check_place("apply")
+        if not isinstance(gradients, Gradients):
+            raise ConfigError(
+                f"update.apply takes the result of update.gradients, got {gradients!r:.80}."
+            )
+        self._check_not_moved("apply", [v.value for v in gradients.variables])
+        name = self._work.name_of_optimizer(optimizer)
+        self._record("apply", name, gradients.variables)
+        norm = self._change(lambda: self._work.apply(name, gradients))
+        norms = self.books.norms
+        total, count = norms.get(name, (None, 0))
+        norms[name] = (norm if total is None else total + norm, count + 1)
+
+    def minimize(
+        self,
+        loss: LossFunction,
+        batch: Batch,
+        model: Any = None,
+        *,
+        optimizer: str | None = None,
+        name: str | None = None,
+    ) -> None:
+        """Computes the gradient of a loss and applies it: `gradients`, then `apply`."""
+        self.apply(self.gradients(loss, batch, model, name=name), optimizer)
+
+    @contextmanager
+    def moved(self, model: Any, by: Gradients) -> Iterator[None]:
+        """Adds `by` to the weights within the `with` block; restores them bit for bit after it.
+
+        Args:
+          model: Model, layer or list of variables to move; None: the task's `model`.
+          by: What to add, such as a multiple of gradients.
+
+        Raises:
+          ConfigError: If `by` holds nothing for a variable, or the weights are moved already.
+        """
+        self._check_place("moved")
+        by = by.of(trainable_variables(self._work.model(model)))
+        variables = [variable.value for variable in by.variables]
+        self._check_not_moved("moved", variables)
+        kept = KeptValues(variables, self._work.strategy)
+        for variable, value in zip(variables, by.values, strict=True):
+            self._work.strategy.extended.update(variable, _add, args=(value,))
+        own = set(map(id, variables))
+        self._moved |= own
+        yield
+        self._moved -= own
+        self._check_place("moved")
+        kept.restore()
+
+    def average(self, target: Any, *, of: Any, decay: float | tf.Tensor) -> None:
+        """Moves weights towards others: target ← target + (1 - decay)·(of - target).
+
+        Args:
+          target: Model, layer or list of variables to move, with its moving statistics.
+          of: Model, layer or list of variables of the same shapes.
+          decay: Share of the target that stays; a number, or a scalar tensor.
+
+        Raises:
+          ConfigError: If the shapes differ, or the decay is out of range.
+        """
+        self._check_place("average")
+        if not tf.is_tensor(decay) and not 0 <= decay < 1:
+            raise ConfigError(f"update.average: decay must be at least 0 and below 1, got {decay}.")
+        targets, sources = _weights("target", target), _weights("of", of)
+        shapes = [[tuple(v.shape) for v in variables] for variables in (targets, sources)]
+        if shapes[0] != shapes[1]:
+            raise ConfigError(
+                f"update.average: target and `of` must have weights of the same shapes, got "
+                f"{shapes[0]} and {shapes[1]}. Build both from the same layers."
+            )
+        self._check_not_moved("average", targets)
+        self._record("average", "", targets)
+
+        def change() -> tf.Tensor:
+            share = 1 - tf.cast(decay, tf.float64)
+            for variable, source in zip(targets, sources, strict=True):
+                how = _move if variable.dtype.is_floating else _assign
+                self._work.strategy.extended.update(variable, how, args=(source, share))
+            return tf.zeros([], tf.float64)
+
+        self._change(change)
+
+    def when(self, condition: tf.Tensor, function: Callable[[], Any]) -> None:
+        """Calls a function with verbs in it if a condition holds.
+
+            update.when(update.step % 5 == 0, lambda: update.minimize(self.fools, batch, …))
+
+        Args:
+          condition: bool [], the same on all replicas, such as a function of `step` or of a norm.
+          function: Takes no arguments; its result is not used.
+        """
+        self._check_place("when")
+
+        def make() -> Any:
+            with self._inside(before, self._turn):
+                function()
+                return self._work.carried(self.books)
+
+        before = self._work.carried(self.books)
+        self._take(tf.cond(tf.convert_to_tensor(condition), make, lambda: before))
+
+    def repeat(self, times: int | tf.Tensor, function: Callable[[tf.Tensor], Any]) -> None:
+        """Calls a function with verbs in it several times. Each turn draws numbers of its own.
+
+        Args:
+          times: Number of turns.
+          function: Takes the number of the turn, int64 [], from 0; its result is not used.
+        """
+        self._check_place("repeat")
+        times = tf.cast(times, tf.int64)
+        first = 0 if self._turn is None else self._turn * times  # of a repeat within a repeat
+
+        def body(turn: tf.Tensor, so_far: Any) -> Any:
+            with self._inside(so_far, first + turn):
+                function(turn)
+                return turn + 1, self._work.carried(self.books)
+
+        before = self._work.carried(self.books)
+        start = (tf.zeros([], tf.int64), before)
+        self._take(tf.while_loop(lambda turn, _: turn < times, body, start)[1])
+
+    @contextmanager
+    def _inside(self, books: Any, turn: tf.Tensor | None) -> Iterator[None]:
+        """Lets verbs write into other books, in the present graph, within the `with` block."""
+        earlier = self._graph, self._turn, self._sometimes, self.books
+        self._graph, self._turn, self._sometimes = tf.compat.v1.get_default_graph(), turn, True
+        self._take(books)
+        try:
+            yield
+        finally:
+            self._graph, self._turn, self._sometimes, self.books = earlier
+
+    def _take(self, carried: Any) -> None:
+        self.books = Books()
+        for name, value in carried.items():  # copies, since the verbs change the dicts in place
+            setattr(self.books, name, dict(value) if isinstance(value, dict) else value)
+
+    def _change(self, change: Callable[[], tf.Tensor]) -> tf.Tensor:
+        number = sum(call.verb != "gradients" for call in self.calls)
+        return self._work.change(number, change, self.books.finite)
+
+    def _record(self, verb: str, name: str, variables: Sequence[Any]) -> None:
+        self.calls.append(Call(verb, name, variables, self._sometimes))
+
+    def _check_place(self, verb: str) -> None:
+        if tf.distribute.get_replica_context() is not self._context:
+            raise ConfigError(
+                f"update.{verb} was called within a loss or `strategy.run`. Call verbs in the step "
+                "itself, which runs once for all replicas."
+            )
+        if tf.compat.v1.get_default_graph() is not self._graph:
+            raise ConfigError(
+                f"update.{verb} was called within tf.cond, tf.while_loop or tf.function, where the "
+                "update would lose sight of it. Use update.when(condition, function), or "
+                "update.repeat(times, function)."
+            )
+
+    def _check_not_moved(self, verb: str, variables: Sequence[tf.Variable]) -> None:
+        if any(id(variable) in self._moved for variable in variables):
+            raise ConfigError(
+                f"update.{verb} would change weights within `with update.moved(…)`, which restores "
+                f"them afterwards. Call update.{verb} after the block."
+            )
+
+
+def _weights(what: str, part: Any) -> list[tf.Variable]:
+    """Returns the weights of a model or layer, or of a list of variables."""
+    variables = part.weights if isinstance(part, keras.layers.Layer) else part
+    if not isinstance(variables, list | tuple) or not variables:
+        raise ConfigError(
+            f"update.average: {what} must be a Keras model or layer with weights, or a list of "
+            f"variables, got {part!r:.80}."
+        )
+    return [v.value if isinstance(v, keras.Variable) else v for v in variables]
+
+
+def _add(variable: tf.Variable, value: tf.Tensor) -> tf.Operation:
+    return variable.assign_add(tf.convert_to_tensor(value))
+
+
+def _move(variable: tf.Variable, source: tf.Tensor, share: tf.Tensor) -> tf.Operation:
+    return variable.assign_add(tf.cast(share, variable.dtype) * (source - variable))
+
+
+def _assign(variable: tf.Variable, source: tf.Tensor, share: tf.Tensor) -> tf.Operation:
+    return variable.assign(source)

@@ -1,0 +1,83 @@
+"""What the verbs of an update need, and what they write down."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import keras
+import tensorflow as tf
+
+from ddl.data.pipeline import Batch
+from ddl.microbatch import Draws
+from ddl.step.global_gradient import Reduced
+from ddl.step.kept_values import KeptValues
+from ddl.step.verbs.gradients import Gradients
+from ddl.tasks.task import LossFunction
+
+
+class Call(NamedTuple):
+    """A call of a verb.
+
+    Attributes:
+      verb: "gradients", "apply" or "average".
+      name: Name of the loss or of the optimizer; "" for an average.
+      variables: Variables of the gradient, or those that the verb changes.
+      sometimes: Whether the call is within `when` or `repeat`.
+    """
+
+    verb: str
+    name: str
+    variables: Sequence[Any]
+    sometimes: bool
+
+
+class Work(Protocol):
+    """What the verbs of an update need; of the update itself, and of its rehearsal."""
+
+    strategy: tf.distribute.Strategy
+
+    def name_of_loss(self, loss: LossFunction, name: str | None) -> str:
+        """Returns the name of a loss."""
+
+    def name_of_optimizer(self, name: str | None) -> str:
+        """Returns the name of an optimizer; None means the only one."""
+
+    def model(self, given: Any) -> Any:
+        """Returns the model of a verb; None means the task's `model`."""
+
+    def gradients(
+        self, loss: str, variables: Sequence[keras.Variable], batch: Batch, draws: Draws
+    ) -> Reduced:
+        """Returns the gradient of a loss over the global batch."""
+
+    def keep_statistics(self) -> KeptValues:
+        """Reads the variables that a forward pass changes."""
+
+    def apply(self, optimizer: str, gradients: Gradients) -> tf.Tensor:
+        """Applies gradients; returns their norm before clipping, float64 []."""
+
+    def change(
+        self, number: int, change: Callable[[], tf.Tensor], finite: tf.Tensor | None
+    ) -> tf.Tensor:
+        """Makes change `number` of the update, counted from 1, unless a gradient overflowed."""
+
+    def carried(self, books: "Books") -> Any:
+        """Returns the books as tensors, of the same structure at any place of the step."""
+
+
+class Books:
+    """What an update has summed so far.
+
+    Attributes:
+      finite: Whether all gradients so far are finite, bool []; None if there are none, or without
+        loss scaling.
+      sums: Metric sums of each loss, by its name.
+      norms: Sum and number of the gradient norms of each optimizer, by its name: float64 [] each;
+        the number is a Python integer outside of control flow.
+      noise: The next averages of the gradient noise; None before the first gradient.
+    """
+
+    def __init__(self) -> None:
+        self.finite: tf.Tensor | None = None
+        self.sums: dict[str, tf.Tensor] = {}
+        self.norms: dict[str, tuple[tf.Tensor, tf.Tensor | int]] = {}
+        self.noise: tf.Tensor | None = None

@@ -1,0 +1,56 @@
+"""How many updates each optimizer of a Trainer has made, and at which learning rate."""
+
+from ddl.errors import ConfigError
+from ddl.optimizers.checks import check_counts
+from ddl.optimizers.learning_rate import learning_rate_at
+from ddl.optimizers.named import figure
+from ddl.step.update import UpdateStep
+
+
+def check(update: UpdateStep, step: int) -> None:
+    """Checks that the optimizers belong to a step.
+
+    An optimizer whose number of updates depends on a tensor (`Update.when`) is not checked.
+
+    Args:
+      update: The update, which has the optimizers.
+      step: Number of updates of the Trainer.
+
+    Raises:
+      ConfigError: If an optimizer has made another number of updates.
+    """
+    for name, optimizer in update.optimizers.items():
+        if (applies := update.plan.applies[name]) is not None:
+            check_counts(optimizer, step * applies)
+
+
+def learning_rate(update: UpdateStep, step: int) -> float:
+    """Returns the learning rate of the only optimizer; see `learning_rates`.
+
+    Raises:
+      ConfigError: If there are several optimizers.
+    """
+    rates = list(learning_rates(update, step).values())
+    if len(rates) > 1:
+        raise ConfigError(
+            f"The Trainer has the optimizers {', '.join(update.optimizers)}. Read "
+            "trainer.learning_rates."
+        )
+    return rates[0]
+
+
+def learning_rates(update: UpdateStep, step: int) -> dict[str, float]:
+    """Returns the learning rate of each optimizer's last update, by the name of its figure.
+
+    Before any update, it is that of the first.
+
+    Args:
+      update: The update, which has the optimizers.
+      step: Number of updates of the Trainer.
+    """
+    rates = {}
+    for name, optimizer in update.optimizers.items():
+        in_step = update.plan.applies[name] == 1
+        made = step if in_step else int(optimizer.iterations.numpy())
+        rates[figure("learning_rate", name)] = learning_rate_at(optimizer, max(made - 1, 0))
+    return rates

@@ -1,0 +1,26 @@
+"""Sharpness-aware minimization (Foret et al. 2021) of a task that has a model and a loss."""
+
+import gin
+
+import ddl
+
+
+@gin.register
+class Sam:
+    """Takes the gradient where the loss is highest nearby, and applies it to the weights."""
+
+    def __init__(self, task: ddl.Task, rho: float = 0.05) -> None:
+        self.task, self.model, self.rho = task, task.model, rho
+
+    def per_example(self, features: dict, training: bool) -> ddl.PerExample:
+        """Returns the loss of the task, which also defines evaluation."""
+        return self.task.per_example(features, training)
+
+    def step(self, update: ddl.Update, batch: object) -> None:
+        """Updates the weights by the gradient at the moved ones."""
+        up = update.gradients(self.per_example, batch)
+        with update.moved(self.model, up * (self.rho / up.norm())):
+            sharp = update.gradients(
+                self.per_example, batch, same_draws_as=up, moves_statistics=False
+            )
+        update.apply(sharp)

@@ -1,0 +1,371 @@
+"""Misuse of a step of one's own: refused before training, with the remedy."""
+
+import dataclasses
+
+import keras
+import pytest
+import tensorflow as tf
+
+import ddl
+from ddl.distribution.traits import traits_of
+from ddl.errors import ConfigError
+from ddl.precision import set_precision
+from ddl.training import assembly
+from tests.conftest import make_strategy
+from tests.step.verbs.own_steps import build, data, perceptron, two_optimizers
+
+
+class Task:
+    """A task whose step is given."""
+
+    def __init__(self, step, **attributes):
+        self.model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+        self.own_step = step
+        vars(self).update(attributes)
+
+    def per_example(self, features, training):
+        logits = self.model(features["x"], training=training)
+        loss = tf.nn.sparse_softmax_cross_entropy_with_logits(features["label"], logits)
+        return ddl.PerExample(loss)
+
+    def step(self, update, batch):
+        self.own_step(self, update, batch)
+
+
+def trainer(step, optimizer=None, strategy=None, make=Task, **arguments):
+    set_precision("float64")
+    strategy = strategy or make_strategy("mirrored", 2)
+    with strategy.scope():
+        task = make(step)
+        optimizer = optimizer or keras.optimizers.SGD(0.1)
+        return ddl.Trainer(
+            task, optimizer, data(48), global_batch_size=16, strategy=strategy, **arguments
+        )
+
+
+def minimize(task, update, batch):
+    update.minimize(task.per_example, batch)
+
+
+def refused(match, step, **arguments):
+    with pytest.raises(ConfigError, match=match):
+        trainer(step, **arguments).trace()
+
+
+def test_a_step_that_applies_nothing():
+    refused(
+        "applies no gradients, so it trains nothing",
+        lambda task, update, batch: update.gradients(task.per_example, batch),
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ("discriminatr", "no optimizer 'discriminatr'.*Did you mean discriminator"),
+        (None, "has the optimizers generator, discriminator. Say which one"),
+    ],
+)
+def test_an_optimizer_that_does_not_exist(given, match):
+    with pytest.raises(ConfigError, match=match):
+        build(
+            "Gan",
+            make_strategy("one_device", 1),
+            change=lambda task: setattr(
+                task,
+                "step",
+                lambda update, batch: update.minimize(
+                    task.fools, batch, task.generator, optimizer=given
+                ),
+            ),
+        )
+
+
+def test_an_optimizer_without_a_name_where_one_is_given():
+    refused(
+        "no optimizer 'adam'; the Trainer has only one, without a name",
+        lambda task, update, batch: update.minimize(task.per_example, batch, optimizer="adam"),
+    )
+
+
+def test_an_optimizer_that_the_step_never_uses():
+    refused(
+        "never uses the optimizer 'discriminator'",
+        lambda task, update, batch: update.minimize(task.per_example, batch, optimizer="generator"),
+        optimizer=two_optimizers(),
+    )
+
+
+def test_several_optimizers_without_a_step():
+    class Plain:
+        def __init__(self, step):
+            self.model = perceptron(6, 3)
+
+        per_example = Task.per_example
+
+    refused("has no `step`", None, make=Plain, optimizer=two_optimizers())
+
+
+@pytest.mark.parametrize(
+    ("optimizers", "match"),
+    [
+        ({}, "at least one optimizer, got an empty dict"),
+        ({"a b": "SGD"}, "must be a word of letters, digits and underscores.*'a b'"),
+        (dict.fromkeys("ab", "one"), "two are the same object.*@generator/Adam"),
+    ],
+)
+def test_a_dict_of_optimizers_that_cannot_be_told_apart(optimizers, match):
+    made = {}
+    optimizers = {
+        name: made.setdefault(which, keras.optimizers.SGD(0.1))
+        for name, which in optimizers.items()
+    }
+    with make_strategy("one_device", 1).scope():
+        task = Task(minimize)
+    with pytest.raises(ConfigError, match=match):
+        ddl.Trainer(task, optimizers, data(48), global_batch_size=16)
+
+
+def test_a_loss_that_is_a_scalar():
+    def scalar(features, training):
+        return ddl.PerExample(tf.constant(0.0))
+
+    refused(
+        "Task.scalar must return one loss for each example.*got a scalar loss",
+        lambda task, update, batch: update.minimize(scalar, batch),
+    )
+
+
+@pytest.mark.parametrize(
+    ("loss", "match"),
+    [
+        (3.0, r"a loss must be a function.*got 3\.0"),
+        (lambda features, training: None, "a loss needs a name for its figures"),
+    ],
+)
+def test_a_loss_that_is_no_named_function(loss, match):
+    refused(match, lambda task, update, batch: update.minimize(loss, batch))
+
+
+def test_two_losses_of_one_name():
+    def step(task, update, batch):
+        def loss(features, training):
+            return task.per_example(features, training)
+
+        update.minimize(task.per_example, batch, name="loss")
+        update.minimize(loss, batch)
+
+    refused("two losses have the name 'loss'", step)
+
+
+def test_two_losses_with_a_metric_of_one_name():
+    def with_metric(task, name):
+        def loss(features, training):
+            output = task.per_example(features, training)
+            return output._replace(metrics={"accuracy": output.loss})
+
+        loss.__name__ = name
+        return loss
+
+    def make(step):
+        task = Task(step)
+        task.losses = [with_metric(task, "one"), with_metric(task, "two")]
+        return task
+
+    def step(task, update, batch):
+        for loss in task.losses:
+            update.minimize(loss, batch)
+
+    refused("Two losses of a step return the metric 'accuracy'", step, make=make)
+
+
+def test_features_instead_of_the_batch():
+    refused(
+        "takes the batch that the step was given",
+        lambda task, update, batch: update.minimize(task.per_example, {"x": 1}),
+    )
+
+
+def test_a_variable_made_in_the_step():
+    def step(task, update, batch):
+        minimize(task, update, batch)
+        tf.Variable(0.0)
+
+    refused("step must not make variables", step)
+
+
+def test_a_variable_made_outside_of_the_scope():
+    outside = tf.Variable(0.0)
+    refused(
+        "outside the strategy's scope",
+        minimize,
+        make=lambda step: Task(step, count=outside),
+    )
+
+
+def test_a_trainable_layer_that_no_verb_changes():
+    refused(
+        "changes no variable of .*kernel.*although they are trainable",
+        minimize,
+        make=lambda step: Task(step, head=perceptron(6, 1)),
+    )
+
+
+def test_a_frozen_layer_may_stay():
+    def make(step):
+        task = Task(step, teacher=perceptron(6, 1))
+        task.teacher.trainable = False
+        return task
+
+    trainer(minimize, make=make).train(1)
+
+
+def test_parameter_servers_have_no_global_batch(monkeypatch):
+    strategy = make_strategy("one_device", 1)
+    asynchronous = dataclasses.replace(traits_of(strategy), asynchronous=True)
+    monkeypatch.setattr(assembly, "traits_of", lambda _: asynchronous)
+    refused("--strategy=parameter_server cannot run", minimize, strategy=strategy)
+
+
+@pytest.mark.parametrize("verb", ["gradients", "apply", "average", "when", "repeat", "moved"])
+@pytest.mark.parametrize("way", ["cond", "while_loop", "function", "run"])
+def test_a_verb_in_control_flow_of_tensorflow(verb, way):
+    def step(task, update, batch):
+        gradients = update.gradients(task.per_example, batch)
+        update.apply(gradients)
+
+        def call():
+            if verb == "moved":
+                with update.moved(task.model, gradients):
+                    pass
+            else:
+                {
+                    "gradients": lambda: update.gradients(task.per_example, batch),
+                    "apply": lambda: update.apply(gradients),
+                    "average": lambda: update.average(task.slow, of=task.model, decay=0.5),
+                    "when": lambda: update.when(update.step > 3, lambda: None),
+                    "repeat": lambda: update.repeat(2, lambda turn: None),
+                }[verb]()
+            return tf.constant(0)
+
+        if way == "cond":
+            tf.cond(update.step > 3, call, lambda: tf.constant(0))
+        elif way == "while_loop":
+            tf.while_loop(lambda i: i < 3, lambda i: call() + 1, [tf.constant(0)])
+        elif way == "function":
+            tf.function(call, autograph=False)()
+        else:
+            tf.distribute.get_strategy().run(call)
+
+    def make(step):
+        task = Task(step)
+        task.slow = keras.models.clone_model(task.model)
+        return task
+
+    refused(
+        "within a loss or `strategy.run`"
+        if way == "run"
+        else rf"update.{verb} was called within tf.cond.*update.when.*update.repeat",
+        step,
+        make=make,
+    )
+
+
+@pytest.mark.parametrize("how", ["if", "for"])
+def test_python_control_flow_on_a_tensor(how):
+    def step(task, update, batch):
+        if how == "for":
+            for _ in tf.range(update.step):
+                pass
+        elif update.step > 3:
+            minimize(task, update, batch)
+        minimize(task, update, batch)
+
+    refused("uses a tensor where Python needs a value.*update.when", step)
+
+
+def test_apply_within_moved():
+    def step(task, update, batch):
+        gradients = update.gradients(task.per_example, batch)
+        with update.moved(task.model, gradients):
+            update.apply(gradients)
+
+    refused("update.apply would change weights within `with update.moved", step)
+
+
+def test_targets_of_other_shapes():
+    def step(task, update, batch):
+        minimize(task, update, batch)
+        update.average(task.slow, of=task.model, decay=0.5)
+
+    refused(
+        "must have weights of the same shapes",
+        step,
+        make=lambda step: Task(step, slow=perceptron(6, 1)),
+    )
+
+
+@pytest.mark.parametrize("decay", [-0.1, 1.0, 2])
+def test_a_decay_out_of_range(decay):
+    def step(task, update, batch):
+        minimize(task, update, batch)
+        update.average(task.model, of=task.model, decay=decay)
+
+    refused("decay must be at least 0 and below 1", step)
+
+
+def test_a_task_without_a_model_names_it_in_each_verb():
+    with pytest.raises(ConfigError, match="Gan has no `model`, so each verb must name"):
+        build(
+            "Gan",
+            make_strategy("one_device", 1),
+            change=lambda task: setattr(
+                task, "step", lambda update, batch: update.minimize(task.fools, batch)
+            ),
+        )
+
+
+def test_evaluation_needs_a_function():
+    with pytest.raises(ConfigError, match="Gan cannot be evaluated: it has neither"):
+        build("Gan", make_strategy("one_device", 1), eval_data=data(48))
+
+
+def test_evaluation_by_a_function_of_its_own():
+    def change(task):
+        task.evaluate = lambda features: ddl.PerExample(task.score(features["x"], False) ** 2)
+
+    trained = build("Gan", make_strategy("mirrored", 2), eval_data=data(53), change=change)
+    expected = trained.task.discriminator(data(53)["x"]) ** 2
+    assert trained.eval_metric_names == ("loss",)
+    assert trained.evaluate()["loss"] == pytest.approx(float(tf.reduce_mean(expected)), abs=1e-12)
+
+
+def test_a_loss_across_examples():
+    def step(task, update, batch):
+        def across(features, training):
+            output = task.per_example(features, training)
+            return output._replace(loss=output.loss - tf.reduce_mean(output.loss))
+
+        update.minimize(across, batch)
+
+    with pytest.raises(ConfigError, match=r"Task.across, with training=True: the loss of an exa"):
+        trainer(step).train(1)
+
+
+def test_losses_of_layers():
+    def make(step):
+        task = Task(step)
+        task.model = keras.Sequential(
+            [keras.Input((6,)), keras.layers.Dense(3, activity_regularizer="l2")]
+        )
+        return task
+
+    refused("has losses of its own", minimize, make=make)
+
+
+def test_the_noise_scale_is_that_of_one_loss():
+    refused(
+        "has a step of its own. Remove gradient_noise_scale",
+        minimize,
+        gradient_noise_scale=ddl.GradientNoiseScale(),
+    )

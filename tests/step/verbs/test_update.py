@@ -1,0 +1,368 @@
+"""Steps of one's own, as one device that holds the global batch would make them."""
+
+import functools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ddl
+from ddl.precision import set_precision
+from tests.conftest import make_strategy, name_of
+from tests.step.verbs.own_steps import (
+    TASKS,
+    Gan,
+    Sam,
+    build,
+    copies,
+    cross_entropy,
+    data,
+    momentum,
+    overflowing,
+)
+
+STEPS = 20
+
+
+@functools.cache
+def on_one_device(name):
+    trainer = build(name, make_strategy("one_device", 1), clip_norm=0.5)
+    figures = trainer.train(STEPS)
+    return figures, [values[0] for values in copies(trainer)]
+
+
+ELSEWHERE = [
+    ("mirrored", 2, 1),
+    ("mirrored", 4, 1),
+    ("central_storage", 2, 1),
+    ("one_device", 1, 2),
+    ("mirrored", 2, 2),
+]
+
+
+@pytest.mark.parametrize("where", ELSEWHERE, ids=name_of)
+@pytest.mark.parametrize("name", TASKS)
+def test_the_same_on_any_devices(name, where):
+    """Weights, slots, targets, statistics, own variables and figures, with a padded batch."""
+    if name == "Sam" and where[-1] > 1:
+        pytest.skip("moments of a microbatch are those of its rows")
+    check_same(name, *where)
+
+
+def check_same(name, strategy, replicas, accumulation_steps=1):
+    figures, values = on_one_device(name)
+    trainer = build(
+        name,
+        make_strategy(strategy, replicas),
+        clip_norm=0.5,
+        accumulation_steps=accumulation_steps,
+    )
+    ours = trainer.train(STEPS)
+    assert ours == pytest.approx(figures, abs=1e-10)
+    for all_copies, value in zip(copies(trainer), values, strict=True):
+        for copy in all_copies:
+            np.testing.assert_allclose(copy, value, rtol=0, atol=1e-10)
+
+
+def test_a_gan_is_what_a_loop_without_ddl_computes():
+    set_precision("float64")
+    trainer = build(
+        "Gan", make_strategy("mirrored", 2), examples=48, shuffle=False, change=without_draws
+    )
+    keras.utils.set_random_seed(7)
+    task = Gan()
+    without_draws(task)
+    optimizers = {"generator": momentum(0.05), "discriminator": momentum(0.02)}
+    for step in range(6):
+        rows = {k: v[16 * (step % 3) :][:16] for k, v in data(48).items()}
+        for loss, name in ((task.real_or_fake, "discriminator"), (task.fools, "generator")):
+            model = getattr(task, name)
+            with tf.GradientTape() as tape:
+                total = tf.reduce_mean(loss(rows, True).loss) + sum(model.losses)
+            gradients = tape.gradient(total, model.trainable_variables)
+            optimizers[name].apply(gradients, model.trainable_variables)
+    trainer.train(6)
+    for name in optimizers:
+        ours, theirs = getattr(trainer.task, name), getattr(task, name)
+        for one, other in zip(ours.variables, theirs.variables, strict=True):
+            np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=0, atol=1e-12)
+
+
+def without_draws(task):
+    """A Gan with neither latent noise nor dropout."""
+
+    def dense(model):
+        return keras.Sequential([layer for layer in model.layers if "dropout" not in layer.name])
+
+    task.generator, task.discriminator = dense(task.generator), dense(task.discriminator)
+    task.fakes = lambda features, training: task.generator(features["x"][:, :4], training=training)
+
+
+def test_sam_is_what_a_loop_without_ddl_computes():
+    set_precision("float64")
+    trainer = build("Sam", make_strategy("mirrored", 2), examples=48, shuffle=False, change=plain)
+    keras.utils.set_random_seed(7)
+    task = Sam()
+    plain(task)
+    model, optimizer = task.model, momentum(0.05)
+    for step in range(6):
+        rows = {k: v[16 * (step % 3) :][:16] for k, v in data(48).items()}
+
+        def gradients(rows=rows):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(task.per_example(rows, True).loss)
+            return tape.gradient(loss, model.trainable_variables)
+
+        up, weights = gradients(), model.get_weights()
+        factor = 0.05 / tf.linalg.global_norm(up)
+        for variable, gradient in zip(model.trainable_variables, up, strict=True):
+            variable.assign_add(factor * gradient)
+        sharp = gradients()
+        model.set_weights(weights)
+        optimizer.apply(sharp, model.trainable_variables)
+    trainer.train(6)
+    for one, other in zip(trainer.model.variables, model.variables, strict=True):
+        np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=0, atol=1e-12)
+
+
+def plain(task):
+    task.model = keras.Sequential(
+        [keras.Input((6,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(3)]
+    )
+
+
+LOSSES = [
+    ("Gan", "real_or_fake"),
+    ("Gan", "fools"),
+    ("Sam", "per_example"),
+    ("Byol", "agreement"),
+    ("Surgery", "classifies"),
+    ("Surgery", "adds"),
+    ("Critic", "real_or_fake"),
+    ("Critic", "fools"),
+]
+
+
+@pytest.mark.parametrize("averaged", [False, True])
+@pytest.mark.parametrize(("name", "loss"), LOSSES)
+def test_an_overflow_on_one_replica_changes_nothing_anywhere(name, loss, averaged):
+    """Not even what an earlier verb of the same step has changed before."""
+    check_that_an_overflow_changes_nothing(name, loss, averaged)
+
+
+def check_that_an_overflow_changes_nothing(name, loss, averaged=False):
+    batch, replica = 2, 1  # Critic generates in even batches
+    trainer = build(
+        name,
+        make_strategy("mirrored", 2),
+        precision="mixed_float16",
+        examples=48,
+        change=overflowing(loss, replica, batch),
+        loss_scale=ddl.LossScale(1024.0),
+        weight_average=ddl.ExponentialMovingAverage(0.9) if averaged else None,
+        max_skipped_updates=1,
+        clip_norm=0.5,
+    )
+    trainer.train(2)
+    before = copies(trainer)
+    state = trainer._runner.loop.run(trainer.state, 3)
+    assert (int(state.step), int(state.skipped_in_a_row)) == (2, 1)
+    for ours, theirs in zip(copies(trainer), before, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert not state.sums.numpy().any()  # figures are of the updates that were made
+    assert not state.gradient_norms.numpy().any()
+    trainer.state = state._replace(skipped_in_a_row=tf.zeros([], tf.int64))
+    trainer.train(1)
+    assert trainer.loss_scale == 512
+    for one, other in copies(trainer):
+        assert np.isfinite(one).all()
+        np.testing.assert_array_equal(one, other)
+    assert any((a != b).any() for a, b in zip(map(np.array, copies(trainer)), before, strict=True))
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_resumes_to_the_bit(name, tmp_path):
+    """From checkpoints that hold both optimizers, targets and own variables."""
+
+    def trained(steps):
+        trainer = build(name, make_strategy("mirrored", 2))
+        checkpoints = ddl.Checkpoints(tmp_path / str(steps), trainer)
+        return trainer, checkpoints
+
+    straight, _ = trained(0)
+    straight.train(9)
+    first, checkpoints = trained(5)
+    first.train(5)
+    checkpoints.save()
+    checkpoints.finish()
+    again, checkpoints = trained(5)
+    assert checkpoints.restore_latest() is not None
+    again.train(4)
+    for ours, theirs in zip(copies(again), copies(straight), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_figures_of_several_losses_and_optimizers():
+    trainer = build("Gan", make_strategy("one_device", 1), clip_norm=1.0)
+    figures = trainer.train(2)
+    assert set(figures) == {
+        *("loss/real_or_fake", "found", "loss/fools"),
+        *("gradient_norm/generator", "gradient_norm/discriminator"),
+    }
+    assert trainer.metric_names == ("loss/real_or_fake", "found", "loss/fools")
+    assert trainer.learning_rates == pytest.approx(
+        {"learning_rate/generator": 0.05, "learning_rate/discriminator": 0.02}
+    )
+
+
+def test_a_single_loss_keeps_its_names():
+    trainer = build("Sam", make_strategy("one_device", 1), clip_norm=1.0)
+    assert set(trainer.train(1)) == {"loss", "gradient_norm"}
+    assert set(trainer.learning_rates) == {"learning_rate"}
+
+
+def test_the_loss_of_two_passes_is_that_of_the_first():
+    """SAM's second pass is at other weights."""
+    trainer = build("Sam", make_strategy("one_device", 1), examples=48, shuffle=False, change=plain)
+    task = trainer.task
+    rows = {k: v[:16] for k, v in data(48).items()}
+    expected = float(tf.reduce_mean(task.per_example(rows, True).loss))
+    assert trainer.train(1)["loss"] == pytest.approx(expected, abs=1e-12)
+
+
+class Draws:
+    """Keeps what its passes draw in a variable."""
+
+    def __init__(self, step):
+        self.model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+        self.drawn = tf.Variable(tf.zeros([4], tf.float64), trainable=False)
+        self.own_step = step
+
+    def per_example(self, features, training):
+        noise = ddl.random.uniform(self, (features["x"].shape[0], 1))
+        noise = tf.cast(noise[:, 0], features["x"].dtype)
+        return ddl.PerExample(self.model(features["x"])[:, 0] * noise)
+
+    def step(self, update, batch):
+        self.own_step(self, update, batch)
+
+
+def drawn(step, steps=1):
+    """The norms that a step keeps; of these draws, since the gradient is linear in them."""
+    set_precision("float64")
+    with make_strategy("mirrored", 2).scope():
+        keras.utils.set_random_seed(0)
+        trainer = ddl.Trainer(
+            Draws(step), keras.optimizers.SGD(0.0), data(48), global_batch_size=16
+        )
+    trainer.train(steps)
+    return trainer.task.drawn.numpy().tolist()
+
+
+def keep(task, place, gradients):
+    task.drawn.assign(tf.tensor_scatter_nd_update(task.drawn, [[place]], [gradients.norm()]))
+
+
+def test_each_pass_draws_anew_unless_told_to_draw_the_same():
+    def step(task, update, batch):
+        one = update.gradients(task.per_example, batch)
+        keep(task, 0, one)
+        keep(task, 1, update.gradients(task.per_example, batch))
+        keep(task, 2, update.gradients(task.per_example, batch, same_draws_as=one))
+        update.apply(one)
+
+    one, other, again, _ = drawn(step)
+    assert one == again != other
+
+
+def test_each_turn_draws_anew():
+    def step(task, update, batch):
+        def turn(number):
+            gradients = update.gradients(task.per_example, batch)
+            keep(task, number, gradients)
+            update.apply(gradients)
+
+        update.repeat(4, turn)
+
+    assert len(set(drawn(step))) == 4
+
+
+def test_a_repeat_within_a_repeat_draws_anew_in_each_turn():
+    def step(task, update, batch):
+        def outer(i):
+            def inner(j):
+                gradients = update.gradients(task.per_example, batch)
+                keep(task, 2 * i + j, gradients)
+                update.apply(gradients)
+
+            update.repeat(2, inner)
+
+        update.repeat(2, outer)
+
+    assert len(set(drawn(step))) == 4
+
+
+def test_moved_restores_the_bits_and_average_follows_its_rule():
+    """Adding and subtracting would round."""
+
+    class Moves:
+        def __init__(self):
+            self.model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+            self.slow = keras.models.clone_model(self.model)
+
+        def per_example(self, features, training):
+            return ddl.PerExample(cross_entropy(*[self.model(features["x"])[:, 0]] * 2))
+
+        def step(self, update, batch):
+            gradients = update.gradients(self.per_example, batch)
+            with update.moved(self.model, gradients * 1e9):
+                update.gradients(self.per_example, batch)
+            update.apply(gradients)
+            update.average(self.slow, of=self.model, decay=0.75)
+
+    set_precision("float32")
+    values = {"x": data(48)["x"].astype("f4")}
+    with make_strategy("mirrored", 2).scope():
+        task = Moves()
+        trainer = ddl.Trainer(task, keras.optimizers.SGD(0.0), values, global_batch_size=16)
+    before = [v.numpy() for v in task.model.variables]
+    slow = [v.numpy() for v in task.slow.variables]
+    trainer.train(1)
+    for variable, was in zip(task.model.variables, before, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), was)
+    for variable, was, weight in zip(task.slow.variables, slow, before, strict=True):
+        np.testing.assert_allclose(variable.numpy(), 0.75 * was + 0.25 * weight, rtol=1e-6)
+
+
+def test_norms_are_those_of_each_optimizer():
+    """With several updates of one optimizer, their mean."""
+    trainer = build("Critic", make_strategy("one_device", 1), clip_norm=1e6)
+    trainer.trace()
+    state = trainer._runner.loop.run(trainer.state, 4)
+    total, count = state.gradient_norms.numpy().reshape(2, 2).T
+    assert count.tolist() == [2, 12]  # generator, discriminator
+    assert (total > 0).all()
+
+
+def test_a_step_without_a_loss_scale_neither_checks_nor_copies():
+    def operations(precision, **arguments):
+        trainer = build("Gan", make_strategy("one_device", 1), precision=precision, **arguments)
+        loop = trainer._runner.loop
+        loop.trace(trainer.state)
+        graph = loop._graph.as_graph_def()
+        nodes = [n for function in graph.library.function for n in function.node_def]
+        return [node.op for node in nodes]
+
+    plain_ops = operations("float32")
+    assert not [op for op in plain_ops if op in ("IsFinite", "If", "StatelessIf")][1:]
+    scaled = operations("mixed_float16", loss_scale=ddl.LossScale())
+    assert [op for op in scaled if op == "If"]
+
+
+def test_gradients_before_all_changes_need_no_copies():
+    trainer = build("Sam", make_strategy("one_device", 1))
+    assert not trainer._parts.update.plan.keeps_values
+    for name in ("Gan", "Critic"):
+        assert build(name, make_strategy("one_device", 1))._parts.update.plan.keeps_values
+    assert not build("Byol", make_strategy("one_device", 1))._parts.update.plan.keeps_values
