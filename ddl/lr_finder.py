@@ -99,7 +99,7 @@ def find(gpus: Sequence[int] | None) -> None:
     from ddl.optimizers.learning_rate import LearningRate
     from ddl.optimizers.plateau import rate_without_plateau
     from ddl.run import train
-    from ddl.run.range_test import RangeTest
+    from ddl.run.range_test import RangeTest, only_optimizer
     from ddl.user_code import attributing_errors
 
     test = RangeTest(FLAGS.smallest, FLAGS.largest, FLAGS.steps)
@@ -107,7 +107,7 @@ def find(gpus: Sequence[int] | None) -> None:
         _, trainer = train.build(placement, Workers(placement.strategy))
         for line in config.check_all_used(FLAGS.gin_allow_unused):
             print(line)
-        learning_rate = rate_without_plateau(trainer.optimizer)
+        learning_rate = rate_without_plateau(only_optimizer(trainer))
         factor = learning_rate.factor if isinstance(learning_rate, LearningRate) else 1.0
         batch = trainer.global_batch_size
         result = test.run(trainer)

@@ -9,7 +9,7 @@ import ddl
 
 @gin.register
 class Byol:
-    """Predicts what an average of the encoder says of another view of the same image."""
+    """Predicts the output of an average of the encoder for another view of the same image."""
 
     def __init__(self, encoder: keras.Model, decay: float = 0.99) -> None:
         self.online, self.decay = encoder, decay
@@ -27,25 +27,25 @@ class Byol:
         self.exported_models = {"encoder": encoder}
 
     def view(self, images: tf.Tensor, training: bool) -> tf.Tensor:
-        """Returns images shifted and partly covered, by draws of their own."""
+        """Augments the images; each call draws anew."""
         for layer in self.views:
             images = layer(images, training=training)
         return images
 
-    def agreement(self, features: dict, training: bool) -> ddl.PerExample:
-        """Returns the distance of the prediction from the target's word on another view."""
+    def distance(self, features: dict, training: bool) -> ddl.PerExample:
+        """The distance between prediction and target, in one direction."""
         one, other = (self.view(features["image"], training) for _ in range(2))
-        said = self.predictor(self.online(one, training=training))
-        wanted = tf.cast(self.target(other, training=training), said.dtype)
-        said, wanted = (tf.math.l2_normalize(value, axis=-1) for value in (said, wanted))
-        return ddl.PerExample(tf.reduce_sum(tf.square(said - wanted), axis=-1))
+        prediction = self.predictor(self.online(one, training=training))
+        target = tf.cast(self.target(other, training=training), prediction.dtype)
+        prediction, target = (tf.math.l2_normalize(x, axis=-1) for x in (prediction, target))
+        return ddl.PerExample(tf.reduce_sum(tf.square(prediction - target), axis=-1))
 
     def evaluate(self, features: dict) -> ddl.PerExample:
-        """Returns the loss of images as they are."""
-        return self.agreement(features, training=False)
+        """The distance for images that are not augmented."""
+        return self.distance(features, training=False)
 
     def step(self, update: ddl.Update, batch: object) -> None:
         """Updates encoder and predictor, then moves the target towards the encoder."""
         trained = [*self.online.trainable_variables, *self.predictor.trainable_variables]
-        update.minimize(self.agreement, batch, trained)
+        update.minimize(self.distance, batch, trained)
         update.average(self.target, of=self.online, decay=self.decay)

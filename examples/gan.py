@@ -12,7 +12,7 @@ cross_entropy = tf.nn.sigmoid_cross_entropy_with_logits
 
 @gin.register
 class Gan:
-    """Two models, two losses, two optimizers; both losses may be computed anywhere."""
+    """Two models, two losses and two optimizers."""
 
     def __init__(self) -> None:
         dense, layers = keras.layers.Dense, keras.layers
@@ -32,25 +32,25 @@ class Gan:
                 layers.Flatten(),
                 dense(128, layers.LeakyReLU(0.2)),
                 ddl.layers.Dropout(0.3),
-                dense(1, dtype=keras.config.floatx()),
+                dense(1, dtype=keras.config.floatx()),  # in float32, also in mixed precision
             ],
             name="discriminator",
         )
 
     def fakes(self, rows: int, training: bool) -> tf.Tensor:
-        """Returns images of as many rows; noise by position, so the same on any devices."""
+        """Generates images. `ddl.random` draws the same noise on any number of devices."""
         return self.generator(ddl.random.normal(self, (rows, LATENT)), training=training)
 
     def real_or_fake(self, features: dict, training: bool) -> ddl.PerExample:
-        """Returns the loss of the discriminator, and whether it tells real from fake."""
+        """The discriminator's loss, and how often it scores a real image above a fake one."""
         images = tf.cast(features["image"], keras.config.floatx()) / 16
         real = self.discriminator(images, training=training)[:, 0]
         fake = self.discriminator(self.fakes(real.shape[0], training), training=training)[:, 0]
         loss = cross_entropy(tf.ones_like(real), real) + cross_entropy(tf.zeros_like(fake), fake)
-        return ddl.PerExample(loss, {"told": tf.cast(real > fake, real.dtype)})
+        return ddl.PerExample(loss, {"accuracy": tf.cast(real > fake, real.dtype)})
 
     def fools(self, features: dict, training: bool) -> ddl.PerExample:
-        """Returns the loss of the generator."""
+        """The generator's loss."""
         fakes = self.fakes(features["image"].shape[0], training)
         fake = self.discriminator(fakes, training=training)[:, 0]
         return ddl.PerExample(cross_entropy(tf.ones_like(fake), fake))

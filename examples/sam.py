@@ -12,8 +12,13 @@ class Sam:
     def __init__(self, task: ddl.Task, rho: float = 0.05) -> None:
         self.task, self.model, self.rho = task, task.model, rho
 
+    def check(self, source: ddl.data.Source) -> None:
+        """Lets the wrapped task check its data."""
+        if hasattr(self.task, "check"):
+            self.task.check(source)
+
     def per_example(self, features: dict, training: bool) -> ddl.PerExample:
-        """Returns the loss of the task, which also defines evaluation."""
+        """The loss of the wrapped task, which also defines evaluation."""
         return self.task.per_example(features, training)
 
     def step(self, update: ddl.Update, batch: object) -> None:

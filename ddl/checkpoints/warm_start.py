@@ -202,11 +202,19 @@ def _names(reader: Any, averaged: bool) -> dict[str, list[str]]:
     """Maps names of weights, or of averages, to checkpoint keys, without slots and state."""
     graph = object_graph(reader)
     names = []
-    for number in _within(graph, {"model", IN_CONTAINERS, "averages"}):
-        for attribute in graph.nodes[number].attributes:
-            name = attribute.full_name
-            if name and name.startswith(AVERAGE_PREFIX) == averaged:
-                names.append((name.removeprefix(AVERAGE_PREFIX), attribute.checkpoint_key))
+    root = {child.local_name: child.node_id for child in graph.nodes[0].children}
+    # Of a task without `model`: the name of each of its models stands before those of its weights.
+    models = graph.nodes[root["models"]].children if "models" in root else ()
+    places = [(f"{child.local_name}/", [child.node_id]) for child in models]
+    known = [root[name] for name in ("model", IN_CONTAINERS, "averages") if name in root]
+    places.append(("", known or ([] if models else [0])))
+    for prefix, starts in places:
+        for number in _within(graph, starts):
+            for attribute in graph.nodes[number].attributes:
+                name = attribute.full_name
+                if name and name.startswith(AVERAGE_PREFIX) == averaged:
+                    name = prefix + name.removeprefix(AVERAGE_PREFIX)
+                    names.append((name, attribute.checkpoint_key))
     return _without_model(_by_name(names))
 
 
@@ -226,11 +234,12 @@ def _without_model(named: Mapping[str, Any]) -> dict[str, Any]:
     return dict(named)
 
 
-def _within(graph: trackable_object_graph_pb2.TrackableObjectGraph, parts: set[str]) -> list[int]:
-    """Returns the nodes at and below the root's children in `parts`; all nodes if it has none."""
-    children = {child.local_name: child.node_id for child in graph.nodes[0].children}
+def _within(
+    graph: trackable_object_graph_pb2.TrackableObjectGraph, starts: Sequence[int]
+) -> list[int]:
+    """Returns the given nodes and all nodes below them, each once."""
     seen: dict[int, None] = {}
-    waiting = [node for name, node in children.items() if name in parts] or [0]
+    waiting = list(starts)
     while waiting:
         node = waiting.pop(0)
         if node not in seen:

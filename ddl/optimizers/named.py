@@ -20,8 +20,7 @@ def by_name(optimizer: Any) -> dict[str, Any]:
       optimizer: An optimizer, or a dict from name to optimizer.
 
     Raises:
-      ConfigError: If the dict is empty, a name cannot be part of a figure's name, or an optimizer
-        is there twice.
+      ConfigError: If the dict is empty, a name is not allowed, or an optimizer is there twice.
     """
     if not isinstance(optimizer, Mapping):
         return {ONLY: optimizer}
@@ -33,6 +32,11 @@ def by_name(optimizer: Any) -> dict[str, Any]:
                 f"Trainer.optimizer: the name of an optimizer must be a word of letters, digits "
                 f'and underscores, such as "generator", got {name!r}.'
             )
+    if ONLY in optimizer:
+        raise ConfigError(
+            f"Trainer.optimizer: {ONLY!r} cannot be the name of an optimizer in a dict. Name it by "
+            'what it updates, such as "generator".'
+        )
     if len({id(one) for one in optimizer.values()}) < len(optimizer):
         raise ConfigError(
             f"Trainer.optimizer: each of {', '.join(optimizer)} needs an optimizer of its own, but "

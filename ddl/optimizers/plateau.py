@@ -148,9 +148,19 @@ class ReduceOnPlateau(Schedule):
 
 
 def plateaus_of(optimizer: Optimizers) -> dict[str, ReduceOnPlateau]:
-    """Returns the `ReduceOnPlateau` of each of a Trainer's optimizers that has one, by its name."""
-    found = {name: plateau_of(one) for name, one in by_name(optimizer).items()}
-    return {name: plateau for name, plateau in found.items() if plateau is not None}
+    """Returns the `ReduceOnPlateau` of each of a Trainer's optimizers that has one, by its name.
+
+    Raises:
+      ConfigError: If two optimizers share one.
+    """
+    every = {name: plateau_of(one) for name, one in by_name(optimizer).items()}
+    found = {name: plateau for name, plateau in every.items() if plateau is not None}
+    if len(set(map(id, found.values()))) < len(found):
+        raise ConfigError(
+            f"The optimizers {', '.join(found)} share a ReduceOnPlateau, which would count each "
+            "evaluation several times. Give each optimizer one of its own."
+        )
+    return found
 
 
 def plateau_of(optimizer: keras.optimizers.Optimizer) -> ReduceOnPlateau | None:

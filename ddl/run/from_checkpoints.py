@@ -198,6 +198,11 @@ def _exports(task: Task, folder: Path) -> list[tuple[Path, keras.Model]]:
     all its models. A single `model` goes to `folder` itself, others to a folder each.
     """
     models = getattr(task, "exported_models", None) or models_of(task)
+    if not models:
+        raise ConfigError(
+            f"{type(task).__name__} has no model to export: neither `model` nor a Keras model in "
+            "an attribute. Give it an attribute exported_models, a dict from name to model."
+        )
     if set(models) == {"model"}:
         return [(folder, models["model"])]
     return [(folder / name, model) for name, model in models.items()]

@@ -136,8 +136,12 @@ class OuterLoop:
         # All workers use the chief's value: their own could differ in the last bit.
         value = self._workers.broadcast_float(figures[plateau.metric])
         best = plateau.state["best"].numpy()
-        if plateau.observe(step, value):
-            rate = learning_rate_at(by_name(self._trainer.optimizer)[name], step)
+        optimizer = by_name(self._trainer.optimizer)[name]
+        made = int(
+            optimizer.iterations.numpy()
+        )  # a step of one's own may update more or less often
+        if plateau.observe(made, value):
+            rate = learning_rate_at(optimizer, made)
             self._console.line(
                 f"Step {step:,}: {plateau.metric} {value:.6g} does not improve on {best:.6g}. "
                 f"The learning rate is reduced to {rate:.6g}."

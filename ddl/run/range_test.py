@@ -7,14 +7,16 @@ falls fastest, the model learns, and training is well below the rate where it di
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+import keras
 import numpy as np
 from keras.optimizers import schedules
 
 from ddl.errors import ConfigError, TrainingDiverged
 from ddl.optimizers.learning_rate import LearningRate
+from ddl.optimizers.named import by_name
 from ddl.training.trainer import Trainer
 
 _FEWEST = 10
@@ -108,14 +110,10 @@ class RangeTest:
                 "A range test needs a trainer with fresh weights, got one that has made "
                 f"{trainer.step:,} updates. Build a new trainer for it."
             )
-        if isinstance(trainer.optimizer, Mapping):
-            raise ConfigError(
-                "A range test varies one learning rate, got a Trainer with the optimizers "
-                f"{', '.join(trainer.optimizer)}. Test a task with one optimizer."
-            )
+        optimizer = only_optimizer(trainer)
         growth = self.largest / self.smallest
         schedule = LearningRate(schedules.ExponentialDecay(self.smallest, self.steps - 1, growth))
-        trainer.optimizer.learning_rate = schedule
+        optimizer.learning_rate = schedule
         losses: list[float] = []
         diverged = False
         while len(losses) < self.steps and not diverged:
@@ -171,3 +169,21 @@ def smooth(values: np.ndarray, width: float) -> np.ndarray:
     places = np.arange(len(values))
     weights = np.exp(-0.5 * ((places[:, None] - places) / width) ** 2)
     return weights @ values / weights.sum(axis=1)
+
+
+def only_optimizer(trainer: Trainer) -> keras.optimizers.Optimizer:
+    """Returns the optimizer of a trainer with one optimizer and one loss.
+
+    Raises:
+      ConfigError: If the trainer has several of either.
+    """
+    optimizers = by_name(trainer.optimizer)
+    losses = [name for name in trainer.metric_names if name.startswith("loss/")]
+    for several in (list(optimizers), losses):
+        if len(several) > 1:
+            raise ConfigError(
+                "A range test varies one learning rate and watches one loss, got a Trainer with "
+                f"{', '.join(several)}. Test a task with one optimizer and one loss."
+            )
+    (optimizer,) = optimizers.values()
+    return optimizer

@@ -77,6 +77,10 @@ def _learning_rates(trainer: Trainer, total: int) -> dict[str, str]:
     described: dict[str, str] = {}
     for name, optimizer in by_name(trainer.optimizer).items():
         of = "" if name == ONLY else f" ({name})"
-        texts = learning_rate_summary(optimizer, total)
+        updates = trainer.updates_per_step[name]
+        texts = learning_rate_summary(optimizer, total * (updates or 1))
+        if updates != 1:
+            often = "depends on the step" if updates is None else f"{updates} each step"
+            texts["updates"] = f"{often}; the learning rate follows the optimizer's own count"
         described |= {f"{what}{of}": text for what, text in texts.items()}
     return described

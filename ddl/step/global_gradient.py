@@ -58,6 +58,7 @@ class GlobalGradient:
       all_reduce: Sums gradients over the replicas.
       scales: Whether losses are multiplied by the loss scale.
       noise_scale: Estimator of the gradient noise scale; None: no estimate.
+      own: Variables of the task outside of its layers that no optimizer updates.
       complete: Variables that every gradient covers or that are frozen, so that a loss that depends
         on others is an error; None if a loss may depend on others, as in a step of one's own.
     """
@@ -67,6 +68,7 @@ class GlobalGradient:
     all_reduce: AllReduce
     scales: bool
     noise_scale: GradientNoiseScale | None
+    own: Sequence[tf.Variable]
     complete: Sequence[keras.Variable] | None
 
     def __call__(
@@ -188,8 +190,19 @@ class GlobalGradient:
     def _left_out(
         self, watched: Sequence[tf.Variable], variables: Sequence[keras.Variable]
     ) -> list[tf.Variable]:
-        """Returns the watched variables that are neither updated nor frozen. Replica context."""
+        """Returns the watched variables that are neither updated nor frozen. Replica context.
+
+        Raises:
+          ConfigError: If a loss of a step reads a trainable variable that nothing updates.
+        """
         if self.complete is None:
+            own = {id(v.handle) for v in self.own}
+            if stay := [v.name for v in watched if id(v.handle) in own]:
+                raise ConfigError(
+                    f"A loss reads the trainable variables {', '.join(stay)} of the task, but the "
+                    "step does not update them. Pass them to update.minimize as keras.Variable, or "
+                    "make them with trainable=False."
+                )
             return []
         known = {id(v.value.handle) for v in (*variables, *self.complete)}
         return [v for v in watched if id(v.handle) not in known]

@@ -113,19 +113,36 @@ class SumsOfLosses:
         ]
         return of_losses[0] if len(of_losses) == 1 else tf.concat(of_losses, axis=0)
 
-    def means(self, sums: tf.Tensor | np.ndarray) -> dict[str, float]:
-        """Returns the weighted means by the names of the figures, as Python floats.
+    def weight(self, sums: tf.Tensor | np.ndarray) -> float:
+        """Returns the sum of the weights of all losses.
 
         Args:
           sums: float64 [size].
         """
-        ends = np.cumsum([layout.size for layout in self._of_losses.values()])[:-1]
-        parts = np.split(np.asarray(sums), ends)
+        return float(sum(part[0] for part in self._parts(sums)))
+
+    def means(self, sums: tf.Tensor | np.ndarray) -> dict[str, float]:
+        """Returns the weighted means by the names of the figures, as Python floats.
+
+        A loss without weight, such as one that no update has used (`Update.when`), is left out if
+        another has some; else all means are NaN.
+
+        Args:
+          sums: float64 [size].
+        """
         means: dict[str, float] = {}
-        for (loss, layout), part in zip(self._of_losses.items(), parts, strict=True):
+        weight = self.weight(sums)
+        for (loss, layout), part in zip(self._of_losses.items(), self._parts(sums), strict=True):
+            if weight and not part[0]:
+                continue
             of_loss = layout.means(part).values()
             means |= dict(zip(self._figures(loss, layout), of_loss, strict=True))
         return means
+
+    def _parts(self, sums: tf.Tensor | np.ndarray) -> list[np.ndarray]:
+        """Splits the vector into those of the losses."""
+        ends = np.cumsum([layout.size for layout in self._of_losses.values()])[:-1]
+        return np.split(np.asarray(sums), ends)
 
     def _figures(self, loss: str, layout: MetricSums) -> list[str]:
         if len(self._of_losses) == 1:

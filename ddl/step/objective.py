@@ -5,6 +5,7 @@ forms sums, divided by the constant global batch size B to keep their magnitude.
 all-reduce, `UpdateStep` divides once by the global Σ weight / B.
 """
 
+import copy
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -21,7 +22,7 @@ from ddl.random import seed_by_replica
 from ddl.step.metric_sums import MetricSums
 from ddl.step.onednn import needs_own_graph
 from ddl.step.probe import Probe
-from ddl.tasks.parts import layers_of, models_of
+from ddl.tasks.parts import layers_of
 from ddl.tasks.task import LossFunction, PerExample, Task, has_step
 from ddl.tasks.weight_names import check_read, names_resembling_weight
 
@@ -85,6 +86,17 @@ class Objective:
         """The loss function; `per_example` of the task is looked up anew, as it may be replaced."""
         return self._given_loss or self._task.per_example
 
+    def of(self, loss: LossFunction) -> "Objective":
+        """Returns this objective for another function with the same result.
+
+        A loss that is defined within a step is a new function in each trace.
+        """
+        if loss == self.loss:
+            return self
+        other = copy.copy(self)
+        other._given_loss = loss
+        return other
+
     def __call__(
         self, features: dict[str, tf.Tensor], training: bool
     ) -> tuple[tf.Tensor, tf.Tensor]:
@@ -140,8 +152,10 @@ class Objective:
 
     def _losses_of_layers(self) -> Sequence[tf.Tensor]:
         """Returns the losses from `add_loss` or activity regularizers in the last call."""
-        models = models_of(self._task).values()
-        own = [loss for model in models for loss in _losses_without_penalties(model)]
+        if self._own_step:
+            own = [loss for layer in layers_of(self._task) for loss in layer._losses]
+        else:
+            own = _losses_without_penalties(self._task.model)
         if own and self._own_step:
             # A loss may call a model several times, and Keras keeps the losses of the last call.
             raise ConfigError(
@@ -149,7 +163,7 @@ class Objective:
                 "regularizer), which a task with a `step` must not have. Return these losses from "
                 "the task instead."
             )
-        if own and self._replicas > 1 and any(map(has_synchronized_layers, models)):
+        if own and self._replicas > 1 and has_synchronized_layers(self._task.model):
             # While one replica waits at a collective, the others overwrite Keras's list of losses.
             raise ConfigError(
                 "The model has losses of its own (add_loss, or an activity regularizer) together "

@@ -35,6 +35,7 @@ from ddl.step.verbs.plan import StepPlan
 from ddl.step.verbs.update import Update
 from ddl.step.verbs.work import Books
 from ddl.step.weight_average import WeightAverages
+from ddl.tasks.task import LossFunction
 
 _Result = TypeVar("_Result")
 
@@ -107,12 +108,14 @@ class UpdateStep:
         if self.loss_scale is None:
             return []
         kept = self.statistics.variables + self.plan.to_restore(self.optimizers)
-        return list({id(variable): variable for variable in kept}.values())
+        return list({id(variable): variable for variable in [*kept, *self.plan.frozen]}.values())
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of the kept values on each replica."""
-        return sum(v.shape.num_elements() * v.dtype.size for v in self.kept_variables)
+        """Bytes of the kept values on each replica that an update changes."""
+        frozen = set(map(id, self.plan.frozen))
+        changed = [v for v in self.kept_variables if id(v) not in frozen]
+        return sum(v.shape.num_elements() * v.dtype.size for v in changed)
 
     @fixed_order_of_sums()
     def __call__(self, batch: Batch, state: TrainingState) -> TrainingState:
@@ -240,12 +243,20 @@ class _Work:
         self._update = update
         self._plan = update.plan
         self._state = state
+        self._functions: dict[str, LossFunction] = {}
         self._kept: KeptValues | None = None
         if update.loss_scale is not None:
             self._kept = KeptValues(update.kept_variables, self.strategy)
 
-    def name_of_loss(self, loss: Callable[..., Any], name: str | None) -> str:
-        return self._plan.name_of_loss(loss, name)
+    def name_of_loss(self, loss: LossFunction, name: str | None) -> str:
+        name = self._plan.name_of_loss(loss, name)
+        if name not in self._plan.losses:
+            raise ConfigError(
+                f"{type(self._plan.task).__name__}.step uses the loss {name!r}, which it did not "
+                "use when the Trainer was made. A step must call the same losses in each trace."
+            )
+        self._functions[name] = loss
+        return name
 
     def name_of_optimizer(self, name: str | None) -> str:
         return self._plan.name_of_optimizer(name)
@@ -256,8 +267,14 @@ class _Work:
     def gradients(
         self, loss: str, variables: Sequence[keras.Variable], batch: Batch, draws: Draws
     ) -> Reduced:
-        objective = self._plan.losses[loss]
+        objective = self._plan.losses[loss].of(self._functions[loss])
         return self._update.gradient(objective, variables, batch, self._state, draws)
+
+    def finite(self, gradients: Gradients) -> tf.Tensor | None:
+        if self._kept is None:
+            return None
+        results = self.strategy.experimental_local_results
+        return tf.reduce_all(each_finite([results(value)[0] for value in gradients.values]))
 
     def keep_statistics(self) -> KeptValues:
         return self._update.statistics.kept()

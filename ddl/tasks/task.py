@@ -126,6 +126,13 @@ def check_task(task: Any) -> None:
                     f"Trainer.task must have `model` and `per_example`, or a `step`, but {name} "
                     f"has no `{member}`. See ddl.Task."
                 )
+    exported = getattr(task, "exported_models", {})
+    if not isinstance(exported, dict) or not all(
+        isinstance(key, str) and isinstance(value, keras.Model) for key, value in exported.items()
+    ):
+        raise ConfigError(
+            f"{name}.exported_models must be a dict from name to Keras model, got {exported!r:.80}."
+        )
     if hasattr(task, "per_example"):
         check_takes(f"{name}.per_example", task.per_example, ("features", "training"))
     elif hasattr(task, "evaluate"):

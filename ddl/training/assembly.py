@@ -28,7 +28,7 @@ from ddl.step.verbs.gradients import trainable_variables
 from ddl.step.verbs.plan import BUILT_IN, StepPlan
 from ddl.step.verbs.rehearsal import rehearse
 from ddl.step.weight_average import ExponentialMovingAverage, WeightAverages
-from ddl.tasks.parts import layers_of, models_of
+from ddl.tasks.parts import layers_of
 from ddl.tasks.task import LossFunction, Task, evaluation_loss, has_step
 from ddl.training.asynchronous.loop import CoordinatedEvaluation
 from ddl.training.checks.fixed_settings import FixedSettings
@@ -199,7 +199,8 @@ def assemble(
     update = _update(task, optimizers, plan, train, strategy, options, layers)
     weights = EvaluationWeights(update.averages, update.statistics, strategy)
     workers = Workers(strategy)
-    of_models = [v for model in models_of(task).values() for v in model.variables]
+    models = layers if has_step(task) else [task.model]
+    of_models = list({id(v): v for model in models for v in model.variables}.values())
     of_optimizers = [v for one in optimizers.values() for v in one.variables]
     kept_finite = [
         *(v.value for v in (*of_models, *of_optimizers)),
@@ -302,7 +303,7 @@ def _update(
         gradient_path.prepare_optimizer(optimizer, plan.variables[name], strategy)
     loss_scale = options.loss_scale
     if loss_scale == "auto":
-        in_float16 = any(map(computes_in_float16, models_of(task).values()))
+        in_float16 = computes_in_float16(layers if has_step(task) else [task.model])
         loss_scale = LossScale() if options.gradient_dtype == "float16" or in_float16 else None
     averages = None
     if options.weight_average is not None:
@@ -320,6 +321,7 @@ def _update(
         all_reduce=AllReduce(strategy, communication, options.gradient_dtype),
         scales=loss_scale is not None,
         noise_scale=options.gradient_noise_scale,
+        own=[v for v in plan.own if id(v) not in {id(t.value) for t in plan.trained}],
         complete=None if has_step(task) else frozen_variables(layers),
     )
     return UpdateStep(

@@ -39,7 +39,7 @@ class MetricReader:
         """Raises DataError, or logs, if all examples since the last read have weight 0."""
         first, step = self._last_read, int(state.step)
         self._last_read = step
-        if float(state.sums[0]) != 0:
+        if self._update.metrics.weight(state.sums) != 0:
             self._weight_seen = True
         elif step > first:
             updates = f"All examples of the updates {first + 1:,} to {step:,} have weight 0"

@@ -147,6 +147,8 @@ class Trainer:
         """Names of the figures that `train` returns: "loss", or "loss/NAME" of each; metrics."""
         self.eval_metric_names = parts.eval_metric_names
         """Names of the metrics that `evaluate` returns, "loss" first; () if the task has none."""
+        self.updates_per_step = parts.update.plan.applies
+        """Updates of each optimizer in a step, by its name; None if that depends on a tensor."""
         self.kept_bytes = parts.update.kept_bytes
         """Bytes on each replica that an update keeps, to undo itself if a gradient overflows."""
         self.generator_states = parts.generator_states
@@ -167,8 +169,6 @@ class Trainer:
         if not name.startswith("_") and "_fixed" in vars(self):
             check_attribute(self, name, self._fixed)
         super().__setattr__(name, value)
-
-    # ------------------------------------------------------------ properties
 
     @property
     def state(self) -> TrainingState:
@@ -218,8 +218,6 @@ class Trainer:
     def learning_rates(self) -> dict[str, float]:
         """Learning rate of each optimizer, as "learning_rate" or "learning_rate/NAME"."""
         return optimizer_counts.learning_rates(self._parts.update, self.step)
-
-    # ------------------------------------------------------------ training and evaluation
 
     def train(self, steps: int, actions: Iterable[Action] = ()) -> dict[str, float]:
         """Makes `steps` further updates. Eager, cross-replica context, on all workers.

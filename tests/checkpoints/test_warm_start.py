@@ -7,6 +7,7 @@ import ddl
 from ddl.checkpoints.warm_start import WarmStart
 from ddl.errors import ConfigError
 from tests.conftest import make_strategy, save
+from tests.step.verbs.own_steps import build
 from tests.training.test_trainer import make_trainer
 
 RULE = ddl.ExponentialMovingAverage(0.5)
@@ -172,3 +173,21 @@ def test_from_a_run_of_ddl_on_any_strategy(tmp_path, averaged):
         for copy in target.strategy.experimental_local_results(variable.value):
             np.testing.assert_array_equal(copy.numpy(), value)
     assert target.evaluate() == target.evaluate(averaged=False)
+
+
+def test_from_a_task_without_a_model(tmp_path):
+    """The name of the attribute comes first: here `online`, whose target has the same names."""
+    byol = build("Byol", make_strategy("one_device", 1), precision="float32", change=with_names)
+    byol.train(3)
+    prefix = save(tmp_path, byol)
+    target = model(units=3)
+    WarmStart(prefix, rename=("^", f"online/{byol.task.online.name}/")).apply(target)
+    theirs = values(byol.task.online)
+    assert theirs.keys() == values(target).keys()
+    for name, value in values(target).items():
+        np.testing.assert_array_equal(value, theirs[name])
+
+
+def with_names(task):
+    task.online = model(units=3, seed=1)
+    task.target = keras.models.clone_model(task.online)

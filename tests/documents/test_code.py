@@ -169,14 +169,46 @@ def test_the_gan(folder, capsys):
     assert "loss/real_or_fake" in capsys.readouterr().out
 
 
-def test_sam():
+def sgd():
+    return keras.optimizers.SGD(0.1)
+
+
+# The optimizers of each step that docs/own-step.md shows without its losses.
+OWN_STEPS = {
+    "sharp.py": sgd,
+    "surgery.py": sgd,
+    "two_rates.py": lambda: {"backbone": sgd(), "head": sgd()},
+}
+
+
+@pytest.mark.parametrize("name", OWN_STEPS)
+def test_the_steps(name):
     namespace: dict = {}
-    exec(files()["sharp.py"], namespace)
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    exec(files()[name], namespace)
+    layers = [keras.layers.Dense(4), keras.layers.Dense(2)]
+    classification = ddl.Classification(keras.Sequential([keras.Input((3,)), *layers]))
+    (shown,) = [cls for cls in namespace.values() if hasattr(cls, "step")]
+
+    class Shown(shown):
+        backbone, head = layers
+
+        def __init__(self):
+            self.model = classification.model
+
+        def per_example(self, features, training):
+            return classification.per_example(features, training)
+
+        def first_loss(self, features, training):
+            return self.per_example(features, training)._replace(metrics={})
+
+        def second_loss(self, features, training):
+            output = self.first_loss(features, training)
+            return output._replace(loss=-output.loss)
+
+    task = shown(classification) if name == "sharp.py" else Shown()
     data = (np.ones([8, 3], "f4"), np.arange(8) % 2)
-    task = namespace["Sam"](ddl.Classification(model))
-    trainer = ddl.Trainer(task, keras.optimizers.SGD(0.1), data, global_batch_size=8)
-    assert np.isfinite(trainer.train(3)["loss"])
+    trainer = ddl.Trainer(task, OWN_STEPS[name](), data, global_batch_size=8)
+    assert np.isfinite(list(trainer.train(3).values())).all()
 
 
 def test_every_block_is_run_or_checked():
@@ -184,5 +216,5 @@ def test_every_block_is_run_or_checked():
     assert {block.language for page in PAGES for block in blocks(page)} == {"sh", "gin", "python"}
     python = [b for page in PAGES for b in blocks(page) if b.language == "python"]
     names = {name for name in files() if name.endswith(".py")}
-    assert names == {"denoise.py", "jitter.py", "notebook.py", "my_gan.py", "sharp.py"}
+    assert names == {"denoise.py", "jitter.py", "notebook.py", "my_gan.py", *OWN_STEPS}
     assert len(python) == len(names)

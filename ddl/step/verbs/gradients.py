@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 
 from ddl.errors import ConfigError
+from ddl.microbatch import Draws
 from ddl.step import gradients as gradient_path
 from ddl.step.gradients import Gradient
 
@@ -21,7 +22,7 @@ class Gradients:
     variables together. The projection of PCGrad (Yu et al. 2020, "Gradient surgery for multi-task
     learning"):
 
-        one -= other * (tf.minimum(one.dot(other), 0.0) / other.dot(other))
+        one -= other * tf.math.divide_no_nan(tf.minimum(one.dot(other), 0.0), other.dot(other))
 
     Cross-replica context, in a graph.
 
@@ -29,6 +30,10 @@ class Gradients:
       variables: The variables, in the order of the values.
       values: One value per variable, of its shape and dtype; with several replicas a distributed
         value.
+      draws: Identity of the random numbers of the passes that computed the values; None for a sum
+        of several passes.
+      checked: Whether an overflow of these values is known to the update. Results of arithmetic are
+        checked when they are applied, since a division may overflow by itself.
     """
 
     def __init__(
@@ -36,7 +41,8 @@ class Gradients:
         strategy: tf.distribute.Strategy,
         variables: Sequence[keras.Variable],
         values: Sequence[Any],
-        draws: Any = None,
+        draws: Draws | None = None,
+        checked: bool = False,
     ):
         """Keeps the arguments.
 
@@ -44,12 +50,16 @@ class Gradients:
           strategy: The strategy.
           variables: The variables.
           values: One reduced value per variable.
-          draws: Identity of the random numbers of the passes that computed the values.
+          draws: As above.
+          checked: As above.
         """
         self._strategy = strategy
         self.variables = tuple(variables)
         self.values = list(values)
         self.draws = draws
+        self.checked = checked
+        self.graph = tf.compat.v1.get_default_graph()
+        """Graph in which the values can be used."""
 
     def __add__(self, other: "Gradients") -> "Gradients":
         return self._with(other, lambda a, b: _dense(a) + _dense(b), "added")
@@ -63,6 +73,10 @@ class Gradients:
         return self._with(other, lambda a, b: _dense(a) - _dense(b), "subtracted")
 
     def __mul__(self, factor: Scalar) -> "Gradients":
+        if isinstance(factor, Gradients):
+            raise ConfigError(
+                "Gradients cannot be multiplied by gradients. Use dot() for the inner product."
+            )
         number = _scalar(factor)
         values = self._strategy.run(
             lambda own, by: gradient_path.multiply(own, by), args=(self.values, number)
@@ -119,7 +133,7 @@ class Gradients:
                 "variables for which the gradients were computed."
             )
         values = [self.values[places[id(v)]] for v in wanted]
-        return Gradients(self._strategy, wanted, values, self.draws)
+        return Gradients(self._strategy, wanted, values, self.draws, self.checked)
 
     def and_of(self, other: "Gradients") -> "Gradients":
         """Returns the gradients of these variables and of other variables, for one `apply`.
@@ -135,7 +149,10 @@ class Gradients:
                 "with `of`."
             )
         variables = [*self.variables, *other.variables]
-        return Gradients(self._strategy, variables, [*self.values, *other.values], self.draws)
+        draws = self.draws if self.draws is other.draws else None
+        checked = self.checked and other.checked
+        values = [*self.values, *other.values]
+        return Gradients(self._strategy, variables, values, draws, checked)
 
     def map(self, function: Callable[[tf.Tensor, keras.Variable], tf.Tensor]) -> "Gradients":
         """Returns the gradients changed one by one, such as clipped or made sparse.
@@ -162,9 +179,12 @@ class Gradients:
             return [function(a, b) for a, b in zip(own, others, strict=True)]
 
         values = self._strategy.run(run, args=(self.values, other.values))
-        return Gradients(self._strategy, self.variables, values, self.draws)
+        draws = self.draws if self.draws is other.draws else None
+        return Gradients(self._strategy, self.variables, values, draws)
 
     def _check_same(self, other: "Gradients", what: str) -> None:
+        check_usable(self)
+        check_usable(other)
         if list(map(id, self.variables)) != list(map(id, other.variables)):
             raise ConfigError(
                 f"Gradients can be {what} only if both are of the same variables, got those of "
@@ -175,6 +195,18 @@ class Gradients:
     def _of_first_replica(self, function: Callable[..., tf.Tensor], *values: Any) -> tf.Tensor:
         of_each = self._strategy.run(function, args=values)
         return self._strategy.experimental_local_results(of_each)[0]
+
+
+def check_usable(gradients: Gradients) -> None:
+    """Raises ConfigError if gradients belong to control flow that the present graph is not in."""
+    graph: Any = tf.compat.v1.get_default_graph()
+    while graph is not None and graph is not gradients.graph:
+        graph = getattr(graph, "outer_graph", None)
+    if graph is None and not tf.executing_eagerly():
+        raise ConfigError(
+            "Gradients that were computed within update.when or update.repeat cannot be used "
+            "outside of it. Apply them there."
+        )
 
 
 def trainable_variables(part: Any) -> list[keras.Variable]:
@@ -190,13 +222,13 @@ def trainable_variables(part: Any) -> list[keras.Variable]:
                 f"{part.name!r} has no trainable variables. Add trainable layers, or set "
                 "trainable = True on its layers."
             )
-        return variables
+        return list({id(v): v for v in variables}.values())
     items = list(part) if isinstance(part, list | tuple) else [part]
     if not items or not all(isinstance(item, keras.Variable) for item in items):
         raise ConfigError(
             f"A Keras model, a layer or a list of Keras variables is expected, got {part!r:.80}."
         )
-    return items
+    return list({id(item): item for item in items}.values())  # a shared layer counts once
 
 
 def _scalar(number: Any) -> tf.Tensor | float:

@@ -31,6 +31,7 @@ class StepPlan:
         variable changes before the last gradient is known.
       averaged: Variables that `average` changes.
       own: Variables that the task keeps outside of its layers.
+      frozen: Weights of layers that no verb changes; the step may assign to them.
     """
 
     task: Task
@@ -41,6 +42,7 @@ class StepPlan:
     keeps_values: bool = False
     averaged: Sequence[tf.Variable] = ()
     own: Sequence[tf.Variable] = ()
+    frozen: Sequence[tf.Variable] = ()
 
     @property
     def run(self) -> Callable[[Any, Any], None]:
@@ -52,7 +54,7 @@ class StepPlan:
     @property
     def ends_with_last_change(self) -> bool:
         """Whether the last change moves the averages, or else undoes the update."""
-        return not self.keeps_values and not self.own
+        return not self.keeps_values and not self.own and not self.frozen
 
     @property
     def trained(self) -> list[keras.Variable]:
@@ -97,8 +99,8 @@ def name_of_loss(task: Any, loss: Any, name: str | None) -> str:
     name = name or getattr(loss, "__name__", None)
     if not name or not name.isidentifier():
         raise ConfigError(
-            f"{where}: a loss needs a name for its figures, and {loss!r:.80} has none. Pass "
-            'name="…", or make it a method of the task.'
+            f"{where}: a loss needs a name for its figures, of letters, digits and underscores, "
+            f'got {name!r} for {loss!r:.80}. Pass name="…", or make it a method of the task.'
         )
     return name
 
@@ -137,8 +139,8 @@ def model_of(task: Any, given: Any) -> Any:
     if not hasattr(task, "model"):
         name = type(task).__name__
         raise ConfigError(
-            f"{name}.step: {name} has no `model`, so each verb must name the model, layer or "
-            "variables that it is about."
+            f"{name}.step: {name} has no `model`, so each call must name the model, layer or "
+            "variables, such as update.minimize(loss, batch, self.generator)."
         )
     return task.model
 

@@ -46,20 +46,32 @@ def rehearse(
       ConfigError: If the step misuses a verb, applies nothing, leaves an optimizer unused, or
         leaves out a trainable variable.
     """
-    rehearsal = _Rehearsal(task, optimizers, objective, strategy)
+    rehearsal = _Rehearsal(task, optimizers, strategy)
 
-    @tf.function(autograph=False)
     def trace() -> None:
+        rehearsal.functions.clear()  # a loss that is defined in the step is new in each trace
         state = TrainingState.initial(1.0, tf.zeros([0], tf.float64))
         update = Update(rehearsal, state)
         batch = Batch({}, {}, batch_counter(state.batches))
         plans.run_own_step(task, update, batch)
         rehearsal.calls = update.calls
 
-    with strategy.scope(), microbatch.without_traces_of_the_user():
-        tf.config.run_functions_eagerly(False)
-        trace.get_concrete_function()
-    return _plan(task, rehearsal, optimizers, strategy)
+    while True:
+        try:
+            with strategy.scope(), microbatch.without_traces_of_the_user():
+                tf.function(trace, autograph=False).get_concrete_function()
+            return _plan(task, rehearsal, optimizers, strategy)
+        except _NewLossError as new:
+            # Built here, since models cannot be built within a trace on several replicas.
+            rehearsal.losses[new.name] = objective(new.loss)
+
+
+class _NewLossError(BaseException):
+    """Ends a trace at a new loss; an `except Exception` of the step does not catch it."""
+
+    def __init__(self, name: str, loss: LossFunction):
+        super().__init__(name)
+        self.name, self.loss = name, loss
 
 
 class _Rehearsal:
@@ -69,27 +81,24 @@ class _Rehearsal:
         self,
         task: Task,
         optimizers: Sequence[str],
-        objective: Callable[[LossFunction], Objective],
         strategy: tf.distribute.Strategy,
     ):
         self.strategy = strategy
         self.losses: dict[str, Objective] = {}
         self.calls: list[Call] = []
-        self._functions: dict[str, LossFunction] = {}
+        self.functions: dict[str, LossFunction] = {}
         self._task = task
         self._optimizers = optimizers
-        self._objective = objective
 
     def name_of_loss(self, loss: LossFunction, name: str | None) -> str:
         name = plans.name_of_loss(self._task, loss, name)
-        if self._functions.setdefault(name, loss) != loss:
+        if self.functions.setdefault(name, loss) != loss:
             raise ConfigError(
                 f"{type(self._task).__name__}.step: two losses have the name {name!r}. Pass "
                 'name="…" to tell them apart in figures.'
             )
         if name not in self.losses:
-            with tf.init_scope(), self.strategy.scope():
-                self.losses[name] = self._objective(loss)
+            raise _NewLossError(name, loss)
         return name
 
     def name_of_optimizer(self, name: str | None) -> str:
@@ -103,6 +112,9 @@ class _Rehearsal:
     ) -> Reduced:
         nothing = tf.zeros([], tf.float64)
         return Reduced([tf.zeros(v.shape, v.dtype) for v in variables], nothing, None, nothing)
+
+    def finite(self, gradients: Gradients) -> tf.Tensor | None:
+        return None
 
     def keep_statistics(self) -> KeptValues:
         return KeptValues([], self.strategy)
@@ -150,8 +162,12 @@ def _plan(
                 "scope. Create the task under `with strategy.scope():`."
             )
     averaged = [v for call in calls if call.verb == "average" for v in call.variables]
+    variables = [v for layer in layers for v in layer.variables]
+    _check_known(name, [v.value for v in variables] + own, calls)
     _check_covered(name, layers, applies, averaged)
-    after_change = any(call.verb == "gradients" for call in calls[changes[0] :])
+    after_change = any(call.checks for call in calls[changes[0] + 1 :])
+    changed = {id(v.value) for call in applies for v in call.variables} | set(map(id, averaged))
+    weights = [v.value for layer in layers for v in layer._trainable_variables]
     return StepPlan(
         task=task,
         losses=rehearsal.losses,
@@ -161,6 +177,11 @@ def _plan(
         keeps_values=after_change or any(calls[place].sometimes for place in changes),
         averaged=averaged,
         own=own,
+        frozen=[
+            v
+            for v in weights
+            if id(v) not in changed and strategy.extended.variable_created_in_scope(v)
+        ],
     )
 
 
@@ -172,6 +193,20 @@ def _variables_of(applies: Sequence[Call], optimizer: str) -> list[keras.Variabl
 def _number_of(applies: Sequence[Call], optimizer: str) -> int | None:
     own = [call for call in applies if call.name == optimizer]
     return None if any(call.sometimes for call in own) else len(own)
+
+
+def _check_known(name: str, known: Sequence[tf.Variable], calls: Sequence[Call]) -> None:
+    """Raises ConfigError if a verb is about a variable that is not found in the task."""
+    ids = set(map(id, known))
+    used = [v for call in calls for v in call.variables]
+    bare = {id(v.value if isinstance(v, keras.Variable) else v): v for v in used}
+    unknown = [getattr(v, "path", v.name) for key, v in bare.items() if key not in ids]
+    if unknown:
+        raise ConfigError(
+            f"{name}.step uses the variables {', '.join(unknown)}, but no attribute of {name} "
+            "leads to them, so no checkpoint would hold them. Keep their layers in attributes of "
+            "the task, or in lists and dicts in attributes."
+        )
 
 
 def _check_covered(

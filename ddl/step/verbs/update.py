@@ -12,9 +12,12 @@ from ddl.errors import ConfigError
 from ddl.microbatch import Draws
 from ddl.step.kept_values import KeptValues
 from ddl.step.state import TrainingState
-from ddl.step.verbs.gradients import Gradients, trainable_variables
+from ddl.step.verbs.gradients import Gradients, check_usable, trainable_variables
 from ddl.step.verbs.work import Books, Call, Work
 from ddl.tasks.task import LossFunction
+
+_TURNS_WITHIN = 2**12
+"""Turns of a repeat within a repeat, so that no two of its turns draw the same numbers."""
 
 
 class Update:
@@ -49,7 +52,7 @@ class Update:
         self._sometimes = False
         self._passes = 0
         self._moved: set[int] = set()
-        self._counted: set[str] = set()
+        self._depth = 0  # of repeats
         self.books = Books()
         """What the update has summed so far."""
         self.calls: list[Call] = []
@@ -72,7 +75,7 @@ class Update:
     ) -> Gradients:
         """Computes the gradient of a loss over the global batch.
 
-        The figures of a loss are those of the first call with it in a step.
+        The figures of a loss are means over all calls with it, apart from those within `moved`.
 
         Args:
           loss: A method of the task with the arguments and the result of `per_example`.
@@ -92,14 +95,9 @@ class Update:
                 f"update.gradients takes the batch that the step was given, got {batch!r:.80}. "
                 "Pass `batch` unchanged; the loss gets its features."
             )
-        if same_draws_as is not None and same_draws_as.draws is None:
-            raise ConfigError(
-                "same_draws_as must be gradients that `update.gradients` returned, or a multiple "
-                "of them, got a sum of several."
-            )
         name = self._work.name_of_loss(loss, name)
         variables = trainable_variables(self._work.model(model))
-        draws = same_draws_as.draws if same_draws_as else Draws(self._passes, self._turn)
+        draws = self._draws_of(same_draws_as)
         self._passes += 1
         kept = None if moves_statistics else self._work.keep_statistics()
         reduced = self._work.gradients(name, variables, batch, draws)
@@ -108,13 +106,11 @@ class Update:
         self._record("gradients", name, variables)
         books = self.books
         books.noise = reduced.noise
-        if reduced.finite is not None:
-            books.finite = reduced.finite if books.finite is None else books.finite & reduced.finite
-        if name not in self._counted:
-            self._counted.add(name)
-            before = books.sums.get(name)  # zeros, within `when` and `repeat`
+        self._also(reduced.finite)
+        if not self._moved:
+            before = books.sums.get(name)
             books.sums[name] = reduced.sums if before is None else before + reduced.sums
-        return Gradients(self._work.strategy, variables, reduced.values, draws)
+        return Gradients(self._work.strategy, variables, reduced.values, draws, checked=True)
 
     def apply(self, gradients: Gradients, optimizer: str | None = None) -> None:
         """Applies gradients: adds regularization, clips, and lets an optimizer update.
@@ -132,8 +128,11 @@ class Update:
                 f"update.apply takes the result of update.gradients, got {gradients!r:.80}."
             )
         self._check_not_moved("apply", [v.value for v in gradients.variables])
+        check_usable(gradients)
         name = self._work.name_of_optimizer(optimizer)
-        self._record("apply", name, gradients.variables)
+        self._record("apply", name, gradients.variables, checks=not gradients.checked)
+        if not gradients.checked:
+            self._also(self._work.finite(gradients))
         norm = self._change(lambda: self._work.apply(name, gradients))
         norms = self.books.norms
         total, count = norms.get(name, (None, 0))
@@ -163,6 +162,7 @@ class Update:
           ConfigError: If `by` holds nothing for a variable, or the weights are moved already.
         """
         self._check_place("moved")
+        check_usable(by)
         by = by.of(trainable_variables(self._work.model(model)))
         variables = [variable.value for variable in by.variables]
         self._check_not_moved("moved", variables)
@@ -232,17 +232,28 @@ class Update:
         """Calls a function with verbs in it several times. Each turn draws numbers of its own.
 
         Args:
-          times: Number of turns.
+          times: Number of turns, an integer; at most 4,096 for a repeat within a repeat.
           function: Takes the number of the turn, int64 [], from 0; its result is not used.
+
+        Raises:
+          ConfigError: If `times` is not an integer, or this is a repeat within two others.
         """
         self._check_place("repeat")
-        times = tf.cast(times, tf.int64)
-        first = 0 if self._turn is None else self._turn * times  # of a repeat within a repeat
+        given = tf.convert_to_tensor(times)
+        if not given.dtype.is_integer:
+            raise ConfigError(f"update.repeat: times must be an integer, got {times!r:.80}.")
+        if self._depth > 1:
+            raise ConfigError("update.repeat can stand within one other update.repeat, not in two.")
+        times = tf.cast(given, tf.int64)
+        first = 0 if self._turn is None else (self._turn + 1) * _TURNS_WITHIN
 
         def body(turn: tf.Tensor, so_far: Any) -> Any:
+            self._depth += 1
             with self._inside(so_far, first + turn):
                 function(turn)
-                return turn + 1, self._work.carried(self.books)
+                carried = self._work.carried(self.books)
+            self._depth -= 1
+            return turn + 1, carried
 
         before = self._work.carried(self.books)
         start = (tf.zeros([], tf.int64), before)
@@ -268,13 +279,32 @@ class Update:
         number = sum(call.verb != "gradients" for call in self.calls)
         return self._work.change(number, change, self.books.finite)
 
-    def _record(self, verb: str, name: str, variables: Sequence[Any]) -> None:
-        self.calls.append(Call(verb, name, variables, self._sometimes))
+    def _record(self, verb: str, name: str, variables: Sequence[Any], checks: bool = False) -> None:
+        checks = checks or verb == "gradients"
+        self.calls.append(Call(verb, name, variables, self._sometimes, checks))
+
+    def _also(self, finite: tf.Tensor | None) -> None:
+        """Lets the update depend on another check for overflow; None: there is none."""
+        if finite is not None:
+            books = self.books
+            books.finite = finite if books.finite is None else books.finite & finite
+
+    def _draws_of(self, earlier: Gradients | None) -> Draws:
+        """Returns the draws of earlier gradients, or new ones."""
+        if earlier is None:
+            return Draws(self._passes, self._turn)
+        if not isinstance(earlier, Gradients) or earlier.draws is None:
+            raise ConfigError(
+                "same_draws_as must be gradients that update.gradients returned, or a multiple of "
+                f"them, got {earlier!r:.80}. The sum of two has no draws of its own."
+            )
+        check_usable(earlier)
+        return earlier.draws
 
     def _check_place(self, verb: str) -> None:
         if tf.distribute.get_replica_context() is not self._context:
             raise ConfigError(
-                f"update.{verb} was called within a loss or `strategy.run`. Call verbs in the step "
+                f"update.{verb} was called within a loss or `strategy.run`. Call it in the step "
                 "itself, which runs once for all replicas."
             )
         if tf.compat.v1.get_default_graph() is not self._graph:
@@ -308,8 +338,9 @@ def _add(variable: tf.Variable, value: tf.Tensor) -> tf.Operation:
 
 
 def _move(variable: tf.Variable, source: tf.Tensor, share: tf.Tensor) -> tf.Operation:
-    return variable.assign_add(tf.cast(share, variable.dtype) * (source - variable))
+    distance = tf.cast(source, variable.dtype) - variable
+    return variable.assign_add(tf.cast(share, variable.dtype) * distance)
 
 
 def _assign(variable: tf.Variable, source: tf.Tensor, share: tf.Tensor) -> tf.Operation:
-    return variable.assign(source)
+    return variable.assign(tf.cast(source, variable.dtype))

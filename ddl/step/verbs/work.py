@@ -22,12 +22,14 @@ class Call(NamedTuple):
       name: Name of the loss or of the optimizer; "" for an average.
       variables: Variables of the gradient, or those that the verb changes.
       sometimes: Whether the call is within `when` or `repeat`.
+      checks: Whether it checks values for overflow.
     """
 
     verb: str
     name: str
     variables: Sequence[Any]
     sometimes: bool
+    checks: bool
 
 
 class Work(Protocol):
@@ -51,6 +53,9 @@ class Work(Protocol):
 
     def keep_statistics(self) -> KeptValues:
         """Reads the variables that a forward pass changes."""
+
+    def finite(self, gradients: Gradients) -> tf.Tensor | None:
+        """Returns whether gradients are finite, bool []; None without loss scaling."""
 
     def apply(self, optimizer: str, gradients: Gradients) -> tf.Tensor:
         """Applies gradients; returns their norm before clipping, float64 []."""

@@ -31,9 +31,10 @@ def frozen_variables(layers: Sequence[keras.layers.Layer]) -> list[keras.Variabl
     return [v for _, v in own if id(v) not in trained]
 
 
-def computes_in_float16(model: keras.Model) -> bool:
+def computes_in_float16(models: Iterable[keras.layers.Layer]) -> bool:
     """Returns whether any layer computes in float16, so that gradients may underflow."""
-    return any(layer.compute_dtype == "float16" for layer in model._flatten_layers())
+    layers = (layer for model in models for layer in model._flatten_layers())
+    return any(layer.compute_dtype == "float16" for layer in layers)
 
 
 def warn_of_replica_dependence(

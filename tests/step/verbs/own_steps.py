@@ -131,7 +131,8 @@ class Surgery:
 
 
 def without(one: Any, other: Any) -> Any:
-    return one - other * (tf.minimum(one.dot(other), 0.0) / other.dot(other))
+    against = tf.minimum(one.dot(other), 0.0)
+    return one - other * tf.math.divide_no_nan(against, other.dot(other))
 
 
 class Critic(Gan):

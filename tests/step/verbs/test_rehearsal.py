@@ -3,12 +3,14 @@
 import dataclasses
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
 import ddl
 from ddl.distribution.traits import traits_of
 from ddl.errors import ConfigError
+from ddl.optimizers.plateau import ReduceOnPlateau, plateaus_of
 from ddl.precision import set_precision
 from ddl.training import assembly
 from tests.conftest import make_strategy
@@ -111,6 +113,7 @@ def test_several_optimizers_without_a_step():
     [
         ({}, "at least one optimizer, got an empty dict"),
         ({"a b": "SGD"}, "must be a word of letters, digits and underscores.*'a b'"),
+        ({"optimizer": "SGD", "b": "Adam"}, "'optimizer' cannot be the name of an optimizer"),
         (dict.fromkeys("ab", "one"), "two are the same object.*@generator/Adam"),
     ],
 )
@@ -211,6 +214,166 @@ def test_a_trainable_layer_that_no_verb_changes():
     )
 
 
+def test_a_model_that_no_attribute_leads_to():
+    class Nets:
+        def __init__(self):
+            self.net = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+
+    def make(step):
+        task = Task(step, nets=Nets())
+        task.model.trainable = False
+        task.per_example = lambda features, training: ddl.PerExample(
+            tf.reduce_sum(task.nets.net(features["x"]) ** 2, axis=1)
+        )
+        task.per_example.__name__ = "per_example"
+        return task
+
+    refused(
+        "uses the variables .*kernel.*, but no attribute of Task leads to them",
+        lambda task, update, batch: update.minimize(task.per_example, batch, task.nets.net),
+        make=make,
+    )
+
+
+def test_a_trainable_variable_of_the_task_that_nothing_updates():
+    def make(step):
+        task = Task(step, temperature=keras.Variable(2.0))
+        per_example = task.per_example
+
+        def scaled(features, training):
+            output = per_example(features, training)
+            return output._replace(loss=output.loss * tf.cast(task.temperature, "float64"))
+
+        task.scaled = scaled
+        return task
+
+    refused(
+        "A loss reads the trainable variables .* of the task, but the step does not update them",
+        lambda task, update, batch: update.minimize(task.scaled, batch),
+        make=make,
+    )
+
+
+def test_a_variable_of_the_task_may_be_trained():
+    def make(step):
+        task = Task(step, scale=keras.Variable(2.0, dtype="float64"))
+        task.scaled = lambda features, training: ddl.PerExample(
+            task.per_example(features, training).loss * tf.exp(-task.scale.value) + task.scale
+        )
+        task.scaled.__name__ = "scaled"
+        return task
+
+    trained = trainer(
+        lambda task, update, batch: update.minimize(
+            task.scaled, batch, [*task.model.trainable_variables, task.scale]
+        ),
+        make=make,
+    )
+    trained.train(3)
+    assert float(trained.task.scale.value.numpy()) != 2
+
+
+@pytest.mark.parametrize("arguments", [{}, {"accumulation_steps": 2}], ids=str)
+def test_a_loss_may_use_tensors_of_the_step(arguments):
+    """Its value in the present update, not one of an earlier trace."""
+
+    def by_loss(task, update, batch):
+        norm = update.gradients(task.per_example, batch).norm()
+        factor = norm * tf.cast(update.step + 1, norm.dtype)
+
+        def scaled(features, training):
+            output = task.per_example(features, training)
+            return output._replace(loss=output.loss * factor)
+
+        update.minimize(scaled, batch)
+
+    def by_gradients(task, update, batch):
+        gradients = update.gradients(task.per_example, batch)
+        norm = gradients.norm()
+        update.apply(gradients * (norm * tf.cast(update.step + 1, norm.dtype)))
+
+    trained = []
+    for step in (by_loss, by_gradients):
+        keras.utils.set_random_seed(0)
+        trained.append(trainer(step, **arguments))
+        trained[-1].train(3)
+    for one, other in zip(*(t.model.variables for t in trained), strict=True):
+        np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=0, atol=1e-12)
+
+
+def test_a_loss_defined_in_the_step():
+    def step(task, update, batch):
+        def doubled(features, training):
+            output = task.per_example(features, training)
+            return output._replace(loss=2 * output.loss)
+
+        update.minimize(doubled, batch)
+        update.minimize(task.per_example, batch)
+
+    assert set(trainer(step).train(2)) == {"loss/doubled", "loss/per_example"}
+
+
+@pytest.mark.parametrize("verb", ["apply", "add", "draws"])
+def test_gradients_that_leave_their_control_flow(verb):
+    def step(task, update, batch):
+        inside = []
+        update.when(
+            update.step > 0, lambda: inside.append(update.gradients(task.per_example, batch))
+        )
+        update.repeat(2, lambda turn: inside.append(update.gradients(task.per_example, batch)))
+        own = update.gradients(task.per_example, batch)
+        if verb == "apply":
+            update.apply(inside[0])
+        elif verb == "add":
+            update.apply(own + inside[1])
+        else:
+            update.apply(update.gradients(task.per_example, batch, same_draws_as=inside[1]))
+
+    refused("computed within update.when or update.repeat cannot be used outside", step)
+
+
+@pytest.mark.parametrize("given", [True, "sum"])
+def test_draws_of_no_pass(given):
+    def step(task, update, batch):
+        one, other = (update.gradients(task.per_example, batch) for _ in range(2))
+        earlier = one + other if given == "sum" else given
+        update.apply(update.gradients(task.per_example, batch, same_draws_as=earlier))
+
+    refused("same_draws_as must be gradients that update.gradients returned", step)
+
+
+def test_times_that_are_no_integer():
+    refused(
+        "times must be an integer, got 2.7",
+        lambda task, update, batch: update.repeat(2.7, lambda turn: None),
+    )
+
+
+def test_three_repeats():
+    def step(task, update, batch):
+        def within(function):
+            return lambda turn: update.repeat(2, function)
+
+        update.repeat(2, within(within(lambda turn: minimize(task, update, batch))))
+
+    refused("can stand within one other update.repeat, not in two", step)
+
+
+def test_exported_models_must_be_models():
+    refused(
+        "exported_models must be a dict from name to Keras model",
+        minimize,
+        make=lambda step: Task(step, exported_models=["model"]),
+    )
+
+
+def test_a_plateau_for_two_optimizers():
+    plateau = ReduceOnPlateau(0.1, metric="loss")
+    optimizers = {name: keras.optimizers.SGD(plateau) for name in ("one", "other")}
+    with pytest.raises(ConfigError, match="share a ReduceOnPlateau"):
+        plateaus_of(optimizers)
+
+
 def test_a_frozen_layer_may_stay():
     def make(step):
         task = Task(step, teacher=perceptron(6, 1))
@@ -260,6 +423,7 @@ def test_a_verb_in_control_flow_of_tensorflow(verb, way):
     def make(step):
         task = Task(step)
         task.slow = keras.models.clone_model(task.model)
+        task.slow.trainable = False
         return task
 
     refused(
@@ -315,7 +479,7 @@ def test_a_decay_out_of_range(decay):
 
 
 def test_a_task_without_a_model_names_it_in_each_verb():
-    with pytest.raises(ConfigError, match="Gan has no `model`, so each verb must name"):
+    with pytest.raises(ConfigError, match="Gan has no `model`, so each call must name"):
         build(
             "Gan",
             make_strategy("one_device", 1),

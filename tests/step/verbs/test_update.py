@@ -1,6 +1,7 @@
 """Steps of one's own, as one device that holds the global batch would make them."""
 
 import functools
+import types
 
 import keras
 import numpy as np
@@ -203,6 +204,29 @@ def test_resumes_to_the_bit(name, tmp_path):
         np.testing.assert_array_equal(ours, theirs)
 
 
+def test_a_loss_may_differentiate_within_control_flow():
+    """Gulrajani et al. 2017: the penalty of WGAN-GP."""
+
+    def change(task):
+        def real_or_fake(features, training):
+            x = features["x"]
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                score = task.score(x, training)
+            slope = tf.norm(tape.gradient(score, x), axis=1)
+            return ddl.PerExample(task.score(x + 1, training) - score + (slope - 1) ** 2)
+
+        task.real_or_fake = real_or_fake
+
+    results = []
+    for where in (("one_device", 1), ("mirrored", 2)):
+        trainer = build("Critic", make_strategy(*where), change=change)
+        trainer.train(5)
+        results.append([values[0] for values in copies(trainer)])
+    for one, other in zip(*results, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-10)
+
+
 def test_figures_of_several_losses_and_optimizers():
     trainer = build("Gan", make_strategy("one_device", 1), clip_norm=1.0)
     figures = trainer.train(2)
@@ -333,6 +357,99 @@ def test_moved_restores_the_bits_and_average_follows_its_rule():
         np.testing.assert_array_equal(variable.numpy(), was)
     for variable, was, weight in zip(task.slow.variables, slow, before, strict=True):
         np.testing.assert_allclose(variable.numpy(), 0.75 * was + 0.25 * weight, rtol=1e-6)
+
+
+def test_a_shared_layer_counts_once():
+    def step(task, update, batch):
+        gradients = update.gradients(task.per_example, batch, [*task.model.trainable_variables] * 2)
+        assert len(gradients.variables) == 2
+        update.apply(gradients)
+
+    drawn(step)
+
+
+def test_a_division_by_zero_skips_the_update_under_a_loss_scale():
+    def step(update, batch):
+        gradients = update.gradients(trainer.task.per_example, batch)
+        zero = tf.cast(update.step - update.step, tf.float32)
+        trainer.task.own.assign_add(1.0)
+        update.apply(gradients.of(trainer.task.model.layers[0]))
+        update.apply(gradients.of(trainer.task.model.layers[-1]) / zero)
+
+    def change(task):
+        task.model = keras.Sequential(
+            [keras.Input((6,)), keras.layers.Dense(4), keras.layers.Dense(3)]
+        )
+        task.own = tf.Variable(0.0, trainable=False)
+        task.step = lambda update, batch: step(update, batch)
+        holder.task = task
+
+    holder = types.SimpleNamespace()
+    trainer = holder
+    trainer = build(
+        "Sam",
+        make_strategy("mirrored", 2),
+        precision="mixed_float16",
+        examples=48,
+        change=change,
+        loss_scale=ddl.LossScale(8.0),
+        max_skipped_updates=2,
+    )
+    before = copies(trainer)
+    trainer.trace()
+    state = trainer._runner.loop.run(trainer.state, 1)
+    assert (int(state.step), int(state.batches)) == (0, 2)
+    for ours, theirs in zip(copies(trainer), before, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_weights_that_a_step_assigns_by_hand_are_restored():
+    def change(task):
+        own_step = task.step
+
+        def step(update, batch):
+            own_step(update, batch)
+            for variable in task.frozen.variables:
+                variable.value.assign(variable.value + 1.0)
+
+        task.step = step
+        task.frozen = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
+        task.frozen.trainable = False
+
+    trainer = build(
+        "Sam",
+        make_strategy("mirrored", 2),
+        precision="mixed_float16",
+        examples=48,
+        change=lambda task: (overflowing("per_example", 1, 0)(task), change(task)),
+        loss_scale=ddl.LossScale(8.0),
+        max_skipped_updates=1,
+    )
+    before = copies(trainer)
+    trainer.trace()
+    assert int(trainer._runner.loop.run(trainer.state, 1).step) == 0
+    for ours, theirs in zip(copies(trainer), before, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_loss_that_begins_late():
+    """Until then its figure is left out, and the data are not said to have no weight."""
+
+    def change(task):
+        def step(update, batch):
+            update.when(
+                update.step >= 5,
+                lambda: update.minimize(
+                    task.real_or_fake, batch, task.discriminator, optimizer="discriminator"
+                ),
+            )
+            update.minimize(task.fools, batch, task.generator, optimizer="generator")
+
+        task.step = step
+
+    trainer = build("Gan", make_strategy("mirrored", 2), change=change)
+    assert set(trainer.train(5)) == {"loss/fools"}
+    assert set(trainer.train(1)) == {"loss/fools", "loss/real_or_fake", "found"}
 
 
 def test_norms_are_those_of_each_optimizer():

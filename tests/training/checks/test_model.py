@@ -27,12 +27,12 @@ def test_variables_must_be_made_in_the_scope():
 
 
 def test_float16_is_seen():
-    assert not computes_in_float16(keras.Sequential([keras.layers.Dense(1)]))
+    assert not computes_in_float16([keras.Sequential([keras.layers.Dense(1)])])
     assert not computes_in_float16(
-        keras.Sequential([keras.layers.Dense(1, dtype="mixed_bfloat16")])
+        [keras.Sequential([keras.layers.Dense(1, dtype="mixed_bfloat16")])]
     )
     inner = keras.Sequential([keras.layers.Dense(1, dtype="mixed_float16")])
-    assert computes_in_float16(keras.Sequential([inner]))
+    assert computes_in_float16([keras.Sequential([keras.Input([1])]), keras.Sequential([inner])])
 
 
 @pytest.mark.parametrize(
