@@ -9,6 +9,7 @@ BENCHMARKS = (
     "simulated_cluster",
     "input_pipelines",
     "step_cost",
+    "gan",
     "cross_device",
     "tracing",
     "max_pooling",

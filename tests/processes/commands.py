@@ -12,7 +12,10 @@ def remember(number: int, arguments: list[str], environment: dict[str, str]) -> 
     """Keeps the command line and TF_CONFIG of a process until another has its ID."""
     _FOLDER.mkdir(exist_ok=True)
     content = json.dumps([_birth(number), arguments, environment.get("TF_CONFIG", "")])
-    (_FOLDER / str(number)).write_text(content)
+    # In one go: a process that is killed while it writes would leave a part.
+    partial = _FOLDER / f"{number}.{os.getpid()}.partial"
+    partial.write_text(content)
+    partial.replace(_FOLDER / str(number))
 
 
 def running() -> dict[int, tuple[list[str], str]]:
@@ -25,7 +28,7 @@ def running() -> dict[int, tuple[list[str], str]]:
             if birth == _birth(number):
                 found[number] = arguments, environment
                 continue
-        except OSError:
+        except (OSError, ValueError):  # none, or one that was cut short
             pass
         try:
             arguments = (folder / "cmdline").read_text().split("\0")

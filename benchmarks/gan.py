@@ -1,0 +1,251 @@
+"""A GAN by ddl, by Keras's train_step and by the tutorial's loop: python -m benchmarks.gan.
+
+The same two perceptrons train on the digits in global batches of 64, mirrored on 2 virtual CPU
+devices, with an update of the discriminator and one of the generator per step. Keras runs a
+`train_step` in `fit`; the tutorial's loop calls a `tf.function` of `strategy.run` for each batch,
+as in TensorFlow's guides to custom training. Both draw their noise per replica, and the tutorial's
+loop divides its losses by the global batch size itself. A second table counts the lines of each
+program between data and training, without blank lines and docstrings.
+"""
+
+import inspect
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import ddl
+from benchmarks import command, repeats, report
+from benchmarks.report import Bar, Report, Table
+from ddl import distribution
+
+BATCH = 64
+LATENT = 16
+REPLICAS = 2
+STEPS = 200
+ROUNDS = 7
+
+Loop = Callable[[], object]
+cross_entropy = tf.nn.sigmoid_cross_entropy_with_logits
+
+
+def generator() -> keras.Model:
+    """Builds the generator."""
+    dense = keras.layers.Dense
+    return keras.Sequential([keras.Input((LATENT,)), dense(128, "relu"), dense(64, "sigmoid")])
+
+
+def discriminator() -> keras.Model:
+    """Builds the discriminator."""
+    dense = keras.layers.Dense
+    return keras.Sequential([keras.Input((64,)), dense(128, "relu"), dense(1)])
+
+
+def adam() -> keras.optimizers.Optimizer:
+    """Builds an optimizer."""
+    return keras.optimizers.Adam(5e-4, beta_1=0.5)
+
+
+def images() -> np.ndarray:
+    """Returns a whole number of batches of digits: float32 [n, 64]."""
+    pixels, _ = ddl.data.load_digits("train")
+    whole = len(pixels) // BATCH * BATCH
+    return pixels[:whole].reshape(-1, 64).astype(np.float32) / 16
+
+
+def batches() -> tf.data.Dataset:
+    """Returns an endless pipeline of batches."""
+    rows = images()
+    dataset = tf.data.Dataset.from_tensor_slices(rows).shuffle(len(rows)).repeat()
+    return dataset.batch(BATCH, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
+
+
+# ------------------------------------------------------------ ddl
+
+
+class Gan:
+    """The task of ddl."""
+
+    def __init__(self) -> None:
+        self.generator, self.discriminator = generator(), discriminator()
+
+    def fakes(self, features: dict[str, Any], training: bool) -> tf.Tensor:
+        """Generates images."""
+        noise = ddl.random.normal(self, (features["image"].shape[0], LATENT))
+        return self.generator(noise, training=training)
+
+    def real_or_fake(self, features: dict[str, Any], training: bool) -> ddl.PerExample:
+        """The discriminator's loss."""
+        real = self.discriminator(features["image"])[:, 0]
+        fake = self.discriminator(self.fakes(features, training))[:, 0]
+        loss = cross_entropy(tf.ones_like(real), real) + cross_entropy(tf.zeros_like(fake), fake)
+        return ddl.PerExample(loss)
+
+    def fools(self, features: dict[str, Any], training: bool) -> ddl.PerExample:
+        """The generator's loss."""
+        fake = self.discriminator(self.fakes(features, training))[:, 0]
+        return ddl.PerExample(cross_entropy(tf.ones_like(fake), fake))
+
+    def step(self, update: ddl.Update, batch: object) -> None:
+        """One update of each."""
+        update.minimize(self.real_or_fake, batch, self.discriminator, optimizer="discriminator")
+        update.minimize(self.fools, batch, self.generator, optimizer="generator")
+
+
+def by_ddl(strategy: tf.distribute.Strategy) -> Loop:
+    """Returns the window of ddl."""
+    with strategy.scope():
+        trainer = ddl.Trainer(
+            Gan(),
+            {"generator": adam(), "discriminator": adam()},
+            {"image": images()},
+            global_batch_size=BATCH,
+            steps_per_loop=STEPS,
+        )
+    return lambda: trainer.train(STEPS)
+
+
+# ------------------------------------------------------------ Keras
+
+
+class KerasGan(keras.Model):
+    """The model of Keras."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator, self.discriminator = generator(), discriminator()
+        self.built = True
+
+    def compile(self, generates: Any, discriminates: Any) -> None:
+        """Takes the optimizers."""
+        super().compile()
+        self.generates, self.discriminates = generates, discriminates
+        self.of_discriminator = keras.metrics.Mean("discriminator")
+        self.of_generator = keras.metrics.Mean("generator")
+
+    @property
+    def metrics(self) -> list[keras.metrics.Metric]:
+        """The means that fit resets."""
+        return [self.of_discriminator, self.of_generator]
+
+    def train_step(self, real: tf.Tensor) -> dict[str, Any]:
+        """One update of each, on one replica."""
+        noise = tf.random.normal([tf.shape(real)[0], LATENT])
+        with tf.GradientTape() as tape:
+            of_real, of_fake = self.discriminator(real), self.discriminator(self.generator(noise))
+            loss = tf.reduce_mean(cross_entropy(tf.ones_like(of_real), of_real))
+            loss += tf.reduce_mean(cross_entropy(tf.zeros_like(of_fake), of_fake))
+        weights = self.discriminator.trainable_weights
+        self.discriminates.apply(tape.gradient(loss, weights), weights)
+        self.of_discriminator.update_state(loss)
+        noise = tf.random.normal([tf.shape(real)[0], LATENT])
+        with tf.GradientTape() as tape:
+            of_fake = self.discriminator(self.generator(noise))
+            loss = tf.reduce_mean(cross_entropy(tf.ones_like(of_fake), of_fake))
+        weights = self.generator.trainable_weights
+        self.generates.apply(tape.gradient(loss, weights), weights)
+        self.of_generator.update_state(loss)
+        return {metric.name: metric.result() for metric in self.metrics}
+
+
+def by_keras(strategy: tf.distribute.Strategy) -> Loop:
+    """Returns the window of Keras."""
+    with strategy.scope():
+        model = KerasGan()
+        model.compile(adam(), adam())
+        model.generates.build(model.generator.trainable_variables)
+        model.discriminates.build(model.discriminator.trainable_variables)
+    data = batches()
+    return lambda: model.fit(data, steps_per_epoch=STEPS, epochs=1, verbose=0)
+
+
+# ------------------------------------------------------------ the tutorial's loop
+
+
+def by_tutorial(strategy: tf.distribute.Strategy) -> Loop:
+    """Returns the window of the tutorial's loop."""
+    with strategy.scope():
+        generates, discriminates = generator(), discriminator()
+        of_generator, of_discriminator = adam(), adam()
+        of_generator.build(generates.trainable_variables)
+        of_discriminator.build(discriminates.trainable_variables)
+    data: Iterator[Any] = iter(strategy.experimental_distribute_dataset(batches()))
+
+    def replica_step(real: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        noise = tf.random.normal([tf.shape(real)[0], LATENT])
+        with tf.GradientTape() as tape:
+            of_real, of_fake = discriminates(real), discriminates(generates(noise))
+            first = tf.reduce_sum(cross_entropy(tf.ones_like(of_real), of_real)) / BATCH
+            first += tf.reduce_sum(cross_entropy(tf.zeros_like(of_fake), of_fake)) / BATCH
+        weights = discriminates.trainable_variables
+        of_discriminator.apply(tape.gradient(first, weights), weights)
+        noise = tf.random.normal([tf.shape(real)[0], LATENT])
+        with tf.GradientTape() as tape:
+            of_fake = discriminates(generates(noise))
+            second = tf.reduce_sum(cross_entropy(tf.ones_like(of_fake), of_fake)) / BATCH
+        weights = generates.trainable_variables
+        of_generator.apply(tape.gradient(second, weights), weights)
+        return first, second
+
+    @tf.function
+    def train_step(batch: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        first, second = strategy.run(replica_step, args=(batch,))
+        reduce = tf.distribute.ReduceOp.SUM
+        return strategy.reduce(reduce, first, None), strategy.reduce(reduce, second, None)
+
+    def window() -> float:
+        total = 0.0
+        for _ in range(STEPS):
+            first, second = train_step(next(data))
+            total += first + second
+        return float(total)
+
+    return window
+
+
+# ------------------------------------------------------------ measurement
+
+
+def lines_of(*parts: Any) -> int:
+    """Counts the lines of code of functions and classes, without blank lines and docstrings."""
+    lines = [line.strip() for part in parts for line in inspect.getsource(part).splitlines()]
+    return sum(bool(line) and not line.startswith(('"""', "#")) for line in lines)
+
+
+def measure(quick: bool) -> Report:
+    """Measures the three programs, interleaved."""
+    distribution.configure_devices(num_virtual_devices=REPLICAS)
+    own = distribution.build_strategy("mirrored")
+    mirrored = tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(REPLICAS)])
+    keras.utils.set_random_seed(0)
+    ours, fit, tutorial = "ddl", "Keras, train_step in fit", "the tutorial's loop"
+    loops = {ours: by_ddl(own), fit: by_keras(mirrored), tutorial: by_tutorial(mirrored)}
+    for loop in repeats.rotated(loops).values():
+        loop()  # traces
+    timed = {
+        name: lambda loop=loop: repeats.seconds(loop) / STEPS * 1e3 for name, loop in loops.items()
+    }
+    times = repeats.interleaved(timed, 2 if quick else ROUNDS)
+    speedups = {name: repeats.ratio(values / times[ours]) for name, values in times.items()}
+    rows = [[name, speedups[name], repeats.spread(values)] for name, values in times.items()]
+    table = Table("Time per step", ["program", "time / ddl's", "ms per step"], rows)
+    lines = {
+        ours: lines_of(Gan, by_ddl),
+        fit: lines_of(KerasGan, by_keras),
+        tutorial: lines_of(by_tutorial),
+    }
+    counted = Table("Lines of code", ["program", "lines"], [[n, f"{k}"] for n, k in lines.items()])
+    bars = [
+        Bar(f"ddl's speed / that of {name}", speedups[name], 1.5, "at least")
+        for name in (fit, tutorial)
+    ]
+    return Report([table, counted], bars, [report.plot_of(table, ["ms per step"], "ms per step")])
+
+
+if __name__ == "__main__":
+    command.main(measure, processes=5)
