@@ -47,7 +47,8 @@ def build(network: Network, batch: int, steps: int, in_own_graph: bool) -> Loop:
             global_batch_size=batch,
             steps_per_loop=steps,
         )
-    trainer._parts.objective.needs_own_graph = in_own_graph
+    (objective,) = trainer._parts.update.plan.losses.values()
+    objective.needs_own_graph = in_own_graph
     return lambda: trainer.train(steps)
 
 
