@@ -10,6 +10,7 @@ BENCHMARKS = (
     "input_pipelines",
     "step_cost",
     "gan",
+    "examples",
     "cross_device",
     "tracing",
     "max_pooling",

@@ -82,7 +82,7 @@ def _write(result: dict[str, Any], report: Report, folder: Path) -> None:
     """Writes the JSON file and the picture of a benchmark."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{result['name']}.json").write_text(json.dumps(result, indent=1) + "\n")
-    page.draw(report.plots, folder / f"{result['name']}.png")
+    page.draw([*report.plots, *report.images], folder / f"{result['name']}.png")
 
 
 def _in_fresh_processes(module: str, processes: int, quick: bool) -> Iterator[Report]:

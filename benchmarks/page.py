@@ -18,7 +18,9 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from benchmarks import BENCHMARKS, LONG
-from benchmarks.report import RESULTS, Bar, Cell, Plot, Report, Spread, Table
+from benchmarks.report import RESULTS, Bar, Cell, Images, Plot, Report, Spread, Table
+
+_IMAGES_IN_A_ROW = 10
 
 
 def text_of(cell: Cell) -> str:
@@ -60,7 +62,7 @@ def show(report: Report, title: str) -> None:
 # ------------------------------------------------------------ the picture
 
 
-def draw(plots: Sequence[Plot], path: Path) -> None:
+def draw(plots: Sequence[Plot | Images], path: Path) -> None:
     """Writes a benchmark's picture, or reports that matplotlib is missing."""
     path.unlink(missing_ok=True)
     if not plots:
@@ -75,10 +77,11 @@ def draw(plots: Sequence[Plot], path: Path) -> None:
         return
     columns = min(2, len(plots))
     rows = -(-len(plots) // columns)
-    width = max(5.5, *map(_width_of_names, plots))
+    width = max(5.5, *(_width_of_names(plot) for plot in plots if isinstance(plot, Plot)), 0)
     figure = Figure(figsize=(width * columns, 3.6 * rows), layout="constrained")
     for number, plot in enumerate(plots, start=1):
-        _draw_one(figure.add_subplot(rows, columns, number), plot)
+        draw_one = _draw_images if isinstance(plot, Images) else _draw_plot
+        draw_one(figure.add_subplot(rows, columns, number), plot)
     figure.savefig(path, dpi=110)
 
 
@@ -94,7 +97,7 @@ def _width_of_names(plot: Plot) -> float:
     return 0.075 * longest * len(names)
 
 
-def _draw_one(axes: Any, plot: Plot) -> None:
+def _draw_plot(axes: Any, plot: Plot) -> None:
     axes.set_title(plot.title, fontsize=10)
     axes.set_xlabel(plot.x_label)
     axes.set_ylabel(plot.y_label)
@@ -120,6 +123,18 @@ def _draw_one(axes: Any, plot: Plot) -> None:
         axes.axhline(plot.level, color="grey", lw=0.8, ls="--")
     if len(plot.series) > 1:
         axes.legend(fontsize=8)
+
+
+def _draw_images(axes: Any, images: Images) -> None:
+    """Draws images ten in a row, a pixel apart."""
+    axes.set_title(images.title, fontsize=10)
+    axes.set_axis_off()
+    side = math.isqrt(len(images.pixels[0]))
+    values = np.array([[int(pixel, 16) for pixel in image] for image in images.pixels])
+    empty = -len(values) % _IMAGES_IN_A_ROW
+    values = np.pad(values, ((0, empty), (0, 0))).reshape(-1, _IMAGES_IN_A_ROW, side, side)
+    values = np.pad(values, ((0, 0), (0, 0), (0, 1), (0, 1)))  # white
+    axes.imshow(np.block([[*row] for row in values]), cmap="gray_r", vmin=0, vmax=15)
 
 
 # ------------------------------------------------------------ the page

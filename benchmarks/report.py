@@ -1,4 +1,4 @@
-"""Reports of benchmarks: tables, targets and plots."""
+"""Reports of benchmarks: tables, targets, plots and images."""
 
 import dataclasses
 import textwrap
@@ -96,6 +96,19 @@ class Plot:
 
 
 @dataclasses.dataclass(frozen=True)
+class Images:
+    """Small square images in a benchmark's picture, side by side.
+
+    Attributes:
+      title: Title above the images.
+      pixels: A text for each image, with a hexadecimal digit for each pixel: f is black.
+    """
+
+    title: str
+    pixels: Sequence[str]
+
+
+@dataclasses.dataclass(frozen=True)
 class Report:
     """The results of a benchmark, ratios first."""
 
@@ -103,6 +116,7 @@ class Report:
     bars: Sequence[Bar] = ()
     plots: Sequence[Plot] = ()
     notes: Sequence[str] = ()
+    images: Sequence[Images] = ()
 
     def as_json(self) -> dict[str, Any]:
         """Returns the report as values that JSON can hold."""
@@ -126,6 +140,7 @@ class Report:
             [Bar(**{**bar, "value": cell(bar["value"])}) for bar in values["bars"]],
             [Plot(**{**p, "series": [*map(series, p["series"])]}) for p in values["plots"]],
             values["notes"],
+            [Images(**images) for images in values.get("images", ())],
         )
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ddl.step.verbs.update import Update
     from ddl.step.weight_average import ExponentialMovingAverage
     from ddl.tasks.classification import Classification
+    from ddl.tasks.current_batch import current_batch
     from ddl.tasks.task import PerExample, Task
     from ddl.training.trainer import Trainer
 
@@ -35,11 +36,13 @@ _HOME = {
     "Trainer": "ddl.training.trainer",
     "Update": "ddl.step.verbs.update",
     "WarmStart": "ddl.checkpoints.warm_start",
+    "current_batch": "ddl.tasks.current_batch",
 }
 
 _SUBMODULES = (
-    *("checkpoints", "config", "data", "distribution", "errors", "layers", "microbatch", "models"),
-    *("optimizers", "precision", "random", "run", "step", "tasks", "training"),
+    *("checking", "checkpoints", "config", "data", "distribution", "errors", "layers"),
+    *("microbatch", "models", "optimizers", "precision", "random", "run", "step", "tasks"),
+    "training",
 )
 
 __all__ = [
@@ -56,6 +59,7 @@ __all__ = [
     "Update",
     "WarmStart",
     "__version__",
+    "current_batch",
 ]
 
 

@@ -6,6 +6,7 @@ that compute batch statistics need the mask of the padding. The trainer sets the
 around the task's forward and backward pass; outside of a trainer there is none.
 """
 
+import copy
 import dataclasses
 import threading
 import types
@@ -126,6 +127,8 @@ class Microbatch:
         []; None in training, where `counter` holds it. The `counter` of an evaluation begins at 0
         each time, so that each evaluation draws the same numbers.
       draws: Which pass of the step this is; each draws numbers of its own.
+      weight: float32 [rows], the weights of the examples; None in a trial, where all are 1.
+      step: Number of updates made so far, int64 []; None in a trial, where it is 0.
     """
 
     seed: int | None
@@ -137,6 +140,8 @@ class Microbatch:
     held_moments: HeldMoments | None = None
     position: tf.Tensor | None = None
     draws: Draws = FIRST_PASS
+    weight: tf.Tensor | None = None
+    step: tf.Tensor | None = None
     _calls: dict[int, _Calls] = dataclasses.field(default_factory=dict)
     _is_backward: bool = False
 
@@ -182,6 +187,11 @@ class Microbatch:
             self._is_backward = False
 
     @property
+    def in_forward(self) -> bool:
+        """Whether this is the forward pass itself, outside of loops, conditionals and functions."""
+        return not self._is_backward and tf.compat.v1.get_default_graph() is self._graph
+
+    @property
     def in_loop(self) -> bool:
         """Whether the current graph lies within a `tf.while_loop` body of the model.
 
@@ -203,8 +213,14 @@ class Microbatch:
           asking: Description of the caller, for the error.
 
         Raises:
-          ConfigError: If `rows` is not a static multiple of the microbatch's rows.
+          ConfigError: If `rows` is not a static multiple of the microbatch's rows, or if a step
+            draws, which has no rows.
         """
+        if not self.rows:
+            raise ConfigError(
+                f"{asking} drew in a step, which computes no rows of its own. Draw numbers for all "
+                "examples at once, with shared=True, or draw in a loss."
+            )
         if not isinstance(rows, int) or rows < self.rows or rows % self.rows:
             number = rows if isinstance(rows, int) else "an unknown number of"
             raise ConfigError(
@@ -226,6 +242,16 @@ class Microbatch:
     def has_drawn(self, owner: Any) -> bool:
         """Returns whether an object has drawn in this pass."""
         return id(owner) in self._calls
+
+    def copied(self) -> "Microbatch":
+        """Returns a microbatch that draws the same numbers from here on, such as for a replica."""
+        other = copy.copy(self)
+        other._calls = {key: dataclasses.replace(each) for key, each in self._calls.items()}
+        return other
+
+    def advance_to(self, other: "Microbatch") -> None:
+        """Takes over the number of draws of a copy."""
+        self._calls.update(other._calls)
 
     def call_number(self, owner: Any) -> tuple[int, int]:
         """Counts the draws of an object in this pass, so that each draw has its own stream.

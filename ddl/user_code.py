@@ -77,7 +77,7 @@ def place_of(error: BaseException, packages: Collection[str] = ()) -> Place | No
       packages: Installed packages that are the user's. All that lies outside of ddl, Python and the
         installed packages is the user's anyway.
     """
-    if isinstance(error, SyntaxError) and error.filename and _is_of_user(error.filename):
+    if isinstance(error, SyntaxError) and error.filename and is_of_user(error.filename):
         return Place(error.filename, error.lineno or 0)
     frames = [
         (frame.f_code.co_filename, line, str(frame.f_globals.get("__name__", "")))
@@ -85,7 +85,7 @@ def place_of(error: BaseException, packages: Collection[str] = ()) -> Place | No
     ]
     frames += [(file, int(line), "") for file, line in _FRAME_IN_TEXT.findall(str(error))]
     for file, line, module in reversed(frames):
-        if _is_of_user(file) or (module.partition(".")[0] in packages and os.path.isfile(file)):
+        if is_of_user(file) or (module.partition(".")[0] in packages and os.path.isfile(file)):
             return Place(file, line)
     return None
 
@@ -124,7 +124,8 @@ def attributing_errors(packages: Collection[str] = ()) -> Iterator[None]:
         raise ConfigError(f"{place} raised {message_of(error)}\n    {place.text}") from error
 
 
-def _is_of_user(file: str) -> bool:
+def is_of_user(file: str) -> bool:
+    """Returns whether a file is the user's: not of ddl, Python or an installed package."""
     if file.startswith("<") or "__autograph_generated_file" in file or not os.path.isfile(file):
         return False
     file = os.path.abspath(file)

@@ -12,19 +12,24 @@ class Byol:
     """Predicts the output of an average of the encoder for another view of the same image."""
 
     def __init__(self, encoder: keras.Model, decay: float = 0.99) -> None:
-        self.online, self.decay = encoder, decay
-        self.target = keras.models.clone_model(encoder)
-        self.target.set_weights(encoder.get_weights())
-        width = encoder.output_shape[-1]
+        layers, width = keras.layers, encoder.output_shape[-1]
+        # Without the normalization all images soon get nearly the same output.
+        normalized = layers.BatchNormalization(center=False, scale=False, synchronized=True)
+        self.online = keras.Model(encoder.input, normalized(encoder.output))
+        self.target = keras.models.clone_model(self.online)
+        self.target.set_weights(self.online.get_weights())
+        self.decay = decay
         self.predictor = keras.Sequential(
             [
                 keras.Input((width,)),
-                keras.layers.Dense(64, "relu"),
-                keras.layers.Dense(width, dtype=keras.config.floatx()),
+                layers.Dense(64, use_bias=False),
+                layers.BatchNormalization(synchronized=True),
+                layers.ReLU(),
+                layers.Dense(width, dtype=keras.config.floatx()),
             ]
         )
         self.views = [ddl.layers.RandomShift(1, 1), ddl.layers.Cutout(3)]
-        self.exported_models = {"encoder": encoder}
+        self.exported_models = {"encoder": self.online}
 
     def view(self, images: tf.Tensor, training: bool) -> tf.Tensor:
         """Augments the images; each call draws anew."""

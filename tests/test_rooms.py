@@ -32,6 +32,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "training": {"step", "distribution"} | _LEARNING | GROUND,
     "checkpoints": {"training", "step", "distribution"} | _LEARNING | GROUND,
     "run": {"checkpoints", "training", "step", "distribution", "config"} | _LEARNING | GROUND,
+    "checking": {"run", "checkpoints", "training", "step", "distribution", "config"}
+    | _LEARNING
+    | GROUND,
     "cli": {"run", "config", "distribution"} | GROUND,
     "launcher": {"cli", "distribution", "errors", "choices", "files", "output"},
 }
@@ -40,7 +43,7 @@ GROUND_IN_ORDER = [
     *("errors", "user_code", "choices", "files", "output", "signals", "figures", "precision"),
     *("seeds", "microbatch", "random"),
 ]
-DOORS = {"main", "launch", "lr_finder"}
+DOORS = {"main", "launch", "lr_finder", "check"}
 ALIASES = {"workers"}
 
 

@@ -31,7 +31,9 @@ from ddl.step.state import TrainingState
 from ddl.tasks.parts import layers_of
 from ddl.training.trainer import Trainer
 
-_TRAINING_ALONE = ("optimizer", "state", "random_generators", "plateau", "averages")
+_TRAINING_ALONE = (
+    *("optimizer", "state", "random_generators", "plateau", "averages", "schedule_free"),
+)
 """Parts of a checkpoint that `restore_model` may leave unread."""
 
 
@@ -75,6 +77,8 @@ class Checkpoints:
         self._model = model_parts(trainer.task, trainer.generator_states)
         if trainer.averages is not None:
             self._model["averages"] = trainer.averages.variables
+        if trainer.schedule_free is not None:
+            self._model["schedule_free"] = trainer.schedule_free.variables
         plateaus = {name: own.state for name, own in plateaus_of(trainer.optimizer).items()}
         optimizers = by_name(trainer.optimizer)
         if ONLY in optimizers:

@@ -1,4 +1,4 @@
-"""Argument parsing of the commands ddl, ddl-launch and ddl.lr_finder."""
+"""Argument parsing of the commands ddl, ddl-launch, ddl.lr_finder and ddl.check."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -14,7 +14,6 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from absl import logging
 from keras.optimizers.schedules import LearningRateSchedule
 
 from ddl.errors import ConfigError
@@ -68,13 +67,13 @@ def check_optimizer(optimizer: Any) -> None:
                 f"The optimizer {type(optimizer).__name__} overrides {method}, which ddl does not "
                 f"call. Remove the override. {ours}"
             )
-    _check_learning_rate(optimizer)
-    if isinstance(optimizer, keras.optimizers.ScheduleFreeAdamW):
-        logging.warning(
-            "Keras's ScheduleFreeAdamW cannot switch to the averaged weights x of Defazio et al. "
-            "2024. Evaluations, checkpoints and exports use the weights y at which gradients are "
-            "computed, as with Keras's fit."
+    if type(optimizer) is keras.optimizers.ScheduleFreeAdamW:
+        raise ConfigError(
+            "Keras's ScheduleFreeAdamW must be replaced by ddl's AdamWScheduleFree, which takes "
+            "the same arguments. Keras's reads its momentum after it has changed it, so its "
+            "weights are not those of Defazio et al. 2024, and cannot be evaluated."
         )
+    _check_learning_rate(optimizer)
 
 
 def check_arguments(optimizer: keras.optimizers.Optimizer) -> None:
@@ -106,8 +105,9 @@ def check_holds_none(optimizer: keras.optimizers.Optimizer) -> None:
             f"The optimizer {optimizer.name!r} ({type(optimizer).__name__}) must not contain "
             f"another optimizer, but it contains {inner} in {place}. The inner optimizer would sum "
             "the gradients over the replicas again, and ddl sees neither its learning rate nor "
-            "its clipping. Pass one plain optimizer, and pass clip_norm, clip_value and "
-            "loss_scale to the Trainer."
+            "its clipping. Pass one plain optimizer, or ddl.optimizers.ParameterGroups with an "
+            "optimizer for each group of variables; and pass clip_norm, clip_value and loss_scale "
+            "to the Trainer."
         )
 
 

@@ -1,4 +1,4 @@
-"""The optimizers of a Trainer by name: one, or a dict of several."""
+"""The optimizers of a Trainer by name: one, a dict of several, or parameter groups."""
 
 from collections.abc import Mapping
 from typing import Any, TypeAlias
@@ -6,43 +6,67 @@ from typing import Any, TypeAlias
 import keras
 
 from ddl.errors import ConfigError
+from ddl.optimizers.groups import ONLY, Group, ParameterGroups, check_name
 
-Optimizers: TypeAlias = keras.optimizers.Optimizer | Mapping[str, keras.optimizers.Optimizer]
-
-ONLY = "optimizer"
-"""Name of the optimizer of a Trainer that was given one without a name."""
+OptimizerOrGroups: TypeAlias = keras.optimizers.Optimizer | ParameterGroups
+Optimizers: TypeAlias = OptimizerOrGroups | Mapping[str, OptimizerOrGroups]
 
 
-def by_name(optimizer: Any) -> dict[str, Any]:
-    """Returns the optimizers by name; a single one by the name `ONLY`.
+def groups_by_name(optimizer: Any) -> dict[str, dict[str, Group]]:
+    """Returns, for each name that a step can use, the groups of variables by the optimizer's name.
 
     Args:
-      optimizer: An optimizer, or a dict from name to optimizer.
+      optimizer: An optimizer, parameter groups, or a dict from name to one of these.
+
+    Returns:
+      An optimizer without groups has one group, which takes all variables and has its name. The
+      optimizers of parameter groups are named after the groups, as "GROUP" or "NAME/GROUP".
 
     Raises:
       ConfigError: If the dict is empty, a name is not allowed, or an optimizer is there twice.
     """
     if not isinstance(optimizer, Mapping):
-        return {ONLY: optimizer}
+        return {ONLY: _groups(ONLY, optimizer)}
     if not optimizer:
         raise ConfigError("Trainer.optimizer must hold at least one optimizer, got an empty dict.")
     for name in optimizer:
-        if not isinstance(name, str) or not name.isidentifier():
-            raise ConfigError(
-                f"Trainer.optimizer: the name of an optimizer must be a word of letters, digits "
-                f'and underscores, such as "generator", got {name!r}.'
-            )
-    if ONLY in optimizer:
-        raise ConfigError(
-            f"Trainer.optimizer: {ONLY!r} cannot be the name of an optimizer in a dict. Name it by "
-            'what it updates, such as "generator".'
-        )
-    if len({id(one) for one in optimizer.values()}) < len(optimizer):
+        check_name("Trainer.optimizer", name, "generator")
+    found = {name: _groups(name, one) for name, one in optimizer.items()}
+    every = [id(group.optimizer) for groups in found.values() for group in groups.values()]
+    if len(set(every)) < len(every):
         raise ConfigError(
             f"Trainer.optimizer: each of {', '.join(optimizer)} needs an optimizer of its own, but "
             "two are the same object. In gin, use a scope for each: @generator/Adam()."
         )
-    return dict(optimizer)
+    return found
+
+
+def _groups(name: str, optimizer: Any) -> dict[str, Group]:
+    if not isinstance(optimizer, ParameterGroups):
+        return {name: Group(optimizer)}
+    prefix = "" if name == ONLY else f"{name}/"
+    return {f"{prefix}{group}": own for group, own in optimizer.groups.items()}
+
+
+def by_name(optimizer: Any) -> dict[str, Any]:
+    """Returns the optimizers by name, with those of parameter groups; a single one by `ONLY`.
+
+    The argument, the names and the errors are those of `groups_by_name`.
+    """
+    return {
+        name: group.optimizer
+        for groups in groups_by_name(optimizer).values()
+        for name, group in groups.items()
+    }
+
+
+def frozen_until(optimizer: Any) -> dict[str, int]:
+    """Returns the step from which each optimizer updates its variables, by its name."""
+    return {
+        name: group.frozen_until
+        for groups in groups_by_name(optimizer).values()
+        for name, group in groups.items()
+    }
 
 
 def figure(kind: str, name: str) -> str:

@@ -6,7 +6,8 @@ import numpy as np
 from ddl import config
 from ddl.distribution.devices import describe_devices
 from ddl.distribution.traits import traits_of
-from ddl.optimizers.named import ONLY, by_name
+from ddl.errors import ConfigError
+from ddl.optimizers.named import ONLY, by_name, frozen_until
 from ddl.run.checks.learning_rate import learning_rate_summary
 from ddl.tasks.parts import models_of
 from ddl.tasks.task import has_step
@@ -73,12 +74,25 @@ def _parameters(model: keras.Model) -> int:
 
 
 def _learning_rates(trainer: Trainer, total: int) -> dict[str, str]:
-    """Describes the learning rate of each optimizer."""
+    """Describes the learning rate of each optimizer.
+
+    Raises:
+      ConfigError: If a rate is unusable, or a parameter group stays frozen.
+    """
     described: dict[str, str] = {}
+    frozen = frozen_until(trainer.optimizer)
     for name, optimizer in by_name(trainer.optimizer).items():
         of = "" if name == ONLY else f" ({name})"
         updates = trainer.updates_per_step[name]
-        texts = learning_rate_summary(optimizer, total * (updates or 1))
+        if (first := frozen[name]) >= total > 0:
+            raise ConfigError(
+                f"The parameter group {name!r} is frozen until step {first:,}, but the run ends at "
+                f"step {total:,}, so it would never be trained. Lower Group.frozen_until, train "
+                "longer, or freeze its layers with trainable = False."
+            )
+        texts = learning_rate_summary(optimizer, (total - first) * (updates or 1))
+        if first:
+            texts["frozen"] = f"until step {first:,}; the schedule begins there"
         if updates != 1:
             often = "depends on the step" if updates is None else f"{updates} each step"
             texts["updates"] = f"{often}; the learning rate follows the optimizer's own count"

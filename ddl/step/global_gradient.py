@@ -11,7 +11,7 @@ gradient is therefore multiplied by B / Σ weight, with Σ over the global batch
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -28,6 +28,7 @@ from ddl.step.objective import Objective
 from ddl.step.onednn import in_own_graph
 from ddl.step.overflow import each_finite
 from ddl.step.state import TrainingState
+from ddl.step.verbs.each_example import OfExample, sum_of_changed
 
 _SUM = tf.distribute.ReduceOp.SUM
 
@@ -78,6 +79,7 @@ class GlobalGradient:
         batch: Batch,
         state: TrainingState,
         draws: Draws,
+        each: OfExample | None = None,
     ) -> Reduced:
         """Returns the gradient of an objective with respect to variables.
 
@@ -87,11 +89,12 @@ class GlobalGradient:
           batch: The global batch.
           state: The state before the update.
           draws: Identity of the pass's random numbers.
+          each: Changes the gradients of each example before they are added up, or None.
 
         Raises:
           ConfigError: If the loss does not depend on a variable; while tracing.
         """
-        gradients, sums = self.of_replicas(objective, variables, batch, state, draws)
+        gradients, sums = self.of_replicas(objective, variables, batch, state, draws, each)
         sums = self.strategy.reduce(_SUM, sums, axis=None)
         gradients = self.all_reduce(gradients, variables)
         gradients = self._with_each_row_once(gradients)
@@ -110,30 +113,84 @@ class GlobalGradient:
         batch: Batch,
         state: TrainingState,
         draws: Draws,
+        each: OfExample | None = None,
     ) -> tuple[Any, Any]:
         """Returns gradients and metric sums of each replica, before any reduce.
 
         The arguments are those of `__call__`.
         """
 
-        def run(index: tf.Tensor | int, so_far: Any) -> Any:
-            def one(batch: Batch, scale: tf.Tensor, index: Any, so_far: Any) -> Any:
-                return self._of_microbatch(objective, variables, batch, scale, index, so_far, draws)
+        def one(batch: Batch, index: tf.Tensor | int, so_far: Any) -> Any:
+            return self._of_microbatch(
+                objective, variables, batch, state, index, so_far, draws, each
+            )
 
-            return self.strategy.run(one, args=(batch, state.loss_scale, index, so_far))
+        return self._over_microbatches(
+            one, batch, lambda: self._zeros(objective, variables), objective.needs_own_graph
+        )
+
+    def mean(
+        self, objective: Objective, batch: Batch, state: TrainingState, draws: Draws
+    ) -> tf.Tensor:
+        """Returns the weighted means of the losses of an objective over the examples.
+
+        The arguments are those of `__call__`.
+
+        Returns:
+          float64 [entries of an example]; 0 if all weights are 0.
+        """
+
+        def one(batch: Batch, index: tf.Tensor | int, so_far: Any) -> Any:
+            features = self.pipeline.examples(batch, index)
+            microbatch = self.pipeline.microbatch(
+                batch, features, index, training=True, step=state.step, draws=draws
+            )
+            with microbatch.forward():
+                weighed, _, sums = objective.weighed(features, training=True)
+            totals = tf.cast(tf.reduce_sum(weighed, axis=0), tf.float64)
+            # The sum of weights counts each entry of an example.
+            summed = tf.concat([sums[:1] / weighed.shape[1], totals], axis=0)
+            return summed if so_far is None else so_far + summed
+
+        size = objective.entries
+        summed = self._over_microbatches(
+            one, batch, lambda: tf.zeros([1 + size], tf.float64), objective.needs_own_graph
+        )
+        total = self.strategy.reduce(_SUM, summed, axis=None)
+        return tf.math.divide_no_nan(total[1:], total[0])
+
+    def _over_microbatches(
+        self,
+        one: Callable[[Batch, Any, Any], Any],
+        batch: Batch,
+        zeros: Callable[[], Any],
+        own_graph: bool,
+    ) -> Any:
+        """Returns the sum of a function of the microbatches, of each replica.
+
+        Args:
+          one: Takes the batch on a replica, the number of the microbatch and the sum so far, or
+            None for a single microbatch; returns the sum with that microbatch. Replica context.
+          batch: The global batch.
+          zeros: Returns the empty sum. Replica context.
+          own_graph: Whether each microbatch needs a graph of its own (`ddl.step.onednn`).
+        """
+
+        def run(index: tf.Tensor | int, so_far: Any) -> Any:
+            return self.strategy.run(one, args=(batch, index, so_far))
 
         if self.pipeline.microbatches == 1:
             return run(0, None)
-        if objective.needs_own_graph:
+        if own_graph:
             run = in_own_graph(run)
         # The loop is outside strategy.run, so that layers can communicate across replicas in each
         # microbatch, as synchronized batch normalization does.
-        _, accumulated = tf.while_loop(
+        _, summed = tf.while_loop(
             lambda index, so_far: index < self.pipeline.microbatches,
             lambda index, so_far: (index + 1, run(index, so_far)),
-            (tf.constant(0), self.strategy.run(lambda: self._zeros(objective, variables))),
+            (tf.constant(0), self.strategy.run(zeros)),
         )
-        return accumulated
+        return summed
 
     @property
     def parts(self) -> int:
@@ -151,21 +208,34 @@ class GlobalGradient:
         objective: Objective,
         variables: Sequence[keras.Variable],
         batch: Batch,
-        scale: tf.Tensor,
+        state: TrainingState,
         index: tf.Tensor | int,
         so_far: tuple[list[tf.Tensor], tf.Tensor] | None,
         draws: Draws,
+        each: OfExample | None,
     ) -> tuple[list[Any], tf.Tensor]:
         """Adds gradients and sums of microbatch `index` to `so_far`. Replica context."""
         features = self.pipeline.examples(batch, index)
-        microbatch = self.pipeline.microbatch(batch, features, index, training=True, draws=draws)
-        with tf.GradientTape() as tape, microbatch.forward():
-            loss, sums = objective(features, training=True)
+        microbatch = self.pipeline.microbatch(
+            batch, features, index, training=True, step=state.step, draws=draws
+        )
+        with tf.GradientTape(persistent=each is not None) as tape, microbatch.forward():
+            if each is None:
+                loss, sums = objective(features, training=True)
+            else:
+                loss, sums = self._of_rows(objective, features)
             if self.scales:
-                loss *= tf.cast(scale, loss.dtype)
+                loss *= tf.cast(state.loss_scale, loss.dtype)
         others = self._left_out(tape.watched_variables(), variables)
+        updated = [v.value for v in variables]
         with microbatch.backward():
-            gradients = tape.gradient(loss, [v.value for v in variables] + others)
+            if each is None:
+                gradients = tape.gradient(loss, updated + others)
+            else:
+                batch_size = self.pipeline.global_batch_size
+                gradients = sum_of_changed(
+                    tape, loss, microbatch.mask, updated, each, state.loss_scale, batch_size
+                )
         gradients, of_others = gradients[: len(variables)], gradients[len(variables) :]
         unused = [v.path for v, g in zip(variables, gradients, strict=True) if g is None]
         if unused:
@@ -186,6 +256,25 @@ class GlobalGradient:
             return gradients, sums
         added = [total + gradient for total, gradient in zip(so_far[0], gradients, strict=True)]
         return added, so_far[1] + sums
+
+    def _of_rows(
+        self, objective: Objective, features: dict[str, tf.Tensor]
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the weighted loss of each example, [rows], and the metric sums.
+
+        Raises:
+          ConfigError: If the model normalizes over the batch, so that no example has a gradient of
+            its own.
+        """
+        for layer in objective.training_layers:
+            if isinstance(layer, keras.layers.BatchNormalization):
+                raise ConfigError(
+                    f"update.gradients: with `each`, the gradient of an example must be its own, "
+                    f"but {layer.name!r} normalizes over the batch. Use GroupNormalization or "
+                    "LayerNormalization instead of BatchNormalization."
+                )
+        weighed, _, sums = objective.weighed(features, training=True)
+        return tf.reduce_sum(tf.reshape(weighed, [weighed.shape[0], -1]), axis=1), sums
 
     def _left_out(
         self, watched: Sequence[tf.Variable], variables: Sequence[keras.Variable]

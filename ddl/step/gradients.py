@@ -59,7 +59,7 @@ def multiply(gradients: Sequence[Gradient], factor: tf.Tensor) -> list[Gradient]
 
 
 def clip_by_global_norm(
-    gradients: Sequence[Gradient], clip_norm: float
+    gradients: Sequence[Gradient], clip_norm: float, squared: tf.Tensor | None = None
 ) -> tuple[list[Gradient], tf.Tensor]:
     """Scales all gradients by one factor so that their global norm is at most `clip_norm`.
 
@@ -69,12 +69,13 @@ def clip_by_global_norm(
       gradients: The gradients of the global batch, after the all-reduce. Sparse gradients hold
         each row once (`merge_duplicates`).
       clip_norm: The largest norm allowed.
+      squared: The squared global norm; None computes that of all gradients.
 
     Returns:
       The clipped gradients, and the norm before clipping: a scalar in the widest dtype of
       the gradients.
     """
-    norm = tf.sqrt(squared_norm(gradients))
+    norm = tf.sqrt(squared_norm(gradients) if squared is None else squared)
     # Below the limit the factor is exactly one, so clipping rounds nothing.
     limit = tf.constant(clip_norm, norm.dtype)  # tf.cast rounds to float32 first
     return multiply(gradients, limit / tf.maximum(norm, limit)), norm

@@ -6,6 +6,7 @@ all-reduce, `UpdateStep` divides once by the global Σ weight / B.
 """
 
 import copy
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -20,6 +21,7 @@ from ddl.layers.broadcasting import broadcasts, with_rank
 from ddl.layers.normalization import has_synchronized_layers, take_over_moments
 from ddl.random import seed_by_replica
 from ddl.step.metric_sums import MetricSums
+from ddl.step.observing import observe
 from ddl.step.onednn import needs_own_graph
 from ddl.step.probe import Probe
 from ddl.tasks.parts import layers_of
@@ -79,6 +81,8 @@ class Objective:
         """Layout of the metric sums in an evaluation."""
         self.task_weighs = output.weight is not None
         """Whether the task returns weights, so that Σ weight may differ from the batch size."""
+        self.entries = math.prod(output.loss.shape[1:])
+        """Number of losses of an example."""
         self._own_step = has_step(task)
 
     @property
@@ -115,6 +119,24 @@ class Objective:
           ConfigError: If the task's losses, weights or metrics have wrong types or shapes.
           DataError: If the task ignores a feature such as "sample_weight"; while tracing.
         """
+        weighed, of_layers, sums = self.weighed(features, training)
+        objective = tf.reduce_sum(weighed)
+        for own_loss in of_layers:
+            objective += own_loss
+        return objective / tf.cast(self._global_batch_size, objective.dtype), sums
+
+    def weighed(
+        self, features: dict[str, tf.Tensor], training: bool
+    ) -> tuple[tf.Tensor, list[tf.Tensor], tf.Tensor]:
+        """Returns weight·loss of each entry, the losses of layers, and the metric sums.
+
+        Arguments and errors are those of `__call__`.
+
+        Returns:
+          Weighted losses, [batch, …]; losses of layers times the sum of the weights, [] each; and
+          the metric sums.
+        """
+        observe("rows", features=features)
         features = dict(features)
         example_weight = features.pop("weight")
         # Copies that only the task reads.
@@ -123,6 +145,7 @@ class Objective:
         if watched and not tf.executing_eagerly():
             check_read(watched, type(self._task).__name__)
         self._check(output, example_weight.shape[0])
+        observe("outputs", name=self._where, output=output)
         # Weights and sums need more than half precision.
         half = output.loss.dtype in (tf.float16, tf.bfloat16)
         loss = tf.cast(output.loss, tf.float32) if half else output.loss
@@ -134,14 +157,15 @@ class Objective:
         # If all weights are the constant 1, forward and backward pass skip the multiplication.
         is_one = output.weight is None and _is_constant_one(example_weight)
         weighed = loss if is_one else tf.math.multiply_no_nan(loss, weight)
-        objective = tf.reduce_sum(weighed)
-        for own_loss in self._losses_of_layers() if training else ():
-            # A layer's loss is a mean over the replica's examples and gets their total weight.
-            objective += tf.reduce_sum(weight) * tf.cast(own_loss, loss.dtype)
+        # A layer's loss is a mean over the replica's examples and gets their total weight.
+        of_layers = [
+            tf.reduce_sum(weight) * tf.cast(own_loss, loss.dtype)
+            for own_loss in (self._losses_of_layers() if training else ())
+        ]
         metrics = self.metrics if training else self.evaluation_metrics
         self._check_names(output, metrics)
         sums = metrics.sums({"loss": loss, **output.metrics}, None if is_one else weight)
-        return objective / tf.cast(self._global_batch_size, loss.dtype), sums
+        return weighed, of_layers, sums
 
     def _watched(self, features: dict[str, tf.Tensor], training: bool) -> Sequence[str]:
         """Returns features such as "sample_weight" that the task may not read."""

@@ -78,6 +78,13 @@ class Probe:
                 return self._trace(training, rows, way)
             except ConfigError:
                 raise
+            except tf.errors.OperatorNotAllowedInGraphError as error:
+                name = f"{type(self._task).__name__}.{getattr(self._loss, '__name__', 'loss')}"
+                raise ConfigError(
+                    f"{name} uses a tensor where Python needs a value, such as in `if` or `for`: a "
+                    "loss is traced once, before any value is known. Use tf.where, tf.cond or "
+                    "tf.while_loop."
+                ) from error
             except Exception as error:
                 errors.append(error)
         raise next(error for error in errors if not isinstance(error, _NewVariableError))

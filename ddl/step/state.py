@@ -20,7 +20,7 @@ class TrainingState(NamedTuple):
       sums: float64 [n], metric sums since they were last read
         (`ddl.step.metric_sums.SumsOfLosses`).
       gradient_norms: float64 [2 · optimizers], sum and count of the global gradient norms of each
-        optimizer since the last read.
+        optimizer since the last read; parameter groups count as one optimizer.
       diverged_for: int64 [], batches from the first with a loss that is not finite, inclusive; 0 if
         all losses are finite. With parameter servers a whole loop counts as one.
       rewinds: int64 [], number of rewinds to a checkpoint after training diverged.
@@ -48,7 +48,7 @@ class TrainingState(NamedTuple):
         Args:
           loss_scale: Initial loss scale; 1 without loss scaling.
           sums: Empty metric sums, float64 [n].
-          optimizers: Number of optimizers.
+          optimizers: Number of optimizers; parameter groups count as one.
         """
         zero = tf.zeros([], tf.int64)
         scale = tf.constant(loss_scale, tf.float32)

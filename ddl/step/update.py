@@ -19,20 +19,22 @@ from ddl.data import BatchPipeline
 from ddl.data.pipeline import Batch
 from ddl.errors import ConfigError
 from ddl.microbatch import FIRST_PASS, Draws
-from ddl.optimizers.checks import refusing_reductions
 from ddl.precision import LossScale
-from ddl.step import gradients as gradient_path
 from ddl.step.global_gradient import GlobalGradient, Reduced
 from ddl.step.kept_values import KeptValues
 from ddl.step.metric_sums import SumsOfLosses
 from ddl.step.moving_statistics import Statistics
+from ddl.step.observing import observe
 from ddl.step.onednn import in_own_graph
 from ddl.step.order_of_sums import fixed_order_of_sums
 from ddl.step.overflow import change_unless_overflow, each_finite, next_scale
 from ddl.step.state import TrainingState
-from ddl.step.verbs.gradients import Gradients
+from ddl.step.verbs.applying import Clip, OptimizerPart, apply
+from ddl.step.verbs.each_example import OfExample
+from ddl.step.verbs.gradients import Gradients, trainable_variables
 from ddl.step.verbs.plan import StepPlan
 from ddl.step.verbs.update import Update
+from ddl.step.verbs.values import Values
 from ddl.step.verbs.work import Books
 from ddl.step.weight_average import WeightAverages
 from ddl.tasks.task import LossFunction
@@ -50,13 +52,11 @@ class UpdateStep:
       optimizers: The optimizers by name, prepared by `ddl.step.gradients.prepare_optimizer`.
       statistics: Variables that the forward pass changes; restored when an update is skipped.
       averages: Averages of the weights, moved by every update that is not skipped; None: none.
-      clip_norm: Largest global norm of the gradient that an optimizer applies, or None.
-      clip_value: Largest absolute value of an entry of that gradient, or None.
+      clip: Limits of the gradients that are applied.
       loss_scale: Rule of the dynamic loss scale; None: no loss scaling.
 
     Raises:
-      ConfigError: If `clip_norm` or `clip_value` is not positive, if both are given, or if the
-        noise scale cannot be estimated.
+      ConfigError: If the noise scale cannot be estimated.
     """
 
     plan: StepPlan
@@ -64,20 +64,10 @@ class UpdateStep:
     optimizers: Mapping[str, keras.optimizers.Optimizer]
     statistics: Statistics
     averages: WeightAverages | None
-    clip_norm: float | None
-    clip_value: float | None
+    clip: Clip
     loss_scale: LossScale | None
 
     def __post_init__(self) -> None:
-        for name in ("clip_norm", "clip_value"):
-            limit = getattr(self, name)
-            if limit is not None and not limit > 0:
-                raise ConfigError(f"Trainer.{name} must be greater than 0, or None, got {limit}.")
-        if self.clip_norm is not None and self.clip_value is not None:
-            raise ConfigError(
-                f"clip_norm and clip_value exclude each other, got clip_norm = {self.clip_norm} "
-                f"and clip_value = {self.clip_value}. Set one of them to None."
-            )
         if self.gradient.noise_scale is not None:
             weights = "weight" in self.pipeline.source.element_spec or self.task_weighs
             self.gradient.noise_scale.check(self.gradient.parts, weights_are_given=weights)
@@ -128,9 +118,10 @@ class UpdateStep:
         Raises:
           ConfigError: If the task cannot be trained; while tracing.
         """
+        observe("update")
         work = _Work(self, state)
-        update = Update(work, state)
-        self.plan.run(update, batch)
+        update = Update(work, state, batch)
+        update.run(self.plan.run, batch)
         work.finish(update.books)
         return self._next_state(state, update.books)
 
@@ -140,7 +131,7 @@ class UpdateStep:
         The graph holds the whole update, so that the all-reduce overlaps with the backward pass.
         With several microbatches, `GlobalGradient` instead puts each microbatch in its own graph.
         """
-        needed = any(loss.needs_own_graph for loss in self.plan.losses.values())
+        needed = any(one.needs_own_graph for one in self.plan.objectives)
         if needed and self.pipeline.microbatches == 1:
             return in_own_graph(function)()
         return function()
@@ -149,7 +140,7 @@ class UpdateStep:
     def changing_fields(self) -> list[str]:
         """Names of the state's fields that an update may change."""
         names = ["step", "batches", "sums", "diverged_for"]
-        if self.clip_norm is not None:
+        if self.clip.norm is not None:
             names.append("gradient_norms")
         if self.gradient.noise_scale is not None:
             names.append("gradient_noise")
@@ -168,34 +159,11 @@ class UpdateStep:
         """
         kept = self.statistics.kept()
         (objective,) = self.plan.losses.values()
-        (variables,) = self.plan.variables.values()
+        variables = trainable_variables(self.plan.task.model)
         gradients, _ = self.gradient.of_replicas(objective, variables, batch, state, FIRST_PASS)
         finite = self.strategy.run(each_finite, args=(gradients,))
         kept.restore()
         return tf.stack(self.strategy.experimental_local_results(finite))
-
-    def apply(self, optimizer: str, gradients: Gradients) -> tf.Tensor:
-        """Applies the gradients and returns their global norm, float64 []."""
-        with refusing_reductions(self.strategy):
-            norms = self.strategy.run(
-                lambda own: self._replica_apply(optimizer, own, gradients.variables),
-                args=(gradients.values,),
-            )
-        return self.strategy.experimental_local_results(norms)[0]
-
-    def _replica_apply(
-        self, optimizer: str, gradients: list[Any], variables: Sequence[keras.Variable]
-    ) -> tf.Tensor:
-        """Applies the reduced gradients and returns their global norm. Replica context."""
-        gradients = gradient_path.add_regularization(gradients, variables)
-        norm = tf.zeros([], tf.float64)
-        if self.clip_norm is not None:
-            gradients, norm = gradient_path.clip_by_global_norm(gradients, self.clip_norm)
-        if self.clip_value is not None:
-            gradients = gradient_path.clip_by_value(gradients, self.clip_value)
-        # Not `apply`: a user's optimizer may override either, and `apply_gradients` calls `apply`.
-        self.optimizers[optimizer].apply_gradients(zip(gradients, variables, strict=True))
-        return tf.cast(norm, tf.float64)
 
     def _next_state(self, state: TrainingState, books: Books) -> TrainingState:
         finite = tf.constant(True) if books.finite is None else books.finite
@@ -205,7 +173,7 @@ class UpdateStep:
         if self.loss_scale is not None:
             changes |= next_scale(self.loss_scale, state, finite)
             sums = tf.where(finite, sums, tf.zeros_like(sums))
-        if self.clip_norm is not None:
+        if self.clip.norm is not None:
             counted = tf.stack(self._counted_norms(books, finite))
             changes["gradient_norms"] = state.gradient_norms + counted
         if self.gradient.noise_scale is not None:
@@ -226,7 +194,7 @@ class UpdateStep:
         """Returns the sum and the number of the norms of each optimizer, one after the other."""
         made = tf.cast(finite, tf.float64)
         counted: list[tf.Tensor] = []
-        for name in self.optimizers:
+        for name in self.plan.groups:
             norm, count = books.norms[name]
             if self.plan.keeps_values:  # else a skipped change has the norm 0
                 norm = tf.where(finite, norm, tf.zeros_like(norm))
@@ -240,6 +208,7 @@ class _Work:
 
     def __init__(self, update: UpdateStep, state: TrainingState):
         self.strategy = update.strategy
+        self.seed: int | None = update.pipeline.seed
         self._update = update
         self._plan = update.plan
         self._state = state
@@ -250,7 +219,7 @@ class _Work:
 
     def name_of_loss(self, loss: LossFunction, name: str | None) -> str:
         name = self._plan.name_of_loss(loss, name)
-        if name not in self._plan.losses:
+        if name not in {**self._plan.losses, **self._plan.means}:
             raise ConfigError(
                 f"{type(self._plan.task).__name__}.step uses the loss {name!r}, which it did not "
                 "use when the Trainer was made. A step must call the same losses in each trace."
@@ -265,22 +234,55 @@ class _Work:
         return self._plan.model(given)
 
     def gradients(
-        self, loss: str, variables: Sequence[keras.Variable], batch: Batch, draws: Draws
+        self,
+        loss: str,
+        variables: Sequence[keras.Variable],
+        batch: Batch,
+        draws: Draws,
+        each: OfExample | None,
     ) -> Reduced:
+        observe("gradients", loss=loss)
         objective = self._plan.losses[loss].of(self._functions[loss])
-        return self._update.gradient(objective, variables, batch, self._state, draws)
+        reduced = self._update.gradient(objective, variables, batch, self._state, draws, each)
+        observe("reduced", variables=variables, reduced=reduced)
+        return reduced
 
-    def finite(self, gradients: Gradients) -> tf.Tensor | None:
+    def mean(self, name: str, values: Values, batch: Batch, draws: Draws) -> tf.Tensor:
+        observe("gradients", loss=name)
+        objective = self._plan.means[name].of(values)
+        mean = self._update.gradient.mean(objective, batch, self._state, draws)
+        observe("mean", loss=name, value=mean)
+        traced = objective.loss  # an equal function of the rehearsal, or `values`
+        assert isinstance(traced, Values)
+        return tf.reshape(tf.cast(mean, traced.dtype), traced.shape)
+
+    def finite(self, values: Sequence[Any]) -> tf.Tensor | None:
         if self._kept is None:
             return None
         results = self.strategy.experimental_local_results
-        return tf.reduce_all(each_finite([results(value)[0] for value in gradients.values]))
+        return tf.reduce_all(each_finite([results(value)[0] for value in values]))
 
     def keep_statistics(self) -> KeptValues:
         return self._update.statistics.kept()
 
     def apply(self, optimizer: str, gradients: Gradients) -> tf.Tensor:
-        return self._update.apply(optimizer, gradients)
+        observe("apply", optimizer=optimizer, gradients=gradients)
+        update = self._update
+        parts = self._plan.parts(optimizer, gradients.variables)
+        used = [
+            OptimizerPart(update.optimizers[name], places, self._plan.frozen_until(name))
+            for name, places in parts.items()
+        ]
+        norm = apply(
+            self.strategy,
+            gradients.values,
+            gradients.variables,
+            used,
+            update.clip,
+            self._state.step,
+        )
+        observe("applied", optimizer=optimizer, gradients=gradients)
+        return norm
 
     def change(
         self, number: int, change: Callable[[], tf.Tensor], finite: tf.Tensor | None
@@ -318,7 +320,7 @@ class _Work:
         nothing = (tf.zeros([], tf.float64), 0)
         norms = {
             name: tuple(tf.cast(x, tf.float64) for x in books.norms.get(name, nothing))
-            for name in update.optimizers
+            for name in self._plan.groups
         }
         carried: dict[str, Any] = {"sums": sums | books.sums, "norms": norms}
         carried["noise"] = self._state.gradient_noise if books.noise is None else books.noise

@@ -1,7 +1,7 @@
 """The parts of a trainer, built and checked in the order in which they need each other."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import keras
@@ -14,7 +14,7 @@ from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError
 from ddl.layers.normalization import take_over_moments
-from ddl.optimizers.named import Optimizers, by_name
+from ddl.optimizers.named import Optimizers, by_name, groups_by_name
 from ddl.precision import LossScale
 from ddl.random import seed_by_replica
 from ddl.step import gradients as gradient_path
@@ -24,12 +24,11 @@ from ddl.step.moving_statistics import Statistics, allow_replica_writes
 from ddl.step.noise_scale import GradientNoiseScale
 from ddl.step.objective import Objective
 from ddl.step.update import UpdateStep
-from ddl.step.verbs.gradients import trainable_variables
-from ddl.step.verbs.plan import BUILT_IN, StepPlan
-from ddl.step.verbs.rehearsal import rehearse
+from ddl.step.verbs.applying import Clip
+from ddl.step.verbs.plan import StepPlan
 from ddl.step.weight_average import ExponentialMovingAverage, WeightAverages
 from ddl.tasks.parts import layers_of
-from ddl.tasks.task import LossFunction, Task, evaluation_loss, has_step
+from ddl.tasks.task import LossFunction, Task, has_step
 from ddl.training.asynchronous.loop import CoordinatedEvaluation
 from ddl.training.checks.fixed_settings import FixedSettings
 from ddl.training.checks.model import (
@@ -42,6 +41,8 @@ from ddl.training.checks.row_independence import RowIndependence
 from ddl.training.divergence import VariablesFinite
 from ddl.training.evaluation import Evaluation
 from ddl.training.evaluation_weights import EvaluationWeights
+from ddl.training.schedule_free import ScheduleFreeWeights, schedule_free_weights
+from ddl.training.step_plan import evaluation_objective, step_plan
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -84,6 +85,7 @@ class Assembly:
       generator_states: States of the Keras seed generators in the task's layers: int64 [2] each.
       update: The update, with the averages and the statistics.
       evaluation_weights: The weights for evaluation.
+      schedule_free: The averages of schedule-free optimizers; None if there are none.
       finite: Check of all variables that an update may change.
       settings: The settings that must not change.
     """
@@ -98,6 +100,7 @@ class Assembly:
     generator_states: list[tf.Variable]
     update: UpdateStep
     evaluation_weights: EvaluationWeights
+    schedule_free: ScheduleFreeWeights | None
     finite: VariablesFinite
     settings: FixedSettings
 
@@ -169,8 +172,8 @@ def assemble(
         return Objective(task, train.element_spec, options.global_batch_size, strategy, loss)
 
     optimizers = by_name(optimizer)
-    plan = _plan(task, list(optimizers), objective, strategy)  # builds the models
-    evaluated = _evaluation_objective(task, plan, objective)
+    plan = step_plan(task, groups_by_name(optimizer), objective, strategy)  # builds the models
+    evaluated = evaluation_objective(task, plan, objective)
     evaluation: Evaluation | CoordinatedEvaluation | None = None
     if eval_pipeline is not None:
         if evaluated is None:
@@ -183,7 +186,7 @@ def assemble(
         evaluation = kind(evaluated, eval_pipeline, strategy)
     check_created_in_scope(plan.trained, strategy)
     layers = layers_of(task)
-    in_training = {id(x) for one in plan.losses.values() for x in one.training_layers}
+    in_training = {id(x) for one in plan.objectives for x in one.training_layers}
     training_layers = [layer for layer in layers if id(layer) in in_training]
     warn_of_replica_dependence(training_layers, strategy, options.accumulation_steps)
     rows = RowIndependence(
@@ -191,13 +194,20 @@ def assemble(
         layers,
         strategy,
         lambda training: [
-            one.loss for one in (plan.losses.values() if training else [evaluated]) if one
+            one.loss for one in (plan.objectives if training else [evaluated]) if one
         ],
     )
     take_over_moments(layers)
     generator_states = seed_by_replica(layers)
     update = _update(task, optimizers, plan, train, strategy, options, layers)
-    weights = EvaluationWeights(update.averages, update.statistics, strategy)
+    schedule_free = schedule_free_weights(
+        optimizers,
+        plan.variables,
+        strategy,
+        averages=update.averages is not None,
+        statistics=bool(update.statistics.floating),
+    )
+    weights = EvaluationWeights(update.averages, update.statistics, strategy, schedule_free)
     workers = Workers(strategy)
     models = layers if has_step(task) else [task.model]
     of_models = list({id(v): v for model in models for v in model.variables}.values())
@@ -218,56 +228,10 @@ def assemble(
         generator_states,
         update,
         weights,
+        schedule_free,
         VariablesFinite(kept_finite, workers),
         FixedSettings(task, layers, list(optimizers.values()), plan.trained),
     )
-
-
-def _plan(
-    task: Task,
-    optimizers: Sequence[str],
-    objective: Callable[[LossFunction | None], Objective],
-    strategy: tf.distribute.Strategy,
-) -> StepPlan:
-    """Returns the plan of the task's own step, or of the built-in one; builds the models.
-
-    Raises:
-      ConfigError: If the strategy cannot run a step of one's own, the step is misused, or there are
-        several optimizers without a step.
-    """
-    name = type(task).__name__
-    if has_step(task):
-        if traits_of(strategy).asynchronous:
-            raise ConfigError(
-                f"{name} has a step of its own, which --strategy=parameter_server cannot run: its "
-                "workers update one after the other, without a global batch. Use another strategy."
-            )
-        return rehearse(task, optimizers, objective, strategy)
-    if len(optimizers) > 1:
-        raise ConfigError(
-            f"{name} has no `step`, so nothing says what each of the optimizers "
-            f"{', '.join(optimizers)} updates. Pass one optimizer, or give the task a method "
-            "step(update, batch)."
-        )
-    of_task = objective(None)
-    (only,) = optimizers
-    return StepPlan(
-        task=task,
-        losses={BUILT_IN: of_task},
-        variables={only: trainable_variables(task.model)},
-        applies={only: 1},
-    )
-
-
-def _evaluation_objective(
-    task: Task, plan: StepPlan, objective: Callable[[LossFunction | None], Objective]
-) -> Objective | None:
-    """Returns the objective whose metrics an evaluation reports; None if the task has none."""
-    if hasattr(task, "per_example"):
-        trained = plan.losses.get(BUILT_IN)
-        return trained if trained and trained.loss == task.per_example else objective(None)
-    loss = evaluation_loss(task)
-    return None if loss is None else objective(loss)
 
 
 def _pipeline(
@@ -330,7 +294,6 @@ def _update(
         optimizers=optimizers,
         statistics=statistics,
         averages=averages,
-        clip_norm=options.clip_norm,
-        clip_value=options.clip_value,
+        clip=Clip(options.clip_norm, options.clip_value),
         loss_scale=loss_scale,
     )

@@ -11,6 +11,7 @@ from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, TrainingDiverged
 from ddl.step.state import TrainingState
 from ddl.step.update import UpdateStep
+from ddl.step.verbs.gradients import trainable_variables
 from ddl.tasks.task import has_step
 from ddl.training.stale_traces import explaining_stale_traces
 
@@ -127,9 +128,10 @@ def _first_overflow(state: TrainingState, update: UpdateStep) -> str:
     # The last variable comes first in the backward pass. A value that is not finite spreads from
     # there to earlier layers, and through synchronized layers to other replicas.
     variable = np.flatnonzero(~finite.all(axis=0))[-1]
+    trained = trainable_variables(update.plan.task.model)
     replica = int(np.argmin(finite[:, variable]))
     of_worker = f" of worker {replica // len(own)}" if workers.number > 1 else ""
     return (
         f"In the last batch, number {batch}, the first gradient of the backward pass that is not "
-        f"finite is that of {update.plan.trained[variable].path} on replica {replica}{of_worker}."
+        f"finite is that of {trained[variable].path} on replica {replica}{of_worker}."
     )

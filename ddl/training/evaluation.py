@@ -11,6 +11,7 @@ from ddl.data.pipeline import Batch
 from ddl.errors import DataError
 from ddl.step.objective import Objective
 from ddl.step.order_of_sums import fixed_order_of_sums
+from ddl.step.state import TrainingState
 from ddl.training.stale_traces import explaining_stale_traces
 
 
@@ -29,11 +30,11 @@ class Evaluation:
         self._strategy = strategy
         self._iterator: Any = None
 
-    def run(self, position: tf.Tensor) -> dict[str, float]:
+    def run(self, state: TrainingState) -> dict[str, float]:
         """Returns the means by name for the present weights. Eager, cross-replica context.
 
         Args:
-          position: Number of global batches that training has consumed, int64 [].
+          state: The training's state; schedules of layers and tasks follow it.
 
         Raises:
           DataError: If the data cannot be read, or if their feature "weight" is always 0.
@@ -45,20 +46,24 @@ class Evaluation:
         iterator = iterator or self._pipeline.iterator(self._strategy, 0)
         with data_errors(), explaining_stale_traces():
             number = tf.constant(self._pipeline.steps_per_epoch, tf.int64)
-            sums = self._loop(iterator, number, position)
+            sums = self._loop(iterator, number, state.batches, state.step)
         self._iterator = iterator
         check_some_weight(sums, self._objective)
         return self._objective.evaluation_metrics.means(sums)
 
     @tf.function(autograph=False)
     @fixed_order_of_sums()
-    def _loop(self, iterator: Any, num_batches: tf.Tensor, position: tf.Tensor) -> tf.Tensor:
+    def _loop(
+        self, iterator: Any, num_batches: tf.Tensor, position: tf.Tensor, step: tf.Tensor
+    ) -> tf.Tensor:
         """Returns the metric sums over `num_batches` batches: float64 [size]."""
         pipeline = self._pipeline
 
         def replica_sums(batch: Batch) -> tf.Tensor:
             features = pipeline.examples(batch)
-            microbatch = pipeline.microbatch(batch, features, training=False, position=position)
+            microbatch = pipeline.microbatch(
+                batch, features, training=False, step=step, position=position
+            )
             with microbatch.forward():
                 return self._objective(features, training=False)[1]
 

@@ -26,8 +26,8 @@ class MetricReader:
         """Returns the means of loss and metrics, of the gradient norms and of the noise scale."""
         means = self._update.metrics.means(state.sums)
         norms = state.gradient_norms.numpy().reshape(-1, 2)
-        for name, (total, count) in zip(self._update.optimizers, norms, strict=True):
-            if self._update.clip_norm is not None and count:
+        for name, (total, count) in zip(self._update.plan.groups, norms, strict=True):
+            if self._update.clip.norm is not None and count:
                 means[figure("gradient_norm", name)] = float(total / count)
         return means | noise_scale.figures(state.gradient_noise)
 

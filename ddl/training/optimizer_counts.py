@@ -21,7 +21,7 @@ def check(update: UpdateStep, step: int) -> None:
     """
     for name, optimizer in update.optimizers.items():
         if (applies := update.plan.applies[name]) is not None:
-            check_counts(optimizer, step * applies)
+            check_counts(optimizer, max(step - update.plan.frozen_until(name), 0) * applies)
 
 
 def learning_rate(update: UpdateStep, step: int) -> float:
@@ -42,7 +42,7 @@ def learning_rate(update: UpdateStep, step: int) -> float:
 def learning_rates(update: UpdateStep, step: int) -> dict[str, float]:
     """Returns the learning rate of each optimizer's last update, by the name of its figure.
 
-    Before any update, it is that of the first.
+    Before any update, it is that of the first; of an optimizer that is still frozen, it is 0.
 
     Args:
       update: The update, which has the optimizers.
@@ -50,7 +50,10 @@ def learning_rates(update: UpdateStep, step: int) -> dict[str, float]:
     """
     rates = {}
     for name, optimizer in update.optimizers.items():
+        frozen_until = update.plan.frozen_until(name)
         in_step = update.plan.applies[name] == 1
-        made = step if in_step else int(optimizer.iterations.numpy())
-        rates[figure("learning_rate", name)] = learning_rate_at(optimizer, max(made - 1, 0))
+        made = step - frozen_until if in_step else int(optimizer.iterations.numpy())
+        is_frozen = bool(frozen_until) and step <= frozen_until
+        rate = 0.0 if is_frozen else learning_rate_at(optimizer, max(made - 1, 0))
+        rates[figure("learning_rate", name)] = rate
     return rates

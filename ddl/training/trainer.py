@@ -74,8 +74,8 @@ class Trainer:
 
         Args:
           task: The model and its per-example loss, or a task with a step of its own.
-          optimizer: Any Keras optimizer without Keras's own clipping, accumulation or average; for
-            a task with a `step` also a dict from name to optimizer.
+          optimizer: Any Keras optimizer without Keras's own clipping, accumulation or average, or
+            `ParameterGroups` of such; for a task with a `step` also a dict from name to these.
           train_data: A `ddl.data` source, a mapping of arrays, a pair (images, labels), or an
             unbatched `tf.data.Dataset` of known length.
           global_batch_size: Examples per update, over all replicas and microbatches.
@@ -155,6 +155,8 @@ class Trainer:
         """States of the Keras seed generators in the task's layers: int64 [2] each."""
         self.averages = parts.update.averages
         """Averages of the weights and of the moving statistics; None without `weight_average`."""
+        self.schedule_free = parts.schedule_free
+        """Averages of schedule-free optimizers, which evaluations use; None if there are none."""
         self.replica_statistics = parts.evaluation_weights.replica_statistics
         """This worker's copies of each replica-local statistic, and of the statistic's average."""
         self._metrics = MetricReader(parts.update)
@@ -291,17 +293,17 @@ class Trainer:
         self._runner.check_not_lost()
         parts.check_for_evaluation()
         with deferring_interrupt(), self.evaluation_weights(averaged=averaged):
-            means = evaluation.run(self.state.batches)
+            means = evaluation.run(self.state)
         parts.settings.take_for_evaluation()
         return means
 
     def evaluation_weights(self, *, averaged: bool = True) -> AbstractContextManager[None]:
         """Gives the model the weights for evaluation and export within the `with` block.
 
-        These weights are the averages, if the trainer keeps an average and `averaged` is True, or
-        else the model's own. Replica-local moments are averaged over the replicas. After the block
-        the model's own weights are restored bit for bit; training and checkpoints need the own
-        weights. Eager, cross-replica context, on all workers.
+        These weights are the averages, if the trainer or a schedule-free optimizer keeps them and
+        `averaged` is True, or else the model's own. Replica-local moments are averaged over the
+        replicas. After the block the model's own weights are restored bit for bit; training and
+        checkpoints need the own weights. Eager, cross-replica context, on all workers.
 
         Raises:
           ConfigError: If `averaged` is not a bool.

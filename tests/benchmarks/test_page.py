@@ -3,12 +3,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import benchmarks
 import benchmarks.__main__ as runner
 from benchmarks import page
-from benchmarks.report import RESULTS, Bar, Plot, Report, Series, Spread, Table
+from benchmarks.report import RESULTS, Bar, Images, Plot, Report, Series, Spread, Table
 
 
 def write_result(folder, name="memory", value=1.25, quick=False):
@@ -73,6 +74,18 @@ def test_pictures_of_bars_and_lines(tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
     page.draw([], picture)
     assert not picture.exists()
+
+
+def test_a_picture_of_images(tmp_path):
+    image = pytest.importorskip("matplotlib.image")
+    page.draw([Images("", ["f" * 64, *["0" * 64] * 11])], tmp_path / "a.png")
+    pixels = image.imread(tmp_path / "a.png")[..., 0]
+    black = pixels < 0.1
+    rows, columns = np.flatnonzero(black.any(axis=1)), np.flatnonzero(black.any(axis=0))
+    height, width = np.ptp(rows) + 1, np.ptp(columns) + 1
+    assert black[rows[0] : rows[-1], columns[0] : columns[-1]].all()
+    assert height == pytest.approx(width, abs=2)
+    assert width == pytest.approx(pixels.shape[1] * 8 / 90, rel=0.1)  # 10 images, each with a gap
 
 
 def test_the_committed_page_is_that_of_the_committed_results():

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks import report
 from benchmarks.command import title_and_text
-from benchmarks.report import Bar, Plot, Report, Series, Spread, Table
+from benchmarks.report import Bar, Images, Plot, Report, Series, Spread, Table
 
 
 @pytest.mark.parametrize(
@@ -31,8 +31,16 @@ def test_json_holds_all():
         [Bar("b / a", Spread(2.0, 1.0, 3.0), 1.5)],
         [Plot("times", "n", "ms", [Series("a", [1, 2], [Spread(2.0, 1.0, 3.0), 0.5])], log_x=True)],
         ["a note"],
+        [Images("digits", ["0f", "f0"])],
     )
     assert Report.from_json(json.loads(json.dumps(report.as_json()))) == report
+
+
+def test_a_result_without_images_is_read():
+    values = Report([], notes=["a note"]).as_json()
+    del values["images"]
+    read = Report.from_json(values)
+    assert (read.notes, list(read.images)) == (["a note"], [])
 
 
 def test_a_docstring_is_title_and_text():

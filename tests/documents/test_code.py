@@ -10,6 +10,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import ddl
 from ddl.checkpoints.export import export_model
@@ -177,7 +178,7 @@ def sgd():
 OWN_STEPS = {
     "sharp.py": sgd,
     "surgery.py": sgd,
-    "two_rates.py": lambda: {"backbone": sgd(), "head": sgd()},
+    "private.py": sgd,
 }
 
 
@@ -187,7 +188,7 @@ def test_the_steps(name):
     exec(files()[name], namespace)
     layers = [keras.layers.Dense(4), keras.layers.Dense(2)]
     classification = ddl.Classification(keras.Sequential([keras.Input((3,)), *layers]))
-    (shown,) = [cls for cls in namespace.values() if hasattr(cls, "step")]
+    (shown,) = [cls for cls in namespace.values() if isinstance(cls, type) and hasattr(cls, "step")]
 
     class Shown(shown):
         backbone, head = layers
@@ -211,10 +212,65 @@ def test_the_steps(name):
     assert np.isfinite(list(trainer.train(3).values())).all()
 
 
+@pytest.mark.slow
+def test_the_check(folder):
+    namespace = runpy.run_path("checked.py")
+    namespace["test_same_everywhere"]()
+
+
+@pytest.fixture
+def two_devices(monkeypatch):
+    """Gives each `MirroredStrategy()` of a program two virtual devices."""
+
+    class OnTwoDevices(tf.distribute.MirroredStrategy):
+        def __init__(self):
+            reduction = tf.distribute.ReductionToOneDevice()
+            super().__init__(["CPU:0", "CPU:1"], cross_device_ops=reduction)
+
+    monkeypatch.setattr(tf.distribute, "MirroredStrategy", OnTwoDevices)
+
+
+def test_the_gan_that_moved_from_keras(folder, two_devices, capsys):
+    trainer = runpy.run_path("moved_gan.py")["trainer"]
+    assert trainer.strategy.num_replicas_in_sync == 2
+    printed = [float(x) for x in re.findall(r"told_apart': ([\d.]+)", capsys.readouterr().out)]
+    assert len(printed) == 5
+    assert 0.5 < printed[-1] <= 1
+
+
+def test_the_outer_loop_of_orbit_users(folder, two_devices, capsys):
+    """It learns, writes summaries and checkpoints, and ends at once when it is started again."""
+    ended = runpy.run_path("outer_loop.py")
+    lines = capsys.readouterr().out.splitlines()
+    assert [int(line.split()[0]) for line in lines] == [100, 200, 300]
+    assert float(re.findall(r"accuracy': ([\d.]+)", lines[-1])[0]) > 0.9
+    assert [saved.step for saved in ended["checkpoints"].saved()] == [100, 200, 300]
+    assert len(list((folder / "runs" / "outer_loop" / "train").iterdir())) == 1
+    again = runpy.run_path("outer_loop.py")
+    assert again["trainer"].step == 300
+    assert capsys.readouterr().out == ""
+
+
+def test_the_program_that_moved_from_the_tutorial(folder, two_devices, capsys):
+    trainer = runpy.run_path("moved_tutorial.py")["trainer"]
+    lines = capsys.readouterr().out.splitlines()
+    assert [int(line.split()[0]) for line in lines] == list(range(1, 11))
+    assert float(re.findall(r"accuracy': ([\d.]+)", lines[-1])[-1]) > 0.9
+    assert trainer.step == 10 * trainer.steps_per_epoch
+    runpy.run_path("moved_tutorial.py")
+    assert capsys.readouterr().out == ""
+
+
+# Programs of the pages for those who come from another framework, each with its own test.
+MOVED = {"moved_gan.py", "outer_loop.py", "moved_tutorial.py"}
+
+
 def test_every_block_is_run_or_checked():
-    """Blocks of another language would go unnoticed."""
-    assert {block.language for page in PAGES for block in blocks(page)} == {"sh", "gin", "python"}
+    """Blocks of another language would go unnoticed. `py` marks code of other frameworks."""
+    languages = {block.language for page in PAGES for block in blocks(page)}
+    assert languages == {"sh", "gin", "python", "py"}
     python = [b for page in PAGES for b in blocks(page) if b.language == "python"]
     names = {name for name in files() if name.endswith(".py")}
-    assert names == {"denoise.py", "jitter.py", "notebook.py", "my_gan.py", *OWN_STEPS}
+    shown = {"denoise.py", "jitter.py", "notebook.py", "my_gan.py", "checked.py"}
+    assert names == shown | OWN_STEPS.keys() | MOVED
     assert len(python) == len(names)

@@ -3,6 +3,8 @@
 import functools
 import signal
 import sys
+import tempfile
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -18,16 +20,49 @@ SHORT = ("TRAIN_STEPS = 20", "LOG_EVERY = 10", "CHECKPOINT_EVERY = 10", "PRECISI
 TWO = ["--strategy=mirrored", "--num_virtual_devices=2"]
 FOUR = ["--strategy=mirrored", "--num_virtual_devices=4"]
 
+_INPUTS = tempfile.TemporaryDirectory(prefix="ddl-examples-")
+
+
+@functools.cache
+def trained_before(config: str, *modes: str) -> Path:
+    """Returns the model directory of a config that was trained for a few steps in float64."""
+    model_dir = Path(_INPUTS.name) / Path(config).stem
+    command = [
+        *(sys.executable, "-m", "ddl.main", f"--gin_file={ROOT}/{config}"),
+        *(f"--model_dir={model_dir}", "--strategy=one_device"),
+        *(f"--gin_param={param}" for param in (*SHORT, "EVAL_EVERY = None")),
+    ]
+    for mode in modes:
+        forked.run([*command, f"--mode={mode}"], cwd=ROOT, check=True)
+    return model_dir
+
+
+def teacher() -> str:
+    """Returns the parameter with the exported teacher of the distillation."""
+    model_dir = trained_before("configs/digits_cnn.gin", "train", "export")
+    return f"Distillation.teacher = '{model_dir}/export/model.keras'"
+
+
+def pretrained() -> str:
+    """Returns the parameter with the run whose layers are fine-tuned."""
+    return f"WarmStart.checkpoint = '{trained_before('configs/digits_cnn.gin', 'train', 'export')}'"
+
+
+NORMALIZED = {"byol"}  # examples with batch normalization
+# Parameters of the examples that read the result of another run.
+INPUTS = {"distillation": teacher, "fine_tuning": pretrained}
+
 
 def flags(example, model_dir, *params):
-    evaluates = "Trainer.eval_data" in (ROOT / f"examples/{example}.gin").read_text() or (
-        "include 'digits" in (ROOT / f"examples/{example}.gin").read_text()
-    )
+    config = (ROOT / f"examples/{example}.gin").read_text()
+    evaluated = ("Trainer.eval_data", "include 'digits", "include 'from_scratch")
+    evaluates = any(text in config for text in evaluated)
     every = ["EVAL_EVERY = 10"] if evaluates else []
+    inputs = [INPUTS[example]()] if example in INPUTS else []
     return [
         f"--gin_file={ROOT}/examples/{example}.gin",
         f"--model_dir={model_dir}",
-        *(f"--gin_param={param}" for param in (*SHORT, *every, *params)),
+        *(f"--gin_param={param}" for param in (*SHORT, *every, *inputs, *params)),
         f"--mode={'train_and_eval' if evaluates else 'train'}",
     ]
 
@@ -68,21 +103,33 @@ def assert_close(model_dir, reference):
     assert compared > 4
 
 
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_the_header_gives_the_command(example):
+    header = (ROOT / f"examples/{example}.gin").read_text().partition("\n#\n")[0].splitlines()
+    assert all(line.startswith("# python -m ddl.main ") for line in header)
+    assert f"--gin_file=examples/{example}.gin " in header[-1]
+    assert header[-1].endswith(f"--model_dir=runs/{example}")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_the_same_on_any_devices(example, one_device, tmp_path):
-    """On 2 and 4 replicas; with accumulation; on two workers. Slots and targets too."""
+    """On 2 and 4 replicas; with accumulation; on two workers. Slots and targets too.
+
+    Batch normalization takes the moments of each microbatch, so an example with it is compared with
+    another run with accumulation.
+    """
     for options in (TWO, FOUR):
         model_dir = tmp_path / options[-1]
         run(example, model_dir, *options)
         assert_close(model_dir, one_device(example))
-    run(
-        example,
-        tmp_path / "accumulated",
-        "--strategy=one_device",
-        params=["ACCUMULATION_STEPS = 2"],
-    )
-    assert_close(tmp_path / "accumulated", one_device(example))
+    accumulated = {"params": ["ACCUMULATION_STEPS = 2"]}
+    run(example, tmp_path / "accumulated", "--strategy=one_device", **accumulated)
+    if example in NORMALIZED:
+        run(example, tmp_path / "accumulated on two", *TWO, **accumulated)
+        assert_close(tmp_path / "accumulated on two", tmp_path / "accumulated")
+    else:
+        assert_close(tmp_path / "accumulated", one_device(example))
     status, output = finish(launch(2, *flags(example, tmp_path / "workers")))
     assert status == 0, output
     assert_close(tmp_path / "workers", one_device(example))

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import traceback
+import weakref
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
@@ -39,6 +40,7 @@ def fork(
         return number
     status = 70
     try:
+        weakref.finalize._registry.clear()  # such as of folders of the program it was forked from
         if session:
             os.setsid()
         if prepare is not None:

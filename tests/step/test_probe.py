@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from ddl.errors import ConfigError
 from ddl.step.probe import Probe
 from ddl.tasks.parts import copies_of
 from ddl.tasks.task import PerExample
@@ -52,6 +53,11 @@ def test_a_collective_gets_all_replicas():
 def test_keras_draws_on_several_replicas(strategy):
     """Without a seed, from a generator that each replica's thread would make."""
     assert tried(lambda y: y + keras.random.uniform(y.shape), strategy).replicas == [0]
+
+
+def test_a_python_branch_on_a_tensor_is_refused_by_name():
+    with pytest.raises(ConfigError, match="Task.per_example uses a tensor where Python needs a"):
+        tried(lambda y: y if y[0] > 0 else -y, make_strategy("mirrored", 2))
 
 
 def unbuilt():

@@ -56,7 +56,7 @@ def let_keras_reduce_again(patch: Patch) -> None:
 
     patch.setattr(gradient_path, "prepare_optimizer", mutated)
     # Else the check of optimizers refuses it, before parity is asked for.
-    patch.setattr("ddl.step.update.refusing_reductions", lambda _: contextlib.nullcontext())
+    patch.setattr("ddl.step.verbs.applying.refusing_reductions", lambda _: contextlib.nullcontext())
 
 
 def clip_before_the_reduce(patch: Patch) -> None:
@@ -67,7 +67,7 @@ def clip_before_the_reduce(patch: Patch) -> None:
         return reduce(self, clipped, variables)
 
     patch.setattr(AllReduce, "__call__", mutated)
-    patch.setattr(gradient_path, "clip_by_global_norm", lambda g, _: (g, tf.constant(0.0)))
+    patch.setattr(gradient_path, "clip_by_global_norm", lambda g, *_: (g, tf.constant(0.0)))
 
 
 def ask_the_first_replica_before_the_reduce(patch: Patch) -> None:

@@ -238,6 +238,7 @@ class BatchPipeline:
         number: tf.Tensor | int = 0,
         *,
         training: bool,
+        step: tf.Tensor,
         position: tf.Tensor | None = None,
         draws: Draws = FIRST_PASS,
     ) -> Microbatch:
@@ -248,6 +249,7 @@ class BatchPipeline:
           features: The result of `examples`.
           number: Microbatch number within the global batch, int32 [].
           training: As in `Microbatch`.
+          step: As in `Microbatch`.
           position: As in `Microbatch`.
           draws: As in `Microbatch`.
         """
@@ -260,6 +262,8 @@ class BatchPipeline:
             mask=None if self.always_full else features["weight"] > 0,
             position=position,
             draws=draws,
+            weight=features["weight"],
+            step=step,
         )
 
     def _first_row(self, microbatch: tf.Tensor | int) -> tf.Tensor | int:

@@ -10,6 +10,7 @@ from ddl.errors import ConfigError
 from ddl.microbatch import Draws
 from ddl.step import gradients as gradient_path
 from ddl.step.gradients import Gradient
+from ddl.step.verbs.draws import same_on_replicas
 
 Scalar: TypeAlias = tf.Tensor | float
 
@@ -30,10 +31,10 @@ class Gradients:
       variables: The variables, in the order of the values.
       values: One value per variable, of its shape and dtype; with several replicas a distributed
         value.
-      draws: Identity of the random numbers of the passes that computed the values; None for a sum
-        of several passes.
-      checked: Whether an overflow of these values is known to the update. Results of arithmetic are
-        checked when they are applied, since a division may overflow by itself.
+      draws: Identity of the random numbers that were drawn to compute the values; None for a sum of
+        gradients with different draws.
+      checked: Whether the update has checked these values for overflow. Results of arithmetic are
+        checked when they are applied, since a division may overflow.
     """
 
     def __init__(
@@ -136,7 +137,7 @@ class Gradients:
         return Gradients(self._strategy, wanted, values, self.draws, self.checked)
 
     def and_of(self, other: "Gradients") -> "Gradients":
-        """Returns the gradients of these variables and of other variables, for one `apply`.
+        """Joins these gradients with those of other variables, for one `apply`.
 
         Raises:
           ConfigError: If the two share a variable.
@@ -155,17 +156,18 @@ class Gradients:
         return Gradients(self._strategy, variables, values, draws, checked)
 
     def map(self, function: Callable[[tf.Tensor, keras.Variable], tf.Tensor]) -> "Gradients":
-        """Returns the gradients changed one by one, such as clipped or made sparse.
+        """Applies a function to each gradient, such as one that clips, and returns the results.
 
         Args:
           function: Takes a gradient and its variable, and returns a tensor of the same shape and
-            dtype. It is called in replica context and must compute the same on all replicas.
+            dtype. It is called in replica context and must compute the same on all replicas, as
+            draws of `ddl.random` with shared=True do.
         """
 
         def run(own: list[Gradient]) -> list[tf.Tensor]:
             return [function(_dense(g), v) for g, v in zip(own, self.variables, strict=True)]
 
-        values = self._strategy.run(run, args=(self.values,))
+        values = same_on_replicas(self._strategy, run, (self.values,))
         return Gradients(self._strategy, self.variables, values, self.draws)
 
     def _with(
@@ -198,7 +200,7 @@ class Gradients:
 
 
 def check_usable(gradients: Gradients) -> None:
-    """Raises ConfigError if gradients belong to control flow that the present graph is not in."""
+    """Raises ConfigError if the gradients were computed in control flow that has ended."""
     graph: Any = tf.compat.v1.get_default_graph()
     while graph is not None and graph is not gradients.graph:
         graph = getattr(graph, "outer_graph", None)

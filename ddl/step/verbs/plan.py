@@ -1,4 +1,4 @@
-"""What a step computes and changes, known before anything is trained."""
+"""The plan of a step: its losses and the variables that it changes, known before training."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from ddl.errors import ConfigError, did_you_mean
+from ddl.optimizers.groups import Group
 from ddl.optimizers.named import ONLY
 from ddl.step.objective import Objective
 from ddl.tasks.task import LossFunction, Task, has_step
@@ -18,14 +19,17 @@ BUILT_IN = "per_example"
 
 @dataclasses.dataclass(frozen=True)
 class StepPlan:
-    """What a step computes and changes.
+    """The losses of a step and the variables that it changes.
 
     Attributes:
       task: The task.
       losses: The objective of each loss, by the name of the loss.
+      groups: For each name of an optimizer in the step, its parameter groups by the name of the
+        group's optimizer; one group with the same name if there are no groups.
       variables: The variables that each optimizer updates, by the name of the optimizer.
-      applies: Number of updates that each optimizer makes in a step; None if it depends on a
-        tensor.
+      applies: Number of updates that each optimizer makes in a step, once it is not frozen; None if
+        it depends on a tensor.
+      means: The objective of each function of which the step takes the mean, by its name.
       changes: Number of the step's calls that change variables: `apply` and `average`.
       keeps_values: Whether the values before the update must be kept under loss scaling, because a
         variable changes before the last gradient is known.
@@ -36,8 +40,10 @@ class StepPlan:
 
     task: Task
     losses: Mapping[str, Objective]
+    groups: Mapping[str, Mapping[str, Group]]
     variables: Mapping[str, list[keras.Variable]]
     applies: Mapping[str, int | None]
+    means: Mapping[str, Objective] = dataclasses.field(default_factory=dict)
     changes: int = 1
     keeps_values: bool = False
     averaged: Sequence[tf.Variable] = ()
@@ -53,14 +59,50 @@ class StepPlan:
 
     @property
     def ends_with_last_change(self) -> bool:
-        """Whether the last change moves the averages, or else undoes the update."""
+        """Whether the last change also moves the weight averages, or undoes a skipped update."""
         return not self.keeps_values and not self.own and not self.frozen
+
+    @property
+    def objectives(self) -> list[Objective]:
+        """The objectives of all losses, and of all functions of which the step takes the mean."""
+        return [*self.losses.values(), *self.means.values()]
 
     @property
     def trained(self) -> list[keras.Variable]:
         """The variables of all optimizers, each once."""
         every = [v for variables in self.variables.values() for v in variables]
         return list({id(v): v for v in every}.values())
+
+    def parts(self, name: str, variables: Sequence[keras.Variable]) -> dict[str, list[int]]:
+        """Returns which of the variables each optimizer of a name updates.
+
+        Args:
+          name: Name of an optimizer in the step.
+          variables: Variables of a gradient.
+
+        Returns:
+          Places in `variables` by the name of the optimizer, without optimizers that have none.
+
+        Raises:
+          ConfigError: If the step applied other variables when the Trainer was made.
+        """
+        places = {id(v): place for place, v in enumerate(variables)}
+        found = {
+            optimizer: [places.pop(id(v)) for v in self.variables[optimizer] if id(v) in places]
+            for optimizer in self.groups[name]
+        }
+        if places:
+            others = ", ".join(v.path for v in variables if id(v) in places)
+            raise ConfigError(
+                f"{type(self.task).__name__}.step applies gradients of {others}, which it did not "
+                "when the Trainer was made. A step must apply the same gradients in each trace."
+            )
+        return {optimizer: sorted(own) for optimizer, own in found.items() if own}
+
+    def frozen_until(self, optimizer: str) -> int:
+        """Returns the step from which an optimizer updates its variables."""
+        groups = (own for own in self.groups.values() if optimizer in own)
+        return next(groups)[optimizer].frozen_until
 
     def to_restore(self, optimizers: Mapping[str, keras.optimizers.Optimizer]) -> list[tf.Variable]:
         """Returns the variables that a skipped update restores, besides statistics."""
@@ -76,7 +118,7 @@ class StepPlan:
 
     def name_of_optimizer(self, name: str | None) -> str:
         """Returns the name of an optimizer; None means the only one."""
-        return name_of_optimizer(self.task, list(self.variables), name)
+        return name_of_optimizer(self.task, list(self.groups), name)
 
     def model(self, given: Any) -> Any:
         """Returns the model of a verb; None means the task's `model`."""
@@ -132,7 +174,7 @@ def model_of(task: Any, given: Any) -> Any:
     """Returns the given model, or the task's `model`.
 
     Raises:
-      ConfigError: If neither is there.
+      ConfigError: If there is neither.
     """
     if given is not None:
         return given

@@ -1,10 +1,11 @@
-"""A rehearsal of a step of one's own: one trace that computes and changes nothing.
+"""A rehearsal of a task's own step: a trace that computes no gradients and changes nothing.
 
-It finds the losses, which variables each optimizer updates, and whether an update can check all
-gradients before its first change. Slots and metric sums are laid out by what it finds.
+The rehearsal finds the losses, the variables that each optimizer updates, and whether an update can
+check all gradients before its first change. Its plan defines the optimizer slots and the metric
+sums.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -14,15 +15,18 @@ from ddl import microbatch
 from ddl.data.pipeline import Batch
 from ddl.errors import ConfigError
 from ddl.microbatch import Draws
+from ddl.optimizers.groups import Group, assign
 from ddl.random import batch_counter
 from ddl.step.global_gradient import Reduced
 from ddl.step.kept_values import KeptValues
 from ddl.step.objective import Objective
 from ddl.step.state import TrainingState
 from ddl.step.verbs import plan as plans
+from ddl.step.verbs.each_example import OfExample
 from ddl.step.verbs.gradients import Gradients
 from ddl.step.verbs.plan import StepPlan
 from ddl.step.verbs.update import Update
+from ddl.step.verbs.values import Values
 from ddl.step.verbs.work import Books, Call
 from ddl.tasks.parts import layers_of, own_variables_of
 from ddl.tasks.task import LossFunction, Task
@@ -30,7 +34,7 @@ from ddl.tasks.task import LossFunction, Task
 
 def rehearse(
     task: Task,
-    optimizers: Sequence[str],
+    groups: Mapping[str, Mapping[str, Group]],
     objective: Callable[[LossFunction], Objective],
     strategy: tf.distribute.Strategy,
 ) -> StepPlan:
@@ -38,36 +42,36 @@ def rehearse(
 
     Args:
       task: A task with a `step`.
-      optimizers: Names of the Trainer's optimizers.
+      groups: The Trainer's optimizers (`ddl.optimizers.named.groups_by_name`).
       objective: Builds the objective of a loss, which builds the models.
       strategy: The strategy.
 
     Raises:
-      ConfigError: If the step misuses a verb, applies nothing, leaves an optimizer unused, or
-        leaves out a trainable variable.
+      ConfigError: If the step misuses a verb, applies nothing, leaves an optimizer unused, leaves
+        out a trainable variable, or a variable is in no parameter group or in two.
     """
-    rehearsal = _Rehearsal(task, optimizers, strategy)
+    rehearsal = _Rehearsal(task, list(groups), strategy)
 
     def trace() -> None:
         rehearsal.functions.clear()  # a loss that is defined in the step is new in each trace
         state = TrainingState.initial(1.0, tf.zeros([0], tf.float64))
-        update = Update(rehearsal, state)
         batch = Batch({}, {}, batch_counter(state.batches))
-        plans.run_own_step(task, update, batch)
+        update = Update(rehearsal, state, batch)
+        update.run(lambda *given: plans.run_own_step(task, *given), batch)
         rehearsal.calls = update.calls
 
     while True:
         try:
             with strategy.scope(), microbatch.without_traces_of_the_user():
                 tf.function(trace, autograph=False).get_concrete_function()
-            return _plan(task, rehearsal, optimizers, strategy)
+            return _plan(task, rehearsal, groups, strategy)
         except _NewLossError as new:
             # Built here, since models cannot be built within a trace on several replicas.
             rehearsal.losses[new.name] = objective(new.loss)
 
 
 class _NewLossError(BaseException):
-    """Ends a trace at a new loss; an `except Exception` of the step does not catch it."""
+    """Ends a trace at a new loss. An `except Exception` in the step does not catch it."""
 
     def __init__(self, name: str, loss: LossFunction):
         super().__init__(name)
@@ -75,7 +79,7 @@ class _NewLossError(BaseException):
 
 
 class _Rehearsal:
-    """The work of a rehearsal (`ddl.step.verbs.work.Work`): gradients are zero."""
+    """The work of a rehearsal (`ddl.step.verbs.work.Work`). All gradients are zero."""
 
     def __init__(
         self,
@@ -84,6 +88,7 @@ class _Rehearsal:
         strategy: tf.distribute.Strategy,
     ):
         self.strategy = strategy
+        self.seed: int | None = None
         self.losses: dict[str, Objective] = {}
         self.calls: list[Call] = []
         self.functions: dict[str, LossFunction] = {}
@@ -108,12 +113,22 @@ class _Rehearsal:
         return plans.model_of(self._task, given)
 
     def gradients(
-        self, loss: str, variables: Sequence[keras.Variable], batch: Batch, draws: Draws
+        self,
+        loss: str,
+        variables: Sequence[keras.Variable],
+        batch: Batch,
+        draws: Draws,
+        each: OfExample | None,
     ) -> Reduced:
         nothing = tf.zeros([], tf.float64)
         return Reduced([tf.zeros(v.shape, v.dtype) for v in variables], nothing, None, nothing)
 
-    def finite(self, gradients: Gradients) -> tf.Tensor | None:
+    def mean(self, name: str, values: Values, batch: Batch, draws: Draws) -> tf.Tensor:
+        tried = self.losses[name].loss
+        assert isinstance(tried, Values)
+        return tf.zeros(tried.shape, tried.dtype)
+
+    def finite(self, values: Sequence[Any]) -> tf.Tensor | None:
         return None
 
     def keep_statistics(self) -> KeptValues:
@@ -134,12 +149,13 @@ class _Rehearsal:
 def _plan(
     task: Task,
     rehearsal: _Rehearsal,
-    optimizers: Sequence[str],
+    groups: Mapping[str, Mapping[str, Group]],
     strategy: tf.distribute.Strategy,
 ) -> StepPlan:
     """Derives the plan from the calls of the rehearsal, and checks it."""
     calls = rehearsal.calls
-    changes = [place for place, call in enumerate(calls) if call.verb != "gradients"]
+    changes = [place for place, call in enumerate(calls) if call.changes]
+    means = {call.name for call in calls if call.verb == "mean"}
     applies = [call for call in calls if call.verb == "apply"]
     name = type(task).__name__
     if not applies:
@@ -147,7 +163,7 @@ def _plan(
             f"{name}.step applies no gradients, so it trains nothing. Call update.apply or "
             "update.minimize in it."
         )
-    unused = [optimizer for optimizer in optimizers if optimizer not in {c.name for c in applies}]
+    unused = [optimizer for optimizer in groups if optimizer not in {c.name for c in applies}]
     if unused:
         raise ConfigError(
             f"{name}.step never uses the optimizer {', '.join(map(repr, unused))}. Remove it from "
@@ -168,11 +184,19 @@ def _plan(
     after_change = any(call.checks for call in calls[changes[0] + 1 :])
     changed = {id(v.value) for call in applies for v in call.variables} | set(map(id, averaged))
     weights = [v.value for layer in layers for v in layer._trainable_variables]
+    variables_by_optimizer: dict[str, list[keras.Variable]] = {}
+    numbers: dict[str, int | None] = {}
+    for used, own_groups in groups.items():
+        for optimizer, updated in assign(own_groups, _variables_of(applies, used)).items():
+            variables_by_optimizer[optimizer] = updated
+            numbers[optimizer] = _number_of(applies, used, updated)
     return StepPlan(
         task=task,
-        losses=rehearsal.losses,
-        variables={o: _variables_of(applies, o) for o in optimizers},
-        applies={o: _number_of(applies, o) for o in optimizers},
+        losses={n: loss for n, loss in rehearsal.losses.items() if n not in means},
+        means={n: loss for n, loss in rehearsal.losses.items() if n in means},
+        groups=groups,
+        variables=variables_by_optimizer,
+        applies=numbers,
         changes=len(changes),
         keeps_values=after_change or any(calls[place].sometimes for place in changes),
         averaged=averaged,
@@ -190,13 +214,18 @@ def _variables_of(applies: Sequence[Call], optimizer: str) -> list[keras.Variabl
     return list({id(v): v for v in variables}.values())
 
 
-def _number_of(applies: Sequence[Call], optimizer: str) -> int | None:
-    own = [call for call in applies if call.name == optimizer]
+def _number_of(
+    applies: Sequence[Call], optimizer: str, variables: Sequence[keras.Variable]
+) -> int | None:
+    """Returns how often a step updates any of the variables; None if it depends on a tensor."""
+    ids = set(map(id, variables))
+    of_optimizer = [call for call in applies if call.name == optimizer]
+    own = [call for call in of_optimizer if any(id(v) in ids for v in call.variables)]
     return None if any(call.sometimes for call in own) else len(own)
 
 
 def _check_known(name: str, known: Sequence[tf.Variable], calls: Sequence[Call]) -> None:
-    """Raises ConfigError if a verb is about a variable that is not found in the task."""
+    """Raises ConfigError if a verb uses a variable that is not found in the task."""
     ids = set(map(id, known))
     used = [v for call in calls for v in call.variables]
     bare = {id(v.value if isinstance(v, keras.Variable) else v): v for v in used}

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from ddl.data.pipeline import Batch
@@ -12,12 +11,17 @@ from ddl.errors import ConfigError
 from ddl.microbatch import Draws
 from ddl.step.kept_values import KeptValues
 from ddl.step.state import TrainingState
+from ddl.step.verbs.changes import add, assign, move, weights_of_both
+from ddl.step.verbs.draws import StepDraws
+from ddl.step.verbs.each_example import OfExample
 from ddl.step.verbs.gradients import Gradients, check_usable, trainable_variables
+from ddl.step.verbs.place import Place, check_batch
+from ddl.step.verbs.values import OfExamples, Values
 from ddl.step.verbs.work import Books, Call, Work
 from ddl.tasks.task import LossFunction
 
 _TURNS_WITHIN = 2**12
-"""Turns of a repeat within a repeat, so that no two of its turns draw the same numbers."""
+"""Largest number of turns of a repeat within a repeat; more turns would draw equal numbers."""
 
 
 class Update:
@@ -36,27 +40,31 @@ class Update:
     task's own variables keep their values.
     """
 
-    def __init__(self, work: Work, state: TrainingState):
+    def __init__(self, work: Work, state: TrainingState, batch: Batch):
         """Keeps the arguments; `ddl.Trainer` makes the update.
 
         Args:
           work: Computes gradients and applies them.
           state: The state before the update.
+          batch: The global batch, which determines the random numbers of the step.
         """
         self._work = work
         self._state = state
-        self._graph = tf.compat.v1.get_default_graph()
-        # Of the step: None in cross-replica context, or TensorFlow's default one outside of scopes.
-        self._context = tf.distribute.get_replica_context()
+        self._draws = StepDraws(work.seed, batch.counter)
+        self._place = Place()
         self._turn: tf.Tensor | None = None
         self._sometimes = False
         self._passes = 0
-        self._moved: set[int] = set()
         self._depth = 0  # of repeats
         self.books = Books()
-        """What the update has summed so far."""
+        """The sums of the update so far."""
         self.calls: list[Call] = []
         """The calls of verbs so far."""
+
+    def run(self, step: Callable[["Update", Batch], None], batch: Batch) -> None:
+        """Runs a step with this update; what the step draws itself is the same on all replicas."""
+        with self._draws.forward():
+            step(self, batch)
 
     @property
     def step(self) -> tf.Tensor:
@@ -72,10 +80,11 @@ class Update:
         name: str | None = None,
         same_draws_as: Gradients | None = None,
         moves_statistics: bool = True,
+        each: OfExample | None = None,
     ) -> Gradients:
         """Computes the gradient of a loss over the global batch.
 
-        The figures of a loss are means over all calls with it, apart from those within `moved`.
+        The logged values of a loss are means over all its calls, without those within `moved`.
 
         Args:
           loss: A method of the task with the arguments and the result of `per_example`.
@@ -84,33 +93,76 @@ class Update:
           name: Name of the loss in figures; None: the name of the method.
           same_draws_as: Gradients whose passes drew the numbers to draw again; None: new numbers.
           moves_statistics: Whether this forward pass moves statistics such as moving averages.
+          each: Changes the gradient of each example before they are added up, such as to clip it
+            (DP-SGD): takes and returns a list with a tensor for each variable. It computes for one
+            example, and `tf.vectorized_map` runs it on all. The gradients of all examples of a
+            replica are in memory at once.
 
         Raises:
           ConfigError: If the loss is no function of the task, does not depend on a variable, or
-            returns something else than a `ddl.PerExample`.
+            returns something else than a `ddl.PerExample`; with `each`, if the model normalizes
+            over the batch.
         """
-        self._check_place("gradients")
-        if not isinstance(batch, Batch):
-            raise ConfigError(
-                f"update.gradients takes the batch that the step was given, got {batch!r:.80}. "
-                "Pass `batch` unchanged; the loss gets its features."
-            )
+        self._place.check("gradients")
+        check_batch("gradients", batch)
         name = self._work.name_of_loss(loss, name)
         variables = trainable_variables(self._work.model(model))
         draws = self._draws_of(same_draws_as)
         self._passes += 1
         kept = None if moves_statistics else self._work.keep_statistics()
-        reduced = self._work.gradients(name, variables, batch, draws)
+        reduced = self._work.gradients(name, variables, batch, draws, each)
         if kept is not None:
             kept.restore()
         self._record("gradients", name, variables)
         books = self.books
         books.noise = reduced.noise
         self._also(reduced.finite)
-        if not self._moved:
+        if not self._place.has_moved:
             before = books.sums.get(name)
             books.sums[name] = reduced.sums if before is None else before + reduced.sums
         return Gradients(self._work.strategy, variables, reduced.values, draws, checked=True)
+
+    def mean(
+        self,
+        function: OfExamples,
+        batch: Batch,
+        *,
+        name: str | None = None,
+        same_draws_as: Gradients | None = None,
+        moves_statistics: bool = True,
+    ) -> tf.Tensor:
+        """Computes the mean of a function of the examples over the global batch.
+
+            center = update.mean(self.outputs_of_teacher, batch)
+            self.center.assign(0.9 * self.center + 0.1 * center)
+
+        Args:
+          function: A method of the task with the arguments of a loss, which returns a float tensor
+            [batch, …]. The row of an example must depend on that example alone.
+          batch: The batch that the step was given.
+          name: Name of the function; None: its own name.
+          same_draws_as: As in `gradients`.
+          moves_statistics: As in `gradients`.
+
+        Returns:
+          Tensor […] of the function's dtype, weighted by the weights of the data.
+
+        Raises:
+          ConfigError: If the function returns something else, or depends on other examples.
+        """
+        self._place.check("mean")
+        check_batch("mean", batch)
+        values = Values(function, "update.mean")
+        name = self._work.name_of_loss(values, name)
+        draws = self._draws_of(same_draws_as)
+        self._passes += 1
+        kept = None if moves_statistics else self._work.keep_statistics()
+        mean = self._work.mean(name, values, batch, draws)
+        if kept is not None:
+            kept.restore()
+        self._record("mean", name, ())
+        self._also(self._work.finite([mean]))
+        return mean
 
     def apply(self, gradients: Gradients, optimizer: str | None = None) -> None:
         """Applies gradients: adds regularization, clips, and lets an optimizer update.
@@ -122,17 +174,17 @@ class Update:
         Raises:
           ConfigError: If there is no optimizer of that name.
         """
-        self._check_place("apply")
+        self._place.check("apply")
         if not isinstance(gradients, Gradients):
             raise ConfigError(
                 f"update.apply takes the result of update.gradients, got {gradients!r:.80}."
             )
-        self._check_not_moved("apply", [v.value for v in gradients.variables])
+        self._place.check_not_moved("apply", [v.value for v in gradients.variables])
         check_usable(gradients)
         name = self._work.name_of_optimizer(optimizer)
         self._record("apply", name, gradients.variables, checks=not gradients.checked)
         if not gradients.checked:
-            self._also(self._work.finite(gradients))
+            self._also(self._work.finite(gradients.values))
         norm = self._change(lambda: self._work.apply(name, gradients))
         norms = self.books.norms
         total, count = norms.get(name, (None, 0))
@@ -161,19 +213,17 @@ class Update:
         Raises:
           ConfigError: If `by` holds nothing for a variable, or the weights are moved already.
         """
-        self._check_place("moved")
+        self._place.check("moved")
         check_usable(by)
         by = by.of(trainable_variables(self._work.model(model)))
         variables = [variable.value for variable in by.variables]
-        self._check_not_moved("moved", variables)
+        self._place.check_not_moved("moved", variables)
         kept = KeptValues(variables, self._work.strategy)
         for variable, value in zip(variables, by.values, strict=True):
-            self._work.strategy.extended.update(variable, _add, args=(value,))
-        own = set(map(id, variables))
-        self._moved |= own
-        yield
-        self._moved -= own
-        self._check_place("moved")
+            self._work.strategy.extended.update(variable, add, args=(value,))
+        with self._place.moving(variables):
+            yield
+        self._place.check("moved")
         kept.restore()
 
     def average(self, target: Any, *, of: Any, decay: float | tf.Tensor) -> None:
@@ -187,23 +237,17 @@ class Update:
         Raises:
           ConfigError: If the shapes differ, or the decay is out of range.
         """
-        self._check_place("average")
+        self._place.check("average")
         if not tf.is_tensor(decay) and not 0 <= decay < 1:
             raise ConfigError(f"update.average: decay must be at least 0 and below 1, got {decay}.")
-        targets, sources = _weights("target", target), _weights("of", of)
-        shapes = [[tuple(v.shape) for v in variables] for variables in (targets, sources)]
-        if shapes[0] != shapes[1]:
-            raise ConfigError(
-                f"update.average: target and `of` must have weights of the same shapes, got "
-                f"{shapes[0]} and {shapes[1]}. Build both from the same layers."
-            )
-        self._check_not_moved("average", targets)
+        targets, sources = weights_of_both(target, of)
+        self._place.check_not_moved("average", targets)
         self._record("average", "", targets)
 
         def change() -> tf.Tensor:
             share = 1 - tf.cast(decay, tf.float64)
             for variable, source in zip(targets, sources, strict=True):
-                how = _move if variable.dtype.is_floating else _assign
+                how = move if variable.dtype.is_floating else assign
                 self._work.strategy.extended.update(variable, how, args=(source, share))
             return tf.zeros([], tf.float64)
 
@@ -218,7 +262,7 @@ class Update:
           condition: bool [], the same on all replicas, such as a function of `step` or of a norm.
           function: Takes no arguments; its result is not used.
         """
-        self._check_place("when")
+        self._place.check("when")
 
         def make() -> Any:
             with self._inside(before, self._turn):
@@ -238,7 +282,7 @@ class Update:
         Raises:
           ConfigError: If `times` is not an integer, or this is a repeat within two others.
         """
-        self._check_place("repeat")
+        self._place.check("repeat")
         given = tf.convert_to_tensor(times)
         if not given.dtype.is_integer:
             raise ConfigError(f"update.repeat: times must be an integer, got {times!r:.80}.")
@@ -262,13 +306,14 @@ class Update:
     @contextmanager
     def _inside(self, books: Any, turn: tf.Tensor | None) -> Iterator[None]:
         """Lets verbs write into other books, in the present graph, within the `with` block."""
-        earlier = self._graph, self._turn, self._sometimes, self.books
-        self._graph, self._turn, self._sometimes = tf.compat.v1.get_default_graph(), turn, True
+        earlier = self._turn, self._sometimes, self.books
+        self._turn, self._sometimes = turn, True
         self._take(books)
         try:
-            yield
+            with self._place.in_present_graph(), self._draws.in_turn(turn).forward():
+                yield
         finally:
-            self._graph, self._turn, self._sometimes, self.books = earlier
+            self._turn, self._sometimes, self.books = earlier
 
     def _take(self, carried: Any) -> None:
         self.books = Books()
@@ -276,15 +321,15 @@ class Update:
             setattr(self.books, name, dict(value) if isinstance(value, dict) else value)
 
     def _change(self, change: Callable[[], tf.Tensor]) -> tf.Tensor:
-        number = sum(call.verb != "gradients" for call in self.calls)
+        number = sum(call.changes for call in self.calls)
         return self._work.change(number, change, self.books.finite)
 
     def _record(self, verb: str, name: str, variables: Sequence[Any], checks: bool = False) -> None:
-        checks = checks or verb == "gradients"
+        checks = checks or verb in ("gradients", "mean")
         self.calls.append(Call(verb, name, variables, self._sometimes, checks))
 
     def _also(self, finite: tf.Tensor | None) -> None:
-        """Lets the update depend on another check for overflow; None: there is none."""
+        """Adds a check for overflow, on which the update then depends; None adds none."""
         if finite is not None:
             books = self.books
             books.finite = finite if books.finite is None else books.finite & finite
@@ -300,47 +345,3 @@ class Update:
             )
         check_usable(earlier)
         return earlier.draws
-
-    def _check_place(self, verb: str) -> None:
-        if tf.distribute.get_replica_context() is not self._context:
-            raise ConfigError(
-                f"update.{verb} was called within a loss or `strategy.run`. Call it in the step "
-                "itself, which runs once for all replicas."
-            )
-        if tf.compat.v1.get_default_graph() is not self._graph:
-            raise ConfigError(
-                f"update.{verb} was called within tf.cond, tf.while_loop or tf.function, where the "
-                "update would lose sight of it. Use update.when(condition, function), or "
-                "update.repeat(times, function)."
-            )
-
-    def _check_not_moved(self, verb: str, variables: Sequence[tf.Variable]) -> None:
-        if any(id(variable) in self._moved for variable in variables):
-            raise ConfigError(
-                f"update.{verb} would change weights within `with update.moved(…)`, which restores "
-                f"them afterwards. Call update.{verb} after the block."
-            )
-
-
-def _weights(what: str, part: Any) -> list[tf.Variable]:
-    """Returns the weights of a model or layer, or of a list of variables."""
-    variables = part.weights if isinstance(part, keras.layers.Layer) else part
-    if not isinstance(variables, list | tuple) or not variables:
-        raise ConfigError(
-            f"update.average: {what} must be a Keras model or layer with weights, or a list of "
-            f"variables, got {part!r:.80}."
-        )
-    return [v.value if isinstance(v, keras.Variable) else v for v in variables]
-
-
-def _add(variable: tf.Variable, value: tf.Tensor) -> tf.Operation:
-    return variable.assign_add(tf.convert_to_tensor(value))
-
-
-def _move(variable: tf.Variable, source: tf.Tensor, share: tf.Tensor) -> tf.Operation:
-    distance = tf.cast(source, variable.dtype) - variable
-    return variable.assign_add(tf.cast(share, variable.dtype) * distance)
-
-
-def _assign(variable: tf.Variable, source: tf.Tensor, share: tf.Tensor) -> tf.Operation:
-    return variable.assign(tf.cast(source, variable.dtype))

@@ -1,4 +1,4 @@
-"""What the verbs of an update need, and what they write down."""
+"""The interface between the verbs and the update, and the records that the verbs keep."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -10,7 +10,9 @@ from ddl.data.pipeline import Batch
 from ddl.microbatch import Draws
 from ddl.step.global_gradient import Reduced
 from ddl.step.kept_values import KeptValues
+from ddl.step.verbs.each_example import OfExample
 from ddl.step.verbs.gradients import Gradients
+from ddl.step.verbs.values import Values
 from ddl.tasks.task import LossFunction
 
 
@@ -18,8 +20,8 @@ class Call(NamedTuple):
     """A call of a verb.
 
     Attributes:
-      verb: "gradients", "apply" or "average".
-      name: Name of the loss or of the optimizer; "" for an average.
+      verb: "gradients", "mean", "apply" or "average".
+      name: Name of the loss, function or optimizer; "" for an average.
       variables: Variables of the gradient, or those that the verb changes.
       sometimes: Whether the call is within `when` or `repeat`.
       checks: Whether it checks values for overflow.
@@ -31,11 +33,17 @@ class Call(NamedTuple):
     sometimes: bool
     checks: bool
 
+    @property
+    def changes(self) -> bool:
+        """Whether it changes variables."""
+        return self.verb in ("apply", "average")
+
 
 class Work(Protocol):
-    """What the verbs of an update need; of the update itself, and of its rehearsal."""
+    """The operations that the verbs need; an update and a rehearsal implement them."""
 
     strategy: tf.distribute.Strategy
+    seed: int | None
 
     def name_of_loss(self, loss: LossFunction, name: str | None) -> str:
         """Returns the name of a loss."""
@@ -47,15 +55,23 @@ class Work(Protocol):
         """Returns the model of a verb; None means the task's `model`."""
 
     def gradients(
-        self, loss: str, variables: Sequence[keras.Variable], batch: Batch, draws: Draws
+        self,
+        loss: str,
+        variables: Sequence[keras.Variable],
+        batch: Batch,
+        draws: Draws,
+        each: OfExample | None,
     ) -> Reduced:
         """Returns the gradient of a loss over the global batch."""
+
+    def mean(self, name: str, values: Values, batch: Batch, draws: Draws) -> tf.Tensor:
+        """Returns the mean of a function of the examples over the global batch."""
 
     def keep_statistics(self) -> KeptValues:
         """Reads the variables that a forward pass changes."""
 
-    def finite(self, gradients: Gradients) -> tf.Tensor | None:
-        """Returns whether gradients are finite, bool []; None without loss scaling."""
+    def finite(self, values: Sequence[Any]) -> tf.Tensor | None:
+        """Returns whether values are finite, bool []; None without loss scaling."""
 
     def apply(self, optimizer: str, gradients: Gradients) -> tf.Tensor:
         """Applies gradients; returns their norm before clipping, float64 []."""
@@ -66,11 +82,11 @@ class Work(Protocol):
         """Makes change `number` of the update, counted from 1, unless a gradient overflowed."""
 
     def carried(self, books: "Books") -> Any:
-        """Returns the books as tensors, of the same structure at any place of the step."""
+        """Returns the books as tensors, with the same structure everywhere in the step."""
 
 
 class Books:
-    """What an update has summed so far.
+    """The sums of an update so far.
 
     Attributes:
       finite: Whether all gradients so far are finite, bool []; None if there are none, or without

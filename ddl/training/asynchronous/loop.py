@@ -135,7 +135,7 @@ class CoordinatedEvaluation:
         self._strategy = strategy
         self._workers = _Workers(strategy, pipeline)
 
-    def run(self, position: tf.Tensor) -> dict[str, float]:
+    def run(self, state: TrainingState) -> dict[str, float]:
         """Returns the means; see `Evaluation.run`.
 
         Each range counts once, even if workers computing it are lost.
@@ -149,7 +149,10 @@ class CoordinatedEvaluation:
         bounds = [total * number // ranges for number in range(ranges + 1)]
         parts = [
             self._workers.schedule(
-                self._sums_of, tf.constant(start, tf.int64), tf.constant(stop, tf.int64), position
+                self._sums_of,
+                *(tf.constant(number, tf.int64) for number in (start, stop)),
+                state.batches,
+                state.step,
             )
             for start, stop in itertools.pairwise(bounds)
         ]
@@ -161,14 +164,21 @@ class CoordinatedEvaluation:
     @tf.function(autograph=False)
     @fixed_order_of_sums()
     def _sums_of(
-        self, data: Any, start: tf.Tensor, stop: tf.Tensor, position: tf.Tensor
+        self,
+        data: Any,
+        start: tf.Tensor,
+        stop: tf.Tensor,
+        position: tf.Tensor,
+        step: tf.Tensor,
     ) -> tf.Tensor:
         """Returns metric sums over the batches [start, stop): float64 [size]. On a worker."""
         arrays, pipeline = next(data), self._pipeline
 
         def replica_sums(batch: Batch) -> tf.Tensor:
             features = pipeline.examples(batch)
-            microbatch = pipeline.microbatch(batch, features, training=False, position=position)
+            microbatch = pipeline.microbatch(
+                batch, features, training=False, step=step, position=position
+            )
             with microbatch.forward():
                 return self._objective(features, training=False)[1]
 

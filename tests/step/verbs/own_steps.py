@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import ddl
 from ddl import microbatch
+from ddl.optimizers import Group, ParameterGroups
 from ddl.precision import set_precision
 from ddl.tasks.parts import layers_of
 
@@ -156,6 +157,69 @@ class Critic(Gan):
         self.seen.assign_add(1.0)
 
 
+class Grouped:
+    """No step: parameter groups, one of which is frozen for a while."""
+
+    def __init__(self) -> None:
+        hidden = [layers.Dense(8, "tanh", kernel_regularizer=keras.regularizers.L2(0.01))]
+        backbone = keras.Sequential(
+            [keras.Input((6,)), *hidden, ddl.layers.Dropout(0.3)], name="backbone"
+        )
+        self.model = keras.Sequential([keras.Input((6,)), backbone, layers.Dense(3, name="head")])
+
+    def per_example(self, features: dict[str, Any], training: bool) -> ddl.PerExample:
+        logits = self.model(features["x"], training=training)
+        return ddl.PerExample(
+            tf.nn.sparse_softmax_cross_entropy_with_logits(features["label"], logits)
+        )
+
+
+def groups() -> ParameterGroups:
+    return ParameterGroups(
+        {
+            "backbone": Group(momentum(0.05), ["^backbone/"], frozen_until=3),
+            "head": momentum(0.02),
+        }
+    )
+
+
+class Private(Grouped):
+    """Abadi et al. 2016, DP-SGD: the gradient of each example is clipped, and noise is added."""
+
+    def clipped(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
+        norm = tf.linalg.global_norm(gradients)
+        return [gradient * tf.minimum(0.05 / norm, 1.0) for gradient in gradients]
+
+    def noisy(self, gradient: tf.Tensor, variable: keras.Variable) -> tf.Tensor:
+        noise = ddl.random.normal(self, gradient.shape, shared=True)
+        return gradient + 0.01 * tf.cast(noise, gradient.dtype)
+
+    def step(self, update: Any, batch: Any) -> None:
+        gradients = update.gradients(self.per_example, batch, each=self.clipped)
+        update.apply(gradients.map(self.noisy))
+
+
+class Centered(Byol):
+    """Caron et al. 2021, DINO: the outputs of the target are centred by their moving mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.center = tf.Variable(tf.zeros([3], keras.config.floatx()), trainable=False)
+
+    def outputs(self, features: dict[str, Any], training: bool) -> tf.Tensor:
+        return tf.cast(self.target(features["x"], training=training), self.center.dtype)
+
+    def agreement(self, features: dict[str, Any], training: bool) -> ddl.PerExample:
+        said = self.predictor(self.online(features["x"], training=training), training=training)
+        wanted = self.outputs(features, training) - self.center
+        return ddl.PerExample(tf.reduce_mean(tf.square(tf.cast(said, wanted.dtype) - wanted), 1))
+
+    def step(self, update: Any, batch: Any) -> None:
+        super().step(update, batch)
+        mean = update.mean(self.outputs, batch)
+        self.center.assign(0.9 * self.center + 0.1 * mean)
+
+
 def momentum(rate: float) -> keras.optimizers.Optimizer:
     return keras.optimizers.SGD(rate, momentum=0.9)
 
@@ -170,6 +234,9 @@ TASKS: dict[str, tuple[type, Callable[[], Any]]] = {
     "Byol": (Byol, lambda: momentum(0.1)),
     "Surgery": (Surgery, lambda: momentum(0.02)),
     "Critic": (Critic, two_optimizers),
+    "Centered": (Centered, lambda: momentum(0.1)),
+    "Grouped": (Grouped, groups),
+    "Private": (Private, lambda: momentum(0.05)),
 }
 
 

@@ -1,19 +1,24 @@
 """What the tests of the verbs can find: one thing is broken at a time, and a test must fail."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 
 import pytest
 import tensorflow as tf
 
+from ddl import microbatch
 from ddl.step.all_reduce import AllReduce
 from ddl.step.global_gradient import GlobalGradient
+from ddl.step.gradients import multiply
 from ddl.step.kept_values import KeptValues
-from ddl.step.update import UpdateStep
+from ddl.step.verbs import applying
 from ddl.step.verbs import update as verbs
 from ddl.step.verbs.plan import StepPlan
-from tests.step.verbs import test_update
+from tests.step.verbs import test_applying, test_each_example, test_update
 
 Patch = pytest.MonkeyPatch
+examples_as_a_loop = test_each_example.test_what_a_loop_over_the_examples_computes
+groups_as_a_loop = test_applying.test_groups_are_what_a_loop_without_ddl_computes
 
 
 def leave_out_the_reduce(patch: Patch) -> None:
@@ -39,7 +44,7 @@ def divide_once_more(patch: Patch) -> None:
 
 
 def average_once_a_replica(patch: Patch) -> None:
-    move = verbs._move
+    move = verbs.move
 
     def mutated(variable, source, share):
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
@@ -47,7 +52,7 @@ def average_once_a_replica(patch: Patch) -> None:
             moved = move(variable, source, share)
         return moved
 
-    patch.setattr(verbs, "_move", mutated)
+    patch.setattr(verbs, "move", mutated)
 
 
 def leave_a_partial_update_behind(patch: Patch) -> None:
@@ -88,13 +93,67 @@ def check_only_the_last_gradient(patch: Patch) -> None:
 
 
 def sum_over_the_replicas_in_apply(patch: Patch) -> None:
-    apply = UpdateStep.apply
+    apply = applying.apply
 
-    def mutated(self, optimizer, gradients):
-        replicas = float(self.strategy.num_replicas_in_sync)
-        return apply(self, optimizer, gradients * replicas)
+    def mutated(strategy, gradients, *rest):
+        replicas = tf.constant(strategy.num_replicas_in_sync, tf.float64)
+        return apply(strategy, strategy.run(multiply, args=(gradients, replicas)), *rest)
 
-    patch.setattr(UpdateStep, "apply", mutated)
+    patch.setattr("ddl.step.update.apply", mutated)
+
+
+def clip_each_group_by_itself(patch: Patch) -> None:
+    apply = applying.apply
+
+    def mutated(strategy, gradients, variables, parts, *rest):
+        for part in parts:
+            alone = dataclasses.replace(part, places=range(len(part.places)))
+            own = [[values[place] for place in part.places] for values in (gradients, variables)]
+            norm = apply(strategy, *own, [alone], *rest)
+        return norm
+
+    patch.setattr("ddl.step.update.apply", mutated)
+
+
+def never_freeze(patch: Patch) -> None:
+    patch.setattr(applying, "_unless_frozen", lambda part, step, update: update())
+
+
+def leave_out_the_reduce_of_a_mean(patch: Patch) -> None:
+    mean = GlobalGradient.mean
+
+    def mutated(self, *args):
+        own = self.strategy.experimental_local_results
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(self.strategy, "reduce", lambda op, value, axis: own(value)[0])
+            return mean(self, *args)
+
+    patch.setattr(GlobalGradient, "mean", mutated)
+
+
+def draw_by_replica_in_a_map(patch: Patch) -> None:
+    def mutated(strategy, function, args):
+        current = microbatch.current()
+
+        def run(*own):
+            replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+            copy = current.copied()
+            copy.counter += tf.cast(tf.stack([replica, 0]), tf.uint64)
+            with copy.forward():
+                return function(*own)
+
+        return strategy.run(run, args=args)
+
+    patch.setattr("ddl.step.verbs.gradients.same_on_replicas", mutated)
+
+
+def change_the_sum_of_examples(patch: Patch) -> None:
+    def mutated(tape, losses, mask, variables, each, scale, divisor):
+        share = tf.ones_like(losses) / divisor
+        gradients = tape.gradient(losses, variables, share)
+        return each([tf.convert_to_tensor(gradient) for gradient in gradients])
+
+    patch.setattr("ddl.step.global_gradient.sum_of_changed", mutated)
 
 
 def same(name: str) -> None:
@@ -120,6 +179,15 @@ def overflow(name: str, loss: str) -> None:
         (keep_no_own_variables, overflow, ["Critic", "fools"]),
         (check_only_the_last_gradient, overflow, ["Surgery", "classifies"]),
         (leave_a_partial_update_behind, same, ["Sam"]),  # `moved` restores copies
+        (
+            clip_each_group_by_itself,
+            groups_as_a_loop,
+            [],
+        ),
+        (never_freeze, groups_as_a_loop, []),
+        (leave_out_the_reduce_of_a_mean, same, ["Centered"]),
+        (draw_by_replica_in_a_map, same, ["Private"]),
+        (change_the_sum_of_examples, examples_as_a_loop, [("mirrored", 2, 1)]),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )

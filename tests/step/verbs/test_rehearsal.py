@@ -12,7 +12,7 @@ from ddl.distribution.traits import traits_of
 from ddl.errors import ConfigError
 from ddl.optimizers.plateau import ReduceOnPlateau, plateaus_of
 from ddl.precision import set_precision
-from ddl.training import assembly
+from ddl.training import step_plan
 from tests.conftest import make_strategy
 from tests.step.verbs.own_steps import build, data, perceptron, two_optimizers
 
@@ -386,7 +386,7 @@ def test_a_frozen_layer_may_stay():
 def test_parameter_servers_have_no_global_batch(monkeypatch):
     strategy = make_strategy("one_device", 1)
     asynchronous = dataclasses.replace(traits_of(strategy), asynchronous=True)
-    monkeypatch.setattr(assembly, "traits_of", lambda _: asynchronous)
+    monkeypatch.setattr(step_plan, "traits_of", lambda _: asynchronous)
     refused("--strategy=parameter_server cannot run", minimize, strategy=strategy)
 
 

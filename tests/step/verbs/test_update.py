@@ -142,6 +142,9 @@ LOSSES = [
     ("Surgery", "adds"),
     ("Critic", "real_or_fake"),
     ("Critic", "fools"),
+    ("Centered", "agreement"),
+    ("Grouped", "per_example"),
+    ("Private", "per_example"),
 ]
 
 

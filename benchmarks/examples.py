@@ -1,0 +1,237 @@
+"""What the examples learn: python -m benchmarks examples.
+
+Each file of examples/ is trained by the command in the header of its config, in a process of its
+own, on one CPU device, with seed 0. The seconds are those of the whole command, with the import of
+TensorFlow, tracing, evaluations and checkpoints. The second table compares each example with a
+plain alternative, on the 360 test digits where nothing else is said. Where it names several seeds,
+both are trained with each, and the brackets hold the lowest and the highest value.
+
+BYOL learns without labels. Its encoder is judged with one labelled training digit for each class:
+each test digit gets the label of the most similar one, by the cosine of the encoder's outputs, each
+standardized over the training digits. The figure is the mean over 200 draws of the ten digits.
+
+The last table judges generated digits by the CNN of configs/digits_cnn.gin, which is trained on
+real ones. The Fréchet distance compares the outputs of its last hidden layer for 1,437 generated
+digits with those for the test digits; the training digits show what is within reach. The number of
+digits drawn is the exponential of the entropy of the predicted classes: 10 if all are drawn equally
+often. The picture shows the first thirty of each.
+"""
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+import numpy as np
+
+import ddl
+from benchmarks import command, generated_digits, repeats
+from benchmarks.example_runs import ROOT, Run, Runs
+from benchmarks.report import Bar, Cell, Report, Table
+
+EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
+SECONDS = 60
+SEEDS = 3
+DRAWS = 200
+CNN = "configs/digits_cnn.gin"
+
+# The generator or decoder that each example exports, and the name of the example.
+GENERATORS = {
+    "gan": ("GAN", "generator"),
+    "wgan_gp": ("WGAN-GP", "generator"),
+    "vae": ("VAE", "decoder"),
+}
+
+
+class Finding(NamedTuple):
+    """A figure of an example, and that of an alternative."""
+
+    figure: str
+    value: Cell
+    alternative: str = ""
+    of_alternative: Cell = ""
+
+
+class Examples:
+    """The findings of each example."""
+
+    def __init__(self, runs: Runs, seeds: int):
+        """Keeps the arguments."""
+        self._runs = runs
+        self._seeds = seeds
+
+    def run(self, example: str, *params: str) -> Run:
+        """Returns the run of an example."""
+        return self._runs(f"examples/{example}.gin", *params)
+
+    def findings(self, example: str) -> list[Finding]:
+        """Returns what an example learned; by default the metrics of its last evaluation."""
+        found: Callable[[], list[Finding]] | None = getattr(self, f"_{example}", None)
+        return found() if found else self._metrics(example)
+
+    def classifier(self) -> keras.Model:
+        """Returns the CNN that judges generated digits."""
+        return self._runs(CNN).model()
+
+    def _metrics(self, example: str) -> list[Finding]:
+        run = self.run(example)
+        last = (run.lines("eval") or run.lines("train"))[-1]
+        names = [name for name in last if name not in ("step", "epoch", "examples_per_second")]
+        return [Finding(name.replace("_", " "), last[name]) for name in names]
+
+    def _percent(self, config: str, metric: str, *params: str) -> Cell:
+        """Returns a metric of the last evaluation in percent, over the seeds."""
+        seeds = [(), *((f"SEED = {seed}",) for seed in range(1, self._seeds))]
+        ends = [self._runs(config, *params, *seed).lines("eval")[-1] for seed in seeds]
+        return repeats.over_processes([100 * end[metric] for end in ends])
+
+    def _beside(
+        self, example: str, metric: str, figure: str, alternative: str, *params: str
+    ) -> Finding:
+        """Compares a metric with that of the same example with other parameters."""
+        config = f"examples/{example}.gin"
+        value = self._percent(config, metric)
+        return Finding(
+            f"{figure}, %, {self._seeds} seeds",
+            *(value, alternative, self._percent(config, metric, *params)),
+        )
+
+    def _byol(self) -> list[Finding]:
+        trained = self.run("byol").model("encoder")
+        keras.utils.set_random_seed(0)
+        untrained = keras.models.clone_model(trained)
+        figure = "accuracy with ten labels, %"
+        value = with_ten_labels(lambda images: trained.predict(images, verbose=0))
+        raw = with_ten_labels(lambda images: images.reshape(len(images), -1))
+        of_untrained = with_ten_labels(lambda images: untrained.predict(images, verbose=0))
+        return [
+            Finding(figure, value, "untrained encoder", of_untrained),
+            Finding(figure, value, "the pixels", raw),
+        ]
+
+    def _distillation(self) -> list[Finding]:
+        figure, teacher = "accuracy of the student", "the student on the same 100 digits alone"
+        end = self.run("distillation").lines("eval")[-1]
+        return [
+            self._beside("distillation", "accuracy", figure, teacher, "Distillation.share = 0.0"),
+            Finding("accuracy of the teacher, %", 100 * end["teacher_accuracy"]),
+        ]
+
+    def _dp_sgd(self) -> list[Finding]:
+        value = self._percent("examples/dp_sgd.gin", "accuracy")
+        alternative = "without clipping and noise"
+        plain = ("DpSgd.noise = 0.0", "DpSgd.limit = 1e9")
+        of_plain = self._percent("examples/dp_sgd.gin", "accuracy", *plain)
+        return [Finding(f"accuracy, %, {self._seeds} seeds", value, alternative, of_plain)]
+
+    def _fine_tuning(self) -> list[Finding]:
+        value = self._percent("examples/fine_tuning.gin", "accuracy")
+        scratch = self._percent("examples/from_scratch.gin", "accuracy")
+        figure = f"accuracy of even or odd from 40 images, %, {self._seeds} seeds"
+        return [Finding(figure, value, "from scratch", scratch)]
+
+    def _gan(self) -> list[Finding]:
+        logged = [100 * line["accuracy"] for line in self.run("gan").lines("train")]
+        figure = "real digits that the discriminator scores above a generated one, %, in training"
+        return [Finding(figure, logged[-1], "at its highest", max(logged))]
+
+    def _pcgrad(self) -> list[Finding]:
+        return [
+            self._beside("pcgrad", metric, figure, "sum of the gradients", "PCGrad.project = False")
+            for metric, figure in (
+                ("digit_accuracy", "accuracy of the digit"),
+                ("even_accuracy", "accuracy of even or odd"),
+            )
+        ]
+
+    def _sam(self) -> list[Finding]:
+        value = self._percent("examples/sam.gin", "accuracy")
+        plain = self._percent(CNN, "accuracy")
+        return [Finding(f"accuracy, %, {self._seeds} seeds", value, CNN, plain)]
+
+    def _vae(self) -> list[Finding]:
+        end = self.run("vae").lines("eval")[-1]
+        figure = "negative evidence lower bound, nats per digit"
+        return [Finding(figure, end["loss"], "independent pixels", nats_of_independent_pixels())]
+
+    def _wgan_gp(self) -> list[Finding]:
+        distances = [line["distance"] for line in self.run("wgan_gp").lines("train")]
+        figure = "distance of real and generated digits, in training"
+        return [Finding(figure, distances[-1], "at its highest", max(distances))]
+
+
+def with_ten_labels(features: Callable[[np.ndarray], np.ndarray]) -> float:
+    """Returns the accuracy of the most similar of ten labelled digits, in percent.
+
+    Args:
+      features: Maps images, float32 [n, 8, 8, 1] from 0 to 16, to features [n, width].
+    """
+    given, held_out = ddl.data.load_digits("train"), ddl.data.load_digits("test")
+    labelled, other = (features(images.astype(np.float32)) for images, _ in (given, held_out))
+    mean, deviation = labelled.mean(axis=0), labelled.std(axis=0) + 1e-6
+    labelled, other = ((values - mean) / deviation for values in (labelled, other))
+    similarity = (other / np.linalg.norm(other, axis=-1, keepdims=True)) @ (
+        labelled / np.linalg.norm(labelled, axis=-1, keepdims=True)
+    ).T
+    random = np.random.default_rng(0)
+    rows = [np.flatnonzero(given[1] == digit) for digit in range(10)]
+    drawn = np.stack([random.choice(of_digit, DRAWS) for of_digit in rows])
+    predicted = similarity[:, drawn].argmax(axis=1)
+    return float(100 * np.mean(predicted == held_out[1][:, None]))
+
+
+def nats_of_independent_pixels() -> float:
+    """Returns the test loss of a model with one binomial distribution for each pixel."""
+    mean = np.clip(generated_digits.digits("train").mean(axis=0), 1e-3, 1 - 1e-3)
+    real = generated_digits.digits("test")
+    loss = -(real * np.log(mean) + (1 - real) * np.log(1 - mean))
+    return float(16 * loss.sum(axis=(1, 2, 3)).mean())
+
+
+def report(
+    times: Sequence[Sequence[Cell]], learned: Sequence[Sequence[Cell]], seconds: float
+) -> Report:
+    """Returns the report of the examples so far."""
+    columns = ["example", "figure", "measured", "compared with", "measured"]
+    tables = [
+        Table("Trainings", ["example", "updates", "seconds"], times),
+        Table("Results", columns, learned),
+    ]
+    bar = Bar("seconds of the slowest example", seconds, SECONDS, "at most")
+    return Report(tables, [bar])
+
+
+def measure(quick: bool) -> Iterator[Report]:
+    """Trains the examples, one after the other."""
+    with tempfile.TemporaryDirectory() as folder:
+        runs = Runs(Path(folder), quick)
+        examples = Examples(runs, 2 if quick else SEEDS)
+        times: list[list[Cell]] = []
+        learned: list[list[Cell]] = []
+        seconds = 0.0
+        for example in EXAMPLES:
+            run = examples.run(example)
+            seconds = max(seconds, run.seconds)
+            times.append([example, int(run.lines("train")[-1]["step"]), run.seconds])
+            learned += [[example, *finding] for finding in examples.findings(example)]
+            yield report(times, learned, seconds)
+        sources = {
+            "training digits": generated_digits.digits("train"),
+            **{
+                name: generated_digits.generated(examples.run(example).model(model))
+                for example, (name, model) in GENERATORS.items()
+            },
+            "independent pixels": generated_digits.independent_pixels(),
+        }
+        found = report(times, learned, seconds)
+        judged = generated_digits.table(sources, examples.classifier())
+        shown = [generated_digits.shown(*source) for source in sources.items()]
+        yield Report([*found.tables, judged], found.bars, images=shown[:-1])
+
+
+if __name__ == "__main__":
+    command.main(measure)

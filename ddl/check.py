@@ -1,0 +1,87 @@
+"""Command that checks that a task computes the same on any number of devices.
+
+  python -m ddl.check --gin_file=configs/digits_cnn.gin
+
+The task of the config makes three updates on 1, 2 and 4 virtual CPU devices with 1 and 2
+microbatches each, in float64, on its first examples. One run resumes from a checkpoint in a fresh
+process. The command compares all values and names the first one that differs, with its likely cause
+and the remedy. It reads and writes no --model_dir.
+
+Exit status:
+  0    The task computes the same everywhere.
+  1    It does not, or the flags or the config have an error.
+  70   Any other error: a bug, shown with its traceback, or a failure of the system.
+  130  The command was interrupted.
+"""
+
+import sys
+import traceback
+from collections.abc import Sequence
+
+from absl import flags
+
+from ddl.checking import check, check_config
+from ddl.cli.arguments import asks_for_help, parse, with_aliases
+from ddl.cli.flags import FLAGS as MAIN_FLAGS
+from ddl.cli.flags import list_of_flags
+from ddl.errors import UNEXPECTED_STATUS, DdlError
+from ddl.output import protect_standard_streams, say
+
+__all__ = ["check", "run"]
+
+FLAGS = flags.FlagValues()
+
+# Flags of ddl.main that define the computation.
+_OF_MAIN = ("gin_file", "gin_param", "gin_bindings", "gin_search_path", "gin_allow_unused")
+
+
+def define_flags() -> None:
+    """Defines every flag of the command line."""
+    for name in _OF_MAIN:
+        FLAGS[name] = MAIN_FLAGS[name]
+
+
+def run(argv: Sequence[str] | None = None) -> None:
+    """Runs the command, and exits with a status documented above.
+
+    Args:
+      argv: The program's name, then the arguments; None takes those of this process.
+    """
+    arguments = with_aliases(sys.argv if argv is None else argv)
+    protect_standard_streams("ddl.check", quiet=asks_for_help(arguments))
+    if asks_for_help(arguments):
+        print(f"{__doc__}\nFlags:\n{list_of_flags(FLAGS[name] for name in FLAGS)}")
+        sys.exit(0)
+    try:
+        parse(FLAGS, arguments)
+        if not FLAGS.gin_file:
+            raise flags.Error(
+                "--gin_file is required. Pass a config, such as --gin_file=configs/digits_cnn.gin."
+            )
+    except flags.Error as error:
+        say(f"{error}\nRun ddl.check --help for a list of all flags.")
+        sys.exit(1)
+    try:
+        report = check_config(
+            FLAGS.gin_file,
+            FLAGS.gin_param or (),
+            FLAGS.gin_search_path or (),
+            FLAGS.gin_allow_unused,
+        )
+    except DdlError as error:
+        say(str(error))
+        sys.exit(error.exit_status)
+    except KeyboardInterrupt:
+        say("Interrupted.")
+        sys.exit(130)
+    except Exception:
+        traceback.print_exc()
+        sys.exit(UNEXPECTED_STATUS)
+    print(report)
+    sys.exit(0 if report.same else 1)
+
+
+define_flags()
+
+if __name__ == "__main__":
+    run()

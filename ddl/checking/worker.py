@@ -1,0 +1,193 @@
+"""A process of the check: runs tasks in one configuration and writes what they computed.
+
+    python -m ddl.checking.worker SPEC
+
+SPEC is a JSON file with the fields of `ddl.checking.processes`. Each configuration runs in a
+process of its own, because TensorFlow splits the CPU once per process.
+"""
+
+import importlib
+import json
+import pickle
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ddl import config
+from ddl.checking.configurations import ONE, UPDATES, WRITER, Configuration
+from ddl.checking.recorder import Recorder
+from ddl.checking.recording import Failure, Recording
+from ddl.checking.small_data import small_data
+from ddl.checkpoints.checkpoints import Checkpoints
+from ddl.config.registry import user_packages
+from ddl.distribution.communication import Communication
+from ddl.distribution.devices import configure_devices
+from ddl.distribution.strategies import build_strategy
+from ddl.distribution.workers import Workers
+from ddl.errors import DdlError
+from ddl.precision import set_precision
+from ddl.run import train
+from ddl.run.placement import Placement
+from ddl.step.observing import observed_by
+from ddl.training.trainer import Trainer
+from ddl.user_code import message_of, place_of
+
+_SEED = 1
+_MOST_LINES = 8  # of an error or of its traceback
+
+_Build = Callable[[], Trainer]
+
+
+class _CallError(Exception):
+    """A mistake in the call of the check, which no configuration can run."""
+
+
+def main(spec: Mapping[str, Any]) -> None:
+    """Runs all jobs of a spec."""
+    sys.path[:] = spec["path"]
+    configuration = Configuration(*spec["configuration"])
+    configure_devices(num_virtual_devices=configuration.replicas)
+    strategy = build_strategy("one_device" if configuration.replicas == 1 else "mirrored")
+    for job in spec["jobs"]:
+        recording = Recording()
+        run(job, configuration, strategy, recording)
+        file = Path(job["folder"]) / configuration.file
+        partial = file.with_suffix(".partial")
+        partial.write_bytes(pickle.dumps(recording))
+        partial.replace(file)
+
+
+def run(
+    job: Mapping[str, Any],
+    configuration: Configuration,
+    strategy: tf.distribute.Strategy,
+    recording: Recording,
+) -> None:
+    """Runs a job, and records its values or the error that ended it."""
+    try:
+        _run(job, configuration, strategy, recording)
+    except _CallError as error:
+        recording.mistake = str(error)
+    except DdlError as error:
+        recording.failure = Failure(str(error), is_refusal=True)
+    except Exception as error:
+        where = place_of(error, user_packages())
+        lines = message_of(error).splitlines()[:_MOST_LINES]
+        last = traceback.format_exc().splitlines()[-_MOST_LINES:]
+        lines += [where.note] if where else last
+        recording.failure = Failure("\n".join(lines), is_refusal=False)
+
+
+def _run(
+    job: Mapping[str, Any],
+    configuration: Configuration,
+    strategy: tf.distribute.Strategy,
+    recording: Recording,
+) -> None:
+    keras.utils.clear_session()
+    set_precision("float64")
+    keras.utils.set_random_seed(_SEED)
+    tf.random.set_seed(_SEED + 1)
+    recorder = Recorder(strategy, recording)
+    build = _from_gin if "gin" in job else _from_factory
+    made = build(job, configuration, strategy)
+    with observed_by(recorder), recorder.watching(), small_data(recording.notes):
+        trainer = made()
+        _check_trainer(trainer, configuration, strategy)
+        recording.task = type(trainer.task).__name__
+        recording.batch_size = trainer.global_batch_size
+        recording.normalizing = [
+            layer.name
+            for layer in trainer.training_layers
+            if isinstance(layer, keras.layers.BatchNormalization)
+        ]
+        _train(trainer, configuration, recorder, Path(job["folder"]) / "checkpoints")
+
+
+def _train(
+    trainer: Trainer, configuration: Configuration, recorder: Recorder, folder: Path
+) -> None:
+    """Makes the updates; the run of `WRITER` saves a checkpoint before the last one."""
+    checkpoints = Checkpoints(folder, trainer)
+    if configuration.resumed and checkpoints.restore_latest() is None:
+        return  # the other run has failed, and reports why
+    for update in range(trainer.step, UPDATES):
+        if configuration == WRITER and update == UPDATES - 1:
+            checkpoints.check()
+            checkpoints.save()
+            checkpoints.finish()
+        recorder.update = update
+        trainer.train(1)
+        recorder.variables(trainer)
+
+
+def _from_factory(
+    job: Mapping[str, Any], configuration: Configuration, strategy: tf.distribute.Strategy
+) -> _Build:
+    """Returns a function that calls the factory of a job, such as "package.module:function"."""
+    module, _, name = job["factory"].partition(":")
+    try:
+        factory = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise _CallError(
+            f"{job['factory']!r} cannot be imported: {error}. Pass the name of a function in a "
+            'module, such as "my_package.my_module:make_trainer"; a function of a notebook must '
+            "stand in a file."
+        ) from error
+
+    def build() -> Trainer:
+        with strategy.scope():
+            return factory(strategy=strategy, accumulation_steps=configuration.microbatches)
+
+    return build
+
+
+def _from_gin(
+    job: Mapping[str, Any], configuration: Configuration, strategy: tf.distribute.Strategy
+) -> _Build:
+    """Returns a function that builds the trainer of a config."""
+    gin = job["gin"]
+    own = (
+        "set_numerics.precision = 'float64'",
+        f"Trainer.accumulation_steps = {configuration.microbatches}",
+    )
+    try:
+        config.load(gin["files"], [*gin["params"], *own], gin["search_path"], gin["allow_unused"])
+    except DdlError as error:
+        raise _CallError(str(error)) from error
+    if config.get_macro("PER_REPLICA_BATCH_SIZE") is not None:
+        raise _CallError(
+            "PER_REPLICA_BATCH_SIZE makes the global batch, and with it the result, depend on the "
+            "number of replicas. Check the task with --gin_param='PER_REPLICA_BATCH_SIZE = None' "
+            "and --gin_param='GLOBAL_BATCH_SIZE = 64'."
+        )
+    if config.get_macro("SEED") is None:
+        config.set_macro("SEED", _SEED)
+    placement = Placement(strategy, Communication())
+    return lambda: train.build(placement, Workers(strategy))[1]
+
+
+def _check_trainer(
+    trainer: Any, configuration: Configuration, strategy: tf.distribute.Strategy
+) -> None:
+    """Raises _CallError unless a factory has made the trainer that it was asked for."""
+    if not isinstance(trainer, Trainer):
+        raise _CallError(f"The factory must return a ddl.Trainer, got {trainer!r:.80}.")
+    if trainer.accumulation_steps != configuration.microbatches:
+        raise _CallError(
+            "The factory must pass its argument accumulation_steps on to ddl.Trainer: expected "
+            f"{configuration.microbatches}, got {trainer.accumulation_steps}."
+        )
+    if trainer.strategy is not strategy:
+        raise _CallError("The factory must make the ddl.Trainer under its argument `strategy`.")
+    if configuration != ONE and trainer.step:
+        raise _CallError("The factory must return a ddl.Trainer that has made no update.")
+
+
+if __name__ == "__main__":
+    main(json.loads(Path(sys.argv[1]).read_text()))

@@ -1,0 +1,236 @@
+"""Parameter groups: one gradient, and an optimizer for each group of variables."""
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+
+from ddl.errors import ConfigError
+from ddl.optimizers.learning_rate import Rate
+from ddl.optimizers.schedules import Scaled
+
+ONLY = "optimizer"
+"""Name of the optimizer of a Trainer that was given one without a name."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """The variables that an optimizer updates.
+
+    Attributes:
+      optimizer: Optimizer of the group, with a learning rate, schedule and weight decay of its own.
+      variables: Regular expressions, searched in the variables' paths, such as "^backbone/". None
+        means all variables that no other group names.
+      frozen_until: Step from which the group is updated; before it, its weights and slots keep
+        their values, and its gradients count in no norm. The optimizer counts its own updates, so
+        its schedule and warm-up begin at this step. 0 means from the start.
+
+    Raises:
+      ConfigError: If `frozen_until` is negative, or a pattern is not a regular expression.
+    """
+
+    optimizer: keras.optimizers.Optimizer
+    variables: Sequence[str] | None = None
+    frozen_until: int = 0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.variables, str):
+            raise ConfigError(
+                f"Group.variables must be a list of patterns, got the text {self.variables!r}. "
+                f"Write [{self.variables!r}]."
+            )
+        if self.frozen_until < 0 or self.frozen_until % 1:
+            raise ConfigError(
+                "Group.frozen_until must be an integer of at least 0, the number of a step, got "
+                f"{self.frozen_until}."
+            )
+        for pattern in self.variables or ():
+            try:
+                re.compile(pattern)
+            except (re.error, TypeError) as error:
+                raise ConfigError(
+                    f"Group.variables must contain regular expressions, got {pattern!r} ({error})."
+                ) from error
+
+
+class ParameterGroups:
+    """Several groups of variables, each with its optimizer, for the gradient of one loss.
+
+        optimizer = ddl.optimizers.ParameterGroups(
+            {
+                "backbone": Group(keras.optimizers.SGD(0.001), ["^backbone/"], frozen_until=500),
+                "head": Group(keras.optimizers.SGD(0.1)),
+            }
+        )
+
+    A Trainer takes it wherever it takes an optimizer. Weight penalties, clipping by the global norm
+    and the check for overflow see all groups together, as if there were one optimizer.
+
+    Attributes:
+      groups: The groups by name.
+    """
+
+    def __init__(self, groups: Mapping[str, Group | keras.optimizers.Optimizer]):
+        """Checks the groups.
+
+        Args:
+          groups: From name to `Group`. An optimizer alone stands for the `Group` of all variables
+            that no other group names.
+
+        Raises:
+          ConfigError: If there is no group, a name or value is not allowed, two groups take the
+            remaining variables, or two groups share an optimizer.
+        """
+        if not isinstance(groups, Mapping) or not groups:
+            raise ConfigError(
+                "ParameterGroups takes a dict from name to Group with at least one group, got "
+                f"{groups!r:.80}."
+            )
+        for name, group in groups.items():
+            check_name("ParameterGroups", name, "backbone")
+            if not isinstance(group, Group | keras.optimizers.Optimizer):
+                raise ConfigError(
+                    f"ParameterGroups: the group {name!r} must be a Group or a Keras optimizer, "
+                    f"got {group!r:.80}."
+                )
+        self.groups = {
+            name: group if isinstance(group, Group) else Group(group)
+            for name, group in groups.items()
+        }
+        rest = [name for name, group in self.groups.items() if group.variables is None]
+        if len(rest) > 1:
+            raise ConfigError(
+                f"ParameterGroups: the groups {', '.join(rest)} both take the variables that no "
+                "other group names. Give all but one of them Group.variables."
+            )
+        if len({id(group.optimizer) for group in self.groups.values()}) < len(self.groups):
+            raise ConfigError(
+                f"ParameterGroups: each of {', '.join(self.groups)} needs an optimizer of its own, "
+                "but two are the same object. In gin, use a scope for each: @backbone/SGD()."
+            )
+
+
+def layerwise_decay(
+    optimizer: Callable[..., keras.optimizers.Optimizer],
+    learning_rate: Rate,
+    blocks: Sequence[str],
+    decay: float,
+) -> ParameterGroups:
+    """Makes groups whose learning rate falls from the output of a model towards its input.
+
+    With n blocks, block i (from 0, at the input) has the rate times decay^(n - 1 - i): Howard and
+    Ruder 2018, "Universal language model fine-tuning", and Clark et al. 2020, "ELECTRA". Call it in
+    the strategy's scope, like the constructor of an optimizer.
+
+    Args:
+      optimizer: Makes an optimizer from the argument `learning_rate`, such as its class.
+      learning_rate: Rate or schedule of the last block.
+      blocks: A regular expression for the variables of each block, from input to output. The last
+        may be "", for all variables that no other block names.
+      decay: Factor of the rate from a block to the one before, more than 0 and at most 1.
+
+    Returns:
+      The groups "block_0", "block_1", ….
+
+    Raises:
+      ConfigError: If `decay` is out of range, there are fewer than two blocks, or `optimizer` is an
+        optimizer already.
+    """
+    if not callable(optimizer) or isinstance(optimizer, keras.optimizers.Optimizer):
+        raise ConfigError(
+            "layerwise_decay.optimizer must be a class or function that makes an optimizer, got "
+            f"{optimizer!r:.80}. In gin, write @SGD instead of @SGD()."
+        )
+    if not 0 < decay <= 1:
+        raise ConfigError(
+            f"layerwise_decay.decay must be greater than 0 and at most 1, got {decay}."
+        )
+    if isinstance(blocks, str) or len(blocks) < 2:
+        raise ConfigError(
+            "layerwise_decay.blocks must be a list of at least two patterns, from the input of the "
+            f"model to its output, got {blocks!r}."
+        )
+    last = len(blocks) - 1
+    return ParameterGroups(
+        {
+            f"block_{place}": Group(
+                optimizer(learning_rate=_scaled(learning_rate, decay ** (last - place))),
+                [pattern] if pattern else None,
+            )
+            for place, pattern in enumerate(blocks)
+        }
+    )
+
+
+def _scaled(rate: Rate, factor: float) -> Any:
+    return rate * factor if isinstance(rate, int | float) else Scaled(rate, factor)
+
+
+def assign(
+    groups: Mapping[str, Group], variables: Sequence[keras.Variable]
+) -> dict[str, list[keras.Variable]]:
+    """Returns the variables of each group, in the given order.
+
+    Args:
+      groups: The groups by name.
+      variables: All variables to distribute.
+
+    Raises:
+      ConfigError: If a variable belongs to no group or to two, a pattern matches no variable, or a
+        group has none.
+    """
+    found: dict[str, list[keras.Variable]] = {name: [] for name in groups}
+    rest = next((name for name, group in groups.items() if group.variables is None), None)
+    unmatched = {
+        (name, pattern) for name, group in groups.items() for pattern in group.variables or ()
+    }
+    for variable in variables:
+        matches = [
+            (name, pattern)
+            for name, group in groups.items()
+            for pattern in group.variables or ()
+            if re.search(pattern, variable.path)
+        ]
+        unmatched -= set(matches)
+        names = list(dict.fromkeys(name for name, _ in matches))
+        if len(names) > 1:
+            raise ConfigError(
+                f"The variable {variable.path} belongs to the parameter groups "
+                f"{' and '.join(names)}. Make the patterns of Group.variables exclude each other."
+            )
+        if not names and rest is None:
+            raise ConfigError(
+                f"The variable {variable.path} belongs to none of the parameter groups "
+                f"{', '.join(groups)}. Add a pattern for it, set one group's variables to None to "
+                "take the remaining variables, or freeze its layer with trainable = False."
+            )
+        found[names[0] if names else str(rest)].append(variable)
+    paths = ", ".join(variable.path for variable in variables)
+    for name, pattern in sorted(unmatched):
+        raise ConfigError(
+            f"The pattern {pattern!r} of the parameter group {name!r} matches none of the trained "
+            f"variables {paths}. Correct the pattern, or remove it."
+        )
+    for name, own in found.items():
+        if not own:
+            raise ConfigError(
+                f"The parameter group {name!r} has no variables: other groups name all of {paths}. "
+                "Remove the group."
+            )
+    return found
+
+
+def check_name(where: str, name: Any, example: str) -> None:
+    """Raises ConfigError if the name of an optimizer or group is no word, or "optimizer"."""
+    if name == ONLY:
+        raise ConfigError(
+            f"{where}: {ONLY!r} cannot be the name of an optimizer in a dict. Name it by what it "
+            f'updates, such as "{example}".'
+        )
+    if not isinstance(name, str) or not name.isidentifier():
+        raise ConfigError(
+            f"{where}: a name must be a word of letters, digits and underscores, such as "
+            f'"{example}", got {name!r}.'
+        )

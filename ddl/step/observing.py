@@ -1,0 +1,48 @@
+"""A hook through which `ddl.checking` reads the tensors of an update while it is traced.
+
+Without an observer, as in every normal run, `observe` does nothing and adds no operation to the
+graph. The events, in the order of the computation:
+
+    "update"      cross-replica   the trace of an update begins
+    "gradients"   cross-replica   a gradient or a mean begins: loss, the name of the loss
+    "rows"        replica         the rows of a microbatch: features
+    "outputs"     replica         what the loss returned: name, output (`PerExample`)
+    "reduced"     cross-replica   the gradient of the global batch: variables, reduced (`Reduced`)
+    "mean"        cross-replica   the mean over the global batch: loss, value
+    "apply"       cross-replica   an optimizer gets gradients: optimizer, gradients (`Gradients`)
+    "applied"     cross-replica   the optimizer has changed the variables: the same arguments
+
+"rows" and "outputs" also occur in an evaluation, where no "gradients" precedes them.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+
+class Observer(Protocol):
+    """Takes the events above. It may add operations to the graph that is being traced."""
+
+    def __call__(self, event: str, **values: Any) -> None:
+        """Takes an event with its values."""
+
+
+# Not local to a thread: tf.distribute traces each replica in its own thread.
+_observer: Observer | None = None
+
+
+def observe(event: str, **values: Any) -> None:
+    """Passes an event to the observer, if there is one."""
+    if _observer is not None:
+        _observer(event, **values)
+
+
+@contextmanager
+def observed_by(observer: Observer) -> Iterator[None]:
+    """Passes the events of all traces in the `with` block to an observer."""
+    global _observer
+    _observer = observer
+    try:
+        yield
+    finally:
+        _observer = None

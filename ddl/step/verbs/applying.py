@@ -1,0 +1,143 @@
+"""Applying gradients of the global batch: penalties → clipping → optimizers.
+
+Parameter groups share one gradient: penalties and clipping see all of it, and each optimizer then
+updates the variables of its group.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ddl.errors import ConfigError
+from ddl.optimizers.checks import refusing_reductions
+from ddl.step import gradients as gradient_path
+from ddl.step.gradients import Gradient
+
+
+@dataclasses.dataclass(frozen=True)
+class Clip:
+    """Limits of a gradient that is applied.
+
+    Attributes:
+      norm: Largest global norm, or None.
+      value: Largest absolute value of an entry, or None.
+
+    Raises:
+      ConfigError: If a limit is not positive, or both are given.
+    """
+
+    norm: float | None
+    value: float | None
+
+    def __post_init__(self) -> None:
+        for name, limit in (("clip_norm", self.norm), ("clip_value", self.value)):
+            if limit is not None and not limit > 0:
+                raise ConfigError(f"Trainer.{name} must be greater than 0, or None, got {limit}.")
+        if self.norm is not None and self.value is not None:
+            raise ConfigError(
+                f"clip_norm and clip_value exclude each other, got clip_norm = {self.norm} "
+                f"and clip_value = {self.value}. Set one of them to None."
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerPart:
+    """What an optimizer updates of a gradient.
+
+    Attributes:
+      optimizer: The optimizer.
+      places: Places of its variables in the gradient.
+      frozen_until: Step before which it updates nothing.
+    """
+
+    optimizer: keras.optimizers.Optimizer
+    places: Sequence[int]
+    frozen_until: int = 0
+
+
+def apply(
+    strategy: tf.distribute.Strategy,
+    gradients: Sequence[Any],
+    variables: Sequence[keras.Variable],
+    parts: Sequence[OptimizerPart],
+    clip: Clip,
+    step: tf.Tensor,
+) -> tf.Tensor:
+    """Applies a gradient. Cross-replica context, in a graph.
+
+    Args:
+      strategy: The strategy.
+      gradients: One reduced, unscaled value per variable.
+      variables: The variables.
+      parts: The optimizers and what each updates.
+      clip: The limits.
+      step: Number of updates made before this one, int64 [].
+
+    Returns:
+      The global norm before clipping, float64 []; 0 without a limit of the norm. Frozen parts do
+      not count in it.
+    """
+    gradients = list(gradients)
+
+    def clipped(own: list[Gradient]) -> tuple[list[Gradient], tf.Tensor]:
+        own = gradient_path.add_regularization(own, variables)
+        norm = tf.zeros([], tf.float64)
+        if clip.norm is not None:
+            own, norm = gradient_path.clip_by_global_norm(
+                own, clip.norm, _squared_norm(own, parts, step)
+            )
+        if clip.value is not None:
+            own = gradient_path.clip_by_value(own, clip.value)
+        return own, tf.cast(norm, tf.float64)
+
+    def update(part: OptimizerPart, own: list[Gradient]) -> None:
+        pairs = [(own[place], variables[place]) for place in part.places]
+        # Not `apply`: a user's optimizer may override either, and `apply_gradients` calls `apply`.
+        part.optimizer.apply_gradients(pairs)
+
+    def clipped_and_applied(own: list[Gradient]) -> tf.Tensor:
+        own, norm = clipped(own)
+        for part in parts:
+            update(part, own)
+        return norm
+
+    with refusing_reductions(strategy):
+        if not any(part.frozen_until for part in parts):
+            norms = strategy.run(clipped_and_applied, args=(gradients,))
+            return strategy.experimental_local_results(norms)[0]
+        limited, norms = strategy.run(clipped, args=(gradients,))
+        for part in parts:
+            _unless_frozen(part, step, lambda p=part: strategy.run(update, args=(p, limited)))
+    return strategy.experimental_local_results(norms)[0]
+
+
+def _unless_frozen(part: OptimizerPart, step: tf.Tensor, update: Any) -> None:
+    """Calls a function that updates variables, unless its part is frozen. Cross-replica context."""
+    if not part.frozen_until:
+        update()
+        return
+
+    def updated() -> tf.Tensor:
+        update()
+        return tf.constant(True)
+
+    tf.cond(step >= part.frozen_until, updated, lambda: tf.constant(False))
+
+
+def _squared_norm(
+    gradients: Sequence[Gradient], parts: Sequence[OptimizerPart], step: tf.Tensor
+) -> tf.Tensor:
+    """Returns the squared global norm of the parts that are not frozen. Replica context."""
+    if not any(part.frozen_until for part in parts):
+        return gradient_path.squared_norm(gradients)
+    squares = []
+    for part in parts:
+        square = gradient_path.squared_norm([gradients[place] for place in part.places])
+        if part.frozen_until:
+            square = tf.where(step >= part.frozen_until, square, tf.zeros_like(square))
+        squares.append(square)
+    widest = max((square.dtype for square in squares), key=lambda dtype: dtype.size)
+    return tf.add_n([tf.cast(square, widest) for square in squares])

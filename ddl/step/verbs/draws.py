@@ -1,0 +1,77 @@
+"""Random numbers that a step draws itself, outside of its losses."""
+
+import dataclasses
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TypeVar
+
+import tensorflow as tf
+
+from ddl import microbatch
+from ddl.microbatch import Draws, Microbatch
+
+_Result = TypeVar("_Result")
+
+_OF_STEP = -1
+"""Number of the step in `Draws`; its passes count from 0."""
+
+
+class StepDraws:
+    """Makes the source of a step's random numbers, the same on all replicas and in a resumed run.
+
+    A draw of a step is not about a row, so it must be shared by all rows:
+    `ddl.random.normal(self, shape, shared=True)`.
+    """
+
+    def __init__(self, seed: int | None, counter: tf.Tensor):
+        """Keeps the arguments.
+
+        Args:
+          seed: Seed of the trainer; None in a rehearsal.
+          counter: `ddl.random.batch_counter` of the global batch.
+        """
+        self._first = Microbatch(
+            seed=seed,
+            training=True,
+            counter=counter,
+            first_row=0,
+            rows=0,
+            draws=Draws(_OF_STEP),
+        )
+
+    def forward(self) -> AbstractContextManager[None]:
+        """Lets the thread draw from this source within the `with` block."""
+        return self._first.forward()
+
+    def in_turn(self, turn: tf.Tensor | None) -> Microbatch:
+        """Returns the source for a branch, or for a turn of a loop. In its graph.
+
+        It continues to count the draws, so that no two draws of a step are the same.
+
+        Args:
+          turn: Number of the turn, int64 []; None outside of a loop.
+        """
+        return dataclasses.replace(self._first, draws=Draws(_OF_STEP, turn))
+
+
+def same_on_replicas(
+    strategy: tf.distribute.Strategy, function: Callable[..., _Result], args: tuple
+) -> _Result:
+    """Runs a function on each replica, where it draws what the step would draw here.
+
+    Cross-replica context.
+    """
+    current = microbatch.current()
+    if current is None:
+        return strategy.run(function, args=args)
+    copies = []
+
+    def drawing(*own: object) -> _Result:
+        copy = current.copied()
+        copies.append(copy)
+        with copy.forward():
+            return function(*own)
+
+    result = strategy.run(drawing, args=args)
+    current.advance_to(copies[0])
+    return result

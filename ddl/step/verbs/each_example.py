@@ -1,0 +1,70 @@
+"""Gradients of single examples, changed one by one before they are added up."""
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import tensorflow as tf
+
+from ddl.errors import ConfigError
+
+OfExample: TypeAlias = Callable[[list[tf.Tensor]], list[tf.Tensor]]
+"""Changes the gradients of one example, a tensor of each variable's shape."""
+
+
+def sum_of_changed(
+    tape: tf.GradientTape,
+    losses: tf.Tensor,
+    mask: tf.Tensor | None,
+    variables: Sequence[tf.Variable],
+    each: OfExample,
+    scale: tf.Tensor,
+    divisor: int,
+) -> list[tf.Tensor | None]:
+    """Returns Σ each(∇ loss of an example), divided and scaled. Replica context.
+
+    The forward pass is that of the whole microbatch, so random draws and masks are as usual. The
+    backward pass runs for all examples at once, by `tf.vectorized_map`.
+
+    Args:
+      tape: Persistent tape of the forward pass.
+      losses: The weighted loss of each example, times the loss scale: [rows].
+      mask: bool [rows], False for rows that do not count; None if all do.
+      variables: The variables.
+      each: Changes the gradients of one example, without the loss scale.
+      scale: The loss scale, float32 [].
+      divisor: B, the global batch size, by which an objective is divided.
+
+    Returns:
+      One tensor per variable; None for one that the losses do not depend on.
+
+    Raises:
+      ConfigError: If `each` returns other shapes.
+    """
+    dtype = losses.dtype
+    used = tape.gradient(losses, variables)
+    connected = [place for place, gradient in enumerate(used) if gradient is not None]
+    rows = losses.shape[0]
+
+    def of_row(row: tf.Tensor) -> list[tf.Tensor]:
+        one = tf.one_hot(row, rows, dtype=dtype)
+        own = [variables[place] for place in connected]
+        gradients = [tf.convert_to_tensor(g) for g in tape.gradient(losses, own, one)]
+        unscaled = [gradient / tf.cast(scale, gradient.dtype) for gradient in gradients]
+        changed = each(unscaled)
+        if [g.shape for g in changed] != [g.shape for g in unscaled]:
+            raise ConfigError(
+                "update.gradients: `each` must return a tensor of the same shape for each "
+                f"variable, {[tuple(g.shape) for g in unscaled]}, got "
+                f"{[tuple(g.shape) for g in changed]}."
+            )
+        if mask is None:
+            return changed
+        return [tf.where(mask[row], gradient, tf.zeros_like(gradient)) for gradient in changed]
+
+    # An operation that cannot be vectorized runs in a loop over the rows.
+    changed = tf.vectorized_map(of_row, tf.range(rows), warn=False)
+    sums: list[tf.Tensor | None] = [None] * len(variables)
+    for place, values in zip(connected, changed, strict=True):
+        factor = tf.cast(scale, values.dtype) / divisor
+        sums[place] = tf.reduce_sum(values, axis=0) * factor
+    return sums

@@ -1,0 +1,74 @@
+"""Where in a step a verb may be called."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+from ddl.data.pipeline import Batch
+from ddl.errors import ConfigError
+
+
+class Place:
+    """The context and the graph in which a step calls its verbs, and which weights are moved."""
+
+    def __init__(self) -> None:
+        """Takes the present graph and context as those of the step."""
+        self._graph = tf.compat.v1.get_default_graph()
+        # Replica context of the step: None under a strategy, else TensorFlow's default context.
+        self._context = tf.distribute.get_replica_context()
+        self._moved: set[int] = set()
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether any weights are moved."""
+        return bool(self._moved)
+
+    @contextmanager
+    def in_present_graph(self) -> Iterator[None]:
+        """Allows verbs in the present graph, that of a branch or turn, within the `with` block."""
+        earlier, self._graph = self._graph, tf.compat.v1.get_default_graph()
+        try:
+            yield
+        finally:
+            self._graph = earlier
+
+    @contextmanager
+    def moving(self, variables: Sequence[tf.Variable]) -> Iterator[None]:
+        """Counts variables as moved within the `with` block."""
+        own = set(map(id, variables))
+        self._moved |= own
+        yield
+        self._moved -= own
+
+    def check(self, verb: str) -> None:
+        """Raises ConfigError if the present place is another one."""
+        if tf.distribute.get_replica_context() is not self._context:
+            raise ConfigError(
+                f"update.{verb} was called within a loss or `strategy.run`. Call it in the step "
+                "itself, which runs once for all replicas."
+            )
+        if tf.compat.v1.get_default_graph() is not self._graph:
+            raise ConfigError(
+                f"update.{verb} was called within tf.cond, tf.while_loop or tf.function, where the "
+                "update would lose sight of it. Use update.when(condition, function), or "
+                "update.repeat(times, function)."
+            )
+
+    def check_not_moved(self, verb: str, variables: Sequence[tf.Variable]) -> None:
+        """Raises ConfigError if a variable is moved."""
+        if any(id(variable) in self._moved for variable in variables):
+            raise ConfigError(
+                f"update.{verb} would change weights within `with update.moved(…)`, which restores "
+                f"them afterwards. Call update.{verb} after the block."
+            )
+
+
+def check_batch(verb: str, batch: Any) -> None:
+    """Raises ConfigError if what a verb is given is no batch."""
+    if not isinstance(batch, Batch):
+        raise ConfigError(
+            f"update.{verb} takes the batch that the step was given, got {batch!r:.80}. "
+            "Pass `batch` unchanged; the loss gets its features."
+        )

@@ -1,0 +1,56 @@
+"""A function of the examples whose mean over the global batch a step takes."""
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import tensorflow as tf
+
+from ddl.errors import ConfigError
+from ddl.tasks.task import PerExample
+
+OfExamples: TypeAlias = Callable[[dict[str, Any], bool], tf.Tensor]
+"""Takes features and `training`, and returns a float tensor [batch, …]."""
+
+
+class Values:
+    """The function in the form of a loss: each entry of its result is one value.
+
+    Attributes:
+      shape: Shape of the result for one example; None before the first call.
+      dtype: Dtype of the result; None before the first call.
+    """
+
+    def __init__(self, function: OfExamples, where: str):
+        """Keeps the function.
+
+        Args:
+          function: The function.
+          where: Description of the caller, for errors.
+        """
+        self._function = function
+        self._where = where
+        self.__name__ = getattr(function, "__name__", "")
+        self.shape: tf.TensorShape | None = None
+        self.dtype: tf.DType | None = None
+
+    def __call__(self, features: dict[str, Any], training: bool) -> PerExample:
+        """Returns the values as losses, [batch, entries].
+
+        Raises:
+          ConfigError: If they are no float tensor with a value for each example.
+        """
+        values = self._function(features, training)
+        is_tensor = tf.is_tensor(values) or hasattr(values, "dtype")
+        if not is_tensor or not tf.as_dtype(values.dtype).is_floating or not values.shape.rank:
+            raise ConfigError(
+                f"{self._where}: the function {self.__name__!r} must return a float tensor with "
+                f"the batch as its first dimension, got {values!r:.80}."
+            )
+        self.shape, self.dtype = values.shape[1:], values.dtype
+        return PerExample(tf.reshape(values, [values.shape[0], -1]))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Values) and other._function == self._function
+
+    def __hash__(self) -> int:
+        return hash(self._function)

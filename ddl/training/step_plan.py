@@ -1,0 +1,69 @@
+"""What a trainer computes: the plan of its step, and the objective of its evaluation."""
+
+from collections.abc import Callable, Mapping
+
+import tensorflow as tf
+
+from ddl.distribution.traits import traits_of
+from ddl.errors import ConfigError
+from ddl.optimizers.groups import Group, assign
+from ddl.step.objective import Objective
+from ddl.step.verbs.gradients import trainable_variables
+from ddl.step.verbs.plan import BUILT_IN, StepPlan
+from ddl.step.verbs.rehearsal import rehearse
+from ddl.tasks.task import LossFunction, Task, evaluation_loss, has_step
+
+
+def step_plan(
+    task: Task,
+    groups: Mapping[str, Mapping[str, Group]],
+    objective: Callable[[LossFunction | None], Objective],
+    strategy: tf.distribute.Strategy,
+) -> StepPlan:
+    """Returns the plan of the task's own step, or of the built-in one; builds the models.
+
+    Raises:
+      ConfigError: If the strategy cannot run a step of one's own, the step is misused, or there are
+        several optimizers without a step.
+    """
+    name = type(task).__name__
+    if has_step(task):
+        if traits_of(strategy).asynchronous:
+            raise ConfigError(
+                f"{name} has a step of its own, which --strategy=parameter_server cannot run: its "
+                "workers update one after the other, without a global batch. Use another strategy."
+            )
+        return rehearse(task, groups, objective, strategy)
+    if len(groups) > 1:
+        raise ConfigError(
+            f"{name} has no `step`, so nothing says what each of the optimizers "
+            f"{', '.join(groups)} updates. Pass one optimizer; or pass ParameterGroups, which name "
+            "the variables of each; or give the task a method step(update, batch)."
+        )
+    (own_groups,) = groups.values()
+    grouped = any(name not in groups or one.frozen_until for name, one in own_groups.items())
+    if grouped and traits_of(strategy).asynchronous:
+        raise ConfigError(
+            "--strategy=parameter_server cannot run ParameterGroups: its workers count the "
+            "updates of one optimizer. Pass one optimizer, or use another strategy."
+        )
+    of_task = objective(None)
+    variables = assign(own_groups, trainable_variables(task.model))
+    return StepPlan(
+        task=task,
+        losses={BUILT_IN: of_task},
+        groups=groups,
+        variables=variables,
+        applies=dict.fromkeys(variables, 1),
+    )
+
+
+def evaluation_objective(
+    task: Task, plan: StepPlan, objective: Callable[[LossFunction | None], Objective]
+) -> Objective | None:
+    """Returns the objective whose metrics an evaluation reports; None if the task has none."""
+    if hasattr(task, "per_example"):
+        trained = plan.losses.get(BUILT_IN)
+        return trained if trained and trained.loss == task.per_example else objective(None)
+    loss = evaluation_loss(task)
+    return None if loss is None else objective(loss)

@@ -1,0 +1,47 @@
+"""Differentially private SGD (Abadi et al. 2016) of a task that has a model and a loss."""
+
+import gin
+import keras
+import tensorflow as tf
+
+import ddl
+
+
+@gin.register
+class DpSgd:
+    """Clips the gradient of each example, and adds noise to their sum.
+
+    The privacy that a run spends follows from `noise`, the batch size and the number of updates;
+    an accountant computes it. Accountants assume that a batch is drawn at random. ddl shuffles
+    instead, as most implementations do.
+    """
+
+    def __init__(self, task: ddl.Task, batch_size: int, limit: float = 1.0, noise: float = 1.0):
+        """`noise` is the standard deviation of the noise of the sum, as a multiple of `limit`."""
+        self.task, self.model = task, task.model
+        self.limit, self.noise = limit, noise * limit / batch_size
+
+    def check(self, source: ddl.data.Source) -> None:
+        """Lets the wrapped task check its data."""
+        if hasattr(self.task, "check"):
+            self.task.check(source)
+
+    def per_example(self, features: dict, training: bool) -> ddl.PerExample:
+        """The loss of the wrapped task, which also defines evaluation."""
+        return self.task.per_example(features, training)
+
+    def clipped(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Limits the norm of one example's gradient."""
+        norm = tf.linalg.global_norm(gradients)
+        factor = tf.minimum(tf.ones_like(norm), self.limit / norm)
+        return [gradient * factor for gradient in gradients]
+
+    def noisy(self, gradient: tf.Tensor, variable: keras.Variable) -> tf.Tensor:
+        """Adds noise: the same on all replicas, and on any number of them."""
+        noise = ddl.random.normal(self, gradient.shape, shared=True)
+        return gradient + self.noise * tf.cast(noise, gradient.dtype)
+
+    def step(self, update: ddl.Update, batch: object) -> None:
+        """Updates the weights by the noisy mean of the clipped gradients."""
+        gradients = update.gradients(self.per_example, batch, each=self.clipped)
+        update.apply(gradients.map(self.noisy))

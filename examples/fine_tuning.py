@@ -1,0 +1,19 @@
+"""Data for fine-tuning: few digits, labelled as even or odd."""
+
+import gin
+import numpy as np
+
+import ddl
+
+
+@gin.register
+def even_or_odd(split: str, per_digit: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Returns images of digits, and whether each is odd.
+
+    Args:
+      split: "train" or "test".
+      per_digit: Number of images of each digit, the first ones; None for all.
+    """
+    images, labels = ddl.data.load_digits(split)
+    places = np.concatenate([np.flatnonzero(labels == digit)[:per_digit] for digit in range(10)])
+    return images[places], labels[places] % 2

@@ -1,0 +1,121 @@
+"""Parameter groups: which optimizer updates which variable."""
+
+import keras
+import pytest
+
+from ddl.errors import ConfigError
+from ddl.optimizers import Group, ParameterGroups, layerwise_decay
+from ddl.optimizers.groups import assign
+from ddl.optimizers.learning_rate import LearningRate, learning_rate_at
+from ddl.optimizers.named import by_name, frozen_until, groups_by_name
+from ddl.optimizers.plateau import ReduceOnPlateau
+from ddl.optimizers.schedules import Scaled, StepDecay
+
+
+def sgd(rate=0.1):
+    return keras.optimizers.SGD(rate)
+
+
+def model():
+    inputs = keras.Input((4,))
+    backbone = keras.Sequential(
+        [keras.Input((4,)), keras.layers.Dense(3, name="a")], name="backbone"
+    )
+    return keras.Model(inputs, keras.layers.Dense(2, name="head")(backbone(inputs)))
+
+
+def assigned(**patterns):
+    groups = ParameterGroups({n: Group(sgd(), p) for n, p in patterns.items()}).groups
+    found = assign(groups, model().trainable_variables)
+    return {name: [v.path for v in own] for name, own in found.items()}
+
+
+def test_patterns_and_the_rest():
+    assert assigned(backbone=["^backbone/"], head=None) == {
+        "backbone": ["backbone/a/kernel", "backbone/a/bias"],
+        "head": ["head/kernel", "head/bias"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("patterns", "match"),
+    [
+        ({"a": ["^backbone/"]}, "head/kernel belongs to none of the parameter groups a"),
+        ({"a": ["kernel"], "b": ["^head/"], "c": None}, "head/kernel belongs to .* a and b"),
+        ({"a": ["^back/"], "b": None}, r"'\^back/' of the parameter group 'a' matches none"),
+        ({"a": ["."], "b": None}, "group 'b' has no variables"),
+        ({"a": None, "b": None}, "a, b both take the variables that no other"),
+        ({"a": ["("]}, r"must contain regular expressions, got '\('"),
+        ({"a": "head"}, r"must be a list of patterns.*\['head'\]"),
+        ({}, "with at least one group"),
+        ({"a b": None}, "must be a word"),
+        ({"optimizer": None}, "'optimizer' cannot be the name"),
+    ],
+)
+def test_refuses(patterns, match):
+    with pytest.raises(ConfigError, match=match):
+        assigned(**patterns)
+
+
+@pytest.mark.parametrize("frozen_until", [-1, 1.5])
+def test_refuses_a_step_that_is_none(frozen_until):
+    with pytest.raises(ConfigError, match="frozen_until must be an integer of at least 0"):
+        Group(sgd(), frozen_until=frozen_until)
+
+
+def test_refuses_what_is_no_group_or_shared():
+    with pytest.raises(ConfigError, match="'a' must be a Group or a Keras optimizer, got 0.1"):
+        ParameterGroups({"a": 0.1})
+    shared = sgd()
+    with pytest.raises(ConfigError, match="each of a, b needs an optimizer of its own"):
+        ParameterGroups({"a": Group(shared, ["x"]), "b": shared})
+    with pytest.raises(ConfigError, match="each of g, d needs an optimizer of its own"):
+        groups_by_name({"g": ParameterGroups({"a": shared}), "d": shared})
+
+
+def test_names():
+    one, two, three = sgd(), sgd(), sgd()
+    groups = ParameterGroups({"a": Group(one, ["a"], frozen_until=7), "b": two})
+    assert by_name(groups) == {"a": one, "b": two}
+    assert by_name({"g": groups, "d": three}) == {"g/a": one, "g/b": two, "d": three}
+    assert frozen_until({"g": groups, "d": three}) == {"g/a": 7, "g/b": 0, "d": 0}
+    assert {name: list(own) for name, own in groups_by_name(groups).items()} == {
+        "optimizer": ["a", "b"]
+    }
+
+
+def test_layerwise_decay_of_a_number_and_of_a_schedule():
+    blocks = ["^embed/", "^block/", ""]
+    schedule = StepDecay(0.4, [10], 0.5)
+    for rate, expected in ((0.4, 0.4), (LearningRate(schedule), 0.2)):
+        groups = layerwise_decay(keras.optimizers.SGD, rate, blocks, 0.5).groups
+        assert [group.variables for group in groups.values()] == [["^embed/"], ["^block/"], None]
+        rates = [learning_rate_at(group.optimizer, 10) for group in groups.values()]
+        assert rates == pytest.approx([expected / 4, expected / 2, expected], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"decay": 0.0}, "decay must be greater than 0 and at most 1"),
+        ({"decay": 1.5}, "decay must be greater than 0 and at most 1"),
+        ({"blocks": ["a"]}, "at least two patterns"),
+        ({"blocks": "ab"}, "at least two patterns"),
+        ({"optimizer": sgd()}, "write @SGD instead of @SGD"),
+    ],
+)
+def test_layerwise_decay_refuses(arguments, match):
+    given = {"blocks": ["a", ""], "decay": 0.5, **arguments}
+    with pytest.raises(ConfigError, match=match):
+        layerwise_decay(**{"optimizer": keras.optimizers.SGD, "learning_rate": 0.1, **given})
+
+
+def test_a_plateau_cannot_be_scaled():
+    with pytest.raises(ConfigError, match="ReduceOnPlateau cannot be scaled"):
+        Scaled(ReduceOnPlateau(0.1), 0.5)
+
+
+def test_a_scaled_schedule_is_serialized_whole():
+    schedule = Scaled(StepDecay(0.4, [10], 0.5), 0.25)
+    again = keras.optimizers.schedules.deserialize(keras.optimizers.schedules.serialize(schedule))
+    assert [float(again(step)) for step in (0, 10)] == [0.1, 0.05]

@@ -1,0 +1,141 @@
+"""Gradients of single examples (DP-SGD), against a loop over the examples."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ddl
+from ddl.errors import ConfigError
+from ddl.precision import set_precision
+from tests.conftest import make_strategy, name_of
+from tests.step.verbs.own_steps import data
+
+LIMIT = 0.3
+
+
+class Clipped:
+    """Tokens with an embedding, weights of the data and of the task."""
+
+    def __init__(self):
+        self.model = keras.Sequential(
+            [
+                keras.Input((5,), dtype="int32"),
+                keras.layers.Embedding(7, 4),
+                keras.layers.Dense(3),
+            ]
+        )
+
+    def per_example(self, features, training):
+        logits = self.model(features["token"], training=training)
+        label = tf.tile(features["label"][:, tf.newaxis], [1, 5])
+        loss = tf.nn.sparse_softmax_cross_entropy_with_logits(label, logits)
+        return ddl.PerExample(loss, weight=tf.cast(features["token"] > 1, loss.dtype))
+
+    def each(self, gradients):
+        norm = tf.linalg.global_norm(gradients)
+        return [g * tf.minimum(tf.constant(1.0, g.dtype), LIMIT / norm) + 0.01 for g in gradients]
+
+    def step(self, update, batch):
+        update.apply(update.gradients(self.per_example, batch, each=self.each))
+
+
+def values(examples):
+    random = np.random.default_rng(1)
+    return {
+        "token": random.integers(0, 7, (examples, 5)).astype("i4"),
+        "label": random.integers(0, 3, examples),
+        "weight": random.uniform(0.5, 2, examples).astype("f4"),
+    }
+
+
+def build(strategy, examples=11, precision="float64", **arguments):
+    set_precision(precision)
+    keras.utils.set_random_seed(7)
+    with strategy.scope():
+        return ddl.Trainer(
+            Clipped(),
+            keras.optimizers.SGD(0.5),
+            values(examples),
+            global_batch_size=8,
+            strategy=strategy,
+            shuffle=False,
+            **arguments,
+        )
+
+
+WHERE = [("one_device", 1, 1), ("mirrored", 2, 1), ("mirrored", 4, 1), ("mirrored", 2, 2)]
+
+
+@pytest.mark.parametrize("where", WHERE, ids=name_of)
+def test_what_a_loop_over_the_examples_computes(where):
+    """Padding adds nothing, although `each` adds something to each gradient."""
+    strategy, replicas, microbatches = where
+    trainer = build(make_strategy(strategy, replicas), accumulation_steps=microbatches)
+    keras.utils.set_random_seed(7)
+    task = Clipped()
+    optimizer = keras.optimizers.SGD(0.5)
+    every = values(11)
+    for batch in (slice(0, 8), slice(8, 11)):
+        rows = {name: value[batch] for name, value in every.items()}
+        total, weights = None, 0.0
+        for place, weight in enumerate(rows.pop("weight").astype("f8")):
+            own = {name: value[place : place + 1] for name, value in rows.items()}
+            with tf.GradientTape() as tape:
+                output = task.per_example(own, True)
+                loss = tf.reduce_sum(output.loss * output.weight) * weight
+            gradients = tape.gradient(loss, task.model.trainable_variables)
+            gradients = task.each([tf.convert_to_tensor(g) for g in gradients])
+            total = (
+                gradients
+                if total is None
+                else [a + b for a, b in zip(total, gradients, strict=True)]
+            )
+            weights += float(tf.reduce_sum(output.weight)) * weight
+        optimizer.apply([g / weights for g in total], task.model.trainable_variables)
+    trainer.train(2)
+    for one, other in zip(trainer.model.variables, task.model.variables, strict=True):
+        np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=0, atol=1e-10)
+
+
+def test_a_loss_scale_is_taken_out_before():
+    """Clipping what is scaled would clip everything."""
+    scaled = build(
+        make_strategy("mirrored", 2), precision="float32", loss_scale=ddl.LossScale(4096.0)
+    )
+    plain = build(make_strategy("mirrored", 2), precision="float32", loss_scale=None)
+    for trainer in (scaled, plain):
+        trainer.train(3)
+    for one, other in zip(scaled.model.variables, plain.model.variables, strict=True):
+        np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def with_model(layers, each):
+    class Task:
+        def __init__(self):
+            self.model = keras.Sequential([keras.Input((6,)), *layers, keras.layers.Dense(3)])
+
+        def per_example(self, features, training):
+            logits = self.model(features["x"], training=training)
+            return ddl.PerExample(
+                tf.nn.sparse_softmax_cross_entropy_with_logits(features["label"], logits)
+            )
+
+        def step(self, update, batch):
+            update.apply(update.gradients(self.per_example, batch, each=each))
+
+    set_precision("float64")
+    with make_strategy("mirrored", 2).scope():
+        return ddl.Trainer(Task(), keras.optimizers.SGD(0.1), data(48), global_batch_size=16)
+
+
+def test_refuses_normalization_over_the_batch():
+    trainer = with_model([keras.layers.BatchNormalization(name="norm")], lambda own: own)
+    with pytest.raises(ConfigError, match="'norm' normalizes over the batch"):
+        trainer.trace()
+
+
+def test_refuses_other_shapes():
+    trainer = with_model([], lambda own: [tf.reduce_sum(g) for g in own])
+    with pytest.raises(ConfigError, match="must return a tensor of the same shape"):
+        trainer.trace()

@@ -1,0 +1,75 @@
+"""The mean of a function of the examples over the global batch."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ddl
+from ddl.errors import ConfigError
+from ddl.precision import set_precision
+from tests.conftest import make_strategy, name_of
+
+
+class Means:
+    """Keeps a mean of its features."""
+
+    def __init__(self, function):
+        self.model = keras.Sequential([keras.Input((2, 3)), keras.layers.Dense(1)])
+        self.kept = tf.Variable(tf.zeros([2, 3], tf.float64), trainable=False)
+        self.function = function
+
+    def per_example(self, features, training):
+        return ddl.PerExample(self.model(features["x"])[:, 0, 0])
+
+    def values(self, features, training):
+        return self.function(features["x"])
+
+    def step(self, update, batch):
+        self.kept.assign(update.mean(self.values, batch))
+        update.minimize(self.per_example, batch)
+
+
+X = np.random.default_rng(0).normal(size=(11, 2, 3))
+WEIGHT = np.array([1, 2, 0, 1, 1, 3, 1, 1, 2, 1, 0.5], "f4")
+
+
+def build(function, where):
+    set_precision("float64")
+    strategy, replicas, microbatches = where
+    with make_strategy(strategy, replicas).scope():
+        return ddl.Trainer(
+            Means(function),
+            keras.optimizers.SGD(0.1),
+            {"x": X, "weight": WEIGHT},
+            global_batch_size=8,
+            accumulation_steps=microbatches,
+            shuffle=False,
+        )
+
+
+WHERE = [("one_device", 1, 1), ("mirrored", 2, 1), ("mirrored", 4, 1), ("mirrored", 2, 2)]
+
+
+@pytest.mark.parametrize("where", WHERE, ids=name_of)
+def test_of_a_full_and_of_a_padded_batch(where):
+    trainer = build(lambda x: x**2, where)
+    for rows in (slice(0, 8), slice(8, 11)):
+        trainer.train(1)
+        expected = np.average(X[rows] ** 2, axis=0, weights=WEIGHT[rows])
+        for copy in trainer.strategy.experimental_local_results(trainer.task.kept):
+            np.testing.assert_allclose(copy.numpy(), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("function", "match"),
+    [
+        (lambda x: tf.reduce_mean(x), "must return a float tensor with the batch as its first"),
+        (lambda x: tf.cast(x, tf.int32), "must return a float tensor"),
+        (lambda x: x - tf.reduce_mean(x, axis=0, keepdims=True), "other examples"),
+    ],
+    ids=["a scalar", "integers", "other rows"],
+)
+def test_refuses(function, match):
+    with pytest.raises(ConfigError, match=match):
+        build(function, ("mirrored", 2, 1)).trace()
