@@ -153,11 +153,10 @@ class Case:
         """Returns whether the user's code does something of these kinds."""
         return any(fact.kind in kinds for fact in self.recording.facts)
 
-    def is_ratio(self, *numbers: int) -> bool:
-        """Returns whether the value is multiplied or divided by one of these numbers."""
+    def is_ratio(self, factor: float) -> bool:
+        """Returns whether the value is multiplied by a factor other than 1."""
         ratio = self.found.ratio
-        both = [x for number in numbers if number > 1 for x in (number, 1 / number)]
-        return ratio is not None and any(abs(ratio - x) < 1e-6 * x for x in both)
+        return ratio is not None and factor != 1 and abs(ratio - factor) < 1e-6 * factor
 
 
 _Rule = tuple[str, Callable[[Case], bool], tuple[str, ...]]
@@ -195,6 +194,11 @@ _RULES: tuple[_Rule, ...] = (
         "second all-reduce",
         lambda c: c.is_ratio(c.configuration.replicas),
         ("gradients", "sums"),
+    ),
+    (
+        "division by the number of replicas",
+        lambda c: c.is_ratio(1 / c.configuration.replicas),
+        ("gradients", "sums", "applied gradients"),
     ),
     ("clip before the reduce", lambda c: True, ("gradients",)),
     ("step", lambda c: True, ("applied gradients",)),
