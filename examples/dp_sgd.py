@@ -16,10 +16,9 @@ class DpSgd:
     instead, as most implementations do.
     """
 
-    def __init__(self, task: ddl.Task, batch_size: int, limit: float = 1.0, noise: float = 1.0):
+    def __init__(self, task: ddl.Task, limit: float = 1.0, noise: float = 1.0) -> None:
         """`noise` is the standard deviation of the noise of the sum, as a multiple of `limit`."""
-        self.task, self.model = task, task.model
-        self.limit, self.noise = limit, noise * limit / batch_size
+        self.task, self.model, self.limit, self.noise = task, task.model, limit, noise
 
     def check(self, source: ddl.data.Source) -> None:
         """Lets the wrapped task check its data."""
@@ -36,12 +35,17 @@ class DpSgd:
         factor = tf.minimum(tf.ones_like(norm), self.limit / norm)
         return [gradient * factor for gradient in gradients]
 
-    def noisy(self, gradient: tf.Tensor, variable: keras.Variable) -> tf.Tensor:
-        """Adds noise: the same on all replicas, and on any number of them."""
-        noise = ddl.random.normal(self, gradient.shape, shared=True)
-        return gradient + self.noise * tf.cast(noise, gradient.dtype)
+    def one(self, features: dict, training: bool) -> tf.Tensor:
+        """Counts the examples: padding has weight 0."""
+        return tf.ones([features["image"].shape[0]], keras.config.floatx())
 
     def step(self, update: ddl.Update, batch: object) -> None:
         """Updates the weights by the noisy mean of the clipped gradients."""
         gradients = update.gradients(self.per_example, batch, each=self.clipped)
-        update.apply(gradients.map(self.noisy))
+        deviation = self.noise * self.limit / update.sum(self.one, batch)
+
+        def noisy(gradient: tf.Tensor, variable: keras.Variable) -> tf.Tensor:
+            noise = ddl.random.normal(self, gradient.shape, shared=True)
+            return gradient + tf.cast(deviation, gradient.dtype) * tf.cast(noise, gradient.dtype)
+
+        update.apply(gradients.map(noisy))

@@ -87,7 +87,7 @@ class Recorder:
         self._keep(reduced.sums, self._calls, 0, "sums", self.recording.losses[self._calls])
         self._on_each("gradients", variables, reduced.values)
 
-    def _mean(self, loss: str, value: tf.Tensor) -> None:
+    def _summed(self, loss: str, value: tf.Tensor) -> None:
         self._in_pass = False
         self._keep(value, self._calls, 0, "sums", loss)
 

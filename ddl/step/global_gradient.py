@@ -129,15 +129,15 @@ class GlobalGradient:
             one, batch, lambda: self._zeros(objective, variables), objective.needs_own_graph
         )
 
-    def mean(
+    def sums(
         self, objective: Objective, batch: Batch, state: TrainingState, draws: Draws
-    ) -> tf.Tensor:
-        """Returns the weighted means of the losses of an objective over the examples.
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the weighted sums of the losses of an objective over the examples.
 
         The arguments are those of `__call__`.
 
         Returns:
-          float64 [entries of an example]; 0 if all weights are 0.
+          The sums, float64 [entries of an example], and the sum of the weights, float64 [].
         """
 
         def one(batch: Batch, index: tf.Tensor | int, so_far: Any) -> Any:
@@ -157,7 +157,7 @@ class GlobalGradient:
             one, batch, lambda: tf.zeros([1 + size], tf.float64), objective.needs_own_graph
         )
         total = self.strategy.reduce(_SUM, summed, axis=None)
-        return tf.math.divide_no_nan(total[1:], total[0])
+        return total[1:], total[0]
 
     def _over_microbatches(
         self,

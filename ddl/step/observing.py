@@ -4,11 +4,11 @@ Without an observer, as in every normal run, `observe` does nothing and adds no 
 graph. The events, in the order of the computation:
 
     "update"      cross-replica   the trace of an update begins
-    "gradients"   cross-replica   a gradient or a mean begins: loss, the name of the loss
+    "gradients"   cross-replica   a gradient or a sum begins: loss, the name of the loss
     "rows"        replica         the rows of a microbatch: features
     "outputs"     replica         what the loss returned: name, output (`PerExample`)
     "reduced"     cross-replica   the gradient of the global batch: variables, reduced (`Reduced`)
-    "mean"        cross-replica   the mean over the global batch: loss, value
+    "summed"      cross-replica   the sum over the global batch: loss, value
     "apply"       cross-replica   an optimizer gets gradients: optimizer, gradients (`Gradients`)
     "applied"     cross-replica   the optimizer has changed the variables: the same arguments
 

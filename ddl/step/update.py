@@ -247,14 +247,16 @@ class _Work:
         observe("reduced", variables=variables, reduced=reduced)
         return reduced
 
-    def mean(self, name: str, values: Values, batch: Batch, draws: Draws) -> tf.Tensor:
+    def sums(
+        self, name: str, values: Values, batch: Batch, draws: Draws
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         observe("gradients", loss=name)
         objective = self._plan.means[name].of(values)
-        mean = self._update.gradient.mean(objective, batch, self._state, draws)
-        observe("mean", loss=name, value=mean)
+        sums, weight = self._update.gradient.sums(objective, batch, self._state, draws)
+        observe("summed", loss=name, value=sums)
         traced = objective.loss  # an equal function of the rehearsal, or `values`
         assert isinstance(traced, Values)
-        return tf.reshape(tf.cast(mean, traced.dtype), traced.shape)
+        return tf.reshape(tf.cast(sums, traced.dtype), traced.shape), weight
 
     def finite(self, values: Sequence[Any]) -> tf.Tensor | None:
         if self._kept is None:

@@ -211,6 +211,21 @@ def check_usable(gradients: Gradients) -> None:
         )
 
 
+def draws_of(gradients: Any) -> Draws:
+    """Returns the draws of the passes that computed gradients.
+
+    Raises:
+      ConfigError: If they are no gradients of one call, or cannot be used in the present graph.
+    """
+    if not isinstance(gradients, Gradients) or gradients.draws is None:
+        raise ConfigError(
+            "same_draws_as must be gradients that update.gradients returned, or a multiple of "
+            f"them, got {gradients!r:.80}. The sum of two has no draws of its own."
+        )
+    check_usable(gradients)
+    return gradients.draws
+
+
 def trainable_variables(part: Any) -> list[keras.Variable]:
     """Returns the trainable variables of a model or layer, or the list of variables itself.
 

@@ -29,7 +29,7 @@ class StepPlan:
       variables: The variables that each optimizer updates, by the name of the optimizer.
       applies: Number of updates that each optimizer makes in a step, once it is not frozen; None if
         it depends on a tensor.
-      means: The objective of each function of which the step takes the mean, by its name.
+      means: The objective of each function that the step averages or sums, by its name.
       changes: Number of the step's calls that change variables: `apply` and `average`.
       keeps_values: Whether the values before the update must be kept under loss scaling, because a
         variable changes before the last gradient is known.

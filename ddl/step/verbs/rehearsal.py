@@ -123,10 +123,12 @@ class _Rehearsal:
         nothing = tf.zeros([], tf.float64)
         return Reduced([tf.zeros(v.shape, v.dtype) for v in variables], nothing, None, nothing)
 
-    def mean(self, name: str, values: Values, batch: Batch, draws: Draws) -> tf.Tensor:
+    def sums(
+        self, name: str, values: Values, batch: Batch, draws: Draws
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         tried = self.losses[name].loss
         assert isinstance(tried, Values)
-        return tf.zeros(tried.shape, tried.dtype)
+        return tf.zeros(tried.shape, tried.dtype), tf.ones([], tf.float64)
 
     def finite(self, values: Sequence[Any]) -> tf.Tensor | None:
         return None
@@ -155,7 +157,7 @@ def _plan(
     """Derives the plan from the calls of the rehearsal, and checks it."""
     calls = rehearsal.calls
     changes = [place for place, call in enumerate(calls) if call.changes]
-    means = {call.name for call in calls if call.verb == "mean"}
+    means = {call.name for call in calls if call.verb == "sum"}
     applies = [call for call in calls if call.verb == "apply"]
     name = type(task).__name__
     if not applies:

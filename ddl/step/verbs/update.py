@@ -14,7 +14,7 @@ from ddl.step.state import TrainingState
 from ddl.step.verbs.changes import add, assign, move, weights_of_both
 from ddl.step.verbs.draws import StepDraws
 from ddl.step.verbs.each_example import OfExample
-from ddl.step.verbs.gradients import Gradients, check_usable, trainable_variables
+from ddl.step.verbs.gradients import Gradients, check_usable, draws_of, trainable_variables
 from ddl.step.verbs.place import Place, check_batch
 from ddl.step.verbs.values import OfExamples, Values
 from ddl.step.verbs.work import Books, Call, Work
@@ -141,8 +141,7 @@ class Update:
             [batch, …]. The row of an example must depend on that example alone.
           batch: The batch that the step was given.
           name: Name of the function; None: its own name.
-          same_draws_as: As in `gradients`.
-          moves_statistics: As in `gradients`.
+          same_draws_as, moves_statistics: As in `gradients`.
 
         Returns:
           Tensor […] of the function's dtype, weighted by the weights of the data.
@@ -150,19 +149,32 @@ class Update:
         Raises:
           ConfigError: If the function returns something else, or depends on other examples.
         """
-        self._place.check("mean")
-        check_batch("mean", batch)
-        values = Values(function, "update.mean")
-        name = self._work.name_of_loss(values, name)
         draws = self._draws_of(same_draws_as)
-        self._passes += 1
         kept = None if moves_statistics else self._work.keep_statistics()
-        mean = self._work.mean(name, values, batch, draws)
+        total, weight = self._sums("mean", function, batch, name, draws)
         if kept is not None:
             kept.restore()
-        self._record("mean", name, ())
-        self._also(self._work.finite([mean]))
-        return mean
+        return tf.math.divide_no_nan(total, tf.cast(weight, total.dtype))
+
+    def sum(self, function: OfExamples, batch: Batch, *, name: str | None = None) -> tf.Tensor:
+        """Computes the sum of a function of the examples; otherwise as `mean`.
+
+        The sum of ones is the sum of the weights: the number of examples, if the data have none.
+        """
+        return self._sums("sum", function, batch, name, self._draws_of(None))[0]
+
+    def _sums(
+        self, verb: str, function: OfExamples, batch: Batch, name: str | None, draws: Draws
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        self._place.check(verb)
+        check_batch(verb, batch)
+        values = Values(function, f"update.{verb}")
+        name = self._work.name_of_loss(values, name)
+        self._passes += 1
+        total, weight = self._work.sums(name, values, batch, draws)
+        self._record("sum", name, ())
+        self._also(self._work.finite([total]))
+        return total, weight
 
     def apply(self, gradients: Gradients, optimizer: str | None = None) -> None:
         """Applies gradients: adds regularization, clips, and lets an optimizer update.
@@ -299,8 +311,7 @@ class Update:
             self._depth -= 1
             return turn + 1, carried
 
-        before = self._work.carried(self.books)
-        start = (tf.zeros([], tf.int64), before)
+        start = (tf.zeros([], tf.int64), self._work.carried(self.books))
         self._take(tf.while_loop(lambda turn, _: turn < times, body, start)[1])
 
     @contextmanager
@@ -325,23 +336,15 @@ class Update:
         return self._work.change(number, change, self.books.finite)
 
     def _record(self, verb: str, name: str, variables: Sequence[Any], checks: bool = False) -> None:
-        checks = checks or verb in ("gradients", "mean")
+        checks = checks or verb in ("gradients", "sum")
         self.calls.append(Call(verb, name, variables, self._sometimes, checks))
 
     def _also(self, finite: tf.Tensor | None) -> None:
         """Adds a check for overflow, on which the update then depends; None adds none."""
         if finite is not None:
-            books = self.books
-            books.finite = finite if books.finite is None else books.finite & finite
+            earlier = self.books.finite
+            self.books.finite = finite if earlier is None else earlier & finite
 
     def _draws_of(self, earlier: Gradients | None) -> Draws:
         """Returns the draws of earlier gradients, or new ones."""
-        if earlier is None:
-            return Draws(self._passes, self._turn)
-        if not isinstance(earlier, Gradients) or earlier.draws is None:
-            raise ConfigError(
-                "same_draws_as must be gradients that update.gradients returned, or a multiple of "
-                f"them, got {earlier!r:.80}. The sum of two has no draws of its own."
-            )
-        check_usable(earlier)
-        return earlier.draws
+        return Draws(self._passes, self._turn) if earlier is None else draws_of(earlier)

@@ -20,7 +20,7 @@ class Call(NamedTuple):
     """A call of a verb.
 
     Attributes:
-      verb: "gradients", "mean", "apply" or "average".
+      verb: "gradients", "sum", "apply" or "average".
       name: Name of the loss, function or optimizer; "" for an average.
       variables: Variables of the gradient, or those that the verb changes.
       sometimes: Whether the call is within `when` or `repeat`.
@@ -64,8 +64,10 @@ class Work(Protocol):
     ) -> Reduced:
         """Returns the gradient of a loss over the global batch."""
 
-    def mean(self, name: str, values: Values, batch: Batch, draws: Draws) -> tf.Tensor:
-        """Returns the mean of a function of the examples over the global batch."""
+    def sums(
+        self, name: str, values: Values, batch: Batch, draws: Draws
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the sum of a function of the examples, and the sum of the weights."""
 
     def keep_statistics(self) -> KeptValues:
         """Reads the variables that a forward pass changes."""

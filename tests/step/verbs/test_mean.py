@@ -17,6 +17,7 @@ class Means:
     def __init__(self, function):
         self.model = keras.Sequential([keras.Input((2, 3)), keras.layers.Dense(1)])
         self.kept = tf.Variable(tf.zeros([2, 3], tf.float64), trainable=False)
+        self.weight = tf.Variable(0.0, trainable=False, dtype=tf.float64)
         self.function = function
 
     def per_example(self, features, training):
@@ -25,8 +26,12 @@ class Means:
     def values(self, features, training):
         return self.function(features["x"])
 
+    def ones(self, features, training):
+        return tf.ones([features["x"].shape[0]], tf.float64)
+
     def step(self, update, batch):
         self.kept.assign(update.mean(self.values, batch))
+        self.weight.assign(update.sum(self.ones, batch))
         update.minimize(self.per_example, batch)
 
 
@@ -59,6 +64,7 @@ def test_of_a_full_and_of_a_padded_batch(where):
         expected = np.average(X[rows] ** 2, axis=0, weights=WEIGHT[rows])
         for copy in trainer.strategy.experimental_local_results(trainer.task.kept):
             np.testing.assert_allclose(copy.numpy(), expected, rtol=0, atol=1e-12)
+        assert trainer.task.weight.numpy() == pytest.approx(WEIGHT[rows].sum())
 
 
 @pytest.mark.parametrize(

@@ -120,15 +120,15 @@ def never_freeze(patch: Patch) -> None:
 
 
 def leave_out_the_reduce_of_a_mean(patch: Patch) -> None:
-    mean = GlobalGradient.mean
+    sums = GlobalGradient.sums
 
     def mutated(self, *args):
         own = self.strategy.experimental_local_results
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(self.strategy, "reduce", lambda op, value, axis: own(value)[0])
-            return mean(self, *args)
+            return sums(self, *args)
 
-    patch.setattr(GlobalGradient, "mean", mutated)
+    patch.setattr(GlobalGradient, "sums", mutated)
 
 
 def draw_by_replica_in_a_map(patch: Patch) -> None:
