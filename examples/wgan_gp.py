@@ -56,7 +56,7 @@ class WganGp:
         with tf.GradientTape() as tape:
             tape.watch(mixed)
             score = self.score(mixed, training)
-        gradient = tape.gradient(score, mixed)  # of each image, since its score is its own
+        gradient = tape.gradient(score, mixed)  # one per image: each score depends on one image
         slope = tf.sqrt(tf.reduce_sum(tf.square(gradient), PIXELS) + 1e-12)
         distance = self.score(real, training) - self.score(fake, training)
         loss = self.penalty * tf.square(slope - 1) - distance
