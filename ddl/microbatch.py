@@ -144,6 +144,7 @@ class Microbatch:
     step: tf.Tensor | None = None
     _calls: dict[int, _Calls] = dataclasses.field(default_factory=dict)
     _is_backward: bool = False
+    _refuses_draws: bool = False
 
     def __post_init__(self) -> None:
         self._graph = tf.compat.v1.get_default_graph()
@@ -190,6 +191,15 @@ class Microbatch:
     def in_forward(self) -> bool:
         """Whether this is the forward pass itself, outside of loops, conditionals and functions."""
         return not self._is_backward and tf.compat.v1.get_default_graph() is self._graph
+
+    @contextmanager
+    def refusing_draws(self) -> Iterator[None]:
+        """Raises ConfigError for draws within the `with` block."""
+        self._refuses_draws = True
+        try:
+            yield
+        finally:
+            self._refuses_draws = False
 
     @property
     def in_loop(self) -> bool:
@@ -264,9 +274,16 @@ class Microbatch:
           in every run of the same model; and the number of its earlier draws in this pass.
 
         Raises:
-          ConfigError: If the backward pass recomputes (tf.recompute_grad) an owner that did not
-            draw exactly once in the forward pass, so that the draw to repeat is ambiguous.
+          ConfigError: Within `refusing_draws`; or if the backward pass recomputes
+            (tf.recompute_grad) an owner that did not draw exactly once in the forward pass, so that
+            the draw to repeat is ambiguous.
         """
+        if self._refuses_draws:
+            raise ConfigError(
+                f"{getattr(owner, 'name', owner)!r} drew random numbers in a function that "
+                "changes the gradients of an example, where all examples would get the same. "
+                "Draw in the loss, or in Gradients.map."
+            )
         calls = self._calls.setdefault(id(owner), _Calls(owner, place=len(self._calls)))
         if not self._is_backward:
             calls.count += 1

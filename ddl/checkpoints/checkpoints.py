@@ -31,9 +31,7 @@ from ddl.step.state import TrainingState
 from ddl.tasks.parts import layers_of
 from ddl.training.trainer import Trainer
 
-_TRAINING_ALONE = (
-    *("optimizer", "state", "random_generators", "plateau", "averages", "schedule_free"),
-)
+_TRAINING_ALONE = ("optimizer", "state", "random_generators", "plateau", "averages")
 """Parts of a checkpoint that `restore_model` may leave unread."""
 
 

@@ -17,6 +17,7 @@ import tensorflow as tf
 from keras.optimizers.schedules import LearningRateSchedule
 
 from ddl.errors import ConfigError
+from ddl.optimizers.schedule_free import AdamWScheduleFree
 
 # Arguments of Keras's optimizers that act per replica, before the all-reduce or per micro-step, and
 # the alternative in ddl.
@@ -67,7 +68,8 @@ def check_optimizer(optimizer: Any) -> None:
                 f"The optimizer {type(optimizer).__name__} overrides {method}, which ddl does not "
                 f"call. Remove the override. {ours}"
             )
-    if type(optimizer) is keras.optimizers.ScheduleFreeAdamW:
+    kerass = isinstance(optimizer, keras.optimizers.ScheduleFreeAdamW)
+    if kerass and not isinstance(optimizer, AdamWScheduleFree):
         raise ConfigError(
             "Keras's ScheduleFreeAdamW must be replaced by ddl's AdamWScheduleFree, which takes "
             "the same arguments. Keras's reads its momentum after it has changed it, so its "

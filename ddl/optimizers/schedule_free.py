@@ -1,10 +1,12 @@
 """AdamW without a learning rate schedule."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from ddl.errors import ConfigError
 from ddl.optimizers.fused import dense
 
 
@@ -22,6 +24,19 @@ class AdamWScheduleFree(keras.optimizers.ScheduleFreeAdamW):
     replaces Keras's, which reads z after it has changed it, and decays y alone, so that its x is
     not the average of z.
     """
+
+    def build(self, variables: Sequence[keras.Variable]) -> None:
+        """Makes the slots.
+
+        Raises:
+          ConfigError: If β₁ is out of range: with 0 the weights do not determine x.
+        """
+        if not 0 < self.beta_1 < 1:
+            raise ConfigError(
+                f"AdamWScheduleFree.beta_1 must be between 0 and 1, both excluded, got "
+                f"{self.beta_1}."
+            )
+        super().build(variables)
 
     def update_step(
         self, gradient: tf.Tensor | tf.IndexedSlices, variable: tf.Variable, learning_rate: Any

@@ -232,6 +232,8 @@ class Scaled(Schedule):
         self.schedule = schedule
         self.factor = factor
         self._in_float64 = in_float64(schedule)
+        if (boundaries := getattr(schedule, "boundaries", None)) is not None:
+            self.boundaries = boundaries  # `LearningRate` asks from where they count
 
     def __call__(self, step: Any) -> tf.Tensor:
         """Returns the rate of update `step` (int [], counted from 0): float64 []."""

@@ -7,7 +7,7 @@ from ddl.checkpoints.checkpoints import Checkpoints
 from ddl.distribution.workers import Workers
 from ddl.errors import ModelDirectoryError, TrainingDiverged, TrainingInterrupted
 from ddl.optimizers.learning_rate import learning_rate_at
-from ddl.optimizers.named import by_name
+from ddl.optimizers.named import by_name, frozen_until
 from ddl.optimizers.plateau import ReduceOnPlateau, plateaus_of
 from ddl.run.console import RunConsole
 from ddl.run.plan import RunPlan
@@ -52,6 +52,7 @@ class OuterLoop:
         self._console = console
         self._stop = stop
         self._plateaus = plateaus_of(trainer.optimizer)
+        self._frozen_until = frozen_until(trainer.optimizer)
         self._workers = Workers(trainer.strategy)
         self._evaluated: tuple[int, dict[str, float]] = (-1, {})
         last = self._total
@@ -121,7 +122,8 @@ class OuterLoop:
             )
         if step % (self._run_plan.eval_every or 1) == 0:
             for name, plateau in self._plateaus.items():
-                self._observe(name, plateau, step, figures)
+                if step > self._frozen_until[name] or not self._frozen_until[name]:
+                    self._observe(name, plateau, step, figures)
         self._evaluated = (step, figures)
         if self._checkpoints.would_be_best(figures):
             self._save(step)

@@ -38,7 +38,7 @@ def current_batch() -> CurrentBatch:
       ConfigError: Outside of a loss that a Trainer runs.
     """
     current = microbatch.current()
-    if current is None:
+    if current is None or not current.rows:  # a step computes no rows
         raise ConfigError(
             "ddl.current_batch() must be called in a loss that a ddl.Trainer runs, which has a "
             "batch. In a step, use update.step; elsewhere, pass what the function needs."

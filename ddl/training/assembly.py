@@ -205,6 +205,7 @@ def assemble(
         plan.variables,
         strategy,
         averages=update.averages is not None,
+        averaged=plan.averaged,
         statistics=bool(update.statistics.floating),
     )
     weights = EvaluationWeights(update.averages, update.statistics, strategy, schedule_free)
@@ -278,6 +279,11 @@ def _update(
         raise ConfigError(
             f"The gradient noise scale is that of one loss, and {type(task).__name__} has a step "
             "of its own. Remove gradient_noise_scale."
+        )
+    if options.gradient_noise_scale is not None and any(map(plan.frozen_until, optimizers)):
+        raise ConfigError(
+            "The gradient noise scale is that of all variables, but a parameter group is frozen "
+            "for a while. Remove gradient_noise_scale, or Group.frozen_until."
         )
     gradient = GlobalGradient(
         strategy=strategy,

@@ -75,6 +75,7 @@ def schedule_free_weights(
     strategy: tf.distribute.Strategy,
     *,
     averages: bool,
+    averaged: Sequence[tf.Variable],
     statistics: bool,
 ) -> ScheduleFreeWeights | None:
     """Returns the weights of the schedule-free optimizers; None if there are none.
@@ -84,14 +85,35 @@ def schedule_free_weights(
       variables: The variables of each optimizer, by its name.
       strategy: The strategy.
       averages: Whether the trainer keeps an average of the weights, too.
+      averaged: Variables that a step changes by `update.average`.
       statistics: Whether layers have moving statistics, such as BatchNormalization.
 
     Raises:
-      ConfigError: If `averages` is True although an optimizer is schedule-free.
+      ConfigError: If `averages` is True although an optimizer is schedule-free, or if something
+        else changes a variable of a schedule-free optimizer, so that x would be no average.
     """
     own = {n: one for n, one in optimizers.items() if isinstance(one, AdamWScheduleFree)}
     if not own:
         return None
+    for name in own:
+        for variable in variables[name]:
+            if variable.constraint is not None:
+                raise ConfigError(
+                    f"{variable.path} has a constraint, which changes the weights after the "
+                    "schedule-free optimizer, so that their average is not defined. Remove the "
+                    "constraint, or use another optimizer."
+                )
+            if others := [n for n in optimizers if n != name and _has(variables[n], variable)]:
+                raise ConfigError(
+                    f"{variable.path} is updated by a schedule-free optimizer and by "
+                    f"{', '.join(others)}, so that its average is not defined. Let one optimizer "
+                    "update it."
+                )
+            if any(v is variable.value for v in averaged):
+                raise ConfigError(
+                    f"{variable.path} is updated by a schedule-free optimizer and changed by "
+                    "update.average, so that its average is not defined. Leave one of them out."
+                )
     if averages:
         raise ConfigError(
             "A schedule-free optimizer averages the weights itself, and evaluations use its "
@@ -104,3 +126,7 @@ def schedule_free_weights(
             "weights. Layers without moving statistics, such as GroupNormalization, avoid this."
         )
     return ScheduleFreeWeights(list(own.values()), [variables[name] for name in own], strategy)
+
+
+def _has(variables: Sequence[keras.Variable], variable: keras.Variable) -> bool:
+    return any(v is variable for v in variables)

@@ -119,3 +119,8 @@ def test_a_scaled_schedule_is_serialized_whole():
     schedule = Scaled(StepDecay(0.4, [10], 0.5), 0.25)
     again = keras.optimizers.schedules.deserialize(keras.optimizers.schedules.serialize(schedule))
     assert [float(again(step)) for step in (0, 10)] == [0.1, 0.05]
+
+
+def test_a_scaled_schedule_keeps_the_question_from_where_its_boundaries_count():
+    with pytest.raises(ConfigError, match="schedule_begins"):
+        LearningRate(Scaled(StepDecay(0.4, [10], 0.5), 0.5), warmup_steps=5)

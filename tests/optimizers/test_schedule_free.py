@@ -65,8 +65,15 @@ def test_a_sparse_gradient_is_as_a_dense_one():
 def test_kerass_is_refused():
     """Keras reads z after it has changed it; when this fails, Keras has mended it."""
     set_precision("float64")
-    with pytest.raises(ConfigError, match="replaced by ddl's AdamWScheduleFree"):
-        check_optimizer(keras.optimizers.ScheduleFreeAdamW())
+
+    class Own(keras.optimizers.ScheduleFreeAdamW):
+        pass
+
+    for refused in (keras.optimizers.ScheduleFreeAdamW(), Own()):
+        with pytest.raises(ConfigError, match="replaced by ddl's AdamWScheduleFree"):
+            check_optimizer(refused)
+    with pytest.raises(ConfigError, match="beta_1 must be between 0 and 1"):
+        AdamWScheduleFree(beta_1=0.0).build([keras.Variable(1.0)])
     start, gradients = np.ones(3), np.random.default_rng(0).normal(size=(3, 3))
     variable = keras.Variable(start)
     optimizer = keras.optimizers.ScheduleFreeAdamW(0.1, beta_1=0.8)

@@ -91,3 +91,14 @@ def test_a_mask_is_false_for_padding():
 def test_refused_outside_of_a_trainer():
     with pytest.raises(ConfigError, match="must be called in a loss that a ddl.Trainer runs"):
         ddl.current_batch()
+
+
+def test_refused_in_a_step():
+    """It has no rows."""
+
+    class Step(Seeing):
+        def step(self, update, batch):
+            ddl.current_batch()
+
+    with pytest.raises(ConfigError, match="In a step, use update.step"):
+        ddl.Trainer(Step(), keras.optimizers.SGD(0.1), {"x": np.ones((8, 2))}, global_batch_size=8)

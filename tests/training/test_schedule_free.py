@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import ddl
-from ddl.errors import ConfigError
+from ddl.errors import ConfigError, ModelDirectoryError
 from ddl.optimizers import AdamWScheduleFree
 from ddl.precision import set_precision
 from tests.conftest import make_strategy
@@ -79,3 +79,54 @@ def test_after_a_warm_start_the_average_begins_at_the_new_weights():
 def test_refuses_a_second_average():
     with pytest.raises(ConfigError, match="averages the weights itself"):
         build(make_strategy("one_device", 1), weight_average=ddl.ExponentialMovingAverage())
+
+
+@pytest.mark.parametrize("what", ["constraint", "average", "parts", "shared"])
+def test_refuses_what_would_leave_the_average_undefined(what):
+    set_precision("float64")
+
+    class Task(Grouped):
+        def step(self, update, batch):
+            gradients = update.gradients(self.per_example, batch)
+            if what == "parts":
+                update.apply(gradients.of(self.model.layers[0]))
+                update.apply(gradients.of(self.model.layers[-1]))
+            elif what == "shared":
+                update.apply(gradients, "one")
+                update.apply(gradients, "other")
+            else:
+                update.apply(gradients)
+            if what == "average":
+                update.average(self.model.layers[-1], of=self.other, decay=0.5)
+
+    task = Task()
+    task.other = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3)])
+    task.other.trainable = False
+    if what == "constraint":
+        task.model.layers[-1].kernel.constraint = keras.constraints.NonNeg()
+    optimizer = AdamWScheduleFree(0.1)
+    if what == "shared":
+        optimizer = {"one": optimizer, "other": keras.optimizers.SGD(0.1)}
+    match = {
+        "constraint": "has a constraint",
+        "average": "changed by update.average",
+        "parts": "must update all of them at once",
+        "shared": "is updated by a schedule-free optimizer and by other",
+    }
+    with pytest.raises(ConfigError, match=match[what]):
+        ddl.Trainer(task, optimizer, data(48), global_batch_size=16)
+
+
+def test_another_optimizer_cannot_evaluate_its_checkpoint(tmp_path):
+    """It would evaluate the weights at which gradients are computed."""
+    trainer = build(make_strategy("one_device", 1))
+    trainer.train(2)
+    checkpoints = ddl.Checkpoints(tmp_path, trainer)
+    checkpoints.save()
+    checkpoints.finish()
+    set_precision("float64")
+    other = ddl.Trainer(
+        Grouped(), keras.optimizers.SGD(0.1), data(48), eval_data=data(20), global_batch_size=16
+    )
+    with pytest.raises(ModelDirectoryError):
+        ddl.Checkpoints(tmp_path, other).restore_model()

@@ -1,10 +1,13 @@
 """Gradients of single examples, changed one by one before they are added up."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import TypeAlias
 
+import numpy as np
 import tensorflow as tf
 
+from ddl import microbatch
 from ddl.errors import ConfigError
 
 OfExample: TypeAlias = Callable[[list[tf.Tensor]], list[tf.Tensor]]
@@ -38,19 +41,24 @@ def sum_of_changed(
       One tensor per variable; None for one that the losses do not depend on.
 
     Raises:
-      ConfigError: If `each` returns other shapes.
+      ConfigError: If `each` returns other shapes, or draws random numbers.
     """
-    dtype = losses.dtype
+    dtype, current = losses.dtype, microbatch.current()
     used = tape.gradient(losses, variables)
     connected = [place for place, gradient in enumerate(used) if gradient is not None]
     rows = losses.shape[0]
+
+    finite = tf.reduce_all(
+        [tf.reduce_all(tf.math.is_finite(tf.convert_to_tensor(used[p]))) for p in connected]
+    )
 
     def of_row(row: tf.Tensor) -> list[tf.Tensor]:
         one = tf.one_hot(row, rows, dtype=dtype)
         own = [variables[place] for place in connected]
         gradients = [tf.convert_to_tensor(g) for g in tape.gradient(losses, own, one)]
         unscaled = [gradient / tf.cast(scale, gradient.dtype) for gradient in gradients]
-        changed = each(unscaled)
+        with current.refusing_draws() if current is not None else nullcontext():
+            changed = each(unscaled)
         if [g.shape for g in changed] != [g.shape for g in unscaled]:
             raise ConfigError(
                 "update.gradients: `each` must return a tensor of the same shape for each "
@@ -66,5 +74,9 @@ def sum_of_changed(
     sums: list[tf.Tensor | None] = [None] * len(variables)
     for place, values in zip(connected, changed, strict=True):
         factor = tf.cast(scale, values.dtype) / divisor
-        sums[place] = tf.reduce_sum(values, axis=0) * factor
+        total = tf.reduce_sum(values, axis=0) * factor
+        # `each` may hide an overflow, such as by tf.clip_by_value.
+        sums[place] = tf.where(
+            finite, total, tf.fill(tf.shape(total), tf.cast(np.nan, total.dtype))
+        )
     return sums

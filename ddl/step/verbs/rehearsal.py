@@ -16,6 +16,7 @@ from ddl.data.pipeline import Batch
 from ddl.errors import ConfigError
 from ddl.microbatch import Draws
 from ddl.optimizers.groups import Group, assign
+from ddl.optimizers.schedule_free import AdamWScheduleFree
 from ddl.random import batch_counter
 from ddl.step.global_gradient import Reduced
 from ddl.step.kept_values import KeptValues
@@ -192,6 +193,7 @@ def _plan(
         for optimizer, updated in assign(own_groups, _variables_of(applies, used)).items():
             variables_by_optimizer[optimizer] = updated
             numbers[optimizer] = _number_of(applies, used, updated)
+            _check_all_at_once(name, own_groups[optimizer].optimizer, applies, used, updated)
     return StepPlan(
         task=task,
         losses={n: loss for n, loss in rehearsal.losses.items() if n not in means},
@@ -224,6 +226,27 @@ def _number_of(
     of_optimizer = [call for call in applies if call.name == optimizer]
     own = [call for call in of_optimizer if any(id(v) in ids for v in call.variables)]
     return None if any(call.sometimes for call in own) else len(own)
+
+
+def _check_all_at_once(
+    name: str,
+    optimizer: keras.optimizers.Optimizer,
+    applies: Sequence[Call],
+    used: str,
+    variables: Sequence[keras.Variable],
+) -> None:
+    """Raises ConfigError if a schedule-free optimizer updates its variables in several parts.
+
+    Its average of a variable counts the updates of the optimizer.
+    """
+    ids = set(map(id, variables))
+    parts = [ids & set(map(id, call.variables)) for call in applies if call.name == used]
+    if isinstance(optimizer, AdamWScheduleFree) and any(part and part != ids for part in parts):
+        raise ConfigError(
+            f"{name}.step applies gradients of some of the variables of AdamWScheduleFree, which "
+            "must update all of them at once. Join the gradients with `and_of`, or give each part "
+            "an optimizer of its own."
+        )
 
 
 def _check_known(name: str, known: Sequence[tf.Variable], calls: Sequence[Call]) -> None:

@@ -133,15 +133,15 @@ class Update:
     ) -> tf.Tensor:
         """Computes the mean of a function of the examples over the global batch.
 
-            center = update.mean(self.outputs_of_teacher, batch)
-            self.center.assign(0.9 * self.center + 0.1 * center)
+            self.center.assign(update.mean(self.outputs_of_teacher, batch))
 
         Args:
           function: A method of the task with the arguments of a loss, which returns a float tensor
             [batch, …]. The row of an example must depend on that example alone.
           batch: The batch that the step was given.
           name: Name of the function; None: its own name.
-          same_draws_as, moves_statistics: As in `gradients`.
+          same_draws_as: As in `gradients`.
+          moves_statistics: As in `gradients`.
 
         Returns:
           Tensor […] of the function's dtype, weighted by the weights of the data.
@@ -285,7 +285,7 @@ class Update:
         self._take(tf.cond(tf.convert_to_tensor(condition), make, lambda: before))
 
     def repeat(self, times: int | tf.Tensor, function: Callable[[tf.Tensor], Any]) -> None:
-        """Calls a function with verbs in it several times. Each turn draws numbers of its own.
+        """Calls a function with verbs in it several times. Each turn draws its own numbers.
 
         Args:
           times: Number of turns, an integer; at most 4,096 for a repeat within a repeat.

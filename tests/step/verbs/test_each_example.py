@@ -139,3 +139,42 @@ def test_refuses_other_shapes():
     trainer = with_model([], lambda own: [tf.reduce_sum(g) for g in own])
     with pytest.raises(ConfigError, match="must return a tensor of the same shape"):
         trainer.trace()
+
+
+def test_refuses_draws():
+    trainer = with_model(
+        [], lambda own: [g + ddl.random.normal(None, g.shape, shared=True) for g in own]
+    )
+    with pytest.raises(ConfigError, match="all examples would get the same"):
+        trainer.trace()
+
+
+def test_an_overflow_that_the_function_hides_skips_the_update():
+    """tf.clip_by_value makes an infinity a 1."""
+    set_precision("mixed_float16")
+
+    class Task:
+        def __init__(self):
+            self.model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+
+        def per_example(self, features, training):
+            logits = tf.cast(self.model(features["x"], training=training), tf.float32)
+            return ddl.PerExample(tf.reduce_sum(logits, axis=1) * 1e6)
+
+        def step(self, update, batch):
+            clip = lambda own: [tf.clip_by_value(g, -1.0, 1.0) for g in own]  # noqa: E731
+            update.apply(update.gradients(self.per_example, batch, each=clip))
+
+    values = {"x": data(48)["x"].astype("f4")}
+    with make_strategy("mirrored", 2).scope():
+        trainer = ddl.Trainer(
+            Task(),
+            keras.optimizers.SGD(0.1),
+            values,
+            global_batch_size=16,
+            loss_scale=ddl.LossScale(1024.0),
+            max_skipped_updates=3,
+        )
+    trainer.trace()
+    state = trainer._runner.loop.run(trainer.state, 1)
+    assert int(state.batches) - int(state.step) > 0
