@@ -31,7 +31,7 @@ import numpy as np
 import ddl
 from benchmarks import command, generated_digits, repeats
 from benchmarks.example_runs import ROOT, Run, Runs
-from benchmarks.report import Bar, Cell, Report, Table
+from benchmarks.report import Bar, Cell, Report, Spread, Table
 
 EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
 SECONDS = 60
@@ -48,12 +48,21 @@ GENERATORS = {
 
 
 class Finding(NamedTuple):
-    """A figure of an example, and that of an alternative."""
+    """A figure of an example, and that of an alternative.
+
+    Attributes:
+      figure: Name of the figure.
+      value: The figure of the example.
+      alternative: Name of the alternative.
+      of_alternative: The figure of the alternative.
+      is_target: Whether the example should exceed the alternative.
+    """
 
     figure: str
     value: Cell
     alternative: str = ""
     of_alternative: Cell = ""
+    is_target: bool = False
 
 
 class Examples:
@@ -109,15 +118,18 @@ class Examples:
         raw = with_ten_labels(lambda images: images.reshape(len(images), -1))
         of_untrained = with_ten_labels(lambda images: untrained.predict(images, verbose=0))
         return [
-            Finding(figure, value, "untrained encoder", of_untrained),
+            Finding(figure, value, "untrained encoder", of_untrained, is_target=True),
             Finding(figure, value, "the pixels", raw),
         ]
 
     def _distillation(self) -> list[Finding]:
         figure, teacher = "accuracy of the student", "the student on the same 100 digits alone"
         end = self.run("distillation").lines("eval")[-1]
+        parameter = "Distillation.share = 0.0"
         return [
-            self._beside("distillation", "accuracy", figure, teacher, "Distillation.share = 0.0"),
+            self._beside("distillation", "accuracy", figure, teacher, parameter)._replace(
+                is_target=True
+            ),
             Finding("accuracy of the teacher, %", 100 * end["teacher_accuracy"]),
         ]
 
@@ -155,7 +167,7 @@ class Examples:
 
     def _vae(self) -> list[Finding]:
         end = self.run("vae").lines("eval")[-1]
-        figure = "negative evidence lower bound, nats per digit"
+        figure = "negative evidence lower bound, nats"
         return [Finding(figure, end["loss"], "independent pixels", nats_of_independent_pixels())]
 
     def _wgan_gp(self) -> list[Finding]:
@@ -192,17 +204,25 @@ def nats_of_independent_pixels() -> float:
     return float(16 * loss.sum(axis=(1, 2, 3)).mean())
 
 
-def report(
-    times: Sequence[Sequence[Cell]], learned: Sequence[Sequence[Cell]], seconds: float
-) -> Report:
+def report(times: Sequence[Sequence[Cell]], learned: Sequence[tuple[str, Finding]]) -> Report:
     """Returns the report of the examples so far."""
     columns = ["example", "figure", "measured", "compared with", "measured"]
     tables = [
         Table("Trainings", ["example", "updates", "seconds"], times),
-        Table("Results", columns, learned),
+        Table("Results", columns, [[example, *finding[:4]] for example, finding in learned]),
     ]
-    bar = Bar("seconds of the slowest example", seconds, SECONDS, "at most")
-    return Report(tables, [bar])
+    slowest = max(seconds for *_, seconds in times)
+    bars = [Bar("seconds of the slowest example", slowest, SECONDS, "at most")]
+    for example, finding in learned:
+        if finding.is_target:
+            what = f"{example}: {finding.figure}, minus that of {finding.alternative}"
+            bars.append(Bar(what, middle(finding.value) - middle(finding.of_alternative), 0))
+    return Report(tables, bars)
+
+
+def middle(cell: Cell) -> float:
+    """Returns a figure, or the median of a spread."""
+    return cell.median if isinstance(cell, Spread) else float(cell)
 
 
 def measure(quick: bool) -> Iterator[Report]:
@@ -211,14 +231,12 @@ def measure(quick: bool) -> Iterator[Report]:
         runs = Runs(Path(folder), quick)
         examples = Examples(runs, 2 if quick else SEEDS)
         times: list[list[Cell]] = []
-        learned: list[list[Cell]] = []
-        seconds = 0.0
+        learned: list[tuple[str, Finding]] = []
         for example in EXAMPLES:
             run = examples.run(example)
-            seconds = max(seconds, run.seconds)
             times.append([example, int(run.lines("train")[-1]["step"]), run.seconds])
-            learned += [[example, *finding] for finding in examples.findings(example)]
-            yield report(times, learned, seconds)
+            learned += [(example, finding) for finding in examples.findings(example)]
+            yield report(times, learned)
         sources = {
             "training digits": generated_digits.digits("train"),
             **{
@@ -227,10 +245,13 @@ def measure(quick: bool) -> Iterator[Report]:
             },
             "independent pixels": generated_digits.independent_pixels(),
         }
-        found = report(times, learned, seconds)
+        found = report(times, learned)
         judged = generated_digits.table(sources, examples.classifier())
+        _, *distances, independent = (row[1] for row in judged.rows)
+        what = "Fréchet distance of the worst generator / that of independent pixels"
+        bars = [*found.bars, Bar(what, max(distances) / independent, 1, "at most")]
         shown = [generated_digits.shown(*source) for source in sources.items()]
-        yield Report([*found.tables, judged], found.bars, images=shown[:-1])
+        yield Report([*found.tables, judged], bars, images=shown[:-1])
 
 
 if __name__ == "__main__":

@@ -78,7 +78,8 @@ def draw(plots: Sequence[Plot | Images], path: Path) -> None:
     columns = min(2, len(plots))
     rows = -(-len(plots) // columns)
     width = max(5.5, *(_width_of_names(plot) for plot in plots if isinstance(plot, Plot)), 0)
-    figure = Figure(figsize=(width * columns, 3.6 * rows), layout="constrained")
+    height = 3.6 if any(isinstance(plot, Plot) for plot in plots) else 2.0
+    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
     for number, plot in enumerate(plots, start=1):
         draw_one = _draw_images if isinstance(plot, Images) else _draw_plot
         draw_one(figure.add_subplot(rows, columns, number), plot)

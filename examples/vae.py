@@ -38,9 +38,9 @@ class Vae:
         self.exported_models = {"encoder": self.encoder, "decoder": keras.Sequential(pixels)}
 
     def per_example(self, features: dict, training: bool) -> ddl.PerExample:
-        """The negative evidence lower bound in nats, which also defines evaluation.
+        """The negative evidence lower bound in nats, without the binomial coefficients.
 
-        `ddl.random` draws the same noise on any number of devices.
+        It also defines evaluation. `ddl.random` draws the same noise on any number of devices.
         """
         image = tf.cast(features["image"], keras.config.floatx()) / DOTS
         mean, log_variance = self.encoder(image, training=training)
