@@ -122,4 +122,7 @@ def start(command: Sequence[str], folder: Path) -> None:
         check=False,
     )
     if finished.returncode:
-        raise RuntimeError(f"{shlex.join(command)} failed:\n{finished.stdout[-2000:]}")
+        raise RuntimeError(
+            f"{shlex.join(command)} ended with status {finished.returncode}:\n"
+            f"{finished.stdout[-2000:]}"
+        )
