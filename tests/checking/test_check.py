@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from ddl import check as door
+from ddl import output
 from ddl.checking import check, check_all
 from ddl.checking.small_data import examples_for, shortened
 from ddl.data import ArraySource, IndexedSource, StreamSource
@@ -20,6 +21,16 @@ from tests.conftest import make_strategy
 from tests.processes import forked
 
 ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _state_of_a_command(monkeypatch):
+    """Leaves neither the flags, which the command shares with ddl.main, nor its name behind."""
+    monkeypatch.setattr(output._REPORTS, "program", output._REPORTS.program)
+    monkeypatch.setattr(output._REPORTS, "quiet", output._REPORTS.quiet)
+    yield
+    for name in door.FLAGS:
+        door.FLAGS[name].unparse()
 
 
 def factories(module, names):
