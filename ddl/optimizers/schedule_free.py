@@ -64,7 +64,7 @@ class AdamWScheduleFree(keras.optimizers.ScheduleFreeAdamW):
         warmup, weight = self._warmup(step)
         change = tf.cast(learning_rate, dtype) * tf.cast(warmup, dtype) * direction
         c = tf.cast(weight, dtype)
-        # Of the definition above, with x eliminated: both sides hold the earlier y and z.
+        # The definition above without x; y and z are those before the update.
         moved = (1 - c) * y + c * before - (1 - beta_1 * (1 - c)) * change
         self.assign(velocity, second)
         self.assign(z, before - change)

@@ -266,7 +266,7 @@ class Update:
         self._change(change)
 
     def when(self, condition: tf.Tensor, function: Callable[[], Any]) -> None:
-        """Calls a function with verbs in it if a condition holds.
+        """Calls a function, which may call this update, if a condition holds.
 
             update.when(update.step % 5 == 0, lambda: update.minimize(self.fools, batch, …))
 
@@ -285,7 +285,7 @@ class Update:
         self._take(tf.cond(tf.convert_to_tensor(condition), make, lambda: before))
 
     def repeat(self, times: int | tf.Tensor, function: Callable[[tf.Tensor], Any]) -> None:
-        """Calls a function with verbs in it several times. Each turn draws its own numbers.
+        """Calls a function, which may call this update, several times, with new draws each time.
 
         Args:
           times: Number of turns, an integer; at most 4,096 for a repeat within a repeat.
