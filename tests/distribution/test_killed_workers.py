@@ -156,7 +156,8 @@ def test_killed_without_restarts_all_are_gone_and_the_dead_is_named(tmp_path, vi
         process.kill()
     assert_none_left(model_dir)
     assert process.returncode == 128 + signal.SIGKILL
-    assert f"worker {victim} was killed by SIGKILL. The launcher stops the other" in watched.text()
+    # If the kernel frees the victim's memory slowly, the other worker is gone when the launcher looks.
+    assert f"worker {victim} was killed by SIGKILL." in watched.text()
 
 
 @pytest.mark.slow
