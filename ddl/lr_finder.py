@@ -109,7 +109,7 @@ def find(gpus: Sequence[int] | None) -> None:
             print(line)
         learning_rate = rate_without_plateau(only_optimizer(trainer))
         factor = learning_rate.factor if isinstance(learning_rate, LearningRate) else 1.0
-        batch = trainer.global_batch_size
+        batch = next(iter(trainer.pipelines.values())).global_batch_size
         result = test.run(trainer)
     print(text_plot(result))
     print("\n".join(suggestion(result, batch, factor)))

@@ -18,7 +18,7 @@ from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 PHILOX = tf.random.Algorithm.PHILOX.value
 
 
-def hashed(*identity: int | None) -> int:
+def hashed(*identity: int | str | None) -> int:
     """Returns a hash of an identity, in the range of int64."""
     digest = hashlib.blake2b(repr(identity).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big", signed=True)

@@ -8,6 +8,7 @@ process of its own, because TensorFlow splits the CPU once per process.
 
 import importlib
 import json
+import math
 import pickle
 import sys
 import traceback
@@ -100,7 +101,8 @@ def _run(
         trainer = made()
         _check_trainer(trainer, configuration, strategy)
         recording.task = type(trainer.task).__name__
-        recording.batch_size = trainer.global_batch_size
+        sizes = [pipeline.global_batch_size for pipeline in trainer.pipelines.values()]
+        recording.batch_size = math.gcd(*sizes)
         recording.normalizing = [
             layer.name
             for layer in trainer.training_layers

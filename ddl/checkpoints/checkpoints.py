@@ -20,7 +20,7 @@ from ddl.checkpoints.directory import (
 )
 from ddl.checkpoints.finding import checked_or_newest, newest_readable
 from ddl.checkpoints.replica_statistics import ReplicaStatistics
-from ddl.checkpoints.restoring import assign, check_fits
+from ddl.checkpoints.restoring import assign, check_fits, position_in_data
 from ddl.checkpoints.retention import Retention
 from ddl.checkpoints.snapshot import Snapshots
 from ddl.distribution.workers import Workers
@@ -170,11 +170,10 @@ class Checkpoints:
             return
         metadata = Metadata(
             metrics=dict(metrics or {}),
-            global_batch_size=trainer.global_batch_size,
-            num_examples=trainer.num_examples,
             replicas=trainer.strategy.num_replicas_in_sync,
             seconds=trainer.pace.total_seconds,
             scheduled=scheduled,
+            **position_in_data(trainer),
         )
         tensors = self._take()
         if self._workers.is_chief:

@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeAlias
 
 import tensorflow as tf
 
@@ -29,22 +30,29 @@ class CheckpointDamagedError(Exception):
     """A checkpoint with missing or changed bytes; the message says how this was detected."""
 
 
+OfSources: TypeAlias = int | Mapping[str, int]
+"""A number, or that of each source by its name."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Metadata:
     """Metadata of a checkpoint.
 
     Attributes:
       metrics: Metrics of the evaluation at this step; empty if there was none.
-      global_batch_size: Examples per update; None if unknown.
-      num_examples: Number of training examples; None if unknown.
+      global_batch_size: Examples per batch, of each source by its name if there are several; None
+        if unknown.
+      num_examples: Number of training examples, likewise.
+      batches_per_update: Batches per update, likewise.
       replicas: Number of replicas of the run; None if unknown.
       seconds: Seconds that the run had spent on updates.
       scheduled: Whether the run plan saves at this step; False for a save on a signal.
     """
 
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    global_batch_size: int | None = None
-    num_examples: int | None = None
+    global_batch_size: OfSources | None = None
+    num_examples: OfSources | None = None
+    batches_per_update: OfSources | None = None
     replicas: int | None = None
     seconds: float = 0.0
     scheduled: bool = True

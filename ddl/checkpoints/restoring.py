@@ -6,25 +6,46 @@ import tensorflow as tf
 
 from ddl.checkpoints.comparison import compare
 from ddl.checkpoints.contents import BESIDE_ATTRIBUTES
-from ddl.checkpoints.directory import SavedCheckpoint, first_line, readable
+from ddl.checkpoints.directory import OfSources, SavedCheckpoint, first_line, readable
 from ddl.checkpoints.replica_statistics import ReplicaStatistics
 from ddl.errors import ModelDirectoryError
 from ddl.training.trainer import Trainer
 
+_NAMES = {
+    "global_batch_size": "global batch size",
+    "num_examples": "number of training examples",
+    "batches_per_update": "number of batches per update",
+}
+
+
+def position_in_data(trainer: Trainer) -> dict[str, OfSources]:
+    """Returns the numbers on which the position in the data depends, by the field of `Metadata`."""
+    pipelines = trainer.pipelines
+    return {
+        field: {name: getattr(one, field) for name, one in pipelines.items()}
+        if len(pipelines) > 1
+        else getattr(next(iter(pipelines.values())), field)
+        for field in _NAMES
+    }
+
 
 def check_fits(saved: SavedCheckpoint, trainer: Trainer) -> None:
     """Raises ModelDirectoryError if steps or data positions mean something else here."""
-    metadata = saved.metadata
-    for name, was, now in (
-        ("global batch size", metadata.global_batch_size, trainer.global_batch_size),
-        ("number of training examples", metadata.num_examples, trainer.num_examples),
-    ):
+    for field, now in position_in_data(trainer).items():
+        was = getattr(saved.metadata, field)
         if was is not None and was != now:
             raise ModelDirectoryError(
-                f"The {name} must be {was:,}, as in the run that saved {saved}, got {now:,}: "
+                f"The {_NAMES[field]} must be {_text(was)}, as in the run that saved {saved}, got "
+                f"{_text(now)}: "
                 "the step and the position in the data depend on it. Keep the number, or start "
                 "a new run from these weights (WarmStart) in another --model_dir."
             )
+
+
+def _text(number: OfSources) -> str:
+    if isinstance(number, int):
+        return f"{number:,}"
+    return ", ".join(f"{of_source:,} ({name})" for name, of_source in number.items())
 
 
 def assign(

@@ -11,6 +11,25 @@ from ddl.data.stream import StreamSource
 from ddl.errors import DataError
 
 
+def sources_by_name(data: Any) -> dict[str, Source]:
+    """Converts training data into sources by name; the name is "" if there is only one.
+
+    Args:
+      data: As `as_source` takes it, or a mapping from name to such data.
+
+    Raises:
+      DataError: If data have another type, or a name is empty.
+    """
+    several = isinstance(data, Mapping) and any(
+        isinstance(one, Source | tf.data.Dataset | Mapping) for one in data.values()
+    )
+    if not several:
+        return {"": as_source(data)}
+    if bad := [name for name in data if not isinstance(name, str) or not name]:
+        raise DataError(f"The name of a source must be a text that is not empty, got {bad[0]!r}.")
+    return {name: as_source(one) for name, one in data.items()}
+
+
 def as_source(data: Any) -> Source:
     """Converts data into a `Source`.
 
@@ -31,9 +50,9 @@ def as_source(data: Any) -> Source:
         sets = [type(one).__name__ for one in parts if isinstance(one, Source | tf.data.Dataset)]
         if sets:
             raise DataError(
-                f"Trainer.train_data and Trainer.eval_data must be one data set each, got "
-                f"{len(sets)}: {', '.join(sets)}. Pass one of them; evaluate on another with a "
-                "Trainer, or a run with --mode=eval, of its own."
+                f"Expected one data set, got {len(sets)}: {', '.join(sets)}. Pass one of them. "
+                "Evaluate on another one with a Trainer, or a run with --mode=eval, of its own. "
+                "To train on several with a step of your own, pass a dict from name to data set."
             )
     if isinstance(data, Mapping):
         return ArraySource(data)

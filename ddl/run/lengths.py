@@ -6,9 +6,11 @@ is set is an error: a None would look like a setting that is left out.
 """
 
 from ddl import config
-from ddl.data import as_source
+from ddl.data.conversion import sources_by_name
 from ddl.errors import ConfigError
 from ddl.run.plan import RunPlan
+from ddl.training.checks.batch_size import sizes_by_source
+from ddl.training.trainer import Trainer
 
 _FOLLOWS_FROM = {
     "STEPS_PER_EPOCH": "the training data and the batch size",
@@ -43,12 +45,46 @@ def resolve_lengths() -> None:
         for name in _FOLLOWS_FROM:
             config.set_macro(name, None)
         return  # the Trainer reports the missing argument
-    steps_per_epoch = as_source(data).steps_per_epoch(batch)
-    _set("STEPS_PER_EPOCH", steps_per_epoch)
+    sources = sources_by_name(data)
+    name, first = next(iter(sources.items()))
+    batches = first.steps_per_epoch(sizes_by_source(batch, list(sources))[name])
+    steps_per_epoch = _set_steps_per_epoch(batches)
     train_steps = config.build_bound("RunPlan", "train_steps")
     train_epochs = config.build_bound("RunPlan", "train_epochs")
     length = RunPlan(train_steps=train_steps, train_epochs=train_epochs)
     _set("TOTAL_STEPS", length.total_steps(steps_per_epoch))
+
+
+def check_lengths(trainer: Trainer) -> None:
+    """Checks STEPS_PER_EPOCH against the trainer, whose step may read several batches an update.
+
+    Raises:
+      ConfigError: If the number differs.
+    """
+    resolved = config.get_macro("STEPS_PER_EPOCH")
+    if resolved not in (None, trainer.steps_per_epoch):
+        number = trainer.steps_per_epoch
+        raise ConfigError(
+            f"STEPS_PER_EPOCH must be {number}, since the step reads several batches in each "
+            f"update (update.next), got {resolved}. Add STEPS_PER_EPOCH = {number} to the config."
+        )
+
+
+def _set_steps_per_epoch(batches: int) -> int:
+    """Sets STEPS_PER_EPOCH to a number of batches, and returns it.
+
+    A config may bind it to the length of an epoch for a step that reads several batches in each
+    update; `check_lengths` then compares it with the trainer's.
+    """
+    given = None if config.is_withheld("STEPS_PER_EPOCH") else config.get_macro("STEPS_PER_EPOCH")
+    if (
+        isinstance(given, int)
+        and 0 < given < batches
+        and -(-batches // -(-batches // given)) == given
+    ):
+        return given
+    _set("STEPS_PER_EPOCH", batches)
+    return batches
 
 
 def _set(name: str, value: int) -> None:

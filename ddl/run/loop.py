@@ -54,6 +54,9 @@ class OuterLoop:
         self._plateaus = plateaus_of(trainer.optimizer)
         self._frozen_until = frozen_until(trainer.optimizer)
         self._workers = Workers(trainer.strategy)
+        self._examples_per_step = sum(
+            one.global_batch_size * one.batches_per_update for one in trainer.pipelines.values()
+        )
         self._evaluated: tuple[int, dict[str, float]] = (-1, {})
         last = self._total
         evaluations = [Periodic(run_plan.eval_every, self._evaluate, last)] if evaluates else []
@@ -205,4 +208,4 @@ class OuterLoop:
 
     def _add_speed(self, figures: dict[str, float], steps_per_second: float | None) -> None:
         if steps_per_second is not None:
-            figures["examples_per_second"] = steps_per_second * self._trainer.global_batch_size
+            figures["examples_per_second"] = steps_per_second * self._examples_per_step

@@ -1,9 +1,12 @@
 """The start-up summary of a run, and notes on its strategy."""
 
+from collections.abc import Callable
+
 import keras
 import numpy as np
 
 from ddl import config
+from ddl.data.pipeline import BatchPipeline
 from ddl.distribution.devices import describe_devices
 from ddl.distribution.traits import traits_of
 from ddl.errors import ConfigError
@@ -43,12 +46,6 @@ def summary(trainer: Trainer, total: int) -> dict[str, str]:
       ConfigError: If the learning rate is unusable; see `learning_rate_summary`.
     """
     replicas = trainer.strategy.num_replicas_in_sync
-    batch = trainer.global_batch_size
-    microbatches = trainer.accumulation_steps
-    split = f" = {replicas} replicas × " if replicas > 1 else ""
-    if microbatches > 1:
-        split = f"{split or ' = '}{microbatches} microbatches × "
-    split += f"{batch // replicas // microbatches:,}" if split else ""
     models = ", ".join(
         f"{model.name}, {_parameters(model):,} trainable parameters"
         for model in models_of(trainer.task).values()
@@ -57,16 +54,42 @@ def summary(trainer: Trainer, total: int) -> dict[str, str]:
     return {
         "devices": f"{describe_devices(trainer.strategy)}, {type(trainer.strategy).__name__}",
         "replicas": str(replicas),
-        "global batch size": f"{batch:,}{split}",
-        "batch per replica": f"{batch // replicas:,}",
+        "global batch size": _of_sources(trainer, lambda pipeline: _split(pipeline, replicas)),
+        "batch per replica": _of_sources(
+            trainer, lambda pipeline: f"{pipeline.global_batch_size // replicas:,}"
+        ),
         "precision": keras.config.dtype_policy().name,
         "model": models,
-        "training data": f"{trainer.num_examples:,} examples, {steps_per_epoch:,} steps per epoch",
+        "training data": _of_sources(
+            trainer,
+            lambda pipeline: (
+                f"{pipeline.num_examples:,} examples, {pipeline.steps_per_epoch:,} steps per epoch"
+            ),
+        ),
         "weight average": str(trainer.averages.rule) if trainer.averages else "none",
         "steps": f"{total:,} ({total / steps_per_epoch:.1f} epochs)",
         **_learning_rates(trainer, total),
         "seed": str(config.get_macro("SEED")),
     }
+
+
+def _of_sources(trainer: Trainer, describe: Callable[[BatchPipeline], str]) -> str:
+    """Describes the sources of training data; with its name, if there are several."""
+    described = {name: describe(pipeline) for name, pipeline in trainer.pipelines.items()}
+    return "; ".join(f"{name} {text}" if name else text for name, text in described.items())
+
+
+def _split(pipeline: BatchPipeline, replicas: int) -> str:
+    """Describes how the batches of an update are divided."""
+    parts = [
+        f"{number} {what} × "
+        for number, what in ((replicas, "replicas"), (pipeline.microbatches, "microbatches"))
+        if number > 1
+    ]
+    size = pipeline.global_batch_size
+    rest = f" = {''.join(parts)}{size // replicas // pipeline.microbatches:,}" if parts else ""
+    several = pipeline.batches_per_update
+    return f"{several} × {size:,}{rest}" if several > 1 else f"{size:,}{rest}"
 
 
 def _parameters(model: keras.Model) -> int:

@@ -19,7 +19,7 @@ from ddl.run.config_changes import compare_with_saved_config
 from ddl.run.console import RunConsole, format_figures
 from ddl.run.directory import RunDirectory
 from ddl.run.from_checkpoints import SavedWeights, evaluate_saved, export_saved, follow
-from ddl.run.lengths import resolve_lengths, withhold_lengths
+from ddl.run.lengths import check_lengths, resolve_lengths, withhold_lengths
 from ddl.run.loop import OuterLoop
 from ddl.run.placement import Placement
 from ddl.run.plan import RunPlan
@@ -183,6 +183,7 @@ def build(
         config.build("set_numerics")
         resolve_lengths()
         trainer = config.build("Trainer", **vars(placement))
+        check_lengths(trainer)
         # Building the plan would report a mistyped metric as one without a direction.
         check_best_metric(config.build_bound("Retention", "best_metric"), trainer)
         return config.build("RunPlan"), trainer

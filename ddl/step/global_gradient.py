@@ -11,7 +11,7 @@ gradient is therefore multiplied by B / Σ weight, with Σ over the global batch
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -20,7 +20,7 @@ import tensorflow as tf
 from ddl.data import BatchPipeline
 from ddl.data.pipeline import Batch
 from ddl.errors import ConfigError
-from ddl.microbatch import Draws
+from ddl.microbatch import Draws, Microbatch
 from ddl.step import gradients as gradient_path
 from ddl.step.all_reduce import AllReduce
 from ddl.step.noise_scale import GradientNoiseScale, squared_norm_of
@@ -28,6 +28,7 @@ from ddl.step.objective import Objective
 from ddl.step.onednn import in_own_graph
 from ddl.step.overflow import each_finite
 from ddl.step.state import TrainingState
+from ddl.step.verbs.batches import StepBatch
 from ddl.step.verbs.each_example import OfExample, sum_of_changed
 
 _SUM = tf.distribute.ReduceOp.SUM
@@ -55,7 +56,7 @@ class GlobalGradient:
 
     Attributes:
       strategy: The strategy.
-      pipeline: The pipeline of the batches; it sets the number of microbatches.
+      pipelines: The pipeline of each source of batches, by its name; all have as many microbatches.
       all_reduce: Sums gradients over the replicas.
       scales: Whether losses are multiplied by the loss scale.
       noise_scale: Estimator of the gradient noise scale; None: no estimate.
@@ -65,7 +66,7 @@ class GlobalGradient:
     """
 
     strategy: tf.distribute.Strategy
-    pipeline: BatchPipeline
+    pipelines: Mapping[str, BatchPipeline]
     all_reduce: AllReduce
     scales: bool
     noise_scale: GradientNoiseScale | None
@@ -76,7 +77,7 @@ class GlobalGradient:
         self,
         objective: Objective,
         variables: Sequence[keras.Variable],
-        batch: Batch,
+        batch: StepBatch,
         state: TrainingState,
         draws: Draws,
         each: OfExample | None = None,
@@ -103,14 +104,14 @@ class GlobalGradient:
         if self.scales:
             of_first = [self._of_first_replica(gradient) for gradient in gradients]
             finite = tf.reduce_all(each_finite(of_first))
-        factor = self._factor(objective, sums[0], state.loss_scale)
+        factor = self._factor(objective, batch, sums[0], state.loss_scale)
         return Reduced(self._multiplied(gradients, factor), sums, finite, noise)
 
     def of_replicas(
         self,
         objective: Objective,
         variables: Sequence[keras.Variable],
-        batch: Batch,
+        batch: StepBatch,
         state: TrainingState,
         draws: Draws,
         each: OfExample | None = None,
@@ -120,7 +121,7 @@ class GlobalGradient:
         The arguments are those of `__call__`.
         """
 
-        def one(batch: Batch, index: tf.Tensor | int, so_far: Any) -> Any:
+        def one(batch: StepBatch, index: tf.Tensor | int, so_far: Any) -> Any:
             return self._of_microbatch(
                 objective, variables, batch, state, index, so_far, draws, each
             )
@@ -130,7 +131,7 @@ class GlobalGradient:
         )
 
     def sums(
-        self, objective: Objective, batch: Batch, state: TrainingState, draws: Draws
+        self, objective: Objective, batch: StepBatch, state: TrainingState, draws: Draws
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the weighted sums of the losses of an objective over the examples.
 
@@ -140,11 +141,8 @@ class GlobalGradient:
           The sums, float64 [entries of an example], and the sum of the weights, float64 [].
         """
 
-        def one(batch: Batch, index: tf.Tensor | int, so_far: Any) -> Any:
-            features = self.pipeline.examples(batch, index)
-            microbatch = self.pipeline.microbatch(
-                batch, features, index, training=True, step=state.step, draws=draws
-            )
+        def one(batch: StepBatch, index: tf.Tensor | int, so_far: Any) -> Any:
+            features, microbatch = self._examples(batch, index, state, draws)
             with microbatch.forward():
                 weighed, _, sums = objective.weighed(features, training=True)
             totals = tf.cast(tf.reduce_sum(weighed, axis=0), tf.float64)
@@ -161,8 +159,8 @@ class GlobalGradient:
 
     def _over_microbatches(
         self,
-        one: Callable[[Batch, Any, Any], Any],
-        batch: Batch,
+        one: Callable[[StepBatch, Any, Any], Any],
+        batch: StepBatch,
         zeros: Callable[[], Any],
         own_graph: bool,
     ) -> Any:
@@ -176,26 +174,45 @@ class GlobalGradient:
           own_graph: Whether each microbatch needs a graph of its own (`ddl.step.onednn`).
         """
 
-        def run(index: tf.Tensor | int, so_far: Any) -> Any:
-            return self.strategy.run(one, args=(batch, index, so_far))
+        def on_replica(own: Batch, place: tf.Tensor | int, index: Any, so_far: Any) -> Any:
+            return one(StepBatch(batch.source, place, own), index, so_far)
 
-        if self.pipeline.microbatches == 1:
+        def run(index: tf.Tensor | int, so_far: Any) -> Any:
+            return self.strategy.run(on_replica, args=(batch.batch, batch.place, index, so_far))
+
+        if self.microbatches == 1:
             return run(0, None)
         if own_graph:
             run = in_own_graph(run)
         # The loop is outside strategy.run, so that layers can communicate across replicas in each
         # microbatch, as synchronized batch normalization does.
         _, summed = tf.while_loop(
-            lambda index, so_far: index < self.pipeline.microbatches,
+            lambda index, so_far: index < self.microbatches,
             lambda index, so_far: (index + 1, run(index, so_far)),
             (tf.constant(0), self.strategy.run(zeros)),
         )
         return summed
 
     @property
+    def microbatches(self) -> int:
+        """Number of microbatches of a global batch."""
+        return next(iter(self.pipelines.values())).microbatches
+
+    @property
     def parts(self) -> int:
         """Parts of a global batch: replicas × microbatches."""
-        return self.strategy.num_replicas_in_sync * self.pipeline.microbatches
+        return self.strategy.num_replicas_in_sync * self.microbatches
+
+    def _examples(
+        self, batch: StepBatch, index: tf.Tensor | int, state: TrainingState, draws: Draws
+    ) -> tuple[dict[str, tf.Tensor], Microbatch]:
+        """Returns the examples of microbatch `index`. Replica context."""
+        pipeline = self.pipelines[batch.source]
+        features = pipeline.examples(batch.batch, index, batch.place)
+        microbatch = pipeline.microbatch(
+            batch.batch, features, index, training=True, step=state.step, draws=draws
+        )
+        return features, microbatch
 
     def _zeros(
         self, objective: Objective, variables: Sequence[keras.Variable]
@@ -207,7 +224,7 @@ class GlobalGradient:
         self,
         objective: Objective,
         variables: Sequence[keras.Variable],
-        batch: Batch,
+        batch: StepBatch,
         state: TrainingState,
         index: tf.Tensor | int,
         so_far: tuple[list[tf.Tensor], tf.Tensor] | None,
@@ -215,10 +232,7 @@ class GlobalGradient:
         each: OfExample | None,
     ) -> tuple[list[Any], tf.Tensor]:
         """Adds gradients and sums of microbatch `index` to `so_far`. Replica context."""
-        features = self.pipeline.examples(batch, index)
-        microbatch = self.pipeline.microbatch(
-            batch, features, index, training=True, step=state.step, draws=draws
-        )
+        features, microbatch = self._examples(batch, index, state, draws)
         with tf.GradientTape(persistent=each is not None) as tape, microbatch.forward():
             if each is None:
                 loss, sums = objective(features, training=True)
@@ -232,7 +246,7 @@ class GlobalGradient:
             if each is None:
                 gradients = tape.gradient(loss, updated + others)
             else:
-                batch_size = self.pipeline.global_batch_size
+                batch_size = self.pipelines[batch.source].global_batch_size
                 gradients = sum_of_changed(
                     tape, loss, microbatch.mask, updated, each, state.loss_scale, batch_size
                 )
@@ -302,7 +316,8 @@ class GlobalGradient:
         """Returns the metric sums alone, and the next averages of the gradient noise."""
         if self.noise_scale is None:
             return sums, state.gradient_noise
-        batch = self.pipeline.global_batch_size
+        (pipeline,) = self.pipelines.values()
+        batch = pipeline.global_batch_size
         parts = self.parts
         unscale = 1 / tf.cast(state.loss_scale, tf.float64) ** 2
         large = squared_norm_of([self._of_first_replica(gradient) for gradient in gradients])
@@ -316,14 +331,15 @@ class GlobalGradient:
         return sums[:-1], tf.where(counts, noise, state.gradient_noise)
 
     def _factor(
-        self, objective: Objective, weight: tf.Tensor, scale: tf.Tensor
+        self, objective: Objective, batch: StepBatch, weight: tf.Tensor, scale: tf.Tensor
     ) -> tf.Tensor | None:
         """Returns B / (Σ weight · loss scale): float64 [], or None where it is always one."""
-        weights_are_one = self.pipeline.always_full and not objective.task_weighs
+        pipeline = self.pipelines[batch.source]
+        weights_are_one = pipeline.always_full and not objective.task_weighs
         if weights_are_one and not self.scales:
             return None
-        batch = tf.constant(self.pipeline.global_batch_size, tf.float64)
-        return tf.math.divide_no_nan(batch, weight * tf.cast(scale, tf.float64))
+        size = tf.constant(pipeline.global_batch_size, tf.float64)
+        return tf.math.divide_no_nan(size, weight * tf.cast(scale, tf.float64))
 
     def _multiplied(self, gradients: list[Any], factor: tf.Tensor | None) -> list[Any]:
         if factor is None:

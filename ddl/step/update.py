@@ -30,6 +30,7 @@ from ddl.step.order_of_sums import fixed_order_of_sums
 from ddl.step.overflow import change_unless_overflow, each_finite, next_scale
 from ddl.step.state import TrainingState
 from ddl.step.verbs.applying import Clip, OptimizerPart, apply
+from ddl.step.verbs.batches import StepBatch
 from ddl.step.verbs.each_example import OfExample
 from ddl.step.verbs.gradients import Gradients, trainable_variables
 from ddl.step.verbs.plan import StepPlan
@@ -69,7 +70,8 @@ class UpdateStep:
 
     def __post_init__(self) -> None:
         if self.gradient.noise_scale is not None:
-            weights = "weight" in self.pipeline.source.element_spec or self.task_weighs
+            (pipeline,) = self.pipelines.values()
+            weights = "weight" in pipeline.source.element_spec or self.task_weighs
             self.gradient.noise_scale.check(self.gradient.parts, weights_are_given=weights)
 
     @property
@@ -78,9 +80,9 @@ class UpdateStep:
         return self.gradient.strategy
 
     @property
-    def pipeline(self) -> BatchPipeline:
-        """The pipeline of the batches."""
-        return self.gradient.pipeline
+    def pipelines(self) -> Mapping[str, BatchPipeline]:
+        """The pipeline of each source of batches, by its name; the first one counts epochs."""
+        return self.gradient.pipelines
 
     @property
     def metrics(self) -> SumsOfLosses:
@@ -108,11 +110,11 @@ class UpdateStep:
         return sum(v.shape.num_elements() * v.dtype.size for v in changed)
 
     @fixed_order_of_sums()
-    def __call__(self, batch: Batch, state: TrainingState) -> TrainingState:
+    def __call__(self, batches: Mapping[str, Batch], state: TrainingState) -> TrainingState:
         """Makes one update and returns the next state. Cross-replica context, in a graph.
 
         Args:
-          batch: The global batch number `state.batches`.
+          batches: The batches of update `state.batches` of each source, by its name.
           state: The state before the update.
 
         Raises:
@@ -120,8 +122,14 @@ class UpdateStep:
         """
         observe("update")
         work = _Work(self, state)
-        update = Update(work, state, batch)
-        update.run(self.plan.run, batch)
+        update = Update(work, state, batches)
+        update.run(self.plan.run)
+        if update.batches.taken != self.plan.batches:
+            raise ConfigError(
+                f"{type(self.plan.task).__name__}.step calls update.next as often as for the "
+                f"batches {update.batches.taken}, got {dict(self.plan.batches)} when the Trainer "
+                "was made. A step must read the same batches in each trace."
+            )
         work.finish(update.books)
         return self._next_state(state, update.books)
 
@@ -132,7 +140,7 @@ class UpdateStep:
         With several microbatches, `GlobalGradient` instead puts each microbatch in its own graph.
         """
         needed = any(one.needs_own_graph for one in self.plan.objectives)
-        if needed and self.pipeline.microbatches == 1:
+        if needed and self.gradient.microbatches == 1:
             return in_own_graph(function)()
         return function()
 
@@ -160,7 +168,8 @@ class UpdateStep:
         kept = self.statistics.kept()
         (objective,) = self.plan.losses.values()
         variables = trainable_variables(self.plan.task.model)
-        gradients, _ = self.gradient.of_replicas(objective, variables, batch, state, FIRST_PASS)
+        given = StepBatch("", 0, batch)
+        gradients, _ = self.gradient.of_replicas(objective, variables, given, state, FIRST_PASS)
         finite = self.strategy.run(each_finite, args=(gradients,))
         kept.restore()
         return tf.stack(self.strategy.experimental_local_results(finite))
@@ -208,7 +217,7 @@ class _Work:
 
     def __init__(self, update: UpdateStep, state: TrainingState):
         self.strategy = update.strategy
-        self.seed: int | None = update.pipeline.seed
+        self.seed: int | None = next(iter(update.pipelines.values())).seed
         self._update = update
         self._plan = update.plan
         self._state = state
@@ -217,7 +226,7 @@ class _Work:
         if update.loss_scale is not None:
             self._kept = KeptValues(update.kept_variables, self.strategy)
 
-    def name_of_loss(self, loss: LossFunction, name: str | None) -> str:
+    def name_of_loss(self, loss: LossFunction, name: str | None, source: str) -> str:
         name = self._plan.name_of_loss(loss, name)
         if name not in {**self._plan.losses, **self._plan.means}:
             raise ConfigError(
@@ -237,7 +246,7 @@ class _Work:
         self,
         loss: str,
         variables: Sequence[keras.Variable],
-        batch: Batch,
+        batch: StepBatch,
         draws: Draws,
         each: OfExample | None,
     ) -> Reduced:
@@ -248,7 +257,7 @@ class _Work:
         return reduced
 
     def sums(
-        self, name: str, values: Values, batch: Batch, draws: Draws
+        self, name: str, values: Values, batch: StepBatch, draws: Draws
     ) -> tuple[tf.Tensor, tf.Tensor]:
         observe("gradients", loss=name)
         objective = self._plan.means[name].of(values)

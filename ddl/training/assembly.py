@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from ddl.data import BatchPipeline, as_source
 from ddl.data.checks import check_same_features
+from ddl.data.conversion import sources_by_name
 from ddl.distribution.communication import Communication
 from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
@@ -17,6 +18,7 @@ from ddl.layers.normalization import take_over_moments
 from ddl.optimizers.named import Optimizers, by_name, groups_by_name
 from ddl.precision import LossScale
 from ddl.random import seed_by_replica
+from ddl.seeds import hashed
 from ddl.step import gradients as gradient_path
 from ddl.step.all_reduce import AllReduce, GradientDtype
 from ddl.step.global_gradient import GlobalGradient
@@ -30,6 +32,7 @@ from ddl.step.weight_average import ExponentialMovingAverage, WeightAverages
 from ddl.tasks.parts import layers_of
 from ddl.tasks.task import LossFunction, Task, has_step
 from ddl.training.asynchronous.loop import CoordinatedEvaluation
+from ddl.training.checks.batch_size import sizes_by_source
 from ddl.training.checks.fixed_settings import FixedSettings
 from ddl.training.checks.model import (
     check_created_in_scope,
@@ -49,7 +52,7 @@ from ddl.training.step_plan import evaluation_objective, step_plan
 class Options:
     """The arguments of `ddl.Trainer` that its parts read; each means what it means there."""
 
-    global_batch_size: int
+    global_batch_size: int | Mapping[str, int]
     seed: int
     shuffle: bool
     accumulation_steps: int
@@ -76,7 +79,7 @@ class Assembly:
 
     Attributes:
       workers: The workers of the strategy.
-      train: Pipeline of the training data.
+      train: Pipeline of each source of training data, by its name; "" if there is only one.
       eval_pipeline: Pipeline of the evaluation data, if any.
       evaluation: The evaluation; None without evaluation data.
       eval_metric_names: Names of the figures of an evaluation; empty if the task has none.
@@ -91,7 +94,7 @@ class Assembly:
     """
 
     workers: Workers
-    train: BatchPipeline
+    train: Mapping[str, BatchPipeline]
     eval_pipeline: BatchPipeline | None
     evaluation: Evaluation | CoordinatedEvaluation | None
     eval_metric_names: Sequence[str]
@@ -103,6 +106,11 @@ class Assembly:
     schedule_free: ScheduleFreeWeights | None
     finite: VariablesFinite
     settings: FixedSettings
+
+    @property
+    def first(self) -> BatchPipeline:
+        """Pipeline of the first source of training data, which counts the epochs."""
+        return next(iter(self.train.values()))
 
     def evaluation_of(self, data: Sequence[Any]) -> Evaluation | CoordinatedEvaluation:
         """Returns the evaluation.
@@ -128,9 +136,11 @@ class Assembly:
     def check_for_training(self) -> None:
         """Raises ConfigError for a changed setting, or rows that depend on each other."""
         self.settings.check_for_training()
-        modes = [True] if self.eval_pipeline is None else [True, False]
+        of_one = list(self.train) == [""]
+        modes = [True, False] if of_one and self.eval_pipeline is not None else [True]
         with self.workers.failing_together():
-            self.rows.check(self.train, modes)
+            for name, pipeline in self.train.items():
+                self.rows.check(pipeline, modes, name)
 
     def check_for_evaluation(self) -> None:
         """Raises ConfigError as `check_for_training`, of what the evaluation reads."""
@@ -162,18 +172,30 @@ def assemble(
         the optimizer was used before.
       DataError: If the data do not fit the task.
     """
-    train = _pipeline(task, train_data, options, options.shuffle, options.accumulation_steps)
+    train = _training_pipelines(task, train_data, options)
+    first = next(iter(train.values()))
     eval_pipeline = None
     if eval_data is not None:  # before `Objective` runs the task, which may miss a feature
-        eval_pipeline = _pipeline(task, eval_data, options)
-        check_same_features(train.element_spec, eval_pipeline.element_spec)
+        eval_pipeline = _pipeline(task, eval_data, first.global_batch_size, options)
+        if train.keys() == {""}:
+            check_same_features(first.element_spec, eval_pipeline.element_spec)
 
-    def objective(loss: LossFunction | None) -> Objective:
-        return Objective(task, train.element_spec, options.global_batch_size, strategy, loss)
+    def objective(loss: LossFunction | None, pipeline: BatchPipeline) -> Objective:
+        return Objective(task, pipeline.element_spec, pipeline.global_batch_size, strategy, loss)
 
     optimizers = by_name(optimizer)
-    plan = step_plan(task, groups_by_name(optimizer), objective, strategy)  # builds the models
-    evaluated = evaluation_objective(task, plan, objective)
+    plan = step_plan(  # builds the models
+        task,
+        groups_by_name(optimizer),
+        lambda loss, source: objective(loss, train[source]),
+        strategy,
+        train,
+    )
+    for name, pipeline in train.items():
+        pipeline.batches_per_update = plan.batches[name]
+    evaluated = evaluation_objective(
+        task, plan, lambda loss: objective(loss, eval_pipeline or first)
+    )
     evaluation: Evaluation | CoordinatedEvaluation | None = None
     if eval_pipeline is not None:
         if evaluated is None:
@@ -193,8 +215,8 @@ def assemble(
         task,
         layers,
         strategy,
-        lambda training: [
-            one.loss for one in (plan.objectives if training else [evaluated]) if one
+        lambda training, source: [
+            one.loss for one in (plan.objectives_of(source) if training else [evaluated]) if one
         ],
     )
     take_over_moments(layers)
@@ -235,20 +257,39 @@ def assemble(
     )
 
 
+def _training_pipelines(task: Task, data: Any, options: Options) -> dict[str, BatchPipeline]:
+    """Returns the pipeline of each source of training data, by its name."""
+    sources = sources_by_name(data)
+    sizes = sizes_by_source(options.global_batch_size, list(sources))
+    return {
+        name: _pipeline(
+            task if name == "" else None,
+            source,
+            sizes[name],
+            options,
+            shuffle=options.shuffle,
+            microbatches=options.accumulation_steps,
+            # Sources of one length would otherwise have one order.
+            order_seed=options.seed if place == 0 else hashed(options.seed, name),
+        )
+        for place, (name, source) in enumerate(sources.items())
+    }
+
+
 def _pipeline(
-    task: Task, data: Any, options: Options, shuffle: bool = False, microbatches: int = 1
+    task: Task | None, data: Any, global_batch_size: int, options: Options, **others: Any
 ) -> BatchPipeline:
+    """Returns a pipeline, of data that the task has checked."""
     source = as_source(data)
     check = getattr(task, "check", None)
     if check is not None:
         check(source)
     return BatchPipeline(
         source,
-        options.global_batch_size,
+        global_batch_size,
         seed=options.seed,
-        shuffle=shuffle,
         resident=options.data_on_device,
-        microbatches=microbatches,
+        **{"shuffle": False, **others},
     )
 
 
@@ -256,7 +297,7 @@ def _update(
     task: Task,
     optimizers: Mapping[str, keras.optimizers.Optimizer],
     plan: StepPlan,
-    pipeline: BatchPipeline,
+    train: Mapping[str, BatchPipeline],
     strategy: tf.distribute.Strategy,
     options: Options,
     layers: Sequence[keras.layers.Layer],
@@ -287,7 +328,7 @@ def _update(
         )
     gradient = GlobalGradient(
         strategy=strategy,
-        pipeline=pipeline,
+        pipelines=train,
         all_reduce=AllReduce(strategy, communication, options.gradient_dtype),
         scales=loss_scale is not None,
         noise_scale=options.gradient_noise_scale,

@@ -98,11 +98,12 @@ def _first_overflow(state: TrainingState, update: UpdateStep) -> str:
         return "In a step of one's own, the origin cannot be located."
     workers = Workers(update.strategy)
     batch = int(state.batches) - 1
-    iterator = update.pipeline.iterator(update.strategy, batch)
+    (pipeline,) = update.pipelines.values()
+    iterator = pipeline.iterator(update.strategy, batch)
 
     @tf.function(autograph=False)
     def finite_gradients(iterator: Any, state: TrainingState) -> tf.Tensor:
-        batch = update.pipeline.next_batch(iterator, update.strategy, state.batches)
+        batch = pipeline.next_batch(iterator, update.strategy, state.batches)
         return update.finite_gradients(batch, state)
 
     # The loss scale was halved after that batch: a gradient that overflows at the present scale

@@ -88,23 +88,34 @@ class TrainingLoop:
         self._position = state.batches
 
     def _iterator_from(self, state: TrainingState) -> Any:
-        """Returns an iterator at the state's batch; None if the loop orders batches in-graph."""
-        if self._update.pipeline.orders_in_graph(self._update.strategy):
+        """Returns iterators at the state's batches; None if the loop orders batches in-graph."""
+        if self._orders_in_graph():
             return None
-        return self._update.pipeline.iterator(self._update.strategy, int(state.batches))
+        first = int(state.batches)
+        return {
+            name: pipeline.iterator(self._update.strategy, first)
+            for name, pipeline in self._update.pipelines.items()
+        }
+
+    def _orders_in_graph(self) -> bool:
+        strategy, pipelines = self._update.strategy, self._update.pipelines
+        return len(pipelines) == 1 and all(p.orders_in_graph(strategy) for p in pipelines.values())
 
     @tf.function(autograph=False)
     def _loop(self, iterator: Any, end: tf.Tensor, state: TrainingState) -> TrainingState:
         self.trace_count += 1
         self._graph = tf.compat.v1.get_default_graph()
-        resident = self._update.pipeline.resident_arrays(self._update.strategy)
+        pipelines, strategy = self._update.pipelines, self._update.strategy
+        resident = {name: own.resident_arrays(strategy) for name, own in pipelines.items()}
         if iterator is None:
             return self._over_arrays(resident, end, state)
 
         def update(carried: _Carried, counter: tf.Tensor) -> tuple[_Carried, tf.Tensor]:
             before = state._replace(**carried)
-            batch = Batch(next(iterator), resident, counter)
-            return self._updated(batch, before, batch_counter)
+            batches = {
+                name: Batch(next(iterator[name]), resident[name], counter) for name in pipelines
+            }
+            return self._updated(batches, before, batch_counter)
 
         carried, _ = tf.while_loop(
             lambda carried, _: self._goes_on(carried) & (carried["step"] < end),
@@ -115,7 +126,8 @@ class TrainingLoop:
 
     def _over_arrays(self, resident: Any, end: tf.Tensor, state: TrainingState) -> TrainingState:
         """Orders many batches at once; gathers each batch while the previous one is computed."""
-        pipeline, strategy = self._update.pipeline, self._update.strategy
+        ((name, pipeline),) = self._update.pipelines.items()
+        resident, strategy = resident[name], self._update.strategy
         # With several local replicas or microbatches, only the indices of the rows are made ahead.
         gathers_ahead = Workers(strategy).replicas_of_each == 1 and pipeline.microbatches == 1
         arrays = {} if gathers_ahead else resident  # those that the update gathers from
@@ -139,7 +151,7 @@ class TrainingLoop:
 
             def update(carried: _Carried, ahead: Batch) -> tuple[_Carried, Any]:
                 before = state._replace(**carried)
-                return self._updated(ahead._replace(arrays=arrays), before, made_next)
+                return self._updated({name: ahead._replace(arrays=arrays)}, before, made_next)
 
             # An update consumes at least one batch, so `until` cannot lead past step `end`.
             return tf.while_loop(
@@ -157,14 +169,14 @@ class TrainingLoop:
 
     def _updated(
         self,
-        batch: Batch,
+        batches: dict[str, Batch],
         before: TrainingState,
         made_next: Callable[[tf.Tensor], Any],
     ) -> tuple[_Carried, Any]:
         """Returns the loop variables after an update, and `made_next` of the next batch number."""
 
         def updated() -> tuple[_Carried, Any]:
-            after = self._update(batch, before)
+            after = self._update(batches, before)
             # The next batch depends on no update: TensorFlow would gather it first and delay the
             # forward pass. The control dependency makes it wait for the loss.
             with tf.control_dependencies([after.sums]):

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 
 import tensorflow as tf
 
+from ddl.data import BatchPipeline
 from ddl.distribution.traits import traits_of
 from ddl.errors import ConfigError
 from ddl.optimizers.groups import Group, assign
@@ -18,8 +19,9 @@ from ddl.tasks.task import LossFunction, Task, evaluation_loss, has_step
 def step_plan(
     task: Task,
     groups: Mapping[str, Mapping[str, Group]],
-    objective: Callable[[LossFunction | None], Objective],
+    objective: Callable[[LossFunction | None, str], Objective],
     strategy: tf.distribute.Strategy,
+    data: Mapping[str, BatchPipeline],
 ) -> StepPlan:
     """Returns the plan of the task's own step, or of the built-in one; builds the models.
 
@@ -34,7 +36,13 @@ def step_plan(
                 f"{name} has a step of its own, which --strategy=parameter_server cannot run: its "
                 "workers update one after the other, without a global batch. Use another strategy."
             )
-        return rehearse(task, groups, objective, strategy)
+        return rehearse(task, groups, objective, strategy, data)
+    if list(data) != [""]:
+        raise ConfigError(
+            f"{name} has no `step`, so nothing says what to compute of each of the sources "
+            f"{', '.join(data)} in Trainer.train_data. Pass one source, or give the task a method "
+            "step(update, batch)."
+        )
     if len(groups) > 1:
         raise ConfigError(
             f"{name} has no `step`, so nothing says what each of the optimizers "
@@ -54,7 +62,7 @@ def step_plan(
             "--strategy=parameter_server cannot run AdamWScheduleFree: updates of several workers "
             "at once would mix its weights. Use another optimizer, or another strategy."
         )
-    of_task = objective(None)
+    of_task = objective(None, "")
     variables = assign(own_groups, trainable_variables(task.model))
     return StepPlan(
         task=task,
@@ -70,7 +78,7 @@ def evaluation_objective(
 ) -> Objective | None:
     """Returns the objective whose metrics an evaluation reports; None if the task has none."""
     if hasattr(task, "per_example"):
-        trained = plan.losses.get(BUILT_IN)
+        trained = plan.losses.get(BUILT_IN) if list(plan.batches) == [""] else None
         return trained if trained and trained.loss == task.per_example else objective(None)
     loss = evaluation_loss(task)
     return None if loss is None else objective(loss)

@@ -5,7 +5,7 @@ second.
 """
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Literal, cast
 
@@ -53,7 +53,7 @@ class Trainer:
         optimizer: Optimizers,
         train_data: Any,
         *,
-        global_batch_size: int,
+        global_batch_size: int | Mapping[str, int],
         eval_data: Any = None,
         strategy: tf.distribute.Strategy | None = None,
         seed: int = 0,
@@ -77,8 +77,10 @@ class Trainer:
           optimizer: Any Keras optimizer without Keras's own clipping, accumulation or average, or
             `ParameterGroups` of such; for a task with a `step` also a dict from name to these.
           train_data: A `ddl.data` source, a mapping of arrays, a pair (images, labels), or an
-            unbatched `tf.data.Dataset` of known length.
-          global_batch_size: Examples per update, over all replicas and microbatches.
+            unbatched `tf.data.Dataset` of known length; for a task with a `step` also a dict from
+            name to these, of which the first counts the epochs.
+          global_batch_size: Examples of a batch, over all replicas and microbatches; or that of
+            each source by its name.
           eval_data: As `train_data`; None if `evaluate` will not be called.
           strategy: None takes the strategy of the current scope, if any.
           seed: Seed of the order of the examples, and of the random draws of `ddl.layers`.
@@ -135,10 +137,12 @@ class Trainer:
         )
         parts = assemble(task, optimizer, train_data, eval_data, self.strategy, options)
         self._parts = parts
-        self.num_examples = parts.train.num_examples
-        """Number of training examples."""
-        self.steps_per_epoch = parts.train.steps_per_epoch
-        """Updates per epoch; an epoch sees every training example once."""
+        self.num_examples = parts.first.num_examples
+        """Number of training examples, of the first source."""
+        self.steps_per_epoch = parts.first.steps_per_epoch
+        """Updates per epoch; an epoch sees every example of the first source once."""
+        self.pipelines = parts.train
+        """Pipeline of each source of training data, by its name; "" if there is only one."""
         self.has_eval_data = eval_data is not None
         """Whether the trainer has evaluation data."""
         self.training_layers = parts.training_layers

@@ -33,7 +33,7 @@ def first_examples(
                 tf.zeros([], tf.int64),
                 num_examples=pipeline.num_examples,
                 global_batch_size=count,
-                seed=pipeline.seed,
+                seed=pipeline.order_seed,
                 shuffle=pipeline.shuffle,
             )
             arrays = pipeline.source.features
@@ -43,7 +43,7 @@ def first_examples(
     own = pipeline.own_rows(strategy)
     if Workers(strategy).number > 1 and own is not None:
         batches = pipeline.source.batches(
-            pipeline.global_batch_size, 0, seed=pipeline.seed, shuffle=shuffle, rows=own
+            pipeline.global_batch_size, 0, seed=pipeline.order_seed, shuffle=shuffle, rows=own
         )
         first = next(iter(batches.take(1)))
         return {name: tf.gather(rows, np.arange(count) % len(own)) for name, rows in first.items()}
@@ -54,6 +54,6 @@ def first_examples(
     except ConfigError:
         size = pipeline.global_batch_size * -(-count // pipeline.global_batch_size)
     batches = pipeline.source.batches(
-        size, 0, seed=pipeline.seed, shuffle=shuffle, rows=np.arange(count)
+        size, 0, seed=pipeline.order_seed, shuffle=shuffle, rows=np.arange(count)
     )
     return dict(next(iter(batches.take(1))))

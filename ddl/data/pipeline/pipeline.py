@@ -7,15 +7,13 @@ import tensorflow as tf
 
 from ddl.data.order import batch_indices, index_batches, indices_from
 from ddl.data.pipeline.batch import Batch
+from ddl.data.pipeline.datasets import finished, joined
 from ddl.data.pipeline.resident import ResidentArrays
 from ddl.data.source import Source, weighted
 from ddl.distribution.devices import on_cpu
 from ddl.distribution.workers import Workers
 from ddl.microbatch import FIRST_PASS, Draws, Microbatch
 from ddl.random import batch_counter
-
-_BATCHES_AHEAD = 4
-"""Prefetched batches: enough to keep the devices busy when one batch takes longer than others."""
 
 
 class BatchPipeline:
@@ -27,7 +25,8 @@ class BatchPipeline:
     microbatch too. The last batch of an epoch is padded to B rows; padding has weight 0.
 
     Attributes:
-      seed: Seed of the order and of the layers' random numbers.
+      seed: Seed of the layers' random numbers.
+      order_seed: Seed of the order.
       shuffle: Whether each epoch has its own order.
 
     Usage, with any strategy:
@@ -49,17 +48,19 @@ class BatchPipeline:
         shuffle: bool = True,
         resident: bool | Literal["auto"] = "auto",
         microbatches: int = 1,
+        order_seed: int | None = None,
     ):
         """Decides whether the arrays reside on the devices; places nothing yet.
 
         Args:
           source: The examples.
           global_batch_size: B. If it exceeds the number of examples, an epoch is one padded batch.
-          seed: Seed of the order and of the layers' random numbers.
+          seed: Seed of the layers' random numbers.
           shuffle: Whether each epoch has its own order; otherwise the source's order is used.
           resident: Whether arrays are kept on the devices and batches gathered there. `auto` does
             so up to 256 MiB. The batches are bitwise the same.
           microbatches: A. B must be a multiple of A · R; the pipeline does not check this.
+          order_seed: Seed of the order; None: `seed`.
 
         Raises:
           ConfigError: If the batch size is not positive or not possible for the source, or
@@ -70,18 +71,26 @@ class BatchPipeline:
         self.global_batch_size = global_batch_size
         self.microbatches = microbatches
         self.num_examples = len(source)
-        self.steps_per_epoch = source.steps_per_epoch(global_batch_size)
+        self.batches_per_update = 1
+        """Batches that an update reads one after the other. Assign before the first iterator."""
+        self._batches_per_epoch = source.steps_per_epoch(global_batch_size)
         self.seed = seed
+        self.order_seed = seed if order_seed is None else order_seed
         self.shuffle = shuffle
         self._resident = ResidentArrays(source, resident)
         self.resident = self._resident.are_used
         """Whether batches are gathered on the devices."""
 
     @property
+    def steps_per_epoch(self) -> int:
+        """Updates in which each example is read once, rounded up."""
+        return -(-self._batches_per_epoch // self.batches_per_update)
+
+    @property
     def always_full(self) -> bool:
         """Whether every weight of every batch is 1."""
         return (
-            self.num_examples == self.steps_per_epoch * self.global_batch_size
+            self.num_examples == self._batches_per_epoch * self.global_batch_size
             and "weight" not in self.source.element_spec
         )
 
@@ -93,20 +102,22 @@ class BatchPipeline:
         """
         return {**self.source.element_spec, "weight": tf.TensorSpec([], tf.float32, "weight")}
 
-    def iterator(self, strategy: tf.distribute.Strategy, first_batch: int = 0) -> Any:
-        """Returns an endless iterator from batch number `first_batch` on.
+    def iterator(self, strategy: tf.distribute.Strategy, first_update: int = 0) -> Any:
+        """Returns an endless iterator over the batches of updates.
 
-        Cross-replica context, eager. `next(iterator)` gives each replica its rows of the next batch
-        if the iterator is distributed. A plain iterator gives all rows of this process, and
+        Cross-replica context, eager. `next(iterator)` gives each replica its rows of the next
+        update if the iterator is distributed. A plain iterator gives all rows of this process, and
         `examples` slices a replica's own.
 
         Args:
           strategy: Strategy of the training.
-          first_batch: Number of the first batch, counted from 0 over the whole run.
+          first_update: Number of the first update, counted from 0 over the whole run.
         """
-        dataset = _finished(
-            self._batches(first_batch, self.own_rows(strategy)), ahead=not self.resident
-        )
+        number = self.batches_per_update
+        dataset = self._batches(first_update * number, self.own_rows(strategy))
+        if number > 1:
+            dataset = joined(dataset, number, Workers(strategy).replicas_of_each)
+        dataset = finished(dataset, ahead=not self.resident)
         if Workers(strategy).number > 1:
             # A distributed iterator would ask all workers before each batch whether they have data.
             return iter(dataset)
@@ -124,16 +135,16 @@ class BatchPipeline:
         Args:
           iterator: The result of `iterator`.
           strategy: Strategy of the training.
-          number: Number of the batch, int64 [].
+          number: Number of the update, int64 [].
         """
         return Batch(next(iterator), self.resident_arrays(strategy), batch_counter(number))
 
     def orders_in_graph(self, strategy: tf.distribute.Strategy) -> bool:
         """Returns whether `batches_from` can replace the iterator, to avoid waiting for threads.
 
-        True for resident arrays on CPU devices.
+        True for resident arrays on CPU devices, with one batch for each update.
         """
-        return self.resident and on_cpu(strategy)
+        return self.resident and on_cpu(strategy) and self.batches_per_update == 1
 
     def batches_from(
         self, batch: tf.Tensor, strategy: tf.distribute.Strategy
@@ -152,7 +163,7 @@ class BatchPipeline:
             batch,
             num_examples=self.num_examples,
             global_batch_size=self.global_batch_size,
-            seed=self.seed,
+            seed=self.order_seed,
             shuffle=self.shuffle,
             rows=self.own_rows(strategy),
         )
@@ -176,12 +187,15 @@ class BatchPipeline:
             del rows["weight"]  # constant ones, which `examples` makes again
         return batch._replace(rows=rows, arrays={})
 
-    def examples(self, batch: Batch, microbatch: tf.Tensor | int = 0) -> dict[str, tf.Tensor]:
+    def examples(
+        self, batch: Batch, microbatch: tf.Tensor | int = 0, place: tf.Tensor | int = 0
+    ) -> dict[str, tf.Tensor]:
         """Returns a replica's examples of one microbatch. Replica context, inside the step.
 
         Args:
-          batch: The batch on this replica, as `strategy.run` passes it.
+          batch: The batches of the update on this replica, as `strategy.run` passes them.
           microbatch: Microbatch number from 0 on, int32 [].
+          place: Place of its batch among those of the update, int32 [].
 
         Returns:
           Features [b, …] and "weight", float32 [b].
@@ -191,10 +205,12 @@ class BatchPipeline:
         size = self._rows_of_replica()
         if held != size:
             # From a plain iterator each replica gets all rows of the process.
-            of_replica = size * self.microbatches
+            of_replica = size * self.microbatches * self.batches_per_update
             replica = tf.distribute.get_replica_context().replica_id_in_sync_group
             first = tf.cast(replica, tf.int32) % (held // of_replica) * of_replica
-            first += tf.cast(microbatch, tf.int32) * size
+            before = place * self.microbatches  # microbatches of the earlier batches
+            part = tf.cast(microbatch, tf.int32)
+            first += (part if isinstance(before, int) and not before else before + part) * size
             element = {name: _static_slice(rows, first, size) for name, rows in element.items()}
         if self.always_full:
             # A constant, so that the graph can be simplified before it runs.
@@ -224,7 +240,7 @@ class BatchPipeline:
                 number,
                 num_examples=self.num_examples,
                 global_batch_size=self.global_batch_size,
-                seed=self.seed,
+                seed=self.order_seed,
                 shuffle=self.shuffle,
             )
             features = self._resident.gather_sent(arrays, indices)
@@ -291,7 +307,7 @@ class BatchPipeline:
             return self.source.batches(
                 self.global_batch_size,
                 first_batch,
-                seed=self.seed,
+                seed=self.order_seed,
                 shuffle=self.shuffle,
                 rows=rows,
             )
@@ -299,7 +315,7 @@ class BatchPipeline:
             first_batch,
             num_examples=self.num_examples,
             global_batch_size=self.global_batch_size,
-            seed=self.seed,
+            seed=self.order_seed,
             shuffle=self.shuffle,
             rows=rows,
         )
@@ -318,14 +334,3 @@ class BatchPipeline:
 
 def _static_slice(rows: tf.Tensor, first: tf.Tensor, size: int) -> tf.Tensor:
     return tf.ensure_shape(rows[first : first + size], [size, *rows.shape[1:]])
-
-
-def _finished(dataset: tf.data.Dataset, ahead: bool = True) -> tf.data.Dataset:
-    options = tf.data.Options()
-    options.deterministic = True
-    # The data set holds exactly this process's rows. Auto-sharding would split them again.
-    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    # A map and a buffer need no autotuning. Destroying an iterator waits for the autotuner's thread
-    # to wake up, which it does ever less often, down to once a minute.
-    options.autotune.enabled = False
-    return (dataset.prefetch(_BATCHES_AHEAD) if ahead else dataset).with_options(options)

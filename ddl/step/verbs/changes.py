@@ -1,5 +1,6 @@
-"""How `moved` and `average` change variables. In the update context of a strategy."""
+"""How `moved` and `average` change variables."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -35,17 +36,30 @@ def _weights(what: str, part: Any) -> list[tf.Variable]:
     return [v.value if isinstance(v, keras.Variable) else v for v in variables]
 
 
+def move_towards(
+    strategy: tf.distribute.Strategy,
+    targets: Sequence[tf.Variable],
+    sources: Sequence[tf.Variable],
+    decay: float | tf.Tensor,
+) -> None:
+    """Moves variables towards others, keeping the share `decay`. Cross-replica context."""
+    share = 1 - tf.cast(decay, tf.float64)
+    for variable, source in zip(targets, sources, strict=True):
+        how = _move if variable.dtype.is_floating else _assign
+        strategy.extended.update(variable, how, args=(source, share))
+
+
 def add(variable: tf.Variable, value: tf.Tensor) -> tf.Operation:
-    """Adds a value to a variable."""
+    """Adds a value to a variable. In the update context of a strategy."""
     return variable.assign_add(tf.convert_to_tensor(value))
 
 
-def move(variable: tf.Variable, source: tf.Tensor, share: tf.Tensor) -> tf.Operation:
+def _move(variable: tf.Variable, source: tf.Tensor, share: tf.Tensor) -> tf.Operation:
     """Moves a variable by a share of the distance to a source: `share` is float64 []."""
     distance = tf.cast(source, variable.dtype) - variable
     return variable.assign_add(tf.cast(share, variable.dtype) * distance)
 
 
-def assign(variable: tf.Variable, source: tf.Tensor, share: tf.Tensor) -> tf.Operation:
+def _assign(variable: tf.Variable, source: tf.Tensor, share: tf.Tensor) -> tf.Operation:
     """Assigns a source to a variable that has no fractions, such as a counter."""
     return variable.assign(tf.cast(source, variable.dtype))

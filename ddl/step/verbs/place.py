@@ -2,11 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import tensorflow as tf
 
-from ddl.data.pipeline import Batch
 from ddl.errors import ConfigError
 
 
@@ -63,12 +61,3 @@ class Place:
                 f"update.{verb} would change weights within `with update.moved(…)`, which restores "
                 f"them afterwards. Call update.{verb} after the block."
             )
-
-
-def check_batch(verb: str, batch: Any) -> None:
-    """Raises ConfigError if what a verb is given is no batch."""
-    if not isinstance(batch, Batch):
-        raise ConfigError(
-            f"update.{verb} takes the batch that the step was given, got {batch!r:.80}. "
-            "Pass `batch` unchanged; the loss gets its features."
-        )

@@ -30,6 +30,8 @@ class StepPlan:
       applies: Number of updates that each optimizer makes in a step, once it is not frozen; None if
         it depends on a tensor.
       means: The objective of each function that the step averages or sums, by its name.
+      sources: Name of the source of each loss and function, by its name.
+      batches: Number of batches that an update reads of each source, by its name.
       changes: Number of the step's calls that change variables: `apply` and `average`.
       keeps_values: Whether the values before the update must be kept under loss scaling, because a
         variable changes before the last gradient is known.
@@ -44,6 +46,8 @@ class StepPlan:
     variables: Mapping[str, list[keras.Variable]]
     applies: Mapping[str, int | None]
     means: Mapping[str, Objective] = dataclasses.field(default_factory=dict)
+    sources: Mapping[str, str] = dataclasses.field(default_factory=lambda: {BUILT_IN: ""})
+    batches: Mapping[str, int] = dataclasses.field(default_factory=lambda: {"": 1})
     changes: int = 1
     keeps_values: bool = False
     averaged: Sequence[tf.Variable] = ()
@@ -66,6 +70,11 @@ class StepPlan:
     def objectives(self) -> list[Objective]:
         """The objectives of all losses, and of all functions of which the step takes the mean."""
         return [*self.losses.values(), *self.means.values()]
+
+    def objectives_of(self, source: str) -> list[Objective]:
+        """Returns the objectives of what the step computes of a source's batches."""
+        every = {**self.losses, **self.means}
+        return [every[name] for name, own in self.sources.items() if own == source]
 
     @property
     def trained(self) -> list[keras.Variable]:

@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from ddl import microbatch
-from ddl.data.pipeline import Batch
+from ddl.data.pipeline import Batch, BatchPipeline
 from ddl.errors import ConfigError
 from ddl.microbatch import Draws
 from ddl.optimizers.groups import Group, assign
@@ -23,6 +23,7 @@ from ddl.step.kept_values import KeptValues
 from ddl.step.objective import Objective
 from ddl.step.state import TrainingState
 from ddl.step.verbs import plan as plans
+from ddl.step.verbs.batches import StepBatch
 from ddl.step.verbs.each_example import OfExample
 from ddl.step.verbs.gradients import Gradients
 from ddl.step.verbs.plan import StepPlan
@@ -36,30 +37,32 @@ from ddl.tasks.task import LossFunction, Task
 def rehearse(
     task: Task,
     groups: Mapping[str, Mapping[str, Group]],
-    objective: Callable[[LossFunction], Objective],
+    objective: Callable[[LossFunction, str], Objective],
     strategy: tf.distribute.Strategy,
+    data: Mapping[str, BatchPipeline],
 ) -> StepPlan:
     """Traces a task's step and returns what it computes and changes. Builds the task's models.
 
     Args:
       task: A task with a `step`.
       groups: The Trainer's optimizers (`ddl.optimizers.named.groups_by_name`).
-      objective: Builds the objective of a loss, which builds the models.
+      objective: Builds the objective of a loss for the data of a source, which builds the models.
       strategy: The strategy.
+      data: The pipeline of each source, by its name.
 
     Raises:
       ConfigError: If the step misuses a verb, applies nothing, leaves an optimizer unused, leaves
         out a trainable variable, or a variable is in no parameter group or in two.
     """
-    rehearsal = _Rehearsal(task, list(groups), strategy)
+    rehearsal = _Rehearsal(task, list(groups), strategy, data)
 
     def trace() -> None:
         rehearsal.functions.clear()  # a loss that is defined in the step is new in each trace
         state = TrainingState.initial(1.0, tf.zeros([0], tf.float64))
         batch = Batch({}, {}, batch_counter(state.batches))
-        update = Update(rehearsal, state, batch)
-        update.run(lambda *given: plans.run_own_step(task, *given), batch)
-        rehearsal.calls = update.calls
+        update = Update(rehearsal, state, dict.fromkeys(data, batch))
+        update.run(lambda *given: plans.run_own_step(task, *given))
+        rehearsal.calls, rehearsal.batches = update.calls, update.batches.taken
 
     while True:
         try:
@@ -68,15 +71,16 @@ def rehearse(
             return _plan(task, rehearsal, groups, strategy)
         except _NewLossError as new:
             # Built here, since models cannot be built within a trace on several replicas.
-            rehearsal.losses[new.name] = objective(new.loss)
+            rehearsal.losses[new.name] = objective(new.loss, new.source)
+            rehearsal.sources[new.name] = new.source
 
 
 class _NewLossError(BaseException):
     """Ends a trace at a new loss. An `except Exception` in the step does not catch it."""
 
-    def __init__(self, name: str, loss: LossFunction):
+    def __init__(self, name: str, loss: LossFunction, source: str):
         super().__init__(name)
-        self.name, self.loss = name, loss
+        self.name, self.loss, self.source = name, loss, source
 
 
 class _Rehearsal:
@@ -87,8 +91,12 @@ class _Rehearsal:
         task: Task,
         optimizers: Sequence[str],
         strategy: tf.distribute.Strategy,
+        data: Mapping[str, BatchPipeline],
     ):
         self.strategy = strategy
+        self.sources: dict[str, str] = {}
+        self.batches: dict[str, int] = {}
+        self._data = data
         self.seed: int | None = None
         self.losses: dict[str, Objective] = {}
         self.calls: list[Call] = []
@@ -96,7 +104,7 @@ class _Rehearsal:
         self._task = task
         self._optimizers = optimizers
 
-    def name_of_loss(self, loss: LossFunction, name: str | None) -> str:
+    def name_of_loss(self, loss: LossFunction, name: str | None, source: str) -> str:
         name = plans.name_of_loss(self._task, loss, name)
         if self.functions.setdefault(name, loss) != loss:
             raise ConfigError(
@@ -104,8 +112,20 @@ class _Rehearsal:
                 'name="…" to tell them apart in figures.'
             )
         if name not in self.losses:
-            raise _NewLossError(name, loss)
+            raise _NewLossError(name, loss, source)
+        self._check_source(name, source)
         return name
+
+    def _check_source(self, name: str, source: str) -> None:
+        """Raises ConfigError if a loss is computed of two sources whose batches differ in form."""
+        first, other = self._data[self.sources[name]], self._data[source]
+        sizes = first.global_batch_size, other.global_batch_size
+        if first.element_spec != other.element_spec or sizes[0] != sizes[1]:
+            raise ConfigError(
+                f"{type(self._task).__name__}.step computes the loss {name!r} of the sources "
+                f"{self.sources[name]!r} and {source!r}, whose batches have other features, dtypes "
+                'or sizes. Pass name="…" for one of them.'
+            )
 
     def name_of_optimizer(self, name: str | None) -> str:
         return plans.name_of_optimizer(self._task, self._optimizers, name)
@@ -117,7 +137,7 @@ class _Rehearsal:
         self,
         loss: str,
         variables: Sequence[keras.Variable],
-        batch: Batch,
+        batch: StepBatch,
         draws: Draws,
         each: OfExample | None,
     ) -> Reduced:
@@ -125,7 +145,7 @@ class _Rehearsal:
         return Reduced([tf.zeros(v.shape, v.dtype) for v in variables], nothing, None, nothing)
 
     def sums(
-        self, name: str, values: Values, batch: Batch, draws: Draws
+        self, name: str, values: Values, batch: StepBatch, draws: Draws
     ) -> tuple[tf.Tensor, tf.Tensor]:
         tried = self.losses[name].loss
         assert isinstance(tried, Values)
@@ -199,6 +219,8 @@ def _plan(
         losses={n: loss for n, loss in rehearsal.losses.items() if n not in means},
         means={n: loss for n, loss in rehearsal.losses.items() if n in means},
         groups=groups,
+        sources=rehearsal.sources,
+        batches=rehearsal.batches,
         variables=variables_by_optimizer,
         applies=numbers,
         changes=len(changes),

@@ -1,6 +1,6 @@
 """The verbs of a step."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,17 +11,16 @@ from ddl.errors import ConfigError
 from ddl.microbatch import Draws
 from ddl.step.kept_values import KeptValues
 from ddl.step.state import TrainingState
-from ddl.step.verbs.changes import add, assign, move, weights_of_both
+from ddl.step.verbs.batches import StepBatch, StepBatches, check_batch
+from ddl.step.verbs.changes import add, move_towards, weights_of_both
 from ddl.step.verbs.draws import StepDraws
 from ddl.step.verbs.each_example import OfExample
 from ddl.step.verbs.gradients import Gradients, check_usable, draws_of, trainable_variables
-from ddl.step.verbs.place import Place, check_batch
+from ddl.step.verbs.place import Place
+from ddl.step.verbs.turns import Turns
 from ddl.step.verbs.values import OfExamples, Values
 from ddl.step.verbs.work import Books, Call, Work
 from ddl.tasks.task import LossFunction
-
-_TURNS_WITHIN = 2**12
-"""Largest number of turns of a repeat within a repeat; more turns would draw equal numbers."""
 
 
 class Update:
@@ -35,46 +34,57 @@ class Update:
                 update.apply(sharp)
 
     A step is written as if one device held the global batch. It runs in cross-replica context, in
-    a graph; the losses that it names run in replica context. An update is made as a whole or not at
-    all: if a gradient overflows in half precision, weights, slots, statistics, averages and the
-    task's own variables keep their values.
+    a graph; its losses run in replica context. If a gradient overflows in half precision, weights,
+    slots, statistics, averages and the task's own variables keep their values.
     """
 
-    def __init__(self, work: Work, state: TrainingState, batch: Batch):
+    def __init__(self, work: Work, state: TrainingState, batches: Mapping[str, Batch]):
         """Keeps the arguments; `ddl.Trainer` makes the update.
 
         Args:
           work: Computes gradients and applies them.
           state: The state before the update.
-          batch: The global batch, which determines the random numbers of the step.
+          batches: The batches of each source, by its name. The counter that all share determines
+            the random numbers of the step.
         """
         self._work = work
         self._state = state
-        self._draws = StepDraws(work.seed, batch.counter)
+        self.batches = StepBatches(batches)
+        self._draws = StepDraws(work.seed, next(iter(batches.values())).counter)
         self._place = Place()
-        self._turn: tf.Tensor | None = None
-        self._sometimes = False
+        self._turns = Turns()
         self._passes = 0
-        self._depth = 0  # of repeats
-        self.books = Books()
-        """The sums of the update so far."""
+        self.books = Books()  # of the update so far
         self.calls: list[Call] = []
-        """The calls of verbs so far."""
 
-    def run(self, step: Callable[["Update", Batch], None], batch: Batch) -> None:
+    def run(self, step: Callable[["Update", Any], None]) -> None:
         """Runs a step with this update; what the step draws itself is the same on all replicas."""
         with self._draws.forward():
-            step(self, batch)
+            step(self, self.batches.given)
 
     @property
     def step(self) -> tf.Tensor:
         """Number of updates made before this one, int64 []."""
         return self._state.step
 
+    def next(self, batch: StepBatch) -> StepBatch:
+        """Returns a further batch of the source of a batch, of the same size.
+
+            update.repeat(5, lambda turn: update.minimize(self.criticize, update.next(batch), …))
+
+        Each update reads the same number of batches. An epoch has accordingly fewer updates.
+
+        Raises:
+          ConfigError: Within `when`, or within `repeat` with a number of turns that is a tensor.
+        """
+        self._place.check("next")
+        check_batch("next", batch)
+        return self.batches.next(batch, self._turns)
+
     def gradients(
         self,
         loss: LossFunction,
-        batch: Batch,
+        batch: StepBatch,
         model: Any = None,
         *,
         name: str | None = None,
@@ -105,14 +115,12 @@ class Update:
         """
         self._place.check("gradients")
         check_batch("gradients", batch)
-        name = self._work.name_of_loss(loss, name)
+        name = self._work.name_of_loss(loss, name, batch.source)
         variables = trainable_variables(self._work.model(model))
         draws = self._draws_of(same_draws_as)
         self._passes += 1
-        kept = None if moves_statistics else self._work.keep_statistics()
-        reduced = self._work.gradients(name, variables, batch, draws, each)
-        if kept is not None:
-            kept.restore()
+        with self._statistics(moves_statistics):
+            reduced = self._work.gradients(name, variables, batch, draws, each)
         self._record("gradients", name, variables)
         books = self.books
         books.noise = reduced.noise
@@ -125,7 +133,7 @@ class Update:
     def mean(
         self,
         function: OfExamples,
-        batch: Batch,
+        batch: StepBatch,
         *,
         name: str | None = None,
         same_draws_as: Gradients | None = None,
@@ -150,13 +158,11 @@ class Update:
           ConfigError: If the function returns something else, or depends on other examples.
         """
         draws = self._draws_of(same_draws_as)
-        kept = None if moves_statistics else self._work.keep_statistics()
-        total, weight = self._sums("mean", function, batch, name, draws)
-        if kept is not None:
-            kept.restore()
+        with self._statistics(moves_statistics):
+            total, weight = self._sums("mean", function, batch, name, draws)
         return tf.math.divide_no_nan(total, tf.cast(weight, total.dtype))
 
-    def sum(self, function: OfExamples, batch: Batch, *, name: str | None = None) -> tf.Tensor:
+    def sum(self, function: OfExamples, batch: StepBatch, *, name: str | None = None) -> tf.Tensor:
         """Computes the sum of a function of the examples; otherwise as `mean`.
 
         The sum of ones is the sum of the weights: the number of examples, if the data have none.
@@ -164,12 +170,12 @@ class Update:
         return self._sums("sum", function, batch, name, self._draws_of(None))[0]
 
     def _sums(
-        self, verb: str, function: OfExamples, batch: Batch, name: str | None, draws: Draws
+        self, verb: str, function: OfExamples, batch: StepBatch, name: str | None, draws: Draws
     ) -> tuple[tf.Tensor, tf.Tensor]:
         self._place.check(verb)
         check_batch(verb, batch)
         values = Values(function, f"update.{verb}")
-        name = self._work.name_of_loss(values, name)
+        name = self._work.name_of_loss(values, name, batch.source)
         self._passes += 1
         total, weight = self._work.sums(name, values, batch, draws)
         self._record("sum", name, ())
@@ -205,7 +211,7 @@ class Update:
     def minimize(
         self,
         loss: LossFunction,
-        batch: Batch,
+        batch: StepBatch,
         model: Any = None,
         *,
         optimizer: str | None = None,
@@ -257,10 +263,7 @@ class Update:
         self._record("average", "", targets)
 
         def change() -> tf.Tensor:
-            share = 1 - tf.cast(decay, tf.float64)
-            for variable, source in zip(targets, sources, strict=True):
-                how = move if variable.dtype.is_floating else assign
-                self._work.strategy.extended.update(variable, how, args=(source, share))
+            move_towards(self._work.strategy, targets, sources, decay)
             return tf.zeros([], tf.float64)
 
         self._change(change)
@@ -277,7 +280,7 @@ class Update:
         self._place.check("when")
 
         def make() -> Any:
-            with self._inside(before, self._turn):
+            with self._inside(before, self._turns.in_branch()):
                 function()
                 return self._work.carried(self.books)
 
@@ -295,36 +298,35 @@ class Update:
           ConfigError: If `times` is not an integer, or this is a repeat within two others.
         """
         self._place.check("repeat")
-        given = tf.convert_to_tensor(times)
-        if not given.dtype.is_integer:
-            raise ConfigError(f"update.repeat: times must be an integer, got {times!r:.80}.")
-        if self._depth > 1:
-            raise ConfigError("update.repeat can stand within one other update.repeat, not in two.")
-        times = tf.cast(given, tf.int64)
-        first = 0 if self._turn is None else (self._turn + 1) * _TURNS_WITHIN
+        times = self._turns.check_repeat(times)
 
         def body(turn: tf.Tensor, so_far: Any) -> Any:
-            self._depth += 1
-            with self._inside(so_far, first + turn):
+            with self._inside(so_far, self._turns.in_turn(turn, times)):
                 function(turn)
-                carried = self._work.carried(self.books)
-            self._depth -= 1
-            return turn + 1, carried
+                return turn + 1, self._work.carried(self.books)
 
         start = (tf.zeros([], tf.int64), self._work.carried(self.books))
         self._take(tf.while_loop(lambda turn, _: turn < times, body, start)[1])
 
     @contextmanager
-    def _inside(self, books: Any, turn: tf.Tensor | None) -> Iterator[None]:
+    def _inside(self, books: Any, turns: Turns) -> Iterator[None]:
         """Lets verbs write into other books, in the present graph, within the `with` block."""
-        earlier = self._turn, self._sometimes, self.books
-        self._turn, self._sometimes = turn, True
+        earlier = self._turns, self.books
+        self._turns = turns
         self._take(books)
         try:
-            with self._place.in_present_graph(), self._draws.in_turn(turn).forward():
+            with self._place.in_present_graph(), self._draws.in_turn(turns.number).forward():
                 yield
         finally:
-            self._turn, self._sometimes, self.books = earlier
+            self._turns, self.books = earlier
+
+    @contextmanager
+    def _statistics(self, move: bool) -> Iterator[None]:
+        """Restores the statistics that a forward pass moves within the `with` block, or not."""
+        kept = None if move else self._work.keep_statistics()
+        yield
+        if kept is not None:
+            kept.restore()
 
     def _take(self, carried: Any) -> None:
         self.books = Books()
@@ -337,7 +339,7 @@ class Update:
 
     def _record(self, verb: str, name: str, variables: Sequence[Any], checks: bool = False) -> None:
         checks = checks or verb in ("gradients", "sum")
-        self.calls.append(Call(verb, name, variables, self._sometimes, checks))
+        self.calls.append(Call(verb, name, variables, not self._turns.is_always, checks))
 
     def _also(self, finite: tf.Tensor | None) -> None:
         """Adds a check for overflow, on which the update then depends; None adds none."""
@@ -347,4 +349,4 @@ class Update:
 
     def _draws_of(self, earlier: Gradients | None) -> Draws:
         """Returns the draws of earlier gradients, or new ones."""
-        return Draws(self._passes, self._turn) if earlier is None else draws_of(earlier)
+        return Draws(self._passes, self._turns.number) if earlier is None else draws_of(earlier)

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple, Protocol
 import keras
 import tensorflow as tf
 
-from ddl.data.pipeline import Batch
 from ddl.microbatch import Draws
 from ddl.step.global_gradient import Reduced
 from ddl.step.kept_values import KeptValues
+from ddl.step.verbs.batches import StepBatch
 from ddl.step.verbs.each_example import OfExample
 from ddl.step.verbs.gradients import Gradients
 from ddl.step.verbs.values import Values
@@ -45,8 +45,8 @@ class Work(Protocol):
     strategy: tf.distribute.Strategy
     seed: int | None
 
-    def name_of_loss(self, loss: LossFunction, name: str | None) -> str:
-        """Returns the name of a loss."""
+    def name_of_loss(self, loss: LossFunction, name: str | None, source: str) -> str:
+        """Returns the name of a loss that is computed of a source's batches."""
 
     def name_of_optimizer(self, name: str | None) -> str:
         """Returns the name of an optimizer; None means the only one."""
@@ -58,14 +58,14 @@ class Work(Protocol):
         self,
         loss: str,
         variables: Sequence[keras.Variable],
-        batch: Batch,
+        batch: StepBatch,
         draws: Draws,
         each: OfExample | None,
     ) -> Reduced:
         """Returns the gradient of a loss over the global batch."""
 
     def sums(
-        self, name: str, values: Values, batch: Batch, draws: Draws
+        self, name: str, values: Values, batch: StepBatch, draws: Draws
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the sum of a function of the examples, and the sum of the weights."""
 

@@ -54,7 +54,8 @@ class CoordinatedLoop:
         self.trace_count = 0
         self._is_traced = False
         self._update = update
-        self._workers = _Workers(update.strategy, update.pipeline)
+        (self._pipeline,) = update.pipelines.values()
+        self._workers = _Workers(update.strategy, self._pipeline)
         (optimizer,) = update.optimizers.values()
         count_atomically(optimizer)
         slots = _RANGES_PER_WORKER * self._workers.number
@@ -100,8 +101,8 @@ class CoordinatedLoop:
         def updated(number: tf.Tensor) -> tf.Tensor:
             with tf.control_dependencies([self._shared.begin(slot)]):
                 before = self._shared.at(first + number)
-                batch = self._update.pipeline.batch(arrays, before.batches)
-                after = self._update(batch, before)
+                batch = self._pipeline.batch(arrays, before.batches)
+                after = self._update({"": batch}, before)
                 with tf.control_dependencies(self._shared.add(before, after)):
                     return number + 1
 

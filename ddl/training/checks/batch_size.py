@@ -1,5 +1,7 @@
 """The global batch size: the two ways to give it, and its split over replicas."""
 
+from collections.abc import Mapping, Sequence
+
 import tensorflow as tf
 
 from ddl.errors import ConfigError
@@ -28,13 +30,38 @@ def global_batch_size(total: int | None = None, per_replica: int | None = None) 
     return size if per_replica is None else size * tf.distribute.get_strategy().num_replicas_in_sync
 
 
-def check_batch_split(global_batch_size: int, replicas: int, accumulation_steps: int) -> None:
-    """Checks that the global batch divides into equal microbatches over the replicas.
+def sizes_by_source(
+    global_batch_size: int | Mapping[str, int], sources: Sequence[str]
+) -> dict[str, int]:
+    """Returns the batch size of each source; one number is that of every source.
+
+    Raises:
+      ConfigError: If a size is missing, or belongs to no source.
+    """
+    if not isinstance(global_batch_size, Mapping):
+        return dict.fromkeys(sources, global_batch_size)
+    if global_batch_size.keys() != set(sources):
+        named = ", ".join(sources) if sources != [""] else "one source without a name"
+        raise ConfigError(
+            f"Trainer.global_batch_size gives the sizes of {', '.join(global_batch_size)}, but "
+            f"Trainer.train_data has {named}. Give each source one size, or all the same number."
+        )
+    return {name: global_batch_size[name] for name in sources}
+
+
+def check_batch_split(
+    global_batch_size: int | Mapping[str, int], replicas: int, accumulation_steps: int
+) -> None:
+    """Checks that the global batches divide into equal microbatches over the replicas.
 
     Raises:
       ConfigError: If the batch does not divide evenly, with the nearest sizes that do; or if a
         number is not an integer of at least 1.
     """
+    if isinstance(global_batch_size, Mapping):
+        for size in global_batch_size.values():
+            check_batch_split(size, replicas, accumulation_steps)
+        return
     sizes = {"global_batch_size": global_batch_size, "accumulation_steps": accumulation_steps}
     for name, value in sizes.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:

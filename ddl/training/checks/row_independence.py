@@ -66,7 +66,7 @@ class RowIndependence:
         task: Task,
         layers: Iterable[keras.layers.Layer],
         strategy: tf.distribute.Strategy,
-        losses: Callable[[bool], Sequence[LossFunction]],
+        losses: Callable[[bool, str], Sequence[LossFunction]],
     ):
         """Keeps the arguments; runs nothing.
 
@@ -74,7 +74,8 @@ class RowIndependence:
           task: The task.
           layers: All layers of the task (`ddl.tasks.parts.layers_of`).
           strategy: The strategy; its first device runs the task.
-          losses: Returns the losses of training (True) or of an evaluation (False).
+          losses: Returns the losses of training (True) or of an evaluation (False), for the data of
+            a source.
         """
         self._task = task
         self._losses = losses
@@ -83,9 +84,9 @@ class RowIndependence:
         self._device = next(iter(local_devices(strategy)), None)
         dtypes = [tf.as_dtype(layer.compute_dtype) for layer in self._layers]
         self._tolerance = max(map(_tolerance, dtypes), default=0.0)
-        self._checked: set[bool] = set()
+        self._checked: set[tuple[bool, str]] = set()
 
-    def check(self, pipeline: BatchPipeline, modes: Iterable[bool]) -> None:
+    def check(self, pipeline: BatchPipeline, modes: Iterable[bool], source: str = "") -> None:
         """Checks the task on the first rows of the data, at the first call for each mode.
 
         An error of the task is logged and not raised: the traces of training and evaluation raise
@@ -94,6 +95,7 @@ class RowIndependence:
         Args:
           pipeline: The pipeline of the data.
           modes: The values of `training` to check.
+          source: Name of the source of the data.
 
         Raises:
           ConfigError: If an example's loss, weight or metric depends on other examples, or the task
@@ -102,7 +104,7 @@ class RowIndependence:
         """
         if traits_of(self._strategy).asynchronous:  # the chief runs no model
             return
-        modes = [training for training in modes if training not in self._checked]
+        modes = [training for training in modes if (training, source) not in self._checked]
         if not modes:
             return
         share = pipeline.global_batch_size // pipeline.microbatches
@@ -115,12 +117,14 @@ class RowIndependence:
         read = 2 * rows if workers == 1 else pipeline.global_batch_size // workers
         batches = _batches(examples, rows, min(pipeline.num_examples, read, 2 * rows))
         for training in modes:
-            for loss in self._losses(training):
+            for loss in self._losses(training, source):
                 name = getattr(loss, "__name__", "loss")
                 where = f"{type(self._task).__name__}.{name}, with training={training}"
                 if (runs := _outside_of_scopes(self._runs, loss, batches, training)) is not None:
                     _check_runs(runs, where)
-            self._checked.add(training)  # not after a refusal: the next call refuses again
+            self._checked.add(
+                (training, source)
+            )  # not after a refusal: the next call refuses again
 
     def _runs(
         self, loss: LossFunction, batches: list[_Features], training: bool

@@ -1,0 +1,61 @@
+"""Where in its control flow a step is: the turns of its repeats, and its branches."""
+
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from ddl.errors import ConfigError
+
+_TURNS_WITHIN = 2**12
+"""Largest number of turns of a repeat within a repeat; more turns would draw equal numbers."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Turns:
+    """The present turn of `update.repeat`, and whether it is within `update.when`.
+
+    Attributes:
+      number: Number of the turn for random draws, int64 []; None outside of repeats.
+      repeats: Number of repeats around.
+      is_always: Whether each update comes here exactly once.
+      count: Number of turns of all repeats around; None if it depends on a tensor.
+      place: Number of the turn among `count`, a Python integer or int32 [].
+    """
+
+    number: tf.Tensor | None = None
+    repeats: int = 0
+    is_always: bool = True
+    count: int | None = 1
+    place: int | tf.Tensor = 0
+
+    def in_branch(self) -> "Turns":
+        """Returns the turns within `update.when`."""
+        return dataclasses.replace(self, is_always=False, count=None)
+
+    def in_turn(self, turn: tf.Tensor, times: tf.Tensor) -> "Turns":
+        """Returns the turns within a turn, int64 [], of a further repeat of `times`, int64 []."""
+        first = 0 if self.number is None else (self.number + 1) * _TURNS_WITHIN
+        known = tf.get_static_value(times)
+        if known is None or self.count is None:
+            return Turns(first + turn, self.repeats + 1, is_always=False, count=None)
+        return Turns(
+            first + turn,
+            self.repeats + 1,
+            is_always=False,
+            count=self.count * int(known),
+            place=self.place * int(known) + tf.cast(turn, tf.int32),
+        )
+
+    def check_repeat(self, times: Any) -> tf.Tensor:
+        """Returns the number of turns of a further repeat, int64 [].
+
+        Raises:
+          ConfigError: If it is not an integer, or the repeat is within two others.
+        """
+        given = tf.convert_to_tensor(times)
+        if not given.dtype.is_integer:
+            raise ConfigError(f"update.repeat: times must be an integer, got {times!r:.80}.")
+        if self.repeats > 1:
+            raise ConfigError("update.repeat can stand within one other update.repeat, not in two.")
+        return tf.cast(given, tf.int64)
