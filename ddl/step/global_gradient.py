@@ -29,7 +29,11 @@ from ddl.step.onednn import in_own_graph
 from ddl.step.overflow import each_finite
 from ddl.step.state import TrainingState
 from ddl.step.verbs.batches import StepBatch
-from ddl.step.verbs.each_example import OfExample, sum_of_changed
+from ddl.step.verbs.each_example import (
+    OfExample,
+    check_no_batch_moments,
+    sum_of_changed,
+)
 
 _SUM = tf.distribute.ReduceOp.SUM
 
@@ -237,7 +241,9 @@ class GlobalGradient:
             if each is None:
                 loss, sums = objective(features, training=True)
             else:
-                loss, sums = self._of_rows(objective, features)
+                check_no_batch_moments(objective.training_layers)
+                weighed, _, sums = objective.weighed(features, training=True)
+                loss = tf.reduce_sum(tf.reshape(weighed, [weighed.shape[0], -1]), axis=1)
             if self.scales:
                 loss *= tf.cast(state.loss_scale, loss.dtype)
         others = self._left_out(tape.watched_variables(), variables)
@@ -270,25 +276,6 @@ class GlobalGradient:
             return gradients, sums
         added = [total + gradient for total, gradient in zip(so_far[0], gradients, strict=True)]
         return added, so_far[1] + sums
-
-    def _of_rows(
-        self, objective: Objective, features: dict[str, tf.Tensor]
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the weighted loss of each example, [rows], and the metric sums.
-
-        Raises:
-          ConfigError: If the model normalizes over the batch, so that no example has a gradient of
-            its own.
-        """
-        for layer in objective.training_layers:
-            if isinstance(layer, keras.layers.BatchNormalization):
-                raise ConfigError(
-                    f"update.gradients: with `each`, the gradient of an example must be its own, "
-                    f"but {layer.name!r} normalizes over the batch. Use GroupNormalization or "
-                    "LayerNormalization instead of BatchNormalization."
-                )
-        weighed, _, sums = objective.weighed(features, training=True)
-        return tf.reduce_sum(tf.reshape(weighed, [weighed.shape[0], -1]), axis=1), sums
 
     def _left_out(
         self, watched: Sequence[tf.Variable], variables: Sequence[keras.Variable]

@@ -77,8 +77,7 @@ class Trainer:
           optimizer: Any Keras optimizer without Keras's own clipping, accumulation or average, or
             `ParameterGroups` of such; for a task with a `step` also a dict from name to these.
           train_data: A `ddl.data` source, a mapping of arrays, a pair (images, labels), or an
-            unbatched `tf.data.Dataset` of known length; for a task with a `step` also a dict from
-            name to these, of which the first counts the epochs.
+            unbatched `tf.data.Dataset` of known length; with a `step` also a dict of sources.
           global_batch_size: Examples of a batch, over all replicas and microbatches; or that of
             each source by its name.
           eval_data: As `train_data`; None if `evaluate` will not be called.

@@ -179,6 +179,7 @@ OWN_STEPS = {
     "sharp.py": sgd,
     "surgery.py": sgd,
     "private.py": sgd,
+    "two_sources.py": sgd,
 }
 
 
@@ -199,6 +200,11 @@ def test_the_steps(name):
         def per_example(self, features, training):
             return classification.per_example(features, training)
 
+        classifies = per_example
+
+        def agrees(self, features, training):
+            return self.per_example(features, training)
+
         def first_loss(self, features, training):
             return self.per_example(features, training)._replace(metrics={})
 
@@ -207,7 +213,9 @@ def test_the_steps(name):
             return output._replace(loss=-output.loss)
 
     task = shown(classification) if name == "sharp.py" else Shown()
-    data = (np.ones([8, 3], "f4"), np.arange(8) % 2)
+    data: Any = (np.ones([8, 3], "f4"), np.arange(8) % 2)
+    if name == "two_sources.py":
+        data = dict.fromkeys(("labelled", "unlabelled"), dict(zip(("image", "label"), data)))
     trainer = ddl.Trainer(task, OWN_STEPS[name](), data, global_batch_size=8)
     assert np.isfinite(list(trainer.train(3).values())).all()
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import TypeAlias
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -12,6 +13,17 @@ from ddl.errors import ConfigError
 
 OfExample: TypeAlias = Callable[[list[tf.Tensor]], list[tf.Tensor]]
 """Changes the gradients of one example, a tensor of each variable's shape."""
+
+
+def check_no_batch_moments(layers: Sequence[keras.layers.Layer]) -> None:
+    """Raises ConfigError if a layer normalizes over the batch: no example has its own gradient."""
+    for layer in layers:
+        if isinstance(layer, keras.layers.BatchNormalization):
+            raise ConfigError(
+                f"update.gradients: with `each`, the gradient of an example must be its own, "
+                f"but {layer.name!r} normalizes over the batch. Use GroupNormalization or "
+                "LayerNormalization instead of BatchNormalization."
+            )
 
 
 def sum_of_changed(

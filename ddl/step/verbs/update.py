@@ -34,8 +34,8 @@ class Update:
                 update.apply(sharp)
 
     A step is written as if one device held the global batch. It runs in cross-replica context, in
-    a graph; its losses run in replica context. If a gradient overflows in half precision, weights,
-    slots, statistics, averages and the task's own variables keep their values.
+    a graph; its losses run in replica context. If a gradient overflows, weights, slots, statistics,
+    averages and the task's own variables keep their values.
     """
 
     def __init__(self, work: Work, state: TrainingState, batches: Mapping[str, Batch]):
@@ -44,8 +44,7 @@ class Update:
         Args:
           work: Computes gradients and applies them.
           state: The state before the update.
-          batches: The batches of each source, by its name. The counter that all share determines
-            the random numbers of the step.
+          batches: The batches of each source, by its name, all with the same counter.
         """
         self._work = work
         self._state = state
@@ -72,10 +71,10 @@ class Update:
 
             update.repeat(5, lambda turn: update.minimize(self.criticize, update.next(batch), …))
 
-        Each update reads the same number of batches. An epoch has accordingly fewer updates.
+        Each update reads the same number of batches, so an epoch has fewer updates.
 
         Raises:
-          ConfigError: Within `when`, or within `repeat` with a number of turns that is a tensor.
+          ConfigError: Within `when`, or a `repeat` whose number of turns is a tensor.
         """
         self._place.check("next")
         check_batch("next", batch)
@@ -348,5 +347,4 @@ class Update:
             self.books.finite = finite if earlier is None else earlier & finite
 
     def _draws_of(self, earlier: Gradients | None) -> Draws:
-        """Returns the draws of earlier gradients, or new ones."""
         return Draws(self._passes, self._turns.number) if earlier is None else draws_of(earlier)
