@@ -53,7 +53,7 @@ class UpdateStep:
       optimizers: The optimizers by name, prepared by `ddl.step.gradients.prepare_optimizer`.
       statistics: Variables that the forward pass changes; restored when an update is skipped.
       averages: Averages of the weights, moved by every update that is not skipped; None: none.
-      clip: Limits of the gradients that are applied.
+      clips: Limits of the gradients that each optimizer applies, by its name in the step.
       loss_scale: Rule of the dynamic loss scale; None: no loss scaling.
 
     Raises:
@@ -65,7 +65,7 @@ class UpdateStep:
     optimizers: Mapping[str, keras.optimizers.Optimizer]
     statistics: Statistics
     averages: WeightAverages | None
-    clip: Clip
+    clips: Mapping[str, Clip]
     loss_scale: LossScale | None
 
     def __post_init__(self) -> None:
@@ -93,6 +93,11 @@ class UpdateStep:
     def task_weighs(self) -> bool:
         """Whether a loss returns weights, so that Σ weight may differ from the batch size."""
         return any(loss.task_weighs for loss in self.plan.losses.values())
+
+    @property
+    def limits_norms(self) -> bool:
+        """Whether the norm of some optimizer's gradients is limited."""
+        return any(clip.norm is not None for clip in self.clips.values())
 
     @property
     def kept_variables(self) -> list[tf.Variable]:
@@ -148,7 +153,7 @@ class UpdateStep:
     def changing_fields(self) -> list[str]:
         """Names of the state's fields that an update may change."""
         names = ["step", "batches", "sums", "diverged_for"]
-        if self.clip.norm is not None:
+        if self.limits_norms:
             names.append("gradient_norms")
         if self.gradient.noise_scale is not None:
             names.append("gradient_noise")
@@ -182,7 +187,7 @@ class UpdateStep:
         if self.loss_scale is not None:
             changes |= next_scale(self.loss_scale, state, finite)
             sums = tf.where(finite, sums, tf.zeros_like(sums))
-        if self.clip.norm is not None:
+        if self.limits_norms:
             counted = tf.stack(self._counted_norms(books, finite))
             changes["gradient_norms"] = state.gradient_norms + counted
         if self.gradient.noise_scale is not None:
@@ -289,7 +294,7 @@ class _Work:
             gradients.values,
             gradients.variables,
             used,
-            update.clip,
+            update.clips[optimizer],
             self._state.step,
         )
         observe("applied", optimizer=optimizer, gradients=gradients)

@@ -26,7 +26,7 @@ from ddl.step.moving_statistics import Statistics, allow_replica_writes
 from ddl.step.noise_scale import GradientNoiseScale
 from ddl.step.objective import Objective
 from ddl.step.update import UpdateStep
-from ddl.step.verbs.applying import Clip
+from ddl.step.verbs.applying import Limit, clips_by_name
 from ddl.step.verbs.plan import StepPlan
 from ddl.step.weight_average import ExponentialMovingAverage, WeightAverages
 from ddl.tasks.parts import layers_of
@@ -56,8 +56,8 @@ class Options:
     seed: int
     shuffle: bool
     accumulation_steps: int
-    clip_norm: float | None
-    clip_value: float | None
+    clip_norm: Limit
+    clip_value: Limit
     weight_average: ExponentialMovingAverage | None
     loss_scale: LossScale | Literal["auto"] | None
     gradient_noise_scale: GradientNoiseScale | None
@@ -341,6 +341,6 @@ def _update(
         optimizers=optimizers,
         statistics=statistics,
         averages=averages,
-        clip=Clip(options.clip_norm, options.clip_value),
+        clips=clips_by_name(options.clip_norm, options.clip_value, list(plan.groups)),
         loss_scale=loss_scale,
     )

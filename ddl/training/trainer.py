@@ -1,8 +1,4 @@
-"""The Trainer: distributes the data, runs the training loop on the devices, reads the results.
-
-Each call of the training loop runs to the next evaluation, checkpoint or log, or for about a
-second.
-"""
+"""The Trainer: distributes the data, runs the training loop on the devices, reads the results."""
 
 import inspect
 from collections.abc import Iterable, Mapping
@@ -19,6 +15,7 @@ from ddl.signals import deferring_interrupt
 from ddl.step.all_reduce import GradientDtype
 from ddl.step.noise_scale import GradientNoiseScale
 from ddl.step.state import TrainingState
+from ddl.step.verbs.applying import Limit
 from ddl.step.weight_average import ExponentialMovingAverage
 from ddl.tasks.task import StepTask, Task, check_task
 from ddl.training import optimizer_counts
@@ -59,8 +56,8 @@ class Trainer:
         seed: int = 0,
         shuffle: bool = True,
         accumulation_steps: int = 1,
-        clip_norm: float | None = None,
-        clip_value: float | None = None,
+        clip_norm: Limit = None,
+        clip_value: Limit = None,
         weight_average: ExponentialMovingAverage | None = None,
         loss_scale: LossScale | Literal["auto"] | None = "auto",
         gradient_noise_scale: GradientNoiseScale | None = None,
@@ -86,7 +83,8 @@ class Trainer:
           shuffle: Whether to reshuffle the training data each epoch. A `StreamSource` shuffles
             through a buffer; evaluation data are never shuffled.
           accumulation_steps: Microbatches per replica and update.
-          clip_norm: Largest global norm of the gradient of the global batch; None: no clipping.
+          clip_norm: Largest global norm of the gradient of the global batch, or that of each
+            optimizer by its name; None: no clipping.
           clip_value: Largest absolute value of a gradient entry, instead of `clip_norm`.
           weight_average: Keeps an average of the weights, which evaluation and export use; None:
             no average.

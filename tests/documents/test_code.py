@@ -202,20 +202,19 @@ def test_the_steps(name):
 
         classifies = per_example
 
-        def agrees(self, features, training):
-            return self.per_example(features, training)
-
         def first_loss(self, features, training):
             return self.per_example(features, training)._replace(metrics={})
+
+        agrees = first_loss
 
         def second_loss(self, features, training):
             output = self.first_loss(features, training)
             return output._replace(loss=-output.loss)
 
     task = shown(classification) if name == "sharp.py" else Shown()
-    data: Any = (np.ones([8, 3], "f4"), np.arange(8) % 2)
+    data = {"image": np.ones([8, 3], "f4"), "label": np.arange(8) % 2}
     if name == "two_sources.py":
-        data = dict.fromkeys(("labelled", "unlabelled"), dict(zip(("image", "label"), data)))
+        data = {source: data for source in ("labelled", "unlabelled")}
     trainer = ddl.Trainer(task, OWN_STEPS[name](), data, global_batch_size=8)
     assert np.isfinite(list(trainer.train(3).values())).all()
 

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 import ddl
+from ddl.errors import ConfigError
 from ddl.precision import set_precision
 from tests.conftest import make_strategy, name_of
 from tests.step.verbs.own_steps import (
@@ -241,6 +242,34 @@ def test_figures_of_several_losses_and_optimizers():
     assert trainer.learning_rates == pytest.approx(
         {"learning_rate/generator": 0.05, "learning_rate/discriminator": 0.02}
     )
+
+
+def test_each_optimizer_has_a_limit_of_its_own():
+    limits = {"generator": 1e-3, "discriminator": None}
+    clipped = build("Gan", make_strategy("one_device", 1), clip_norm=limits)
+    assert {n for n in clipped.train(1) if "norm" in n} == {"gradient_norm/generator"}
+    free = build("Gan", make_strategy("one_device", 1))
+    free.train(1)
+
+    def first(trainer, model):
+        return getattr(trainer.task, model).trainable_variables[0].numpy()
+
+    before = first(build("Gan", make_strategy("one_device", 1)), "generator")
+    np.testing.assert_array_equal(first(clipped, "discriminator"), first(free, "discriminator"))
+    moved = [np.linalg.norm(first(one, "generator") - before) for one in (clipped, free)]
+    assert 0 < moved[0] <= 0.05 * 1e-3 < moved[1]
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        ({"generator": 1.0}, "limits for generator, but .* generator, discriminator"),
+        ({"generator": 0.0, "discriminator": None}, "greater than 0, or None, got 0.0"),
+    ],
+)
+def test_limits_that_fit_no_optimizer_are_refused(limits, message):
+    with pytest.raises(ConfigError, match=message):
+        build("Gan", make_strategy("one_device", 1), clip_norm=limits)
 
 
 def test_a_single_loss_keeps_its_names():
