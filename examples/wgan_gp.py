@@ -72,9 +72,11 @@ class WganGp:
         return self.criticizes(features, training=False)
 
     def step(self, update: ddl.Update, batch: object) -> None:
-        """Updates the critic several times, with new noise each time, then the generator."""
-        update.repeat(
-            self.critic_updates,
-            lambda turn: update.minimize(self.criticizes, batch, self.critic, optimizer="critic"),
-        )
+        """Updates the critic with a further batch in each turn, then the generator."""
+
+        def criticize(turn: tf.Tensor) -> None:
+            further = update.next(batch)
+            update.minimize(self.criticizes, further, self.critic, optimizer="critic")
+
+        update.repeat(self.critic_updates, criticize)
         update.minimize(self.fools, batch, self.generator, optimizer="generator")

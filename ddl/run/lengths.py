@@ -29,8 +29,11 @@ def withhold_lengths() -> None:
             )
 
 
-def resolve_lengths() -> None:
+def resolve_lengths() -> int | None:
     """Sets STEPS_PER_EPOCH and TOTAL_STEPS. Call it in the strategy's scope.
+
+    Returns:
+      Number of batches per epoch; None without data or batch size.
 
     If a run is lengthened, settings that depend on TOTAL_STEPS differ from the saved config, and
     the run cannot resume (`compare_with_saved_config`).
@@ -44,7 +47,7 @@ def resolve_lengths() -> None:
     if data is None or batch is None:
         for name in _FOLLOWS_FROM:
             config.set_macro(name, None)
-        return  # the Trainer reports the missing argument
+        return None  # the Trainer reports the missing argument
     sources = sources_by_name(data)
     name, first = next(iter(sources.items()))
     batches = first.steps_per_epoch(sizes_by_source(batch, list(sources))[name])
@@ -53,20 +56,28 @@ def resolve_lengths() -> None:
     train_epochs = config.build_bound("RunPlan", "train_epochs")
     length = RunPlan(train_steps=train_steps, train_epochs=train_epochs)
     _set("TOTAL_STEPS", length.total_steps(steps_per_epoch))
+    return batches
 
 
-def check_lengths(trainer: Trainer) -> None:
+def check_lengths(batches: int | None, trainer: Trainer) -> None:
     """Checks STEPS_PER_EPOCH against the trainer, whose step may read several batches an update.
+
+    Args:
+      batches: Number of batches per epoch.
+      trainer: The trainer.
 
     Raises:
       ConfigError: If the number differs.
     """
+    if batches is None:
+        return
+    number = -(-batches // next(iter(trainer.pipelines.values())).batches_per_update)
     resolved = config.get_macro("STEPS_PER_EPOCH")
-    if resolved not in (None, trainer.steps_per_epoch):
-        number = trainer.steps_per_epoch
+    if resolved != number:
         raise ConfigError(
-            f"STEPS_PER_EPOCH must be {number}, since the step reads several batches in each "
-            f"update (update.next), got {resolved}. Add STEPS_PER_EPOCH = {number} to the config."
+            f"STEPS_PER_EPOCH must be {number}, as follows from the data and the number of batches "
+            f"that the step reads in each update (update.next), got {resolved}. Add "
+            f"STEPS_PER_EPOCH = {number} to the config."
         )
 
 

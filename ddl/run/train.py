@@ -181,9 +181,9 @@ def build(
     resolve_seed(directory, workers)
     with placement.strategy.scope():
         config.build("set_numerics")
-        resolve_lengths()
+        batches = resolve_lengths()
         trainer = config.build("Trainer", **vars(placement))
-        check_lengths(trainer)
+        check_lengths(batches, trainer)
         # Building the plan would report a mistyped metric as one without a direction.
         check_best_metric(config.build_bound("Retention", "best_metric"), trainer)
         return config.build("RunPlan"), trainer

@@ -25,6 +25,22 @@ def test_lengths_that_the_run_knows_are_periods_too(tmp_path):
     assert metrics(tmp_path / "again", "eval") == metrics(model_dir, "eval")
 
 
+def test_the_epochs_of_a_step_that_reads_several_batches(tmp_path):
+    """The example reads six batches in each update, of 23 in an epoch."""
+    wgan = {"gin_file": "../examples/wgan_gp.gin", "mode": "train"}
+    train_epochs = ["TRAIN_STEPS = None", "TRAIN_EPOCHS = 2", "EVAL_EVERY = None"]
+    run(tmp_path / "run", *train_epochs, "LOG_EVERY = %STEPS_PER_EPOCH", **wgan)
+    assert [(line["step"], line["epoch"]) for line in metrics(tmp_path / "run", "train")] == [
+        (4, 1.0),
+        (8, 2.0),
+    ]
+    message = "STEPS_PER_EPOCH must be 4, .*update.next.*, got 23. Add STEPS_PER_EPOCH = 4 to"
+    with pytest.raises(ConfigError, match=message):
+        run(None, "STEPS_PER_EPOCH = None", **wgan)
+    with pytest.raises(ConfigError, match="STEPS_PER_EPOCH must be 23, as follows"):
+        run(None, "STEPS_PER_EPOCH = 22", **wgan)
+
+
 @pytest.mark.parametrize(
     ("params", "message"),
     [
