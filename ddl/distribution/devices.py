@@ -119,9 +119,10 @@ def local_devices(strategy: tf.distribute.Strategy) -> tuple[str, ...]:
         return ()
 
 
-def on_cpu(strategy: tf.distribute.Strategy) -> bool:
-    """Returns whether all devices of this process's replicas are CPUs."""
-    return all("CPU" in device.upper() for device in replica_devices(strategy))
+def gpu_is_split() -> bool:
+    """Returns whether this process sees several logical devices on one GPU."""
+    seen = tf.config.get_visible_devices("GPU")
+    return len(tf.config.list_logical_devices("GPU")) > len(seen)
 
 
 def replica_devices(strategy: tf.distribute.Strategy) -> tuple[str, ...]:

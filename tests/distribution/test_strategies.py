@@ -86,7 +86,7 @@ def test_nccl_collectives_need_gpus():
 
 def test_nccl_needs_gpus():
     with pytest.raises(
-        ConfigError, match="cross_device_ops is .nccl., but the replicas are not on GPUs"
+        ConfigError, match="cross_device_ops is .nccl., but the replicas are not on GPUs of their"
     ):
         build_strategy("mirrored", Communication(cross_device_ops="nccl"))
 
