@@ -96,11 +96,6 @@ def test_a_gpu_that_is_not_there():
         configure_devices(gpus=[7])
 
 
-def test_virtual_devices_and_gpus_exclude_each_other():
-    with pytest.raises(ConfigError, match="exclude each other"):
-        configure_devices(num_virtual_devices=2, gpus=[0])
-
-
 @pytest.mark.parametrize("count", [2, 8])
 def test_another_number_of_virtual_devices_after_the_start(count):
     tf.config.list_logical_devices()
