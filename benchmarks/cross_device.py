@@ -18,6 +18,7 @@ from benchmarks import command, networks, repeats
 from benchmarks.report import Plot, Report, Series, Table
 from ddl import distribution
 from ddl.distribution.communication import Communication, cross_device_ops
+from ddl.distribution.device_path import path_for
 from ddl.optimizers import FusedAdam
 
 REPLICAS = (2, 4)
@@ -48,9 +49,8 @@ def model(name: str) -> keras.Model:
 
 def trainer(name: str, devices: list[str], way: Communication) -> ddl.Trainer:
     """Builds a trainer of one of the models on the given devices."""
-    on_gpu = "GPU" in devices[0]
     strategy = tf.distribute.MirroredStrategy(
-        devices, cross_device_ops=cross_device_ops(way, on_gpu)
+        devices, cross_device_ops=cross_device_ops(way, path_for(devices))
     )
     random = np.random.default_rng(0)
     data = random.integers(0, 256, (6400, 28, 28, 1)).astype("u1"), random.integers(0, 10, 6400)

@@ -39,7 +39,8 @@ FLAGS = flags.FlagValues()
 # Flags of ddl.main that define the computation, and where it runs.
 _OF_MAIN = (
     *("gin_file", "gin_param", "gin_bindings", "gin_search_path", "gin_allow_unused"),
-    *("strategy", "num_virtual_devices", "gpus", "memory_growth", "deterministic_ops"),
+    *("strategy", "num_virtual_devices", "virtual_gpu_memory"),
+    *("gpus", "memory_growth", "deterministic_ops"),
     *("cross_device_ops", "num_packs", "bytes_per_pack", "data_on_device"),
 )
 

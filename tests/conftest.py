@@ -1,5 +1,6 @@
 """Four virtual CPU devices for the whole test process, and strategies over them."""
 
+import itertools
 import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -9,6 +10,8 @@ import pytest
 import tensorflow as tf
 
 from ddl.checkpoints.checkpoints import Checkpoints
+from ddl.distribution import device_path
+from ddl.distribution.communication import Communication, cross_device_ops
 from ddl.microbatch import Microbatch
 from ddl.random import batch_counter
 
@@ -32,6 +35,34 @@ def make_strategy(name: str, replicas: int) -> tf.distribute.Strategy:
             compute_devices=devices, parameter_device="CPU:0"
         )
     raise ValueError(name)
+
+
+class LikeGpus(tf.distribute.MirroredStrategy):
+    """CPU devices with the all-reduce of GPUs. For use in `taking(device_path.GPU)`.
+
+    Attributes:
+      distributed: Data sets that were distributed to the replicas.
+    """
+
+    # TensorFlow names the groups of collectives by number, anew in each strategy.
+    _groups = itertools.count(1_000, 1_000)
+
+    def __init__(self, replicas: int):
+        self._collective_key_base = next(self._groups)
+        self.distributed: list[tf.data.Dataset] = []
+        all_reduce = cross_device_ops(Communication(), device_path.GPU)
+        super().__init__([f"CPU:{i}" for i in range(replicas)], cross_device_ops=all_reduce)
+
+    def experimental_distribute_dataset(self, dataset, options=None):
+        self.distributed.append(dataset)
+        return super().experimental_distribute_dataset(dataset, options)
+
+
+@pytest.fixture
+def gpu_path():
+    """Takes the choices for GPUs on the CPU devices."""
+    with device_path.taking(device_path.GPU):
+        yield
 
 
 def microbatch(first_row=0, rows=8, batch=3, seed=5, training=True, mask=None) -> Microbatch:

@@ -123,6 +123,13 @@ def test_a_run_from_the_command_line(tmp_path):
     assert excluded in result.stdout
 
 
+def test_the_flags_of_virtual_gpus_belong_together(tmp_path):
+    flags = ["--num_virtual_devices=2", "--virtual_gpu_memory=100"]
+    result = ddl(DIGITS, "--dry_run", *flags, cwd=tmp_path, forks=True)
+    assert result.returncode == 1
+    assert "virtual_gpu_memory is the memory of each virtual GPU, but no GPU" in result.stderr
+
+
 def test_an_error_gives_the_places_of_the_names_that_it_mentions(tmp_path):
     result = ddl_with(tmp_path, "TRAIN_STEPS = -5", "--dry_run")
     assert result.returncode == 1

@@ -61,10 +61,23 @@ def define_flags() -> None:
         "Slurm's srun, or none for a process alone. auto takes the first one that is set.",
     )
     flags.DEFINE_integer(
-        "num_virtual_devices", None, "Number of devices to split the host CPU into.", lower_bound=1
+        "num_virtual_devices",
+        None,
+        "Number of devices to split the host CPU into, or the one GPU that --gpus names.",
+        lower_bound=1,
+    )
+    flags.DEFINE_integer(
+        "virtual_gpu_memory",
+        None,
+        "Memory of each virtual GPU in MiB; by default 85% of the GPU's, divided among them.",
+        lower_bound=1,
     )
     flags.DEFINE_string("gpus", "all", "GPUs to use: all, none, or their numbers, such as 0,1.")
-    flags.DEFINE_bool("memory_growth", True, "Allocate GPU memory as needed, not all at once.")
+    flags.DEFINE_bool(
+        "memory_growth",
+        True,
+        "Allocate GPU memory as needed, not all at once. Virtual GPUs always allocate at once.",
+    )
     flags.DEFINE_bool("deterministic_ops", False, "Use GPU operations that repeat bit for bit.")
     flags.DEFINE_enum(
         "cross_device_ops",

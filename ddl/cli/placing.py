@@ -58,6 +58,7 @@ def build_placement(gpus: Sequence[int] | None) -> "Placement | None":
             gpus=gpus,
             memory_growth=FLAGS.memory_growth,
             deterministic_ops=FLAGS.deterministic_ops,
+            virtual_gpu_memory=FLAGS.virtual_gpu_memory,
         )
         communication = Communication(
             cross_device_ops=FLAGS.cross_device_ops,

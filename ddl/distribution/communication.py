@@ -11,6 +11,8 @@ from ddl.choices import (
     Collectives,
     CrossDeviceOps,
 )
+from ddl.distribution.device_path import AutomaticAllReduce, DevicePath
+from ddl.distribution.devices import gpu_is_split
 from ddl.errors import ConfigError, check_choice
 
 
@@ -20,12 +22,13 @@ class Communication:
 
     Attributes:
       cross_device_ops: The all-reduce of `mirrored`. `auto` takes TensorFlow's collectives over
-        NCCL on GPUs, and reduction to one device on CPU devices.
+        NCCL on GPUs, and reduction to one device on CPU devices and on virtual GPUs.
       num_packs: For `nccl` and `hierarchical_copy`: number of buffers into which gradients are
         packed before the all-reduce; 0 sends each gradient separately.
       bytes_per_pack: For collectives: size in bytes at which a buffer is sent, the last layers'
         first; 0 makes one buffer.
-      collectives: Implementation of collectives; `auto` takes NCCL between GPUs, else rings.
+      collectives: Implementation of collectives; `auto` takes NCCL between GPUs, else rings: on
+        CPU devices and on virtual GPUs.
       timeout_seconds: For collectives: seconds after which a collective that a peer has not joined
         raises an error; None waits for ever.
 
@@ -57,45 +60,53 @@ class Communication:
         """Returns the options as TensorFlow's hints for `extended.batch_reduce_to`.
 
         Raises:
-          ConfigError: If `collectives` is `nccl` and there is no GPU.
+          ConfigError: If `collectives` is `nccl`, and there is no GPU or the GPUs are virtual.
         """
-        if self.collectives == "nccl" and not tf.config.list_physical_devices("GPU"):
+        gpus = tf.config.list_physical_devices("GPU")
+        if self.collectives == "nccl" and not gpus:
             raise ConfigError(
                 "Communication.collectives is 'nccl', but TensorFlow sees no GPU. Set it to 'auto'."
             )
+        collectives = self.collectives
+        if gpus and gpu_is_split():
+            if collectives == "nccl":
+                raise ConfigError(
+                    "Communication.collectives is 'nccl', which needs a GPU for each replica, but "
+                    "the GPUs are virtual. Set it to 'auto'."
+                )
+            collectives = "ring"  # TensorFlow would take NCCL
         experimental = tf.distribute.experimental
         return experimental.CommunicationOptions(
             bytes_per_pack=self.bytes_per_pack,
             timeout_seconds=self.timeout_seconds,
-            implementation=experimental.CommunicationImplementation(self.collectives.upper()),
+            implementation=experimental.CommunicationImplementation(collectives.upper()),
         )
 
 
 def cross_device_ops(
-    communication: Communication, on_gpu: bool
+    communication: Communication, path: DevicePath
 ) -> tf.distribute.CrossDeviceOps | None:
     """Returns the all-reduce of `mirrored`; None leaves the choice to TensorFlow.
 
-    On CPU devices `auto` sums on one device, without packing: the devices share memory, so packing
-    only adds copies. `python -m benchmarks.cross_device` compares the alternatives.
+    `python -m benchmarks.cross_device` compares the alternatives.
 
     Args:
       communication: The options.
-      on_gpu: Whether the replicas are on GPUs.
+      path: The path for the replicas' devices, which decides what `auto` means.
 
     Raises:
-      ConfigError: If `cross_device_ops` is `nccl` and the replicas are not on GPUs.
+      ConfigError: If `cross_device_ops` is `nccl` and the replicas are not on GPUs of their own.
     """
-    choice = communication.cross_device_ops
+    choice: AutomaticAllReduce | CrossDeviceOps = communication.cross_device_ops
     if choice == "auto":
-        if on_gpu:
-            return None  # TensorFlow's own choice: collectives over NCCL
-        choice = "reduction_to_one_device"
+        choice = path.all_reduce
+    if choice == "collectives":
+        return None  # TensorFlow's own choice: over NCCL on GPUs, else over rings
     if choice == "nccl":
-        if not on_gpu:
+        if not path.has_nccl:
             raise ConfigError(
-                "Communication.cross_device_ops is 'nccl', but the replicas are not on GPUs. Set "
-                "it to 'auto'."
+                "Communication.cross_device_ops is 'nccl', but the replicas are not on GPUs of "
+                "their own. Set it to 'auto'."
             )
         return tf.distribute.NcclAllReduce(num_packs=communication.num_packs)
     if choice == "hierarchical_copy":

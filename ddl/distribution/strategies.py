@@ -13,6 +13,7 @@ from ddl.choices import (
     StrategyName,
 )
 from ddl.distribution.communication import Communication, cross_device_ops
+from ddl.distribution.device_path import path_for
 from ddl.distribution.multi_worker import build_multi_worker_strategy
 from ddl.distribution.parameter_servers import (
     build_parameter_server_strategy,
@@ -82,9 +83,9 @@ def _one_device(communication: Communication, timeouts: ClusterTimeouts) -> tf.d
 
 
 def _mirrored(communication: Communication, timeouts: ClusterTimeouts) -> tf.distribute.Strategy:
-    on_gpu = bool(tf.config.list_logical_devices("GPU"))
-    all_reduce = cross_device_ops(communication, on_gpu=on_gpu)
-    return tf.distribute.MirroredStrategy(_devices(), cross_device_ops=all_reduce)
+    devices = _devices()
+    all_reduce = cross_device_ops(communication, path_for(devices))
+    return tf.distribute.MirroredStrategy(devices, cross_device_ops=all_reduce)
 
 
 def _central_storage(

@@ -5,7 +5,7 @@ from typing import TypeVar
 
 import tensorflow as tf
 
-from ddl.distribution.devices import on_cpu
+from ddl.distribution.device_path import path_of
 
 _Function = TypeVar("_Function", bound=Callable)
 
@@ -29,7 +29,7 @@ def needs_own_graph(graph: tf.Graph, strategy: tf.distribute.Strategy) -> bool:
       graph: Graph of the forward pass in evaluation mode.
       strategy: The strategy under which the graph runs.
     """
-    if not on_cpu(strategy):
+    if not path_of(strategy).rewrites_pooling:
         return False
     definition = graph.as_graph_def()
     nodes = list(definition.node)

@@ -7,6 +7,8 @@ import tensorflow as tf
 
 from ddl.data.checks import data_errors
 from ddl.data.pipeline import Batch
+from ddl.data.pipeline.placed_order import rows_at
+from ddl.distribution.device_path import path_of
 from ddl.distribution.workers import Workers
 from ddl.random import batch_counter
 from ddl.step.state import TrainingState
@@ -130,6 +132,8 @@ class TrainingLoop:
         resident, strategy = resident[name], self._update.strategy
         # With several local replicas or microbatches, only the indices of the rows are made ahead.
         gathers_ahead = Workers(strategy).replicas_of_each == 1 and pipeline.microbatches == 1
+        takes_rows = path_of(strategy).places_order
+        gathers_ahead = gathers_ahead and not takes_rows
         arrays = {} if gathers_ahead else resident  # those that the update gathers from
 
         def updates(carried: _Carried) -> tuple[_Carried]:
@@ -137,9 +141,12 @@ class TrainingLoop:
             ordered = pipeline.batches_from(first, strategy)
             count = tf.shape(ordered["index"], tf.int64)[0]
             until = first + tf.minimum(count, end - carried["step"])
+            ordered = pipeline.placed(ordered, strategy)
 
             def made(number: tf.Tensor) -> Batch:
-                rows = {name: all_rows[number - first] for name, all_rows in ordered.items()}
+                if takes_rows:
+                    return Batch({}, {}, batch_counter(number))
+                rows = rows_at(ordered, number - first, strategy)
                 if not gathers_ahead:  # the arrays stay out of the loop variables
                     return Batch(rows, {}, batch_counter(number))
                 batch = Batch(rows, resident, batch_counter(number))
@@ -151,7 +158,11 @@ class TrainingLoop:
 
             def update(carried: _Carried, ahead: Batch) -> tuple[_Carried, Any]:
                 before = state._replace(**carried)
-                return self._updated({name: ahead._replace(arrays=arrays)}, before, made_next)
+                batch = ahead._replace(arrays=arrays)
+                if takes_rows:
+                    rows = rows_at(ordered, carried["batches"] - first, strategy)
+                    batch = batch._replace(rows=rows)
+                return self._updated({name: batch}, before, made_next)
 
             # An update consumes at least one batch, so `until` cannot lead past step `end`.
             return tf.while_loop(

@@ -463,3 +463,30 @@ def test_sigterm_ends_a_worker_that_does_not_train_yet():
     bound = ast.literal_eval(done.stdout)
     assert bound
     assert set(bound) == {b"lo\0"}
+
+
+ON_GPU_PATH = """
+import sys
+from ddl.distribution.device_path import GPU, taking
+from ddl.main import run
+with taking(GPU):
+    run()
+"""
+
+
+@pytest.mark.slow
+def test_workers_train_on_the_path_of_gpus_what_one_device_does(tmp_path, one_device):
+    """Two devices each: every replica copies its part of the order to its device."""
+    model_dir, hosts = tmp_path / "run", addresses(2)
+    shorter = ["PRECISION = 'float64'", "TRAIN_STEPS = 20", "LOG_EVERY = 8"]
+    flags = [*arguments(model_dir, *shorter), "--num_virtual_devices=2"]
+    program = ("-c", ON_GPU_PATH)
+    ended = finish_all([start_worker(i, hosts, *flags, program=program) for i in range(2)])
+    assert [status for status, _ in ended] == [0, 0], ended
+    ours = tensors(model_dir)
+    theirs = tf.train.load_checkpoint(str(one_device / "checkpoints" / "step-20"))
+    floats = [name for name, value in ours.items() if getattr(value, "dtype", None) == np.float64]
+    assert len(floats) > 10
+    for name in floats:
+        expected = theirs.get_tensor(name)
+        np.testing.assert_allclose(ours[name], expected, rtol=0, atol=1e-9, err_msg=name)

@@ -8,9 +8,10 @@ import tensorflow as tf
 from ddl.data.order import batch_indices, index_batches, indices_from
 from ddl.data.pipeline.batch import Batch
 from ddl.data.pipeline.datasets import finished, joined
+from ddl.data.pipeline.placed_order import first_own_row, on_host_if_placed, placed
 from ddl.data.pipeline.resident import ResidentArrays
 from ddl.data.source import Source, weighted
-from ddl.distribution.devices import on_cpu
+from ddl.distribution.device_path import path_of
 from ddl.distribution.workers import Workers
 from ddl.microbatch import FIRST_PASS, Draws, Microbatch
 from ddl.random import batch_counter
@@ -118,14 +119,19 @@ class BatchPipeline:
         if number > 1:
             dataset = joined(dataset, number, Workers(strategy).replicas_of_each)
         dataset = finished(dataset, ahead=not self.resident)
+        if self._distributes(strategy):
+            return iter(strategy.experimental_distribute_dataset(dataset))
+        return iter(dataset)
+
+    def _distributes(self, strategy: tf.distribute.Strategy) -> bool:
+        """Returns whether `iterator` is distributed."""
         if Workers(strategy).number > 1:
-            # A distributed iterator would ask all workers before each batch whether they have data.
-            return iter(dataset)
-        if on_cpu(strategy) or (strategy.num_replicas_in_sync == 1 and self.resident):
-            # Every replica can read all rows; `examples` slices a replica's own without a copy. A
-            # distributed iterator would wake a thread per device in each step.
-            return iter(dataset)
-        return iter(strategy.experimental_distribute_dataset(dataset))
+            # It would ask all workers before each batch whether they have data.
+            return False
+        path = path_of(strategy)
+        if self.resident and (path.orders_in_loop or strategy.num_replicas_in_sync == 1):
+            return False  # indices are few: all replicas can have all of them
+        return path.distributes_batches
 
     def next_batch(
         self, iterator: Any, strategy: tf.distribute.Strategy, number: tf.Tensor
@@ -140,11 +146,9 @@ class BatchPipeline:
         return Batch(next(iterator), self.resident_arrays(strategy), batch_counter(number))
 
     def orders_in_graph(self, strategy: tf.distribute.Strategy) -> bool:
-        """Returns whether `batches_from` can replace the iterator, to avoid waiting for threads.
-
-        True for resident arrays on CPU devices, with one batch for each update.
-        """
-        return self.resident and on_cpu(strategy) and self.batches_per_update == 1
+        """Returns whether `batches_from` replaces the iterator, to avoid waiting for threads."""
+        in_loop = path_of(strategy).orders_in_loop
+        return self.resident and in_loop and self.batches_per_update == 1
 
     def batches_from(
         self, batch: tf.Tensor, strategy: tf.distribute.Strategy
@@ -159,16 +163,24 @@ class BatchPipeline:
           The iterator's elements, stacked along a new first dimension: "index", int64 [k, rows],
           and "weight", float32 [k, rows], unless `always_full`.
         """
-        made = indices_from(
-            batch,
-            num_examples=self.num_examples,
-            global_batch_size=self.global_batch_size,
-            seed=self.order_seed,
-            shuffle=self.shuffle,
-            rows=self.own_rows(strategy),
-        )
+        with on_host_if_placed(strategy):
+            made = indices_from(
+                batch,
+                num_examples=self.num_examples,
+                global_batch_size=self.global_batch_size,
+                seed=self.order_seed,
+                shuffle=self.shuffle,
+                rows=self.own_rows(strategy),
+            )
         # `examples` creates weights that are all 1.
         return {"index": made["index"]} if self.always_full else made
+
+    def placed(
+        self, ordered: dict[str, tf.Tensor], strategy: tf.distribute.Strategy
+    ) -> dict[str, Any]:
+        """Returns `batches_from` as `ddl.data.pipeline.placed_order.rows_at` takes it."""
+        of_replica = self.global_batch_size // strategy.num_replicas_in_sync
+        return placed(ordered, of_replica, strategy)
 
     def resident_arrays(self, strategy: tf.distribute.Strategy) -> dict[str, Any]:
         """Returns the arrays on the devices, to pass to `strategy.run`; {} if not resident.
@@ -206,8 +218,7 @@ class BatchPipeline:
         if held != size:
             # From a plain iterator each replica gets all rows of the process.
             of_replica = size * self.microbatches * self.batches_per_update
-            replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-            first = tf.cast(replica, tf.int32) % (held // of_replica) * of_replica
+            first = first_own_row(held, of_replica)
             before = place * self.microbatches  # microbatches of the earlier batches
             part = tf.cast(microbatch, tf.int32)
             first += (part if isinstance(before, int) and not before else before + part) * size

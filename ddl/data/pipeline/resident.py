@@ -13,7 +13,8 @@ import tensorflow as tf
 
 from ddl.data.arrays import ArraySource
 from ddl.data.source import Source
-from ddl.distribution.devices import local_devices, replica_devices
+from ddl.distribution.device_path import path_of
+from ddl.distribution.devices import local_devices
 from ddl.errors import ConfigError
 
 _RESIDENT_UP_TO_BYTES = 256 << 20
@@ -85,7 +86,7 @@ NaN (tf.debugging.enable_check_numerics) would find NaN among the integers in th
 
 def packing_for(strategy: tf.distribute.Strategy) -> Packing:
     """Returns the packing for the devices of this process's replicas."""
-    return GPU if any("GPU" in device.upper() for device in replica_devices(strategy)) else HOST
+    return GPU if path_of(strategy).packs_int32 else HOST
 
 
 def can_reside(source: ArraySource) -> bool:

@@ -7,7 +7,8 @@ from tensorflow.python.framework import kernels
 
 from ddl.data import ArraySource
 from ddl.data.pipeline.resident import GPU, HOST, gather, pack, packing_for
-from ddl.distribution.devices import on_cpu
+from ddl.distribution.device_path import CPU, TPU, path_of, taking
+from ddl.distribution.device_path import GPU as GPU_PATH
 from tests.conftest import make_strategy
 
 INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
@@ -83,15 +84,16 @@ def of_devices(*devices):
 
 def test_the_devices_decide(monkeypatch):
     first = "/job:localhost/replica:0/task:0/device:"
-    for kind, packing in (("CPU", HOST), ("GPU", GPU), ("TPU", HOST)):
+    for path, kind, packing in ((CPU, "CPU", HOST), (GPU_PATH, "GPU", GPU), (TPU, "TPU", HOST)):
         strategy = of_devices(f"{first}{kind}:0", f"{first}{kind}:1")
         assert packing_for(strategy) is packing
-        assert on_cpu(strategy) == (kind == "CPU")
+        assert path_of(strategy) is path
+        with taking(GPU_PATH):
+            assert packing_for(strategy) is GPU
     assert packing_for(make_strategy("central_storage", 2)) is HOST
     default = tf.distribute.get_strategy()
     assert packing_for(default) is HOST
-    assert on_cpu(default)
+    assert path_of(default) is CPU
     # Without a strategy TensorFlow takes the first GPU.
     monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: [f"{first}{kind}:0"])
     assert packing_for(default) is GPU
-    assert not on_cpu(default)

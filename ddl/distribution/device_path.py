@@ -1,0 +1,109 @@
+"""The choices that depend on the kind of the replicas' devices, each made here and nowhere else.
+
+All paths make the same batches, to the bit, and the same sums up to rounding. Tests run the GPU's
+path on virtual CPU devices: `with taking(GPU): …`.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import tensorflow as tf
+
+from ddl.distribution.devices import gpu_is_split, replica_devices
+
+AutomaticAllReduce = Literal["collectives", "reduction_to_one_device"]
+
+
+@dataclasses.dataclass(frozen=True)
+class DevicePath:
+    """The path of the batches and of the gradients on one kind of device.
+
+    Attributes:
+      orders_in_loop: Whether the training loop itself computes which examples form the batches, if
+        the arrays are resident. Otherwise an iterator gives the indices of each batch.
+      places_order: With `orders_in_loop`: whether the host computes the order of many batches,
+        each replica copies its part to its device, and each update takes its row there. Otherwise
+        host and devices share memory.
+      distributes_batches: Whether batches made on the host take a distributed iterator, which
+        copies each replica's rows to its device ahead. Otherwise a plain iterator gives all rows
+        to all replicas, and each replica slices its own. Several workers always take a plain one.
+      packs_int32: Whether resident arrays of bytes and of 32-bit integers are stored as int64.
+        TensorFlow keeps int32 in host memory even for operations on a GPU.
+      all_reduce: The all-reduce of `mirrored` that `cross_device_ops` "auto" means.
+      has_nccl: Whether NCCL can join the devices.
+      rewrites_pooling: Whether TensorFlow rewrites pooling to oneDNN kernels.
+    """
+
+    orders_in_loop: bool
+    places_order: bool
+    distributes_batches: bool
+    packs_int32: bool
+    all_reduce: AutomaticAllReduce
+    has_nccl: bool
+    rewrites_pooling: bool
+
+
+CPU = DevicePath(
+    orders_in_loop=True,
+    places_order=False,
+    distributes_batches=False,  # a distributed iterator would wake a thread per device in each step
+    packs_int32=False,
+    all_reduce="reduction_to_one_device",  # the devices share memory: packing only adds copies
+    has_nccl=False,
+    rewrites_pooling=True,
+)
+
+GPU = DevicePath(
+    orders_in_loop=True,
+    places_order=True,
+    distributes_batches=True,
+    packs_int32=True,
+    all_reduce="collectives",
+    has_nccl=True,
+    rewrites_pooling=False,
+)
+
+VIRTUAL_GPU = dataclasses.replace(GPU, all_reduce="reduction_to_one_device", has_nccl=False)
+"""Logical devices of one GPU, which share its memory. NCCL needs a GPU for each replica."""
+
+TPU = DevicePath(
+    orders_in_loop=False,
+    places_order=False,
+    distributes_batches=True,
+    packs_int32=False,
+    all_reduce="collectives",
+    has_nccl=False,
+    rewrites_pooling=False,
+)
+
+_taken: list[DevicePath] = []
+
+
+def path_of(strategy: tf.distribute.Strategy) -> DevicePath:
+    """Returns the path for the devices of this process's replicas, or the one of `taking`."""
+    return path_for(replica_devices(strategy))
+
+
+def path_for(devices: Sequence[str]) -> DevicePath:
+    """Returns the path for devices of these names, or the one of `taking`."""
+    if _taken:
+        return _taken[-1]
+    kinds = {tf.DeviceSpec.from_string(device).device_type for device in devices}
+    if "GPU" in kinds:
+        return VIRTUAL_GPU if gpu_is_split() else GPU
+    return CPU if kinds <= {"CPU"} else TPU
+
+
+@contextlib.contextmanager
+def taking(path: DevicePath) -> Iterator[None]:
+    """Takes this path in all threads, whatever the devices are.
+
+    For tests. Everything that a trainer does must happen in the `with` block.
+    """
+    _taken.append(path)
+    try:
+        yield
+    finally:
+        _taken.pop()

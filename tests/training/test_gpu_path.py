@@ -1,0 +1,148 @@
+"""The GPU's path of batches, arrays and gradients, run on virtual CPU devices."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ddl
+from ddl.data import BatchPipeline
+from ddl.data.pipeline import pipeline as pipelines
+from ddl.data.pipeline import placed_order
+from ddl.training.loop import TrainingLoop
+from tests.conftest import LikeGpus, make_strategy, save
+from tests.training.parity_cases import CASES, COMBINED, differences, make_trainer, reference
+from tests.training.test_parity import assert_small
+from tests.training.test_trainer import all_copies, check_that_overflows_change_nothing
+
+RICH, SPARSE, NOISY = COMBINED
+PADDED = "131 examples in batches of 32"
+
+pytestmark = pytest.mark.usefixtures("gpu_path")
+
+
+def strategy_on(replicas: int) -> tf.distribute.Strategy:
+    return LikeGpus(replicas) if replicas > 1 else make_strategy("one_device", 1)
+
+
+def check_parity(replicas: int, name: str) -> None:
+    """Checks results, and that streams are distributed and resident examples are not."""
+    strategy = strategy_on(replicas)
+    assert_small(name, differences(name, strategy, "float64"), 1e-10)
+    if replicas > 1:
+        assert bool(strategy.distributed) == (name == NOISY)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "name"),
+    [(1, NOISY), (1, PADDED), (2, RICH), (2, NOISY), (4, SPARSE)],
+)
+def test_parity(replicas, name):
+    check_parity(replicas, name)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_overflows_change_nothing(replicas):
+    check_that_overflows_change_nothing(strategy_on(replicas), [replicas - 1])
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_resumed_within_an_epoch_to_the_bit(tmp_path, resident):
+    """With padding, microbatches and an epoch's end after the resume; the loops' ends differ."""
+    case, strategy = CASES[PADDED], LikeGpus(2)
+    arguments = {"data_on_device": resident, "accumulation_steps": 2}
+    trainer = make_trainer(case, strategy, "float32", **arguments)
+    trainer.train(3)
+    save(tmp_path, trainer)
+    trainer.train(2)
+    trainer.train(4)
+    resumed = make_trainer(case, strategy, "float32", **arguments)
+    ddl.Checkpoints(tmp_path, resumed).restore_latest()
+    resumed.train(6)
+    for ours, theirs in zip(all_copies(resumed), all_copies(trainer), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_each_replicas_rows_lie_on_its_device(replicas):
+    """The rows of a distributed iterator, resident arrays, and the order of resident examples."""
+    strategy = LikeGpus(replicas)
+    data = {"x": np.arange(40, dtype=np.int32)}
+    stream = BatchPipeline(ddl.data.ArraySource(data), 8, resident=False)
+    resident = BatchPipeline(ddl.data.ArraySource(data), 8, resident=True)
+    iterator = stream.iterator(strategy)
+    assert isinstance(iterator, tf.distribute.DistributedIterator)
+    ordered = resident.placed(resident.batches_from(tf.zeros([], tf.int64), strategy), strategy)
+    arrays = resident.resident_arrays(strategy)["x"]
+    for value in (next(iterator)["x"], ordered["index"], arrays):
+        parts = strategy.experimental_local_results(value)
+        assert [part.device[-5:] for part in parts] == [f"CPU:{i}" for i in range(replicas)]
+    assert {part.dtype for part in strategy.experimental_local_results(arrays)} == {tf.int64}
+    assert not isinstance(resident.iterator(strategy), tf.distribute.DistributedIterator)
+
+
+def test_no_tuner_runs_over_a_distributed_data_set():
+    """Closing an iterator waits for a tuner's thread, up to a minute."""
+    strategy = LikeGpus(2)
+    iterator = BatchPipeline(ddl.data.ArraySource(x=np.arange(8)), 4, resident=False).iterator(
+        strategy
+    )
+    (given,) = strategy.distributed
+    assert given.options().autotune.enabled is False
+    for own in iterator._iterators:
+        assert own._dataset.options().autotune.enabled is False
+
+
+def give_all_replicas_the_first_rows(patch: pytest.MonkeyPatch) -> None:
+    for module in (placed_order, pipelines):
+        patch.setattr(module, "first_own_row", lambda *_: tf.zeros([], tf.int32))
+
+
+def swap_the_replicas_rows(patch: pytest.MonkeyPatch) -> None:
+    own_rows = BatchPipeline.own_rows
+
+    def mutated(self, strategy):
+        rows = own_rows(self, strategy)
+        rows = np.arange(self.global_batch_size) if rows is None else rows
+        return np.roll(rows, self.global_batch_size // strategy.num_replicas_in_sync)
+
+    patch.setattr(BatchPipeline, "own_rows", mutated)
+
+
+def take_another_batch(patch: pytest.MonkeyPatch) -> None:
+    taken = placed_order._taken
+
+    def mutated(ordered, place):
+        return taken({name: tf.roll(rows, 1, axis=0) for name, rows in ordered.items()}, place)
+
+    patch.setattr(placed_order, "_taken", mutated)
+
+
+def keep_the_iterator_of_another_batch(patch: pytest.MonkeyPatch) -> None:
+    begin = TrainingLoop._iterator_from
+    patch.setattr(
+        TrainingLoop,
+        "_iterator_from",
+        lambda self, state: begin(self, state._replace(batches=state.batches + 1)),
+    )
+
+
+def leave_out_the_distributed_iterator(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(BatchPipeline, "_distributes", lambda *_: False)
+
+
+@pytest.mark.parametrize(
+    ("take_out", "name"),
+    [
+        (give_all_replicas_the_first_rows, SPARSE),
+        (swap_the_replicas_rows, NOISY),
+        (take_another_batch, PADDED),
+        (keep_the_iterator_of_another_batch, NOISY),
+        (leave_out_the_distributed_iterator, NOISY),
+    ],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+def test_parity_fails_without(take_out, name, monkeypatch):
+    reference(name, "float64")  # of the unchanged code
+    take_out(monkeypatch)
+    with pytest.raises(AssertionError):
+        check_parity(2, name)
