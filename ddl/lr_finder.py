@@ -40,7 +40,7 @@ FLAGS = flags.FlagValues()
 _OF_MAIN = (
     *("gin_file", "gin_param", "gin_bindings", "gin_search_path", "gin_allow_unused"),
     *("strategy", "num_virtual_devices", "gpus", "memory_growth", "deterministic_ops"),
-    *("cross_device_ops", "num_packs", "bytes_per_pack", "data_on_device"),
+    *("tf32", "cross_device_ops", "num_packs", "bytes_per_pack", "data_on_device"),
 )
 
 
