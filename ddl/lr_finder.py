@@ -40,7 +40,7 @@ FLAGS = flags.FlagValues()
 _OF_MAIN = (
     *("gin_file", "gin_param", "gin_bindings", "gin_search_path", "gin_allow_unused"),
     *("strategy", "num_virtual_devices", "virtual_gpu_memory"),
-    *("gpus", "memory_growth", "deterministic_ops"),
+    *("gpus", "memory_growth", "deterministic_ops", "tf32"),
     *("cross_device_ops", "num_packs", "bytes_per_pack", "data_on_device"),
 )
 
@@ -101,10 +101,11 @@ def find(gpus: Sequence[int] | None) -> None:
     from ddl.optimizers.plateau import rate_without_plateau
     from ddl.run import train
     from ddl.run.range_test import RangeTest, only_optimizer
+    from ddl.training.device_errors import device_errors
     from ddl.user_code import attributing_errors
 
     test = RangeTest(FLAGS.smallest, FLAGS.largest, FLAGS.steps)
-    with attributing_errors(user_packages()):
+    with attributing_errors(user_packages()), device_errors():
         _, trainer = train.build(placement, Workers(placement.strategy))
         for line in config.check_all_used(FLAGS.gin_allow_unused):
             print(line)

@@ -19,6 +19,8 @@ Precision = Literal["float32", "float64", "mixed_float16", "mixed_bfloat16"]
 _SMALLEST_SCALE = 1.0
 _LARGEST_SCALE = 2.0**24
 
+_chosen: set[str] = set()  # "tf32" after a call of `set_tf32`
+
 
 def set_precision(precision: Precision) -> None:
     """Sets Keras's dtype policy for layers built afterwards in this thread.
@@ -32,6 +34,22 @@ def set_precision(precision: Precision) -> None:
     # Optimizers and inputs follow floatx, layers follow the policy.
     keras.config.set_floatx("float64" if precision == "float64" else "float32")
     keras.config.set_dtype_policy(precision)
+
+
+def set_tf32(enabled: bool) -> None:
+    """Sets whether GPUs round float32 inputs of matrix products and convolutions to TF32.
+
+    TF32 keeps 10 of the 23 bits of the mantissa; sums stay in float32. GPUs from NVIDIA's Ampere
+    on then multiply several times faster. TensorFlow's default is True; `ddl.main` sets False
+    unless `--tf32=on` is given. CPUs are not concerned.
+    """
+    tf.config.experimental.enable_tensor_float_32_execution(enabled)
+    _chosen.add("tf32")
+
+
+def uses_tf32_unasked() -> bool:
+    """Returns whether TF32 is on by TensorFlow's default, without a call of `set_tf32`."""
+    return not _chosen and tf.config.experimental.tensor_float_32_execution_enabled()
 
 
 def set_numerics(precision: Precision, seed: int) -> None:

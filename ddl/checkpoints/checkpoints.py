@@ -5,7 +5,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import keras
@@ -209,7 +209,8 @@ class Checkpoints:
             self.check()
             self._snapshots = Snapshots(self._checkpoint)
         of_replicas = self._of_replicas.tensors()
-        with trainer.evaluation_weights(averaged=False):
+        means = trainer.evaluation_weights(averaged=False) if of_replicas else nullcontext()
+        with means:  # on all workers, which have the same `of_replicas`
             return self._snapshots.take() | of_replicas if self._workers.is_chief else {}
 
     def _write(self, step: int, tensors: dict[str, tf.Tensor], metadata: Metadata) -> str | None:

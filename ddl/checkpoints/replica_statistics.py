@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from ddl.distribution.workers import Workers
-from ddl.step.moving_statistics import gather_copies
+from ddl.step.moving_statistics import differ, gather_copies
 
 
 class ReplicaStatistics:
@@ -32,10 +32,14 @@ class ReplicaStatistics:
           For each such variable, its name in a checkpoint and a tensor [replicas, …] of its dtype.
         """
         everywhere = gather_copies(self._all_copies, self._workers)
-        named = {_name(number): tf.stack(values) for number, values in enumerate(everywhere)}
-        return {
-            name: values for name, values in named.items() if tf.reduce_any(values != values[0])
-        }
+        with tf.device("CPU:0"):
+            return {
+                _name(number): tf.constant(np.stack(values), copies[0].dtype)
+                for number, (copies, values) in enumerate(
+                    zip(self._all_copies, everywhere, strict=True)
+                )
+                if differ(values)
+            }
 
     def restore(self, prefix: str) -> None:
         """Restores each replica's own values, if the number of replicas is the same.

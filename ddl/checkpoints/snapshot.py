@@ -7,9 +7,20 @@ import tensorflow as tf
 class Snapshots:
     """Takes the values that a `tf.train.Checkpoint` would save, without copying host variables.
 
-    Reading a variable gives a tensor that shares its memory. TensorFlow's update ops detect the
-    sharing and write to new memory. A snapshot therefore takes a few milliseconds, plus memory for
-    the variables that change while it is held. Variables on other devices are copied to the host.
+    Reading a host variable gives a tensor that shares its memory; a snapshot takes memory for the
+    variables that change while it is held. A variable on a GPU is copied to the host once, from
+    the first replica.
+
+    Later updates leave a snapshot as it is, by TensorFlow's sources (2.21):
+
+    - A read shares the buffer and counts the reference (`ReadVariableOp`). An update writes in
+      place only if the variable holds the only reference, else to a copy
+      (`PrepareToUpdateVariable`). Once a sparse update has touched a variable, each read copies
+      (`copy_on_read_mode`), on the same stream as the updates.
+    - The copy to the host waits for all earlier work of the GPU's compute stream, and holds a
+      reference to the buffer until it is complete (`GPUUtil::CopyGPUTensorToCPU`).
+    - `take` returns when all copies are complete, so no later update runs beside them, and the
+      snapshot shares no memory with variables on GPUs. ddl makes no further copy.
 
     TensorFlow's own asynchronous checkpoints fail with Keras 3 at the second save
     (tests/step/test_keras_canaries.py), and hold a second copy of every variable permanently.
@@ -24,9 +35,12 @@ class Snapshots:
 
     def take(self) -> dict[str, tf.Tensor]:
         """Returns the tensors by name, on the host. Eager, cross-replica context."""
-        if len(self._others) > 1:
-            self._gather()  # values of non-variables, such as tables, are read here
-        return self._read() | {name: tf.identity(value) for name, value in self._others.items()}
+        # On the CPU, since a function called on a GPU returns its results there.
+        with tf.device("CPU:0"):
+            if len(self._others) > 1:
+                self._gather()  # values of non-variables, such as tables, are read here
+            others = {name: tf.identity(value) for name, value in self._others.items()}
+            return self._read() | others
 
     @tf.function(autograph=False)
     def _read(self) -> dict[str, tf.Tensor]:
@@ -45,9 +59,17 @@ class Snapshots:
                 f"ddl cannot save objects with registered savers: {', '.join(registered)}."
             )
         for part, tensors in gathered.items():
-            variable = part.value if isinstance(part, keras.Variable) else part
+            # TensorFlow wraps variables of a strategy that it made itself, such as averages.
+            variable = getattr(part, "obj", part)
+            variable = variable.value if isinstance(variable, keras.Variable) else variable
+            is_read_here = isinstance(variable, tf.Variable) and not _is_reduced(variable)
             for name, tensor in tensors.items():
-                if isinstance(variable, tf.Variable):
+                if is_read_here:
                     self._variables[name] = variable
                 else:
                     self._others[name] = getattr(tensor, "tensor", tensor)
+
+
+def _is_reduced(variable: tf.Variable) -> bool:
+    """Returns whether a checkpoint saves a reduction over the replicas' copies."""
+    return variable.synchronization == tf.VariableSynchronization.ON_READ

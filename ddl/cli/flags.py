@@ -80,6 +80,13 @@ def define_flags() -> None:
     )
     flags.DEFINE_bool("deterministic_ops", False, "Use GPU operations that repeat bit for bit.")
     flags.DEFINE_enum(
+        "tf32",
+        "off",
+        ("on", "off"),
+        "Whether GPUs may round float32 inputs of matrix products and convolutions to 10 bits of "
+        "mantissa (TF32), which is several times faster from Ampere on.",
+    )
+    flags.DEFINE_enum(
         "cross_device_ops",
         "auto",
         CROSS_DEVICE_OPS,

@@ -60,6 +60,7 @@ def build_placement(gpus: Sequence[int] | None) -> "Placement | None":
             deterministic_ops=FLAGS.deterministic_ops,
             virtual_gpu_memory=FLAGS.virtual_gpu_memory,
         )
+        choose_tf32(FLAGS.tf32 == "on")
         communication = Communication(
             cross_device_ops=FLAGS.cross_device_ops,
             num_packs=FLAGS.num_packs,
@@ -81,3 +82,13 @@ def build_placement(gpus: Sequence[int] | None) -> "Placement | None":
     return Placement(
         strategy, communication, FLAGS.steps_per_loop, parse_on_device(FLAGS.data_on_device)
     )
+
+
+def choose_tf32(enabled: bool) -> None:
+    """Sets the rounding of float32 on GPUs; without GPUs, TensorFlow's default stays."""
+    import tensorflow as tf
+
+    from ddl.precision import set_tf32
+
+    if tf.config.get_visible_devices("GPU"):
+        set_tf32(enabled)

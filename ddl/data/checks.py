@@ -12,6 +12,18 @@ from ddl.user_code import place_of
 # Message of tf.data.experimental.assert_cardinality.
 _ENDED_EARLY = re.compile(r"expected to contain (\d+) elements but contained only (\d+) elements")
 
+# Texts of errors that the data cause: iterators name themselves, and kernels name the refused
+# value. The nodes after the first are those that an error passes through, often an iterator's.
+_OF_DATA = re.compile(
+    r"with iterator: Iterator|\{\{node [^}]*Iterator|\[Op:Iterator|"
+    r"Feature '|Received a label value|\bindices\S* = \S+ is not in \["
+)
+
+_BEFORE_REASON = re.compile(
+    r"^(\(\d+\) [A-Z_]+: *)?(\{\{function_node [^}]*\}\} *)?"
+    r"(Error in user-defined function passed to .* with iterator: \S+: *)?"
+)
+
 
 def check_same_features(
     train: dict[str, tf.TensorSpec], evaluation: dict[str, tf.TensorSpec]
@@ -81,8 +93,11 @@ def checked_weight(features: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
 def data_errors() -> Iterator[None]:
     """Converts TensorFlow's errors about bad data into a short DataError.
 
+    Other errors of TensorFlow pass through: of devices, compilers, collectives and tasks.
+
     Raises:
-      DataError: If the `with` block raises such an error.
+      DataError: If reading or processing data fails in the `with` block, or a kernel refuses a
+        value of the data.
     """
     try:
         yield
@@ -97,8 +112,10 @@ def data_errors() -> Iterator[None]:
         # a Python function that raised a DataError, the message of that error is the reason.
         text = str(error.message)
         own = re.findall(r"ddl\.errors\.DataError: (.*)", text)
+        if not own and not _OF_DATA.search(text):
+            raise
         reason = own[-1] if own else text.split("[[{{node")[0].strip().splitlines()[-1].strip()
-        reason = re.sub(r"^\{\{function_node [^}]*\}\} *", "", reason)
+        reason = _BEFORE_REASON.sub("", reason)
         # A Python function of the data, such as a generator, leaves its traceback in the text.
         place = None if own or "Traceback (most recent" not in text else place_of(error)
         note = f"\n{place.note}" if place else ""

@@ -1,17 +1,16 @@
 """Pinning of the workers of a cluster on one machine to their own cores or GPU."""
 
 import dataclasses
-import itertools
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ddl.choices import Pin
 from ddl.errors import ConfigError
+from ddl.launcher.gpus import visible_gpus
 from ddl.launcher.tasks import ClusterTask
 
 _ALL_CORES = Path("/sys/devices/system/cpu")
-_DEVICES = Path("/dev")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +33,7 @@ def pin_tasks(tasks: Sequence[ClusterTask], pin: Pin) -> list[Pinning]:
     of every GPU.
 
     Raises:
-      ConfigError: If there are not enough cores or GPUs.
+      ConfigError: If there are not enough cores or GPUs, or the GPUs cannot be found.
     """
     num_workers = sum(task.kind == "worker" for task in tasks)
     if pin == "cores":
@@ -75,21 +74,13 @@ def _position(core: int) -> tuple[int, int, int]:
 
 
 def _share_gpus(num_workers: int) -> list[Pinning]:
-    gpus = _visible_gpus()
+    gpus = visible_gpus()
     if len(gpus) < num_workers:
         raise ConfigError(
             f"--pin=gpus needs {num_workers} GPUs for --num_workers={num_workers}, got "
             f"{len(gpus)}. Lower --num_workers, or list more GPUs in CUDA_VISIBLE_DEVICES."
         )
     return [_with_gpu(gpu) for gpu in gpus[:num_workers]]
-
-
-def _visible_gpus() -> list[str]:
-    """Returns the GPUs in CUDA_VISIBLE_DEVICES; if it is not set, the numbers of all GPUs."""
-    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        names = (name.strip() for name in visible.split(","))
-        return list(itertools.takewhile(lambda name: name not in ("", "-1"), names))
-    return [str(number) for number, _ in enumerate(_DEVICES.glob("nvidia[0-9]*"))]
 
 
 def _with_gpu(gpu: str) -> Pinning:

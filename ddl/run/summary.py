@@ -12,13 +12,14 @@ from ddl.distribution.traits import traits_of
 from ddl.errors import ConfigError
 from ddl.optimizers.named import ONLY, by_name, frozen_until
 from ddl.run.checks.learning_rate import learning_rate_summary
+from ddl.run.gpu_notes import gpu_notes
 from ddl.tasks.parts import models_of
 from ddl.tasks.task import has_step
 from ddl.training.trainer import Trainer
 
 
 def notes(trainer: Trainer) -> list[str]:
-    """Returns notes on the strategy, and on the memory that a task's own step takes."""
+    """Returns notes on the strategy, on GPUs, and on the memory that a task's own step takes."""
     applies = {
         "always": True,
         "with batch normalization": any(
@@ -32,7 +33,7 @@ def notes(trainer: Trainer) -> list[str]:
             f"Each update keeps {trainer.kept_bytes / 1e6:,.3g} MB of earlier values on each "
             "replica, to undo itself if a gradient overflows."
         )
-    return found
+    return [*found, *gpu_notes(trainer.strategy, trainer.training_layers)]
 
 
 def summary(trainer: Trainer, total: int) -> dict[str, str]:

@@ -46,7 +46,7 @@ class Statistics:
 @contextmanager
 def restoring(variables: Iterable[tf.Variable]) -> Iterator[None]:
     """Restores variables bit for bit after the `with` block, also when the block raises."""
-    own = [(variable, variable.read_value()) for variable in variables]
+    own = [(variable, _read_in_place(variable)) for variable in variables]
     try:
         yield
     finally:
@@ -54,10 +54,16 @@ def restoring(variables: Iterable[tf.Variable]) -> Iterator[None]:
             variable.assign(value)
 
 
+def _read_in_place(variable: tf.Variable) -> tf.Tensor:
+    """Reads a variable on its own device; an eager read goes through the first GPU."""
+    with tf.device(variable.device):
+        return variable.read_value()
+
+
 def gather_copies(
     all_copies: Sequence[Sequence[tf.Variable]], workers: Workers
-) -> list[list[tf.Tensor]]:
-    """Gathers the values of all replicas of all workers.
+) -> list[list[np.ndarray]]:
+    """Gathers the values of all replicas of all workers on the host.
 
     Eager, cross-replica context, on all workers.
 
@@ -66,46 +72,73 @@ def gather_copies(
       workers: The workers; each has as many replicas.
 
     Returns:
-      For each variable, the value of each replica of all workers, in the order of replicas.
+      For each variable, the value of each replica of all workers, in the order of replicas; no
+      values if there is only one replica.
     """
-    own = [[copy.read_value() for copy in copies] for copies in all_copies]
-    if workers.number == 1 or not own:
+    if all(workers.number * len(copies) == 1 for copies in all_copies):
+        return [[] for _ in all_copies]
+    own = _on_host(all_copies)
+    if workers.number == 1:
         return own
     # One message for all values. float64 represents the values of the narrower floats exactly.
-    flat = [np.reshape(value.numpy(), -1).astype(np.float64) for values in own for value in values]
+    flat = [np.reshape(value, -1).astype(np.float64) for values in own for value in values]
     rows = workers.gather(np.concatenate(flat))
     ends = np.cumsum([len(part) for part in flat])[:-1]
     parts = iter(np.split(rows, ends, axis=1))
     everywhere = []
     for values in own:
         stacked = np.stack([next(parts) for _ in values], axis=1)  # [workers, replicas, n]
-        stacked = stacked.reshape(-1, *values[0].shape)
-        everywhere.append([tf.constant(value, values[0].dtype) for value in stacked])
+        everywhere.append([*stacked.reshape(-1, *values[0].shape).astype(values[0].dtype)])
     return everywhere
+
+
+def _on_host(all_copies: Sequence[Sequence[tf.Variable]]) -> list[list[np.ndarray]]:
+    """Returns the value of each copy; one transfer per device and dtype."""
+    groups: dict[tuple[str, tf.DType], list[tf.Variable]] = {}
+    for copy in (copy for copies in all_copies for copy in copies):
+        groups.setdefault((copy.device, copy.dtype), []).append(copy)
+    values: dict[int, np.ndarray] = {}
+    for (device, _), group in groups.items():
+        with tf.device(device):
+            flat = tf.concat([tf.reshape(copy.read_value(), [-1]) for copy in group], 0)
+        ends = np.cumsum([copy.shape.num_elements() for copy in group])[:-1]
+        for copy, part in zip(group, np.split(flat.numpy(), ends), strict=True):
+            values[id(copy)] = part.reshape(copy.shape)
+    return [[values[id(copy)] for copy in copies] for copies in all_copies]
 
 
 @contextmanager
 def synchronized(all_copies: Sequence[Sequence[tf.Variable]], workers: Workers) -> Iterator[None]:
     """Sets each variable to its mean over all replicas within the `with` block.
 
-    Equal copies keep their value bit for bit. After the block, all copies are restored. Eager,
-    cross-replica context, on all workers.
+    Equal copies keep their value bit for bit and are not written. After the block, all copies are
+    restored. Eager, cross-replica context, on all workers.
 
     Args:
       all_copies: For each variable, the copy of each replica of this worker.
       workers: The workers; each has as many replicas.
     """
-    with restoring(copy for copies in all_copies for copy in copies):
-        everywhere = gather_copies(all_copies, workers)
-        for copies, (start, *others) in zip(all_copies, everywhere, strict=True):
-            if not others:
-                continue
-            # `_distance` of equal infinities is 0, not NaN.
-            distances = [_distance(start, other) for other in others]
-            mean = start + tf.add_n(distances) / (1 + len(others))
+    everywhere = gather_copies(all_copies, workers)
+    means = [
+        (copies, values)
+        for copies, values in zip(all_copies, everywhere, strict=True)
+        if differ(values)
+    ]
+    with restoring(copy for copies, _ in means for copy in copies):
+        for copies, values in means:
+            with tf.device("CPU:0"):
+                start, *others = (tf.constant(value, copies[0].dtype) for value in values)
+                # `_distance` of equal infinities is 0, not NaN.
+                distances = [_distance(start, other) for other in others]
+                mean = start + tf.add_n(distances) / (1 + len(others))
             for copy in copies:
                 copy.assign(mean)
         yield
+
+
+def differ(values: Sequence[np.ndarray]) -> bool:
+    """Returns whether any value differs from the first, all of one shape."""
+    return any(np.any(value != values[0]) for value in values)
 
 
 def allow_replica_writes(

@@ -39,6 +39,7 @@ from ddl.training.checks.model import (
     computes_in_float16,
     frozen_variables,
     warn_of_replica_dependence,
+    warn_of_tf32,
 )
 from ddl.training.checks.row_independence import RowIndependence
 from ddl.training.divergence import VariablesFinite
@@ -211,6 +212,7 @@ def assemble(
     in_training = {id(x) for one in plan.objectives for x in one.training_layers}
     training_layers = [layer for layer in layers if id(layer) in in_training]
     warn_of_replica_dependence(training_layers, strategy, options.accumulation_steps)
+    warn_of_tf32(strategy)
     rows = RowIndependence(
         task,
         layers,

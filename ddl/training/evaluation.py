@@ -12,6 +12,7 @@ from ddl.errors import DataError
 from ddl.step.objective import Objective
 from ddl.step.order_of_sums import fixed_order_of_sums
 from ddl.step.state import TrainingState
+from ddl.training.device_errors import device_errors
 from ddl.training.stale_traces import explaining_stale_traces
 
 
@@ -44,7 +45,7 @@ class Evaluation:
         # evaluation. It is not kept while in use: after an error its position would be wrong.
         iterator, self._iterator = self._iterator, None
         iterator = iterator or self._pipeline.iterator(self._strategy, 0)
-        with data_errors(), explaining_stale_traces():
+        with data_errors(), device_errors(), explaining_stale_traces():
             number = tf.constant(self._pipeline.steps_per_epoch, tf.int64)
             sums = self._loop(iterator, number, state.batches, state.step)
         self._iterator = iterator

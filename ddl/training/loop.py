@@ -13,6 +13,7 @@ from ddl.distribution.workers import Workers
 from ddl.random import batch_counter
 from ddl.step.state import TrainingState
 from ddl.step.update import UpdateStep
+from ddl.training.device_errors import device_errors
 from ddl.training.stale_traces import explaining_stale_traces
 from ddl.training.stop_flag import StopFlag
 
@@ -59,7 +60,7 @@ class TrainingLoop:
         self._prepare_iterator(state)
         if self._is_traced:
             return
-        with explaining_stale_traces():
+        with device_errors(), explaining_stale_traces():
             self._loop.get_concrete_function(self._iterator, tf.constant(0, tf.int64), state)
         self._is_traced = True
 
@@ -75,7 +76,7 @@ class TrainingLoop:
         self._prepare_iterator(state)
         # Not kept while in use: after an error the iterator would be ahead of the state.
         iterator, self._iterator, self._position = self._iterator, None, None
-        with data_errors(), explaining_stale_traces():
+        with data_errors(), device_errors(), explaining_stale_traces():
             state = self._loop(iterator, tf.constant(end, tf.int64), state)
         self._iterator, self._position = iterator, state.batches
         return state

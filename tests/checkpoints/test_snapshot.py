@@ -61,6 +61,31 @@ def test_the_fused_update_ops_leave_it_as_it_is():
     np.testing.assert_array_equal(value.numpy(), np.ones(1000, "f4"))
 
 
+def test_variables_that_tensorflow_wraps_are_listed_once(tmp_path, monkeypatch):
+    """A strategy's own variables, such as averages; the mean of the copies if each replica has its
+    own value."""
+    strategy = make_strategy("mirrored", 2)
+    reduced = {
+        "synchronization": tf.VariableSynchronization.ON_READ,
+        "aggregation": tf.VariableAggregation.MEAN,
+    }
+    with strategy.scope():
+        average, mean = tf.Variable([1.0, 2.0]), tf.Variable([0.0], **reduced)
+    for has_reduced, variables in ((False, [average]), (True, [average, mean])):
+        checkpoint = tf.train.Checkpoint(variables=variables)
+        snapshots = Snapshots(checkpoint)
+        average.assign_add([3.0, 4.0])
+        for copy, value in zip(strategy.experimental_local_results(mean), (1.0, 4.0), strict=True):
+            copy.assign([value])
+        reader = tf.train.load_checkpoint(checkpoint.write(str(tmp_path / "theirs")))
+        if not has_reduced:
+            monkeypatch.setattr(snapshots, "_gather", lambda: pytest.fail("gathered again"))
+        taken = snapshots.take()
+        assert set(taken) == set(reader.get_variable_to_shape_map())
+        for name, value in taken.items():
+            np.testing.assert_array_equal(value.numpy(), reader.get_tensor(name), err_msg=name)
+
+
 def test_takes_tables_too():
     """What is no variable is read anew for each snapshot."""
     table = tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, default_value=-1)

@@ -2,10 +2,13 @@
 
 import json
 import os
+import shutil
+import subprocess
 
 import pytest
 
 from ddl.errors import ConfigError
+from ddl.launcher.gpus import visible_gpus
 from ddl.launcher.pinning import pin_tasks
 from ddl.launcher.tasks import cluster_tasks
 from tests.launcher.programs import finish
@@ -57,25 +60,78 @@ def visible(places) -> list[str]:
     return [place.environment["CUDA_VISIBLE_DEVICES"] for place in places]
 
 
-def test_pinned_to_gpus(monkeypatch, tmp_path):
+def say(tmp_path, monkeypatch, text, status=0):
+    """Puts an nvidia-smi that prints the text in the place of the machine's own."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\ncat <<'END'\n{text}\nEND\nexit {status}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr("ddl.launcher.pinning._DEVICES", tmp_path)
-    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "null"):
-        (tmp_path / name).touch()
-    assert visible(pin_tasks(cluster_tasks(2), "gpus")) == ["0", "1"]
-    assert visible(pin_tasks(cluster_tasks(2, 1), "gpus")) == ["", "0", "1", ""]
+
+
+TWO = """GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1e2f-aa)
+GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-77c0-bb)"""
+DIVIDED = """GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-5c89-aa)
+  MIG 3g.20gb     Device  0: (UUID: MIG-c7b5-1)
+  MIG 3g.20gb     Device  1: (UUID: MIG-c7b5-2)
+GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-5c89-bb)"""
+
+
+def test_pinned_to_gpus(monkeypatch, tmp_path):
+    say(tmp_path, monkeypatch, TWO)
+    assert visible(pin_tasks(cluster_tasks(2), "gpus")) == ["GPU-1e2f-aa", "GPU-77c0-bb"]
+    assert visible(pin_tasks(cluster_tasks(1, 1), "gpus")) == ["", "GPU-1e2f-aa", ""]
     with pytest.raises(ConfigError, match="needs 3 GPUs for --num_workers=3, got 2. Lower"):
         pin_tasks(cluster_tasks(3), "gpus")
 
 
+def test_instances_of_a_divided_gpu_count(monkeypatch, tmp_path):
+    say(tmp_path, monkeypatch, DIVIDED)
+    assert visible_gpus() == ["MIG-c7b5-1", "MIG-c7b5-2", "GPU-5c89-bb"]
+
+
 @pytest.mark.parametrize(
-    ("text", "named"), [("4,7", ["4", "7"]), ("GPU-a, GPU-b,-1,3", ["GPU-a", "GPU-b"]), ("", [])]
+    ("text", "named"),
+    [
+        ("1,0", ["1", "0"]),
+        ("1,4,0", ["1"]),
+        ("GPU-77, GPU-1e,-1,0", ["GPU-77", "GPU-1e"]),
+        ("GPU-1e,GPU-no,0", ["GPU-1e"]),
+        ("", []),
+    ],
 )
-def test_gpus_that_are_named(monkeypatch, text, named):
+def test_gpus_that_are_named(monkeypatch, tmp_path, text, named):
+    """As CUDA reads the variable: up to the first entry that does not exist."""
+    say(tmp_path, monkeypatch, TWO)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", text)
     assert visible(pin_tasks(cluster_tasks(len(named)), "gpus")) == named
     with pytest.raises(ConfigError, match=f"got {len(named)}. Lower"):
         pin_tasks(cluster_tasks(len(named) + 1), "gpus")
+
+
+def test_named_gpus_need_no_nvidia_smi(monkeypatch, tmp_path):
+    say(tmp_path, monkeypatch, "Failed to initialize NVML", status=9)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,MIG-c7b5-1")
+    assert visible_gpus() == ["4", "MIG-c7b5-1"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7,4")
+    with pytest.raises(ConfigError, match="must name each GPU once for --pin=gpus, got '4,7,4'"):
+        visible_gpus()
+
+
+def test_without_nvidia_smi_the_driver_is_asked(monkeypatch, tmp_path):
+    """A library of three GPUs in C; without one, the error says so."""
+    say(tmp_path, monkeypatch, "Failed to initialize NVML", status=9)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    if (compiler := shutil.which("cc") or shutil.which("gcc")) is not None:
+        code = "int cuInit(int f) { return 0; } int cuDeviceGetCount(int *n) { *n = 3; return 0; }"
+        (tmp_path / "cuda.c").write_text(code)
+        library, source = str(tmp_path / "libcuda.so.1"), str(tmp_path / "cuda.c")
+        subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True)
+        assert visible_gpus() == ["0", "1", "2"]
+    (tmp_path / "libcuda.so.1").write_text("no library")
+    message = "needs NVIDIA's driver, but neither nvidia-smi nor libcuda.so.1 answers: .*libcuda"
+    with pytest.raises(ConfigError, match=message):
+        pin_tasks(cluster_tasks(1), "gpus")
 
 
 def test_not_pinned(launch, tmp_path):

@@ -39,7 +39,7 @@ def make_trainer(strategy, data=None, batch=32, precision="float64", l2=0.0, **a
         rate = arguments.pop("schedule", 0.05)
         optimizer = keras.optimizers.SGD(rate, momentum=0.9, weight_decay=weight_decay)
         return ddl.Trainer(
-            ddl.Classification(model),
+            arguments.pop("task", ddl.Classification)(model),
             optimizer,
             DATA if data is None else data,
             global_batch_size=batch,

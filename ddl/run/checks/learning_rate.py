@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 import keras
+import tensorflow as tf
 
 from ddl.errors import ConfigError
 from ddl.optimizers.learning_rate import LearningRate, learning_rates_at
@@ -41,7 +42,8 @@ def learning_rate_summary(optimizer: keras.optimizers.Optimizer, steps: int) -> 
         description = {} if is_scaled else learning_rate.description()
     if plateau is not None:
         description["on a plateau"] = plateau.description()
-    rates = learning_rates_at(optimizer, sorted(looked_at))
+    with tf.device("CPU:0"):  # a GPU would wait for the host at each of a thousand turns
+        rates = learning_rates_at(optimizer, sorted(looked_at))
     for step, rate in rates.items():
         if not 0 <= rate < math.inf:
             raise ConfigError(

@@ -6,7 +6,9 @@ import keras
 import tensorflow as tf
 from absl import logging
 
+from ddl.distribution.devices import replica_devices
 from ddl.errors import ConfigError
+from ddl.precision import uses_tf32_unasked
 
 
 def check_created_in_scope(
@@ -76,6 +78,17 @@ def warn_of_replica_dependence(
             "ACCUMULATION_STEPS = %d.",
             _names(normalizing),
             microbatches,
+        )
+
+
+def warn_of_tf32(strategy: tf.distribute.Strategy) -> None:
+    """Logs that a GPU rounds float32 to TF32 if nobody asked for it."""
+    on_gpu = any("GPU" in device.upper() for device in replica_devices(strategy))
+    if on_gpu and keras.config.dtype_policy().name == "float32" and uses_tf32_unasked():
+        logging.warning(
+            "TensorFlow rounds float32 inputs of matrix products and convolutions to TF32 (10 bits "
+            "of mantissa) on recent GPUs. Call ddl.precision.set_tf32(False) for float32, or "
+            "set_tf32(True) to keep this speed without the warning."
         )
 
 

@@ -30,6 +30,20 @@ def test_the_summary_shows_what_was_resolved():
     }
 
 
+def test_the_summary_is_computed_on_the_host(monkeypatch):
+    """A thousand turns of a loop on a GPU would each wait for the host."""
+    devices = []
+
+    def rates(optimizer, steps):
+        devices.append(tf.constant(0.0).device)
+        return dict.fromkeys(steps, 0.1)
+
+    monkeypatch.setattr("ddl.run.checks.learning_rate.learning_rates_at", rates)
+    with tf.device("CPU:1"):
+        learning_rate_summary(keras.optimizers.SGD(0.1), 100)
+    assert [name.endswith("CPU:0") for name in devices] == [True]
+
+
 @pytest.mark.parametrize("steps", [1, 1999, 100_001])
 def test_a_thousand_steps_are_looked_at_in_one_trace(steps):
     calls = []
