@@ -15,8 +15,8 @@ from ddl.layers.broadcasting import with_rank
 
 FlipMode = Literal["horizontal", "vertical", "horizontal_and_vertical"]
 
-# Unsigned types that float32 cannot represent exactly, and the signed types of the same size.
-_SIGNED = {tf.uint32: tf.int32, tf.uint64: tf.int64}
+# Floats of the size of an integer, in bytes. TensorFlow has GPU kernels that move floats.
+_FLOAT_OF_SIZE = {2: tf.float16, 4: tf.float32, 8: tf.float64}
 
 register = keras.saving.register_keras_serializable("ddl")
 
@@ -73,11 +73,12 @@ class RandomFlip(_Augmentation):
     def augmented(self, images: tf.Tensor) -> tf.Tensor:
         """Flips images [batch, height, width, channels]."""
         across, down = self.uniform(images, 2)
+        values = _as_floats(images)
         if "horizontal" in self.mode:
-            images = tf.where(with_rank(across < 0.5, 4), tf.reverse(images, [2]), images)
+            values = tf.where(with_rank(across < 0.5, 4), tf.reverse(values, [2]), values)
         if "vertical" in self.mode:
-            images = tf.where(with_rank(down < 0.5, 4), tf.reverse(images, [1]), images)
-        return images
+            values = tf.where(with_rank(down < 0.5, 4), tf.reverse(values, [1]), values)
+        return _from_floats(values, images.dtype)
 
 
 @register
@@ -111,32 +112,50 @@ class RandomShift(_Augmentation):
 
     def augmented(self, images: tf.Tensor) -> tf.Tensor:
         """Shifts images [batch, height, width, channels]."""
+        batch, height, width, channels = keras.ops.shape(images)
         down, across = self.uniform(images, 2)
-        zero, one = tf.zeros_like(down), tf.ones_like(down)
-        down = tf.floor(down * (2 * self.height + 1)) - self.height
-        across = tf.floor(across * (2 * self.width + 1)) - self.width
         # The output pixel (x, y) is read from (x + across, y + down).
-        source = tf.stack([one, zero, across, zero, one, down, zero, zero], axis=1)
-        shifted = tf.raw_ops.ImageProjectiveTransformV3(
-            images=_movable(images),
-            transforms=source,
-            output_shape=tf.shape(images)[1:3],
-            fill_value=0.0,
-            interpolation="NEAREST",
-            fill_mode="CONSTANT",
-        )
-        if images.dtype in _SIGNED:
-            return tf.bitcast(shifted, images.dtype)
-        return tf.cast(shifted, images.dtype)
+        row, row_exists = _read(down, self.height, height)
+        column, column_exists = _read(across, self.width, width)
+        values = _as_floats(images)
+        if values.dtype.is_integer:  # of 8 bits
+            values = tf.cast(values, tf.float32)
+        pixels = tf.reshape(values, [-1, channels])
+        first = tf.range(tf.cast(batch, tf.int64))[:, tf.newaxis] * tf.cast(height, tf.int64)
+        place = (first + row)[:, :, tf.newaxis] * tf.cast(width, tf.int64) + column[:, tf.newaxis]
+        exists = row_exists[:, :, tf.newaxis] & column_exists[:, tf.newaxis]
+        zero = tf.zeros([1, channels], pixels.dtype)
+        last = tf.cast(tf.shape(pixels)[0], tf.int64)
+        moved = tf.gather(tf.concat([pixels, zero], axis=0), tf.where(exists, place, last))
+        return _from_floats(tf.reshape(moved, keras.ops.shape(images)), images.dtype)
 
 
-def _movable(images: tf.Tensor) -> tf.Tensor:
-    """Converts images, without rounding, to a dtype that ImageProjectiveTransformV3 supports."""
-    if images.dtype in _SIGNED:
-        return tf.bitcast(images, _SIGNED[images.dtype])
-    if images.dtype.is_floating or images.dtype.name in ("uint8", "int32", "int64"):
-        return images
-    return tf.cast(images, tf.float32)
+def _read(drawn: tf.Tensor, most: int, length: Any) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the pixels to read along one axis, and whether they exist: int64, bool [batch, n].
+
+    Args:
+      drawn: Numbers in [0, 1), float32 [batch].
+      most: Largest shift.
+      length: n, the number of pixels.
+    """
+    shift = tf.cast(tf.floor(drawn * (2 * most + 1)) - most, tf.int64)
+    length = tf.cast(length, tf.int64)
+    pixel = shift[:, tf.newaxis] + tf.range(length)
+    return pixel, (pixel >= 0) & (pixel < length)
+
+
+def _as_floats(images: tf.Tensor) -> tf.Tensor:
+    """Returns the bits of integers as floats of the same size; other values unchanged."""
+    if images.dtype.is_integer and images.dtype.size in _FLOAT_OF_SIZE:
+        return tf.bitcast(images, _FLOAT_OF_SIZE[images.dtype.size])
+    return images
+
+
+def _from_floats(values: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Returns values of `_as_floats` in the dtype of the images; others are cast."""
+    if dtype.is_integer and dtype.size in _FLOAT_OF_SIZE:
+        return tf.bitcast(values, dtype)
+    return tf.cast(values, dtype)
 
 
 @register
@@ -175,7 +194,9 @@ class Cutout(_Augmentation):
 
     def _covered(self, center: tf.Tensor, length: Any) -> tf.Tensor:
         """Marks the pixels along one axis that the square covers: bool [batch, length]."""
-        first = tf.cast(center * tf.cast(length, tf.float32), tf.int32) - self.size // 2
+        # In float32, as TensorFlow computes with int32 on the host.
+        length = tf.cast(length, tf.float32)
+        first = tf.floor(center * length) - self.size // 2
         pixel = tf.range(length) - first[:, tf.newaxis]
         return (pixel >= 0) & (pixel < self.size)
 
