@@ -10,6 +10,7 @@ from absl import logging
 
 from ddl.errors import ConfigError, DataError
 from ddl.tasks.accuracy import accuracy, top_k_accuracy
+from ddl.tasks.cross_entropy import cross_entropy
 from ddl.tasks.task import PerExample
 
 # Called with inputs [batch, …] and training=True.
@@ -111,7 +112,7 @@ class Classification:
             rows += self._label_smoothing * (1 / logits.shape[-1] - rows)
             loss = tf.nn.softmax_cross_entropy_with_logits(rows, logits)
         else:
-            loss = tf.nn.sparse_softmax_cross_entropy_with_logits(classes, logits)
+            loss = cross_entropy(classes, logits)
         values = {"accuracy": accuracy(classes, logits)}
         if self._top_k is not None:
             values[f"top_{self._top_k}_accuracy"] = top_k_accuracy(classes, logits, self._top_k)
