@@ -103,7 +103,11 @@ class Classification:
         logits = tf.cast(logits, tf.float64 if logits.dtype == tf.float64 else tf.float32)
         labels = features[self._label_name]
         one_hot = labels.shape.rank == 2
-        classes = tf.argmax(labels, axis=-1) if one_hot else tf.cast(labels, tf.int64)
+        if one_hot:  # integers have no argmax on GPUs
+            floats = labels if labels.dtype.is_floating else tf.cast(labels, tf.float32)
+            classes = tf.argmax(floats, axis=-1)
+        else:
+            classes = tf.cast(labels, tf.int64)
         if self._loss is not None:
             loss = self._loss(labels, logits)
         elif one_hot or self._label_smoothing:
