@@ -113,35 +113,25 @@ class RandomShift(_Augmentation):
     def augmented(self, images: tf.Tensor) -> tf.Tensor:
         """Shifts images [batch, height, width, channels]."""
         batch, height, width, channels = keras.ops.shape(images)
-        down, across = self.uniform(images, 2)
-        # The output pixel (x, y) is read from (x + across, y + down).
-        row, row_exists = _read(down, self.height, height)
-        column, column_exists = _read(across, self.width, width)
-        values = _as_floats(images)
-        if values.dtype.is_integer:  # of 8 bits
+        rows, columns = height + 2 * self.height, width + 2 * self.width
+        margins = [[0, 0], [self.height] * 2, [self.width] * 2, [0, 0]]
+        values = tf.pad(_as_floats(images), margins)
+        if values.dtype.is_integer:  # of 8 bits, which TensorFlow cannot gather on GPUs
             values = tf.cast(values, tf.float32)
+        # Places of pixels among those of all padded images, which are next to each other.
+        drawn = ddl.random.uniform(self, [batch, 2])
+        shift = _int64(tf.floor(drawn * [2.0 * self.height + 1, 2.0 * self.width + 1]))
+        corner = tf.reduce_sum(shift * tf.stack([_int64(columns), _int64(1)]), axis=1)
+        corner += tf.range(_int64(batch)) * _int64(rows * columns)
+        within = tf.range(_int64(height))[:, tf.newaxis] * _int64(columns) + tf.range(_int64(width))
         pixels = tf.reshape(values, [-1, channels])
-        first = tf.range(tf.cast(batch, tf.int64))[:, tf.newaxis] * tf.cast(height, tf.int64)
-        place = (first + row)[:, :, tf.newaxis] * tf.cast(width, tf.int64) + column[:, tf.newaxis]
-        exists = row_exists[:, :, tf.newaxis] & column_exists[:, tf.newaxis]
-        zero = tf.zeros([1, channels], pixels.dtype)
-        last = tf.cast(tf.shape(pixels)[0], tf.int64)
-        moved = tf.gather(tf.concat([pixels, zero], axis=0), tf.where(exists, place, last))
+        moved = tf.gather(pixels, corner[:, tf.newaxis, tf.newaxis] + within)
         return _from_floats(tf.reshape(moved, keras.ops.shape(images)), images.dtype)
 
 
-def _read(drawn: tf.Tensor, most: int, length: Any) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the pixels to read along one axis, and whether they exist: int64, bool [batch, n].
-
-    Args:
-      drawn: Numbers in [0, 1), float32 [batch].
-      most: Largest shift.
-      length: n, the number of pixels.
-    """
-    shift = tf.cast(tf.floor(drawn * (2 * most + 1)) - most, tf.int64)
-    length = tf.cast(length, tf.int64)
-    pixel = shift[:, tf.newaxis] + tf.range(length)
-    return pixel, (pixel >= 0) & (pixel < length)
+def _int64(values: Any) -> tf.Tensor:
+    """Returns numbers as int64; TensorFlow computes with int32 on the host."""
+    return tf.cast(values, tf.int64)
 
 
 def _as_floats(images: tf.Tensor) -> tf.Tensor:
@@ -184,21 +174,18 @@ class Cutout(_Augmentation):
 
     def augmented(self, images: tf.Tensor) -> tf.Tensor:
         """Zeroes a square in each of the images [batch, height, width, channels]."""
-        _, height, width, _ = keras.ops.shape(images)
-        inside = [
-            self._covered(center, length)
-            for center, length in zip(self.uniform(images, 2), (height, width), strict=True)
-        ]
-        square = inside[0][:, :, tf.newaxis, tf.newaxis] & inside[1][:, tf.newaxis, :, tf.newaxis]
+        batch, height, width, _ = keras.ops.shape(images)
+        # In float32, since TensorFlow computes with int32 on the host. Halves are exact.
+        drawn = ddl.random.uniform(self, [batch, 2])
+        lengths = tf.stack([tf.cast(length, tf.float32) for length in (height, width)])
+        reach = (self.size - 1) / 2
+        middle = tf.floor(drawn * lengths) + (reach - self.size // 2)
+        down, across = (
+            tf.abs(tf.range(length) - center[:, tf.newaxis]) <= reach
+            for length, center in zip(tf.unstack(lengths), tf.unstack(middle, axis=1), strict=True)
+        )
+        square = down[:, :, tf.newaxis, tf.newaxis] & across[:, tf.newaxis, :, tf.newaxis]
         return tf.where(square, tf.zeros([], images.dtype), images)
-
-    def _covered(self, center: tf.Tensor, length: Any) -> tf.Tensor:
-        """Marks the pixels along one axis that the square covers: bool [batch, length]."""
-        # In float32, as TensorFlow computes with int32 on the host.
-        length = tf.cast(length, tf.float32)
-        first = tf.floor(center * length) - self.size // 2
-        pixel = tf.range(length) - first[:, tf.newaxis]
-        return (pixel >= 0) & (pixel < self.size)
 
 
 class _WithinRange(_Augmentation):
