@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import tensorflow as tf
+from tensorflow.python.ops import control_flow_util
 
 from ddl.errors import ConfigError
 from ddl.seeds import counter_at, hashed, replacing_global_generator, seed_at, seed_of_python
@@ -29,6 +30,23 @@ _OF_THREAD = threading.local()
 def current() -> "Microbatch | None":
     """Returns the microbatch whose pass this thread traces; None outside of a trainer."""
     return getattr(_OF_THREAD, "microbatch", None)
+
+
+def on_gpu() -> bool:
+    """Returns whether this thread's strategy, or else TensorFlow by default, computes on a GPU."""
+    try:
+        devices = tf.distribute.get_strategy().extended.worker_devices
+    except RuntimeError:  # the default strategy
+        return bool(tf.config.list_logical_devices("GPU"))
+    return any("GPU" in device.upper() for device in devices)
+
+
+def is_compiled() -> bool:
+    """Returns whether XLA compiles what this thread traces.
+
+    The function is private to TensorFlow; tests/test_random.py guards it.
+    """
+    return control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
 
 
 @dataclasses.dataclass

@@ -15,6 +15,9 @@ A custom layer draws with `uniform`, `normal` and `bernoulli`, and declares it w
         def call(self, x, training=False):
             return x + ddl.random.normal(self, x.shape) if training else x
 
+XLA draws other numbers than TensorFlow from the operations for uniform and normal numbers, but the
+same words of Philox. Where XLA compiles a function, the numbers are therefore computed from words.
+
 Keras's own layers and `keras.random` cannot draw by position: each replica and microbatch gets its
 own stream.
 """
@@ -26,6 +29,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from ddl import microbatch
@@ -34,6 +38,8 @@ from ddl.seeds import PHILOX, counter_at, seed_at
 
 _SPREAD = -7046029254386353131  # 2^64 over the golden ratio, odd, as an int64
 _WORDS = 4  # 32-bit words for each count of Philox, each one float32
+_MANTISSA, _ONE = 0x7FFFFF, 0x3F800000  # bits of float32: the last 23; those of 1.0
+_SMALLEST = np.float32(1e-7)  # TensorFlow replaces smaller numbers before the logarithm
 
 
 def batch_counter(batch: tf.Tensor) -> tf.Tensor:
@@ -72,14 +78,17 @@ def uniform(owner: Any, shape: Sequence[Any], *, shared: bool = False) -> tf.Ten
     """
     if microbatch.current() is None:
         return _outside(keras.random.uniform, owner, shape)
-    return _draw(tf.raw_ops.StatelessRandomUniformV2, tf.float32, 1, owner, shape, shared)
+    return _draw(_uniform, 1, owner, shape, shared)
 
 
 def normal(owner: Any, shape: Sequence[Any], *, shared: bool = False) -> tf.Tensor:
-    """Draws standard normal numbers, float32; otherwise like `uniform`. Replica context."""
+    """Draws standard normal numbers, float32; otherwise like `uniform`. Replica context.
+
+    Where XLA compiles the function, a few numbers differ in their last bits.
+    """
     if microbatch.current() is None:
         return _outside(keras.random.normal, owner, shape)
-    return _draw(tf.raw_ops.StatelessRandomNormalV2, tf.float32, 1, owner, shape, shared)
+    return _draw(_normal, 1, owner, shape, shared)
 
 
 def bernoulli(
@@ -98,8 +107,7 @@ def bernoulli(
     least = round((1 - as_drawn(probability)) * 2**16) - 2**15
     if least == 2**15:
         return tf.zeros(shape, tf.bool)
-    words = tf.raw_ops.StatelessRandomUniformFullIntV2
-    return _draw(words, tf.int32, 2, owner, shape, shared) >= tf.constant(least, tf.int16)
+    return _draw(_words, 2, owner, shape, shared) >= tf.constant(least, tf.int16)
 
 
 def as_drawn(probability: float) -> float:
@@ -111,15 +119,72 @@ def _outside(draw: Callable[..., tf.Tensor], owner: Any, shape: Sequence[Any]) -
     return draw(shape, dtype="float32", seed=getattr(owner, "seed_generator", None))
 
 
+def _words(**place: Any) -> tf.Tensor:
+    """Draws words of Philox, int32 [rows, words]; see `_draw`."""
+    return tf.raw_ops.StatelessRandomUniformFullIntV2(dtype=tf.int32, **place)
+
+
+def _uniform(**place: Any) -> tf.Tensor:
+    """Draws numbers uniform in [0, 1), float32 [rows, words]; the same bits where XLA compiles."""
+    if not microbatch.is_compiled():
+        return tf.raw_ops.StatelessRandomUniformV2(dtype=tf.float32, **place)
+    return _uniform_of(_words(**place))
+
+
+def _uniform_of(words: tf.Tensor) -> tf.Tensor:
+    """Returns the numbers that TensorFlow computes from words, float32 of the same shape."""
+    between_1_and_2 = tf.bitwise.bitwise_or(tf.bitwise.bitwise_and(words, _MANTISSA), _ONE)
+    return tf.bitcast(between_1_and_2, tf.float32) - 1.0
+
+
+def _normal(**place: Any) -> tf.Tensor:
+    """Draws standard normal numbers, float32 [rows, words]."""
+    if not microbatch.is_compiled():
+        return tf.raw_ops.StatelessRandomNormalV2(dtype=tf.float32, **place)
+    return _normal_of(_words(**place))
+
+
+def _normal_of(words: tf.Tensor) -> tf.Tensor:
+    """Returns the normal numbers that TensorFlow computes from words, but for their last bits.
+
+    Box and Muller 1958. Two words give two numbers. Float64 makes the functions equal on all
+    devices, and rounds as TensorFlow does where its own functions are exact.
+
+    Args:
+      words: int32 [rows, words], an even number of words.
+
+    Returns:
+      float32 of the same shape. 98% of the numbers have TensorFlow's bits; the others differ by up
+      to 3 units in the last place.
+    """
+    pairs = tf.reshape(_uniform_of(words), [tf.shape(words)[0], -1, 2])
+
+    def rounded(values: tf.Tensor) -> tf.Tensor:
+        return tf.cast(values, tf.float32)
+
+    first, second = tf.unstack(tf.cast(tf.maximum(pairs, [_SMALLEST, 0.0]), tf.float64), axis=-1)
+    radius = tf.sqrt(-2.0 * rounded(tf.math.log(first)))
+    angle = tf.cast(rounded(2 * math.pi * second), tf.float64)
+    both = tf.stack([rounded(tf.sin(angle)) * radius, rounded(tf.cos(angle)) * radius], axis=-1)
+    return tf.reshape(both, tf.shape(words))
+
+
 def _draw(
-    operation: Callable[..., tf.Tensor],
-    dtype: tf.DType,
+    numbers_at: Callable[..., tf.Tensor],
     values_per_word: int,
     owner: Any,
     shape: Sequence[Any],
     shared: bool,
 ) -> tf.Tensor:
-    """Draws 32-bit words of Philox; with two values per word, splits each into two int16."""
+    """Draws one number for each 32-bit word of Philox, or splits each word into two int16.
+
+    Args:
+      numbers_at: Draws an array [rows, words] at a place: shape, key, counter and algorithm.
+      values_per_word: 1, or 2 to split words.
+      owner: As in `uniform`, like the other arguments.
+      shape: See `uniform`.
+      shared: See `uniform`.
+    """
     current = microbatch.current()
     assert current is not None
     name = f"Layer {getattr(owner, 'name', owner)!r}, which draws random numbers,"
@@ -140,12 +205,11 @@ def _draw(
     seed = getattr(owner, "seed", None)
     own_seed = int(seed) if isinstance(seed, numbers.Integral) else None
     key = current.stream(current.seed, current.training, *current.call_number(owner), own_seed)
-    values = operation(
+    values = numbers_at(
         shape=[rows, counts_per_row * _WORDS],
         key=tf.bitcast(tf.constant([key], tf.int64), tf.uint64),
         counter=_counter(current, first_row * counts_per_row),
         alg=PHILOX,
-        dtype=dtype,
     )
     if values_per_word > 1:
         values = tf.reshape(tf.bitcast(values, tf.int16), [rows, -1])

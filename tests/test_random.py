@@ -39,6 +39,39 @@ def test_some_rows_are_a_slice_of_all_rows(draw, rows, features, cut):
     np.testing.assert_array_equal(part, whole[start:end])
 
 
+def compiled(draw, by_xla, **where):
+    """What a function of a graph draws, 300 numbers for each of 8 rows."""
+
+    def draw_rows():
+        with microbatch(rows=8, **where).forward():
+            return draw(Owner(), [8, 300])
+
+    return tf.function(draw_rows, autograph=False, jit_compile=by_xla)().numpy()
+
+
+def test_xla_draws_the_same():
+    for draw in (ddl.random.uniform, lambda *where: ddl.random.bernoulli(*where, 0.3)):
+        np.testing.assert_array_equal(compiled(draw, True), compiled(draw, False))
+    by_xla, plain = (compiled(ddl.random.normal, by_xla) for by_xla in (True, False))
+    np.testing.assert_allclose(by_xla, plain, rtol=5e-7, atol=0)
+    assert (by_xla == plain).mean() > 0.97
+    rows = compiled(ddl.random.normal, True, first_row=2)[:-2]
+    np.testing.assert_array_equal(rows, by_xla[2:])
+
+
+def test_numbers_of_words_in_the_corners():
+    """No word may give an infinite number; sin, cos and log are exact at some words."""
+    words = tf.constant([[0, 0, -1, -1], [-(2**31), 0x400000, 0x7FFFFF, 0x200000]])
+    uniform = ddl.random._uniform_of(words).numpy()
+    end = 1 - 2.0**-23
+    np.testing.assert_array_equal(uniform, [[0, 0, end, end], [0, 0.5, end, 0.25]])
+    normal = ddl.random._normal_of(words).numpy()
+    largest = (-2 * np.log(1e-7)) ** 0.5
+    np.testing.assert_allclose(normal[0, :2], [0, largest], rtol=1e-6)
+    np.testing.assert_allclose(normal[1, 1], -largest, rtol=1e-6)
+    assert np.isfinite(normal).all()
+
+
 @pytest.mark.parametrize("probability", [0.0, 0.3, 0.999, 1.0])
 def test_true_comes_as_often_as_asked_and_for_rows_alone(probability):
     def draw(owner, shape):

@@ -15,8 +15,8 @@ from ddl.layers.broadcasting import with_rank
 
 FlipMode = Literal["horizontal", "vertical", "horizontal_and_vertical"]
 
-# Unsigned types that float32 cannot represent exactly, and the signed types of the same size.
-_SIGNED = {tf.uint32: tf.int32, tf.uint64: tf.int64}
+# Floats of the size of an integer, in bytes. TensorFlow has GPU kernels that move floats.
+_FLOAT_OF_SIZE = {2: tf.float16, 4: tf.float32, 8: tf.float64}
 
 register = keras.saving.register_keras_serializable("ddl")
 
@@ -73,11 +73,12 @@ class RandomFlip(_Augmentation):
     def augmented(self, images: tf.Tensor) -> tf.Tensor:
         """Flips images [batch, height, width, channels]."""
         across, down = self.uniform(images, 2)
+        values = _as_floats(images)
         if "horizontal" in self.mode:
-            images = tf.where(with_rank(across < 0.5, 4), tf.reverse(images, [2]), images)
+            values = tf.where(with_rank(across < 0.5, 4), tf.reverse(values, [2]), values)
         if "vertical" in self.mode:
-            images = tf.where(with_rank(down < 0.5, 4), tf.reverse(images, [1]), images)
-        return images
+            values = tf.where(with_rank(down < 0.5, 4), tf.reverse(values, [1]), values)
+        return _from_floats(values, images.dtype)
 
 
 @register
@@ -111,32 +112,40 @@ class RandomShift(_Augmentation):
 
     def augmented(self, images: tf.Tensor) -> tf.Tensor:
         """Shifts images [batch, height, width, channels]."""
-        down, across = self.uniform(images, 2)
-        zero, one = tf.zeros_like(down), tf.ones_like(down)
-        down = tf.floor(down * (2 * self.height + 1)) - self.height
-        across = tf.floor(across * (2 * self.width + 1)) - self.width
-        # The output pixel (x, y) is read from (x + across, y + down).
-        source = tf.stack([one, zero, across, zero, one, down, zero, zero], axis=1)
-        shifted = tf.raw_ops.ImageProjectiveTransformV3(
-            images=_movable(images),
-            transforms=source,
-            output_shape=tf.shape(images)[1:3],
-            fill_value=0.0,
-            interpolation="NEAREST",
-            fill_mode="CONSTANT",
-        )
-        if images.dtype in _SIGNED:
-            return tf.bitcast(shifted, images.dtype)
-        return tf.cast(shifted, images.dtype)
+        batch, height, width, channels = keras.ops.shape(images)
+        rows, columns = height + 2 * self.height, width + 2 * self.width
+        margins = [[0, 0], [self.height] * 2, [self.width] * 2, [0, 0]]
+        values = tf.pad(_as_floats(images), margins)
+        if values.dtype.is_integer:  # of 8 bits, which TensorFlow cannot gather on GPUs
+            values = tf.cast(values, tf.float32)
+        # Places of pixels among those of all padded images, which are next to each other.
+        drawn = ddl.random.uniform(self, [batch, 2])
+        shift = _int64(tf.floor(drawn * [2.0 * self.height + 1, 2.0 * self.width + 1]))
+        corner = tf.reduce_sum(shift * tf.stack([_int64(columns), _int64(1)]), axis=1)
+        corner += tf.range(_int64(batch)) * _int64(rows * columns)
+        within = tf.range(_int64(height))[:, tf.newaxis] * _int64(columns) + tf.range(_int64(width))
+        pixels = tf.reshape(values, [-1, channels])
+        moved = tf.gather(pixels, corner[:, tf.newaxis, tf.newaxis] + within)
+        return _from_floats(tf.reshape(moved, keras.ops.shape(images)), images.dtype)
 
 
-def _movable(images: tf.Tensor) -> tf.Tensor:
-    """Converts images, without rounding, to a dtype that ImageProjectiveTransformV3 supports."""
-    if images.dtype in _SIGNED:
-        return tf.bitcast(images, _SIGNED[images.dtype])
-    if images.dtype.is_floating or images.dtype.name in ("uint8", "int32", "int64"):
-        return images
-    return tf.cast(images, tf.float32)
+def _int64(values: Any) -> tf.Tensor:
+    """Returns numbers as int64; TensorFlow computes with int32 on the host."""
+    return tf.cast(values, tf.int64)
+
+
+def _as_floats(images: tf.Tensor) -> tf.Tensor:
+    """Returns the bits of integers as floats of the same size; other values unchanged."""
+    if images.dtype.is_integer and images.dtype.size in _FLOAT_OF_SIZE:
+        return tf.bitcast(images, _FLOAT_OF_SIZE[images.dtype.size])
+    return images
+
+
+def _from_floats(values: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Returns values of `_as_floats` in the dtype of the images; others are cast."""
+    if dtype.is_integer and dtype.size in _FLOAT_OF_SIZE:
+        return tf.bitcast(values, dtype)
+    return tf.cast(values, dtype)
 
 
 @register
@@ -165,19 +174,18 @@ class Cutout(_Augmentation):
 
     def augmented(self, images: tf.Tensor) -> tf.Tensor:
         """Zeroes a square in each of the images [batch, height, width, channels]."""
-        _, height, width, _ = keras.ops.shape(images)
-        inside = [
-            self._covered(center, length)
-            for center, length in zip(self.uniform(images, 2), (height, width), strict=True)
-        ]
-        square = inside[0][:, :, tf.newaxis, tf.newaxis] & inside[1][:, tf.newaxis, :, tf.newaxis]
+        batch, height, width, _ = keras.ops.shape(images)
+        # In float32, since TensorFlow computes with int32 on the host. Halves are exact.
+        drawn = ddl.random.uniform(self, [batch, 2])
+        lengths = tf.stack([tf.cast(length, tf.float32) for length in (height, width)])
+        reach = (self.size - 1) / 2
+        middle = tf.floor(drawn * lengths) + (reach - self.size // 2)
+        down, across = (
+            tf.abs(tf.range(length) - center[:, tf.newaxis]) <= reach
+            for length, center in zip(tf.unstack(lengths), tf.unstack(middle, axis=1), strict=True)
+        )
+        square = down[:, :, tf.newaxis, tf.newaxis] & across[:, tf.newaxis, :, tf.newaxis]
         return tf.where(square, tf.zeros([], images.dtype), images)
-
-    def _covered(self, center: tf.Tensor, length: Any) -> tf.Tensor:
-        """Marks the pixels along one axis that the square covers: bool [batch, length]."""
-        first = tf.cast(center * tf.cast(length, tf.float32), tf.int32) - self.size // 2
-        pixel = tf.range(length) - first[:, tf.newaxis]
-        return (pixel >= 0) & (pixel < self.size)
 
 
 class _WithinRange(_Augmentation):

@@ -1,19 +1,23 @@
 """Moments of BatchNormalization over the examples of nonzero weight, on one or all replicas.
 
 Ioffe and Szegedy 2015, "Batch Normalization". In a trainer Keras's layer takes its moments from
-this module. Padding and other rows of weight 0 are masked out. With `synchronized=True` the
-squares are summed around the mean, in two all-reduces. Keras makes three all-reduces and computes
-E[x²] - E[x]², which loses precision where the variance is small relative to the mean.
+this module. Padding and other rows of weight 0 are masked out. With `synchronized=True` each
+replica sums squares around its own mean. One all-reduce gathers the moments of all replicas, which
+give the moments of the global batch (Chan et al. 1979, "Updating formulae and a pairwise algorithm
+for computing sample variances"). Keras makes three all-reduces and computes E[x²] - E[x]², which
+loses precision where the variance is small relative to the mean.
 """
 
 import functools
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from ddl import microbatch
+from ddl.layers import fused_normalization
 from ddl.layers.broadcasting import with_rank
 from ddl.layers.replica_sum import sum_over_replicas
 
@@ -21,11 +25,25 @@ from ddl.layers.replica_sum import sum_over_replicas
 def take_over_moments(layers: Iterable[keras.layers.Layer]) -> None:
     """Makes BatchNormalization call `batch_moments` in a trainer; elsewhere Keras's code runs.
 
+    Where `fused_normalization` applies, it takes the place of the layer's whole call in training.
     The hook `_moments` is private to Keras; tests/layers/test_normalization.py guards it.
     """
     for layer in layers:
         if isinstance(layer, keras.layers.BatchNormalization):
             layer._moments = functools.partial(_moments, layer)
+            layer.call = functools.partial(_call, layer)
+
+
+def _call(
+    layer: keras.layers.BatchNormalization,
+    inputs: tf.Tensor,
+    training: bool | None = None,
+    mask: tf.Tensor | None = None,
+) -> Any:
+    # XLA and the fused operation: see there.
+    if training and layer.trainable and fused_normalization.applies_to(layer, inputs, mask):
+        return fused_normalization.normalized(layer, inputs)
+    return type(layer).call(layer, inputs, training=training, mask=mask)
 
 
 def _moments(
@@ -81,9 +99,6 @@ def batch_moments(
     """
     (channels_axis,) = set(range(len(inputs.shape))) - set(axes)
 
-    def total(values: tf.Tensor) -> tf.Tensor:
-        return sum_over_replicas(values) if synchronized else values
-
     def counted(values: tf.Tensor) -> tf.Tensor:
         if mask is None:
             return values
@@ -92,11 +107,12 @@ def batch_moments(
         return tf.where(with_rank(mask, len(inputs.shape)), values, zero)
 
     numbers = _numbers(inputs, axes, mask)
-    sums = total(tf.concat([tf.reduce_sum(counted(inputs), axes), numbers], axis=0))
-    sums, numbers = tf.split(sums, [-1, tf.shape(numbers)[0]])
+    sums = tf.reduce_sum(counted(inputs), axes)
     mean = tf.math.divide_no_nan(sums, numbers)
     distances = inputs - with_rank(mean, len(inputs.shape) - channels_axis)
-    squares = total(tf.reduce_sum(tf.square(counted(distances)), axes))
+    squares = tf.reduce_sum(tf.square(counted(distances)), axes)
+    if synchronized:
+        numbers, mean, squares = _over_replicas(numbers, sums, mean, squares)
     variance = tf.math.divide_no_nan(squares, numbers)
     if mask is None:
         return mean, variance
@@ -111,6 +127,37 @@ def _numbers(inputs: tf.Tensor, axes: Sequence[int], mask: tf.Tensor | None) -> 
     shape = keras.ops.shape(inputs)
     others = math.prod(shape[axis] for axis in axes if axis >= rank)
     return tf.reshape(numbers * tf.cast(others, inputs.dtype), [-1])
+
+
+def _over_replicas(
+    numbers: tf.Tensor, sums: tf.Tensor, mean: tf.Tensor, squares: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Returns numbers, mean and sum of squares around the mean of all replicas together.
+
+    Args:
+      numbers: Number of entries of this replica, [1] or [channels].
+      sums: Their sum, [channels].
+      mean: Their mean, [channels].
+      squares: The sum of squares around it, [channels].
+    """
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        return numbers, mean, squares
+    own = tf.concat([sums, squares, numbers], axis=0)
+    # A matrix with the row of this replica: adding zeros gathers the rows, and rounds nothing.
+    replica, replicas = context.replica_id_in_sync_group, context.num_replicas_in_sync
+    is_own = tf.one_hot(replica, replicas, True, False, dtype=tf.bool)
+    rows = sum_over_replicas(tf.where(is_own[:, tf.newaxis], own, tf.zeros([], own.dtype)))
+    channels = sums.shape[0]
+    each_sum, each_square, each_number = (
+        rows[:, :channels],
+        rows[:, channels : 2 * channels],
+        rows[:, 2 * channels :],
+    )
+    numbers = tf.reduce_sum(each_number, axis=0)
+    mean = tf.math.divide_no_nan(tf.reduce_sum(each_sum, axis=0), numbers)
+    between = tf.square(tf.math.divide_no_nan(each_sum, each_number) - mean) * each_number
+    return numbers, mean, tf.reduce_sum(each_square + between, axis=0)
 
 
 def has_synchronized_layers(model: keras.Model) -> bool:

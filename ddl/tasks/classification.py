@@ -10,6 +10,7 @@ from absl import logging
 
 from ddl.errors import ConfigError, DataError
 from ddl.tasks.accuracy import accuracy, top_k_accuracy
+from ddl.tasks.cross_entropy import cross_entropy
 from ddl.tasks.task import PerExample
 
 # Called with inputs [batch, …] and training=True.
@@ -102,7 +103,11 @@ class Classification:
         logits = tf.cast(logits, tf.float64 if logits.dtype == tf.float64 else tf.float32)
         labels = features[self._label_name]
         one_hot = labels.shape.rank == 2
-        classes = tf.argmax(labels, axis=-1) if one_hot else tf.cast(labels, tf.int64)
+        if one_hot:  # integers have no argmax on GPUs
+            floats = labels if labels.dtype.is_floating else tf.cast(labels, tf.float32)
+            classes = tf.argmax(floats, axis=-1)
+        else:
+            classes = tf.cast(labels, tf.int64)
         if self._loss is not None:
             loss = self._loss(labels, logits)
         elif one_hot or self._label_smoothing:
@@ -111,7 +116,7 @@ class Classification:
             rows += self._label_smoothing * (1 / logits.shape[-1] - rows)
             loss = tf.nn.softmax_cross_entropy_with_logits(rows, logits)
         else:
-            loss = tf.nn.sparse_softmax_cross_entropy_with_logits(classes, logits)
+            loss = cross_entropy(classes, logits)
         values = {"accuracy": accuracy(classes, logits)}
         if self._top_k is not None:
             values[f"top_{self._top_k}_accuracy"] = top_k_accuracy(classes, logits, self._top_k)

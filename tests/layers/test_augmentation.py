@@ -124,16 +124,45 @@ def test_integers_end_at_the_limits_of_their_dtype():
     assert changed.min() == 0
 
 
-@pytest.mark.parametrize("dtype", ["uint32", "uint64"])
-def test_large_unsigned_values_are_shifted_exactly(dtype):
-    limits = np.iinfo(dtype)
+BY_MOVING = {name: LAYERS[name] for name in ("flip", "shift")}
+
+
+@pytest.mark.parametrize(("layer_class", "arguments"), BY_MOVING.values(), ids=BY_MOVING.keys())
+@pytest.mark.parametrize("dtype", ["int16", "uint16", "int32", "uint32", "int64", "uint64"])
+def test_integers_are_moved_exactly(layer_class, arguments, dtype):
+    """As bits of floats, some of which are not numbers."""
     images = np.random.default_rng(0).integers(
-        limits.max // 2, limits.max, (64, 6, 5, 1), dtype, endpoint=True
+        np.iinfo(dtype).min, np.iinfo(dtype).max, (64, 6, 5, 3), dtype, endpoint=True
     )
-    moved = augmented(ddl.layers.RandomShift(2, 1), images)
+    marks = np.arange(1, 1 + 6 * 5).reshape(1, 6, 5, 1) + np.zeros((64, 1, 1, 3))
+    moved = augmented(layer_class(**arguments), images)
+    from_pixel = augmented(layer_class(**arguments), marks.astype("f4")).astype(int)[..., 0]
     assert moved.dtype == dtype
-    assert set(moved.ravel()) <= {*images.ravel(), 0}
     assert (moved != images).any()
+    pixels = np.pad(images.reshape(64, -1, 3), [(0, 0), (1, 0), (0, 0)])  # 0 is no pixel
+    expected = [of_image[places] for of_image, places in zip(pixels, from_pixel, strict=True)]
+    np.testing.assert_array_equal(moved, expected)
+
+
+def test_a_shift_carries_no_infinity_over():
+    images = np.full([8, 6, 5, 1], np.inf, "f4")
+    assert set(np.unique(augmented(ddl.layers.RandomShift(2, 1), images))) == {0.0, np.inf}
+
+
+@every_layer
+def test_images_of_unknown_size_and_compiled_ones(layer_class, arguments):
+    """Compiled, sums are rounded in another order and a rounded value may be the next."""
+    layer, whole = layer_class(**arguments), augmented(layer_class(**arguments))
+
+    def change(images):
+        with microbatch(rows=64).forward():
+            return layer(images, training=True)
+
+    unknown = tf.TensorSpec([64, None, None, 3], tf.uint8)
+    np.testing.assert_array_equal(tf.function(change, input_signature=[unknown])(IMAGES), whole)
+    by_xla = tf.function(change, jit_compile=True)(IMAGES).numpy()
+    close = np.abs(by_xla.astype(int) - whole) <= (layer_class is ddl.layers.RandomContrast)
+    assert close.all()
 
 
 @pytest.mark.parametrize(

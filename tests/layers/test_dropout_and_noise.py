@@ -83,14 +83,30 @@ def test_dropout_keeps_its_share_and_the_mean():
     assert ddl.random.as_drawn(0.7) == 45875 / 65536
 
 
-def test_dropped_infinities_are_zero_and_their_gradients_too():
-    x = tf.fill([8, 100], np.inf)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_dropped_infinities_are_zero_and_their_gradients_too(dtype):
+    x = tf.cast(tf.fill([8, 100], np.inf), dtype)
     with tf.GradientTape() as tape, microbatch(rows=8).forward():
         tape.watch(x)
-        y = ddl.layers.Dropout(0.3)(x, training=True)
+        y = ddl.layers.Dropout(0.3, dtype=dtype)(x, training=True)
+    gradient = tf.cast(tape.gradient(y, x), tf.float32)
+    y = tf.cast(y, tf.float32).numpy()
     assert set(np.unique(y)) == {0.0, np.inf}
-    gradient = tape.gradient(y, x).numpy()
-    np.testing.assert_allclose(gradient, np.where(y.numpy() == 0, 0.0, 65536 / 45875), rtol=1e-6)
+    scale = tf.cast(tf.constant(65536 / 45875, dtype), tf.float32).numpy()
+    np.testing.assert_array_equal(gradient, np.where(y == 0, 0.0, scale))
+
+
+def test_bfloat16_is_dropped_bit_for_bit_as_multiply_no_nan_does():
+    """TensorFlow has no kernel of multiply_no_nan for bfloat16 on a GPU."""
+    x = tf.cast(tf.random.stateless_normal([64, 100], [1, 2]), tf.bfloat16)
+    given = tf.cast(tf.random.stateless_normal([64, 100], [3, 4]), tf.bfloat16)
+    with tf.GradientTape(persistent=True) as tape, microbatch(rows=64).forward():
+        tape.watch(x)
+        y = ddl.layers.Dropout(0.3, dtype="bfloat16")(x, training=True)
+        kept = tf.cast(tf.cast(y, tf.float32) != 0, tf.bfloat16)
+        expected = tf.math.multiply_no_nan(x, kept * tf.constant(65536 / 45875, tf.bfloat16))
+    np.testing.assert_array_equal(y, expected)
+    np.testing.assert_array_equal(tape.gradient(y, x, given), tape.gradient(expected, x, given))
 
 
 def test_alpha_dropout_of_all():

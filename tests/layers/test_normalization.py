@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import ddl.layers.normalization
 from ddl.errors import ConfigError
 from ddl.layers.normalization import batch_moments, take_over_moments
 from tests.conftest import make_strategy, microbatch
@@ -56,6 +57,59 @@ def test_the_moving_moments_where_nothing_counts():
     mean, variance = moments(np.full((4, 2), np.inf), np.zeros(4, bool), moving=moving)
     np.testing.assert_array_equal(mean, moving[0])
     np.testing.assert_array_equal(variance, moving[1])
+
+
+def moments_over_replicas(strategy, inputs, counts):
+    """Mean, variance and, for a loss of both, gradients, of each replica."""
+    replicas = strategy.num_replicas_in_sync
+    rows = len(inputs) // replicas
+    moving = [tf.zeros(inputs.shape[-1], inputs.dtype)] * 2
+
+    def replica():
+        first = rows * tf.distribute.get_replica_context().replica_id_in_sync_group
+        own = tf.constant(inputs)[first : first + rows]
+        with tf.GradientTape() as tape:
+            tape.watch(own)
+            mask = tf.constant(counts)[first : first + rows]
+            mean, variance = batch_moments(own, [0], mask, moving, synchronized=True)
+            loss = tf.reduce_sum(tf.sin(mean) + mean * variance**2) / replicas
+        return mean, variance, tape.gradient(loss, own)
+
+    results = tf.function(lambda: strategy.run(replica), autograph=False)()
+    return [[v.numpy() for v in strategy.experimental_local_results(each)] for each in results]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("kind", ["mirrored", "central_storage"])
+def test_moments_of_replicas_are_those_of_all_rows(kind, dtype):
+    """Far from zero, with another mean on each replica; one replica has padding alone."""
+    inputs = RANDOM.normal(size=(40, 3)) + np.repeat([1000, 1001, 990, 0], 10)[:, None]
+    counts = np.array([True] * 27 + [False] * 13)
+    inputs[~counts] = np.inf
+    one = moments_over_replicas(make_strategy("one_device", 1), inputs, counts)
+    rounding = 1e-12 if dtype == "float64" else 2e-5
+    mean, variance, gradients = moments_over_replicas(
+        make_strategy(kind, 4), inputs.astype(dtype), counts
+    )
+    np.testing.assert_allclose(mean, one[0] * 4, rtol=rounding)
+    np.testing.assert_allclose(variance, one[1] * 4, rtol=rounding)
+    gradient = np.concatenate(gradients)
+    largest = np.abs(one[2]).max()
+    np.testing.assert_allclose(gradient, one[2][0], rtol=0, atol=10 * rounding * largest)
+    # Bit for bit the same moments everywhere, in whichever order replicas are added.
+    assert (np.array([mean, variance]) == np.array([mean[:1], variance[:1]])).all()
+
+
+def test_one_all_reduce_gathers_the_moments_of_a_layer(monkeypatch):
+    summed, total = [], ddl.layers.normalization.sum_over_replicas
+    monkeypatch.setattr(
+        ddl.layers.normalization,
+        "sum_over_replicas",
+        lambda values: [total(values), summed.append(values.shape)][0],
+    )
+    counts = np.arange(8) < 7
+    moments_over_replicas(make_strategy("mirrored", 2), RANDOM.normal(size=(8, 3)), counts)
+    assert summed == [(2, 2 * 3 + 1)] * 2  # traced on each of two replicas
 
 
 def layer_moved_by(inputs, counts, **arguments):
