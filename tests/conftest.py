@@ -11,6 +11,7 @@ import tensorflow as tf
 from ddl.checkpoints.checkpoints import Checkpoints
 from ddl.microbatch import Microbatch
 from ddl.random import batch_counter
+from ddl.training.checks.row_independence import RowIndependence
 
 tf.config.set_visible_devices([], "GPU")
 tf.config.set_logical_device_configuration(
@@ -87,6 +88,22 @@ def strategy(request) -> tf.distribute.Strategy:
 for_every_strategy = pytest.mark.parametrize("strategy", STRATEGIES, indirect=True, ids=name_of)
 
 for_each_kind_on_two = pytest.mark.parametrize("strategy", KINDS_ON_TWO, indirect=True, ids=name_of)
+
+
+@pytest.fixture
+def rows_checked_on_one_device(monkeypatch):
+    """Checks the independence of rows only in trainers of one replica.
+
+    The check runs a task on one device, whatever the strategy. For modules that train the same
+    tasks under many strategies.
+    """
+    check = RowIndependence.check
+
+    def check_on_one(self, *arguments):
+        if self._strategy.num_replicas_in_sync == 1:
+            check(self, *arguments)
+
+    monkeypatch.setattr(RowIndependence, "check", check_on_one)
 
 
 @pytest.fixture(autouse=True)
