@@ -457,7 +457,7 @@ def test_sigterm_ends_a_worker_that_does_not_train_yet():
     """
     command = [sys.executable, "-c", SIGNALLED]
     done = forked.run(
-        command, cwd=ROOT, check=False, timeout=100, stdout=subprocess.PIPE, text=True
+        command, cwd=ROOT, check=False, timeout=300, stdout=subprocess.PIPE, text=True
     )
     assert done.returncode == -signal.SIGTERM
     bound = ast.literal_eval(done.stdout)

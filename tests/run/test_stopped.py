@@ -20,7 +20,7 @@ def step_of(model_dir) -> int:
 
 def stop_in_its_loop(model_dir, *arguments) -> int:
     """Stops a run within its first loop, and returns the step that it saved."""
-    for pause in (3, 10, 30):  # the first updates wait for TensorFlow to optimize the graph
+    for pause in (1, 3, 10, 30):  # the first updates wait for TensorFlow to optimize the graph
         process = start(model_dir, *arguments)
         while not (model_dir / "operative_config.gin").exists():
             assert process.poll() is None
