@@ -1,6 +1,8 @@
 """Four virtual CPU devices for the whole test process, and strategies over them."""
 
 import os
+import subprocess
+import types
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -8,10 +10,12 @@ import keras
 import pytest
 import tensorflow as tf
 
+from ddl.checking import processes
 from ddl.checkpoints.checkpoints import Checkpoints
 from ddl.microbatch import Microbatch
 from ddl.random import batch_counter
 from ddl.training.checks.row_independence import RowIndependence
+from tests.processes import forked
 
 tf.config.set_visible_devices([], "GPU")
 tf.config.set_logical_device_configuration(
@@ -91,6 +95,13 @@ for_each_kind_on_two = pytest.mark.parametrize("strategy", KINDS_ON_TWO, indirec
 
 
 @pytest.fixture
+def forked_checks(monkeypatch):
+    """Forks the processes of `ddl.checking` from one that has loaded TensorFlow."""
+    forks = types.SimpleNamespace(Popen=forked.Popen, DEVNULL=subprocess.DEVNULL)
+    monkeypatch.setattr(processes, "subprocess", forks)
+
+
+@pytest.fixture
 def rows_checked_on_one_device(monkeypatch):
     """Checks the independence of rows only in trainers of one replica.
 
@@ -100,7 +111,7 @@ def rows_checked_on_one_device(monkeypatch):
     check = RowIndependence.check
 
     def check_on_one(self, *arguments):
-        if self._strategy.num_replicas_in_sync == 1:
+        if len(self._strategy.extended.worker_devices) == 1:  # ddl.check watches the other property
             check(self, *arguments)
 
     monkeypatch.setattr(RowIndependence, "check", check_on_one)

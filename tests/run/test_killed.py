@@ -11,14 +11,9 @@ import time
 import pytest
 
 from tests.processes.stopping import stop_when
-from tests.run.whole_runs import MODES, StraightRuns, assert_same_end, finish, start
+from tests.run.whole_runs import MODES, assert_same_end, finish, start
 
 KILLS = 4  # two anywhere, two in a save
-
-
-@pytest.fixture(scope="module")
-def straight(tmp_path_factory):
-    return StraightRuns(tmp_path_factory.mktemp("straight"))
 
 
 def kill_anywhere(process, model_dir, rng, start_up) -> None:

@@ -6,12 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from tests.run.whole_runs import MODES, StraightRuns, assert_same_end, finish, lines, start, tensors
-
-
-@pytest.fixture(scope="module")
-def straight(tmp_path_factory):
-    return StraightRuns(tmp_path_factory.mktemp("straight"))
+from tests.run.whole_runs import MODES, assert_same_end, finish, lines, start, tensors
 
 
 def step_of(model_dir) -> int:
