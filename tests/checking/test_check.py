@@ -86,6 +86,7 @@ def test_there_are_many_of_both():
     assert {*right.NAMES} >= ON_FOUR | RESUMED_TOO
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("rows_checked_on_one_device")
 @pytest.mark.parametrize("name", planted.EXPECTED)
 def test_a_planted_mistake_is_found(name, tmp_path):
@@ -98,6 +99,7 @@ def test_a_planted_mistake_is_found(name, tmp_path):
     assert first.cause.name in causes, report
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("rows_checked_on_one_device")
 @pytest.mark.parametrize("name", right.NAMES)
 def test_a_right_step_gives_no_alarm(name, tmp_path):

@@ -19,7 +19,7 @@ from tests.processes.stopping import stop_when
 from tests.run.whole_runs import lines, tensors
 
 MOMENTS = ("start", "step", "save")
-PLAN = ("TRAIN_STEPS = 600", "EVAL_EVERY = 300", "CHECKPOINT_EVERY = 15", "LOG_EVERY = 5")
+PLAN = ("TRAIN_STEPS = 360", "EVAL_EVERY = 180", "CHECKPOINT_EVERY = 15", "LOG_EVERY = 5")
 LIMITS = ("--join_timeout=40", "--peer_timeout=8", "--stall_timeout=8")
 
 
@@ -84,7 +84,7 @@ def strike(watched, rng, victim, moment, number=signal.SIGKILL, start_up=4.0) ->
         os.kill(pid, number)
         return not watched.trains()
     watched.wait(watched.trains)
-    time.sleep(rng.uniform(0, 0.2))
+    time.sleep(rng.uniform(0, 0.05))
     if moment == "step":
         watched.wait(lambda: not watched.partial())
         os.kill(pid, number)
