@@ -2,6 +2,8 @@
 
 import itertools
 import os
+import subprocess
+import types
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -9,11 +11,14 @@ import keras
 import pytest
 import tensorflow as tf
 
+from ddl.checking import processes
 from ddl.checkpoints.checkpoints import Checkpoints
 from ddl.distribution import device_path
 from ddl.distribution.communication import Communication, cross_device_ops
 from ddl.microbatch import Microbatch
 from ddl.random import batch_counter
+from ddl.training.checks.row_independence import RowIndependence
+from tests.processes import forked
 
 tf.config.set_visible_devices([], "GPU")
 tf.config.set_logical_device_configuration(
@@ -118,6 +123,29 @@ def strategy(request) -> tf.distribute.Strategy:
 for_every_strategy = pytest.mark.parametrize("strategy", STRATEGIES, indirect=True, ids=name_of)
 
 for_each_kind_on_two = pytest.mark.parametrize("strategy", KINDS_ON_TWO, indirect=True, ids=name_of)
+
+
+@pytest.fixture
+def forked_checks(monkeypatch):
+    """Forks the processes of `ddl.checking` from one that has loaded TensorFlow."""
+    forks = types.SimpleNamespace(Popen=forked.Popen, DEVNULL=subprocess.DEVNULL)
+    monkeypatch.setattr(processes, "subprocess", forks)
+
+
+@pytest.fixture
+def rows_checked_on_one_device(monkeypatch):
+    """Checks the independence of rows only in trainers of one replica.
+
+    The check runs a task on one device, whatever the strategy. For modules that train the same
+    tasks under many strategies.
+    """
+    check = RowIndependence.check
+
+    def check_on_one(self, *arguments):
+        if len(self._strategy.extended.worker_devices) == 1:  # ddl.check watches the other property
+            check(self, *arguments)
+
+    monkeypatch.setattr(RowIndependence, "check", check_on_one)
 
 
 @pytest.fixture(autouse=True)

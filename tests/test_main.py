@@ -206,7 +206,7 @@ def test_an_interrupt_in_the_first_imports_shows_no_traceback(tmp_path, module):
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, -15), (signal.SIGINT, 130)])
 def test_signals_before_training_have_the_documented_statuses(tmp_path, number, status):
     """A shell shows 143 for a process that signal 15 ended."""
-    (tmp_path / "waits.py").write_text("import time\nprint('here', flush=True)\ntime.sleep(60)\n")
+    (tmp_path / "waits.py").write_text("import time\nprint('here', flush=True)\ntime.sleep(600)\n")
     (tmp_path / "own.gin").write_text("import waits\n")
     process = forked.Popen(
         [sys.executable, "-m", "ddl.main", "--gin_file=own.gin", "--model_dir=run"],
@@ -217,7 +217,7 @@ def test_signals_before_training_have_the_documented_statuses(tmp_path, number, 
     )
     assert process.stdout.readline() == "here\n"
     process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=300)
     assert process.returncode == status, errors
     assert "Traceback" not in errors
 
@@ -225,7 +225,7 @@ def test_signals_before_training_have_the_documented_statuses(tmp_path, number, 
 def test_an_interrupt_while_it_waits_is_one_line(tmp_path):
     command = [sys.executable, "-m", "ddl.main", DIGITS, f"--model_dir={tmp_path}/none"]
     process = forked.Popen(
-        [*command, "--mode=eval", "--follow_timeout=100"],
+        [*command, "--mode=eval", "--follow_timeout=600"],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -235,7 +235,7 @@ def test_an_interrupt_while_it_waits_is_one_line(tmp_path):
         assert process.poll() is None
     time.sleep(2)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=300)
     assert process.returncode == 130
     assert errors.splitlines()[-1] == "ddl: Interrupted."
     assert "Traceback" not in errors

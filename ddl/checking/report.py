@@ -149,7 +149,8 @@ def report_on(recordings: Mapping[Configuration, Recording]) -> Report:
     """Compares the recordings of a task.
 
     Args:
-      recordings: The recording of each configuration.
+      recordings: The recording of each configuration that ran, with `ONE` and those that others are
+        compared with.
     """
     one = recordings[ONE]
     notes = list(dict.fromkeys(note for r in recordings.values() for note in r.notes))
@@ -159,7 +160,7 @@ def report_on(recordings: Mapping[Configuration, Recording]) -> Report:
     checked: list[Configuration] = [ONE]
     values, largest = 0, 0.0
     skipped = []
-    for configuration in ALL[1:]:
+    for configuration in [one for one in ALL[1:] if one in recordings]:
         recording = recordings[configuration]
         if one.batch_size is None or one.batch_size % configuration.parts:
             skipped.append(str(configuration))

@@ -11,7 +11,10 @@ import tensorflow as tf
 
 from ddl import check as door
 from ddl import output
-from ddl.checking import check, check_all
+from ddl.checking import check, check_all, worker
+from ddl.checking.configurations import ALL, ONE, RESUMED, WRITER, Configuration
+from ddl.checking.recording import Recording
+from ddl.checking.report import report_on
 from ddl.checking.small_data import examples_for, shortened
 from ddl.data import ArraySource, IndexedSource, StreamSource
 from ddl.errors import ConfigError
@@ -33,35 +36,94 @@ def _state_of_a_command(monkeypatch):
         door.FLAGS[name].unparse()
 
 
-def factories(module, names):
-    return [f"{module.__name__}:{name}" for name in names]
+def in_this_process(module, name, configurations, folder):
+    """Returns the report of a check whose runs are made in this process, one after the other.
+
+    It saves the start of TensorFlow. The tests of the command make them in processes.
+    """
+    job = {"factory": f"{module.__name__}:{name}", "folder": str(folder)}
+    recordings = {}
+    for configuration in (ONE, *configurations):
+        strategy = make_strategy(*STRATEGIES[configuration.replicas])
+        recordings[configuration] = Recording()
+        worker.run(job, configuration, strategy, recordings[configuration])
+        if recordings[ONE].failure is not None:  # nothing to compare with
+            break
+    return report_on(recordings)
 
 
-@pytest.mark.slow
-def test_planted_mistakes_are_found():
-    names = list(planted.EXPECTED)
-    assert len(names) >= 25
-    reports = check_all(factories(planted, names))
-    found = {name: report for name, report in zip(names, reports.values(), strict=True)}
-    missed = [name for name, report in found.items() if report.same]
-    assert not missed
-    wrong = []
-    for name, report in found.items():
-        stage, causes = planted.EXPECTED[name]
-        first = report.differences[0]
-        if first.stage != stage or first.cause.name not in causes:
-            wrong.append(f"{name}, expected {stage} ({causes}):\n{report}")
-    assert not wrong, "\n\n".join(wrong)
+STRATEGIES = {1: ("one_device", 1), 2: ("mirrored", 2), 4: ("mirrored", 4)}
+TWO_MICROBATCHES, FOUR_REPLICAS = Configuration(1, 2), Configuration(4, 1)
+# Configurations of the planted mistakes that two replicas or microbatches do not show.
+SHOWN_BY = {
+    "another_branch_on_several_replicas": [FOUR_REPLICAS],
+    "a_schedule_in_python": [WRITER, RESUMED],
+}
+# Four replicas, each with two microbatches, where most differs: normalization, loops, masks.
+ON_FOUR = {
+    "sam_with_synchronized_normalization",
+    "repeat_when_average_and_a_counter",
+    "masks_and_sparse_embeddings",
+}
+# What a resumed run must restore. tests/step/verbs/test_update.py resumes gan, sam and byol.
+RESUMED_TOO = {
+    "two_optimizers",
+    "a_counter_in_the_step",
+    "every_second_update",
+    "a_slow_copy",
+    "noise_layers_by_position",
+    "a_variational_autoencoder",
+    "synchronized_normalization",
+    "an_average_of_the_weights",
+    "penalties_and_lamb",
+}
 
 
-@pytest.mark.slow
-def test_right_steps_give_no_alarm():
+def test_there_are_many_of_both():
+    assert len(planted.EXPECTED) >= 25
     assert len(right.NAMES) >= 25
-    reports = check_all(factories(right, right.NAMES))
-    alarms = [f"{name}:\n{report}" for name, report in reports.items() if not report.same]
-    assert not alarms, "\n\n".join(alarms)
-    assert all(report.values > 100 for report in reports.values())
-    assert all(report.largest < 1e-10 for report in reports.values())
+    assert {*SHOWN_BY} <= {*planted.EXPECTED}
+    assert {*right.NAMES} >= ON_FOUR | RESUMED_TOO
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("rows_checked_on_one_device")
+@pytest.mark.parametrize("name", planted.EXPECTED)
+def test_a_planted_mistake_is_found(name, tmp_path):
+    configurations = SHOWN_BY.get(name, [TWO_MICROBATCHES, WRITER])
+    report = in_this_process(planted, name, configurations, tmp_path)
+    assert not report.same
+    stage, causes = planted.EXPECTED[name]
+    first = report.differences[0]
+    assert first.stage == stage, report
+    assert first.cause.name in causes, report
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("rows_checked_on_one_device")
+@pytest.mark.parametrize("name", right.NAMES)
+def test_a_right_step_gives_no_alarm(name, tmp_path):
+    """On two replicas with two microbatches each; after a resume."""
+    configurations = [Configuration(4 if name in ON_FOUR else 2, 2)]
+    if name in RESUMED_TOO:
+        configurations += [WRITER, RESUMED]
+    # Normalization is compared with the same number of microbatches.
+    reference = [TWO_MICROBATCHES] if "normalization" in name else []
+    report = in_this_process(right, name, [*reference, *configurations], tmp_path)
+    assert report.same, report
+    assert {*configurations} <= {*report.checked}, report
+    assert report.values > 100
+    assert report.largest < 1e-10
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked_checks")
+def test_in_processes_with_all_configurations():
+    names = [f"{right.__name__}:weights_in_the_data", f"{planted.__name__}:dropout_of_keras"]
+    same, different = check_all(names).values()
+    assert same.same, same
+    assert list(same.checked) == list(ALL)
+    assert {one.configuration for one in different.differences} == {*ALL} - {ONE, RESUMED}
 
 
 NOISY = """
@@ -109,12 +171,14 @@ def test_the_command(config, status, texts, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_checks")
 def test_mistakes_of_the_call():
     with pytest.raises(ConfigError, match="cannot be imported"):
         check("tests.checking.planted:absent")
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_checks")
 def test_a_process_that_ends_is_a_difference():
     (only,) = check("tests.checking.tiny:ends").differences
     assert only.stage == "run"

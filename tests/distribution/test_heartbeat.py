@@ -66,20 +66,20 @@ def lines_of(connection, wanted) -> str:
 def test_one_that_dies_is_named_the_others_told_and_the_process_ended(connect, capsys):
     peers, far, ended = connect()
     far[2].close()
-    assert peers.loss(wait=10) == "worker 2 at host:2 died"
+    assert peers.loss(wait=60) == "worker 2 at host:2 died"
     lines_of(far[1], "lost worker 2 at host:2 died\n")
-    assert ended.happened.wait(10)
+    assert ended.happened.wait(60)
     assert ended == [77]
     assert "ddl: worker 2 at host:2 died. Check its log." in capsys.readouterr().err
 
 
 def test_one_that_gives_no_sign_is_lost_and_one_that_does_is_not(connect):
-    peers, far, _ended = connect(stall_timeout=0.6)
-    until = time.monotonic() + 5
+    peers, far, _ended = connect(stall_timeout=2.5)
+    until = time.monotonic() + 60
     while peers.loss() is None and time.monotonic() < until:
         far[1].sendall(b"alive\n")
         time.sleep(0.05)
-    assert peers.loss() == "worker 2 at host:2 did not respond for 0.6 s"
+    assert peers.loss() == "worker 2 at host:2 did not respond for 2.5 s"
 
 
 def test_signs_of_life_are_sent(connect):
@@ -95,28 +95,28 @@ def test_who_is_done_is_not_lost(connect, status):
     far[1].close()
     assert peers.loss(wait=0.5) is None
     far[2].sendall(b"ended 1\n")
-    assert peers.loss(wait=10) == "worker 2 at host:2 ended with status 1"
+    assert peers.loss(wait=60) == "worker 2 at host:2 ended with status 1"
 
 
 def test_who_left_alone_is_lost_after_a_while(connect):
-    peers, far, _ended = connect(number=1, stall_timeout=0.5)
+    peers, far, _ended = connect(number=1, stall_timeout=1.5)
     far[1].sendall(b"ended 75\n")
     far[1].close()
     assert peers.loss() is None
-    told = "worker 1 at host:1 ended alone with status 75, 0.5 s ago"
-    assert peers.loss(wait=10) == told
+    told = "worker 1 at host:1 ended alone with status 75, 1.5 s ago"
+    assert peers.loss(wait=60) == told
 
 
 def test_the_chief_tells_of_others(connect):
     peers, far, _ = connect(number=1)
     far[1].sendall(b"lost worker 5 at host:5 died\n")
-    assert peers.loss(wait=10) == "worker 5 at host:5 died"
+    assert peers.loss(wait=60) == "worker 5 at host:5 died"
 
 
 def test_who_leaves_in_time_is_not_ended(connect):
     peers, far, ended = connect(grace=0.5)
     far[1].close()
-    assert peers.loss(wait=10) is not None
+    assert peers.loss(wait=60) is not None
     peers.leave(77)
     assert lines_of(far[2], "ended 77\n")
     assert not ended.happened.wait(1)
@@ -181,7 +181,7 @@ def test_a_worker_ends_though_it_cannot_say_why(connect, monkeypatch):
     monkeypatch.setattr(sys, "stderr", broken)
     _, far, ended = connect(number=1)
     far[1].close()
-    assert ended.happened.wait(10)
+    assert ended.happened.wait(60)
     assert ended == [77]
     with contextlib.suppress(OSError):
         broken.close()

@@ -55,7 +55,7 @@ def test_lost_while_tensorflow_joins(how, victim):
         for index in range(2)
     ]
     try:
-        status, output = finish(workers[1 - victim], timeout=45)
+        status, output = finish(workers[1 - victim], timeout=150)
     finally:
         workers[victim].kill()
         workers[victim].communicate()
@@ -74,7 +74,7 @@ def test_lost_in_training(tmp_path, victim, number):
         wait_for(model_dir / "checkpoints" / "step-20.index", workers[0])
         os.kill(processes_of(model_dir)[victim], number)
         others = [worker for index, worker in enumerate(workers) if index != victim]
-        deadline = time.monotonic() + 45
+        deadline = time.monotonic() + 150
         ended = [finish(worker, max(1.0, deadline - time.monotonic())) for worker in others]
     finally:
         workers[victim].send_signal(signal.SIGCONT)

@@ -127,13 +127,13 @@ def test_trouble_slows_a_run_or_ends_it_and_never_changes_it(tmp_path, wire):
         wait_for(checkpoints / f"step-{later}.index", workers[0])
         wire.tell("cut")
     finally:
-        ended = finish_all(workers, timeout=45)
+        ended = finish_all(workers, timeout=150)
     for index, (status, output) in enumerate(ended):
         assert status == 77, output
         assert f"Worker {1 - index} at {HOSTS[1 - index]} was unreachable for 8 s" in output
     assert_none_left(model_dir)
     wire.tell("mend")
-    for status, output in finish_all(wire.start(flags(model_dir)), timeout=90):
+    for status, output in finish_all(wire.start(flags(model_dir))):
         assert status == 0, output
     assert_same(model_dir, undisturbed)
     assert_none_left(model_dir)

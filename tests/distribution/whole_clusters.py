@@ -78,7 +78,7 @@ def start_worker(index, workers, *flags, prefix=(), program=("-m", "ddl.main"), 
     )
 
 
-def finish(process, timeout=120):
+def finish(process, timeout=600):
     try:
         output, _ = process.communicate(timeout=timeout)
     finally:
@@ -86,7 +86,7 @@ def finish(process, timeout=120):
     return process.returncode, output
 
 
-def finish_all(processes, timeout=60) -> list[tuple[int, str]]:
+def finish_all(processes, timeout=600) -> list[tuple[int, str]]:
     """Returns the status and output of each process; kills all of them in any case."""
     try:
         return [finish(process, timeout) for process in processes]
@@ -108,7 +108,7 @@ def processes_of(model_dir) -> dict[int, int]:
 
 
 def assert_none_left(model_dir):
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while processes_of(model_dir) and time.monotonic() < deadline:
         time.sleep(0.2)
     left = processes_of(model_dir)
@@ -118,7 +118,7 @@ def assert_none_left(model_dir):
 
 
 def wait_for(path: Path, process):
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 300
     while not path.exists():
         assert process.poll() is None, process.stdout.read()
         assert time.monotonic() < deadline, f"{path} did not come"

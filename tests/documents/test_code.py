@@ -220,6 +220,7 @@ def test_the_steps(name):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_checks")
 def test_the_check(folder):
     namespace = runpy.run_path("checked.py")
     namespace["test_same_everywhere"]()

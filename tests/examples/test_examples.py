@@ -1,9 +1,15 @@
-"""Each file of examples/, as a user starts it: on any devices, killed, evaluated and exported."""
+"""Each file of examples/: the same on any devices, resumed, exported; two of them killed.
+
+Most runs are made in this process, where TensorFlow is loaded: tracing takes nearly all their time.
+The runs on two workers and those that are killed are started as a user starts them.
+"""
 
 import functools
+import shutil
 import signal
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import keras
@@ -11,82 +17,97 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from ddl import config
+from ddl.choices import Mode
+from ddl.distribution.communication import Communication
+from ddl.run import train
+from tests.conftest import make_strategy
 from tests.distribution.whole_clusters import finish, launch
 from tests.processes import forked
-from tests.run.whole_runs import ROOT, tensors
+from tests.run.whole_runs import ROOT, SMALL, tensors
 
 EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
-SHORT = ("TRAIN_STEPS = 20", "LOG_EVERY = 10", "CHECKPOINT_EVERY = 10", "PRECISION = 'float64'")
-TWO = ["--strategy=mirrored", "--num_virtual_devices=2"]
-FOUR = ["--strategy=mirrored", "--num_virtual_devices=4"]
+SHORT = ("TRAIN_STEPS = 8", "LOG_EVERY = 4", "CHECKPOINT_EVERY = 4", "PRECISION = 'float64'")
+ONE, FOUR = ("one_device", 1), ("mirrored", 4)
+ACCUMULATED = "ACCUMULATION_STEPS = 2"
 
 _INPUTS = tempfile.TemporaryDirectory(prefix="ddl-examples-")
 
 
+def run(file, params, model_dir, strategy=ONE, mode: Mode = "train"):
+    """Makes a run of `ddl.main` in this process."""
+    keras.utils.clear_session()  # names as in a new process
+    config.load([f"{ROOT}/{file}"], list(params))
+    placement = train.Placement(make_strategy(*strategy), Communication())
+    train.run(placement, str(model_dir), mode=mode)
+
+
 @functools.cache
-def trained_before(config: str, *modes: str) -> Path:
-    """Returns the model directory of a config that was trained for a few steps in float64."""
-    model_dir = Path(_INPUTS.name) / Path(config).stem
-    command = [
-        *(sys.executable, "-m", "ddl.main", f"--gin_file={ROOT}/{config}"),
-        *(f"--model_dir={model_dir}", "--strategy=one_device"),
-        *(f"--gin_param={param}" for param in (*SHORT, "EVAL_EVERY = None")),
-    ]
-    for mode in modes:
-        forked.run([*command, f"--mode={mode}"], cwd=ROOT, check=True)
+def trained_before(file: str) -> Path:
+    """Returns the model directory of a config that was trained for a few steps, and its export."""
+    model_dir = Path(_INPUTS.name) / Path(file).stem
+    for mode in ("train", "export"):
+        run(file, (*SHORT, *SMALL, "EVAL_EVERY = None"), model_dir, mode=mode)
     return model_dir
 
 
 def teacher() -> str:
     """Returns the parameter with the exported teacher of the distillation."""
-    model_dir = trained_before("configs/digits_cnn.gin", "train", "export")
+    model_dir = trained_before("configs/digits_cnn.gin")
     return f"Distillation.teacher = '{model_dir}/export/model.keras'"
 
 
 def pretrained() -> str:
     """Returns the parameter with the run whose layers are fine-tuned."""
-    return f"WarmStart.checkpoint = '{trained_before('configs/digits_cnn.gin', 'train', 'export')}'"
+    return f"WarmStart.checkpoint = '{trained_before('configs/digits_cnn.gin')}'"
 
 
 NORMALIZED = {"byol"}  # examples with batch normalization
+KILLED = ["fine_tuning", "gan"]  # with a warm start and frozen layers; with two optimizers
 # Parameters of the examples that read the result of another run.
 INPUTS = {"distillation": teacher, "fine_tuning": pretrained}
+# The backbone thaws after the checkpoint from which a run resumes.
+PARAMS = {"fine_tuning": ["backbone/Group.frozen_until = 6"]}
 
 
-def flags(example, model_dir, *params):
-    config = (ROOT / f"examples/{example}.gin").read_text()
+def text_of(example) -> str:
+    return (ROOT / f"examples/{example}.gin").read_text()
+
+
+def evaluates(example) -> bool:
     evaluated = ("Trainer.eval_data", "include 'digits", "include 'from_scratch")
-    evaluates = any(text in config for text in evaluated)
-    every = ["EVAL_EVERY = 10"] if evaluates else []
+    return any(text in text_of(example) for text in evaluated)
+
+
+def params(example) -> list[str]:
+    every = ["EVAL_EVERY = 4"] if evaluates(example) else []
+    convolves = any(f"include '{name}" in text_of(example) for name in ("digits_cnn", "from_"))
     inputs = [INPUTS[example]()] if example in INPUTS else []
+    return [*SHORT, *every, *(SMALL if convolves else ()), *inputs, *PARAMS.get(example, ())]
+
+
+def flags(example, model_dir):
     return [
         f"--gin_file={ROOT}/examples/{example}.gin",
         f"--model_dir={model_dir}",
-        *(f"--gin_param={param}" for param in (*SHORT, *every, *inputs, *params)),
-        f"--mode={'train_and_eval' if evaluates else 'train'}",
+        *(f"--gin_param={param}" for param in params(example)),
+        f"--mode={'train_and_eval' if evaluates(example) else 'train'}",
     ]
 
 
-def start(example, model_dir, *options):
-    return forked.Popen(
-        [sys.executable, "-m", "ddl.main", *flags(example, model_dir), *options], cwd=ROOT
-    )
-
-
-def run(example, model_dir, *options, params=()):
-    forked.run(
-        [sys.executable, "-m", "ddl.main", *flags(example, model_dir, *params), *options],
-        cwd=ROOT,
-        check=True,
-    )
+def run_example(example, model_dir, strategy, *more, mode: Mode = "train"):
+    run(f"examples/{example}.gin", (*params(example), *more), model_dir, strategy, mode)
 
 
 @pytest.fixture(scope="module")
-def one_device(tmp_path_factory):
+def trained(tmp_path_factory):
+    """A function that returns the model directory of a whole run of an example."""
+
     @functools.cache
-    def trained(example):
+    def trained(example, *more):
         model_dir = tmp_path_factory.mktemp(example) / "run"
-        run(example, model_dir, "--strategy=one_device")
+        mode = "train_and_eval" if evaluates(example) else "train"
+        run_example(example, model_dir, ONE, *more, mode=mode)
         return model_dir
 
     return trained
@@ -103,9 +124,17 @@ def assert_close(model_dir, reference):
     assert compared > 4
 
 
+def assert_equal(model_dir, reference):
+    ours, theirs = tensors(model_dir), tensors(reference)
+    assert ours.keys() == theirs.keys()
+    assert int(theirs["state/step/.ATTRIBUTES/VARIABLE_VALUE"]) == 8
+    for name, value in theirs.items():
+        np.testing.assert_array_equal(ours[name], value, err_msg=name)
+
+
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_the_header_gives_the_command(example):
-    header = (ROOT / f"examples/{example}.gin").read_text().partition("\n#\n")[0].splitlines()
+    header = text_of(example).partition("\n#\n")[0].splitlines()
     assert all(line.startswith("# python -m ddl.main ") for line in header)
     assert f"--gin_file=examples/{example}.gin " in header[-1]
     assert header[-1].endswith(f"--model_dir=runs/{example}")
@@ -113,57 +142,64 @@ def test_the_header_gives_the_command(example):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_the_same_on_any_devices(example, one_device, tmp_path):
-    """On 2 and 4 replicas; with accumulation; on two workers. Slots and targets too.
+def test_the_same_on_any_devices(example, trained, tmp_path):
+    """On 4 replicas with two microbatches each. Slots and targets too.
 
     Batch normalization takes the moments of each microbatch, so an example with it is compared with
     another run with accumulation.
     """
-    for options in (TWO, FOUR):
-        model_dir = tmp_path / options[-1]
-        run(example, model_dir, *options)
-        assert_close(model_dir, one_device(example))
-    accumulated = {"params": ["ACCUMULATION_STEPS = 2"]}
-    run(example, tmp_path / "accumulated", "--strategy=one_device", **accumulated)
-    if example in NORMALIZED:
-        run(example, tmp_path / "accumulated on two", *TWO, **accumulated)
-        assert_close(tmp_path / "accumulated on two", tmp_path / "accumulated")
-    else:
-        assert_close(tmp_path / "accumulated", one_device(example))
-    status, output = finish(launch(2, *flags(example, tmp_path / "workers")))
-    assert status == 0, output
-    assert_close(tmp_path / "workers", one_device(example))
+    whole = trained(example, ACCUMULATED) if example in NORMALIZED else trained(example)
+    run_example(example, tmp_path / "four", FOUR, ACCUMULATED)
+    assert_close(tmp_path / "four", whole)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_killed_and_started_again_it_ends_the_same(example, tmp_path):
-    run(example, tmp_path / "straight", *TWO)
-    process = start(example, tmp_path / "killed", *TWO)
-    saved = tmp_path / "killed" / "checkpoints" / "step-10.index"
+def test_two_workers_compute_the_same(example, trained, tmp_path):
+    status, output = finish(launch(2, *flags(example, tmp_path / "workers")), timeout=300)
+    assert status == 0, output
+    assert_close(tmp_path / "workers", trained(example))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_resumed_from_an_earlier_checkpoint_it_ends_the_same(example, trained, tmp_path):
+    straight, model_dir = trained(example), tmp_path / "resumed"
+    shutil.copytree(straight, model_dir)
+    for file in (model_dir / "checkpoints").glob("step-8*"):
+        file.unlink()
+    assert list((model_dir / "checkpoints").glob("step-4*"))
+    run_example(example, model_dir, ONE)
+    assert_equal(model_dir, straight)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("example", KILLED)
+def test_killed_and_started_again_it_ends_the_same(example, trained, tmp_path):
+    model_dir = tmp_path / "killed"
+    command = [
+        sys.executable,
+        "-m",
+        "ddl.main",
+        *flags(example, model_dir),
+        "--strategy=one_device",
+    ]
+    process = forked.Popen(command, cwd=ROOT)
+    saved = model_dir / "checkpoints" / "step-4.index"
     while process.poll() is None and not saved.exists():
-        pass
+        time.sleep(0.001)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert saved.exists()
-    run(example, tmp_path / "killed", *TWO)
-    ours, theirs = tensors(tmp_path / "killed"), tensors(tmp_path / "straight")
-    for name, value in theirs.items():
-        np.testing.assert_array_equal(ours[name], value, err_msg=name)
+    forked.run(command, cwd=ROOT, check=True)
+    assert_equal(model_dir, trained(example))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_exports_what_was_trained(example, one_device):
-    model_dir = one_device(example)
-    forked.run(
-        [
-            *(sys.executable, "-m", "ddl.main", *flags(example, model_dir)[:-1]),
-            *("--mode=export", "--strategy=one_device"),
-        ],
-        cwd=ROOT,
-        check=True,
-    )
+def test_exports_what_was_trained(example, trained):
+    model_dir = trained(example)
+    run_example(example, model_dir, ONE, mode="export")
     saved = [v for v in tensors(model_dir).values() if getattr(v, "dtype", None) == np.float64]
     exported = sorted((model_dir / "export").rglob("*.keras"))
     assert exported

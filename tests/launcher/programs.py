@@ -65,13 +65,13 @@ def turns(folder: Path) -> int:
 
 
 def finish(launcher):
-    output, errors = launcher.communicate(timeout=60)
+    output, errors = launcher.communicate(timeout=300)
     assert "Traceback" not in errors, errors
     return launcher.returncode, output, errors
 
 
 def wait_for(condition):
-    patience = time.monotonic() + 30
+    patience = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < patience, "nothing happened"
         time.sleep(0.01)

@@ -200,7 +200,7 @@ def test_a_run_that_is_cut_after_going_back_ends_the_same(tmp_path):
 def interrupt():
     """Sends this process a signal and waits until it has been noted."""
     os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(0.2)
+    time.sleep(1)
 
 
 @pytest.mark.parametrize("at", [11, 12])

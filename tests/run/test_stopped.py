@@ -6,12 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from tests.run.whole_runs import MODES, StraightRuns, assert_same_end, finish, lines, start, tensors
-
-
-@pytest.fixture(scope="module")
-def straight(tmp_path_factory):
-    return StraightRuns(tmp_path_factory.mktemp("straight"))
+from tests.run.whole_runs import MODES, assert_same_end, finish, lines, start, tensors
 
 
 def step_of(model_dir) -> int:
@@ -20,7 +15,7 @@ def step_of(model_dir) -> int:
 
 def stop_in_its_loop(model_dir, *arguments) -> int:
     """Stops a run within its first loop, and returns the step that it saved."""
-    for pause in (3, 10, 30):  # the first updates wait for TensorFlow to optimize the graph
+    for pause in (1, 3, 10, 30):  # the first updates wait for TensorFlow to optimize the graph
         process = start(model_dir, *arguments)
         while not (model_dir / "operative_config.gin").exists():
             assert process.poll() is None

@@ -43,7 +43,7 @@ def start(*arguments):
     )
 
 
-def finish(process, timeout=300):
+def finish(process, timeout=600):
     output, _ = process.communicate(timeout=timeout)
     return process.returncode, output
 

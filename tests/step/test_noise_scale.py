@@ -13,6 +13,8 @@ from ddl.precision import set_precision
 from tests.conftest import make_strategy, save
 from tests.training.test_trainer import UNEVEN
 
+pytestmark = pytest.mark.usefixtures("rows_checked_on_one_device")
+
 FEATURES = 5
 TOGETHER = [("one_device", 1, 4), ("mirrored", 2, 2), ("mirrored", 4, 1), ("central_storage", 2, 2)]
 

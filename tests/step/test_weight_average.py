@@ -10,6 +10,8 @@ from tests.conftest import make_strategy, save
 from tests.training.rewinding import Start
 from tests.training.test_trainer import IMAGES, LABELS, make_trainer, weights_and_slots
 
+pytestmark = pytest.mark.usefixtures("rows_checked_on_one_device")
+
 RULE = ddl.ExponentialMovingAverage(0.9)
 
 

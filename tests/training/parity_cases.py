@@ -43,16 +43,19 @@ def cnn() -> ddl.Classification:
     return ddl.Classification(model)
 
 
-def augmented() -> ddl.Classification:
-    augmentations = [
+def augmentations() -> list[Any]:
+    return [
         ddl.layers.RandomFlip("horizontal_and_vertical"),
         ddl.layers.RandomShift(2, 1),
         ddl.layers.Cutout(3),
         ddl.layers.RandomBrightness(0.1),
         ddl.layers.RandomContrast(0.3),
     ]
+
+
+def augmented() -> ddl.Classification:
     model = ddl.models.mlp((6, 6, 1), 3, hidden_units=(16,))
-    return ddl.Classification(model, augmentations=augmentations)
+    return ddl.Classification(model, augmentations=augmentations())
 
 
 def noisy() -> ddl.Classification:

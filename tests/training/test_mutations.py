@@ -19,6 +19,8 @@ from tests.layers import test_dropout_and_noise
 from tests.training import test_parity, test_trainer
 from tests.training.parity_cases import COMBINED, differences, reference
 
+pytestmark = pytest.mark.usefixtures("rows_checked_on_one_device")
+
 Patch = pytest.MonkeyPatch
 
 

@@ -19,6 +19,8 @@ from tests.training.parity_cases import (
     reference,
 )
 
+pytestmark = pytest.mark.usefixtures("rows_checked_on_one_device")
+
 RICH, SPARSE, NOISY = COMBINED
 ON_TWO, ON_FOUR = ("mirrored", 2), ("mirrored", 4)
 IN_FLOAT64 = [

@@ -17,6 +17,7 @@ from ddl.step.verbs.plan import StepPlan
 from tests.step.verbs import test_applying, test_each_example, test_update
 
 Patch = pytest.MonkeyPatch
+pytestmark = pytest.mark.usefixtures("rows_checked_on_one_device")
 examples_as_a_loop = test_each_example.test_what_a_loop_over_the_examples_computes
 groups_as_a_loop = test_applying.test_groups_are_what_a_loop_without_ddl_computes
 

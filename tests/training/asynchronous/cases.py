@@ -34,20 +34,10 @@ def build(workers: int) -> tf.distribute.Strategy:
     build.servers = [  # type: ignore[attr-defined]
         start_server(cluster, task.kind, task.index) for task in tasks if task.kind != "chief"
     ]
-    return build_parameter_server_strategy(ClusterTimeouts(10, 10, 10))
+    return build_parameter_server_strategy(ClusterTimeouts(60, 60, 60))
 
 
-PARITY = (
-    "plain",
-    "clipping by global norm, biting at every step",
-    "L2",
-    "weights of tokens, sparse gradients",
-    "131 examples in batches of 32",
-    "synchronized BatchNormalization, accumulation 2",
-    "ddl.layers.Dropout",
-    "augmentation, batches made on the host",
-    "AdamW",
-)
+PARITY = ("plain", *parity_cases.COMBINED)
 
 
 def parity(strategy: tf.distribute.Strategy) -> Any:

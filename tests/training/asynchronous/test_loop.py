@@ -16,7 +16,7 @@ def run(workers: int, *names: str) -> dict:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=900,
         check=False,
     )
     assert done.returncode == 0, done.stderr

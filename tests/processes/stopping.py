@@ -1,0 +1,46 @@
+"""Processes that are stopped at a moment, so that a signal comes while that moment lasts."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+
+def stop(number: int) -> bool:
+    """Sends SIGSTOP and waits for all threads; returns whether the process lives, stopped."""
+    with suppress(ProcessLookupError):
+        os.kill(number, signal.SIGSTOP)
+    while (states := _states(number)) - set("TtZX"):
+        time.sleep(0.0005)
+    return bool(states & set("Tt"))
+
+
+def stop_when(number: int, condition: Callable[[], bool], wait: Callable[[], None]) -> bool:
+    """Stops a process while a condition holds that it makes true for some milliseconds.
+
+    Args:
+      number: ID of the process.
+      condition: The condition.
+      wait: Waits until the condition seems to hold.
+
+    Returns:
+      Whether it is stopped and the condition holds; not if the process has ended.
+    """
+    while True:
+        wait()
+        if not stop(number):
+            return False
+        if condition():
+            return True
+        os.kill(number, signal.SIGCONT)  # it was too late: the next time
+
+
+def _states(number: int) -> set[str]:
+    """Returns the states of the threads as in /proc: T is stopped, Z and X have ended."""
+    states = set()
+    for file in Path(f"/proc/{number}/task").glob("*/stat"):
+        with suppress(OSError):  # the thread has ended
+            states.add(file.read_text().rpartition(")")[2].split()[0])
+    return states
