@@ -12,7 +12,7 @@ from ddl.step import global_gradient, overflow
 from ddl.step import gradients as gradient_path
 from ddl.step.all_reduce import AllReduce
 from ddl.step.global_gradient import GlobalGradient
-from ddl.step.kept_values import KeptValues
+from ddl.step.overflow import KeptValues
 from ddl.step.objective import Objective
 from tests.conftest import make_strategy, name_of
 from tests.layers import test_dropout_and_noise
