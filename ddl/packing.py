@@ -11,6 +11,7 @@ order.
 
 from collections.abc import Callable, Iterable, Sequence
 
+import numpy as np
 import tensorflow as tf
 
 FEWEST = 16
@@ -18,6 +19,10 @@ FEWEST = 16
 
 _LARGE = 2**20  # entries of a tensor that stays alone
 _LARGEST_BUFFER = 2**24  # entries; buffers take additional memory
+_ROW = 1024
+# ResourceHandle::ANONYMOUS_NAME of TensorFlow: each execution creates a new variable. A name drawn
+# at trace time would be shared by all workers of parameter servers, which share a trace.
+_ANONYMOUS = "cd2c89b7-88b7-44c8-ad83-06c2a9158347"
 _ALIGNED = 64  # bytes: parts of a buffer that begin at a multiple are shared, not copied
 
 
@@ -27,17 +32,33 @@ def on_gpus(devices: Iterable[str]) -> bool:
     return bool(names) and all("GPU" in name for name in names)
 
 
+def zero_variable(like: tf.Tensor) -> tf.Tensor:
+    """Returns the handle of a new variable of zeros on the current device. In a graph.
+
+    Each execution makes another one; `tf.raw_ops.DestroyResourceOp` ends it.
+
+    Args:
+      like: Has the shape and dtype of the variable.
+    """
+    handle = tf.raw_ops.VarHandleOp(dtype=like.dtype, shape=like.shape, shared_name=_ANONYMOUS)
+    # Not tf.zeros: TensorFlow would keep it as a constant, and copy it in each update.
+    zeros = tf.raw_ops.Empty(shape=like.shape.as_list(), dtype=like.dtype, init=True)
+    tf.raw_ops.AssignVariableOp(resource=handle, value=zeros)
+    return handle
+
+
 class Packed:
     """Tensors in few buffers, for operations on each entry.
 
     Attributes:
+      places: Places of the tensors of each buffer.
       buffers: A tensor that stays alone, or a vector of several tensors of one dtype.
     """
 
     def __init__(self, tensors: Sequence[tf.Tensor]):
         """Packs tensors; those of unknown shape stay alone."""
         self._tensors = list(tensors)
-        self._groups = groups(self._tensors)
+        self.places = groups(self._tensors)
         self.buffers = self.alike(self._tensors)
 
     def alike(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -46,7 +67,7 @@ class Packed:
             tensors[group[0]]
             if len(group) == 1
             else tf.concat([tf.reshape(tensors[place], [-1]) for place in group], axis=0)
-            for group in self._groups
+            for group in self.places
         ]
 
     def unpacked(self, buffers: Sequence[tf.Tensor], to_keep: bool = False) -> list[tf.Tensor]:
@@ -58,7 +79,7 @@ class Packed:
             a variable would copy its part of the buffer itself.
         """
         found: list[tf.Tensor] = list(self._tensors)
-        for group, buffer in zip(self._groups, buffers, strict=True):
+        for group, buffer in zip(self.places, buffers, strict=True):
             if len(group) == 1:
                 found[group[0]] = buffer
                 continue
@@ -95,3 +116,46 @@ def groups(tensors: Sequence[tf.Tensor]) -> list[list[int]]:
         for group in found
         for part in ([group] if len(group) >= FEWEST else [[place] for place in group])
     ]
+
+
+def square_sums(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Returns the sum of squares of each tensor of one dtype: [tensors].
+
+    Each sum always adds in the same order, so all replicas get the same bits.
+    """
+    sizes = [tensor.shape.num_elements() for tensor in tensors]
+    small = [place for place, size in enumerate(sizes) if size < _LARGE]
+    if len(small) < FEWEST:
+        return 2 * tf.stack([tf.nn.l2_loss(tensor) for tensor in tensors])
+    large = [place for place, size in enumerate(sizes) if size >= _LARGE]
+    sums = _small_square_sums([tensors[place] for place in small])
+    if not large:
+        return sums
+    of_large = 2 * tf.stack([tf.nn.l2_loss(tensors[place]) for place in large])
+    # Not int32, which TensorFlow keeps on the host.
+    order = tf.constant(np.argsort(small + large), tf.int64)
+    return tf.gather(tf.concat([sums, of_large], axis=0), order)
+
+
+def unstacked(vector: tf.Tensor) -> list[tf.Tensor]:
+    """Returns the entries of a vector as scalars, with one kernel where there are many."""
+    return [tf.reshape(entry, []) for entry in tf.split(vector, [1] * vector.shape[0])]
+
+
+def _small_square_sums(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Returns `square_sums`: of rows in one matrix, then of the rows of each tensor."""
+    dtype, sizes = tensors[0].dtype, [tensor.shape.num_elements() for tensor in tensors]
+    rows = [-(-size // _ROW) for size in sizes]
+    parts: list[tf.Tensor] = []
+    for tensor, size, count in zip(tensors, sizes, rows, strict=True):
+        parts.append(tf.reshape(tensor, [-1]))
+        if padding := count * _ROW - size:
+            parts.append(tf.zeros([padding], dtype))
+    parts.append(tf.zeros([_ROW], dtype))
+    matrix = tf.reshape(tf.concat(parts, axis=0), [-1, _ROW])
+    of_rows = tf.reduce_sum(tf.square(matrix), axis=1)
+    # The rows of each tensor, filled up with the last row, which is empty.
+    index = np.full([len(tensors), max(rows)], sum(rows))
+    for place, (end, count) in enumerate(zip(np.cumsum(rows), rows, strict=True)):
+        index[place, :count] = np.arange(end - count, end)
+    return tf.reduce_sum(tf.gather(of_rows, tf.constant(index, tf.int64)), axis=1)

@@ -6,11 +6,8 @@ from typing import Any
 import tensorflow as tf
 
 from ddl.distribution.devices import local_devices
-from ddl.packing import on_gpus
+from ddl.packing import on_gpus, zero_variable
 from ddl.step.onednn import in_own_graph
-
-# ResourceHandle::ANONYMOUS_NAME of TensorFlow: each execution creates a new variable.
-_ANONYMOUS = "cd2c89b7-88b7-44c8-ad83-06c2a9158347"
 
 
 def over_microbatches(
@@ -61,7 +58,7 @@ def _in_variables(
     """
 
     def made() -> list[tf.Tensor]:
-        return [_empty_variable(value) for value in tf.nest.flatten(zeros())]
+        return [zero_variable(value) for value in tf.nest.flatten(zeros())]
 
     def add(handles: list[tf.Tensor], values: Any) -> None:
         for handle, value in zip(handles, tf.nest.flatten(values), strict=True):
@@ -85,12 +82,3 @@ def _in_variables(
 
     tf.while_loop(lambda index: index < microbatches, turn, (tf.constant(0),))
     return strategy.run(read, args=(variables,))
-
-
-def _empty_variable(like: tf.Tensor) -> tf.Tensor:
-    """Returns the handle of a variable of zeros on the current device."""
-    handle = tf.raw_ops.VarHandleOp(dtype=like.dtype, shape=like.shape, shared_name=_ANONYMOUS)
-    # Not tf.zeros: TensorFlow would keep it as a constant, and copy it in each update.
-    empty = tf.raw_ops.Empty(shape=like.shape.as_list(), dtype=like.dtype, init=True)
-    tf.raw_ops.AssignVariableOp(resource=handle, value=empty)
-    return handle

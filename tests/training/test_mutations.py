@@ -78,7 +78,7 @@ def ask_the_first_replica_before_the_reduce(patch: Patch) -> None:
         return reduce(self, gradients, variables)
 
     patch.setattr(AllReduce, "__call__", mutated)
-    patch.setattr(global_gradient, "each_finite", lambda reduced: finite(own))
+    patch.setattr(overflow, "each_finite", lambda reduced: finite(own))
 
 
 def give_all_replicas_one_stream(patch: Patch) -> None:
