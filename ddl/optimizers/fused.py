@@ -8,12 +8,15 @@ optimizer subclasses Keras's and keeps its constructor, slots, config and checkp
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import keras
 import tensorflow as tf
 from absl import logging
+
+from ddl.packing import Packed, on_gpus, zero_variable
 
 
 def constructor_of(keras_class: type[keras.optimizers.Optimizer], name: str) -> Callable[..., None]:
@@ -81,6 +84,7 @@ class Fused(keras.optimizers.Optimizer):
         given = last.values if isinstance(last, tf.IndexedSlices) else last
         with tf.control_dependencies([given]):
             by_dtype = {d.name: self.scalars(tf.cast(learning_rate, d)) for d in dtypes}
+        self._decay_on_gpus(variables, learning_rate)
         super()._backend_update_step(gradients, variables, by_dtype)
 
     def scalars(self, learning_rate: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -116,12 +120,39 @@ class Fused(keras.optimizers.Optimizer):
         """Returns whether an update leaves a row with zero gradient and its slots unchanged."""
         return False
 
+    def _decay_on_gpus(self, variables: list[Any], learning_rate: Any) -> None:
+        """Applies decoupled decay on GPUs, w ← w·(1 - decay·learning rate), with few kernels.
+
+        Elsewhere `_apply_weight_decay` does. The product differs from its result by rounding.
+        """
+        if self.weight_decay is None or not _on_gpus(variables):
+            return
+        decayed = [tensorflow_variable(v) for v in variables if self._use_weight_decay(v)]
+
+        def decay(_: tf.Variable, learning_rate: Any) -> None:
+            packed = Packed([tf.convert_to_tensor(variable) for variable in decayed])
+            by_dtype = {}
+            for dtype in dict.fromkeys(buffer.dtype for buffer in packed.buffers):
+                rate = tf.constant(self.weight_decay, dtype) * tf.cast(learning_rate, dtype)
+                by_dtype[dtype] = 1 - rate
+            values = packed.unpacked([b * by_dtype[b.dtype] for b in packed.buffers], True)
+            for variable, value in zip(decayed, values, strict=True):
+                variable.assign(value)
+
+        def decay_all(strategy: tf.distribute.Strategy, learning_rate: Any) -> None:
+            strategy.extended.update(decayed[0], decay, args=(learning_rate,), group=False)
+
+        if decayed:
+            tf.__internal__.distribute.interim.maybe_merge_call(
+                decay_all, self._distribution_strategy, learning_rate
+            )
+
     def _apply_weight_decay(self, variables: list[Any]) -> None:
         """Applies decoupled decay, w ← w - w·decay·learning rate, in one pass over each variable.
 
         It overrides a private method of Keras; tests/optimizers/test_fused.py guards the name.
         """
-        if self.weight_decay is None:
+        if self.weight_decay is None or _on_gpus(variables):
             return
 
         def decay(variable: tf.Variable) -> None:
@@ -138,12 +169,85 @@ class Fused(keras.optimizers.Optimizer):
         def decay_all(strategy: tf.distribute.Strategy, variables: list[Any]) -> None:
             for variable in variables:
                 if self._use_weight_decay(variable):
-                    value = variable.value if isinstance(variable, keras.Variable) else variable
-                    strategy.extended.update(value, decay, group=False)
+                    strategy.extended.update(tensorflow_variable(variable), decay, group=False)
 
         tf.__internal__.distribute.interim.maybe_merge_call(
             decay_all, self._distribution_strategy, variables
         )
+
+
+class Together(keras.optimizers.Optimizer):
+    """Mixin ahead of a Keras optimizer: on GPUs, one update of all variables, with few kernels.
+
+    The norms of all variables are taken together, and each variable's share of the update is one
+    of TensorFlow's training kernels. The result is that of `update_step` but for rounding.
+    """
+
+    def _distributed_tf_update_step(
+        self, distribution: Any, grads_and_vars: Sequence[tuple[Any, Any]], learning_rate: Any
+    ) -> None:
+        """Updates all variables.
+
+        It overrides a private method of Keras; tests/optimizers/test_layerwise.py guards the name.
+        """
+        variables = [variable for _, variable in grads_and_vars]
+        wide = all(variable.dtype.size >= 4 for variable in variables)
+        if not (wide and on_gpus(variable.device for variable in variables)):
+            super()._distributed_tf_update_step(distribution, grads_and_vars, learning_rate)
+            return
+        for dtype in dict.fromkeys(variable.dtype for variable in variables):
+            own = [variable for variable in variables if variable.dtype == dtype]
+            gradients = [gradient for gradient, v in grads_and_vars if v.dtype == dtype]
+
+            def update(
+                _: tf.Variable,
+                gradients: Sequence[Any],
+                rate: Any,
+                own: Sequence[tf.Variable] = own,
+                dtype: tf.DType = dtype,
+            ) -> None:
+                self.update_together(
+                    [dense(gradient, dtype) for gradient in gradients], own, tf.cast(rate, dtype)
+                )
+
+            distribution.extended.update(
+                own[0], update, args=(gradients, learning_rate), group=False
+            )
+
+    def update_together(
+        self,
+        gradients: Sequence[tf.Tensor],
+        variables: Sequence[tf.Variable],
+        learning_rate: tf.Tensor,
+    ) -> None:
+        """Updates variables of one dtype. Runs in the strategy's update context.
+
+        Args:
+          gradients: Dense, one per variable.
+          variables: The variables.
+          learning_rate: [], in the variables' dtype.
+        """
+        raise NotImplementedError
+
+
+def _on_gpus(variables: Sequence[Any]) -> bool:
+    return on_gpus(tensorflow_variable(variable).device for variable in variables)
+
+
+def tensorflow_variable(variable: Any) -> tf.Variable:
+    """Returns TensorFlow's variable of a Keras variable, and any other unchanged."""
+    return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+@contextmanager
+def temporary(like: tf.Tensor) -> Iterator[tf.Tensor]:
+    """Yields the handle of a zero variable that lives for one update.
+
+    A permanent variable would be a slot that Keras lacks, and would stay non-finite once it is.
+    """
+    handle = zero_variable(like)
+    yield handle
+    tf.raw_ops.DestroyResourceOp(resource=handle)
 
 
 def dense(gradient: tf.Tensor | tf.IndexedSlices, dtype: tf.DType) -> tf.Tensor:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import keras
 import tensorflow as tf
 
-from ddl.optimizers.fused import Fused, constructor_of
+from ddl.optimizers.fused import Fused, constructor_of, temporary
 
 
 @keras.saving.register_keras_serializable("ddl")
@@ -65,7 +65,7 @@ class FusedAdagrad(Fused, keras.optimizers.Adagrad):
         dtype = gradient.dtype
         accumulator = self._accumulators[index].value.handle
         tf.raw_ops.AssignAddVariableOp(resource=accumulator, value=tf.square(gradient))
-        with _temporary(gradient) as velocity:
+        with temporary(gradient) as velocity:
             tf.raw_ops.ResourceApplyRMSProp(
                 var=handle,
                 ms=accumulator,
@@ -98,22 +98,5 @@ def _velocity(optimizer: FusedRMSprop, gradient: tf.Tensor, index: int) -> Itera
     if optimizer.momentum > 0:
         yield optimizer._momentums[index].value.handle
     else:
-        with _temporary(gradient) as handle:
+        with temporary(gradient) as handle:
             yield handle
-
-
-# ResourceHandle::ANONYMOUS_NAME of TensorFlow: each execution creates a new variable. A name drawn
-# at trace time would be shared by all workers of parameter servers, which share a trace.
-_ANONYMOUS = "cd2c89b7-88b7-44c8-ad83-06c2a9158347"
-
-
-@contextmanager
-def _temporary(like: tf.Tensor) -> Iterator[tf.Tensor]:
-    """Yields the handle of a zero variable that lives for one update.
-
-    A permanent variable would be a slot that Keras lacks, and would stay non-finite once it is.
-    """
-    handle = tf.raw_ops.VarHandleOp(dtype=like.dtype, shape=like.shape, shared_name=_ANONYMOUS)
-    tf.raw_ops.AssignVariableOp(resource=handle, value=tf.zeros_like(like))
-    yield handle
-    tf.raw_ops.DestroyResourceOp(resource=handle)

@@ -8,12 +8,13 @@ import tensorflow as tf
 
 from ddl.errors import ConfigError
 from ddl.optimizers.exclusions import excluded
-from ddl.optimizers.fused import dense
+from ddl.optimizers.fused import Together, dense, temporary
 from ddl.optimizers.momentum import MomentumSGD
+from ddl.packing import Packed, square_sums, unstacked
 
 
 @keras.saving.register_keras_serializable("ddl")
-class LARS(MomentumSGD):
+class LARS(Together, MomentumSGD):
     """Layer-wise adaptive rate scaling: You et al. 2017, "Large Batch Training of CNNs".
 
     Algorithm 1 of the paper, for each variable with weights w and gradient g, at the rate γ:
@@ -112,6 +113,36 @@ class LARS(MomentumSGD):
             gradient = rate * (gradient + self._decay * weights)
         super().update_step(gradient, variable, learning_rate)
 
+    def update_together(
+        self,
+        gradients: Sequence[tf.Tensor],
+        variables: Sequence[tf.Variable],
+        learning_rate: tf.Tensor,
+    ) -> None:
+        """Updates all variables; see `Together.update_together`."""
+        changed = list(gradients)
+        places = [
+            place
+            for place, variable in enumerate(variables)
+            if self._get_variable_index(variable) not in self._excluded
+        ]
+        if places:
+            own = [gradients[place] for place in places]
+            weights = [tf.convert_to_tensor(variables[place]) for place in places]
+            weight_norms = tf.sqrt(square_sums(weights))
+            gradient_norms = tf.sqrt(square_sums(own))
+            divisors = gradient_norms + self._decay * weight_norms + self.epsilon
+            rates = self.trust_coefficient * weight_norms / divisors
+            rates = _or_ones(rates, weight_norms, gradient_norms)
+            if self._decay:
+                packed = Packed(own)
+                pairs = zip(packed.buffers, packed.alike(weights), strict=True)
+                own = packed.unpacked([g + self._decay * w for g, w in pairs])
+            for place, gradient, rate in zip(places, own, unstacked(rates), strict=True):
+                changed[place] = rate * gradient
+        for gradient, variable in zip(changed, variables, strict=True):
+            super().update_step(gradient, variable, learning_rate)
+
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the constructor."""
         return {
@@ -124,7 +155,7 @@ class LARS(MomentumSGD):
 
 
 @keras.saving.register_keras_serializable("ddl")
-class LAMB(keras.optimizers.Lamb):
+class LAMB(Together, keras.optimizers.Lamb):
     """Layer-wise Adam: You et al. 2019, "Large Batch Optimization for Deep Learning".
 
     Algorithm 2 of the paper, with φ the identity, at the learning rate η:
@@ -213,6 +244,60 @@ class LAMB(keras.optimizers.Lamb):
             update *= tf.cast(ratio, dtype)
         variable.assign_sub(tf.cast(learning_rate, dtype) * update)
 
+    def update_together(
+        self,
+        gradients: Sequence[tf.Tensor],
+        variables: Sequence[tf.Variable],
+        learning_rate: tf.Tensor,
+    ) -> None:
+        """Updates all variables; see `Together.update_together`."""
+        dtype = learning_rate.dtype
+        updates = tf.cast(self.iterations + 1, dtype)
+        powers = [tf.constant(beta, dtype) ** updates for beta in (self.beta_1, self.beta_2)]
+        # The kernel adds ε to √v before it divides by √(1 - β₂ᵗ).
+        epsilon = self.epsilon * tf.sqrt(1 - powers[1])
+
+        def adam(handle: tf.Tensor, place: int, rate: tf.Tensor) -> None:
+            index = self._get_variable_index(variables[place])
+            tf.raw_ops.ResourceApplyAdam(
+                var=handle,
+                m=self._momentums[index].value.handle,
+                v=self._velocities[index].value.handle,
+                beta1_power=powers[0],
+                beta2_power=powers[1],
+                lr=rate,
+                beta1=tf.constant(self.beta_1, dtype),
+                beta2=tf.constant(self.beta_2, dtype),
+                epsilon=epsilon,
+                grad=gradients[place],
+            )
+
+        directions, places = [], []
+        for place, variable in enumerate(variables):
+            if self._get_variable_index(variable) in self._excluded:
+                adam(variable.handle, place, learning_rate)
+                continue
+            with temporary(gradients[place]) as handle:
+                adam(handle, place, tf.constant(-1, dtype))
+                direction = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+            directions.append(tf.ensure_shape(direction, variable.shape))
+            places.append(place)
+        if not places:
+            return
+        weights = [tf.convert_to_tensor(variables[place]) for place in places]
+        if self._decay:
+            packed = Packed(directions)
+            pairs = zip(packed.buffers, packed.alike(weights), strict=True)
+            directions = packed.unpacked([r + self._decay * w for r, w in pairs])
+        weight_norms = tf.sqrt(square_sums(weights))
+        update_norms = tf.sqrt(square_sums(directions))
+        ratios = _or_ones(weight_norms / update_norms, weight_norms, update_norms)
+        rates = unstacked(learning_rate * ratios)
+        for place, direction, rate in zip(places, directions, rates, strict=True):
+            tf.raw_ops.ResourceApplyGradientDescent(
+                var=variables[place].handle, alpha=rate, delta=direction
+            )
+
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the constructor."""
         return {**super().get_config(), "weight_decay": self._decay, "exclude": self._exclude}
@@ -226,6 +311,11 @@ def _norm(values: tf.Tensor) -> tf.Tensor:
 def _or_one(ratio: tf.Tensor, *norms: tf.Tensor) -> tf.Tensor:
     """Returns the ratio, or 1 where one of the norms is zero."""
     return tf.where(tf.reduce_all(tf.stack(norms) > 0), ratio, tf.ones_like(ratio))
+
+
+def _or_ones(ratios: tf.Tensor, norms: tf.Tensor, others: tf.Tensor) -> tf.Tensor:
+    """Returns ratios, [n], or 1 where one of two norms is zero."""
+    return tf.where((norms > 0) & (others > 0), ratios, tf.ones_like(ratios))
 
 
 def _check_not_negative(optimizer: str, **numbers: float) -> None:

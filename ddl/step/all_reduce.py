@@ -18,7 +18,9 @@ from tensorflow.python.distribute import (
 from tensorflow.python.ops import collective_ops
 
 from ddl.distribution.communication import Communication
+from ddl.distribution.devices import local_devices
 from ddl.errors import check_choice
+from ddl.packing import Packed, on_gpus
 
 GradientDtype = Literal["bfloat16", "float16"]
 _Options: TypeAlias = tf.distribute.experimental.CommunicationOptions
@@ -87,14 +89,31 @@ class AllReduce:
                 sums[place] = gradient
         return sums
 
+    def of_sums(self, sums: Any) -> tf.Tensor:
+        """Returns the sum of a float64 vector over all replicas, on the first one's device.
+
+        `tf.distribute.Strategy.reduce` adds on the host, for which GPUs would have to wait.
+
+        Args:
+          sums: The vector of each replica.
+        """
+        if not on_gpus(local_devices(self._strategy)):
+            return self._strategy.reduce(_SUM, sums, axis=None)
+        if self._strategy.num_replicas_in_sync == 1:
+            return sums
+        reduced = self._strategy.extended.reduce_to(_SUM, sums, sums, self._options)
+        return self._strategy.experimental_local_results(reduced)[0]
+
     def _rounded(self, gradients: list[Any]) -> list[Any]:
         """Rounds dense gradients to the dtype and casts them back. Replica context."""
-        return [
-            gradient
-            if isinstance(gradient, tf.IndexedSlices)
-            else tf.cast(tf.cast(gradient, self._dtype), gradient.dtype)
-            for gradient in gradients
-        ]
+
+        def rounded(values: tf.Tensor) -> tf.Tensor:
+            return tf.cast(tf.cast(values, self._dtype), values.dtype)
+
+        dense = [g for g in gradients if not isinstance(g, tf.IndexedSlices)]
+        on_gpu = on_gpus(local_devices(self._strategy))
+        changed = iter(Packed(dense).each(rounded) if on_gpu else map(rounded, dense))
+        return [g if isinstance(g, tf.IndexedSlices) else next(changed) for g in gradients]
 
     def _summed(self, gradients: Sequence[Any], variables: Sequence[keras.Variable]) -> list[Any]:
         """Calls TensorFlow's reduce, which packs in reverse order, one dtype at a time."""

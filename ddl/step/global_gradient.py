@@ -2,7 +2,7 @@
 
     replica         Σ loss·weight / B, backward     summed over the microbatches
     cross-replica   all-reduce (SUM) of gradients   once per gradient
-                    strategy.reduce (SUM) of sums   Σ weight, Σ loss·weight, metrics
+                    all-reduce (SUM) of sums        Σ weight, Σ loss·weight, metrics
     replica         times B / (Σ weight · loss scale)
 
 B is the global batch size. Padding and masks make Σ weight differ from B. After the all-reduce the
@@ -22,11 +22,11 @@ from ddl.data.pipeline import Batch
 from ddl.errors import ConfigError
 from ddl.microbatch import Draws, Microbatch
 from ddl.step import gradients as gradient_path
+from ddl.step.accumulation import over_microbatches
 from ddl.step.all_reduce import AllReduce
 from ddl.step.noise_scale import GradientNoiseScale, squared_norm_of
 from ddl.step.objective import Objective
-from ddl.step.onednn import in_own_graph
-from ddl.step.overflow import each_finite
+from ddl.step.overflow import all_finite, multiply_finite
 from ddl.step.state import TrainingState
 from ddl.step.verbs.batches import StepBatch
 from ddl.step.verbs.each_example import (
@@ -34,8 +34,6 @@ from ddl.step.verbs.each_example import (
     check_no_batch_moments,
     sum_of_changed,
 )
-
-_SUM = tf.distribute.ReduceOp.SUM
 
 
 class Reduced(NamedTuple):
@@ -100,16 +98,13 @@ class GlobalGradient:
           ConfigError: If the loss does not depend on a variable; while tracing.
         """
         gradients, sums = self.of_replicas(objective, variables, batch, state, draws, each)
-        sums = self.strategy.reduce(_SUM, sums, axis=None)
+        sums = self.all_reduce.of_sums(sums)
         gradients = self.all_reduce(gradients, variables)
         gradients = self._with_each_row_once(gradients)
         sums, noise = self._gradient_noise(sums, gradients, state)
-        finite = None
-        if self.scales:
-            of_first = [self._of_first_replica(gradient) for gradient in gradients]
-            finite = tf.reduce_all(each_finite(of_first))
         factor = self._factor(objective, batch, sums[0], state.loss_scale)
-        return Reduced(self._multiplied(gradients, factor), sums, finite, noise)
+        gradients, finite = self._multiplied(gradients, factor)
+        return Reduced(gradients, sums, finite, noise)
 
     def of_replicas(
         self,
@@ -158,7 +153,7 @@ class GlobalGradient:
         summed = self._over_microbatches(
             one, batch, lambda: tf.zeros([1 + size], tf.float64), objective.needs_own_graph
         )
-        total = self.strategy.reduce(_SUM, summed, axis=None)
+        total = self.all_reduce.of_sums(summed)
         return total[1:], total[0]
 
     def _over_microbatches(
@@ -172,7 +167,7 @@ class GlobalGradient:
 
         Args:
           one: Takes the batch on a replica, the number of the microbatch and the sum so far, or
-            None for a single microbatch; returns the sum with that microbatch. Replica context.
+            None; returns the sum with that microbatch. Replica context.
           batch: The global batch.
           zeros: Returns the empty sum. Replica context.
           own_graph: Whether each microbatch needs a graph of its own (`ddl.step.onednn`).
@@ -184,18 +179,7 @@ class GlobalGradient:
         def run(index: tf.Tensor | int, so_far: Any) -> Any:
             return self.strategy.run(on_replica, args=(batch.batch, batch.place, index, so_far))
 
-        if self.microbatches == 1:
-            return run(0, None)
-        if own_graph:
-            run = in_own_graph(run)
-        # The loop is outside strategy.run, so that layers can communicate across replicas in each
-        # microbatch, as synchronized batch normalization does.
-        _, summed = tf.while_loop(
-            lambda index, so_far: index < self.microbatches,
-            lambda index, so_far: (index + 1, run(index, so_far)),
-            (tf.constant(0), self.strategy.run(zeros)),
-        )
-        return summed
+        return over_microbatches(self.strategy, self.microbatches, run, zeros, own_graph)
 
     @property
     def microbatches(self) -> int:
@@ -306,14 +290,14 @@ class GlobalGradient:
         (pipeline,) = self.pipelines.values()
         batch = pipeline.global_batch_size
         parts = self.parts
-        unscale = 1 / tf.cast(state.loss_scale, tf.float64) ** 2
         large = squared_norm_of([self._of_first_replica(gradient) for gradient in gradients])
         # A part's gradient is a sum over B/P examples divided by B, so 1/P of their mean. The mean
         # over P parts is s = P² · sums[-1] / P.
         small = parts * sums[-1]
-        noise = self.noise_scale.next(
-            state.gradient_noise, small * unscale, large * unscale, parts, batch
-        )
+        if self.scales:
+            unscale = 1 / tf.cast(state.loss_scale, tf.float64) ** 2
+            small, large = small * unscale, large * unscale
+        noise = self.noise_scale.next(state.gradient_noise, small, large, parts, batch)
         counts = tf.equal(sums[0], batch) & tf.reduce_all(tf.math.is_finite(noise))
         return sums[:-1], tf.where(counts, noise, state.gradient_noise)
 
@@ -328,10 +312,21 @@ class GlobalGradient:
         size = tf.constant(pipeline.global_batch_size, tf.float64)
         return tf.math.divide_no_nan(size, weight * tf.cast(scale, tf.float64))
 
-    def _multiplied(self, gradients: list[Any], factor: tf.Tensor | None) -> list[Any]:
+    def _multiplied(
+        self, gradients: list[Any], factor: tf.Tensor | None
+    ) -> tuple[list[Any], tf.Tensor | None]:
+        """Returns gradients times a factor, and with a loss scale whether they were finite."""
         if factor is None:
-            return gradients
-        return self.strategy.run(gradient_path.multiply, args=(gradients, factor))
+            return gradients, None
+        if not self.scales:
+            return self.strategy.run(gradient_path.multiply, args=(gradients, factor)), None
+        if gradient_path.packs(self.strategy):
+            run = self.strategy.run
+            values, finite = run(multiply_finite, args=(gradients, factor))
+            return values, self._of_first_replica(finite)
+        of_first = [self._of_first_replica(gradient) for gradient in gradients]
+        finite = all_finite(of_first)
+        return self.strategy.run(gradient_path.multiply, args=(gradients, factor)), finite
 
     def _with_each_row_once(self, gradients: list[Any]) -> list[Any]:
         """Merges the duplicate rows of sparse gradients, before they are checked or applied."""

@@ -5,14 +5,16 @@ batch and therefore come after the all-reduce, where every replica holds the sam
 clips and checks before the all-reduce, on each replica's own share.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import keras
 import tensorflow as tf
 
+from ddl.distribution.devices import local_devices
 from ddl.errors import ConfigError
 from ddl.optimizers.checks import check_holds_none, check_optimizer, check_unused
+from ddl.packing import Packed, on_gpus
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 
@@ -52,10 +54,16 @@ def prepare_optimizer(
 
 def multiply(gradients: Sequence[Gradient], factor: tf.Tensor) -> list[Gradient]:
     """Multiplies each gradient by a scalar, in the gradient's dtype; sparse ones stay sparse."""
-    return [
-        _with_values(gradient, values_of(gradient) * tf.cast(factor, gradient.dtype))
-        for gradient in gradients
-    ]
+    return _each(gradients, lambda values: values * tf.cast(factor, values.dtype))
+
+
+def packs(strategy: tf.distribute.Strategy | None = None) -> bool:
+    """Returns whether operations on all gradients are faster in few buffers: on GPUs.
+
+    Args:
+      strategy: The strategy; None in replica context.
+    """
+    return on_gpus(local_devices(strategy or tf.distribute.get_strategy()))
 
 
 def clip_by_global_norm(
@@ -88,7 +96,10 @@ def squared_norm(gradients: Sequence[Gradient]) -> tf.Tensor:
       gradients: As in `clip_by_global_norm`.
     """
     wide = widest(gradients)
-    halves = [tf.cast(tf.nn.l2_loss(values_of(g)), wide) for g in gradients]
+    values = [values_of(gradient) for gradient in gradients]
+    if packs():
+        values = Packed(values).buffers
+    halves = [tf.cast(tf.nn.l2_loss(value), wide) for value in values]
     return 2 * tf.reduce_sum(tf.stack(halves))
 
 
@@ -99,9 +110,7 @@ def clip_by_value(gradients: Sequence[Gradient], clip_value: float) -> list[Grad
       gradients: As in `clip_by_global_norm`.
       clip_value: The largest absolute value allowed.
     """
-    return [
-        _with_values(g, tf.clip_by_value(values_of(g), -clip_value, clip_value)) for g in gradients
-    ]
+    return _each(gradients, lambda values: tf.clip_by_value(values, -clip_value, clip_value))
 
 
 def merge_duplicates(gradient: Gradient) -> Gradient:
@@ -150,7 +159,20 @@ def values_of(gradient: Gradient) -> tf.Tensor:
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
-def _with_values(gradient: Gradient, values: tf.Tensor) -> Gradient:
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-    return values
+def with_values(gradients: Sequence[Gradient], values: Sequence[tf.Tensor]) -> list[Gradient]:
+    """Returns gradients with other values; sparse gradients stay sparse."""
+    return [
+        tf.IndexedSlices(value, gradient.indices, gradient.dense_shape)
+        if isinstance(gradient, tf.IndexedSlices)
+        else value
+        for gradient, value in zip(gradients, values, strict=True)
+    ]
+
+
+def _each(
+    gradients: Sequence[Gradient], function: Callable[[tf.Tensor], tf.Tensor]
+) -> list[Gradient]:
+    """Applies a function of each entry; sparse gradients stay sparse."""
+    values = [values_of(gradient) for gradient in gradients]
+    changed = Packed(values).each(function) if packs() else [function(value) for value in values]
+    return with_values(gradients, changed)

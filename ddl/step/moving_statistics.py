@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
-from ddl.step.kept_values import KeptValues
+from ddl.step.overflow import KeptValues
 
 
 class Statistics:

@@ -8,11 +8,13 @@ Micikevicius et al. 2018, "Mixed Precision Training".
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
+from ddl.packing import Packed
 from ddl.precision import LossScale
-from ddl.step.gradients import Gradient, values_of
+from ddl.step.gradients import Gradient, packs, values_of, with_values
 from ddl.step.state import TrainingState
 
 
@@ -21,12 +23,36 @@ def each_finite(gradients: Sequence[Gradient]) -> tf.Tensor:
     return tf.stack([tf.reduce_all(tf.math.is_finite(values_of(g))) for g in gradients])
 
 
+def all_finite(gradients: Sequence[Gradient]) -> tf.Tensor:
+    """Returns whether no gradient holds an infinity or a NaN: bool []."""
+    return tf.reduce_all(each_finite(gradients))
+
+
+def multiply_finite(
+    gradients: Sequence[Gradient], factor: tf.Tensor
+) -> tuple[list[Gradient], tf.Tensor]:
+    """Returns gradients times a scalar, and whether they were finite, in the same buffers.
+
+    Args:
+      gradients: The gradients.
+      factor: [], cast to the gradients' dtypes.
+    """
+    packed = Packed([values_of(gradient) for gradient in gradients])
+    finite = tf.reduce_all(each_finite(packed.buffers))
+    values = packed.each(lambda buffer: buffer * tf.cast(factor, buffer.dtype))
+    return with_values(gradients, values), finite
+
+
 def change_unless_overflow(
-    finite: tf.Tensor, change: Callable[[], tf.Tensor], undo: Callable[[], None]
+    strategy: tf.distribute.Strategy,
+    finite: tf.Tensor,
+    change: Callable[[], tf.Tensor],
+    undo: Callable[[], None],
 ) -> tf.Tensor:
     """Changes variables if the gradients are finite. Cross-replica context, in a graph.
 
     Args:
+      strategy: The strategy.
       finite: Whether the sums over the replicas are finite, bool [].
       change: Applies gradients and returns their global norm, float64 [].
       undo: Restores what was changed before.
@@ -39,6 +65,10 @@ def change_unless_overflow(
         undo()
         return tf.zeros([], tf.float64)
 
+    if packs(strategy):
+        # The host asks once, not once for each device.
+        with tf.device("CPU:0"):
+            finite = tf.identity(finite)
     return tf.cond(finite, change, skip)
 
 
@@ -59,3 +89,30 @@ def next_scale(
         "finite_updates": finite_updates,
         "skipped_in_a_row": skipped,
     }
+
+
+class KeptValues:
+    """The values of variables on every replica, read when this object is made.
+
+    They are copies, so that `restore` is exact to the bit. Cross-replica context, in a graph.
+    """
+
+    def __init__(self, variables: Sequence[tf.Variable], strategy: tf.distribute.Strategy):
+        """Reads the variables.
+
+        Args:
+          variables: The strategy's variables; they may differ between replicas.
+          strategy: The strategy.
+        """
+        self._variables = list(variables)
+        self._strategy = strategy
+        self._values: list[Any] = strategy.run(lambda: [v.read_value() for v in self._variables])
+
+    def restore(self) -> None:
+        """Assigns the values on every replica."""
+        for variable, value in zip(self._variables, self._values, strict=True):
+            self._strategy.extended.update(variable, _assign, args=(value,))
+
+
+def _assign(variable: tf.Variable, value: tf.Tensor) -> tf.Operation:
+    return variable.assign(value)

@@ -21,13 +21,18 @@ from ddl.errors import ConfigError
 from ddl.microbatch import FIRST_PASS, Draws
 from ddl.precision import LossScale
 from ddl.step.global_gradient import GlobalGradient, Reduced
-from ddl.step.kept_values import KeptValues
 from ddl.step.metric_sums import SumsOfLosses
 from ddl.step.moving_statistics import Statistics
 from ddl.step.observing import observe
 from ddl.step.onednn import in_own_graph
 from ddl.step.order_of_sums import fixed_order_of_sums
-from ddl.step.overflow import change_unless_overflow, each_finite, next_scale
+from ddl.step.overflow import (
+    KeptValues,
+    all_finite,
+    change_unless_overflow,
+    each_finite,
+    next_scale,
+)
 from ddl.step.state import TrainingState
 from ddl.step.verbs.applying import Clip, OptimizerPart, apply
 from ddl.step.verbs.batches import StepBatch
@@ -276,7 +281,7 @@ class _Work:
         if self._kept is None:
             return None
         results = self.strategy.experimental_local_results
-        return tf.reduce_all(each_finite([results(value)[0] for value in values]))
+        return all_finite([results(value)[0] for value in values])
 
     def keep_statistics(self) -> KeptValues:
         return self._update.statistics.kept()
@@ -314,7 +319,7 @@ class _Work:
         if self._kept is None or finite is None or self._plan.keeps_values:
             return make()
         undo = self._kept.restore if ends else lambda: None
-        return change_unless_overflow(finite, make, undo)
+        return change_unless_overflow(self.strategy, finite, make, undo)
 
     def finish(self, books: Books) -> None:
         """Moves the averages, or undoes the update, unless its last change has done so."""
@@ -328,7 +333,7 @@ class _Work:
             self._move_averages()
             return tf.zeros([], tf.float64)
 
-        change_unless_overflow(books.finite, make, self._kept.restore)
+        change_unless_overflow(self.strategy, books.finite, make, self._kept.restore)
 
     def carried(self, books: Books) -> dict[str, Any]:
         update = self._update

@@ -7,7 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from ddl.distribution.devices import local_devices
 from ddl.errors import ConfigError
+from ddl.packing import Packed, on_gpus
 from ddl.step.moving_statistics import restoring
 
 AVERAGE_PREFIX = "average/"
@@ -87,6 +89,9 @@ class WeightAverages:
         Cross-replica context, in a graph.
         """
         step = 1 - self.rule.decay_at(update)
+        if on_gpus(local_devices(self._strategy)):
+            self._move_in_buffers(step)
+            return
 
         def move(average: tf.Variable, weight: tf.Tensor) -> tf.Operation:
             return average.assign_add(tf.cast(step, average.dtype) * (weight - average))
@@ -100,6 +105,26 @@ class WeightAverages:
         for average, weight in zip(self.variables, self._weights, strict=True):
             how = move if weight.trainable else move_unless_equal
             self._strategy.extended.update(average, how, args=(weight,))
+
+    def _move_in_buffers(self, step: tf.Tensor) -> None:
+        """Moves the averages as `update` does, with few kernels."""
+        any_is_fixed = not all(weight.trainable for weight in self._weights)
+
+        def move(_: tf.Variable, step: tf.Tensor) -> None:
+            averages = [tf.convert_to_tensor(average) for average in self.variables]
+            weights = [tf.convert_to_tensor(weight) for weight in self._weights]
+            packed = Packed(averages)
+            moved = []
+            for average, weight in zip(packed.buffers, packed.alike(weights), strict=True):
+                distance = weight - average
+                if any_is_fixed:  # see `move_unless_equal`
+                    equal = tf.equal(weight, average)
+                    distance = tf.where(equal, tf.zeros_like(distance), distance)
+                moved.append(average + tf.cast(step, average.dtype) * distance)
+            for variable, value in zip(self.variables, packed.unpacked(moved, True), strict=True):
+                variable.assign(value)
+
+        self._strategy.extended.update(self.variables[0], move, args=(step,), group=False)
 
     def of(self, variables: Sequence[tf.Variable]) -> list[tf.Variable]:
         """Returns the averages of the given model variables."""

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from ddl import optimizers
-from ddl.optimizers import fused, fused_rmsprop
+from ddl.optimizers import fused
 from ddl.step.gradients import prepare_optimizer
 from tests.conftest import for_each_kind_on_two, make_strategy
 
@@ -215,7 +215,7 @@ def test_says_once_where_keras_computes(monkeypatch):
 def test_updates_at_the_same_time_have_temporary_variables_of_their_own():
     @tf.function(autograph=False)
     def added(value):
-        with fused_rmsprop._temporary(value) as handle:
+        with fused.temporary(value) as handle:
             tf.raw_ops.AssignAddVariableOp(resource=handle, value=value)
             return tf.raw_ops.ReadVariableOp(resource=handle, dtype=value.dtype)
 

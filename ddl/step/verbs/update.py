@@ -9,7 +9,7 @@ import tensorflow as tf
 from ddl.data.pipeline import Batch
 from ddl.errors import ConfigError
 from ddl.microbatch import Draws
-from ddl.step.kept_values import KeptValues
+from ddl.step.overflow import KeptValues
 from ddl.step.state import TrainingState
 from ddl.step.verbs.batches import StepBatch, StepBatches, check_batch
 from ddl.step.verbs.changes import add, move_towards, weights_of_both

@@ -10,7 +10,7 @@ from ddl import microbatch
 from ddl.step.all_reduce import AllReduce
 from ddl.step.global_gradient import GlobalGradient
 from ddl.step.gradients import multiply
-from ddl.step.kept_values import KeptValues
+from ddl.step.overflow import KeptValues
 from ddl.step.verbs import applying
 from ddl.step.verbs import update as verbs
 from ddl.step.verbs.plan import StepPlan

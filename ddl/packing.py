@@ -1,0 +1,161 @@
+"""Few kernels on GPUs: many small tensors in one buffer.
+
+A GPU takes a few microseconds to start a kernel, whether for a bias or for a million entries. An
+operation on each of a model's hundreds of variables is therefore made once, on a buffer that holds
+all small ones. Large tensors stay alone: copying them into a buffer would take longer than it
+saves. CPUs start an operation faster than they copy, so they work on each tensor.
+
+An operation on each entry gives the same bits in a buffer. A sum over all entries adds in another
+order.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+FEWEST = 16
+"""Fewest tensors of a buffer. TensorFlow joins and splits fewer of them one by one."""
+
+_LARGE = 2**20  # entries of a tensor that stays alone
+_LARGEST_BUFFER = 2**24  # entries; buffers take additional memory
+_ROW = 1024
+# ResourceHandle::ANONYMOUS_NAME of TensorFlow: each execution creates a new variable. A name drawn
+# at trace time would be shared by all workers of parameter servers, which share a trace.
+_ANONYMOUS = "cd2c89b7-88b7-44c8-ad83-06c2a9158347"
+_ALIGNED = 64  # bytes: parts of a buffer that begin at a multiple are shared, not copied
+
+
+def on_gpus(devices: Iterable[str]) -> bool:
+    """Returns whether all devices, given by name, are GPUs; False for none."""
+    names = [device.upper() for device in devices]
+    return bool(names) and all("GPU" in name for name in names)
+
+
+def zero_variable(like: tf.Tensor) -> tf.Tensor:
+    """Returns the handle of a new variable of zeros on the current device. In a graph.
+
+    Each execution makes another one; `tf.raw_ops.DestroyResourceOp` ends it.
+
+    Args:
+      like: Has the shape and dtype of the variable.
+    """
+    handle = tf.raw_ops.VarHandleOp(dtype=like.dtype, shape=like.shape, shared_name=_ANONYMOUS)
+    # Not tf.zeros: TensorFlow would keep it as a constant, and copy it in each update.
+    zeros = tf.raw_ops.Empty(shape=like.shape.as_list(), dtype=like.dtype, init=True)
+    tf.raw_ops.AssignVariableOp(resource=handle, value=zeros)
+    return handle
+
+
+class Packed:
+    """Tensors in few buffers, for operations on each entry.
+
+    Attributes:
+      places: Places of the tensors of each buffer.
+      buffers: A tensor that stays alone, or a vector of several tensors of one dtype.
+    """
+
+    def __init__(self, tensors: Sequence[tf.Tensor]):
+        """Packs tensors; those of unknown shape stay alone."""
+        self._tensors = list(tensors)
+        self.places = groups(self._tensors)
+        self.buffers = self.alike(self._tensors)
+
+    def alike(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Packs other tensors of the same shapes and of one dtype in the same way."""
+        return [
+            tensors[group[0]]
+            if len(group) == 1
+            else tf.concat([tf.reshape(tensors[place], [-1]) for place in group], axis=0)
+            for group in self.places
+        ]
+
+    def unpacked(self, buffers: Sequence[tf.Tensor], to_keep: bool = False) -> list[tf.Tensor]:
+        """Returns the tensors that lie in buffers, in their own order and shapes.
+
+        Args:
+          buffers: One for each of `self.buffers`, of its shape.
+          to_keep: Whether variables will hold the tensors. They are then copied here, at once; else
+            a variable would copy its part of the buffer itself.
+        """
+        found: list[tf.Tensor] = list(self._tensors)
+        for group, buffer in zip(self.places, buffers, strict=True):
+            if len(group) == 1:
+                found[group[0]] = buffer
+                continue
+            shapes = [self._tensors[place].shape for place in group]
+            sizes = [shape.num_elements() for shape in shapes]
+            parts = tf.split(buffer[tf.newaxis], sizes, 1) if to_keep else tf.split(buffer, sizes)
+            for place, part, shape in zip(group, parts, shapes, strict=True):
+                found[place] = tf.reshape(part, shape)
+        return found
+
+    def each(self, function: Callable[[tf.Tensor], tf.Tensor]) -> list[tf.Tensor]:
+        """Returns the tensors after a function of each entry."""
+        return self.unpacked([function(buffer) for buffer in self.buffers])
+
+
+def groups(tensors: Sequence[tf.Tensor]) -> list[list[int]]:
+    """Returns the places of the tensors that share a buffer, and of each that stays alone."""
+    found: list[list[int]] = []
+    filling: dict[tuple[tf.DType, bool], tuple[list[int], int]] = {}
+    for place, tensor in enumerate(tensors):
+        size = tensor.shape.num_elements()
+        if size is None or size >= _LARGE:
+            found.append([place])
+            continue
+        kind = tensor.dtype, size * tensor.dtype.size % _ALIGNED == 0
+        group, held = filling.get(kind, ([], 0))
+        if not group or held + size > _LARGEST_BUFFER:
+            group, held = [], 0
+            found.append(group)
+        group.append(place)
+        filling[kind] = (group, held + size)
+    return [
+        part
+        for group in found
+        for part in ([group] if len(group) >= FEWEST else [[place] for place in group])
+    ]
+
+
+def square_sums(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Returns the sum of squares of each tensor of one dtype: [tensors].
+
+    Each sum always adds in the same order, so all replicas get the same bits.
+    """
+    sizes = [tensor.shape.num_elements() for tensor in tensors]
+    small = [place for place, size in enumerate(sizes) if size < _LARGE]
+    if len(small) < FEWEST:
+        return 2 * tf.stack([tf.nn.l2_loss(tensor) for tensor in tensors])
+    large = [place for place, size in enumerate(sizes) if size >= _LARGE]
+    sums = _small_square_sums([tensors[place] for place in small])
+    if not large:
+        return sums
+    of_large = 2 * tf.stack([tf.nn.l2_loss(tensors[place]) for place in large])
+    # Not int32, which TensorFlow keeps on the host.
+    order = tf.constant(np.argsort(small + large), tf.int64)
+    return tf.gather(tf.concat([sums, of_large], axis=0), order)
+
+
+def unstacked(vector: tf.Tensor) -> list[tf.Tensor]:
+    """Returns the entries of a vector as scalars, with one kernel where there are many."""
+    return [tf.reshape(entry, []) for entry in tf.split(vector, [1] * vector.shape[0])]
+
+
+def _small_square_sums(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Returns `square_sums`: of rows in one matrix, then of the rows of each tensor."""
+    dtype, sizes = tensors[0].dtype, [tensor.shape.num_elements() for tensor in tensors]
+    rows = [-(-size // _ROW) for size in sizes]
+    parts: list[tf.Tensor] = []
+    for tensor, size, count in zip(tensors, sizes, rows, strict=True):
+        parts.append(tf.reshape(tensor, [-1]))
+        if padding := count * _ROW - size:
+            parts.append(tf.zeros([padding], dtype))
+    parts.append(tf.zeros([_ROW], dtype))
+    matrix = tf.reshape(tf.concat(parts, axis=0), [-1, _ROW])
+    of_rows = tf.reduce_sum(tf.square(matrix), axis=1)
+    # The rows of each tensor, filled up with the last row, which is empty.
+    index = np.full([len(tensors), max(rows)], sum(rows))
+    for place, (end, count) in enumerate(zip(np.cumsum(rows), rows, strict=True)):
+        index[place, :count] = np.arange(end - count, end)
+    return tf.reduce_sum(tf.gather(of_rows, tf.constant(index, tf.int64)), axis=1)

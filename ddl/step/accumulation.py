@@ -1,0 +1,84 @@
+"""The sum of a function of the microbatches of an update, on each replica."""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from ddl.distribution.devices import local_devices
+from ddl.packing import on_gpus, zero_variable
+from ddl.step.onednn import in_own_graph
+
+
+def over_microbatches(
+    strategy: tf.distribute.Strategy,
+    microbatches: int,
+    one: Callable[[Any, Any], Any],
+    zeros: Callable[[], Any],
+    own_graph: bool,
+) -> Any:
+    """Returns the sum of a function of the microbatches, of each replica.
+
+    The loop is outside of strategy.run, so that layers can communicate across replicas in each
+    microbatch, as synchronized batch normalization does.
+
+    Args:
+      strategy: The strategy.
+      microbatches: Number of microbatches.
+      one: Takes the number of the microbatch and the sum so far; returns the sum with that
+        microbatch, or the microbatch's own if the sum so far is None. It calls `strategy.run`.
+      zeros: Returns the empty sum. Replica context.
+      own_graph: Whether each microbatch needs a graph of its own (`ddl.step.onednn`).
+    """
+    if microbatches == 1:
+        return one(0, None)
+    if own_graph:
+        one = in_own_graph(one)
+    devices = local_devices(strategy)
+    if len(devices) > 1 and on_gpus(devices):
+        return _in_variables(strategy, microbatches, one, zeros)
+    _, summed = tf.while_loop(
+        lambda index, so_far: index < microbatches,
+        lambda index, so_far: (index + 1, one(index, so_far)),
+        (tf.constant(0), strategy.run(zeros)),
+    )
+    return summed
+
+
+def _in_variables(
+    strategy: tf.distribute.Strategy,
+    microbatches: int,
+    one: Callable[[Any, Any], Any],
+    zeros: Callable[[], Any],
+) -> Any:
+    """Adds in variables that live for one update, on the device of each replica.
+
+    A loop carries its tensors on one device, to which all other replicas would send their sums in
+    each turn.
+    """
+
+    def made() -> list[tf.Tensor]:
+        return [zero_variable(value) for value in tf.nest.flatten(zeros())]
+
+    def add(handles: list[tf.Tensor], values: Any) -> None:
+        for handle, value in zip(handles, tf.nest.flatten(values), strict=True):
+            tf.raw_ops.AssignAddVariableOp(resource=handle, value=tf.convert_to_tensor(value))
+
+    def read(handles: list[tf.Tensor]) -> Any:
+        like = zeros()
+        values = []
+        for handle, value in zip(handles, tf.nest.flatten(like), strict=True):
+            read = tf.raw_ops.ReadVariableOp(resource=handle, dtype=value.dtype)
+            values.append(tf.ensure_shape(read, value.shape))
+            with tf.control_dependencies([read]):
+                tf.raw_ops.DestroyResourceOp(resource=handle)
+        return tf.nest.pack_sequence_as(like, values)
+
+    variables = strategy.run(made)
+
+    def turn(index: tf.Tensor) -> tuple[tf.Tensor]:
+        strategy.run(add, args=(variables, one(index, None)))
+        return (index + 1,)
+
+    tf.while_loop(lambda index: index < microbatches, turn, (tf.constant(0),))
+    return strategy.run(read, args=(variables,))
