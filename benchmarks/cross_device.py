@@ -17,8 +17,8 @@ import ddl
 from benchmarks import command, networks, repeats
 from benchmarks.report import Plot, Report, Series, Table
 from ddl import distribution
+from ddl.devices.path import path_for
 from ddl.distribution.communication import Communication, cross_device_ops
-from ddl.distribution.device_path import path_for
 from ddl.optimizers import FusedAdam
 
 REPLICAS = (2, 4)

@@ -32,15 +32,6 @@ def current() -> "Microbatch | None":
     return getattr(_OF_THREAD, "microbatch", None)
 
 
-def on_gpu() -> bool:
-    """Returns whether this thread's strategy, or else TensorFlow by default, computes on a GPU."""
-    try:
-        devices = tf.distribute.get_strategy().extended.worker_devices
-    except RuntimeError:  # the default strategy
-        return bool(tf.config.list_logical_devices("GPU"))
-    return any("GPU" in device.upper() for device in devices)
-
-
 def is_compiled() -> bool:
     """Returns whether XLA compiles what this thread traces.
 

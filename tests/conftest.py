@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from ddl.checking import processes
 from ddl.checkpoints.checkpoints import Checkpoints
-from ddl.distribution import device_path
+from ddl.devices import path as device_path
 from ddl.distribution.communication import Communication, cross_device_ops
 from ddl.microbatch import Microbatch
 from ddl.random import batch_counter

@@ -14,13 +14,14 @@ PACKAGE = Path(ddl.__file__).parent
 BENCHMARKS = Path(benchmarks.__file__).parent
 
 GROUND = {
-    *("choices", "errors", "figures", "files", "microbatch", "output", "packing"),
+    *("choices", "errors", "figures", "files", "microbatch", "output", "devices"),
     *("precision", "random", "seeds", "signals", "user_code"),
 }
 _LEARNING = {"data", "layers", "models", "tasks", "optimizers"}
 
 # Each room with all that it may import. It may not import what stands after it in this list.
 MAY_IMPORT: dict[str, set[str]] = {
+    "devices": set(),
     "config": {"errors", "user_code"},
     "distribution": GROUND,
     "layers": GROUND,
@@ -41,7 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 # The ground: single modules, of which the later may import the earlier.
 GROUND_IN_ORDER = [
     *("errors", "user_code", "choices", "files", "output", "signals", "figures", "precision"),
-    *("seeds", "microbatch", "random", "packing"),
+    *("seeds", "microbatch", "random"),
 ]
 DOORS = {"main", "launch", "lr_finder", "check"}
 ALIASES = {"workers"}

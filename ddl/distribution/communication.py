@@ -11,8 +11,8 @@ from ddl.choices import (
     Collectives,
     CrossDeviceOps,
 )
-from ddl.distribution.device_path import AutomaticAllReduce, DevicePath
-from ddl.distribution.devices import gpu_is_split
+from ddl.devices.path import AutomaticAllReduce, DevicePath
+from ddl.devices.replicas import gpu_is_split
 from ddl.errors import ConfigError, check_choice
 
 

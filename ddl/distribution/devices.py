@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from ddl.devices.replicas import gpu_is_split
 from ddl.distribution.traits import traits_of
 from ddl.errors import ConfigError, DeviceError
 
@@ -201,31 +202,3 @@ def describe_devices(strategy: tf.distribute.Strategy) -> str:
             return f"{len(names)} of {present} virtual devices of GPU:{seen[0]}"
         return ", ".join(f"GPU:{seen[name.device_index or 0]}" for name in names)
     return ", ".join(f"{name.device_type}:{name.device_index or 0}" for name in names)
-
-
-def local_devices(strategy: tf.distribute.Strategy) -> tuple[str, ...]:
-    """Returns the names of the devices of this process's replicas.
-
-    Empty for the default strategy.
-    """
-    try:
-        return tuple(strategy.extended.worker_devices)
-    except RuntimeError:
-        return ()
-
-
-def gpu_is_split() -> bool:
-    """Returns whether this process sees several logical devices on one GPU."""
-    # Listing the logical devices would start TensorFlow, before a cluster is joined.
-    seen = tf.config.get_visible_devices("GPU")
-    return any(len(tf.config.get_logical_device_configuration(gpu) or ()) > 1 for gpu in seen)
-
-
-def replica_devices(strategy: tf.distribute.Strategy) -> tuple[str, ...]:
-    """Returns the names of the devices of this process's replicas.
-
-    For the default strategy, returns the device that TensorFlow uses by default.
-    """
-    # Under the default strategy TensorFlow places operations on the first GPU, if there is one.
-    default = "GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"
-    return local_devices(strategy) or (default,)

@@ -12,8 +12,8 @@ from ddl.choices import (
     STRATEGIES,
     StrategyName,
 )
+from ddl.devices.path import path_for
 from ddl.distribution.communication import Communication, cross_device_ops
-from ddl.distribution.device_path import path_for
 from ddl.distribution.multi_worker import build_multi_worker_strategy
 from ddl.distribution.parameter_servers import (
     build_parameter_server_strategy,

@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 
 from ddl import microbatch
+from ddl.devices.path import path_of
 
 _LARGEST = 2**31  # elements; cuDNN counts them in int32
 _MOST_ROWS = 880_801  # of the first dimension; cuDNN fails from here on
@@ -28,7 +29,7 @@ def applies_to(layer: keras.layers.BatchNormalization, inputs: tf.Tensor, mask: 
       mask: Its mask.
     """
     current = microbatch.current()
-    if current is None or not microbatch.on_gpu() or microbatch.is_compiled():
+    if current is None or not path_of().fuses_normalization or microbatch.is_compiled():
         return False
     has_mask = mask is not None or current.mask is not None
     replicas = tf.distribute.get_strategy().num_replicas_in_sync

@@ -16,7 +16,8 @@ import keras
 import tensorflow as tf
 from absl import logging
 
-from ddl.packing import Packed, on_gpus, zero_variable
+from ddl.devices.packing import Packed, zero_variable
+from ddl.devices.path import path_of
 
 
 def constructor_of(keras_class: type[keras.optimizers.Optimizer], name: str) -> Callable[..., None]:
@@ -125,7 +126,7 @@ class Fused(keras.optimizers.Optimizer):
 
         Elsewhere `_apply_weight_decay` does. The product differs from its result by rounding.
         """
-        if self.weight_decay is None or not _on_gpus(variables):
+        if self.weight_decay is None or not path_of().packs_tensors:
             return
         decayed = [tensorflow_variable(v) for v in variables if self._use_weight_decay(v)]
 
@@ -152,7 +153,7 @@ class Fused(keras.optimizers.Optimizer):
 
         It overrides a private method of Keras; tests/optimizers/test_fused.py guards the name.
         """
-        if self.weight_decay is None or _on_gpus(variables):
+        if self.weight_decay is None or path_of().packs_tensors:
             return
 
         def decay(variable: tf.Variable) -> None:
@@ -192,7 +193,7 @@ class Together(keras.optimizers.Optimizer):
         """
         variables = [variable for _, variable in grads_and_vars]
         wide = all(variable.dtype.size >= 4 for variable in variables)
-        if not (wide and on_gpus(variable.device for variable in variables)):
+        if not (wide and path_of(distribution).packs_tensors):
             super()._distributed_tf_update_step(distribution, grads_and_vars, learning_rate)
             return
         for dtype in dict.fromkeys(variable.dtype for variable in variables):
@@ -228,10 +229,6 @@ class Together(keras.optimizers.Optimizer):
           learning_rate: [], in the variables' dtype.
         """
         raise NotImplementedError
-
-
-def _on_gpus(variables: Sequence[Any]) -> bool:
-    return on_gpus(tensorflow_variable(variable).device for variable in variables)
 
 
 def tensorflow_variable(variable: Any) -> tf.Variable:

@@ -6,11 +6,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ddl.devices.packing import Packed, square_sums, unstacked
 from ddl.errors import ConfigError
 from ddl.optimizers.exclusions import excluded
 from ddl.optimizers.fused import Together, dense, temporary
 from ddl.optimizers.momentum import MomentumSGD
-from ddl.packing import Packed, square_sums, unstacked
 
 
 @keras.saving.register_keras_serializable("ddl")

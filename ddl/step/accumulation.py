@@ -5,8 +5,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from ddl.distribution.devices import local_devices
-from ddl.packing import on_gpus, zero_variable
+from ddl.devices.packing import zero_variable
+from ddl.devices.path import path_of
+from ddl.devices.replicas import local_devices
 from ddl.step.onednn import in_own_graph
 
 
@@ -34,8 +35,7 @@ def over_microbatches(
         return one(0, None)
     if own_graph:
         one = in_own_graph(one)
-    devices = local_devices(strategy)
-    if len(devices) > 1 and on_gpus(devices):
+    if len(local_devices(strategy)) > 1 and path_of(strategy).packs_tensors:
         return _in_variables(strategy, microbatches, one, zeros)
     _, summed = tf.while_loop(
         lambda index, so_far: index < microbatches,

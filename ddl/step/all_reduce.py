@@ -17,10 +17,10 @@ from tensorflow.python.distribute import (
 )
 from tensorflow.python.ops import collective_ops
 
+from ddl.devices.packing import Packed
+from ddl.devices.path import path_of
 from ddl.distribution.communication import Communication
-from ddl.distribution.devices import local_devices
 from ddl.errors import check_choice
-from ddl.packing import Packed, on_gpus
 
 GradientDtype = Literal["bfloat16", "float16"]
 _Options: TypeAlias = tf.distribute.experimental.CommunicationOptions
@@ -97,7 +97,7 @@ class AllReduce:
         Args:
           sums: The vector of each replica.
         """
-        if not on_gpus(local_devices(self._strategy)):
+        if not path_of(self._strategy).packs_tensors:
             return self._strategy.reduce(_SUM, sums, axis=None)
         if self._strategy.num_replicas_in_sync == 1:
             return sums
@@ -111,8 +111,8 @@ class AllReduce:
             return tf.cast(tf.cast(values, self._dtype), values.dtype)
 
         dense = [g for g in gradients if not isinstance(g, tf.IndexedSlices)]
-        on_gpu = on_gpus(local_devices(self._strategy))
-        changed = iter(Packed(dense).each(rounded) if on_gpu else map(rounded, dense))
+        packs = path_of(self._strategy).packs_tensors
+        changed = iter(Packed(dense).each(rounded) if packs else map(rounded, dense))
         return [g if isinstance(g, tf.IndexedSlices) else next(changed) for g in gradients]
 
     def _summed(self, gradients: Sequence[Any], variables: Sequence[keras.Variable]) -> list[Any]:

@@ -11,10 +11,10 @@ from typing import TypeAlias
 import keras
 import tensorflow as tf
 
-from ddl.distribution.devices import local_devices
+from ddl.devices.packing import Packed
+from ddl.devices.path import path_of
 from ddl.errors import ConfigError
 from ddl.optimizers.checks import check_holds_none, check_optimizer, check_unused
-from ddl.packing import Packed, on_gpus
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 
@@ -63,7 +63,7 @@ def packs(strategy: tf.distribute.Strategy | None = None) -> bool:
     Args:
       strategy: The strategy; None in replica context.
     """
-    return on_gpus(local_devices(strategy or tf.distribute.get_strategy()))
+    return path_of(strategy).packs_tensors
 
 
 def clip_by_global_norm(

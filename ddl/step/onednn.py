@@ -5,7 +5,7 @@ from typing import TypeVar
 
 import tensorflow as tf
 
-from ddl.distribution.device_path import path_of
+from ddl.devices.path import path_of
 
 _Function = TypeVar("_Function", bound=Callable)
 

@@ -18,7 +18,7 @@ import tensorflow as tf
 from ddl.data import BatchPipeline
 from ddl.data.pipeline import Batch
 from ddl.errors import ConfigError
-from ddl.microbatch import FIRST_PASS, Draws
+from ddl.microbatch import Draws
 from ddl.precision import LossScale
 from ddl.step.global_gradient import GlobalGradient, Reduced
 from ddl.step.metric_sums import SumsOfLosses
@@ -30,14 +30,13 @@ from ddl.step.overflow import (
     KeptValues,
     all_finite,
     change_unless_overflow,
-    each_finite,
     next_scale,
 )
 from ddl.step.state import TrainingState
 from ddl.step.verbs.applying import Clip, OptimizerPart, apply
 from ddl.step.verbs.batches import StepBatch
 from ddl.step.verbs.each_example import OfExample
-from ddl.step.verbs.gradients import Gradients, trainable_variables
+from ddl.step.verbs.gradients import Gradients
 from ddl.step.verbs.plan import StepPlan
 from ddl.step.verbs.update import Update
 from ddl.step.verbs.values import Values
@@ -165,24 +164,6 @@ class UpdateStep:
         if self.loss_scale is not None:
             names += ["skipped_in_a_row", "loss_scale", "finite_updates"]
         return names
-
-    def finite_gradients(self, batch: Batch, state: TrainingState) -> tf.Tensor:
-        """Returns which gradients of each replica are finite before the all-reduce.
-
-        Only of the built-in step. Changes no variable. The arguments are those of `__call__`.
-        Cross-replica context, in a graph.
-
-        Returns:
-          bool [replicas of this worker, variables].
-        """
-        kept = self.statistics.kept()
-        (objective,) = self.plan.losses.values()
-        variables = trainable_variables(self.plan.task.model)
-        given = StepBatch("", 0, batch)
-        gradients, _ = self.gradient.of_replicas(objective, variables, given, state, FIRST_PASS)
-        finite = self.strategy.run(each_finite, args=(gradients,))
-        kept.restore()
-        return tf.stack(self.strategy.experimental_local_results(finite))
 
     def _next_state(self, state: TrainingState, books: Books) -> TrainingState:
         finite = tf.constant(True) if books.finite is None else books.finite

@@ -7,9 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from ddl.distribution.devices import local_devices
+from ddl.devices.packing import Packed
+from ddl.devices.path import path_of
 from ddl.errors import ConfigError
-from ddl.packing import Packed, on_gpus
 from ddl.step.moving_statistics import restoring
 
 AVERAGE_PREFIX = "average/"
@@ -89,7 +89,7 @@ class WeightAverages:
         Cross-replica context, in a graph.
         """
         step = 1 - self.rule.decay_at(update)
-        if on_gpus(local_devices(self._strategy)):
+        if path_of(self._strategy).packs_tensors:
             self._move_in_buffers(step)
             return
 

@@ -4,7 +4,7 @@ import math
 
 import tensorflow as tf
 
-from ddl import microbatch
+from ddl.devices.path import path_of
 
 
 def cross_entropy(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
@@ -18,7 +18,7 @@ def cross_entropy(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
     Returns:
       [batch], in the dtype of the logits.
     """
-    if logits.dtype == tf.float64 and microbatch.on_gpu():
+    if logits.dtype == tf.float64 and not path_of().has_float64_losses:
         return _of_log_softmax(labels, logits)
     return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
 

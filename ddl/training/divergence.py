@@ -6,11 +6,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ddl.data.pipeline import Batch
 from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, TrainingDiverged
+from ddl.microbatch import FIRST_PASS
+from ddl.step.overflow import each_finite
 from ddl.step.state import TrainingState
 from ddl.step.update import UpdateStep
+from ddl.step.verbs.batches import StepBatch
 from ddl.step.verbs.gradients import trainable_variables
 from ddl.tasks.task import has_step
 from ddl.training.stale_traces import explaining_stale_traces
@@ -85,6 +89,24 @@ def check_state_finite(state: TrainingState, update: UpdateStep, max_skipped_upd
         )
 
 
+def _finite_gradients(update: UpdateStep, batch: Batch, state: TrainingState) -> tf.Tensor:
+    """Returns which gradients of each replica are finite before the all-reduce.
+
+    Only of the built-in step. Changes no variable. Cross-replica context, in a graph.
+
+    Returns:
+      bool [replicas of this worker, variables].
+    """
+    kept = update.statistics.kept()
+    (objective,) = update.plan.losses.values()
+    variables = trainable_variables(update.plan.task.model)
+    given = StepBatch("", 0, batch)
+    gradients, _ = update.gradient.of_replicas(objective, variables, given, state, FIRST_PASS)
+    finite = update.strategy.run(each_finite, args=(gradients,))
+    kept.restore()
+    return tf.stack(update.strategy.experimental_local_results(finite))
+
+
 def _first_overflow(state: TrainingState, update: UpdateStep) -> str:
     """Describes where the last batch's gradients were not finite, by computing them again.
 
@@ -104,7 +126,7 @@ def _first_overflow(state: TrainingState, update: UpdateStep) -> str:
     @tf.function(autograph=False)
     def finite_gradients(iterator: Any, state: TrainingState) -> tf.Tensor:
         batch = pipeline.next_batch(iterator, update.strategy, state.batches)
-        return update.finite_gradients(batch, state)
+        return _finite_gradients(update, batch, state)
 
     # The loss scale was halved after that batch: a gradient that overflows at the present scale
     # overflowed at the earlier one too.

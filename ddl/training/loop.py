@@ -8,7 +8,7 @@ import tensorflow as tf
 from ddl.data.checks import data_errors
 from ddl.data.pipeline import Batch
 from ddl.data.pipeline.placed_order import rows_at
-from ddl.distribution.device_path import path_of
+from ddl.devices.path import path_of
 from ddl.distribution.workers import Workers
 from ddl.random import batch_counter
 from ddl.step.state import TrainingState

@@ -470,7 +470,7 @@ def test_sigterm_ends_a_worker_that_does_not_train_yet():
 
 ON_GPU_PATH = """
 import sys
-from ddl.distribution.device_path import GPU, taking
+from ddl.devices.path import GPU, taking
 from ddl.main import run
 with taking(GPU):
     run()

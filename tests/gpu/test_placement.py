@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import ddl
-from ddl import microbatch as microbatches
+from ddl.devices.path import GPU, taking
 from ddl.precision import set_precision
 from tests.conftest import microbatch
 from tests.gpu.placement import on_host
@@ -21,8 +21,9 @@ PRECISIONS = ["float32", "mixed_float16", "mixed_bfloat16", "float64"]
 
 
 @pytest.fixture(autouse=True)
-def _on_gpu(monkeypatch):
-    monkeypatch.setattr(microbatches, "on_gpu", lambda: True)
+def _on_gpu():
+    with taking(GPU):
+        yield
 
 
 def left_to_host(function, *arguments):

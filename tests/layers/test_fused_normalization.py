@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ddl import microbatch as microbatches
+from ddl.devices.path import GPU, taking
 from ddl.layers import fused_normalization
 from ddl.layers.normalization import take_over_moments
 from ddl.microbatch import HeldMoments
@@ -16,9 +16,10 @@ SHAPES = [((8, 3), -1), ((8, 5, 3), -1), ((4, 3, 2, 3), 3), ((2, 2, 3, 2, 3), -1
 
 
 @pytest.fixture
-def _on_gpu(monkeypatch):
+def _on_gpu():
     """Chooses for a GPU; these kernels exist on a CPU, too."""
-    monkeypatch.setattr(microbatches, "on_gpu", lambda: True)
+    with taking(GPU):
+        yield
 
 
 def layer_for(shape, axis=-1, dtype="float32", **arguments):
@@ -152,7 +153,7 @@ def test_so_they_do_for_masks_held_moments_other_classes_and_other_replicas():
         assert not fused_normalization.applies_to(layer, x, None)
 
 
-def test_on_cpus_and_compiled_keras_operations_stay(monkeypatch):
+def test_on_cpus_and_compiled_keras_operations_stay():
     layer = layer_for((8, 3))
     take_over_moments([layer])
     x = tf.ones([8, 3])
@@ -164,7 +165,7 @@ def test_on_cpus_and_compiled_keras_operations_stay(monkeypatch):
 
     call()
     make_strategy("mirrored", 2).run(call)
-    monkeypatch.setattr(microbatches, "on_gpu", lambda: True)
-    call()
-    tf.function(call, jit_compile=True)()
+    with taking(GPU):
+        call()
+        tf.function(call, jit_compile=True)()
     assert applied == [False] * 3 + [True, False]

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ddl import microbatch
+from ddl.devices.path import CPU, GPU, taking
 from ddl.tasks.cross_entropy import cross_entropy
 
 
@@ -15,25 +15,25 @@ def values_and_gradient(labels, logits):
 
 
 @pytest.mark.parametrize("size", [1.0, 300.0])
-def test_on_a_gpu_float64_gives_the_same_up_to_rounding(monkeypatch, size):
+def test_on_a_gpu_float64_gives_the_same_up_to_rounding(size):
     random = np.random.default_rng(0)
     labels = tf.constant([2, *random.integers(0, 7, 19)])
     logits = random.normal(size=(20, 7)) * size
     logits[0, 3] = -np.inf
     expected = values_and_gradient(labels, tf.constant(logits))
-    monkeypatch.setattr(microbatch, "on_gpu", lambda: True)
-    loss, gradient = values_and_gradient(labels, tf.constant(logits))
+    with taking(GPU):
+        loss, gradient = values_and_gradient(labels, tf.constant(logits))
+        none = cross_entropy([7, -1], logits[1:3])
     assert np.isfinite(loss).all()
     np.testing.assert_allclose(loss, expected[0], rtol=1e-14, atol=1e-14)
     np.testing.assert_allclose(gradient, expected[1], rtol=1e-14, atol=1e-14)
-    np.testing.assert_array_equal(np.isnan(cross_entropy([7, -1], logits[1:3])), [True, True])
+    np.testing.assert_array_equal(np.isnan(none), [True, True])
 
 
-@pytest.mark.parametrize(("dtype", "gpu"), [("float32", True), ("float64", False)])
-def test_elsewhere_it_is_tensorflow_s(monkeypatch, dtype, gpu):
-    monkeypatch.setattr(microbatch, "on_gpu", lambda: gpu)
+@pytest.mark.parametrize(("dtype", "path"), [("float32", GPU), ("float64", CPU)])
+def test_elsewhere_it_is_tensorflow_s(dtype, path):
     logits = tf.cast(np.random.default_rng(0).normal(size=(5, 3)), dtype)
     expected = tf.nn.sparse_softmax_cross_entropy_with_logits([0, 1, 2, 0, 1], logits)
-    np.testing.assert_array_equal(
-        cross_entropy(tf.constant([0, 1, 2, 0, 1], tf.int64), logits), expected
-    )
+    with taking(path):
+        ours = cross_entropy(tf.constant([0, 1, 2, 0, 1], tf.int64), logits)
+    np.testing.assert_array_equal(ours, expected)

@@ -11,7 +11,7 @@ from ddl.data.pipeline.datasets import finished, joined
 from ddl.data.pipeline.placed_order import first_own_row, on_host_if_placed, placed
 from ddl.data.pipeline.resident import ResidentArrays
 from ddl.data.source import Source, weighted
-from ddl.distribution.device_path import path_of
+from ddl.devices.path import path_of
 from ddl.distribution.workers import Workers
 from ddl.microbatch import FIRST_PASS, Draws, Microbatch
 from ddl.random import batch_counter

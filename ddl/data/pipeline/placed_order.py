@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ddl.distribution.device_path import path_of
+from ddl.devices.path import path_of
 
 
 def on_host_if_placed(strategy: tf.distribute.Strategy) -> contextlib.AbstractContextManager:

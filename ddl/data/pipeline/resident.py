@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from ddl.data.arrays import ArraySource
 from ddl.data.source import Source
-from ddl.distribution.device_path import path_of
-from ddl.distribution.devices import local_devices
+from ddl.devices.path import path_of
+from ddl.devices.replicas import local_devices
 from ddl.errors import ConfigError
 
 _RESIDENT_UP_TO_BYTES = 256 << 20

@@ -23,7 +23,7 @@ from absl import logging
 from ddl.data import BatchPipeline
 from ddl.data.checks import data_errors
 from ddl.data.pipeline.first_examples import first_examples
-from ddl.distribution.devices import local_devices
+from ddl.devices.replicas import local_devices
 from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError

@@ -7,8 +7,8 @@ from tensorflow.python.framework import kernels
 
 from ddl.data import ArraySource
 from ddl.data.pipeline.resident import GPU, HOST, gather, pack, packing_for
-from ddl.distribution.device_path import CPU, TPU, path_of, taking
-from ddl.distribution.device_path import GPU as GPU_PATH
+from ddl.devices.path import CPU, TPU, path_of, taking
+from ddl.devices.path import GPU as GPU_PATH
 from tests.conftest import make_strategy
 
 INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]

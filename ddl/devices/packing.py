@@ -9,7 +9,7 @@ An operation on each entry gives the same bits in a buffer. A sum over all entri
 order.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -24,12 +24,6 @@ _ROW = 1024
 # at trace time would be shared by all workers of parameter servers, which share a trace.
 _ANONYMOUS = "cd2c89b7-88b7-44c8-ad83-06c2a9158347"
 _ALIGNED = 64  # bytes: parts of a buffer that begin at a multiple are shared, not copied
-
-
-def on_gpus(devices: Iterable[str]) -> bool:
-    """Returns whether all devices, given by name, are GPUs; False for none."""
-    names = [device.upper() for device in devices]
-    return bool(names) and all("GPU" in name for name in names)
 
 
 def zero_variable(like: tf.Tensor) -> tf.Tensor:

@@ -11,7 +11,7 @@ from typing import Literal
 
 import tensorflow as tf
 
-from ddl.distribution.devices import gpu_is_split, replica_devices
+from ddl.devices.replicas import gpu_is_split, replica_devices
 
 AutomaticAllReduce = Literal["collectives", "reduction_to_one_device"]
 
@@ -34,6 +34,11 @@ class DevicePath:
       all_reduce: The all-reduce of `mirrored` that `cross_device_ops` "auto" means.
       has_nccl: Whether NCCL can join the devices.
       rewrites_pooling: Whether TensorFlow rewrites pooling to oneDNN kernels.
+      packs_tensors: Whether operations on each gradient or weight run on few buffers that hold many
+        (`ddl.devices.packing`), and sums over microbatches stay in variables on each device. It
+        saves kernels, each of which takes a GPU some microseconds to start.
+      fuses_normalization: Whether batch normalization is TensorFlow's fused operation.
+      has_float64_losses: Whether TensorFlow's sparse cross-entropy has a kernel for float64.
     """
 
     orders_in_loop: bool
@@ -43,6 +48,9 @@ class DevicePath:
     all_reduce: AutomaticAllReduce
     has_nccl: bool
     rewrites_pooling: bool
+    packs_tensors: bool
+    fuses_normalization: bool
+    has_float64_losses: bool
 
 
 CPU = DevicePath(
@@ -53,6 +61,9 @@ CPU = DevicePath(
     all_reduce="reduction_to_one_device",  # the devices share memory: packing only adds copies
     has_nccl=False,
     rewrites_pooling=True,
+    packs_tensors=False,
+    fuses_normalization=False,  # it rounds otherwise than Keras's operations
+    has_float64_losses=True,
 )
 
 GPU = DevicePath(
@@ -63,6 +74,9 @@ GPU = DevicePath(
     all_reduce="collectives",
     has_nccl=True,
     rewrites_pooling=False,
+    packs_tensors=True,
+    fuses_normalization=True,
+    has_float64_losses=False,
 )
 
 VIRTUAL_GPU = dataclasses.replace(GPU, all_reduce="reduction_to_one_device", has_nccl=False)
@@ -76,14 +90,23 @@ TPU = DevicePath(
     all_reduce="collectives",
     has_nccl=False,
     rewrites_pooling=False,
+    packs_tensors=False,
+    fuses_normalization=False,
+    has_float64_losses=True,
 )
 
 _taken: list[DevicePath] = []
 
 
-def path_of(strategy: tf.distribute.Strategy) -> DevicePath:
-    """Returns the path for the devices of this process's replicas, or the one of `taking`."""
-    return path_for(replica_devices(strategy))
+def path_of(strategy: tf.distribute.Strategy | None = None) -> DevicePath:
+    """Returns the path for the devices of this process's replicas, or the one of `taking`.
+
+    Args:
+      strategy: The strategy; None takes that of this thread, such as in replica context.
+    """
+    if _taken:
+        return _taken[-1]
+    return path_for(replica_devices(strategy or tf.distribute.get_strategy()))
 
 
 def path_for(devices: Sequence[str]) -> DevicePath:
