@@ -8,12 +8,12 @@ import tensorflow as tf
 import ddl.layers.normalization
 import ddl.random
 from ddl.data import BatchPipeline
-from ddl.step import global_gradient, overflow
 from ddl.step import gradients as gradient_path
+from ddl.step import overflow
 from ddl.step.all_reduce import AllReduce
 from ddl.step.global_gradient import GlobalGradient
-from ddl.step.overflow import KeptValues
 from ddl.step.objective import Objective
+from ddl.step.overflow import KeptValues
 from tests.conftest import make_strategy, name_of
 from tests.layers import test_dropout_and_noise
 from tests.training import test_parity, test_trainer
