@@ -1,7 +1,6 @@
 """Makes ddl compute on CPUs as it does on GPUs."""
 
-from ddl import packing
-from ddl.optimizers import fused
+from ddl.optimizers import fused, packing
 from ddl.step import accumulation, all_reduce, gradients, weight_average
 
 MODULES = (fused, accumulation, all_reduce, gradients, weight_average)

@@ -14,8 +14,8 @@ PACKAGE = Path(ddl.__file__).parent
 BENCHMARKS = Path(benchmarks.__file__).parent
 
 GROUND = {
-    *("choices", "errors", "figures", "files", "microbatch", "output", "packing"),
-    *("precision", "random", "seeds", "signals", "user_code"),
+    *("choices", "errors", "figures", "files", "microbatch", "output", "precision", "random"),
+    *("seeds", "signals", "user_code"),
 }
 _LEARNING = {"data", "layers", "models", "tasks", "optimizers"}
 
@@ -41,7 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 # The ground: single modules, of which the later may import the earlier.
 GROUND_IN_ORDER = [
     *("errors", "user_code", "choices", "files", "output", "signals", "figures", "precision"),
-    *("seeds", "microbatch", "random", "packing"),
+    *("seeds", "microbatch", "random"),
 ]
 DOORS = {"main", "launch", "lr_finder", "check"}
 ALIASES = {"workers"}

@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 from absl import logging
 
-from ddl.packing import Packed, on_gpus, zero_variable
+from ddl.optimizers.packing import Packed, on_gpus, zero_variable
 
 
 def constructor_of(keras_class: type[keras.optimizers.Optimizer], name: str) -> Callable[..., None]:

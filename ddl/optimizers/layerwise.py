@@ -9,8 +9,8 @@ import tensorflow as tf
 from ddl.errors import ConfigError
 from ddl.optimizers.exclusions import excluded
 from ddl.optimizers.fused import Together, dense, temporary
-from ddl.optimizers.momentum import MomentumSGD
-from ddl.packing import Packed, square_sums, unstacked
+from ddl.optimizers.fused_sgd import MomentumSGD
+from ddl.optimizers.packing import Packed, square_sums, unstacked
 
 
 @keras.saving.register_keras_serializable("ddl")

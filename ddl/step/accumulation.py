@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from ddl.distribution.devices import local_devices
-from ddl.packing import on_gpus, zero_variable
+from ddl.optimizers.packing import on_gpus, zero_variable
 from ddl.step.onednn import in_own_graph
 
 

@@ -20,7 +20,7 @@ from tensorflow.python.ops import collective_ops
 from ddl.distribution.communication import Communication
 from ddl.distribution.devices import local_devices
 from ddl.errors import check_choice
-from ddl.packing import Packed, on_gpus
+from ddl.optimizers.packing import Packed, on_gpus
 
 GradientDtype = Literal["bfloat16", "float16"]
 _Options: TypeAlias = tf.distribute.experimental.CommunicationOptions

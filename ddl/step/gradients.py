@@ -14,7 +14,7 @@ import tensorflow as tf
 from ddl.distribution.devices import local_devices
 from ddl.errors import ConfigError
 from ddl.optimizers.checks import check_holds_none, check_optimizer, check_unused
-from ddl.packing import Packed, on_gpus
+from ddl.optimizers.packing import Packed, on_gpus
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 

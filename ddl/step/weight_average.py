@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from ddl.distribution.devices import local_devices
 from ddl.errors import ConfigError
-from ddl.packing import Packed, on_gpus
+from ddl.optimizers.packing import Packed, on_gpus
 from ddl.step.moving_statistics import restoring
 
 AVERAGE_PREFIX = "average/"

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ddl import packing
+from ddl.optimizers import packing
 from tests.as_on_gpus import as_on_gpus
 
 SHAPES = [(3, 2), (16,), (4, 4), (), (700,), (32,), (5,), (1, 16), (640,)]
