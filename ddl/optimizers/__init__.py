@@ -3,10 +3,9 @@
 from ddl.optimizers.exclusions import exclude_from_weight_decay
 from ddl.optimizers.fused_adam import FusedAdam, FusedAdamW
 from ddl.optimizers.fused_rmsprop import FusedAdagrad, FusedRMSprop
-from ddl.optimizers.fused_sgd import FusedSGD
+from ddl.optimizers.fused_sgd import FusedSGD, MomentumSGD
 from ddl.optimizers.groups import Group, ParameterGroups, layerwise_decay
 from ddl.optimizers.layerwise import LAMB, LARS
-from ddl.optimizers.momentum import MomentumSGD
 from ddl.optimizers.schedule_free import AdamWScheduleFree
 
 __all__ = [

@@ -10,7 +10,7 @@ from ddl.devices.packing import Packed, square_sums, unstacked
 from ddl.errors import ConfigError
 from ddl.optimizers.exclusions import excluded
 from ddl.optimizers.fused import Together, dense, temporary
-from ddl.optimizers.momentum import MomentumSGD
+from ddl.optimizers.fused_sgd import MomentumSGD
 
 
 @keras.saving.register_keras_serializable("ddl")

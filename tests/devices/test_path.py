@@ -1,0 +1,25 @@
+"""The path of each kind of device."""
+
+import pytest
+
+from ddl.devices.path import CPU, GPU, TPU, path_for, path_of, taking
+from tests.conftest import make_strategy
+
+
+@pytest.mark.parametrize(
+    ("devices", "path"),
+    [
+        (["CPU:0", "CPU:1"], CPU),
+        (["/job:localhost/replica:0/task:0/device:GPU:1"], GPU),
+        (["/job:localhost/replica:0/task:0/device:TPU:0"], TPU),
+    ],
+)
+def test_devices_decide(devices, path):
+    assert path_for(devices) == path
+
+
+def test_a_path_can_be_taken_for_a_while():
+    strategy = make_strategy("mirrored", 2)
+    with taking(GPU):
+        assert path_of() == path_of(strategy) == GPU
+    assert path_of() == path_of(strategy) == CPU
