@@ -237,9 +237,9 @@ def test_signals_in_an_evaluation_have_the_documented_statuses(tmp_path, number,
     (tmp_path / "slow.py").write_text(SLOW)
     (tmp_path / "own.gin").write_text("import slow\nTrainer.eval_data = @slow.slow()\n")
     files = [f"--gin_file={file}" for file in ("run/operative_config.gin", "own.gin")]
+    flags = ["--model_dir=run", "--mode=eval", "--gin_allow_unused=test/images.*"]
     process = forked.Popen(
-        [sys.executable, "-m", "ddl.main", *files, "--model_dir=run", "--mode=eval"]
-        + ["--gin_allow_unused=test/images.*"],
+        [sys.executable, "-m", "ddl.main", *files, *flags],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

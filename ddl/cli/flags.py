@@ -1,6 +1,5 @@
 """The flags of `ddl.main`, shared with other commands. Imports no TensorFlow."""
 
-from collections.abc import Iterable
 from typing import Literal
 
 from absl import flags
