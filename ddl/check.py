@@ -15,17 +15,16 @@ Exit status:
 """
 
 import sys
-import traceback
 from collections.abc import Sequence
 
-from absl import flags
+try:
+    from absl import flags
 
-from ddl.checking import check, check_config
-from ddl.cli.arguments import asks_for_help, parse, with_aliases
-from ddl.cli.flags import FLAGS as MAIN_FLAGS
-from ddl.cli.flags import list_of_flags
-from ddl.errors import UNEXPECTED_STATUS, DdlError
-from ddl.output import protect_standard_streams, say
+    from ddl.checking import check, check_config
+    from ddl.cli.commands import exiting_on_errors, parse_command_line
+    from ddl.cli.flags import FLAGS as MAIN_FLAGS
+except KeyboardInterrupt:  # else Python prints a traceback
+    sys.exit(130)
 
 __all__ = ["check", "run"]
 
@@ -47,36 +46,14 @@ def run(argv: Sequence[str] | None = None) -> None:
     Args:
       argv: The program's name, then the arguments; None takes those of this process.
     """
-    arguments = with_aliases(sys.argv if argv is None else argv)
-    protect_standard_streams("ddl.check", quiet=asks_for_help(arguments))
-    if asks_for_help(arguments):
-        print(f"{__doc__}\nFlags:\n{list_of_flags(FLAGS[name] for name in FLAGS)}")
-        sys.exit(0)
-    try:
-        parse(FLAGS, arguments)
-        if not FLAGS.gin_file:
-            raise flags.Error(
-                "--gin_file is required. Pass a config, such as --gin_file=configs/digits_cnn.gin."
-            )
-    except flags.Error as error:
-        say(f"{error}\nRun ddl.check --help for a list of all flags.")
-        sys.exit(1)
-    try:
+    parse_command_line("ddl.check", __doc__, FLAGS, argv, lambda: None)
+    with exiting_on_errors():
         report = check_config(
             FLAGS.gin_file,
             FLAGS.gin_param or (),
             FLAGS.gin_search_path or (),
             FLAGS.gin_allow_unused,
         )
-    except DdlError as error:
-        say(str(error))
-        sys.exit(error.exit_status)
-    except KeyboardInterrupt:
-        say("Interrupted.")
-        sys.exit(130)
-    except Exception:
-        traceback.print_exc()
-        sys.exit(UNEXPECTED_STATUS)
     print(report)
     sys.exit(0 if report.same else 1)
 

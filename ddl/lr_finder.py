@@ -9,8 +9,10 @@ is installed, a picture. The test is not a run: it reads and writes no --model_d
 weights, and cannot be resumed.
 
 Exit status:
-  0  Done.
-  1  An error; a bug shows its traceback.
+  0    Done.
+  1    The flags, the config, the data or a module of the config have an error.
+  70   Any other error: a bug, shown with its traceback, or a failure of the system.
+  130  The command was interrupted.
 """
 
 import json
@@ -20,16 +22,17 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from absl import flags
+try:
+    from absl import flags
 
-from ddl.checkpoints.durable_files import write_atomically
-from ddl.cli.arguments import asks_for_help, parse, with_aliases
-from ddl.cli.flags import FLAGS as MAIN_FLAGS
-from ddl.cli.flags import list_of_flags, parse_gpus
-from ddl.cli.placing import build_placement
-from ddl.cli.reporting import text_of
-from ddl.errors import ConfigError, DdlError
-from ddl.output import protect_standard_streams, say
+    from ddl.checkpoints.durable_files import write_atomically
+    from ddl.cli.commands import exiting_on_errors, parse_command_line
+    from ddl.cli.flags import FLAGS as MAIN_FLAGS
+    from ddl.cli.flags import parse_gpus
+    from ddl.cli.placing import build_placement
+    from ddl.errors import ConfigError
+except KeyboardInterrupt:  # else Python prints a traceback
+    sys.exit(130)
 
 if TYPE_CHECKING:
     from ddl.run.range_test import RangeTestResult
@@ -61,27 +64,10 @@ def run(argv: Sequence[str] | None = None) -> None:
     Args:
       argv: The program's name, then the arguments; None takes those of this process.
     """
-    arguments = with_aliases(sys.argv if argv is None else argv)
-    protect_standard_streams("ddl.lr_finder", quiet=asks_for_help(arguments))
-    if asks_for_help(arguments):
-        print(f"{__doc__}\nFlags:\n{list_of_flags(FLAGS[name] for name in FLAGS)}")
-        sys.exit(0)
-    try:
-        parse(FLAGS, arguments)
-        if not FLAGS.gin_file:
-            raise flags.Error(
-                "--gin_file is required. Pass a config, such as --gin_file=configs/digits_cnn.gin."
-            )
-        gpus = parse_gpus(FLAGS.gpus)
-    except flags.Error as error:
-        say(f"{error}\nRun ddl.lr_finder --help for a list of all flags.")
-        sys.exit(1)
+    gpus = parse_command_line("ddl.lr_finder", __doc__, FLAGS, argv, lambda: parse_gpus(FLAGS.gpus))
     MAIN_FLAGS.mark_as_parsed()
-    try:
+    with exiting_on_errors():
         find(gpus)
-    except DdlError as error:
-        say(text_of(error))
-        sys.exit(error.exit_status)
 
 
 def find(gpus: Sequence[int] | None) -> None:

@@ -13,31 +13,22 @@ Exit status:
   75   Training stopped on a signal and can be resumed.
   76   Training diverged.
   77   Another worker of the cluster was lost.
-  130  The command was interrupted before training, or during an evaluation or an export.
-  143  The command was ended by SIGTERM before training, or during an evaluation or an export.
+  130  The command was interrupted (SIGINT) before training, or with --mode=eval or export.
+  143  SIGTERM ended the command before training, or with --mode=eval or export: the status that a
+       shell shows for a process that the signal ended.
 """
 
 import os
 import sys
-import traceback
 from collections.abc import Sequence
 from contextlib import nullcontext
 
 try:
     from absl import flags
 
-    from ddl.cli.arguments import asks_for_help, parse, with_aliases
-    from ddl.cli.flags import (
-        FLAGS,
-        check_flags_fit_mode,
-        list_of_flags,
-        parse_checkpoint,
-        parse_gpus,
-    )
+    from ddl.cli.commands import exiting_on_errors, parse_command_line
+    from ddl.cli.flags import FLAGS, check_flags_fit_mode, parse_checkpoint, parse_gpus
     from ddl.cli.placing import build_placement
-    from ddl.cli.reporting import text_of
-    from ddl.errors import UNEXPECTED_STATUS, DdlError, WorkerLost
-    from ddl.output import protect_standard_streams, say
 except KeyboardInterrupt:  # else Python prints a traceback
     sys.exit(130)
 
@@ -48,43 +39,28 @@ def run(argv: Sequence[str] | None = None) -> None:
     Args:
       argv: The program's name, then the arguments; None takes those of this process.
     """
-    arguments = with_aliases(sys.argv if argv is None else argv)
-    protect_standard_streams("ddl", quiet=asks_for_help(arguments))
-    if asks_for_help(arguments):
-        print(f"{__doc__}\nFlags:\n{list_of_flags()}")
-        sys.exit(0)
-    try:
-        parse(FLAGS, arguments)
-        if not FLAGS.gin_file:
-            raise flags.Error(
-                "--gin_file is required. Pass a config, such as --gin_file=configs/digits_cnn.gin."
-            )
-        if FLAGS.model_dir is None and not FLAGS.dry_run:
-            raise flags.Error(
-                "--model_dir is required. Pass a directory for the run, such as "
-                "--model_dir=runs/digits, or --dry_run to write nothing."
-            )
-        gpus = parse_gpus(FLAGS.gpus)
-        checkpoint = parse_checkpoint(FLAGS.checkpoint)
-        check_flags_fit_mode()
-    except flags.Error as error:
-        say(f"{error}\nRun ddl --help for a list of all flags.")
-        sys.exit(1)
-    try:
+    gpus, checkpoint = parse_command_line("ddl", __doc__, FLAGS, argv, check_flags)
+    with exiting_on_errors():
         start(gpus, checkpoint)
-    except DdlError as error:
-        say(text_of(error))
-        if isinstance(error, WorkerLost):  # TensorFlow's own exit would wait for the lost worker
-            sys.stdout.flush()
-            os._exit(error.exit_status)
-        sys.exit(error.exit_status)
-    except KeyboardInterrupt:  # before training begins, or in an evaluation or an export
-        say("Interrupted.")
-        sys.exit(130)
-    except Exception:  # TensorFlow's own exit may wait for other workers
-        traceback.print_exc()
-        sys.stdout.flush()
-        os._exit(UNEXPECTED_STATUS)
+
+
+def check_flags() -> tuple[list[int] | None, str | int]:
+    """Checks the parsed flags.
+
+    Returns:
+      The GPUs and the checkpoint, as `start` takes them.
+
+    Raises:
+      flags.Error: If a flag is missing, wrong or without effect.
+    """
+    if FLAGS.model_dir is None and not FLAGS.dry_run:
+        raise flags.Error(
+            "--model_dir is required. Pass a directory for the run, such as "
+            "--model_dir=runs/digits, or --dry_run to write nothing."
+        )
+    gpus, checkpoint = parse_gpus(FLAGS.gpus), parse_checkpoint(FLAGS.checkpoint)
+    check_flags_fit_mode()
+    return gpus, checkpoint
 
 
 def start(gpus: Sequence[int] | None, checkpoint: str | int) -> None:

@@ -1,5 +1,6 @@
 """The command line, as processes of its own."""
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -220,6 +221,44 @@ def test_signals_before_training_have_the_documented_statuses(tmp_path, number, 
     _, errors = process.communicate(timeout=300)
     assert process.returncode == status, errors
     assert "Traceback" not in errors
+
+
+SLOW = """
+import time
+import ddl, gin, numpy as np
+
+def lookup(index):
+    print("reads", flush=True)
+    time.sleep(0.5)
+    return {"image": np.zeros((8, 8, 1), "u1"), "label": np.int64(0)}
+
+@gin.register
+def slow():
+    return ddl.data.RandomAccessSource(lookup, 2)
+"""
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, -15), (signal.SIGINT, 130)])
+def test_signals_in_an_evaluation_have_the_documented_statuses(tmp_path, number, status):
+    shutil.copytree(ROOT / "tests" / "run" / "earlier_run", tmp_path / "run")
+    (tmp_path / "slow.py").write_text(SLOW)
+    (tmp_path / "own.gin").write_text("import slow\nTrainer.eval_data = @slow.slow()\n")
+    files = [f"--gin_file={file}" for file in ("run/operative_config.gin", "own.gin")]
+    flags = ["--model_dir=run", "--mode=eval", "--gin_allow_unused=test/images.*"]
+    process = forked.Popen(
+        [sys.executable, "-m", "ddl.main", *files, *flags],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while "reads" not in (line := process.stdout.readline()):
+        assert line, process.stderr.read()
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == status, errors
+    assert "Traceback" not in errors
+    assert (tmp_path / "run" / "checkpoints" / "step-20.index").exists()
 
 
 def test_an_interrupt_while_it_waits_is_one_line(tmp_path):

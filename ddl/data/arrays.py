@@ -40,6 +40,12 @@ class ArraySource(IndexedSource):
                 "ArraySource needs at least one feature, got none. Pass arrays by name, such as "
                 "image=…."
             )
+        for name in arrays:
+            if not isinstance(name, str):
+                raise DataError(
+                    f"Names of features must be text, such as 'image', got {name!r:.60}. Pass a "
+                    "mapping from name to array."
+                )
         self.features: dict[str, np.ndarray] = {
             name: _as_array(name, array) for name, array in arrays.items()
         }

@@ -15,6 +15,9 @@ from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
 from ddl.step.overflow import KeptValues
 
+_MOST_BYTES = 1 << 16
+"""Size of the largest value that is fetched from a GPU to be compared."""
+
 
 class Statistics:
     """The variables that layers write in their forward pass.
@@ -44,14 +47,31 @@ class Statistics:
 
 
 @contextmanager
-def restoring(variables: Iterable[tf.Variable]) -> Iterator[None]:
-    """Restores variables bit for bit after the `with` block, also when the block raises."""
+def restoring(variables: Iterable[tf.Variable], *, only_changed: bool = False) -> Iterator[None]:
+    """Restores variables bit for bit after the `with` block, also when the block raises.
+
+    Args:
+      variables: The variables.
+      only_changed: Whether to compare each variable and to assign only changed ones. Reading a
+        variable of several replicas takes far less time than assigning it.
+    """
     own = [(variable, _read_in_place(variable)) for variable in variables]
     try:
         yield
     finally:
         for variable, value in own:
-            variable.assign(value)
+            if not (only_changed and _is_unchanged(variable, value)):
+                variable.assign(value)
+
+
+def _is_unchanged(variable: tf.Variable, value: tf.Tensor) -> bool:
+    """Returns whether a variable has the bits of an eager tensor; False for large GPU tensors."""
+    size = value.shape.num_elements() * value.dtype.size
+    if size > _MOST_BYTES and "CPU" not in value.device:  # an assignment takes less time
+        return False
+    tensors = (variable.read_value(), value)
+    now, before = (np.ravel(tensor.numpy()).view(np.uint8) for tensor in tensors)
+    return np.array_equal(now, before)
 
 
 def _read_in_place(variable: tf.Variable) -> tf.Tensor:

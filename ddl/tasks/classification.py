@@ -54,6 +54,12 @@ class Classification:
         Raises:
           ConfigError: If `loss` has a reduction, or another argument is out of range.
         """
+        if not isinstance(model, keras.Model):
+            raise ConfigError(
+                f"Classification.model must be a Keras model, got {model!r:.80}. Pass a "
+                "keras.Model, such as ddl.models.cnn(…), or in a config a reference with "
+                "parentheses, such as @cnn()."
+            )
         if loss is not None and loss.reduction not in (None, "none"):
             raise ConfigError(
                 f"The loss {loss.name!r} must return one value for each example, but it has "
@@ -99,6 +105,13 @@ class Classification:
             for augmentation in self._augmentations:
                 inputs = augmentation(inputs, training=True)
         logits = self.model(inputs, training=training)
+        if not tf.is_tensor(logits) or logits.shape.rank not in (2, None):
+            got = logits.shape if tf.is_tensor(logits) else f"a {type(logits).__name__}"
+            raise ConfigError(
+                f"Classification needs a model with one output of shape [batch, classes], but "
+                f"{self.model.name!r} returns {got}. Flatten or pool its output before a last "
+                "keras.layers.Dense, or write a task of your own."
+            )
         # The softmax needs more than half precision.
         logits = tf.cast(logits, tf.float64 if logits.dtype == tf.float64 else tf.float32)
         labels = features[self._label_name]

@@ -76,8 +76,11 @@ def checked_actions(actions: Iterable[Action]) -> list[Action]:
     """Returns the actions as a list.
 
     Raises:
-      ConfigError: If an element is not callable or has no `next_step`.
+      ConfigError: If `actions` is no iterable, or an element is not callable or has no
+        `next_step`.
     """
+    if not isinstance(actions, Iterable):
+        raise ConfigError(f"actions must be a list of actions, got {actions!r:.60}.")
     actions = list(actions)
     for action in actions:
         if not (callable(action) and hasattr(action, "next_step")):

@@ -32,6 +32,7 @@ from ddl.step.weight_average import ExponentialMovingAverage, WeightAverages
 from ddl.tasks.parts import layers_of
 from ddl.tasks.task import LossFunction, Task, has_step
 from ddl.training.asynchronous.loop import CoordinatedEvaluation
+from ddl.training.checks.arguments import check_flag, check_instance, check_number
 from ddl.training.checks.batch_size import sizes_by_source
 from ddl.training.checks.fixed_settings import FixedSettings
 from ddl.training.checks.model import (
@@ -68,6 +69,19 @@ class Options:
     max_skipped_updates: int
 
     def __post_init__(self) -> None:
+        check_number("seed", self.seed, "an integer")
+        check_number("clip_norm", self.clip_norm, "a number", optional=True)
+        check_number("clip_value", self.clip_value, "a number", optional=True)
+        check_number("max_skipped_updates", self.max_skipped_updates, "an integer")
+        check_flag("shuffle", self.shuffle)
+        check_flag("data_on_device", self.data_on_device, auto=True)
+        for name, kind, example in (
+            ("weight_average", ExponentialMovingAverage, "ddl.ExponentialMovingAverage()"),
+            ("gradient_noise_scale", GradientNoiseScale, "ddl.GradientNoiseScale()"),
+            ("communication", Communication, "ddl.distribution.Communication()"),
+        ):
+            check_instance(name, getattr(self, name), kind, example)
+        check_instance("loss_scale", self.loss_scale, LossScale, "ddl.LossScale()", auto=True)
         if self.max_skipped_updates < 1:
             raise ConfigError(
                 f"Trainer.max_skipped_updates must be at least 1, got {self.max_skipped_updates}."

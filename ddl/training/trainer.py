@@ -21,6 +21,7 @@ from ddl.tasks.task import StepTask, Task, check_task
 from ddl.training import optimizer_counts
 from ddl.training.actions import Action, check_steps, checked_actions
 from ddl.training.assembly import Options, assemble
+from ddl.training.checks.arguments import check_instance
 from ddl.training.checks.batch_size import check_batch_split
 from ddl.training.checks.fixed_settings import check_attribute
 from ddl.training.loop import TrainingLoop
@@ -108,6 +109,12 @@ class Trainer:
         of_subclass = frozenset(vars(self))
         check_task(task)
         task = cast(Task, task)
+        check_instance(
+            "strategy",
+            strategy,
+            tf.distribute.Strategy,
+            "ddl.distribution.build_strategy('mirrored')",
+        )
         self.strategy = strategy or tf.distribute.get_strategy()
         self.task = task
         self.model = getattr(task, "model", None)

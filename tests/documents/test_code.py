@@ -145,24 +145,39 @@ def test_the_notebook(folder):
     assert "accuracy" in result.stdout
 
 
+def trained_with(layer, replicas):
+    """Trains a layer and a dense one for 3 updates; returns the trainer and the mean loss."""
+    keras.utils.set_random_seed(0)
+    strategy = make_strategy("mirrored" if replicas > 1 else "one_device", replicas)
+    with strategy.scope():
+        layers = [layer(), keras.layers.Dense(2)]
+        task = ddl.Classification(keras.Sequential([keras.Input((3,)), *layers]))
+        optimizer = keras.optimizers.SGD(0.1)
+    rows = np.arange(24, dtype="f4").reshape(8, 3) / 24
+    data = (rows, np.arange(8) % 2)
+    trainer = ddl.Trainer(task, optimizer, data, global_batch_size=8, strategy=strategy)
+    return trainer, trainer.train(3)["loss"]
+
+
 def test_the_random_layer(tmp_path):
     """Two replicas draw what one device draws, and an export loads."""
     namespace: dict = {}
     exec(files()["jitter.py"], namespace)
-    results = []
-    for place in [("one_device", 1), ("mirrored", 2)]:
-        keras.utils.set_random_seed(0)
-        strategy = make_strategy(*place)
-        with strategy.scope():
-            layers = [namespace["Jitter"](), keras.layers.Dense(2)]
-            task = ddl.Classification(keras.Sequential([keras.Input((3,)), *layers]))
-            optimizer = keras.optimizers.SGD(0.1)
-        data = (np.ones([8, 3], "f4"), np.arange(8) % 2)
-        trainer = ddl.Trainer(task, optimizer, data, global_batch_size=8, strategy=strategy)
-        results.append(trainer.train(3)["loss"])
-    assert results[0] == pytest.approx(results[1], rel=1e-6)
+    (_, one), (trainer, two) = (trained_with(namespace["Jitter"], replicas) for replicas in (1, 2))
+    assert one == pytest.approx(two, rel=1e-6)
     exported, _ = export_model(trainer.model, tmp_path)
     keras.models.load_model(exported)
+
+
+def test_the_layer_that_sums_over_the_replicas():
+    """Two replicas keep the mean that one device keeps."""
+    namespace: dict = {}
+    exec(files()["centering.py"], namespace)
+    results = [trained_with(namespace["Centering"], replicas) for replicas in (1, 2)]
+    assert results[0][1] == pytest.approx(results[1][1], rel=1e-6)
+    means = [trainer.model.layers[0].mean.numpy() for trainer, _ in results]
+    mean = (np.arange(24).reshape(8, 3) / 24).mean(0) * (1 - 0.9**3)
+    np.testing.assert_allclose(means, [mean, mean], rtol=1e-5)
 
 
 def test_the_gan(folder, capsys):
@@ -279,6 +294,6 @@ def test_every_block_is_run_or_checked():
     assert languages == {"sh", "gin", "python", "py"}
     python = [b for page in PAGES for b in blocks(page) if b.language == "python"]
     names = {name for name in files() if name.endswith(".py")}
-    shown = {"denoise.py", "jitter.py", "notebook.py", "my_gan.py", "checked.py"}
+    shown = {"denoise.py", "jitter.py", "centering.py", "notebook.py", "my_gan.py", "checked.py"}
     assert names == shown | OWN_STEPS.keys() | MOVED
     assert len(python) == len(names)

@@ -103,13 +103,14 @@ def test_an_excluded_variable_does_not_decay(monkeypatch):
 def test_all_variables_take_few_operations(monkeypatch):
     """LAMB with many variables: an operation for each, and some for all together."""
     as_on_gpus(monkeypatch)
-    variables = [keras.Variable(np.ones((2, 3)), name=f"v{i}") for i in range(20)]
+    ones = np.ones((2, 3), "float32")
+    variables = [keras.Variable(ones, name=f"v{i}", dtype="float32") for i in range(20)]
     optimizer = optimizers.LAMB(0.1, weight_decay=0.1, exclude=())
     optimizer.build(variables)
 
     @tf.function(autograph=False)
     def update():
-        optimizer.apply([tf.ones((2, 3))] * 20, variables)
+        optimizer.apply([tf.constant(ones)] * 20, variables)
 
     nodes = update.get_concrete_function().graph.get_operations()
     free = {"Const", "Identity", "Reshape", "NoOp", "ReadVariableOp", "EnsureShape"}

@@ -113,3 +113,19 @@ def test_a_softmax_before_a_loss_from_logits_is_warned_of(as_layer, monkeypatch)
     assert "Remove the softmax" in warnings[0]
     Classification(model, loss=keras.losses.SparseCategoricalCrossentropy(reduction=None))
     assert len(warnings) == 1
+
+
+@pytest.mark.parametrize("model", [None, "cnn", keras.Sequential])
+def test_what_is_no_model(model):
+    with pytest.raises(ConfigError, match="Classification.model must be a Keras model, got"):
+        Classification(model)
+
+
+def test_a_model_with_several_outputs_or_an_image():
+    inputs = keras.Input((4, 4, 1))
+    image = keras.layers.Conv2D(3, 1)(inputs)
+    features = {"image": tf.zeros([2, 4, 4, 1]), "label": tf.constant([0, 1])}
+    for outputs, got in [(image, r"returns \(2, 4, 4, 3\)"), ([image, image], "returns a list")]:
+        made = Classification(keras.Model(inputs, outputs))
+        with pytest.raises(ConfigError, match=got):
+            made.per_example(features, training=False)

@@ -487,6 +487,12 @@ def test_weights_that_are_not_finite_are_named():
         ({"accumulation_steps": 3}, "4 replicas × 3 accumulation steps.*24 or 36"),
         ({"accumulation_steps": 0}, "accumulation_steps must be .* got 0"),
         ({"max_skipped_updates": 0}, "max_skipped_updates must be at least 1, got 0"),
+        ({"max_skipped_updates": "3"}, "max_skipped_updates must be an integer, got '3'"),
+        ({"clip_norm": "1"}, "clip_norm must be a number, or None, got '1'"),
+        ({"shuffle": "no"}, "shuffle must be True or False, got 'no'"),
+        ({"data_on_device": "no"}, "data_on_device must be True, False or 'auto', got 'no'"),
+        ({"loss_scale": 1024.0}, "a LossScale, 'auto' or None, got 1024.0. Pass ddl.LossScale"),
+        ({"weight_average": 0.99}, "or None, got 0.99. Pass ddl.ExponentialMovingAverage"),
     ],
 )
 def test_bad_arguments(arguments, message):

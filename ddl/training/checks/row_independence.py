@@ -159,15 +159,16 @@ class RowIndependence:
 
             def values(features: _Features) -> dict[str, _Values]:
                 nonlocal moments
-                with restoring(variables):  # each run starts from the same values
-                    for variable in zeros:
-                        variable.assign(tf.fill(variable.shape, tf.cast(0.02, variable.dtype)))
+                with restoring(variables, only_changed=True):  # all runs start from the same
                     tensors, held = run(features, moments)
                 moments = held if moments is None else moments
                 return {name: self._values(tensor) for name, tensor in tensors.items()}
 
-            runs = [values(features) for features in batches]
-            return [*runs, values(batches[0])] if _dependences(runs) else runs
+            with restoring(zeros):
+                for variable in zeros:
+                    variable.assign(tf.fill(variable.shape, tf.cast(0.02, variable.dtype)))
+                runs = [values(features) for features in batches]
+                return [*runs, values(batches[0])] if _dependences(runs) else runs
 
         # A recurrent layer runs each of its time steps in Python if it runs eagerly.
         recurrent = any(isinstance(layer, keras.layers.RNN) for layer in self._layers)

@@ -189,6 +189,13 @@ def test_features_instead_of_the_batch():
     )
 
 
+def test_a_feature_read_in_the_step():
+    def step(task, update, batch):
+        update.minimize(task.per_example, {"x": batch["x"]})
+
+    refused(r"A step cannot read batch\['x'\].* Read the features in a loss", step)
+
+
 def test_a_variable_made_in_the_step():
     def step(task, update, batch):
         minimize(task, update, batch)

@@ -1,5 +1,7 @@
 """Tasks across examples are refused, and all that is not across examples passes."""
 
+import collections
+
 import keras
 import numpy as np
 import pytest
@@ -447,3 +449,37 @@ def test_a_stream_is_not_shuffled_for_it():
     read.clear()
     first_examples(BatchPipeline(source, 16), 32, make_strategy("one_device", 1))
     assert len(read) < 100
+
+
+class Writing(keras.layers.Layer):
+    """Negates its weight in every call."""
+
+    def build(self, shape):
+        self.sign = self.add_weight(shape=(), initializer="ones", trainable=False)
+
+    def call(self, x):
+        self.sign.assign(-self.sign)
+        return x * self.sign
+
+
+def test_assigns_only_the_variables_that_change(monkeypatch):
+    """Each assignment to a variable of several replicas takes as long as many reads."""
+    depth = 2
+    layers = [keras.layers.Dense(6) for _ in range(depth)]
+    model = keras.Sequential([keras.Input((6,)), *layers, Writing()])
+    before = [weight.numpy() for weight in model.weights]
+    assigned = collections.Counter()
+    variable_type = type(model.weights[0].value)
+    assign = variable_type.assign
+
+    def counted(variable, *arguments, **options):
+        assigned[id(variable)] += 1
+        return assign(variable, *arguments, **options)
+
+    monkeypatch.setattr(variable_type, "assign", counted)
+    check(Embedding(model, lambda y, *_: y[:, 0]), modes=[True])
+    counts = [assigned[id(weight.value)] for weight in model.weights]
+    # A bias of zeros is set for the check and restored once; the sign changes in each of 3 runs.
+    assert counts == [0, 2] * depth + [6]
+    for weight, value in zip(model.weights, before, strict=True):
+        np.testing.assert_array_equal(weight.numpy(), value)

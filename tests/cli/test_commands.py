@@ -1,0 +1,63 @@
+"""The frame of the commands: each kind of error has its status, in each command."""
+
+import os
+
+import pytest
+
+from ddl import check, lr_finder, main
+from ddl.cli.commands import exiting_on_errors
+from ddl.errors import ConfigError, TrainingDiverged, WorkerLost
+
+
+class Left(BaseException):
+    """Stands in for the end of the process."""
+
+
+@pytest.fixture(autouse=True)
+def without_end_of_the_process(monkeypatch):
+    def leave(status):
+        raise Left(status)
+
+    monkeypatch.setattr(os, "_exit", leave)
+
+
+@pytest.mark.parametrize(
+    ("error", "exit_", "status", "message"),
+    [
+        (ConfigError("A is wrong."), SystemExit, 1, "A is wrong."),
+        (TrainingDiverged("Diverged."), SystemExit, 76, "Diverged."),
+        (WorkerLost("Lost."), Left, 77, "Lost."),
+        (KeyboardInterrupt(), SystemExit, 130, "Interrupted."),
+        (KeyError("a"), Left, 70, "KeyError: 'a'"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_each_error_has_its_status(error, exit_, status, message, capsys):
+    with pytest.raises(exit_) as raised, exiting_on_errors():
+        raise error
+    assert raised.value.args == (status,)
+    shown = capsys.readouterr().err
+    assert message in shown
+    assert ("Traceback" in shown) == (status == 70)
+
+
+@pytest.mark.parametrize(
+    ("command", "does", "flags"),
+    [(main, "start", ["--dry_run"]), (lr_finder, "find", []), (check, "check_config", [])],
+    ids=["ddl", "ddl.lr_finder", "ddl.check"],
+)
+def test_an_interrupted_command_shows_no_traceback(command, does, flags, monkeypatch, capsys):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, does, interrupted)
+    try:
+        with pytest.raises(SystemExit) as raised:
+            command.run(["command", "--gin_file=x.gin", *flags])
+    finally:
+        for name in ("gin_file", "dry_run"):
+            main.FLAGS[name].unparse()
+    assert raised.value.code == 130
+    shown = capsys.readouterr().err
+    assert "Interrupted." in shown
+    assert "Traceback" not in shown
