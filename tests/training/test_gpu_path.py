@@ -50,7 +50,7 @@ def test_overflows_change_nothing(replicas):
 def test_resumed_within_an_epoch_to_the_bit(tmp_path, resident):
     """With padding, microbatches and an epoch's end after the resume; the loops' ends differ."""
     case, strategy = CASES[PADDED], LikeGpus(2)
-    arguments = {"data_on_device": resident, "accumulation_steps": 2}
+    arguments = {"data_on_device": resident, "accumulation_steps": 2, "steps_per_loop": 10}
     trainer = make_trainer(case, strategy, "float32", **arguments)
     trainer.train(3)
     save(tmp_path, trainer)
