@@ -67,7 +67,8 @@ class TrainingLoop:
     def run(self, state: TrainingState, end: int) -> TrainingState:
         """Trains from `state` to step `end` and returns the state reached.
 
-        The loop ends earlier if it is stopped, or after `max_skipped_updates`.
+        The loop ends earlier if it is stopped, or after `max_skipped_updates`; on devices with
+        their own memory also if it has skipped updates.
 
         Raises:
           DataError: If the data cannot be read.
@@ -137,11 +138,15 @@ class TrainingLoop:
         gathers_ahead = gathers_ahead and not takes_rows
         arrays = {} if gathers_ahead else resident  # those that the update gathers from
 
-        def updates(carried: _Carried) -> tuple[_Carried]:
-            first = carried["batches"]
-            ordered = pipeline.batches_from(first, strategy)
+        def order(first: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+            return first, pipeline.batches_from(first, strategy)
+
+        def updates(carried: _Carried, *ordered_ahead: Any) -> tuple[Any, ...]:
+            first, ordered = ordered_ahead or order(carried["batches"])
             count = tf.shape(ordered["index"], tf.int64)[0]
             until = first + tf.minimum(count, end - carried["step"])
+            # The host orders these while the devices compute the updates.
+            following = order(first + count) if ordered_ahead else ()
             ordered = pipeline.placed(ordered, strategy)
 
             def made(number: tf.Tensor) -> Batch:
@@ -154,6 +159,8 @@ class TrainingLoop:
                 return pipeline.gathered(batch, strategy)
 
             def made_next(number: tf.Tensor) -> Batch:
+                if takes_rows:
+                    return made(number)
                 # After the last batch, this gathers the last batch again; the result is not used.
                 return made(tf.minimum(number, until - 1))
 
@@ -166,17 +173,21 @@ class TrainingLoop:
                 return self._updated({name: batch}, before, made_next)
 
             # An update consumes at least one batch, so `until` cannot lead past step `end`.
-            return tf.while_loop(
+            carried, _ = tf.while_loop(
                 lambda carried, _: self._goes_on(carried) & (carried["batches"] < until),
                 update,
                 (carried, made(first)),
-            )[:1]
+            )
+            return carried, *following
 
-        (carried,) = tf.while_loop(
-            lambda carried: self._goes_on(carried) & (carried["step"] < end),
-            updates,
-            (self._carried(state),),
-        )
+        def goes_on(carried: _Carried, *ordered_ahead: Any) -> tf.Tensor:
+            going = self._goes_on(carried) & (carried["step"] < end)
+            if ordered_ahead:  # else, after skipped updates, the batches in between would be lost
+                going &= carried["batches"] == ordered_ahead[0]
+            return going
+
+        ordered_ahead = order(state.batches) if takes_rows else ()
+        carried, *_ = tf.while_loop(goes_on, updates, (self._carried(state), *ordered_ahead))
         return state._replace(**carried)
 
     def _updated(

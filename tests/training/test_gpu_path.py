@@ -10,6 +10,7 @@ from ddl.data.pipeline import pipeline as pipelines
 from ddl.data.pipeline import placed_order
 from ddl.training.loop import TrainingLoop
 from tests.conftest import LikeGpus, make_strategy, save
+from tests.step.test_step_graph import operations, trainer
 from tests.training.parity_cases import CASES, COMBINED, differences, make_trainer, reference
 from tests.training.test_parity import assert_small
 from tests.training.test_trainer import all_copies, check_that_overflows_change_nothing
@@ -49,7 +50,7 @@ def test_overflows_change_nothing(replicas):
 def test_resumed_within_an_epoch_to_the_bit(tmp_path, resident):
     """With padding, microbatches and an epoch's end after the resume; the loops' ends differ."""
     case, strategy = CASES[PADDED], LikeGpus(2)
-    arguments = {"data_on_device": resident, "accumulation_steps": 2}
+    arguments = {"data_on_device": resident, "accumulation_steps": 2, "steps_per_loop": 10}
     trainer = make_trainer(case, strategy, "float32", **arguments)
     trainer.train(3)
     save(tmp_path, trainer)
@@ -146,3 +147,11 @@ def test_parity_fails_without(take_out, name, monkeypatch):
     take_out(monkeypatch)
     with pytest.raises(AssertionError):
         check_parity(2, name)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_an_update_takes_its_rows_from_an_order_that_is_already_there(replicas):
+    """It computes none, and waits for no thread; `tf.gather` reads the place on the device."""
+    counts, _ = operations(trainer(strategy_on(replicas)))
+    assert not {"RandomIndexShuffle", "TopKV2", "IteratorGetNext"} & counts.keys()
+    assert counts["GatherV2"] == 3 * replicas  # the row of the order, images and labels
