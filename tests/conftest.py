@@ -75,7 +75,7 @@ def microbatch(first_row=0, rows=8, batch=3, seed=5, training=True, mask=None) -
     return Microbatch(
         seed=seed,
         training=training,
-        counter=batch_counter(tf.constant(batch, tf.int64)),
+        counter=batch_counter(tf.cast(batch, tf.int64)),
         first_row=first_row,
         rows=rows,
         mask=None if mask is None else tf.constant(mask),
