@@ -46,7 +46,7 @@ class Statistics:
 @contextmanager
 def restoring(variables: Iterable[tf.Variable]) -> Iterator[None]:
     """Restores variables bit for bit after the `with` block, also when the block raises."""
-    own = [(variable, variable.read_value()) for variable in variables]
+    own = [(variable, _read(variable)) for variable in variables]
     try:
         yield
     finally:
@@ -68,7 +68,7 @@ def gather_copies(
     Returns:
       For each variable, the value of each replica of all workers, in the order of replicas.
     """
-    own = [[copy.read_value() for copy in copies] for copies in all_copies]
+    own = [[_read(copy) for copy in copies] for copies in all_copies]
     if workers.number == 1 or not own:
         return own
     # One message for all values. float64 represents the values of the narrower floats exactly.
@@ -127,3 +127,9 @@ def allow_replica_writes(
 
 def _distance(start: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
     return tf.where(tf.equal(start, other), tf.zeros_like(start), other - start)
+
+
+def _read(variable: tf.Variable) -> tf.Tensor:
+    """Returns the value on the variable's own device; `read_value` alone copies it to the first."""
+    with tf.device(variable.device):
+        return variable.read_value()
