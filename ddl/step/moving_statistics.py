@@ -98,7 +98,7 @@ def gather_copies(
     if all(workers.number * len(copies) == 1 for copies in all_copies):
         return [[] for _ in all_copies]
     own = _on_host(all_copies)
-    if workers.number == 1:
+    if workers.number == 1 or not own:
         return own
     # One message for all values. float64 represents the values of the narrower floats exactly.
     flat = [np.reshape(value, -1).astype(np.float64) for values in own for value in values]
@@ -180,3 +180,9 @@ def allow_replica_writes(
 
 def _distance(start: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
     return tf.where(tf.equal(start, other), tf.zeros_like(start), other - start)
+
+
+def _read(variable: tf.Variable) -> tf.Tensor:
+    """Returns the value on the variable's own device; `read_value` alone copies it to the first."""
+    with tf.device(variable.device):
+        return variable.read_value()

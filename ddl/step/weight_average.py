@@ -140,16 +140,21 @@ class WeightAverages:
         """
         with restoring(copy for weight in self._weights for copy in self._copies(weight)):
             for average, weight in zip(self.variables, self._weights, strict=True):
-                for copy, value in zip(self._copies(weight), self._copies(average), strict=True):
-                    copy.assign(value)
+                _assign_all(self._copies(weight), self._copies(average))
             yield
 
     def reset(self) -> None:
         """Sets the averages to the present values. Eager, cross-replica context."""
         for average, weight in zip(self.variables, self._weights, strict=True):
-            for copy, value in zip(self._copies(average), self._copies(weight), strict=True):
-                copy.assign(value)
+            _assign_all(self._copies(average), self._copies(weight))
 
     def _copies(self, variable: Any) -> tuple[tf.Variable, ...]:
         """Returns the copy of each replica of this worker."""
         return self._strategy.experimental_local_results(variable)
+
+
+def _assign_all(variables: Sequence[tf.Variable], values: Sequence[tf.Variable]) -> None:
+    """Assigns values to variables on the same devices, without passing through another one."""
+    for variable, value in zip(variables, values, strict=True):
+        with tf.device(variable.device):
+            variable.assign(value)

@@ -27,8 +27,8 @@ from tests.processes import forked
 from tests.run.whole_runs import ROOT, SMALL, tensors
 
 EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
-SHORT = ("TRAIN_STEPS = 8", "LOG_EVERY = 4", "CHECKPOINT_EVERY = 4", "PRECISION = 'float64'")
-ONE, FOUR = ("one_device", 1), ("mirrored", 4)
+SHORT = ("TRAIN_STEPS = 20", "LOG_EVERY = 10", "CHECKPOINT_EVERY = 10", "PRECISION = 'float64'")
+ONE, TWO, FOUR = ("one_device", 1), ("mirrored", 2), ("mirrored", 4)
 ACCUMULATED = "ACCUMULATION_STEPS = 2"
 
 _INPUTS = tempfile.TemporaryDirectory(prefix="ddl-examples-")
@@ -67,7 +67,7 @@ KILLED = ["fine_tuning", "gan"]  # with a warm start and frozen layers; with two
 # Parameters of the examples that read the result of another run.
 INPUTS = {"distillation": teacher, "fine_tuning": pretrained}
 # The backbone thaws after the checkpoint from which a run resumes.
-PARAMS = {"fine_tuning": ["backbone/Group.frozen_until = 6"]}
+PARAMS = {"fine_tuning": ["backbone/Group.frozen_until = 12"]}
 
 
 def text_of(example) -> str:
@@ -80,7 +80,7 @@ def evaluates(example) -> bool:
 
 
 def params(example) -> list[str]:
-    every = ["EVAL_EVERY = 4"] if evaluates(example) else []
+    every = ["EVAL_EVERY = 10"] if evaluates(example) else []
     convolves = any(f"include '{name}" in text_of(example) for name in ("digits_cnn", "from_"))
     inputs = [INPUTS[example]()] if example in INPUTS else []
     return [*SHORT, *every, *(SMALL if convolves else ()), *inputs, *PARAMS.get(example, ())]
@@ -127,7 +127,7 @@ def assert_close(model_dir, reference):
 def assert_equal(model_dir, reference):
     ours, theirs = tensors(model_dir), tensors(reference)
     assert ours.keys() == theirs.keys()
-    assert int(theirs["state/step/.ATTRIBUTES/VARIABLE_VALUE"]) == 8
+    assert int(theirs["state/step/.ATTRIBUTES/VARIABLE_VALUE"]) == 20
     for name, value in theirs.items():
         np.testing.assert_array_equal(ours[name], value, err_msg=name)
 
@@ -143,11 +143,13 @@ def test_the_header_gives_the_command(example):
 @pytest.mark.slow
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_the_same_on_any_devices(example, trained, tmp_path):
-    """On 4 replicas with two microbatches each. Slots and targets too.
+    """On 2 replicas, and on 4 with two microbatches each. Slots and targets too.
 
     Batch normalization takes the moments of each microbatch, so an example with it is compared with
     another run with accumulation.
     """
+    run_example(example, tmp_path / "two", TWO)
+    assert_close(tmp_path / "two", trained(example))
     whole = trained(example, ACCUMULATED) if example in NORMALIZED else trained(example)
     run_example(example, tmp_path / "four", FOUR, ACCUMULATED)
     assert_close(tmp_path / "four", whole)
@@ -166,9 +168,9 @@ def test_two_workers_compute_the_same(example, trained, tmp_path):
 def test_resumed_from_an_earlier_checkpoint_it_ends_the_same(example, trained, tmp_path):
     straight, model_dir = trained(example), tmp_path / "resumed"
     shutil.copytree(straight, model_dir)
-    for file in (model_dir / "checkpoints").glob("step-8*"):
+    for file in (model_dir / "checkpoints").glob("step-20*"):
         file.unlink()
-    assert list((model_dir / "checkpoints").glob("step-4*"))
+    assert list((model_dir / "checkpoints").glob("step-10*"))
     run_example(example, model_dir, ONE)
     assert_equal(model_dir, straight)
 
@@ -185,7 +187,7 @@ def test_killed_and_started_again_it_ends_the_same(example, trained, tmp_path):
         "--strategy=one_device",
     ]
     process = forked.Popen(command, cwd=ROOT)
-    saved = model_dir / "checkpoints" / "step-4.index"
+    saved = model_dir / "checkpoints" / "step-10.index"
     while process.poll() is None and not saved.exists():
         time.sleep(0.001)
     process.send_signal(signal.SIGKILL)

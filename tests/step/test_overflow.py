@@ -27,7 +27,8 @@ def test_an_overflow_undoes_instead_of_changing(finite, norm, calls):
         called.append("change")
         return tf.constant(3.0, tf.float64)
 
-    found = change_unless_overflow(tf.constant(finite), change, lambda: called.append("undo"))
+    here, asked = tf.distribute.get_strategy(), tf.constant(finite)
+    found = change_unless_overflow(here, asked, change, lambda: called.append("undo"))
     assert (float(found), called) == (norm, calls)
 
 
