@@ -180,9 +180,3 @@ def allow_replica_writes(
 
 def _distance(start: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
     return tf.where(tf.equal(start, other), tf.zeros_like(start), other - start)
-
-
-def _read(variable: tf.Variable) -> tf.Tensor:
-    """Returns the value on the variable's own device; `read_value` alone copies it to the first."""
-    with tf.device(variable.device):
-        return variable.read_value()

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -20,19 +20,18 @@ from ddl.precision import LossScale
 from ddl.random import seed_by_replica
 from ddl.seeds import hashed
 from ddl.step import gradients as gradient_path
-from ddl.step.all_reduce import AllReduce, GradientDtype
+from ddl.step.all_reduce import AllReduce
 from ddl.step.global_gradient import GlobalGradient
 from ddl.step.moving_statistics import Statistics, allow_replica_writes
-from ddl.step.noise_scale import GradientNoiseScale
 from ddl.step.objective import Objective
 from ddl.step.update import UpdateStep
-from ddl.step.verbs.applying import Limit, clips_by_name
+from ddl.step.verbs.applying import clips_by_name
 from ddl.step.verbs.plan import StepPlan
-from ddl.step.weight_average import ExponentialMovingAverage, WeightAverages
+from ddl.step.weight_average import WeightAverages
 from ddl.tasks.parts import layers_of
 from ddl.tasks.task import LossFunction, Task, has_step
 from ddl.training.asynchronous.loop import CoordinatedEvaluation
-from ddl.training.checks.arguments import check_flag, check_instance, check_number
+from ddl.training.checks.arguments import Options
 from ddl.training.checks.batch_size import sizes_by_source
 from ddl.training.checks.fixed_settings import FixedSettings
 from ddl.training.checks.model import (
@@ -48,44 +47,6 @@ from ddl.training.evaluation import Evaluation
 from ddl.training.evaluation_weights import EvaluationWeights
 from ddl.training.schedule_free import ScheduleFreeWeights, schedule_free_weights
 from ddl.training.step_plan import evaluation_objective, step_plan
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
-    """The arguments of `ddl.Trainer` that its parts read; each means what it means there."""
-
-    global_batch_size: int | Mapping[str, int]
-    seed: int
-    shuffle: bool
-    accumulation_steps: int
-    clip_norm: Limit
-    clip_value: Limit
-    weight_average: ExponentialMovingAverage | None
-    loss_scale: LossScale | Literal["auto"] | None
-    gradient_noise_scale: GradientNoiseScale | None
-    gradient_dtype: GradientDtype | None
-    data_on_device: bool | Literal["auto"]
-    communication: Communication | None
-    max_skipped_updates: int
-
-    def __post_init__(self) -> None:
-        check_number("seed", self.seed, "an integer")
-        check_number("clip_norm", self.clip_norm, "a number", optional=True)
-        check_number("clip_value", self.clip_value, "a number", optional=True)
-        check_number("max_skipped_updates", self.max_skipped_updates, "an integer")
-        check_flag("shuffle", self.shuffle)
-        check_flag("data_on_device", self.data_on_device, auto=True)
-        for name, kind, example in (
-            ("weight_average", ExponentialMovingAverage, "ddl.ExponentialMovingAverage()"),
-            ("gradient_noise_scale", GradientNoiseScale, "ddl.GradientNoiseScale()"),
-            ("communication", Communication, "ddl.distribution.Communication()"),
-        ):
-            check_instance(name, getattr(self, name), kind, example)
-        check_instance("loss_scale", self.loss_scale, LossScale, "ddl.LossScale()", auto=True)
-        if self.max_skipped_updates < 1:
-            raise ConfigError(
-                f"Trainer.max_skipped_updates must be at least 1, got {self.max_skipped_updates}."
-            )
 
 
 @dataclasses.dataclass(frozen=True)

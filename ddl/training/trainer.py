@@ -20,8 +20,8 @@ from ddl.step.weight_average import ExponentialMovingAverage
 from ddl.tasks.task import StepTask, Task, check_task
 from ddl.training import optimizer_counts
 from ddl.training.actions import Action, check_steps, checked_actions
-from ddl.training.assembly import Options, assemble
-from ddl.training.checks.arguments import check_instance
+from ddl.training.assembly import assemble
+from ddl.training.checks.arguments import Options, check_strategy
 from ddl.training.checks.batch_size import check_batch_split
 from ddl.training.checks.fixed_settings import check_attribute
 from ddl.training.loop import TrainingLoop
@@ -109,12 +109,7 @@ class Trainer:
         of_subclass = frozenset(vars(self))
         check_task(task)
         task = cast(Task, task)
-        check_instance(
-            "strategy",
-            strategy,
-            tf.distribute.Strategy,
-            "ddl.distribution.build_strategy('mirrored')",
-        )
+        check_strategy(strategy)
         self.strategy = strategy or tf.distribute.get_strategy()
         self.task = task
         self.model = getattr(task, "model", None)

@@ -4,8 +4,6 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from ddl.errors import ConfigError
-
 
 class Batch(NamedTuple):
     """A global batch: what `BatchPipeline.examples` and `microbatch` need of it.
@@ -21,14 +19,3 @@ class Batch(NamedTuple):
     rows: Any
     arrays: Any
     counter: tf.Tensor
-
-    def __getitem__(self, index: Any) -> Any:
-        """Raises ConfigError for a feature's name, as in a step that reads examples itself."""
-        if isinstance(index, str):
-            raise ConfigError(
-                f"A step cannot read batch[{index!r}]: each replica has its own rows of the batch. "
-                "Read the features in a loss, a method of (features, training) that returns "
-                "a ddl.PerExample, and pass it: update.minimize(self.loss, batch). See "
-                "docs/own-step.md."
-            )
-        return tuple.__getitem__(self, index)

@@ -25,6 +25,14 @@ class StepBatch:
     place: int | tf.Tensor
     batch: Batch
 
+    def __getitem__(self, feature: Any) -> Any:
+        """Raises ConfigError: a step cannot read examples itself."""
+        raise ConfigError(
+            f"A step cannot read batch[{feature!r}]: each replica has its own rows of the batch. "
+            "Read the features in a loss, a method of (features, training) that returns a "
+            "ddl.PerExample, and pass it: update.minimize(self.loss, batch). See docs/own-step.md."
+        )
+
 
 class StepBatches:
     """Hands out the batches of an update.

@@ -1,11 +1,20 @@
 """Types of the Trainer's arguments, which in a config are checked by their annotations."""
 
+import dataclasses
 import numbers
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import numpy as np
+import tensorflow as tf
 
+from ddl.distribution.communication import Communication
 from ddl.errors import ConfigError
+from ddl.precision import LossScale
+from ddl.step.all_reduce import GradientDtype
+from ddl.step.noise_scale import GradientNoiseScale
+from ddl.step.verbs.applying import Limit
+from ddl.step.weight_average import ExponentialMovingAverage
 
 _NUMBERS = {"an integer": numbers.Integral, "a number": numbers.Real}
 
@@ -23,6 +32,18 @@ def check_number(name: str, value: Any, wanted: str, *, optional: bool = False) 
         return
     if isinstance(value, bool) or not isinstance(value, _NUMBERS[wanted]):
         raise ConfigError(_text(name, value, wanted + (", or None" if optional else "")))
+
+
+def check_strategy(strategy: Any) -> None:
+    """Raises ConfigError if the argument `strategy` is neither a strategy nor None."""
+    example = "ddl.distribution.build_strategy('mirrored')"
+    check_instance("strategy", strategy, tf.distribute.Strategy, example)
+
+
+def check_limits(name: str, value: Any) -> None:
+    """Raises ConfigError unless an argument is a number or None, or holds these by name."""
+    for limit in value.values() if isinstance(value, Mapping) else [value]:
+        check_number(name, limit, "a number", optional=True)
 
 
 def check_flag(name: str, value: Any, *, auto: bool = False) -> None:
@@ -60,3 +81,41 @@ def check_instance(name: str, value: Any, kind: type, example: str, *, auto: boo
 
 def _text(name: str, value: Any, wanted: str) -> str:
     return f"Trainer.{name} must be {wanted}, got {value!r:.80}."
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """The arguments of `ddl.Trainer` that its parts read; each means what it means there."""
+
+    global_batch_size: int | Mapping[str, int]
+    seed: int
+    shuffle: bool
+    accumulation_steps: int
+    clip_norm: Limit
+    clip_value: Limit
+    weight_average: ExponentialMovingAverage | None
+    loss_scale: LossScale | Literal["auto"] | None
+    gradient_noise_scale: GradientNoiseScale | None
+    gradient_dtype: GradientDtype | None
+    data_on_device: bool | Literal["auto"]
+    communication: Communication | None
+    max_skipped_updates: int
+
+    def __post_init__(self) -> None:
+        check_number("seed", self.seed, "an integer")
+        check_limits("clip_norm", self.clip_norm)
+        check_limits("clip_value", self.clip_value)
+        check_number("max_skipped_updates", self.max_skipped_updates, "an integer")
+        check_flag("shuffle", self.shuffle)
+        check_flag("data_on_device", self.data_on_device, auto=True)
+        for name, kind, example in (
+            ("weight_average", ExponentialMovingAverage, "ddl.ExponentialMovingAverage()"),
+            ("gradient_noise_scale", GradientNoiseScale, "ddl.GradientNoiseScale()"),
+            ("communication", Communication, "ddl.distribution.Communication()"),
+        ):
+            check_instance(name, getattr(self, name), kind, example)
+        check_instance("loss_scale", self.loss_scale, LossScale, "ddl.LossScale()", auto=True)
+        if self.max_skipped_updates < 1:
+            raise ConfigError(
+                f"Trainer.max_skipped_updates must be at least 1, got {self.max_skipped_updates}."
+            )
