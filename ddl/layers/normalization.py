@@ -4,7 +4,8 @@ Ioffe and Szegedy 2015, "Batch Normalization". In a trainer Keras's layer takes 
 this module. Padding and other rows of weight 0 are masked out. With `synchronized=True` each
 replica sums squares around its own mean. One all-reduce gathers the moments of all replicas, which
 give the moments of the global batch (Chan et al. 1979, "Updating formulae and a pairwise algorithm
-for computing sample variances"). Keras makes three all-reduces and computes E[x²] - E[x]², which
+for computing sample variances"). Of many replicas that would be much to send, so two all-reduces
+add them. Keras makes three all-reduces and computes E[x²] - E[x]², which
 loses precision where the variance is small relative to the mean.
 """
 
@@ -20,6 +21,9 @@ from ddl import microbatch
 from ddl.layers import fused_normalization
 from ddl.layers.broadcasting import with_rank
 from ddl.layers.replica_sum import sum_over_replicas
+
+_MOST_GATHERED = 16
+"""Replicas whose moments one all-reduce gathers; it sends the moments of each to all."""
 
 
 def take_over_moments(layers: Iterable[keras.layers.Layer]) -> None:
@@ -143,12 +147,17 @@ def _over_replicas(
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return numbers, mean, squares
+    channels = sums.shape[0]
+    if context.num_replicas_in_sync > _MOST_GATHERED:
+        totals = sum_over_replicas(tf.concat([sums, numbers], axis=0))
+        overall = tf.math.divide_no_nan(totals[:channels], totals[channels:])
+        between = tf.square(mean - overall) * numbers
+        return totals[channels:], overall, sum_over_replicas(squares + between)
     own = tf.concat([sums, squares, numbers], axis=0)
     # A matrix with the row of this replica: adding zeros gathers the rows, and rounds nothing.
     replica, replicas = context.replica_id_in_sync_group, context.num_replicas_in_sync
     is_own = tf.one_hot(replica, replicas, True, False, dtype=tf.bool)
     rows = sum_over_replicas(tf.where(is_own[:, tf.newaxis], own, tf.zeros([], own.dtype)))
-    channels = sums.shape[0]
     each_sum, each_square, each_number = (
         rows[:, :channels],
         rows[:, channels : 2 * channels],
