@@ -1,6 +1,6 @@
 """Batch normalization by TensorFlow's fused operation, on GPUs.
 
-Keras computes moments, normalization and their gradients in some 60 kernels for each layer, the
+Keras computes moments, normalization and their gradients in dozens of kernels for each layer, the
 fused operation in a few, with moments in float32, too. It knows neither masks nor replicas. Where
 XLA compiles, it is not used, since XLA computes E[x²] - E[x]², which loses precision where the
 variance is small relative to the mean. On CPUs it is not used, because it rounds otherwise than
