@@ -19,9 +19,12 @@ def sum_over_replicas(values: tf.Tensor) -> tf.Tensor:
       itself.
 
     Example:
-      >>> def call(self, inputs):
-      ...     rows = tf.cast(tf.shape(inputs)[0], inputs.dtype)
-      ...     return inputs - sum_over_replicas(tf.reduce_sum(inputs, 0)) / sum_over_replicas(rows)
+      >>> def call(self, inputs):  # of a layer that subtracts the moving mean of earlier batches
+      ...     rows = sum_over_replicas(tf.cast(tf.shape(inputs)[0], inputs.dtype))
+      ...     mean = sum_over_replicas(tf.reduce_sum(inputs, 0)) / rows
+      ...     centered = inputs - self.mean
+      ...     self.mean.assign(0.9 * self.mean + 0.1 * mean)
+      ...     return centered
     """
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
