@@ -33,13 +33,18 @@ def check_fits(saved: SavedCheckpoint, trainer: Trainer) -> None:
     """Raises ModelDirectoryError if steps or data positions mean something else here."""
     for field, now in position_in_data(trainer).items():
         was = getattr(saved.metadata, field)
-        if was is not None and was != now:
+        if was is not None and _ordered(was) != _ordered(now):
             raise ModelDirectoryError(
                 f"The {_NAMES[field]} must be {_text(was)}, as in the run that saved {saved}, got "
                 f"{_text(now)}: "
                 "the step and the position in the data depend on it. Keep the number, or start "
                 "a new run from these weights (WarmStart) in another --model_dir."
             )
+
+
+def _ordered(number: OfSources) -> object:
+    """Returns a number, or those of the sources in order: the first source counts the epochs."""
+    return number if isinstance(number, int) else list(number.items())
 
 
 def _text(number: OfSources) -> str:

@@ -104,9 +104,12 @@ def path_of(strategy: tf.distribute.Strategy | None = None) -> DevicePath:
     Args:
       strategy: The strategy; None takes that of this thread, such as in replica context.
     """
-    if _taken:
-        return _taken[-1]
-    return path_for(replica_devices(strategy or tf.distribute.get_strategy()))
+    strategy = strategy or tf.distribute.get_strategy()
+    path = path_for(replica_devices(strategy))
+    if isinstance(strategy, tf.distribute.ParameterServerStrategy):
+        # The variables lie on several servers, so no single operation can hold them all.
+        return dataclasses.replace(path, packs_tensors=False)
+    return path
 
 
 def path_for(devices: Sequence[str]) -> DevicePath:

@@ -38,7 +38,6 @@ def applies_to(layer: keras.layers.BatchNormalization, inputs: tf.Tensor, mask: 
         or current.held_moments is not None
         or layer.renorm
         or (layer.synchronized and replicas > 1)
-        or type(layer).call is not keras.layers.BatchNormalization.call
         or inputs.dtype not in (tf.float32, tf.float16, tf.bfloat16)
         or inputs.dtype != layer.compute_dtype
         or layer.moving_mean.dtype != "float32"

@@ -35,7 +35,14 @@ def take_over_moments(layers: Iterable[keras.layers.Layer]) -> None:
     for layer in layers:
         if isinstance(layer, keras.layers.BatchNormalization):
             layer._moments = functools.partial(_moments, layer)
-            layer.call = functools.partial(_call, layer)
+            if _is_keras_s(layer):
+                layer.call = functools.partial(_call, layer)
+
+
+def _is_keras_s(layer: keras.layers.BatchNormalization) -> bool:
+    """Returns whether the layer computes what Keras's class does; a subclass may not."""
+    of_layer, of_keras = type(layer), keras.layers.BatchNormalization
+    return of_layer.call is of_keras.call and of_layer._moments is of_keras._moments
 
 
 def _call(

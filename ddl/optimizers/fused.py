@@ -69,7 +69,7 @@ class Fused(keras.optimizers.Optimizer):
         elif isinstance(gradient, tf.IndexedSlices) and self.supports_sparse_updates():
             super().update_step(gradient, variable, own["lr"])
         else:
-            gradient = dense(gradient, dtype)
+            gradient = tf.ensure_shape(dense(gradient, dtype), variable.shape)
             self.fused_step(gradient, variable.handle, self._get_variable_index(variable), own)
 
     def _backend_update_step(
@@ -121,12 +121,17 @@ class Fused(keras.optimizers.Optimizer):
         """Returns whether an update leaves a row with zero gradient and its slots unchanged."""
         return False
 
-    def _decay_on_gpus(self, variables: list[Any], learning_rate: Any) -> None:
-        """Applies decoupled decay on GPUs, w ← w·(1 - decay·learning rate), with few kernels.
+    def _packs_decay(self) -> bool:
+        """Returns whether `_decay_on_gpus` decays the weights."""
+        own = type(self)._apply_weight_decay is Fused._apply_weight_decay
+        return own and path_of().packs_tensors
 
-        Elsewhere `_apply_weight_decay` does. The product differs from its result by rounding.
+    def _decay_on_gpus(self, variables: list[Any], learning_rate: Any) -> None:
+        """Applies decoupled decay on GPUs, w ← w - w·(decay·learning rate), with few kernels.
+
+        Elsewhere `_apply_weight_decay` does, and where a subclass has one of its own.
         """
-        if self.weight_decay is None or not path_of().packs_tensors:
+        if self.weight_decay is None or not self._packs_decay():
             return
         decayed = [tensorflow_variable(v) for v in variables if self._use_weight_decay(v)]
 
@@ -135,8 +140,10 @@ class Fused(keras.optimizers.Optimizer):
             by_dtype = {}
             for dtype in dict.fromkeys(buffer.dtype for buffer in packed.buffers):
                 rate = tf.constant(self.weight_decay, dtype) * tf.cast(learning_rate, dtype)
-                by_dtype[dtype] = 1 - rate
-            values = packed.unpacked([b * by_dtype[b.dtype] for b in packed.buffers], True)
+                by_dtype[dtype] = rate
+            # Not w·(1 - rate), whose factor is rounded alike for all weights and updates.
+            changed = [buffer - buffer * by_dtype[buffer.dtype] for buffer in packed.buffers]
+            values = packed.unpacked(changed, True)
             for variable, value in zip(decayed, values, strict=True):
                 variable.assign(value)
 
@@ -153,7 +160,7 @@ class Fused(keras.optimizers.Optimizer):
 
         It overrides a private method of Keras; tests/optimizers/test_fused.py guards the name.
         """
-        if self.weight_decay is None or path_of().packs_tensors:
+        if self.weight_decay is None or self._packs_decay():
             return
 
         def decay(variable: tf.Variable) -> None:
@@ -208,7 +215,13 @@ class Together(keras.optimizers.Optimizer):
                 dtype: tf.DType = dtype,
             ) -> None:
                 self.update_together(
-                    [dense(gradient, dtype) for gradient in gradients], own, tf.cast(rate, dtype)
+                    [
+                        # The shape of a sparse gradient may be a tensor, as within tf.cond.
+                        tf.ensure_shape(dense(gradient, dtype), variable.shape)
+                        for gradient, variable in zip(gradients, own, strict=True)
+                    ],
+                    own,
+                    tf.cast(rate, dtype),
                 )
 
             distribution.extended.update(

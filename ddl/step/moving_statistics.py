@@ -66,6 +66,8 @@ def restoring(variables: Iterable[tf.Variable], *, only_changed: bool = False) -
 
 def _is_unchanged(variable: tf.Variable, value: tf.Tensor) -> bool:
     """Returns whether a variable has the bits of an eager tensor; False for large GPU tensors."""
+    if not (value.dtype.is_floating or value.dtype.is_integer or value.dtype.is_bool):
+        return False
     size = value.shape.num_elements() * value.dtype.size
     if size > _MOST_BYTES and "CPU" not in value.device:  # an assignment takes less time
         return False

@@ -169,9 +169,13 @@ def assemble(
     )
     for name, pipeline in train.items():
         pipeline.batches_per_update = plan.batches[name]
-    evaluated = evaluation_objective(
-        task, plan, lambda loss: objective(loss, eval_pipeline or first)
-    )
+    evaluated = None
+    of_one = train.keys() == {""}
+    if of_one or eval_pipeline is not None:  # several sources have no form in common
+        pipeline = eval_pipeline or first
+        evaluated = evaluation_objective(
+            task, plan, lambda loss: objective(loss, pipeline), is_planned=of_one
+        )
     evaluation: Evaluation | CoordinatedEvaluation | None = None
     if eval_pipeline is not None:
         if evaluated is None:
@@ -247,9 +251,9 @@ def _training_pipelines(task: Task, data: Any, options: Options) -> dict[str, Ba
             shuffle=options.shuffle,
             microbatches=options.accumulation_steps,
             # Sources of one length would otherwise have one order.
-            order_seed=options.seed if place == 0 else hashed(options.seed, name),
+            order_seed=hashed(options.seed, name) if name else options.seed,
         )
-        for place, (name, source) in enumerate(sources.items())
+        for name, source in sources.items()
     }
 
 

@@ -74,11 +74,24 @@ def step_plan(
 
 
 def evaluation_objective(
-    task: Task, plan: StepPlan, objective: Callable[[LossFunction | None], Objective]
+    task: Task,
+    plan: StepPlan,
+    objective: Callable[[LossFunction | None], Objective],
+    *,
+    is_planned: bool,
 ) -> Objective | None:
-    """Returns the objective whose metrics an evaluation reports; None if the task has none."""
+    """Returns the objective whose metrics an evaluation reports; None if the task has none.
+
+    Args:
+      task: The task.
+      plan: Its plan.
+      objective: Builds the objective of a loss for the evaluation data.
+      is_planned: Whether the evaluation data have the form of the training data.
+    """
     if hasattr(task, "per_example"):
-        trained = plan.losses.get(BUILT_IN) if list(plan.batches) == [""] else None
-        return trained if trained and trained.loss == task.per_example else objective(None)
+        trained = plan.losses.get(BUILT_IN)
+        if trained is not None and trained.loss == task.per_example and is_planned:
+            return trained
+        return objective(None)
     loss = evaluation_loss(task)
     return None if loss is None else objective(loss)

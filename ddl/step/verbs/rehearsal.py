@@ -192,6 +192,11 @@ def _plan(
             f"{name}.step never uses the optimizer {', '.join(map(repr, unused))}. Remove it from "
             "Trainer.optimizer, or name it in update.apply."
         )
+    if idle := set(rehearsal.batches) - set(rehearsal.sources.values()):
+        raise ConfigError(
+            f"{name}.step never uses the source {', '.join(map(repr, sorted(idle)))}. Remove it "
+            "from Trainer.train_data, or pass its batch to a method of update."
+        )
     layers = layers_of(task)
     own = own_variables_of(task, layers)
     for variable in own:

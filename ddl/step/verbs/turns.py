@@ -56,6 +56,8 @@ class Turns:
         given = tf.convert_to_tensor(times)
         if not given.dtype.is_integer:
             raise ConfigError(f"update.repeat: times must be an integer, got {times!r:.80}.")
+        if (known := tf.get_static_value(given)) is not None and known < 0:
+            raise ConfigError(f"update.repeat: times must be at least 0, got {known}.")
         if self.repeats > 1:
             raise ConfigError("update.repeat can stand within one other update.repeat, not in two.")
         return tf.cast(given, tf.int64)
