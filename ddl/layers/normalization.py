@@ -123,7 +123,9 @@ def batch_moments(
     distances = inputs - with_rank(mean, len(inputs.shape) - channels_axis)
     squares = tf.reduce_sum(tf.square(counted(distances)), axes)
     if synchronized:
-        numbers, mean, squares = _over_replicas(numbers, sums, mean, squares)
+        # Not zero: what the rounding of the mean left over.
+        residual = tf.reduce_sum(counted(distances), axes)
+        numbers, mean, squares = _over_replicas(numbers, mean, residual, squares)
     variance = tf.math.divide_no_nan(squares, numbers)
     if mask is None:
         return mean, variance
@@ -141,39 +143,45 @@ def _numbers(inputs: tf.Tensor, axes: Sequence[int], mask: tf.Tensor | None) -> 
 
 
 def _over_replicas(
-    numbers: tf.Tensor, sums: tf.Tensor, mean: tf.Tensor, squares: tf.Tensor
+    numbers: tf.Tensor, mean: tf.Tensor, residual: tf.Tensor, squares: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Returns numbers, mean and sum of squares around the mean of all replicas together.
 
     Args:
       numbers: Number of entries of this replica, [1] or [channels].
-      sums: Their sum, [channels].
-      mean: Their mean, [channels].
-      squares: The sum of squares around it, [channels].
+      mean: Their mean, rounded, [channels].
+      residual: The sum of their distances from it, [channels].
+      squares: The sum of the squares of these distances, [channels].
     """
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return numbers, mean, squares
-    channels = sums.shape[0]
     if context.num_replicas_in_sync > _MOST_GATHERED:
-        totals = sum_over_replicas(tf.concat([sums, numbers], axis=0))
+        channels = mean.shape[0]
+        totals = sum_over_replicas(tf.concat([numbers * mean + residual, numbers], axis=0))
         overall = tf.math.divide_no_nan(totals[:channels], totals[channels:])
-        between = tf.square(mean - overall) * numbers
-        return totals[channels:], overall, sum_over_replicas(squares + between)
-    own = tf.concat([sums, squares, numbers], axis=0)
+        own = _squares_around(overall, numbers, mean, residual, squares)
+        return totals[channels:], overall, sum_over_replicas(own)
+    own = tf.concat([mean, residual, squares, numbers], axis=0)
     # A matrix with the row of this replica: adding zeros gathers the rows, and rounds nothing.
     replica, replicas = context.replica_id_in_sync_group, context.num_replicas_in_sync
     is_own = tf.one_hot(replica, replicas, True, False, dtype=tf.bool)
     rows = sum_over_replicas(tf.where(is_own[:, tf.newaxis], own, tf.zeros([], own.dtype)))
-    each_sum, each_square, each_number = (
-        rows[:, :channels],
-        rows[:, channels : 2 * channels],
-        rows[:, 2 * channels :],
-    )
+    sizes = [mean.shape[0]] * 3 + [-1]
+    each_mean, each_residual, each_squares, each_number = tf.split(rows, sizes, axis=1)
     numbers = tf.reduce_sum(each_number, axis=0)
-    mean = tf.math.divide_no_nan(tf.reduce_sum(each_sum, axis=0), numbers)
-    between = tf.square(tf.math.divide_no_nan(each_sum, each_number) - mean) * each_number
-    return numbers, mean, tf.reduce_sum(each_square + between, axis=0)
+    sums = tf.reduce_sum(each_number * each_mean + each_residual, axis=0)
+    mean = tf.math.divide_no_nan(sums, numbers)
+    each = _squares_around(mean, each_number, each_mean, each_residual, each_squares)
+    return numbers, mean, tf.reduce_sum(each, axis=0)
+
+
+def _squares_around(
+    point: tf.Tensor, numbers: tf.Tensor, mean: tf.Tensor, residual: tf.Tensor, squares: tf.Tensor
+) -> tf.Tensor:
+    """Returns the sum of squares around another point than the mean; see `_over_replicas`."""
+    distance = mean - point
+    return squares + 2 * distance * residual + numbers * tf.square(distance)
 
 
 def has_synchronized_layers(model: keras.Model) -> bool:

@@ -1,6 +1,9 @@
 """The path of each kind of device."""
 
+from unittest import mock
+
 import pytest
+import tensorflow as tf
 
 from ddl.devices.path import CPU, GPU, TPU, path_for, path_of, taking
 from tests.conftest import make_strategy
@@ -23,3 +26,10 @@ def test_a_path_can_be_taken_for_a_while():
     with taking(GPU):
         assert path_of() == path_of(strategy) == GPU
     assert path_of() == path_of(strategy) == CPU
+
+
+def test_variables_on_several_servers_are_not_packed():
+    strategy = mock.Mock(spec=tf.distribute.ParameterServerStrategy)
+    strategy.extended = mock.Mock(worker_devices=["/device:GPU:0"])
+    assert GPU.packs_tensors
+    assert not path_of(strategy).packs_tensors

@@ -86,7 +86,9 @@ def moments_over_replicas(strategy, inputs, counts):
 def test_moments_of_replicas_are_those_of_all_rows(kind, most_gathered, dtype, monkeypatch):
     """Far from zero, with another mean on each replica; one replica has padding alone."""
     monkeypatch.setattr(ddl.layers.normalization, "_MOST_GATHERED", most_gathered)
-    inputs = RANDOM.normal(size=(40, 3)) + np.repeat([1000, 1001, 990, 0], 10)[:, None]
+    inputs = (
+        np.random.default_rng(0).normal(size=(40, 3)) + np.repeat([1000, 1001, 990, 0], 10)[:, None]
+    )
     counts = np.array([True] * 27 + [False] * 13)
     inputs[~counts] = np.inf
     one = moments_over_replicas(make_strategy("one_device", 1), inputs, counts)
@@ -112,7 +114,7 @@ def test_one_all_reduce_gathers_the_moments_of_a_layer(monkeypatch):
     )
     counts = np.arange(8) < 7
     moments_over_replicas(make_strategy("mirrored", 2), RANDOM.normal(size=(8, 3)), counts)
-    assert summed == [(2, 2 * 3 + 1)] * 2  # traced on each of two replicas
+    assert summed == [(2, 3 * 3 + 1)] * 2  # traced on each of two replicas
 
 
 def layer_moved_by(inputs, counts, **arguments):
@@ -156,3 +158,18 @@ def test_elsewhere_it_is_keras_own(synchronized):
 
     for ours, theirs in zip(trained(True), trained(False), strict=True):
         np.testing.assert_array_equal(ours, theirs)
+
+
+class Frozen(keras.layers.BatchNormalization):
+    """Normalizes with its moving moments in training, too. Its call takes no mask."""
+
+    def call(self, inputs, training=None):
+        return super().call(inputs, training=False)
+
+
+def test_a_subclass_with_a_call_of_its_own_keeps_it():
+    layer = Frozen()
+    take_over_moments([layer])
+    with microbatch(rows=4).forward():
+        outputs = layer(tf.constant([[1.0], [2.0], [3.0], [4.0]]), training=True)
+    np.testing.assert_allclose(outputs[:, 0], [1, 2, 3, 4], rtol=1e-3)

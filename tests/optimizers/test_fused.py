@@ -9,6 +9,7 @@ import tensorflow as tf
 from ddl import optimizers
 from ddl.optimizers import fused
 from ddl.step.gradients import prepare_optimizer
+from tests.as_on_gpus import as_on_gpus
 from tests.conftest import for_each_kind_on_two, make_strategy
 
 SHAPES = ((40, 3), (5,), ())
@@ -225,3 +226,24 @@ def test_updates_at_the_same_time_have_temporary_variables_of_their_own():
         for _ in range(50):
             for value, found in zip(values, workers.map(added, values), strict=True):
                 np.testing.assert_array_equal(found, value)
+
+
+@pytest.mark.parametrize("packs", [False, True])
+@pytest.mark.parametrize(
+    "make", [lambda: optimizers.FusedRMSprop(0.1), lambda: optimizers.LAMB(0.1)]
+)
+def test_the_shape_of_a_sparse_gradient_may_be_a_tensor(make, packs, monkeypatch):
+    """As within tf.cond, where an update waits for the check for overflow."""
+    if packs:
+        as_on_gpus(monkeypatch)
+    variable = keras.Variable(np.ones([4, 2], "float32"), dtype="float32")
+    optimizer = make()
+    optimizer.build([variable])
+
+    @tf.function(autograph=False)
+    def update(shape):
+        gradient = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([1]), shape)
+        optimizer.apply([gradient], [variable])
+
+    update.get_concrete_function(tf.TensorSpec([2], tf.int64))(tf.constant([4, 2], tf.int64))
+    assert np.all(variable.numpy()[1] < 1)

@@ -168,6 +168,10 @@ def test_resumed_to_the_bit_and_refused_with_other_batches(tmp_path, on_one_devi
     message = r"global batch size must be 16 \(labelled\), 8 \(unlabelled\).*got 16 .*, 4 "
     with pytest.raises(ModelDirectoryError, match=message):
         ddl.Checkpoints(tmp_path, other).restore_latest()
+    reordered = dict(reversed(sources().items()))  # epochs would be those of the other source
+    other = build(make_strategy("one_device", 1), train_data=reordered)
+    with pytest.raises(ModelDirectoryError, match=r"must be 16 \(labelled\).*got 8 \(unlabelled\)"):
+        ddl.Checkpoints(tmp_path, other).restore_latest()
 
 
 class Single:
@@ -218,6 +222,14 @@ def of_all_sources(task, update, batch):
     update.minimize(task.per_example, batch)
 
 
+def of_one_source(task, update, batch):
+    update.minimize(task.per_example, batch["one"])
+
+
+def repeating_backwards(task, update, batch):
+    update.repeat(-1, lambda turn: minimizing_next(task, update, batch))
+
+
 def of_two_forms(task, update, batch):
     for one in batch.values():
         update.minimize(task.per_example, one)
@@ -229,6 +241,8 @@ REFUSED = [
     (in_unknown_repeat, None, 8, "or give update.repeat a Python integer"),
     (of_all_sources, TWO, 8, r"got those of the sources one, other\. Pass one.*batch\[\"one\"\]"),
     (of_two_forms, TWO, 8, "'per_example' of the sources 'one' and 'other', whose batches have"),
+    (of_one_source, TWO, 8, "never uses the source 'other'"),
+    (repeating_backwards, None, 8, "times must be at least 0, got -1"),
     (of_two_forms, TWO, {"one": 8}, "gives the sizes of one, but .* has one, other"),
     (of_two_forms, None, {"one": 8}, "one source without a name"),
     (of_two_forms, TWO, {"one": 8, "other": 0}, "integer of at least 1, got 0"),
