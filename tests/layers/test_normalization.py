@@ -92,7 +92,7 @@ def test_moments_of_replicas_are_those_of_all_rows(kind, most_gathered, dtype, m
     counts = np.array([True] * 27 + [False] * 13)
     inputs[~counts] = np.inf
     one = moments_over_replicas(make_strategy("one_device", 1), inputs, counts)
-    rounding = 1e-12 if dtype == "float64" else 2e-5
+    rounding = 1e-12 if dtype == "float64" else 5e-6  # float32 inputs are rounded, too
     mean, variance, gradients = moments_over_replicas(
         make_strategy(kind, 4), inputs.astype(dtype), counts
     )
