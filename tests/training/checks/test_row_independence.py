@@ -53,7 +53,7 @@ def check(task, strategy=None, batch=16, modes=(True, False), data=DATA):
     take_over_moments(layers)
     seed_by_replica(layers)
     allow_replica_writes(layers, strategy)
-    check = RowIndependence(task, layers, strategy, lambda training: [task.per_example])
+    check = RowIndependence(task, layers, strategy, lambda *_: [task.per_example])
     check.check(BatchPipeline(ArraySource(data), batch), modes)
 
 
