@@ -69,7 +69,7 @@ class Fused(keras.optimizers.Optimizer):
         elif isinstance(gradient, tf.IndexedSlices) and self.supports_sparse_updates():
             super().update_step(gradient, variable, own["lr"])
         else:
-            gradient = tf.ensure_shape(dense(gradient, dtype), variable.shape)
+            gradient = dense_like(gradient, variable, dtype)
             self.fused_step(gradient, variable.handle, self._get_variable_index(variable), own)
 
     def _backend_update_step(
@@ -216,8 +216,7 @@ class Together(keras.optimizers.Optimizer):
             ) -> None:
                 self.update_together(
                     [
-                        # The shape of a sparse gradient may be a tensor, as within tf.cond.
-                        tf.ensure_shape(dense(gradient, dtype), variable.shape)
+                        dense_like(gradient, variable, dtype)
                         for gradient, variable in zip(gradients, own, strict=True)
                     ],
                     own,
@@ -263,6 +262,16 @@ def temporary(like: tf.Tensor) -> Iterator[tf.Tensor]:
 def dense(gradient: tf.Tensor | tf.IndexedSlices, dtype: tf.DType) -> tf.Tensor:
     """Returns a dense gradient of a dtype; repeated rows of a sparse one are summed."""
     return tf.cast(tf.convert_to_tensor(gradient), dtype)
+
+
+def dense_like(gradient: tf.Tensor | tf.IndexedSlices, variable: Any, dtype: tf.DType) -> tf.Tensor:
+    """Returns `dense` with the static shape of a variable.
+
+    The shape of a sparse gradient may be a tensor, as within tf.cond.
+    """
+    values = dense(gradient, dtype)
+    known = values.shape.is_fully_defined()
+    return values if known else tf.ensure_shape(values, variable.shape)
 
 
 def _no_kernel(dtype: tf.DType) -> str | None:
