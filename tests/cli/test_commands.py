@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from ddl import check, lr_finder, main
+from ddl import check, lr_finder, main, output
 from ddl.cli.commands import exiting_on_errors
 from ddl.errors import ConfigError, TrainingDiverged, WorkerLost
 
@@ -19,6 +19,9 @@ def without_end_of_the_process(monkeypatch):
         raise Left(status)
 
     monkeypatch.setattr(os, "_exit", leave)
+    # What a command sets for its process.
+    monkeypatch.setattr(output._REPORTS, "program", output._REPORTS.program)
+    monkeypatch.setattr(output._REPORTS, "quiet", output._REPORTS.quiet)
 
 
 @pytest.mark.parametrize(

@@ -329,7 +329,7 @@ def test_what_as_source_takes():
         with pytest.raises(DataError, match="a mapping of arrays"):
             as_source(wrong)
     for several in ([source, source], (source, pairs), {"a": source, "b": numbers(3)}):
-        with pytest.raises(DataError, match="must be one data set each, got 2: .*Pass one of them"):
+        with pytest.raises(DataError, match="Expected one data set, got 2: .*Pass one of them"):
             as_source(several)
 
 

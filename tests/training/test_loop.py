@@ -18,13 +18,13 @@ class Pipeline:
     def orders_in_graph(self, strategy):
         return self.in_graph
 
-    def iterator(self, strategy, first_batch):
-        self.begun.append(first_batch)
+    def iterator(self, strategy, first_update):
+        self.begun.append(first_update)
         return iter(())
 
 
 def loop_over(pipeline):
-    return TrainingLoop(SimpleNamespace(pipeline=pipeline, strategy=None), 1, None)
+    return TrainingLoop(SimpleNamespace(pipelines={"": pipeline}, strategy=None), 1, None)
 
 
 def test_an_iterator_serves_the_state_it_stands_at_and_no_other():

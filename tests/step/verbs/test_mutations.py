@@ -11,7 +11,7 @@ from ddl.step.all_reduce import AllReduce
 from ddl.step.global_gradient import GlobalGradient
 from ddl.step.gradients import multiply
 from ddl.step.overflow import KeptValues
-from ddl.step.verbs import applying
+from ddl.step.verbs import applying, changes
 from ddl.step.verbs import update as verbs
 from ddl.step.verbs.plan import StepPlan
 from tests.step.verbs import test_applying, test_each_example, test_update
@@ -39,13 +39,14 @@ def divide_once_more(patch: Patch) -> None:
     multiplied = GlobalGradient._multiplied
 
     def mutated(self, gradients, factor):
-        return multiplied(self, multiplied(self, gradients, factor), tf.constant(0.5))
+        values, finite = multiplied(self, gradients, factor)
+        return multiplied(self, values, tf.constant(0.5))[0], finite
 
     patch.setattr(GlobalGradient, "_multiplied", mutated)
 
 
 def average_once_a_replica(patch: Patch) -> None:
-    move = verbs.move
+    move = changes._move
 
     def mutated(variable, source, share):
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
@@ -53,7 +54,7 @@ def average_once_a_replica(patch: Patch) -> None:
             moved = move(variable, source, share)
         return moved
 
-    patch.setattr(verbs, "move", mutated)
+    patch.setattr(changes, "_move", mutated)
 
 
 def leave_a_partial_update_behind(patch: Patch) -> None:
