@@ -196,7 +196,7 @@ class Together(keras.optimizers.Optimizer):
     ) -> None:
         """Updates all variables.
 
-        It overrides a private method of Keras; tests/optimizers/test_layerwise.py guards the name.
+        It overrides a private method of Keras; tests/step/test_on_gpus.py guards the name.
         """
         variables = [variable for _, variable in grads_and_vars]
         wide = all(variable.dtype.size >= 4 for variable in variables)
