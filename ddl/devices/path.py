@@ -106,10 +106,13 @@ def path_of(strategy: tf.distribute.Strategy | None = None) -> DevicePath:
     """
     strategy = strategy or tf.distribute.get_strategy()
     path = path_for(replica_devices(strategy))
-    if isinstance(strategy, tf.distribute.ParameterServerStrategy):
-        # The variables lie on several servers, so no single operation can hold them all.
-        return dataclasses.replace(path, packs_tensors=False)
-    return path
+    # Variables that lie on several servers cannot be packed for a single operation.
+    return dataclasses.replace(path, packs_tensors=False) if _has_servers(strategy) else path
+
+
+def _has_servers(strategy: tf.distribute.Strategy) -> bool:
+    cluster = strategy.cluster_resolver
+    return cluster is not None and "ps" in cluster.cluster_spec().jobs
 
 
 def path_for(devices: Sequence[str]) -> DevicePath:

@@ -28,8 +28,10 @@ def test_a_path_can_be_taken_for_a_while():
     assert path_of() == path_of(strategy) == CPU
 
 
-def test_variables_on_several_servers_are_not_packed():
-    strategy = mock.Mock(spec=tf.distribute.ParameterServerStrategy)
+@pytest.mark.parametrize(("job", "packs"), [("ps", False), ("worker", True)])
+def test_variables_on_several_servers_are_not_packed(job, packs):
+    cluster = tf.train.ClusterSpec({job: ["a:1", "b:1"], "chief": ["c:1"]})
+    strategy = mock.Mock(spec=tf.distribute.Strategy)
     strategy.extended = mock.Mock(worker_devices=["/device:GPU:0"])
-    assert GPU.packs_tensors
-    assert not path_of(strategy).packs_tensors
+    strategy.cluster_resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(cluster)
+    assert path_of(strategy).packs_tensors == packs
