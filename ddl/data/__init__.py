@@ -1,7 +1,9 @@
 """Data sources, the order of their examples, and batches for the replicas."""
 
 from ddl.data.arrays import ArraySource
+from ddl.data.combining import Mixture, concatenation, k_fold, subset
 from ddl.data.conversion import as_source
+from ddl.data.decoded import DecodedSource
 from ddl.data.digits import load_digits
 from ddl.data.imagenet import imagenet
 from ddl.data.images import images
@@ -17,18 +19,23 @@ from ddl.data.synthetic import synthetic_arrays, synthetic_images
 __all__ = [
     "ArraySource",
     "BatchPipeline",
+    "DecodedSource",
     "IndexedSource",
+    "Mixture",
     "RandomAccessSource",
     "RecordSource",
     "Source",
     "StreamSource",
     "as_source",
     "batch_indices",
+    "concatenation",
     "imagenet",
     "images",
+    "k_fold",
     "load_digits",
     "load_keras_dataset",
     "steps_per_epoch",
+    "subset",
     "synthetic_arrays",
     "synthetic_images",
 ]

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ddl.data.checks import checked_finite
-from ddl.data.order import index_batches
-from ddl.data.source import Source, checked_element_spec, weighted
+from ddl.data.decoded import DecodedSource
+from ddl.data.source import checked_element_spec
 from ddl.errors import DataError, check_takes, definition_of
 
 # A record is the length (8 bytes), the length's checksum (4), the data, the data's checksum (4).
@@ -19,7 +18,7 @@ _AROUND_DATA = 16
 _Decode = Callable[[tf.Tensor, tf.Tensor], Mapping[str, tf.Tensor]]
 
 
-class RecordSource(Source):
+class RecordSource(DecodedSource):
     """TFRecord files with random access: fully shuffled epochs, and batches read independently.
 
     A run therefore resumes in the middle of an epoch at once, and each worker reads and decodes
@@ -97,47 +96,9 @@ class RecordSource(Source):
         """See `Source`."""
         return dict(self._element_spec)
 
-    def batches(
-        self,
-        global_batch_size: int,
-        first_batch: int,
-        *,
-        seed: int,
-        shuffle: bool,
-        rows: np.ndarray | None = None,
-    ) -> tf.data.Dataset:
-        """See `Source`."""
-        indices = index_batches(
-            first_batch,
-            num_examples=len(self),
-            global_batch_size=global_batch_size,
-            seed=seed,
-            shuffle=shuffle,
-            rows=rows,
-        )
-        steps = self.steps_per_epoch(global_batch_size)
-        root = tf.constant([seed % 2**63, 0], tf.int64)
-
-        @tf.autograph.experimental.do_not_convert
-        def with_seeds(number: tf.Tensor, batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-            key = tf.random.experimental.stateless_fold_in(root, number // steps)
-            # Only the second half of `key` depends on the epoch; a draw mixes both halves.
-            drawn = tf.random.stateless_uniform([], key, None, None, tf.int64)
-            seeds = tf.stack([tf.fill(tf.shape(batch["index"]), drawn), batch["index"]], axis=1)
-            return {**batch, "seed": seeds}
-
-        def read(row: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-            example = dict(self._decode(self._record(row["index"]), row["seed"]))
-            return weighted(example, row["weight"])
-
-        return (
-            tf.data.Dataset.zip(tf.data.Dataset.counter(first_batch), indices)
-            .map(with_seeds)
-            .unbatch()
-            .map(read, num_parallel_calls=os.cpu_count() or 1, deterministic=True)
-            .batch(global_batch_size if rows is None else len(rows), drop_remainder=True)
-            .map(checked_finite)
-        )
+    def example(self, index: tf.Tensor, seed: tf.Tensor) -> dict[str, tf.Tensor]:
+        """See `DecodedSource`."""
+        return dict(self._decode(self._record(index), seed))
 
     def _record(self, index: tf.Tensor) -> tf.Tensor:
         """Reads one record, string []; TensorFlow verifies its checksums."""

@@ -92,6 +92,18 @@ class IndexedSource(Source):
             deterministic=True,
         )
 
+    def example(self, index: tf.Tensor, seed: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Fetches one example. Called while tf.data traces its graph, which runs on the CPU.
+
+        Args:
+          index: int64 [], from 0 to length - 1.
+          seed: Not used; sources that decode each example on their own may.
+
+        Returns:
+          A tensor for each feature of `element_spec`.
+        """
+        return {name: rows[0] for name, rows in self.gather(index[tf.newaxis]).items()}
+
     @abc.abstractmethod
     def gather(self, indices: tf.Tensor) -> dict[str, tf.Tensor]:
         """Fetches examples. Called while tf.data traces its graph, which runs on the CPU.

@@ -1,0 +1,81 @@
+"""Several data sets one after the other."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ddl.data.arrays import ArraySource
+from ddl.data.combining.random_access import RandomAccess, check_same_spec, with_random_access
+from ddl.data.decoded import DecodedSource
+from ddl.data.source import Source
+from ddl.errors import DataError
+
+
+def concatenation(sources: Sequence[Any]) -> Source:
+    """Returns one data set of all examples of several, which are shuffled together.
+
+    Args:
+      sources: Sources with random access, or what `Trainer.train_data` converts into such. All must
+        have the same features in shape and dtype.
+
+    Returns:
+      An `ArraySource` with copies of the arrays if all are arrays in memory; else a source that
+      reads from them.
+
+    Raises:
+      DataError: If there are no sources, their features differ, or one is a stream.
+    """
+    if isinstance(sources, str) or not isinstance(sources, Sequence):
+        raise DataError(
+            "concatenation takes a list of data sets, got "
+            f"{type(sources).__name__}. Pass [@first/…(), @second/…()]."
+        )
+    found = [with_random_access(source, "concatenation") for source in sources]
+    check_same_spec(found, "concatenation")
+    if all(isinstance(source, ArraySource) for source in found):
+        names = found[0].element_spec
+        arrays = {name: [source.features[name] for source in found] for name in names}
+        return ArraySource({name: np.concatenate(parts) for name, parts in arrays.items()})
+    return _Concatenation(found)
+
+
+class _Concatenation(DecodedSource):
+    def __init__(self, sources: Sequence[RandomAccess]):
+        self._sources = sources
+        self._ends = np.cumsum([len(source) for source in sources])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    @property
+    def element_spec(self) -> dict[str, tf.TensorSpec]:
+        return self._sources[0].element_spec
+
+    def example(self, index: tf.Tensor, seed: tf.Tensor) -> dict[str, tf.Tensor]:
+        number = tf.searchsorted(tf.constant(self._ends), index[tf.newaxis], side="right")[0]
+        firsts = tf.constant([0, *self._ends[:-1]], tf.int64)
+        return example_of(self._sources, number, index - firsts[number], seed)
+
+
+def example_of(
+    sources: Sequence[RandomAccess], number: tf.Tensor, index: tf.Tensor, seed: tf.Tensor
+) -> dict[str, tf.Tensor]:
+    """Reads an example of the source of this number, in a graph.
+
+    Args:
+      sources: Sources of the same features.
+      number: Number of the source, int32 [].
+      index: Number of the example in this source, int64 [].
+      seed: int64 [2].
+    """
+
+    def reader(source: RandomAccess) -> Any:
+        def read() -> dict[str, tf.Tensor]:
+            features = source.example(index, seed)
+            return {name: features[name] for name in sorted(features)}
+
+        return read
+
+    return tf.switch_case(number, [reader(source) for source in sources])

@@ -1,0 +1,82 @@
+"""Data sets whose examples are read and decoded one by one."""
+
+import abc
+import os
+
+import numpy as np
+import tensorflow as tf
+
+from ddl.data.checks import checked_finite
+from ddl.data.order import index_batches
+from ddl.data.source import Source, weighted
+
+
+class DecodedSource(Source):
+    """A source that reads and decodes each example on its own, several at once.
+
+    The base class of sources of files. The order is that of all sources with random access: any
+    batch is found at once, each epoch is fully shuffled, and each worker reads and decodes only its
+    own rows.
+    """
+
+    @abc.abstractmethod
+    def example(self, index: tf.Tensor, seed: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Reads one example. Called while tf.data traces its graph, which runs on the CPU.
+
+        Args:
+          index: Number of the example, int64 [], from 0 to length - 1.
+          seed: int64 [2], for TensorFlow's stateless random operations. It depends on the run's
+            seed, the epoch and the example.
+
+        Returns:
+          A tensor for each feature of `element_spec`.
+        """
+
+    def batches(
+        self,
+        global_batch_size: int,
+        first_batch: int,
+        *,
+        seed: int,
+        shuffle: bool,
+        rows: np.ndarray | None = None,
+    ) -> tf.data.Dataset:
+        """See `Source`."""
+        indices = index_batches(
+            first_batch,
+            num_examples=len(self),
+            global_batch_size=global_batch_size,
+            seed=seed,
+            shuffle=shuffle,
+            rows=rows,
+        )
+        steps = self.steps_per_epoch(global_batch_size)
+        return (
+            self._decoded(indices, first_batch, steps, seed)
+            .batch(global_batch_size if rows is None else len(rows), drop_remainder=True)
+            .map(checked_finite)
+        )
+
+    def _decoded(
+        self, indices: tf.data.Dataset, first_batch: int, steps_per_epoch: int, seed: int
+    ) -> tf.data.Dataset:
+        """Decodes the examples of batches of "index" and "weight"; one example is an element."""
+        root = tf.constant([seed % 2**63, 0], tf.int64)
+
+        @tf.autograph.experimental.do_not_convert
+        def with_seeds(number: tf.Tensor, batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+            key = tf.random.experimental.stateless_fold_in(root, number // steps_per_epoch)
+            # Only the second half of `key` depends on the epoch; a draw mixes both halves.
+            drawn = tf.random.stateless_uniform([], key, None, None, tf.int64)
+            seeds = tf.stack([tf.fill(tf.shape(batch["index"]), drawn), batch["index"]], axis=1)
+            return {**batch, "seed": seeds}
+
+        def read(row: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+            return weighted(dict(self.example(row["index"], row["seed"])), row["weight"])
+
+        return (
+            tf.data.Dataset.zip(tf.data.Dataset.counter(first_batch), indices)
+            .map(with_seeds)
+            .unbatch()
+            .map(read, num_parallel_calls=os.cpu_count() or 1, deterministic=True)
+        )
