@@ -8,7 +8,6 @@ costs the same as to start at step 0.
 import functools
 import math
 import os
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -176,17 +175,16 @@ def indices_from(
     return {name: tf.gather(each, rows, axis=1) for name, each in made.items()}
 
 
-def indices_at(position: Any, epoch: int, *, num_examples: int, seed: int) -> tf.Tensor:
+def indices_at(position: tf.Tensor, epoch: tf.Tensor, *, num_examples: int, seed: int) -> tf.Tensor:
     """Returns which examples stand at these positions of a shuffled epoch, int64 [k].
 
     Args:
       position: int64 [k], each from 0 to num_examples - 1.
-      epoch: Number of the epoch, counted from 0.
+      epoch: Number of the epoch, int64 [], counted from 0.
       num_examples: n, examples per epoch.
       seed: As in `batch_indices`.
     """
-    position = tf.convert_to_tensor(position, tf.int64)
-    return _indices(position, tf.constant(epoch, tf.int64), num_examples, seed, True)[0]
+    return _indices(position, epoch, num_examples, seed, True)[0]
 
 
 def stream_seeds(seed: int, epoch: tf.Tensor, shard: int) -> tf.Tensor:

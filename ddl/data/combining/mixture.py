@@ -8,7 +8,7 @@ anywhere at once.
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -188,12 +188,24 @@ def _in_epochs(rank: np.ndarray, length: int, seed: int, shuffle: bool) -> np.nd
     """
     if not shuffle or not len(rank):
         return rank % length
-    parts = []
-    with tf.device("CPU:0"):
-        for epoch in range(int(rank[0]) // length, int(rank[-1]) // length + 1):
-            position = rank[rank // length == epoch] % length
-            parts.append(indices_at(position, epoch, num_examples=length, seed=seed).numpy())
-    return np.concatenate(parts)
+    epochs = range(int(rank[0]) // length, int(rank[-1]) // length + 1)
+    at = _order(length, seed)
+    return np.concatenate([at(rank[rank // length == e] % length, e).numpy() for e in epochs])
+
+
+@functools.lru_cache(maxsize=64)
+def _order(length: int, seed: int) -> Callable[[np.ndarray, int], tf.Tensor]:
+    """Returns `indices_at` for one data set; a graph saves most of the time of small epochs."""
+
+    @tf.function(
+        input_signature=[tf.TensorSpec([None], tf.int64), tf.TensorSpec([], tf.int64)],
+        autograph=False,
+    )
+    def at(position: tf.Tensor, epoch: tf.Tensor) -> tf.Tensor:
+        with tf.device("CPU:0"):
+            return indices_at(position, epoch, num_examples=length, seed=seed)
+
+    return at
 
 
 def _counts(shares: Sequence[float], sources: int) -> np.ndarray:
