@@ -17,8 +17,18 @@ from gin import config as gin_config
 # ddl's layers share their names with Keras's; configs name them ddl.layers.<attribute>.
 OWN: tuple[str, ...] = (
     "ddl.training.checks.batch_size:global_batch_size",
+    "ddl.data:ImageFolder",
+    "ddl.data:Mixture",
+    "ddl.data:concatenation",
     "ddl.data:images",
+    "ddl.data:k_fold",
+    "ddl.data:numpy_files",
+    "ddl.data:record_files",
+    "ddl.data:subset",
     "ddl.data:synthetic_arrays",
+    "ddl.data:table",
+    "ddl.data:text_lines",
+    "ddl.data:token_windows",
     "ddl.optimizers.learning_rate:LearningRate",
     "ddl.optimizers.lengths:epochs_to_steps",
     "ddl.optimizers.lengths:steps_after_warmup",

@@ -5,6 +5,14 @@ from ddl.data.combining import Mixture, concatenation, k_fold, subset
 from ddl.data.conversion import as_source
 from ddl.data.decoded import DecodedSource
 from ddl.data.digits import load_digits
+from ddl.data.formats import (
+    ImageFolder,
+    numpy_files,
+    record_files,
+    table,
+    text_lines,
+    token_windows,
+)
 from ddl.data.imagenet import imagenet
 from ddl.data.images import images
 from ddl.data.keras_datasets import load_keras_dataset
@@ -20,6 +28,7 @@ __all__ = [
     "ArraySource",
     "BatchPipeline",
     "DecodedSource",
+    "ImageFolder",
     "IndexedSource",
     "Mixture",
     "RandomAccessSource",
@@ -34,8 +43,13 @@ __all__ = [
     "k_fold",
     "load_digits",
     "load_keras_dataset",
+    "numpy_files",
+    "record_files",
     "steps_per_epoch",
     "subset",
     "synthetic_arrays",
     "synthetic_images",
+    "table",
+    "text_lines",
+    "token_windows",
 ]

@@ -3,11 +3,15 @@
 import contextlib
 import re
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
 from ddl.errors import DataError
 from ddl.user_code import place_of
+
+if TYPE_CHECKING:
+    from ddl.data.source import Source
 
 # Message of tf.data.experimental.assert_cardinality.
 _ENDED_EARLY = re.compile(r"expected to contain (\d+) elements but contained only (\d+) elements")
@@ -23,6 +27,9 @@ _BEFORE_REASON = re.compile(
     r"^(\(\d+\) [A-Z_]+: *)?(\{\{function_node [^}]*\}\} *)?"
     r"(Error in user-defined function passed to .* with iterator: \S+: *)?"
 )
+
+# tf.debugging.Assert writes its message in this form.
+_ASSERTED = re.compile(r"^assertion failed: \[(.*)\]$")
 
 
 def check_same_features(
@@ -90,10 +97,14 @@ def checked_weight(features: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
 
 
 @contextlib.contextmanager
-def data_errors() -> Iterator[None]:
+def data_errors(*sources: "Source") -> Iterator[None]:
     """Converts TensorFlow's errors about bad data into a short DataError.
 
     Other errors of TensorFlow pass through: of devices, compilers, collectives and tasks.
+
+    Args:
+      *sources: Sources that are read in the `with` block; their damaged examples are looked for,
+        and named in the error.
 
     Raises:
       DataError: If reading or processing data fails in the `with` block, or a kernel refuses a
@@ -115,10 +126,12 @@ def data_errors() -> Iterator[None]:
         if not own and not _OF_DATA.search(text):
             raise
         reason = own[-1] if own else text.split("[[{{node")[0].strip().splitlines()[-1].strip()
-        reason = _BEFORE_REASON.sub("", reason)
+        reason = _ASSERTED.sub(r"\1", _BEFORE_REASON.sub("", reason))
         # A Python function of the data, such as a generator, leaves its traceback in the text.
         place = None if own or "Traceback (most recent" not in text else place_of(error)
         note = f"\n{place.note}" if place else ""
+        named = [] if own else [text for source in sources if (text := source.damaged())]
+        note = "".join(f"\n{each}" for each in named) + note
         raise DataError(f"Reading or processing a batch failed: {reason}{note}") from None
     except tf.errors.FailedPreconditionError as error:
         ended = _ENDED_EARLY.search(str(error.message))

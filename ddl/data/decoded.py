@@ -2,6 +2,7 @@
 
 import abc
 import os
+import time
 
 import numpy as np
 import tensorflow as tf
@@ -9,6 +10,8 @@ import tensorflow as tf
 from ddl.data.checks import checked_finite
 from ddl.data.order import index_batches
 from ddl.data.source import Source, weighted
+
+_LOOKED_FOR_SECONDS = 60
 
 
 class DecodedSource(Source):
@@ -56,6 +59,28 @@ class DecodedSource(Source):
             .batch(global_batch_size if rows is None else len(rows), drop_remainder=True)
             .map(checked_finite)
         )
+
+    def describe(self, index: int) -> str:
+        """Returns what messages call an example, such as its file."""
+        return f"example {index:,}"
+
+    def damaged(self) -> str | None:
+        """Looks for the first example that cannot be read, for at most a minute."""
+        examples = tf.data.Dataset.range(len(self)).map(
+            lambda index: self.example(index, tf.zeros([2], tf.int64)),
+            num_parallel_calls=os.cpu_count() or 1,
+            deterministic=True,
+        )
+        until = time.monotonic() + _LOOKED_FOR_SECONDS
+        read = 0
+        try:
+            for _ in examples:
+                read += 1
+                if time.monotonic() > until:
+                    return None
+        except tf.errors.OpError:
+            return f"The first example that cannot be read is {self.describe(read)}."
+        return None
 
     def _decoded(
         self, indices: tf.data.Dataset, first_batch: int, steps_per_epoch: int, seed: int

@@ -100,6 +100,11 @@ class RecordSource(DecodedSource):
         """See `DecodedSource`."""
         return dict(self._decode(self._record(index), seed))
 
+    def describe(self, index: int) -> str:
+        """See `DecodedSource`."""
+        file = self._files[self._file_numbers[index]].numpy().decode()
+        return f"the record at byte {self._offsets[index].numpy():,} of {file}"
+
     def _record(self, index: tf.Tensor) -> tf.Tensor:
         """Reads one record, string []; TensorFlow verifies its checksums."""
         records = tf.raw_ops.TFRecordDatasetV2(

@@ -65,6 +65,10 @@ class Source(abc.ABC):
           the padding of an epoch's last batch, which repeats examples.
         """
 
+    def damaged(self) -> str | None:
+        """Looks for an example that cannot be read, after an error; None if none is found."""
+        return None
+
 
 class IndexedSource(Source):
     """A source with random access; the base class for custom ones."""

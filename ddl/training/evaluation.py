@@ -45,7 +45,7 @@ class Evaluation:
         # evaluation. It is not kept while in use: after an error its position would be wrong.
         iterator, self._iterator = self._iterator, None
         iterator = iterator or self._pipeline.iterator(self._strategy, 0)
-        with data_errors(), device_errors(), explaining_stale_traces():
+        with data_errors(self._pipeline.source), device_errors(), explaining_stale_traces():
             number = tf.constant(self._pipeline.steps_per_epoch, tf.int64)
             sums = self._loop(iterator, number, state.batches, state.step)
         self._iterator = iterator

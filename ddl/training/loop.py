@@ -8,6 +8,7 @@ import tensorflow as tf
 from ddl.data.checks import data_errors
 from ddl.data.pipeline import Batch
 from ddl.data.pipeline.placed_order import rows_at
+from ddl.data.source import Source
 from ddl.devices.path import path_of
 from ddl.distribution.workers import Workers
 from ddl.random import batch_counter
@@ -77,10 +78,14 @@ class TrainingLoop:
         self._prepare_iterator(state)
         # Not kept while in use: after an error the iterator would be ahead of the state.
         iterator, self._iterator, self._position = self._iterator, None, None
-        with data_errors(), device_errors(), explaining_stale_traces():
+        with data_errors(*self._sources), device_errors(), explaining_stale_traces():
             state = self._loop(iterator, tf.constant(end, tf.int64), state)
         self._iterator, self._position = iterator, state.batches
         return state
+
+    @property
+    def _sources(self) -> list[Source]:
+        return [pipeline.source for pipeline in self._update.pipelines.values()]
 
     def _prepare_iterator(self, state: TrainingState) -> None:
         """Sets the iterator to the state's batch."""

@@ -34,9 +34,10 @@ def concatenation(sources: Sequence[Any]) -> Source:
         )
     found = [with_random_access(source, "concatenation") for source in sources]
     check_same_spec(found, "concatenation")
-    if all(isinstance(source, ArraySource) for source in found):
+    in_memory = [source for source in found if isinstance(source, ArraySource)]
+    if len(in_memory) == len(found):
         names = found[0].element_spec
-        arrays = {name: [source.features[name] for source in found] for name in names}
+        arrays = {name: [source.features[name] for source in in_memory] for name in names}
         return ArraySource({name: np.concatenate(parts) for name, parts in arrays.items()})
     return _Concatenation(found)
 
@@ -57,6 +58,20 @@ class _Concatenation(DecodedSource):
         number = tf.searchsorted(tf.constant(self._ends), index[tf.newaxis], side="right")[0]
         firsts = tf.constant([0, *self._ends[:-1]], tf.int64)
         return example_of(self._sources, number, index - firsts[number], seed)
+
+    def describe(self, index: int) -> str:
+        return described(self._sources, index)
+
+
+def described(sources: Sequence[RandomAccess], index: int) -> str:
+    """Returns what messages call an example, by its number among those of all sources."""
+    for number, source in enumerate(sources):
+        if index < len(source):
+            if isinstance(source, DecodedSource):
+                return source.describe(index)
+            return f"example {index:,} of data set number {number}"
+        index -= len(source)
+    raise IndexError(index)
 
 
 def example_of(

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from ddl.data.checks import checked_finite
-from ddl.data.combining.concatenation import example_of
+from ddl.data.combining.concatenation import described, example_of
 from ddl.data.combining.random_access import check_same_spec, with_random_access
 from ddl.data.decoded import DecodedSource
 from ddl.data.order import indices_at
@@ -90,6 +90,10 @@ class Mixture(DecodedSource):
         firsts = tf.constant([0, *ends[:-1]], tf.int64)
         return example_of(self._sources, number, index - firsts[number], seed)
 
+    def describe(self, index: int) -> str:
+        """See `DecodedSource`."""
+        return described(self._sources, index)
+
     def batches(
         self,
         global_batch_size: int,
@@ -127,10 +131,11 @@ class Mixture(DecodedSource):
         """Returns the numbers of a batch's examples among those of all sources, int64 [size]."""
         ended = [piece for piece in self._pieces if piece.first_batch <= batch]
         ends = [*(piece.first_batch for piece in ended[1:]), batch]
-        before = sum(
-            piece.counted((end - piece.first_batch) * size, seed)
-            for piece, end in zip(ended, ends, strict=True)
-        )
+        lengths = [(end - piece.first_batch) * size for piece, end in zip(ended, ends, strict=True)]
+        counted = [
+            piece.counted(length, seed) for piece, length in zip(ended, lengths, strict=True)
+        ]
+        before = np.sum(counted, axis=0)
         chosen = ended[-1].sources((batch - ended[-1].first_batch) * size, size, seed)
         found = np.zeros(size, np.int64)
         for number, (length, done) in enumerate(zip(self._lengths, before, strict=True)):

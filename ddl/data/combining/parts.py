@@ -34,13 +34,13 @@ def subset(
         there are fewer than `first` examples; or if the data are a stream.
     """
     source = with_random_access(data, "subset")
-    if (first is None) == (index_file is None):
+    if first is None and index_file is not None:
+        return _selected(source, _numbers_in(os.fspath(index_file), len(source)))
+    if first is None or index_file is not None:
         raise ConfigError(
             "subset takes either first, a number of examples, or index_file, a file with their "
             f"numbers, got first = {first!r} and index_file = {index_file!r}."
         )
-    if index_file is not None:
-        return _selected(source, _numbers_in(os.fspath(index_file), len(source)))
     if not 1 <= first <= len(source):
         raise DataError(
             f"subset.first must be from 1 to {len(source):,}, the number of examples of the data, "
@@ -172,3 +172,6 @@ class _SelectedExamples(DecodedSource):
 
     def example(self, index: tf.Tensor, seed: tf.Tensor) -> dict[str, tf.Tensor]:
         return self._source.example(self._numbers[index], seed)
+
+    def describe(self, index: int) -> str:
+        return self._source.describe(int(self._numbers[index]))

@@ -109,7 +109,7 @@ class RowIndependence:
             return
         share = pipeline.global_batch_size // pipeline.microbatches
         rows = min(max(share, _FEWEST), _MOST)
-        with data_errors():
+        with data_errors(pipeline.source):
             examples = first_examples(pipeline, 2 * rows, self._strategy)
             examples.pop("weight", None)  # tasks do not get this feature
         workers = Workers(self._strategy).number

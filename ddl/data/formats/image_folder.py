@@ -1,0 +1,159 @@
+"""Image files in one folder for each class."""
+
+import os
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from ddl.data.decoded import DecodedSource
+from ddl.errors import ConfigError, DataError
+
+_EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp")
+
+
+class ImageFolder(DecodedSource):
+    """Labelled image files, in one folder for each class: `train/cat/1.jpg`, `train/dog/7.png`.
+
+    Files are JPEG, PNG or BMP, at any depth below the folder of their class; names that begin with
+    a dot are left out. Each epoch is fully shuffled, and each worker reads its own files alone.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        image_shape: Sequence[int],
+        *,
+        classes: Sequence[str] | None = None,
+        resize: bool = False,
+    ):
+        """Lists the files; reads none of them.
+
+        Args:
+          folder: Folder that holds a folder for each class.
+          image_shape: Height, width and channels (1, 3 or 4) of every example.
+          classes: Names of the classes' folders, in the order of their labels. None takes all
+            folders, sorted by name. Set it where evaluation data may lack a class.
+          resize: Whether to resize images of another size, with anti-aliasing, regardless of their
+            aspect ratio. Otherwise an image of another size is an error.
+
+        Raises:
+          ConfigError: If `image_shape` is not three positive numbers with 1, 3 or 4 channels.
+          DataError: If the folder or the folder of a class is missing, or holds no images; if it
+            holds image files beside the folders; or if `classes` leaves out a folder.
+        """
+        shape = tuple(image_shape)
+        if len(shape) != 3 or min(shape) < 1 or shape[2] not in (1, 3, 4):
+            raise ConfigError(
+                "ImageFolder.image_shape must be height, width and 1, 3 or 4 channels, such as "
+                f"(32, 32, 3), got {image_shape!r}."
+            )
+        self._shape, self._resize = shape, resize
+        folder = os.fspath(folder)
+        found = _class_folders(folder)
+        self.classes = found if classes is None else list(classes)
+        if self.classes != found and (wrong := {*self.classes} ^ {*found}):
+            raise DataError(
+                f"ImageFolder.classes and the folders in {folder} must be the same, but "
+                f"{', '.join(sorted(wrong))} is in only one of them. The folders are "
+                f"{', '.join(found)}."
+            )
+        files: list[str] = []
+        labels: list[int] = []
+        for label, name in enumerate(self.classes):
+            of_class = _images_below(os.path.join(folder, name))
+            if not of_class:
+                raise DataError(
+                    f"The folder of class {name!r}, {os.path.join(folder, name)}, holds no images "
+                    f"({', '.join(_EXTENSIONS)}). Put the images of the class there, or remove the "
+                    "folder."
+                )
+            files += of_class
+            labels += [label] * len(of_class)
+        with tf.init_scope(), tf.device("CPU:0"):  # a graph captures eager tensors by reference
+            self._files, self._labels = tf.constant(files), tf.constant(labels, tf.int64)
+
+    def __len__(self) -> int:
+        """Returns the number of files."""
+        return len(self._labels)
+
+    @property
+    def element_spec(self) -> dict[str, tf.TensorSpec]:
+        """Features "image", uint8 [height, width, channels], and "label", int64 []."""
+        return {
+            "image": tf.TensorSpec(self._shape, tf.uint8, "image"),
+            "label": tf.TensorSpec([], tf.int64, "label"),
+        }
+
+    def example(self, index: tf.Tensor, seed: tf.Tensor) -> dict[str, tf.Tensor]:
+        """See `DecodedSource`. Grey images in files of three channels become grey of three."""
+        file = self._files[index]
+        image = decoded_image(tf.io.read_file(file), self._shape, file, self._resize)
+        return {"image": image, "label": self._labels[index]}
+
+    def describe(self, index: int) -> str:
+        """See `DecodedSource`."""
+        return self._files[index].numpy().decode()
+
+
+def decoded_image(
+    encoded: tf.Tensor, shape: Sequence[int], name: tf.Tensor, resize: bool
+) -> tf.Tensor:
+    """Decodes a JPEG, PNG or BMP image, uint8 [height, width, channels]. In a graph.
+
+    Args:
+      encoded: The file's bytes, string [].
+      shape: Height, width and channels of the result.
+      name: What the error names if the image has another size, string [].
+      resize: Whether an image of another size is resized instead.
+    """
+    pixels = tf.io.decode_image(encoded, channels=shape[2], expand_animations=False)
+    if resize:
+        pixels = tf.image.resize(pixels, shape[:2], antialias=True)
+        return tf.ensure_shape(tf.saturate_cast(tf.round(pixels), tf.uint8), shape)
+    size = tf.shape(pixels)[:2]
+    sizes = [tf.strings.as_string(size), tf.constant([*map(str, shape[:2])])]
+    given, expected = (tf.strings.reduce_join(each, separator="×") for each in sizes)
+    message = [
+        *("The image ", name, " is ", given, " pixels, expected ", expected),
+        ". Set image_shape to this size, or resize to True.",
+    ]
+    same = tf.reduce_all(size == shape[:2])
+    with tf.control_dependencies([tf.debugging.Assert(same, [tf.strings.join(message)])]):
+        return tf.ensure_shape(tf.identity(pixels), shape)
+
+
+def _class_folders(folder: str) -> list[str]:
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError as error:
+        raise DataError(
+            f"The image folder {folder!r} could not be read: {error.strerror}. It must hold a "
+            "folder of images for each class."
+        ) from error
+    entries = [entry for entry in entries if not entry.name.startswith(".")]
+    if loose := [entry.name for entry in entries if _is_image(entry.name) and entry.is_file()]:
+        raise DataError(
+            f"The image folder {folder!r} must hold folders of images, one for each class, but "
+            f"holds {len(loose)} images itself, such as {loose[0]}. Move them into the folder of "
+            "their class."
+        )
+    classes = [entry.name for entry in entries if entry.is_dir()]
+    if not classes:
+        raise DataError(
+            f"The image folder {folder!r} holds no folders. It must hold a folder of images for "
+            "each class."
+        )
+    return classes
+
+
+def _images_below(folder: str) -> list[str]:
+    found = []
+    for parent, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        names = (name for name in sorted(files) if _is_image(name))
+        found += [os.path.join(parent, name) for name in names if not name.startswith(".")]
+    return found
+
+
+def _is_image(name: str) -> bool:
+    return name.lower().endswith(_EXTENSIONS)

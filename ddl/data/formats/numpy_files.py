@@ -1,0 +1,95 @@
+"""Arrays in `.npy` and `.npz` files."""
+
+import os
+import zipfile
+from collections.abc import Mapping
+
+import numpy as np
+
+from ddl.data.arrays import ArraySource
+from ddl.data.random_access import RandomAccessSource
+from ddl.data.source import Source
+from ddl.errors import ConfigError, DataError
+
+
+def numpy_files(
+    files: str | os.PathLike[str] | Mapping[str, str | os.PathLike[str]],
+    *,
+    names: Mapping[str, str] | None = None,
+    in_memory: bool | None = None,
+) -> Source:
+    """Builds a source of the arrays of an `.npz` file, or of one `.npy` file for each feature.
+
+    Args:
+      files: An `.npz` file, or a mapping from the name of a feature to a `.npy` file with an array
+        [n, …]: {"image": "images.npy", "label": "labels.npy"}.
+      names: For an `.npz` file: names of its arrays by the name of the feature, such as
+        {"image": "x_train", "label": "y_train"}. None takes all arrays under their own names.
+      in_memory: For `.npy` files: whether to read them into memory at once. Otherwise they are
+        memory-mapped, so that a batch reads its own rows alone. None reads them if they have at
+        most 1 GiB in sum. An `.npz` file is always read.
+
+    Returns:
+      An `ArraySource` or a `RandomAccessSource`.
+
+    Raises:
+      ConfigError: If `names` is given for `.npy` files, or `in_memory` is False for an `.npz` file.
+      DataError: If a file is missing, damaged or holds Python objects; if an array is missing; if
+        lengths differ; or if the arrays fail the checks of `ArraySource`.
+    """
+    if not isinstance(files, Mapping):
+        if in_memory is False:
+            raise ConfigError(
+                "numpy_files.in_memory is False, but the arrays of an .npz file cannot be "
+                "memory-mapped. Save each with numpy.save and pass a mapping from feature to file."
+            )
+        return ArraySource(_of_archive(os.fspath(files), names))
+    if names is not None:
+        raise ConfigError(
+            "numpy_files.names is for an .npz file. For .npy files, the keys of numpy_files.files "
+            "are the names of the features."
+        )
+    arrays = {name: _mapped(os.fspath(file)) for name, file in files.items()}
+    if in_memory is None:
+        in_memory = sum(array.nbytes for array in arrays.values()) <= 1 << 30
+    if in_memory:
+        return ArraySource({name: np.array(array) for name, array in arrays.items()})
+    lengths = {name: len(array) for name, array in arrays.items()}
+    if len({*lengths.values()}) != 1:
+        raise DataError(
+            "All .npy files must have the same number of examples, got "
+            f"{', '.join(f'{name}: {length:,}' for name, length in lengths.items())}."
+        )
+    return RandomAccessSource(
+        lambda indices: {name: array[indices] for name, array in arrays.items()},
+        next(iter(lengths.values())),
+    )
+
+
+def _of_archive(file: str, names: Mapping[str, str] | None) -> dict[str, np.ndarray]:
+    if not file.endswith(".npz"):
+        raise DataError(
+            f"numpy_files.files must be an .npz file or a mapping from feature to .npy file, got "
+            f"{file!r}."
+        )
+    try:
+        with np.load(file, allow_pickle=False) as archive:
+            names = names or {name: name for name in archive.files}
+            if absent := [name for name in names.values() if name not in archive.files]:
+                raise DataError(
+                    f"{file} has no array {absent[0]!r}; it holds {', '.join(archive.files)}. "
+                    "Correct numpy_files.names."
+                )
+            return {feature: archive[name] for feature, name in names.items()}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(f"{file} could not be read as an .npz file: {error}") from error
+
+
+def _mapped(file: str) -> np.ndarray:
+    try:
+        array = np.load(file, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"{file} could not be read as a .npy file: {error}") from error
+    if not isinstance(array, np.ndarray) or array.ndim == 0:
+        raise DataError(f"{file} must hold one array [n, …], with an example in each row.")
+    return array

@@ -1,0 +1,141 @@
+"""Tables in CSV and Parquet files, read with Apache Arrow (the extra `tables`)."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ddl.data.arrays import ArraySource
+from ddl.errors import DataError, did_you_mean
+
+
+def table(
+    files: str | Sequence[str],
+    *,
+    features: Mapping[str, str | Sequence[str]] | None = None,
+    categories: Mapping[str, Sequence[Any]] | None = None,
+    separator: str = ",",
+) -> ArraySource:
+    """Reads the columns of CSV or Parquet files into arrays in memory.
+
+    Args:
+      files: Path of a file, or a list of paths with the same columns, ending with `.csv`, `.tsv`,
+        `.csv.gz`, `.parquet` or `.pq`.
+      features: Columns by the name of the feature: the name of one column gives [n], a list of
+        numeric columns gives float32 [n, columns]. For example
+        {"x": ["age", "income"], "label": "bought"}. None makes each column a feature.
+      categories: For columns of text or of numbers that stand for categories: their values, in the
+        order of the numbers 0, 1, … that replace them. Training and evaluation data must be given
+        the same.
+      separator: What separates the columns of CSV files.
+
+    Returns:
+      Columns of integers as int64, of booleans as bool, of other numbers as float32, and of
+      categories as int64.
+
+    Raises:
+      DataError: If pyarrow is not installed, a file is missing or damaged, a column is missing, a
+        value is missing, or a column holds text without `categories` or a value that they lack.
+    """
+    paths = [files] if isinstance(files, str | os.PathLike) else list(files)
+    if not paths:
+        raise DataError("table.files is empty. Pass at least one path.")
+    columns = _columns([os.fspath(path) for path in paths], separator)
+    chosen = features or {name: name for name in columns.column_names}
+    used = [name for group in chosen.values() for name in _as_list(group)]
+    named = [*used, *(categories or {})]
+    if absent := [name for name in named if name not in columns.column_names]:
+        raise DataError(
+            f"{paths[0]} has no column {absent[0]!r}; it has {', '.join(columns.column_names)}."
+            f"{did_you_mean(absent[0], columns.column_names)}"
+        )
+    arrays = {
+        name: _array(name, columns.column(name), (categories or {}).get(name)) for name in {*used}
+    }
+    return ArraySource(
+        {
+            feature: arrays[group]
+            if isinstance(group, str)
+            else np.stack([arrays[name].astype(np.float32) for name in group], axis=1)
+            for feature, group in chosen.items()
+        }
+    )
+
+
+def _as_list(group: str | Sequence[str]) -> list[str]:
+    return [group] if isinstance(group, str) else list(group)
+
+
+def _columns(files: Sequence[str], separator: str) -> Any:
+    """Returns the table of all files."""
+    try:
+        import pyarrow
+        from pyarrow import csv, parquet
+    except ImportError as error:
+        raise DataError(
+            "Reading tables needs pyarrow, which is not installed. Run: pip install 'ddl[tables]'."
+        ) from error
+
+    def read(file: str) -> Any:
+        if not os.path.isfile(file):
+            raise DataError(f"The table {file!r} was not found. Correct table.files.")
+        try:
+            if file.endswith((".parquet", ".pq")):
+                return parquet.read_table(file)
+            delimiter = "\t" if file.endswith(".tsv") else separator
+            return csv.read_csv(file, parse_options=csv.ParseOptions(delimiter=delimiter))
+        except (pyarrow.ArrowException, OSError, ValueError) as error:
+            raise DataError(f"The table {file} could not be read: {error}") from error
+
+    tables = [read(file) for file in files]
+    for file, each in zip(files, tables, strict=True):
+        if each.column_names != tables[0].column_names:
+            raise DataError(
+                "All tables must have the same columns. "
+                f"{files[0]} has {', '.join(tables[0].column_names)}; {file} has "
+                f"{', '.join(each.column_names)}."
+            )
+        doubled = {n for n in each.column_names if each.column_names.count(n) > 1}
+        if doubled:
+            raise DataError(f"{file} has several columns of the name {min(doubled)!r}.")
+    return pyarrow.concat_tables(tables, promote_options="permissive")
+
+
+def _array(name: str, column: Any, categories: Sequence[Any] | None) -> np.ndarray:
+    if column.null_count:
+        import pyarrow.compute
+
+        row = pyarrow.compute.index(column.is_null(), True).as_py()
+        raise DataError(
+            f"Column {name!r} lacks {column.null_count:,} values, the first in row {row} (counted "
+            "from 0). Fill them in, or remove the rows."
+        )
+    values = column.to_numpy()
+    if categories is not None:
+        return _numbered(name, values, list(categories))
+    if values.dtype.kind == "b":
+        return values
+    if values.dtype.kind in "iu":
+        return values.astype(np.int64)
+    if values.dtype.kind == "f":
+        return values.astype(np.float32)
+    examples = sorted({str(value) for value in values[:1000]})[:3]
+    raise DataError(
+        f"Column {name!r} holds {column.type}, such as {', '.join(map(repr, examples))}, expected "
+        "numbers. Name its values in table.categories, or leave it out of table.features."
+    )
+
+
+def _numbered(name: str, values: np.ndarray, categories: list[Any]) -> np.ndarray:
+    numbers = {value: number for number, value in enumerate(categories)}
+    if len(numbers) < len(categories):
+        raise DataError(f"table.categories names a value of column {name!r} twice: {categories}.")
+    unique, inverse = np.unique(values, return_inverse=True)
+    unknown = [value for value in unique.tolist() if value not in numbers]
+    if unknown:
+        raise DataError(
+            f"Column {name!r} holds {unknown[0]!r}, which is not among its values in "
+            f"table.categories: {', '.join(map(repr, categories))}."
+        )
+    return np.array([numbers[value] for value in unique.tolist()], np.int64)[inverse]

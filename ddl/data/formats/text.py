@@ -1,0 +1,149 @@
+"""Text files: by line, or as windows of tokens for language models."""
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ddl.data.random_access import RandomAccessSource
+from ddl.errors import ConfigError, DataError
+
+_NEW_LINE = 10
+_CHUNK = 1 << 24
+
+
+def text_lines(
+    files: str | Sequence[str],
+    *,
+    name: str = "text",
+    encode: Callable[[list[bytes]], dict[str, Any]] | None = None,
+) -> RandomAccessSource:
+    r"""Builds a source in which each line of text files is an example.
+
+    The files are memory-mapped, so that a batch reads its own lines alone. Empty lines are left
+    out. Lines end with "\n" or "\r\n".
+
+    Args:
+      files: Path of a file, or a list of paths.
+      name: Name of the feature, string [], that holds the line's bytes.
+      encode: Turns b lines into features [b, …] of static shape, such as token numbers padded to
+        one length. None gives the line itself.
+
+    Raises:
+      DataError: If a file is missing, or there are no lines.
+    """
+    texts = _mapped(files, "text_lines", np.uint8)
+    spans = [_lines(text) for text in texts]
+    file_numbers = np.repeat(np.arange(len(texts)), [len(span) for span in spans])
+    bounds = np.concatenate(spans)
+    if not len(bounds):
+        raise DataError(f"The {len(texts)} text files hold no lines that are not empty.")
+
+    def lookup(indices: np.ndarray) -> dict[str, Any]:
+        lines = [
+            texts[file_numbers[index]][bounds[index, 0] : bounds[index, 1]].tobytes()
+            for index in indices
+        ]
+        return encode(lines) if encode else {name: np.array(lines, object)}
+
+    return RandomAccessSource(lookup, len(bounds))
+
+
+def token_windows(
+    files: str | Sequence[str],
+    length: int,
+    *,
+    dtype: str = "uint8",
+) -> RandomAccessSource:
+    """Builds a source of windows of tokens, each with the token that follows, for language models.
+
+    The first token of a window follows the last one of the window before it in the file, so that
+    every token but the first of a file is predicted once an epoch. Tokens at the end of a file that
+    fill no window are left out.
+
+    Args:
+      files: Path of a file, or a list of paths: text, whose bytes are the tokens; binary files of
+        numbers, as numpy's `tofile` writes them; or `.npy` files of integers [n].
+      length: Tokens of a window, at least 1.
+      dtype: Dtype of the numbers of binary files: "uint8", "uint16", "int32" or "int64". It is
+        ignored for `.npy` files.
+
+    Returns:
+      Features "token" and "next_token", both int64 [length].
+
+    Raises:
+      ConfigError: If `length` is below 1, or `dtype` is another one.
+      DataError: If a file is missing, is no whole number of tokens, or no file has
+        `length` + 1 tokens.
+    """
+    if length < 1:
+        raise ConfigError(f"token_windows.length must be at least 1, got {length}.")
+    if dtype not in ("uint8", "uint16", "int32", "int64"):
+        raise ConfigError(
+            f"token_windows.dtype must be uint8, uint16, int32 or int64, got {dtype!r}."
+        )
+    tokens = _mapped(files, "token_windows", np.dtype(dtype))
+    counts = np.array([max(len(each) - 1, 0) // length for each in tokens])
+    if not counts.sum():
+        raise DataError(
+            f"No file has the {length + 1:,} tokens that a window of {length:,} and the token "
+            f"after it need; the longest has {max(map(len, tokens)):,}. Set token_windows.length "
+            "to a smaller number."
+        )
+    ends = np.cumsum(counts)
+
+    def lookup(indices: np.ndarray) -> dict[str, np.ndarray]:
+        numbers = np.searchsorted(ends, indices, side="right")
+        starts = (indices - (ends - counts)[numbers]) * length
+        rows = [
+            tokens[number][start : start + length + 1]
+            for number, start in zip(numbers, starts, strict=True)
+        ]
+        windows = np.stack(rows).astype(np.int64)
+        return {"token": windows[:, :-1], "next_token": windows[:, 1:]}
+
+    return RandomAccessSource(lookup, int(ends[-1]))
+
+
+def _mapped(files: str | Sequence[str], user: str, dtype: np.dtype | type) -> list[np.ndarray]:
+    """Returns the files' contents, memory-mapped, each an array [n]."""
+    paths = [files] if isinstance(files, str | os.PathLike) else list(files)
+    if not paths:
+        raise DataError(f"{user}.files is empty. Pass at least one path.")
+    return [_mapped_file(os.fspath(path), np.dtype(dtype)) for path in paths]
+
+
+def _mapped_file(file: str, dtype: np.dtype) -> np.ndarray:
+    try:
+        if file.endswith(".npy"):
+            array = np.load(file, mmap_mode="r", allow_pickle=False)
+            if array.ndim != 1 or array.dtype.kind not in "iu":
+                raise DataError(
+                    f"{file} must hold integers [n], got {array.dtype} of shape {array.shape}."
+                )
+            return array
+        size = os.path.getsize(file)
+        if size % dtype.itemsize:
+            raise DataError(
+                f"{file} has {size:,} bytes, which are no whole number of {dtype} tokens. Set "
+                "dtype to the one that the file was written with."
+            )
+        return np.memmap(file, dtype, "r") if size else np.zeros(0, dtype)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{file} could not be read: {error}") from error
+
+
+def _lines(text: np.ndarray) -> np.ndarray:
+    """Returns begin and end of each line that is not empty, int64 [n, 2]."""
+    ends = [
+        start + np.flatnonzero(text[start : start + _CHUNK] == _NEW_LINE)
+        for start in range(0, len(text), _CHUNK)
+    ]
+    last = np.concatenate([*ends, [len(text)]]).astype(np.int64)
+    begin = np.concatenate([[0], last[:-1] + 1]).astype(np.int64)
+    begin, last = begin[: len(last)], np.maximum(last, begin[: len(last)])
+    if len(text):
+        returns = (last > begin) & (text[np.maximum(last - 1, 0)] == ord("\r"))
+        last = last - returns
+    return np.stack([begin, last], axis=1)[last > begin]

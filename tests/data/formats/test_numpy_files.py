@@ -1,0 +1,60 @@
+import numpy as np
+import pytest
+
+from ddl.data import ArraySource, RandomAccessSource
+from ddl.data.formats import numpy_files
+from ddl.errors import ConfigError, DataError
+from tests.data.test_records import taken
+
+X, Y = np.arange(12.0).reshape(6, 2).astype(np.float32), np.arange(6)
+
+
+@pytest.fixture
+def files(tmp_path):
+    np.save(tmp_path / "x.npy", X)
+    np.save(tmp_path / "y.npy", Y)
+    np.savez(tmp_path / "both.npz", x_train=X, y_train=Y)
+    return {"x": str(tmp_path / "x.npy"), "label": str(tmp_path / "y.npy")}
+
+
+@pytest.mark.parametrize("in_memory", [None, True, False])
+def test_a_file_for_each_feature(files, in_memory):
+    source = numpy_files(files, in_memory=in_memory)
+    assert isinstance(source, RandomAccessSource if in_memory is False else ArraySource)
+    (batch,) = taken(source, 1, batch=6, shuffle=False)
+    np.testing.assert_array_equal(batch["x"], X)
+    np.testing.assert_array_equal(batch["label"], Y)
+
+
+def test_an_archive(files, tmp_path):
+    assert {*numpy_files(tmp_path / "both.npz").features} == {"x_train", "y_train"}
+    source = numpy_files(tmp_path / "both.npz", names={"image": "x_train", "label": "y_train"})
+    np.testing.assert_array_equal(source.features["image"], X)
+
+
+def test_bad_input(files, tmp_path):
+    (tmp_path / "cut.npz").write_bytes((tmp_path / "both.npz").read_bytes()[:300])
+    (tmp_path / "cut.npy").write_bytes((tmp_path / "x.npy").read_bytes()[:150])
+    np.save(tmp_path / "objects.npy", np.array([{}, 1], object))
+    np.save(tmp_path / "short.npy", Y[:5])
+    np.save(tmp_path / "scalar.npy", np.float32(1))
+    both = tmp_path / "both.npz"
+    for call, error, message in [
+        (lambda: numpy_files(tmp_path / "absent.npz"), DataError, "absent.npz could not be read"),
+        (lambda: numpy_files(tmp_path / "cut.npz"), DataError, "cut.npz could not be read"),
+        (lambda: numpy_files(files["x"]), DataError, "must be an .npz file or a mapping"),
+        (lambda: numpy_files(both, names={"x": "z"}), DataError, "no array 'z'; it holds x_train"),
+        (lambda: numpy_files(both, in_memory=False), ConfigError, "cannot be memory-mapped"),
+        (lambda: numpy_files(files, names={"x": "y"}), ConfigError, "names is for an .npz"),
+    ]:
+        with pytest.raises(error, match=message):
+            call()
+    for name, message in [
+        ("cut", "cut.npy could not be read"),
+        ("objects", "objects.npy could not be read"),
+        ("scalar", r"must hold one array \[n, …\]"),
+        ("short", "same number of examples"),
+        ("absent", "absent.npy could not be read"),
+    ]:
+        with pytest.raises(DataError, match=message):
+            numpy_files({**files, "z": str(tmp_path / f"{name}.npy")}, in_memory=False)

@@ -1,0 +1,79 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from ddl.data.formats import record_files
+from ddl.errors import ConfigError, DataError
+from tests.data.test_records import taken
+
+FEATURES = {
+    "image": ("img", "image", (2, 3, 1)),
+    "pixels": ("raw", "raw uint8", (2, 2)),
+    "label": ("y", "int64", ()),
+    "x": ("x", "float32", (2,)),
+    "name": ("name", "string", ()),
+}
+
+
+def example(number):
+    def of(kind, **values):
+        return tf.train.Feature(**{f"{kind}_list": values.pop("made")})
+
+    bytes_of = [
+        ("img", tf.io.encode_png(tf.fill([2, 3, 1], tf.cast(number, tf.uint8))).numpy()),
+        ("raw", np.full((2, 2), number, np.uint8).tobytes()),
+        ("name", str(number).encode()),
+    ]
+    features = {key: of("bytes", made=tf.train.BytesList(value=[v])) for key, v in bytes_of}
+    features["y"] = of("int64", made=tf.train.Int64List(value=[number]))
+    features["x"] = of("float", made=tf.train.FloatList(value=[number, 0.5]))
+    return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
+
+
+@pytest.fixture
+def pattern(tmp_path):
+    for part in range(2):
+        with tf.io.TFRecordWriter(str(tmp_path / f"train-{part}")) as file:
+            for number in range(2):
+                file.write(example(10 * part + number))
+    return str(tmp_path / "train-*")
+
+
+def test_all_dtypes(pattern):
+    source = record_files(pattern, FEATURES)
+    (batch,) = taken(source, 1, shuffle=False)
+    numbers = [0, 1, 10, 11]
+    assert batch["label"].tolist() == numbers
+    assert batch["name"].tolist() == [str(number).encode() for number in numbers]
+    assert batch["x"].tolist() == [[number, 0.5] for number in numbers]
+    assert batch["image"].shape == (4, 2, 3, 1)
+    assert batch["image"][:, 0, 0, 0].tolist() == batch["pixels"][:, 0, 0].tolist() == numbers
+    assert batch["image"].dtype == batch["pixels"].dtype == np.uint8
+    assert len(record_files(pattern, FEATURES, num_examples=3)) == 3
+
+
+@pytest.mark.parametrize(
+    ("features", "error", "message"),
+    [
+        ({}, ConfigError, "at least one feature"),
+        ({"x": "x"}, ConfigError, r"must be \(key, dtype, shape\)"),
+        ({"x": ("x", "float32", 2)}, ConfigError, r"must be \(key, dtype, shape\)"),
+        ({"x": ("x", "float", ())}, ConfigError, "got 'float'"),
+        ({"x": ("x", "raw text", ())}, ConfigError, "got 'raw text'"),
+        ({"x": ("img", "image", (2, 3))}, ConfigError, "the shape .height, width, channels."),
+        ({"x": ("z", "float32", (2,))}, DataError, "First record|first record .*'z'"),
+        ({"x": ("x", "float32", (3,))}, DataError, "first record"),
+        ({"x": ("x", "int64", (2,))}, DataError, "first record"),
+        ({"x": ("raw", "raw uint8", (3,))}, DataError, "first record"),
+        ({"x": ("raw", "image", (2, 3, 1))}, DataError, "first record"),
+        ({"x": ("img", "image", (3, 3, 1))}, DataError, "first record .* pixels, expected"),
+    ],
+)
+def test_bad_features(pattern, features, error, message):
+    with pytest.raises(error, match=message):
+        record_files(pattern, features)
+
+
+def test_no_file_matches(tmp_path):
+    with pytest.raises(DataError, match=r"No file matches .*absent-\*"):
+        record_files(str(tmp_path / "absent-*"), FEATURES)

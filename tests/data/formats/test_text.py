@@ -1,0 +1,71 @@
+import numpy as np
+import pytest
+
+from ddl.data.formats import text, text_lines, token_windows
+from ddl.errors import ConfigError, DataError
+from tests.data.test_records import taken
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 1 << 24])
+def test_lines(tmp_path, monkeypatch, chunk):
+    monkeypatch.setattr(text, "_CHUNK", chunk)
+    (tmp_path / "a").write_bytes("one\n\ntwo \r\nthrée\n\r\n".encode())
+    (tmp_path / "empty").write_bytes(b"")
+    (tmp_path / "b").write_bytes(b"\n\nlast")
+    source = text_lines([str(tmp_path / name) for name in ("a", "empty", "b")])
+    (batch,) = taken(source, 1, batch=4, shuffle=False)
+    assert [line.decode() for line in batch["text"]] == ["one", "two ", "thrée", "last"]
+
+
+def test_lines_as_numbers(tmp_path):
+    (tmp_path / "a").write_text("abc\nd\n")
+
+    def encode(lines):
+        padded = [[*line, 0, 0, 0][:3] for line in lines]
+        return {"token": np.array(padded), "length": np.array([len(line) for line in lines])}
+
+    source = text_lines(str(tmp_path / "a"), encode=encode)
+    (batch,) = taken(source, 1, batch=2, shuffle=False)
+    assert batch["token"].tolist() == [[97, 98, 99], [100, 0, 0]]
+    assert batch["length"].tolist() == [3, 1]
+
+
+def test_windows(tmp_path):
+    (tmp_path / "a").write_bytes(bytes(range(8)))  # 2 windows of 3, and one token too many
+    np.array([], np.uint8).tofile(tmp_path / "empty")
+    (tmp_path / "b").write_bytes(bytes(range(10, 14)))
+    source = token_windows([str(tmp_path / name) for name in ("a", "empty", "b")], 3)
+    (batch,) = taken(source, 1, batch=3, shuffle=False)
+    assert batch["token"].tolist() == [[0, 1, 2], [3, 4, 5], [10, 11, 12]]
+    assert batch["next_token"].tolist() == [[1, 2, 3], [4, 5, 6], [11, 12, 13]]
+    assert batch["token"].dtype == np.int64
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "int32", "int64"])
+def test_windows_of_numbers(tmp_path, dtype):
+    tokens = np.arange(7).astype(dtype) * 5
+    tokens.tofile(tmp_path / "tokens.bin")
+    np.save(tmp_path / "tokens.npy", tokens)
+    for name in ("tokens.bin", "tokens.npy"):
+        source = token_windows(str(tmp_path / name), 2, dtype=dtype)
+        (batch,) = taken(source, 1, batch=3, shuffle=False)
+        assert batch["next_token"].tolist() == [[5, 10], [15, 20], [25, 30]]
+
+
+def test_bad_input(tmp_path):
+    (tmp_path / "blank").write_text("\n\r\n\n")
+    (tmp_path / "short").write_bytes(b"abc")
+    np.save(tmp_path / "floats.npy", np.zeros(9))
+    short = str(tmp_path / "short")
+    for call, error, message in [
+        (lambda: text_lines(str(tmp_path / "absent")), DataError, "absent could not be read"),
+        (lambda: text_lines([]), DataError, "text_lines.files is empty"),
+        (lambda: text_lines(str(tmp_path / "blank")), DataError, "no lines that are not empty"),
+        (lambda: token_windows(short, 3), DataError, "the 4 tokens .* the longest has 3"),
+        (lambda: token_windows(short, 0), ConfigError, "at least 1, got 0"),
+        (lambda: token_windows(short, 1, dtype="float32"), ConfigError, "'float32'"),
+        (lambda: token_windows(short, 1, dtype="uint16"), DataError, "3 bytes, .* no whole number"),
+        (lambda: token_windows(str(tmp_path / "floats.npy"), 2), DataError, r"integers \[n\], got"),
+    ]:
+        with pytest.raises(error, match=message):
+            call()
