@@ -130,8 +130,8 @@ def data_errors(*sources: "Source") -> Iterator[None]:
         # A Python function of the data, such as a generator, leaves its traceback in the text.
         place = None if own or "Traceback (most recent" not in text else place_of(error)
         note = f"\n{place.note}" if place else ""
-        named = [] if own else [text for source in sources if (text := source.damaged())]
-        note = "".join(f"\n{each}" for each in named) + note
+        damaged = [] if own else [source.damaged() for source in sources]
+        note = "".join(f"\n{each}" for each in damaged if each) + note
         raise DataError(f"Reading or processing a batch failed: {reason}{note}") from None
     except tf.errors.FailedPreconditionError as error:
         ended = _ENDED_EARLY.search(str(error.message))
