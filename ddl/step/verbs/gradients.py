@@ -255,7 +255,7 @@ def _scalar(number: Any) -> tf.Tensor | float:
     if tensor.shape.rank != 0:
         raise ConfigError(
             f"Gradients can be multiplied by a number or a scalar tensor, got the shape "
-            f"{tuple(tensor.shape)}. Use `map` to change each gradient by itself."
+            f"{tuple(tensor.shape)}. Use `map` to change gradients one by one."
         )
     return tensor
 
