@@ -1,4 +1,4 @@
-"""What a loss can ask about the rows that it computes."""
+"""Information for a loss about the rows that it computes."""
 
 from typing import NamedTuple
 
