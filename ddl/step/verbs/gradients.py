@@ -119,8 +119,7 @@ class Gradients:
         """Returns the gradients of some of the variables, such as for clipping by group.
 
         Args:
-          part: A Keras model or layer, whose trainable variables are meant, or a list of
-            variables.
+          part: A Keras model or layer, for its trainable variables, or a list of variables.
 
         Raises:
           ConfigError: If a variable of `part` is not among these gradients' variables.

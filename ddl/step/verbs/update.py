@@ -24,7 +24,7 @@ from ddl.tasks.task import LossFunction
 
 
 class Update:
-    """One update, made of the verbs that a task's `step(update, batch)` calls.
+    """The first argument of a task's `step(update, batch)`; its methods make one update.
 
         class Sam:  # Foret et al. 2021, "Sharpness-aware minimization"
             def step(self, update, batch):
@@ -97,7 +97,7 @@ class Update:
 
         Args:
           loss: A method of the task with the arguments and the result of `per_example`.
-          batch: The batch that the step was given.
+          batch: The argument `batch` of the step, or a result of `next`.
           model: Model, layer or list of variables to differentiate by; None: the task's `model`.
           name: Name of the loss in figures; None: the name of the method.
           same_draws_as: Gradients whose passes drew the numbers to draw again; None: new numbers.
@@ -145,7 +145,7 @@ class Update:
         Args:
           function: A method of the task with the arguments of a loss, which returns a float tensor
             [batch, …]. The row of an example must depend on that example alone.
-          batch: The batch that the step was given.
+          batch: The argument `batch` of the step, or a result of `next`.
           name: Name of the function; None: its own name.
           same_draws_as: As in `gradients`.
           moves_statistics: As in `gradients`.
