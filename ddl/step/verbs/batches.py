@@ -1,4 +1,4 @@
-"""The batches that a step reads in an update: its argument `batch`, and further ones."""
+"""The batches that a step reads in an update: those that it is given, and further ones."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -48,7 +48,7 @@ class StepBatches:
 
     @property
     def given(self) -> StepBatch | dict[str, StepBatch]:
-        """The argument `batch` of the step: one batch, or one of each source by its name."""
+        """The batches that a step is given: one, or one of each source by its name."""
         given = {name: StepBatch(name, 0, batch) for name, batch in self._batches.items()}
         return given[""] if list(given) == [""] else given
 
@@ -70,7 +70,7 @@ class StepBatches:
 
 
 def check_batch(verb: str, batch: Any) -> None:
-    """Raises ConfigError if the argument of a verb is no batch."""
+    """Raises ConfigError if what a verb is given is no batch."""
     if isinstance(batch, StepBatch):
         return
     if isinstance(batch, Mapping) and all(isinstance(one, StepBatch) for one in batch.values()):
@@ -79,6 +79,6 @@ def check_batch(verb: str, batch: Any) -> None:
             f'of them, such as batch["{next(iter(batch))}"].'
         )
     raise ConfigError(
-        f"update.{verb} takes the argument `batch` of the step, got {batch!r:.80}. "
+        f"update.{verb} takes the batch that the step was given, got {batch!r:.80}. "
         "Pass `batch` unchanged; the loss gets its features."
     )

@@ -119,7 +119,8 @@ class Gradients:
         """Returns the gradients of some of the variables, such as for clipping by group.
 
         Args:
-          part: A Keras model or layer, for its trainable variables, or a list of variables.
+          part: A Keras model or layer, whose trainable variables are meant, or a list of
+            variables.
 
         Raises:
           ConfigError: If a variable of `part` is not among these gradients' variables.
@@ -254,7 +255,7 @@ def _scalar(number: Any) -> tf.Tensor | float:
     if tensor.shape.rank != 0:
         raise ConfigError(
             f"Gradients can be multiplied by a number or a scalar tensor, got the shape "
-            f"{tuple(tensor.shape)}. Use `map` to change gradients one by one."
+            f"{tuple(tensor.shape)}. Use `map` to change each gradient by itself."
         )
     return tensor
 

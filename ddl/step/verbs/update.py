@@ -97,7 +97,7 @@ class Update:
 
         Args:
           loss: A method of the task with the arguments and the result of `per_example`.
-          batch: The argument `batch` of the step, or a result of `next`.
+          batch: The batch that the step was given.
           model: Model, layer or list of variables to differentiate by; None: the task's `model`.
           name: Name of the loss in figures; None: the name of the method.
           same_draws_as: Gradients whose passes drew the numbers to draw again; None: new numbers.
@@ -145,7 +145,7 @@ class Update:
         Args:
           function: A method of the task with the arguments of a loss, which returns a float tensor
             [batch, …]. The row of an example must depend on that example alone.
-          batch: The argument `batch` of the step, or a result of `next`.
+          batch: The batch that the step was given.
           name: Name of the function; None: its own name.
           same_draws_as: As in `gradients`.
           moves_statistics: As in `gradients`.

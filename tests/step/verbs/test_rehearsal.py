@@ -184,7 +184,7 @@ def test_two_losses_with_a_metric_of_one_name():
 
 def test_features_instead_of_the_batch():
     refused(
-        "takes the argument `batch` of the step",
+        "takes the batch that the step was given",
         lambda task, update, batch: update.minimize(task.per_example, {"x": 1}),
     )
 
