@@ -1,4 +1,4 @@
-"""The methods of `update` that a step calls: its verbs."""
+"""The verbs of a step."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,7 +24,7 @@ from ddl.tasks.task import LossFunction
 
 
 class Update:
-    """The first argument of a task's `step(update, batch)`; its methods make one update.
+    """One update, made of the verbs that a task's `step(update, batch)` calls.
 
         class Sam:  # Foret et al. 2021, "Sharpness-aware minimization"
             def step(self, update, batch):
