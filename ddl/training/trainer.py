@@ -76,16 +76,16 @@ class Trainer:
             `ParameterGroups` of such; for a task with a `step` also a dict from name to these.
           train_data: A `ddl.data` source, a mapping of arrays, a pair (images, labels), or an
             unbatched `tf.data.Dataset` of known length; with a `step` also a dict of sources.
-          global_batch_size: Examples per batch, over all replicas and microbatches; or a dict with
-            this number for each source.
+          global_batch_size: Examples of a batch, over all replicas and microbatches; or that of
+            each source by its name.
           eval_data: As `train_data`; None if `evaluate` will not be called.
           strategy: None takes the strategy of the current scope, if any.
           seed: Seed of the order of the examples, and of the random draws of `ddl.layers`.
           shuffle: Whether to reshuffle the training data each epoch. A `StreamSource` shuffles
             through a buffer; evaluation data are never shuffled.
           accumulation_steps: Microbatches per replica and update.
-          clip_norm: Largest global norm of the gradient of the global batch, or a dict with this
-            limit for each optimizer; None: no clipping.
+          clip_norm: Largest global norm of the gradient of the global batch, or that of each
+            optimizer by its name; None: no clipping.
           clip_value: Largest absolute value of a gradient entry, instead of `clip_norm`.
           weight_average: Keeps an average of the weights, which evaluation and export use; None:
             no average.
@@ -147,13 +147,13 @@ class Trainer:
         self.training_layers = parts.training_layers
         """Layers of the task, without those that only compute as in an evaluation."""
         self.metric_names = parts.update.metrics.names
-        """Names of the figures that `train` returns: "loss", or "loss/NAME" for each; metrics."""
+        """Names of the figures that `train` returns: "loss", or "loss/NAME" of each; metrics."""
         self.eval_metric_names = parts.eval_metric_names
         """Names of the metrics that `evaluate` returns, "loss" first; () if the task has none."""
         self.updates_per_step = parts.update.plan.applies
         """Updates of each optimizer in a step, by its name; None if that depends on a tensor."""
         self.kept_bytes = parts.update.kept_bytes
-        """Bytes on each replica that an update copies, to restore them if a gradient overflows."""
+        """Bytes on each replica that an update keeps, to undo itself if a gradient overflows."""
         self.generator_states = parts.generator_states
         """States of the Keras seed generators in the task's layers: int64 [2] each."""
         self.averages = parts.update.averages
