@@ -1,5 +1,5 @@
 # make demo: a CNN learns the digits on two virtual devices. make test: all tests. make bench: all
-# benchmarks but the long one. They first make a virtual environment in .venv with what requirements.lock names.
+# benchmarks but the long one. Each first creates a virtual environment in .venv from requirements.lock.
 PYTHON ?= $(firstword $(foreach p,python3.13 python3.12 python3.11 python3,$(shell $(p) -c 'import sys; (3,11) <= sys.version_info < (3,14) and print("$(p)")' 2>/dev/null)))
 VENV := .venv
 BIN := $(VENV)/bin
@@ -20,7 +20,7 @@ test: $(VENV)/.installed
 test-quick: $(VENV)/.installed
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow"
 
-# The lowest versions that pyproject.toml allows, with the tests of what they are used for.
+# The lowest versions that pyproject.toml allows, with the tests of the modules that use them.
 lowest:
 	rm -rf $(LOWEST)
 	$(PYTHON) -m venv $(LOWEST)
@@ -39,8 +39,8 @@ lowest:
 bench: $(VENV)/.installed benchmarks/peers
 	$(BIN)/python -m benchmarks
 
-# What ddl is measured against, apart from the environment: without their dependencies, of which
-# TensorFlow is the one that they need here.
+# The packages that benchmarks compare with ddl, in a folder outside the environment. They are installed
+# without their dependencies: of these the benchmarks need TensorFlow alone.
 benchmarks/peers: benchmarks/peers.txt $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $@ -r $<
 	touch $@
@@ -52,7 +52,7 @@ lint: $(VENV)/.installed
 
 check: lint test
 
-# The exact versions that were tested, of every package the extras need.
+# The tested versions of all packages that the extras need.
 lock: $(VENV)/.installed
 	$(BIN)/pip install --quiet "$(UV)"
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-emit-index-url \
@@ -60,7 +60,7 @@ lock: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml requirements.lock
 	@test -n "$(PYTHON)" || { echo "ddl needs Python 3.11, 3.12 or 3.13; none was found. Set PYTHON=/path/to/python." >&2; exit 1; }
-	@echo "making $(VENV) and installing TensorFlow and the rest into it: a minute or more"
+	@echo "Creating $(VENV) and installing TensorFlow and the other packages. This takes a minute or more."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .

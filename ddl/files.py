@@ -1,4 +1,4 @@
-"""Files of fixed names, in folders where somebody else may have put a link."""
+"""Files of fixed names, opened without following links that others may have put there."""
 
 import errno
 import os

@@ -290,8 +290,8 @@ class Microbatch:
         if self._refuses_draws:
             raise ConfigError(
                 f"{getattr(owner, 'name', owner)!r} drew random numbers in a function that "
-                "changes the gradients of an example, where all examples would get the same. "
-                "Draw in the loss, or in Gradients.map."
+                "changes the gradients of an example, where all examples would get the same "
+                "numbers. Draw in the loss, or in Gradients.map."
             )
         calls = self._calls.setdefault(id(owner), _Calls(owner, place=len(self._calls)))
         if not self._is_backward:

@@ -41,7 +41,7 @@ def set_tf32(enabled: bool) -> None:
 
     TF32 keeps 10 of the 23 bits of the mantissa; sums stay in float32. GPUs from NVIDIA's Ampere
     on then multiply several times faster. TensorFlow's default is True; `ddl.main` sets False
-    unless `--tf32=on` is given. CPUs are not concerned.
+    unless `--tf32=on` is given. CPUs are not affected.
     """
     tf.config.experimental.enable_tensor_float_32_execution(enabled)
     _chosen.add("tf32")
@@ -77,7 +77,7 @@ class LossScale:
     Attributes:
       initial: Scale of the first update, between 1 and 2^24.
       growth_interval: Number of consecutive finite updates after which the scale doubles. None
-        keeps the scale fixed; an update that overflows is skipped all the same.
+        keeps the scale fixed; an update that overflows is still skipped.
 
     Raises:
       ConfigError: If a value is out of range.

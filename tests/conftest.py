@@ -148,6 +148,31 @@ def rows_checked_on_one_device(monkeypatch):
     monkeypatch.setattr(RowIndependence, "check", check_on_one)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _rows_checked_once():
+    """Checks the independence of rows once for each task and shapes of a module.
+
+    Most trainers of a module train the same tasks. Only a check that passed is left out later, so
+    a test that expects a refusal of an equal task fails rather than passes.
+    """
+    check, passed = RowIndependence.check, set()
+
+    def check_once(self, pipeline, modes, source=""):
+        spec = tuple((name, str(each)) for name, each in pipeline.element_spec.items())
+        layers = tuple(
+            (type(layer), *(str(v.shape) + v.dtype for v in layer.variables))
+            for layer in self._layers
+        )
+        key = (type(self._task), layers, spec, pipeline.global_batch_size, source)
+        new = [training for training in modes if (*key, training) not in passed]
+        check(self, pipeline, new, source)
+        passed.update((*key, training) for training in new)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RowIndependence, "check", check_once)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _float32_again():
     """Restores Keras's default precision after each test."""

@@ -1,4 +1,4 @@
-"""The contract of directions: which room of ddl/ may import which, and how many modules one has."""
+"""The contract of imports: which package (room) of ddl/ may import which, and their sizes."""
 
 import ast
 import graphlib
@@ -19,7 +19,7 @@ GROUND = {
 }
 _LEARNING = {"data", "layers", "models", "tasks", "optimizers"}
 
-# Each room with all that it may import. It may not import what stands after it in this list.
+# Each package with all that it may import: only packages that stand before it in this list.
 MAY_IMPORT: dict[str, set[str]] = {
     "devices": set(),
     "config": {"errors", "user_code"},
@@ -39,7 +39,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": {"run", "config", "distribution"} | GROUND,
     "launcher": {"cli", "distribution", "errors", "choices", "files", "output"},
 }
-# The ground: single modules, of which the later may import the earlier.
+# The base modules, of which the later may import the earlier.
 GROUND_IN_ORDER = [
     *("errors", "user_code", "choices", "files", "output", "signals", "figures", "precision"),
     *("seeds", "microbatch", "random"),

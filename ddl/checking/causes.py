@@ -127,7 +127,7 @@ CAUSES = {
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What the rules see.
+    """The input of the rules.
 
     Attributes:
       found: The difference.

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 
 class Configuration(NamedTuple):
-    """Where a task runs.
+    """The numbers of replicas and microbatches of a run.
 
     Attributes:
       replicas: Number of virtual CPU devices.

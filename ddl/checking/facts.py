@@ -1,4 +1,4 @@
-"""What the user's code does while it is traced: facts from which `causes` finds the mistake."""
+"""Facts on the user's code, recorded while it is traced; `causes` finds the mistake from them."""
 
 import inspect
 import random

@@ -107,7 +107,7 @@ def _start(
 
 
 def _crash(one: _Process, limit: float) -> str:
-    """Returns what is known of a process that did not end by itself."""
+    """Returns how a process failed, and the last lines of its log."""
     lines = one.log.read_text(errors="replace").strip().splitlines()[-15:]
     how = f"ended with status {one.process.returncode}"
     if one.process.returncode < 0:

@@ -82,7 +82,7 @@ class Failure(NamedTuple):
 
 @dataclasses.dataclass
 class Layer:
-    """What is known of a Keras layer.
+    """A Keras layer in a recording.
 
     Attributes:
       kind: Name of its class.
@@ -99,7 +99,7 @@ class Layer:
 
 @dataclasses.dataclass
 class Recording:
-    """What a run computed.
+    """The values that a run computed.
 
     Attributes:
       values: The parts of each value.

@@ -1,4 +1,4 @@
-"""What a check found, as values and as text."""
+"""The findings of a check, as values and as text."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""A process of the check: runs tasks in one configuration and writes what they computed.
+"""A process of the check: runs tasks in one configuration and writes the computed values.
 
     python -m ddl.checking.worker SPEC
 
@@ -138,8 +138,8 @@ def _from_factory(
     except (ImportError, AttributeError) as error:
         raise _CallError(
             f"{job['factory']!r} cannot be imported: {error}. Pass the name of a function in a "
-            'module, such as "my_package.my_module:make_trainer"; a function of a notebook must '
-            "stand in a file."
+            'module, such as "my_package.my_module:make_trainer"; move a function of a notebook '
+            "to a file."
         ) from error
 
     def build() -> Trainer:

@@ -120,10 +120,12 @@ def define_flags() -> None:
     flags.DEFINE_float(
         "peer_timeout",
         30.0,
-        "Seconds after which a worker counts as lost if its machine is silent.",
+        "Seconds after which a worker counts as lost if its machine does not answer.",
     )
     flags.DEFINE_float(
-        "stall_timeout", 300.0, "Seconds after which a worker that stalls, as on SIGSTOP, is lost."
+        "stall_timeout",
+        300.0,
+        "Seconds after which a stalled worker counts as lost, such as one stopped by SIGSTOP.",
     )
     flags.DEFINE_integer(
         "steps_per_loop",

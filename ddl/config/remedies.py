@@ -73,7 +73,7 @@ def _for_line(line: str) -> str:
         return " Write NAME = value."
     computed = value.partition("#")[0].strip()
     if _COMPUTES.search(computed) and _is_expression(computed):
-        return " A config does not compute. Write the result."
+        return " gin evaluates no expressions. Write the result."
     return ""
 
 

@@ -106,7 +106,7 @@ def unreferenced_macros(bindings: Iterable[Binding], allowed: Collection[str]) -
 
 
 class _Mentions:
-    """What bindings mention, collected once: a config may have thousands of macros.
+    """The names that bindings mention, collected once: a config may have thousands of macros.
 
     Attributes:
       users: The bindings that refer to a macro, by the macro's name.

@@ -51,7 +51,7 @@ def as_source(data: Any) -> Source:
         if sets:
             raise DataError(
                 f"Expected one data set, got {len(sets)}: {', '.join(sets)}. Pass one of them. "
-                "Evaluate on another one with a Trainer, or a run with --mode=eval, of its own. "
+                "Evaluate on another one with a separate Trainer, or a separate --mode=eval. "
                 "To train on several with a step of your own, pass a dict from name to data set."
             )
     if isinstance(data, Mapping):

@@ -1,4 +1,4 @@
-"""Traits of each strategy: all that the rest of ddl asks of one. Imports no TensorFlow.
+"""Traits of each strategy, which the rest of ddl consults. Imports no TensorFlow.
 
 A new strategy is a name in `ddl.choices`, an entry in `TRAITS`, and a builder in
 `ddl.distribution.strategies`.

@@ -1,10 +1,10 @@
 """Batch normalization by TensorFlow's fused operation, on GPUs.
 
 Keras computes moments, normalization and their gradients in dozens of kernels for each layer, the
-fused operation in a few, with moments in float32, too. It knows neither masks nor replicas. Where
-XLA compiles, it is not used, since XLA computes E[x²] - E[x]², which loses precision where the
-variance is small relative to the mean. On CPUs it is not used, because it rounds otherwise than
-Keras's operations.
+fused operation in a few, with moments in float32, too. It supports neither masks nor moments
+over the replicas. ddl does not use it where XLA compiles, because XLA computes E[x²] - E[x]², which
+loses precision where the variance is small relative to the mean. Nor does ddl use it on CPUs,
+because it rounds differently from Keras's operations.
 """
 
 import math

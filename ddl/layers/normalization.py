@@ -4,9 +4,9 @@ Ioffe and Szegedy 2015, "Batch Normalization". In a trainer Keras's layer takes 
 this module. Padding and other rows of weight 0 are masked out. With `synchronized=True` each
 replica sums squares around its own mean. One all-reduce gathers the moments of all replicas, which
 give the moments of the global batch (Chan et al. 1979, "Updating formulae and a pairwise algorithm
-for computing sample variances"). Of many replicas that would be much to send, so two all-reduces
-add them. Keras makes three all-reduces and computes E[x²] - E[x]², which
-loses precision where the variance is small relative to the mean.
+for computing sample variances"). With many replicas these would be
+many bytes, so two all-reduces add them instead. Keras makes three all-reduces and computes
+E[x²] - E[x]², which loses precision where the variance is small relative to the mean.
 """
 
 import functools

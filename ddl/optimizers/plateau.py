@@ -20,8 +20,8 @@ class ReduceOnPlateau(Schedule):
     He et al. 2016, "Deep residual learning", section 3.4, divide by 10 "when the error plateaus".
     The rule is that of Keras's callback `ReduceLROnPlateau`. An evaluation improves if it beats the
     best one so far by more than `min_delta`. After `patience` evaluations in a row without
-    improvement the rate is reduced. Evaluations during the `cooldown` are not counted, but for the
-    last one: it counts, as in Keras, so that a cooldown of 1 is as none.
+    improvement the rate is reduced. Evaluations during the `cooldown` do not count, except the
+    last one, as in Keras: a cooldown of 1 has no effect.
 
     It is the outermost schedule, around a `LearningRate`. Build it in the strategy's scope, like
     the optimizer: its state is in variables, which the trainer's checkpoints include.

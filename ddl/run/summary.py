@@ -30,8 +30,8 @@ def notes(trainer: Trainer) -> list[str]:
     found = [note.text for note in traits_of(trainer.strategy).notes if applies[note.applies]]
     if has_step(trainer.task) and trainer.kept_bytes:
         found.append(
-            f"Each update keeps {trainer.kept_bytes / 1e6:,.3g} MB of earlier values on each "
-            "replica, to undo itself if a gradient overflows."
+            f"Each update keeps a copy of {trainer.kept_bytes / 1e6:,.3g} MB on each replica, to "
+            "restore the values if a gradient overflows."
         )
     return [*found, *gpu_notes(trainer.strategy, trainer.training_layers)]
 

@@ -1,4 +1,4 @@
-"""One update on every replica: a step of verbs, made as a whole or not at all.
+"""One update on every replica, either applied completely or skipped.
 
     cross-replica   the step                        its gradients, each reduced and divided once
     cross-replica   finite?                         one check of each sum; if not, skip and undo

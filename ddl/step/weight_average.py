@@ -18,7 +18,7 @@ AVERAGE_PREFIX = "average/"
 
 @dataclasses.dataclass(frozen=True)
 class ExponentialMovingAverage:
-    """The rule: average ← average + (1 - d)·(weight - average), once per update.
+    """An average of the weights: average ← average + (1 - d)·(weight - average), once per update.
 
     Ruppert 1988 and Polyak and Juditsky 1992, "Acceleration of stochastic approximation by
     averaging", take plain means; this average forgets at the decay d. The warm-up is that of

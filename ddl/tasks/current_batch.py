@@ -1,4 +1,4 @@
-"""What a loss can ask about the rows that it computes."""
+"""Information for a loss about the rows that it computes."""
 
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ class CurrentBatch(NamedTuple):
       weight: float32 [rows], the weight of each example in the data; 0 for padding. The Trainer
         multiplies by it; a loss must not.
       positions: int64 [rows], the position of each row in the global batch.
-      step: int64 [], number of updates made so far; in an evaluation, by the training.
+      step: int64 [], number of updates made so far, also in an evaluation.
       training: Whether this is a training pass.
     """
 

@@ -74,11 +74,11 @@ class StepTask(Protocol):
     """A task with a step of its own; see `Task` and `ddl.Update`."""
 
     def step(self, update: Any, batch: Any) -> None:
-        """Makes one update with the verbs of `update`. Cross-replica context, in a graph.
+        """Makes one update with the methods of `update`. Cross-replica context, in a graph.
 
         Args:
           update: The `ddl.Update`.
-          batch: The global batch, for the verbs.
+          batch: The global batch, to pass to these methods.
         """
         ...
 

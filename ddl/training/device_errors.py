@@ -1,4 +1,4 @@
-"""Errors of devices and compilers, which a traceback of TensorFlow's hides."""
+"""Messages for errors of devices and compilers, which TensorFlow's tracebacks hide."""
 
 import re
 from collections.abc import Iterator

@@ -115,9 +115,9 @@ def _first_overflow(state: TrainingState, update: UpdateStep) -> str:
     same text.
     """
     if traits_of(update.strategy).asynchronous:
-        return "With parameter servers, the origin cannot be located."
+        return "With parameter servers, the origin of the overflow cannot be located."
     if has_step(update.plan.task):
-        return "In a step of one's own, the origin cannot be located."
+        return "In a task's own step, the origin of the overflow cannot be located."
     workers = Workers(update.strategy)
     batch = int(state.batches) - 1
     (pipeline,) = update.pipelines.values()

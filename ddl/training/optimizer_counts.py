@@ -1,4 +1,4 @@
-"""How many updates each optimizer of a Trainer has made, and at which learning rate."""
+"""The number of updates and the learning rate of each optimizer of a Trainer."""
 
 from ddl.errors import ConfigError
 from ddl.optimizers.checks import check_counts

@@ -1,4 +1,4 @@
-"""The state of a training, moved on by one call of the training loop after the other."""
+"""The state of a Trainer, and the repeated calls of its training loop."""
 
 from collections.abc import Sequence
 

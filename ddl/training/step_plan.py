@@ -1,4 +1,4 @@
-"""What a trainer computes: the plan of its step, and the objective of its evaluation."""
+"""The computation of a trainer: the plan of its step, and the objective of its evaluation."""
 
 from collections.abc import Callable, Mapping
 
@@ -34,20 +34,19 @@ def step_plan(
         if traits_of(strategy).asynchronous:
             raise ConfigError(
                 f"{name} has a step of its own, which --strategy=parameter_server cannot run: its "
-                "workers update one after the other, without a global batch. Use another strategy."
+                "workers update independently, without a global batch. Use another strategy."
             )
         return rehearse(task, groups, objective, strategy, data)
     if list(data) != [""]:
         raise ConfigError(
-            f"{name} has no `step`, so nothing says what to compute of each of the sources "
-            f"{', '.join(data)} in Trainer.train_data. Pass one source, or give the task a method "
-            "step(update, batch)."
+            f"{name} has no `step`, which several sources in Trainer.train_data need, got "
+            f"{', '.join(data)}. Pass one source, or give the task a method step(update, batch)."
         )
     if len(groups) > 1:
         raise ConfigError(
-            f"{name} has no `step`, so nothing says what each of the optimizers "
-            f"{', '.join(groups)} updates. Pass one optimizer; or pass ParameterGroups, which name "
-            "the variables of each; or give the task a method step(update, batch)."
+            f"{name} has no `step`, which several optimizers need, got {', '.join(groups)}. Pass "
+            "one optimizer; or pass ParameterGroups, which name the variables of each; or give the "
+            "task a method step(update, batch)."
         )
     (own_groups,) = groups.values()
     grouped = any(name not in groups or one.frozen_until for name, one in own_groups.items())

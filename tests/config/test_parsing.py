@@ -78,8 +78,8 @@ def test_files_that_include_one_another(write):
     ("text", "line", "words"),
     [
         ("A = 1\nMODE = train", 2, "train is not a value. Write 'train' for a string"),
-        ("RATE = 1/3", 1, "Expected newline. A config does not compute. Write the result."),
-        ("RATE = -1 + 3  # two", 1, "A config does not compute"),
+        ("RATE = 1/3", 1, "Expected newline. gin evaluates no expressions. Write the result."),
+        ("RATE = -1 + 3  # two", 1, "gin evaluates no expressions"),
         ("A = true", 1, "true is not a value. Write True."),
         ("A = null", 1, "null is not a value. Write None."),
         ("A = 0,05", 1, "Write 0.05 for a number, or (0, 5) for two."),

@@ -33,6 +33,8 @@ def stand_ins(name: str) -> list[str]:
         params += ["ACCUMULATION_STEPS = 2"]
     if "lamb" in name:
         params += ["GLOBAL_BATCH_SIZE = 64"]
+    if name == "cifar10_mlp.gin":
+        params += ["mlp.hidden_units = (64, 32)"]
     if name == "digits_resnet_goyal.gin":
         params += ["resnet.blocks = (1,)"]
     return params

@@ -1,4 +1,4 @@
-"""Batches on their way to the replicas."""
+"""Pipelines that pass batches to the replicas."""
 
 from ddl.data.pipeline.batch import Batch
 from ddl.data.pipeline.pipeline import BatchPipeline

@@ -1,4 +1,4 @@
-"""A global batch on its way to the replicas."""
+"""A global batch, as a pipeline passes it to the replicas."""
 
 from typing import Any, NamedTuple
 

@@ -77,7 +77,7 @@ def clips_by_name(norm: Limit, value: Limit, optimizers: Sequence[str]) -> dict[
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerPart:
-    """What an optimizer updates of a gradient.
+    """The part of a gradient that an optimizer updates.
 
     Attributes:
       optimizer: The optimizer.

@@ -1,4 +1,4 @@
-"""How `moved` and `average` change variables."""
+"""Changes of variables by `moved` and `average`."""
 
 from collections.abc import Sequence
 from typing import Any

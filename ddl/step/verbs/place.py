@@ -1,4 +1,4 @@
-"""Where in a step a verb may be called."""
+"""Checks of the place in a step where a verb is called."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -49,8 +49,8 @@ class Place:
             )
         if tf.compat.v1.get_default_graph() is not self._graph:
             raise ConfigError(
-                f"update.{verb} was called within tf.cond, tf.while_loop or tf.function, where the "
-                "update would lose sight of it. Use update.when(condition, function), or "
+                f"update.{verb} was called within tf.cond, tf.while_loop or tf.function, whose "
+                "graph the update cannot use. Use update.when(condition, function), or "
                 "update.repeat(times, function)."
             )
 

@@ -173,8 +173,8 @@ def name_of_optimizer(task: Any, names: Sequence[str], name: str | None) -> str:
         )
     if len(names) > 1:
         raise ConfigError(
-            f"{where}: the Trainer has the optimizers {', '.join(names)}. Say which one, such as "
-            f'optimizer="{names[0]}".'
+            f"{where}: the Trainer has the optimizers {', '.join(names)}. Name one of them, "
+            f'such as optimizer="{names[0]}".'
         )
     return names[0]
 

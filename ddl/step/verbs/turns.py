@@ -1,4 +1,4 @@
-"""Where in its control flow a step is: the turns of its repeats, and its branches."""
+"""The position of a step in its control flow: turns of its repeats, and branches."""
 
 import dataclasses
 from typing import Any
@@ -59,5 +59,5 @@ class Turns:
         if (known := tf.get_static_value(given)) is not None and known < 0:
             raise ConfigError(f"update.repeat: times must be at least 0, got {known}.")
         if self.repeats > 1:
-            raise ConfigError("update.repeat can stand within one other update.repeat, not in two.")
+            raise ConfigError("update.repeat can be nested in one other update.repeat, not in two.")
         return tf.cast(given, tf.int64)

@@ -57,7 +57,7 @@ def warn_of_replica_dependence(
     if drawing and parts:
         logging.warning(
             "The layers %s draw random numbers per %s, so the training result depends on the "
-            "number of %s. Layers from ddl.layers draw the same numbers for any number.",
+            "number of %s. Use the layers of ddl.layers, which do not depend on it.",
             _names(drawing),
             " and ".join(parts),
             " and ".join({"replica": "replicas", "microbatch": "microbatches"}[p] for p in parts),

@@ -65,7 +65,7 @@ def test_a_step_that_applies_nothing():
     ("given", "match"),
     [
         ("discriminatr", "no optimizer 'discriminatr'.*Did you mean discriminator"),
-        (None, "has the optimizers generator, discriminator. Say which one"),
+        (None, "has the optimizers generator, discriminator. Name one of them"),
     ],
 )
 def test_an_optimizer_that_does_not_exist(given, match):
@@ -363,7 +363,7 @@ def test_three_repeats():
 
         update.repeat(2, within(within(lambda turn: minimize(task, update, batch))))
 
-    refused("can stand within one other update.repeat, not in two", step)
+    refused("can be nested in one other update.repeat, not in two", step)
 
 
 def test_exported_models_must_be_models():

@@ -30,6 +30,11 @@ DATA = {
 }
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _rows_checked_once():
+    """Checks in each test, unlike in other modules."""
+
+
 class Embedding:
     """Whatever the test makes of the model's output."""
 
