@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from pyarrow import csv, parquet
 
 import ddl
 from ddl.checkpoints.export import export_model
@@ -112,12 +113,51 @@ def test_configs(block, folder, capsys):
     text, unused = block.text, ()
     if "include" not in text:
         text, unused = f"include 'digits.gin'\n{text}", ("SGD.*", "LEARNING_RATE")
+    if "train_data" in text:  # in place of the digits
+        unused += ("images.*", "train/images.*", "test/images.*")
+    if "mlp" in text:
+        unused += ("cnn.*",)
+    write_data(folder / "data")
     if "WarmStart" in text:
         run(folder / "runs" / "digits")
         capsys.readouterr()
     (folder / "block.gin").write_text(text)
     run_block(folder / "block.gin", unused)
     assert "One step on one batch: loss" in capsys.readouterr().out
+
+
+def write_data(folder: Path) -> None:
+    """Writes the files that docs/data.md reads."""
+    random = np.random.default_rng(0)
+    images, labels = random.integers(0, 16, (64, 8, 8, 1)).astype("u1"), np.arange(64) % 2
+    folder.mkdir(exist_ok=True)
+    for number, (image, label) in enumerate(zip(images, labels, strict=True)):
+        encoded = tf.io.encode_png(image)
+        for part in ("train", "test"):
+            file = folder / "images" / part / ("cat", "dog")[label] / f"{number}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            tf.io.write_file(str(file), encoded)
+    np.save(folder / "images.npy", images)
+    np.save(folder / "labels.npy", labels)
+    np.savez(folder / "test.npz", x_test=images, y_test=labels)
+    (folder / "text.txt").write_text("The quick brown fox jumps over the lazy dog.\n" * 20)
+    rows = [f"{20 + n},{n}.5,{('red', 'blue')[n % 2]},{('yes', 'no')[n % 2]}" for n in range(64)]
+    (folder / "test.csv").write_text("\n".join(["age,income,colour,bought", *rows]))
+    parquet.write_table(csv.read_csv(folder / "test.csv"), folder / "train.parquet")
+    for name in ("train-0.tfrecord", "test.tfrecord"):
+        with tf.io.TFRecordWriter(str(folder / name)) as records:
+            for image, label in zip(images, labels, strict=True):
+                records.write(serialized(image, label))
+
+
+def serialized(image: np.ndarray, label: int) -> bytes:
+    encoded = tf.train.BytesList(value=[tf.io.encode_png(image).numpy()])
+    of_label = tf.train.Int64List(value=[label])
+    feature = {
+        "image/encoded": tf.train.Feature(bytes_list=encoded),
+        "image/class": tf.train.Feature(int64_list=of_label),
+    }
+    return tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString()
 
 
 def run_block(path: Path, unused: tuple[str, ...]) -> None:
@@ -285,6 +325,12 @@ def test_the_program_that_moved_from_the_tutorial(folder, two_devices, capsys):
 
 
 # Programs of the pages for those who come from another framework, each with its own test.
+def test_windows(folder, capsys):
+    write_data(folder / "data")
+    runpy.run_path("windows.py")
+    assert capsys.readouterr().out.startswith("56 {")
+
+
 MOVED = {"moved_gan.py", "outer_loop.py", "moved_tutorial.py"}
 
 
@@ -295,5 +341,6 @@ def test_every_block_is_run_or_checked():
     python = [b for page in PAGES for b in blocks(page) if b.language == "python"]
     names = {name for name in files() if name.endswith(".py")}
     shown = {"denoise.py", "jitter.py", "centering.py", "notebook.py", "my_gan.py", "checked.py"}
+    shown.add("windows.py")
     assert names == shown | OWN_STEPS.keys() | MOVED
     assert len(python) == len(names)
