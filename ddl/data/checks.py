@@ -3,15 +3,19 @@
 import contextlib
 import re
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import tensorflow as tf
 
 from ddl.errors import DataError
 from ddl.user_code import place_of
 
-if TYPE_CHECKING:
-    from ddl.data.source import Source
+
+class _Read(Protocol):
+    """What a source can do after an error."""
+
+    def damaged(self) -> str | None: ...
+
 
 # Message of tf.data.experimental.assert_cardinality.
 _ENDED_EARLY = re.compile(r"expected to contain (\d+) elements but contained only (\d+) elements")
@@ -97,7 +101,7 @@ def checked_weight(features: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
 
 
 @contextlib.contextmanager
-def data_errors(*sources: "Source") -> Iterator[None]:
+def data_errors(*sources: _Read) -> Iterator[None]:
     """Converts TensorFlow's errors about bad data into a short DataError.
 
     Other errors of TensorFlow pass through: of devices, compilers, collectives and tasks.
