@@ -195,11 +195,16 @@ def _in_epochs(rank: np.ndarray, length: int, seed: int, shuffle: bool) -> np.nd
         return rank % length
     epochs = range(int(rank[0]) // length, int(rank[-1]) // length + 1)
     at = _order(length, seed)
-    return np.concatenate([at(rank[rank // length == e] % length, e).numpy() for e in epochs])
+    places = [tf.constant(rank[rank // length == epoch] % length, tf.int64) for epoch in epochs]
+    found = [
+        at(place, tf.constant(epoch, tf.int64)).numpy()
+        for place, epoch in zip(places, epochs, strict=True)
+    ]
+    return np.concatenate(found)
 
 
 @functools.lru_cache(maxsize=64)
-def _order(length: int, seed: int) -> Callable[[np.ndarray, int], tf.Tensor]:
+def _order(length: int, seed: int) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
     """Returns `indices_at` for one data set; a graph saves most of the time of small epochs."""
 
     @tf.function(
@@ -210,7 +215,8 @@ def _order(length: int, seed: int) -> Callable[[np.ndarray, int], tf.Tensor]:
         with tf.device("CPU:0"):
             return indices_at(position, epoch, num_examples=length, seed=seed)
 
-    return at
+    # TensorFlow would warn of a function that is traced once for each data set.
+    return at.get_concrete_function()
 
 
 def _counts(shares: Sequence[float], sources: int) -> np.ndarray:
