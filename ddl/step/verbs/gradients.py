@@ -1,7 +1,7 @@
 """The gradient of the global batch, as a value that a step can compute with."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -13,6 +13,18 @@ from ddl.step.gradients import Gradient
 from ddl.step.verbs.draws import same_on_replicas
 
 Scalar: TypeAlias = tf.Tensor | float
+
+
+class Origin(NamedTuple):
+    """The call of `update.gradients` that computed a gradient.
+
+    Attributes:
+      loss: Name of the loss; "" for a gradient that the step has combined.
+      noise: Estimates of its noise (`ddl.step.global_gradient.Reduced`), float64 [2], or None.
+    """
+
+    loss: str = ""
+    noise: tf.Tensor | None = None
 
 
 class Gradients:
@@ -35,6 +47,7 @@ class Gradients:
         gradients with different draws.
       checked: Whether the update has checked these values for overflow. Results of arithmetic are
         checked when they are applied, since a division may overflow.
+      origin: The call that computed them; also that of their multiples.
     """
 
     def __init__(
@@ -44,6 +57,7 @@ class Gradients:
         values: Sequence[Any],
         draws: Draws | None = None,
         checked: bool = False,
+        origin: Origin = Origin(),  # noqa: B008
     ):
         """Keeps the arguments.
 
@@ -53,12 +67,14 @@ class Gradients:
           values: One reduced value per variable.
           draws: As above.
           checked: As above.
+          origin: As above.
         """
         self._strategy = strategy
         self.variables = tuple(variables)
         self.values = list(values)
         self.draws = draws
         self.checked = checked
+        self.origin = origin
         self.graph = tf.compat.v1.get_default_graph()
         """Graph in which the values can be used."""
 
@@ -82,7 +98,7 @@ class Gradients:
         values = self._strategy.run(
             lambda own, by: gradient_path.multiply(own, by), args=(self.values, number)
         )
-        return Gradients(self._strategy, self.variables, values, self.draws)
+        return Gradients(self._strategy, self.variables, values, self.draws, origin=self.origin)
 
     __rmul__ = __mul__
 

@@ -142,7 +142,7 @@ class _Rehearsal:
         each: OfExample | None,
     ) -> Reduced:
         nothing = tf.zeros([], tf.float64)
-        return Reduced([tf.zeros(v.shape, v.dtype) for v in variables], nothing, None, nothing)
+        return Reduced([tf.zeros(v.shape, v.dtype) for v in variables], nothing, None, None)
 
     def sums(
         self, name: str, values: Values, batch: StepBatch, draws: Draws
@@ -165,8 +165,11 @@ class _Rehearsal:
     ) -> tf.Tensor:
         return change()
 
+    def add_noise(self, books: Books, optimizer: str, new: tf.Tensor | None) -> None:
+        pass
+
     def carried(self, books: Books) -> dict[str, Any]:
-        return {"noise": tf.zeros([], tf.float64)}
+        return {"finite": tf.constant(True)}
 
 
 def _plan(
@@ -228,6 +231,7 @@ def _plan(
         batches=rehearsal.batches,
         variables=variables_by_optimizer,
         applies=numbers,
+        applied={used: sorted({c.loss for c in applies if c.name == used}) for used in groups},
         changes=len(changes),
         keeps_values=after_change or any(calls[place].sometimes for place in changes),
         averaged=averaged,

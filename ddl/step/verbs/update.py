@@ -15,7 +15,13 @@ from ddl.step.verbs.batches import StepBatch, StepBatches, check_batch
 from ddl.step.verbs.changes import add, move_towards, weights_of_both
 from ddl.step.verbs.draws import StepDraws
 from ddl.step.verbs.each_example import OfExample
-from ddl.step.verbs.gradients import Gradients, check_usable, draws_of, trainable_variables
+from ddl.step.verbs.gradients import (
+    Gradients,
+    Origin,
+    check_usable,
+    draws_of,
+    trainable_variables,
+)
 from ddl.step.verbs.place import Place
 from ddl.step.verbs.turns import Turns
 from ddl.step.verbs.values import OfExamples, Values
@@ -121,13 +127,11 @@ class Update:
         with self._statistics(moves_statistics):
             reduced = self._work.gradients(name, variables, batch, draws, each)
         self._record("gradients", name, variables)
-        books = self.books
-        books.noise = reduced.noise
-        self._also(reduced.finite)
+        self.books.add_check(reduced.finite)
         if not self._place.has_moved:
-            before = books.sums.get(name)
-            books.sums[name] = reduced.sums if before is None else before + reduced.sums
-        return Gradients(self._work.strategy, variables, reduced.values, draws, checked=True)
+            self.books.add_sums(name, reduced.sums)
+        of = Origin(name, reduced.noise)
+        return Gradients(self._work.strategy, variables, reduced.values, draws, True, of)
 
     def mean(
         self,
@@ -178,7 +182,7 @@ class Update:
         self._passes += 1
         total, weight = self._work.sums(name, values, batch, draws)
         self._record("sum", name, ())
-        self._also(self._work.finite([total]))
+        self.books.add_check(self._work.finite([total]))
         return total, weight
 
     def apply(self, gradients: Gradients, optimizer: str | None = None) -> None:
@@ -199,13 +203,12 @@ class Update:
         self._place.check_not_moved("apply", [v.value for v in gradients.variables])
         check_usable(gradients)
         name = self._work.name_of_optimizer(optimizer)
-        self._record("apply", name, gradients.variables, checks=not gradients.checked)
+        of = gradients.origin.loss
+        self._record("apply", name, gradients.variables, checks=not gradients.checked, loss=of)
         if not gradients.checked:
-            self._also(self._work.finite(gradients.values))
-        norm = self._change(lambda: self._work.apply(name, gradients))
-        norms = self.books.norms
-        total, count = norms.get(name, (None, 0))
-        norms[name] = (norm if total is None else total + norm, count + 1)
+            self.books.add_check(self._work.finite(gradients.values))
+        self.books.add_norm(name, self._change(lambda: self._work.apply(name, gradients)))
+        self._work.add_noise(self.books, name, gradients.origin.noise)
 
     def minimize(
         self,
@@ -284,7 +287,7 @@ class Update:
                 return self._work.carried(self.books)
 
         before = self._work.carried(self.books)
-        self._take(tf.cond(tf.convert_to_tensor(condition), make, lambda: before))
+        self.books = Books.of(tf.cond(tf.convert_to_tensor(condition), make, lambda: before))
 
     def repeat(self, times: int | tf.Tensor, function: Callable[[tf.Tensor], Any]) -> None:
         """Calls a function, which may call this update, several times, with new draws each time.
@@ -305,14 +308,14 @@ class Update:
                 return turn + 1, self._work.carried(self.books)
 
         start = (tf.zeros([], tf.int64), self._work.carried(self.books))
-        self._take(tf.while_loop(lambda turn, _: turn < times, body, start)[1])
+        self.books = Books.of(tf.while_loop(lambda turn, _: turn < times, body, start)[1])
 
     @contextmanager
     def _inside(self, books: Any, turns: Turns) -> Iterator[None]:
         """Lets verbs write into other books, in the present graph, within the `with` block."""
         earlier = self._turns, self.books
         self._turns = turns
-        self._take(books)
+        self.books = Books.of(books)
         try:
             with self._place.in_present_graph(), self._draws.in_turn(turns.number).forward():
                 yield
@@ -327,24 +330,20 @@ class Update:
         if kept is not None:
             kept.restore()
 
-    def _take(self, carried: Any) -> None:
-        self.books = Books()
-        for name, value in carried.items():  # copies, since the verbs change the dicts in place
-            setattr(self.books, name, dict(value) if isinstance(value, dict) else value)
-
     def _change(self, change: Callable[[], tf.Tensor]) -> tf.Tensor:
         number = sum(call.changes for call in self.calls)
         return self._work.change(number, change, self.books.finite)
 
-    def _record(self, verb: str, name: str, variables: Sequence[Any], checks: bool = False) -> None:
+    def _record(
+        self,
+        verb: str,
+        name: str,
+        variables: Sequence[Any],
+        checks: bool = False,
+        loss: str = "",
+    ) -> None:
         checks = checks or verb in ("gradients", "sum")
-        self.calls.append(Call(verb, name, variables, not self._turns.is_always, checks))
-
-    def _also(self, finite: tf.Tensor | None) -> None:
-        """Adds a check for overflow, on which the update then depends; None adds none."""
-        if finite is not None:
-            earlier = self.books.finite
-            self.books.finite = finite if earlier is None else earlier & finite
+        self.calls.append(Call(verb, name, variables, not self._turns.is_always, checks, loss))
 
     def _draws_of(self, earlier: Gradients | None) -> Draws:
         return Draws(self._passes, self._turns.number) if earlier is None else draws_of(earlier)
