@@ -33,8 +33,9 @@ class GradientNoiseScale:
     consecutive in the global batch, so the estimate depends on P alone, not on how P splits into
     replicas and microbatches. For another P the estimate differs by chance. The gradients are those
     of the loss, before regularization and clipping; in a step of one's own, those that
-    `update.gradients` returns. Batches with padding and skipped updates do not count. The estimator assumes independent gradients, which is false where examples share
-    statistics (BatchNormalization).
+    `update.gradients` returns. Batches with padding and skipped updates do not count. The estimator
+    assumes independent gradients, which is false where examples share statistics
+    (BatchNormalization).
 
     Attributes:
       decay: d above, at least 0 and below 1.

@@ -90,7 +90,8 @@ def test_the_same_on_any_devices_and_resumed_to_the_bit(tmp_path):
     for trainer in (alone, straight):
         trainer.train(7)
     noise = alone.state.gradient_noise.numpy()
-    assert noise.shape == (4,) and (noise != 0).all()
+    assert noise.shape == (4,)
+    assert (noise != 0).all()
     np.testing.assert_allclose(straight.state.gradient_noise, noise, rtol=0, atol=1e-10)
     first.train(4)
     save(tmp_path, first)
