@@ -7,10 +7,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ddl.errors import ConfigError, did_you_mean
+from ddl.errors import ConfigError, check_takes, did_you_mean
 from ddl.optimizers.groups import Group
 from ddl.optimizers.named import ONLY
 from ddl.step.objective import Objective
+from ddl.step.verbs.gradients import Gradients
+from ddl.step.verbs.misuse import explained
 from ddl.tasks.task import LossFunction, Task, has_step
 
 BUILT_IN = "per_example"
@@ -173,12 +175,13 @@ def name_of_loss(task: Any, loss: Any, name: str | None) -> str:
             f"ddl.PerExample, such as self.per_example, got {loss!r:.80}. Pass the function "
             "without calling it."
         )
-    name = name or getattr(loss, "__name__", None)
-    if not name or not name.isidentifier():
+    name = getattr(loss, "__name__", None) if name is None else name
+    if not isinstance(name, str) or not name.isidentifier():
         raise ConfigError(
             f"{where}: a loss needs a name for its figures, of letters, digits and underscores, "
             f'got {name!r} for {loss!r:.80}. Pass name="…", or make it a method of the task.'
         )
+    check_takes(f"{type(task).__name__}.{name}", loss, ("features",), ("training",))
     return name
 
 
@@ -191,6 +194,11 @@ def name_of_optimizer(task: Any, names: Sequence[str], name: str | None) -> str:
     where = f"{type(task).__name__}.step"
     if name in names:
         return str(name)
+    if name is not None and not isinstance(name, str):
+        raise ConfigError(
+            f"{where}: optimizer must be the name of an optimizer, a text, got {name!r:.80}. The "
+            "optimizers themselves belong to the Trainer: pass it a dict from name to optimizer."
+        )
     if name is not None:
         known = "only one, without a name" if list(names) == [ONLY] else ", ".join(names)
         raise ConfigError(
@@ -226,7 +234,8 @@ def run_own_step(task: Any, update: Any, batch: Any) -> None:
     """Runs a task's step.
 
     Raises:
-      ConfigError: If it branches on a tensor in Python, or makes variables.
+      ConfigError: If it misuses a verb, branches on a tensor in Python, or makes variables; names
+        the line.
     """
 
     def refuse(create: Callable[..., Any], **arguments: Any) -> Any:
@@ -235,12 +244,6 @@ def run_own_step(task: Any, update: Any, batch: Any) -> None:
             "times. Make them in the task's constructor, under `with strategy.scope():`."
         )
 
-    try:
-        with tf.variable_creator_scope(refuse):
-            task.step(update, batch)
-    except tf.errors.OperatorNotAllowedInGraphError as error:
-        raise ConfigError(
-            f"{type(task).__name__}.step uses a tensor where Python needs a value, such as in `if` "
-            "or `for`: the step is traced once, before any value is known. Use "
-            "update.when(condition, function) or update.repeat(times, function)."
-        ) from error
+    classes = {"update": type(update), "gradients": Gradients}
+    with explained(task, classes), tf.variable_creator_scope(refuse):
+        task.step(update, batch)
