@@ -50,8 +50,8 @@ def check_decay(decay: Any) -> None:
     elif isinstance(decay, int | float | np.number) and 0 <= decay < 1:
         return
     raise ConfigError(
-        "update.average: decay must be a number of at least 0 and below 1, or a float scalar "
-        f"tensor, got {decay!r:.80}."
+        "update.average: decay must be at least 0 and below 1, a number or a float scalar tensor, "
+        f"got {decay!r:.80}."
     )
 
 
