@@ -299,7 +299,9 @@ class Update(ControlFlow):
         loss: str = "",
     ) -> None:
         checks = checks or verb in ("gradients", "sum")
-        self.calls.append(Call(verb, name, variables, not self._turns.is_always, checks, loss))
+        turns = self._turns
+        call = Call(verb, name, variables, not turns.is_always, checks, turns.count, loss)
+        self.calls.append(call)
 
     def _draws_of(self, earlier: Gradients | None) -> Draws:
         return Draws(self._passes, self._turns.number) if earlier is None else draws_of(earlier)

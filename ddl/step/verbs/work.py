@@ -25,6 +25,7 @@ class Call(NamedTuple):
       variables: Variables of the gradient, or those that the verb changes.
       sometimes: Whether the call is within `when` or `repeat`.
       checks: Whether it checks values for overflow.
+      times: How often an update makes it; None if that depends on a tensor.
       loss: For `apply`, the name of the loss whose gradients it applies; "" for gradients that the
         step has combined.
     """
@@ -34,6 +35,7 @@ class Call(NamedTuple):
     variables: Sequence[Any]
     sometimes: bool
     checks: bool
+    times: int | None = 1
     loss: str = ""
 
     @property
