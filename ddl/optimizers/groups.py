@@ -239,11 +239,13 @@ def _check_patterns(
     if not unmatched:
         return
     parts = {part for variable in variables for part in variable.path.split("/")}
-    given = [
-        f"The pattern {pattern!r} of the parameter group {name!r} matches no trained variable."
-        f"{did_you_mean(re.sub(r'\W', '', pattern), parts)}"
-        for name, pattern in unmatched
-    ]
+    given = []
+    for name, pattern in unmatched:
+        near = did_you_mean(re.sub(r"\W", "", pattern), parts)
+        given.append(
+            f"The pattern {pattern!r} of the parameter group {name!r} matches no trained "
+            f"variable.{near}"
+        )
     raise ConfigError(
         "\n".join(given) + f"\nThe trained variables are {_paths(variables)}. Correct the pattern, "
         "or remove it."
