@@ -11,9 +11,10 @@ Exit status:
   0    The task computes the same everywhere.
   1    It does not, or the flags or the config have an error.
   70   Any other error: a bug, shown with its traceback, or a failure of the system.
-  130  The command was interrupted.
+  130  The command was interrupted; 143 if by SIGTERM.
 """
 
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -47,6 +48,8 @@ def run(argv: Sequence[str] | None = None) -> None:
       argv: The program's name, then the arguments; None takes those of this process.
     """
     parse_command_line("ddl.check", __doc__, FLAGS, argv, lambda: None)
+    # Else a SIGTERM would leave processes and their folder behind.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with exiting_on_errors():
         report = check_config(
             FLAGS.gin_file,

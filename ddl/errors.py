@@ -38,18 +38,22 @@ def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
         raise ConfigError(f"{name} must be {either(map(repr, choices))}, got {value!r}.")
 
 
-def check_takes(name: str, function: Callable[..., Any], arguments: Sequence[str]) -> None:
-    """Checks that a function of the user's can be called with some arguments, by position.
+def check_takes(
+    name: str, function: Callable[..., Any], arguments: Sequence[str], named: Sequence[str] = ()
+) -> None:
+    """Checks that a function of the user's can be called with some arguments.
 
     Args:
       name: Name of the function for the error, such as `RecordSource.decode`.
       function: The function; one whose signature cannot be read passes.
-      arguments: Names of the arguments.
+      arguments: Names of the arguments that are passed by position.
+      named: Names of the arguments that are passed by name.
 
     Raises:
       ConfigError: If the function takes other arguments; names the file and line that define it.
     """
-    wanted = f"{name} must be a function of ({', '.join(arguments)})"
+    taken = ", ".join([*arguments, *named])
+    wanted = f"{name} must be a function {f'of ({taken})' if taken else 'without arguments'}"
     if not callable(function):
         raise ConfigError(f"{wanted}, got {function!r:.80}.")
     try:
@@ -57,7 +61,7 @@ def check_takes(name: str, function: Callable[..., Any], arguments: Sequence[str
     except (TypeError, ValueError):
         return
     try:
-        signature.bind(*arguments)
+        signature.bind(*arguments, **dict.fromkeys(named))
     except TypeError:
         raise ConfigError(
             f"{wanted}, got {definition_of(function)}{signature}. Change its arguments."

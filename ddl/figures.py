@@ -51,3 +51,11 @@ RESERVED = (
     *("examples_per_second", "loss_scale", "skipped_updates", "rewinds", "gradient_noise_scale"),
 )
 """Keys of metrics.jsonl that ddl writes itself; a task's metric cannot have these names."""
+
+_WITH_NAMES = ("loss", "learning_rate", "gradient_norm", "gradient_noise_scale")
+
+
+def is_reserved(metric: str) -> bool:
+    """Returns whether ddl itself writes a figure of this name, such as "loss" or "loss/NAME"."""
+    first, slash, _ = metric.partition("/")
+    return first in _WITH_NAMES if slash else metric in RESERVED

@@ -128,7 +128,7 @@ for_each_kind_on_two = pytest.mark.parametrize("strategy", KINDS_ON_TWO, indirec
 @pytest.fixture
 def forked_checks(monkeypatch):
     """Forks the processes of `ddl.checking` from one that has loaded TensorFlow."""
-    forks = types.SimpleNamespace(Popen=forked.Popen, DEVNULL=subprocess.DEVNULL)
+    forks = types.SimpleNamespace(Popen=forked.Popen, PIPE=subprocess.PIPE)
     monkeypatch.setattr(processes, "subprocess", forks)
 
 

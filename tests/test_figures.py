@@ -1,7 +1,7 @@
 import pytest
 
 from ddl.errors import ConfigError
-from ddl.figures import direction_of
+from ddl.figures import direction_of, is_reserved
 
 
 @pytest.mark.parametrize(
@@ -34,3 +34,19 @@ def test_what_the_config_says_counts_but_a_loss_is_minimized():
         direction_of("loss", "max", "X.mode")
     with pytest.raises(ConfigError, match="X.mode must be 'max' or 'min', got 'best'"):
         direction_of("accuracy", "best", "X.mode")
+
+
+@pytest.mark.parametrize(
+    ("metric", "reserved"),
+    [
+        ("loss", True),
+        ("loss/fools", True),
+        ("learning_rate/generator", True),
+        ("gradient_noise_scale/generator", True),
+        ("step", True),
+        ("step/seconds", False),
+        ("recall/loss", False),
+    ],
+)
+def test_names_of_figures_that_ddl_writes(metric, reserved):
+    assert is_reserved(metric) == reserved

@@ -115,6 +115,12 @@ CAUSES = {
             "Keep the state in a tf.Variable of the task, and draw with ddl.random.",
         ),
         Cause(
+            "names by chance",
+            "The layers have other names in each run.",
+            "Give each layer a fixed name, or leave names to Keras, which counts. Checkpoints and "
+            "parameter groups find variables by these names.",
+        ),
+        Cause(
             "other computation",
             "The runs do not compute the same values: one calls a layer or a loss that the other "
             "does not call.",
@@ -134,12 +140,14 @@ class Case:
       configuration: Where it was found.
       recording: The run in which it was found.
       only_padded: Whether only the update with padding differs.
+      is_renamed: Whether both runs have as many layers, but under other names.
     """
 
     found: Found
     configuration: Configuration
     recording: Recording
     only_padded: bool
+    is_renamed: bool = False
 
     @property
     def layer(self) -> Layer:
@@ -167,6 +175,7 @@ _OF_UPDATE = ("weights", "slots", "statistics", "averages", "own variables")
 
 # Name of the cause, condition, stages; the first rule that holds gives the cause.
 _RULES: tuple[_Rule, ...] = (
+    ("names by chance", lambda c: c.found.is_missing and c.is_renamed, ()),
     ("data", lambda c: True, ("rows",)),
     ("not in the checkpoint", lambda c: c.configuration.resumed, ()),
     (

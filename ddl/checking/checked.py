@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ddl import config
 from ddl.checking.configurations import ONE
 from ddl.checking.processes import record
 from ddl.checking.report import Report, report_on
@@ -47,14 +48,27 @@ def check_all(factories: Sequence[str]) -> dict[str, Report]:
       ConfigError: As `check`.
     """
     for factory in factories:
-        module, _, name = factory.partition(":")
-        if not module or not name.isidentifier():
-            raise ConfigError(
-                f'check takes the name of a function in a module, such as "my_tasks:gan", got '
-                f"{factory!r}."
-            )
+        _check_name(factory)
     reports = _checked([{"factory": factory} for factory in factories])
     return dict(zip(factories, reports, strict=True))
+
+
+def _check_name(factory: Any) -> None:
+    """Raises ConfigError unless a factory is the name of a function that processes can import."""
+    takes = 'check takes the name of a function in a module, such as "my_tasks:gan", got '
+    if not isinstance(factory, str):
+        raise ConfigError(
+            f"{takes}{factory!r:.80}. The check calls the function in processes of its own, which "
+            "import it by its name."
+        )
+    module, _, name = factory.partition(":")
+    if not module or not name.isidentifier():
+        raise ConfigError(f"{takes}{factory!r}.")
+    if module == "__main__":
+        raise ConfigError(
+            f"{takes}{factory!r}, a function of this program or notebook, which the processes of "
+            "the check cannot import. Write it into a file, such as my_tasks.py."
+        )
 
 
 def check_config(
@@ -74,6 +88,7 @@ def check_config(
     Raises:
       ConfigError: If the config cannot be loaded, or binds PER_REPLICA_BATCH_SIZE.
     """
+    config.read(files, params, search_path, allow_unused)  # fails before processes start
     gin = {
         "files": list(files),
         "params": list(params),

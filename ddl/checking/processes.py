@@ -3,15 +3,17 @@
 import json
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import ddl
-from ddl.checking.configurations import ALL, RESUMED, WRITER, Configuration
+from ddl.checking.configurations import ALL, ONE, RESUMED, WRITER, Configuration
 from ddl.checking.recording import Failure, Recording
 from ddl.errors import ConfigError
 
@@ -20,6 +22,8 @@ _LIMIT_SECONDS = 900.0
 """A collective that one replica does not join would wait for ever."""
 
 _PAUSE_SECONDS = 0.05
+_LOG_BYTES = 100_000  # of the end of a log
+_LINE_CHARACTERS = 300
 
 
 class _Process(NamedTuple):
@@ -38,7 +42,8 @@ def record(jobs: Sequence[Mapping[str, Any]], folder: Path) -> list[dict[Configu
       folder: An empty folder.
 
     Returns:
-      For each job, the recording of each configuration.
+      For each job, the recording of each configuration; that of `ONE` alone if it has failed in
+      all jobs.
 
     Raises:
       ConfigError: If a job cannot be run in any configuration, as without its module.
@@ -48,9 +53,10 @@ def record(jobs: Sequence[Mapping[str, Any]], folder: Path) -> list[dict[Configu
         own = folder / str(number)
         own.mkdir()
         located.append({**job, "folder": str(own)})
-    # The longest runs first, the resumed one after its checkpoint.
-    others = sorted(set(ALL) - {RESUMED, WRITER}, key=lambda one: -one.parts * one.replicas)
-    waiting = [WRITER, *others, RESUMED]
+    # One device first, since nothing can be compared without it; then the longest runs; the
+    # resumed one after its checkpoint.
+    others = sorted(set(ALL) - {ONE, RESUMED, WRITER}, key=lambda one: -one.parts * one.replicas)
+    waiting = [ONE, WRITER, *others, RESUMED]
     limit = _LIMIT_SECONDS * len(jobs)
     running: list[_Process] = []
     crashes: dict[Configuration, str] = {}
@@ -60,8 +66,12 @@ def record(jobs: Sequence[Mapping[str, Any]], folder: Path) -> list[dict[Configu
                 running.remove(one)
                 if one.process.returncode:
                     crashes[one.configuration] = _crash(one, limit)
-                for job in located:
-                    _check_call(_read(job, one.configuration, crashes))
+                _end_others(one.process)
+                found = [_read(job, one.configuration, crashes) for job in located]
+                for recording in found:
+                    _check_call(recording)
+                if one.configuration == ONE and all(r.failure is not None for r in found):
+                    return [{ONE: recording} for recording in found]
             writes = any(one.configuration == WRITER for one in running)
             if waiting and len(running) < _AT_ONCE and not (waiting[0] == RESUMED and writes):
                 running.append(_start(waiting.pop(0), located, folder))
@@ -74,6 +84,7 @@ def record(jobs: Sequence[Mapping[str, Any]], folder: Path) -> list[dict[Configu
         for one in running:
             one.process.kill()
             one.process.wait()
+            _end_others(one.process)
     return [
         {configuration: _read(job, configuration, crashes) for configuration in ALL}
         for job in located
@@ -99,16 +110,28 @@ def _start(
         process = subprocess.Popen(
             [sys.executable, "-m", "ddl.checking.worker", str(spec)],
             env=environment,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,  # closed if this process ends, which ends the other one
             stdout=output,
             stderr=output,
+            start_new_session=True,
         )
     return _Process(configuration, process, log, time.monotonic())
 
 
+def _end_others(process: subprocess.Popen) -> None:
+    """Ends what a process that has ended has started itself, and closes the pipe to it."""
+    if process.stdin is not None:
+        process.stdin.close()
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
 def _crash(one: _Process, limit: float) -> str:
     """Returns how a process failed, and the last lines of its log."""
-    lines = one.log.read_text(errors="replace").strip().splitlines()[-15:]
+    with one.log.open("rb") as log:
+        log.seek(max(log.seek(0, os.SEEK_END) - _LOG_BYTES, 0))
+        text = log.read().decode(errors="replace")
+    lines = [line[:_LINE_CHARACTERS] for line in text.strip().splitlines()[-15:]]
     how = f"ended with status {one.process.returncode}"
     if one.process.returncode < 0:
         how = f"was killed by signal {-one.process.returncode}"

@@ -214,7 +214,9 @@ def _difference(
     only_padded = found.key.update in padded and found.key.update > min(
         {key.update for key in expected.values} - padded, default=found.key.update
     )
-    case = Case(found, configuration, recording, only_padded)
+    names = [one.layers.keys() for one in (expected, recording)]
+    is_renamed = names[0] != names[1] and len(names[0]) == len(names[1])
+    case = Case(found, configuration, recording, only_padded, is_renamed)
     cause, evidence = cause_of(case)
     return Difference(
         configuration=configuration,

@@ -9,8 +9,11 @@ process of its own, because TensorFlow splits the CPU once per process.
 import importlib
 import json
 import math
+import os
 import pickle
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -30,7 +33,7 @@ from ddl.distribution.communication import Communication
 from ddl.distribution.devices import configure_devices
 from ddl.distribution.strategies import build_strategy
 from ddl.distribution.workers import Workers
-from ddl.errors import DdlError
+from ddl.errors import DdlError, check_takes
 from ddl.precision import set_precision
 from ddl.run import train
 from ddl.run.placement import Placement
@@ -39,6 +42,7 @@ from ddl.training.trainer import Trainer
 from ddl.user_code import message_of, place_of
 
 _SEED = 1
+_ARGUMENTS = ("strategy", "accumulation_steps")  # of a factory
 _MOST_LINES = 8  # of an error or of its traceback
 
 _Build = Callable[[], Trainer]
@@ -98,7 +102,7 @@ def _run(
     build = _from_gin if "gin" in job else _from_factory
     made = build(job, configuration, strategy)
     with observed_by(recorder), recorder.watching(), small_data(recording.notes):
-        trainer = made()
+        trainer = _made(made, job, configuration)
         _check_trainer(trainer, configuration, strategy)
         recording.task = type(trainer.task).__name__
         sizes = [pipeline.global_batch_size for pipeline in trainer.pipelines.values()]
@@ -109,6 +113,21 @@ def _run(
             if isinstance(layer, keras.layers.BatchNormalization)
         ]
         _train(trainer, configuration, recorder, Path(job["folder"]) / "checkpoints")
+
+
+def _made(build: _Build, job: Mapping[str, Any], configuration: Configuration) -> Trainer:
+    """Returns the trainer; an error of a factory on one device is one of the call."""
+    try:
+        return build()
+    except DdlError:
+        raise
+    except (Exception, SystemExit) as error:
+        if configuration != ONE or "factory" not in job:
+            raise
+        place = place_of(error, user_packages())
+        where = f"\n{place.note}" if place else ""
+        reason = "\n".join(message_of(error).splitlines()[:_MOST_LINES])
+        raise _CallError(f"The factory {job['factory']!r} raised {reason}{where}") from error
 
 
 def _train(
@@ -141,6 +160,11 @@ def _from_factory(
             'module, such as "my_package.my_module:make_trainer"; move a function of a notebook '
             "to a file."
         ) from error
+
+    try:
+        check_takes(f"The factory {job['factory']!r}", factory, (), _ARGUMENTS)
+    except DdlError as error:
+        raise _CallError(str(error)) from error
 
     def build() -> Trainer:
         with strategy.scope():
@@ -179,7 +203,10 @@ def _check_trainer(
 ) -> None:
     """Raises _CallError unless a factory has made the trainer that it was asked for."""
     if not isinstance(trainer, Trainer):
-        raise _CallError(f"The factory must return a ddl.Trainer, got {trainer!r:.80}.")
+        raise _CallError(
+            f"The factory must return a ddl.Trainer, got {trainer!r:.80}. End it with "
+            "`return ddl.Trainer(…)`."
+        )
     if trainer.accumulation_steps != configuration.microbatches:
         raise _CallError(
             "The factory must pass its argument accumulation_steps on to ddl.Trainer: expected "
@@ -191,5 +218,21 @@ def _check_trainer(
         raise _CallError("The factory must return a ddl.Trainer that has made no update.")
 
 
+def _end_with_parent() -> None:
+    """Ends this process and its children once standard input is closed: the check has ended."""
+    parent = os.dup(0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)  # a task that reads its standard input finds it empty
+    os.close(nothing)
+
+    def wait() -> None:
+        while os.read(parent, 1024):
+            pass
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
 if __name__ == "__main__":
+    _end_with_parent()
     main(json.loads(Path(sys.argv[1]).read_text()))

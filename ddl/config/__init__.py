@@ -16,6 +16,7 @@ from ddl.config.current import (
     load,
     operative_config_text,
     places_mentioned,
+    read,
     set_macro,
     withhold_macro,
 )
@@ -31,6 +32,7 @@ __all__ = [
     "load",
     "operative_config_text",
     "places_mentioned",
+    "read",
     "set_macro",
     "withhold_macro",
 ]

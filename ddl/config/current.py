@@ -71,18 +71,7 @@ def load(
     global _loaded
     _loaded = _Loaded()
     gin.clear_config()
-    # All that needs no item is checked before Keras's slow import.
-    reader = Reader(search_path)
-    statements = [statement for file in files for statement in reader.file(file)]
-    statements += [statement for param in params for statement in reader.parameter(param)]
-    imports = [statement for statement in statements if isinstance(statement, Import)]
-    given = [statement for statement in statements if isinstance(statement, Binding)]
-    if sys.modules.get("keras") is None:  # else one error reports all faults
-        check_macros(given)
-    if allowed_unused is not None and not imports:
-        _raise(usage.unreferenced_macros(given, allowed_unused))
-    for statement in imports:
-        modules.check_exists(statement)
+    imports, given = read(files, params, search_path, allowed_unused)
     registry.register_all()
     # Modules first: another file may use their items above the import.
     for statement in imports:
@@ -98,6 +87,33 @@ def load(
         replaced=replaced,
     )
     gin.parse_config(config_text())
+
+
+def read(
+    files: Sequence[str],
+    params: Sequence[str] = (),
+    search_path: Sequence[str] = (),
+    allowed_unused: Sequence[str] | None = None,
+) -> tuple[list[Import], list[Binding]]:
+    """Reads a config and checks all that needs no item, before Keras's slow import.
+
+    The arguments and errors are those of `load`.
+
+    Returns:
+      The imports and the bindings.
+    """
+    reader = Reader(search_path)
+    statements = [statement for file in files for statement in reader.file(file)]
+    statements += [statement for param in params for statement in reader.parameter(param)]
+    imports = [statement for statement in statements if isinstance(statement, Import)]
+    given = [statement for statement in statements if isinstance(statement, Binding)]
+    if sys.modules.get("keras") is None:  # else one error reports all faults
+        check_macros(given)
+    if allowed_unused is not None and not imports:
+        _raise(usage.unreferenced_macros(given, allowed_unused))
+    for statement in imports:
+        modules.check_exists(statement)
+    return imports, given
 
 
 def _with_float_rate(binding: Binding) -> Binding:

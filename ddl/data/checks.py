@@ -27,6 +27,9 @@ _OF_DATA = re.compile(
     r"Feature '|Received a label value|\bindices\S* = \S+ is not in \["
 )
 
+# A node that an error of the data passes through, as do errors of other nodes.
+_IN_BATCH = "Iterator"
+
 _BEFORE_REASON = re.compile(
     r"^(\(\d+\) [A-Z_]+: *)?(\{\{function_node [^}]*\}\} *)?"
     r"(Error in user-defined function passed to .* with iterator: \S+: *)?"
@@ -127,14 +130,14 @@ def data_errors(*sources: _Read) -> Iterator[None]:
         # a Python function that raised a DataError, the message of that error is the reason.
         text = str(error.message)
         own = re.findall(r"ddl\.errors\.DataError: (.*)", text)
-        if not own and not _OF_DATA.search(text):
+        damaged = [source.damaged() for source in sources] if _IN_BATCH in text and not own else []
+        if not own and not any(damaged) and not _OF_DATA.search(text):
             raise
         reason = own[-1] if own else text.split("[[{{node")[0].strip().splitlines()[-1].strip()
         reason = _ASSERTED.sub(r"\1", _BEFORE_REASON.sub("", reason))
         # A Python function of the data, such as a generator, leaves its traceback in the text.
         place = None if own or "Traceback (most recent" not in text else place_of(error)
         note = f"\n{place.note}" if place else ""
-        damaged = [] if own else [source.damaged() for source in sources]
         note = "".join(f"\n{each}" for each in damaged if each) + note
         raise DataError(f"Reading or processing a batch failed: {reason}{note}") from None
     except tf.errors.FailedPreconditionError as error:

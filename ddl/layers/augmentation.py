@@ -15,9 +15,6 @@ from ddl.layers.broadcasting import with_rank
 
 FlipMode = Literal["horizontal", "vertical", "horizontal_and_vertical"]
 
-# Floats of the size of an integer, in bytes. TensorFlow has GPU kernels that move floats.
-_FLOAT_OF_SIZE = {2: tf.float16, 4: tf.float32, 8: tf.float64}
-
 register = keras.saving.register_keras_serializable("ddl")
 
 
@@ -73,12 +70,12 @@ class RandomFlip(_Augmentation):
     def augmented(self, images: tf.Tensor) -> tf.Tensor:
         """Flips images [batch, height, width, channels]."""
         across, down = self.uniform(images, 2)
-        values = _as_floats(images)
+        values = _as_bytes(images)
         if "horizontal" in self.mode:
             values = tf.where(with_rank(across < 0.5, 4), tf.reverse(values, [2]), values)
         if "vertical" in self.mode:
             values = tf.where(with_rank(down < 0.5, 4), tf.reverse(values, [1]), values)
-        return _from_floats(values, images.dtype)
+        return _from_bytes(values, images)
 
 
 @register
@@ -112,10 +109,10 @@ class RandomShift(_Augmentation):
 
     def augmented(self, images: tf.Tensor) -> tf.Tensor:
         """Shifts images [batch, height, width, channels]."""
-        batch, height, width, channels = keras.ops.shape(images)
+        batch, height, width, _ = keras.ops.shape(images)
         rows, columns = height + 2 * self.height, width + 2 * self.width
         margins = [[0, 0], [self.height] * 2, [self.width] * 2, [0, 0]]
-        values = tf.pad(_as_floats(images), margins)
+        values = tf.pad(_as_bytes(images), margins)
         if values.dtype.is_integer:  # of 8 bits, which TensorFlow cannot gather on GPUs
             values = tf.cast(values, tf.float32)
         # Places of pixels among those of all padded images, which are next to each other.
@@ -124,9 +121,10 @@ class RandomShift(_Augmentation):
         corner = tf.reduce_sum(shift * tf.stack([_int64(columns), _int64(1)]), axis=1)
         corner += tf.range(_int64(batch)) * _int64(rows * columns)
         within = tf.range(_int64(height))[:, tf.newaxis] * _int64(columns) + tf.range(_int64(width))
+        channels = keras.ops.shape(values)[3]
         pixels = tf.reshape(values, [-1, channels])
         moved = tf.gather(pixels, corner[:, tf.newaxis, tf.newaxis] + within)
-        return _from_floats(tf.reshape(moved, keras.ops.shape(images)), images.dtype)
+        return _from_bytes(tf.reshape(moved, [batch, height, width, channels]), images)
 
 
 def _int64(values: Any) -> tf.Tensor:
@@ -134,18 +132,32 @@ def _int64(values: Any) -> tf.Tensor:
     return tf.cast(values, tf.int64)
 
 
-def _as_floats(images: tf.Tensor) -> tf.Tensor:
-    """Returns the bits of integers as floats of the same size; other values unchanged."""
-    if images.dtype.is_integer and images.dtype.size in _FLOAT_OF_SIZE:
-        return tf.bitcast(images, _FLOAT_OF_SIZE[images.dtype.size])
-    return images
+def _as_bytes(images: tf.Tensor) -> tf.Tensor:
+    """Returns wide integers as bytes, uint8 [batch, height, width, channels · size].
+
+    TensorFlow moves bytes on GPUs, but not all wide integers. The bits of an integer as a float
+    would be moved, too, but may be a NaN, which tf.debugging.enable_check_numerics reports.
+
+    Args:
+      images: [batch, height, width, channels]; returned unchanged unless they are integers of
+        several bytes.
+    """
+    if not _is_wide(images.dtype):
+        return images
+    *sizes, channels = keras.ops.shape(images)
+    return tf.reshape(tf.bitcast(images, tf.uint8), [*sizes, channels * images.dtype.size])
 
 
-def _from_floats(values: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Returns values of `_as_floats` in the dtype of the images; others are cast."""
-    if dtype.is_integer and dtype.size in _FLOAT_OF_SIZE:
-        return tf.bitcast(values, dtype)
-    return tf.cast(values, dtype)
+def _from_bytes(values: tf.Tensor, images: tf.Tensor) -> tf.Tensor:
+    """Returns values of `_as_bytes` in shape and dtype of the images."""
+    if not _is_wide(images.dtype):
+        return tf.cast(values, images.dtype)
+    sizes = [*keras.ops.shape(images), images.dtype.size]
+    return tf.bitcast(tf.reshape(tf.cast(values, tf.uint8), sizes), images.dtype)
+
+
+def _is_wide(dtype: tf.DType) -> bool:
+    return dtype.is_integer and dtype.size > 1
 
 
 @register

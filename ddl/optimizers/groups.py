@@ -2,17 +2,20 @@
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
 
-from ddl.errors import ConfigError
+from ddl.errors import ConfigError, did_you_mean
 from ddl.optimizers.learning_rate import Rate
 from ddl.optimizers.schedules import Scaled
 
 ONLY = "optimizer"
 """Name of the optimizer of a Trainer that was given one without a name."""
+
+_MOST_PATHS = 40
+"""Most variables that an error lists."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,23 +181,15 @@ def assign(
       variables: All variables to distribute.
 
     Raises:
-      ConfigError: If a variable belongs to no group or to two, a pattern matches no variable, or a
-        group has none.
+      ConfigError: If a pattern matches no variable, a variable belongs to no group or to two, or a
+        group has no variables.
     """
+    groups_of = {id(variable): _matching(groups, variable.path) for variable in variables}
+    _check_patterns(groups, groups_of.values(), variables)
     found: dict[str, list[keras.Variable]] = {name: [] for name in groups}
     rest = next((name for name, group in groups.items() if group.variables is None), None)
-    unmatched = {
-        (name, pattern) for name, group in groups.items() for pattern in group.variables or ()
-    }
     for variable in variables:
-        matches = [
-            (name, pattern)
-            for name, group in groups.items()
-            for pattern in group.variables or ()
-            if re.search(pattern, variable.path)
-        ]
-        unmatched -= set(matches)
-        names = list(dict.fromkeys(name for name, _ in matches))
+        names = list(dict.fromkeys(name for name, _ in groups_of[id(variable)]))
         if len(names) > 1:
             raise ConfigError(
                 f"The variable {variable.path} belongs to the parameter groups "
@@ -207,19 +202,61 @@ def assign(
                 "take the remaining variables, or freeze its layer with trainable = False."
             )
         found[names[0] if names else str(rest)].append(variable)
-    paths = ", ".join(variable.path for variable in variables)
-    for name, pattern in sorted(unmatched):
-        raise ConfigError(
-            f"The pattern {pattern!r} of the parameter group {name!r} matches none of the trained "
-            f"variables {paths}. Correct the pattern, or remove it."
-        )
     for name, own in found.items():
         if not own:
             raise ConfigError(
-                f"The parameter group {name!r} has no variables: other groups name all of {paths}. "
-                "Remove the group."
+                f"The parameter group {name!r} has no variables: other groups name all of "
+                f"{_paths(variables)}. Remove the group."
             )
     return found
+
+
+def _matching(groups: Mapping[str, Group], path: str) -> list[tuple[str, str]]:
+    """Returns group and pattern of each pattern that matches the path of a variable."""
+    return [
+        (name, pattern)
+        for name, group in groups.items()
+        for pattern in group.variables or ()
+        if re.search(pattern, path)
+    ]
+
+
+def _check_patterns(
+    groups: Mapping[str, Group],
+    matches: Iterable[list[tuple[str, str]]],
+    variables: Sequence[keras.Variable],
+) -> None:
+    """Raises ConfigError if a pattern matches no variable, or a group has an empty list."""
+    matched = {match for of_variable in matches for match in of_variable}
+    unmatched = []
+    for name, group in groups.items():
+        if group.variables is not None and not group.variables:
+            raise ConfigError(
+                f"Group.variables of the parameter group {name!r} must have at least one pattern, "
+                "or be None for the variables that no other group names, got an empty list."
+            )
+        unmatched += [(name, p) for p in group.variables or () if (name, p) not in matched]
+    if not unmatched:
+        return
+    parts = {part for variable in variables for part in variable.path.split("/")}
+    given = []
+    for name, pattern in unmatched:
+        near = did_you_mean(re.sub(r"\W", "", pattern), parts)
+        given.append(
+            f"The pattern {pattern!r} of the parameter group {name!r} matches no trained "
+            f"variable.{near}"
+        )
+    raise ConfigError(
+        "\n".join(given) + f"\nThe trained variables are {_paths(variables)}. Correct the pattern, "
+        "or remove it."
+    )
+
+
+def _paths(variables: Sequence[keras.Variable]) -> str:
+    """Returns the paths of variables; of many, the first."""
+    paths = [variable.path for variable in variables]
+    more = f" and {len(paths) - _MOST_PATHS:,} more" if len(paths) > _MOST_PATHS else ""
+    return ", ".join(paths[:_MOST_PATHS]) + more
 
 
 def check_name(where: str, name: Any, example: str) -> None:

@@ -7,7 +7,7 @@ from ddl.checkpoints.checkpoints import Checkpoints
 from ddl.distribution.workers import Workers
 from ddl.errors import ModelDirectoryError, TrainingDiverged, TrainingInterrupted
 from ddl.optimizers.learning_rate import learning_rate_at
-from ddl.optimizers.named import by_name, frozen_until
+from ddl.optimizers.named import ONLY, by_name, frozen_until
 from ddl.optimizers.plateau import ReduceOnPlateau, plateaus_of
 from ddl.run.console import RunConsole
 from ddl.run.plan import RunPlan
@@ -142,14 +142,12 @@ class OuterLoop:
         value = self._workers.broadcast_float(figures[plateau.metric])
         best = plateau.state["best"].numpy()
         optimizer = by_name(self._trainer.optimizer)[name]
-        made = int(
-            optimizer.iterations.numpy()
-        )  # a step of one's own may update more or less often
+        made = int(optimizer.iterations.numpy())  # an own step may update more or less often
         if plateau.observe(made, value):
-            rate = learning_rate_at(optimizer, made)
+            rate, of = learning_rate_at(optimizer, made), "" if name == ONLY else f" of {name}"
             self._console.line(
                 f"Step {step:,}: {plateau.metric} {value:.6g} does not improve on {best:.6g}. "
-                f"The learning rate is reduced to {rate:.6g}."
+                f"The learning rate{of} is reduced to {rate:.6g}."
             )
 
     def _save(self, step: int, scheduled: bool = True) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from ddl.data import BatchPipeline
@@ -24,7 +25,7 @@ from ddl.microbatch import Draws, Microbatch
 from ddl.step import gradients as gradient_path
 from ddl.step.accumulation import over_microbatches
 from ddl.step.all_reduce import AllReduce
-from ddl.step.noise_scale import GradientNoiseScale, squared_norm_of
+from ddl.step.noise_scale import GradientNoiseScale, estimates, squared_norm_of
 from ddl.step.objective import Objective
 from ddl.step.overflow import all_finite, multiply_finite
 from ddl.step.state import TrainingState
@@ -43,13 +44,14 @@ class Reduced(NamedTuple):
       values: One per variable, equal on all replicas; divided by Σ weight and unscaled.
       sums: The loss's metric sums of the global batch, float64 [size of its `MetricSums`].
       finite: Whether all values are finite, bool []; None without loss scaling.
-      noise: The next averages of the gradient noise, float64 [2].
+      noise: Estimates of |G|² and tr Σ (`ddl.step.noise_scale`), float64 [2]; NaN for a batch that
+        is not full; None without an estimator.
     """
 
     values: list[Any]
     sums: tf.Tensor
     finite: tf.Tensor | None
-    noise: tf.Tensor
+    noise: tf.Tensor | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +103,7 @@ class GlobalGradient:
         sums = self.all_reduce.of_sums(sums)
         gradients = self.all_reduce(gradients, variables)
         gradients = self._with_each_row_once(gradients)
-        sums, noise = self._gradient_noise(sums, gradients, state)
+        sums, noise = self._gradient_noise(sums, gradients, batch, state)
         factor = self._factor(objective, batch, sums[0], state.loss_scale)
         gradients, finite = self._multiplied(gradients, factor)
         return Reduced(gradients, sums, finite, noise)
@@ -282,13 +284,12 @@ class GlobalGradient:
         return [v for v in watched if id(v.handle) not in known]
 
     def _gradient_noise(
-        self, sums: tf.Tensor, gradients: list[Any], state: TrainingState
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the metric sums alone, and the next averages of the gradient noise."""
+        self, sums: tf.Tensor, gradients: list[Any], batch: StepBatch, state: TrainingState
+    ) -> tuple[tf.Tensor, tf.Tensor | None]:
+        """Returns the metric sums alone, and the estimates of the gradient noise, if any."""
         if self.noise_scale is None:
-            return sums, state.gradient_noise
-        (pipeline,) = self.pipelines.values()
-        batch = pipeline.global_batch_size
+            return sums, None
+        size = self.pipelines[batch.source].global_batch_size
         parts = self.parts
         large = squared_norm_of([self._of_first_replica(gradient) for gradient in gradients])
         # A part's gradient is a sum over B/P examples divided by B, so 1/P of their mean. The mean
@@ -297,9 +298,8 @@ class GlobalGradient:
         if self.scales:
             unscale = 1 / tf.cast(state.loss_scale, tf.float64) ** 2
             small, large = small * unscale, large * unscale
-        noise = self.noise_scale.next(state.gradient_noise, small, large, parts, batch)
-        counts = tf.equal(sums[0], batch) & tf.reduce_all(tf.math.is_finite(noise))
-        return sums[:-1], tf.where(counts, noise, state.gradient_noise)
+        noise = estimates(small, large, parts, size)
+        return sums[:-1], tf.where(tf.equal(sums[0], size), noise, np.nan)
 
     def _factor(
         self, objective: Objective, batch: StepBatch, weight: tf.Tensor, scale: tf.Tensor

@@ -7,11 +7,12 @@ hardly any.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
 
 from ddl.errors import ConfigError
+from ddl.optimizers.named import figure
 from ddl.step.gradients import Gradient, merge_duplicates, squared_norm
 
 
@@ -31,9 +32,10 @@ class GradientNoiseScale:
     The estimate costs one norm per microbatch and no communication. The rows of a small batch are
     consecutive in the global batch, so the estimate depends on P alone, not on how P splits into
     replicas and microbatches. For another P the estimate differs by chance. The gradients are those
-    of the loss, before regularization and clipping. Batches with padding and skipped updates do not
-    count. The estimator assumes independent gradients, which is false where examples share
-    statistics (BatchNormalization).
+    of the loss, before regularization and clipping; in a step of one's own, those that
+    `update.gradients` returns. Batches with padding and skipped updates do not count. The estimator
+    assumes independent gradients, which is false where examples share statistics
+    (BatchNormalization).
 
     Attributes:
       decay: d above, at least 0 and below 1.
@@ -70,21 +72,29 @@ class GradientNoiseScale:
                 "gradient_noise_scale."
             )
 
-    def next(
-        self, averages: tf.Tensor, small: tf.Tensor, large: tf.Tensor, parts: int, batch: int
-    ) -> tf.Tensor:
-        """Returns the averages after an update: float64 [2].
+    def next(self, averages: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
+        """Returns the averages after a gradient: float64 [2].
 
         Args:
           averages: Averages of |G|² and tr Σ, float64 [2]; zeros at first. The zeros bias both
             averages by the same factor, which cancels in their ratio.
-          small: s above, float64 [].
-          large: g above, float64 [].
-          parts: P above.
-          batch: B above.
+          new: The estimates of the gradient, float64 [2]. If they or the averages after them are
+            not finite, the averages stay.
         """
-        new = tf.stack([parts * large - small, (small - large) * batch]) / (parts - 1)
-        return averages + (1 - self.decay) * (new - averages)
+        after = averages + (1 - self.decay) * (new - averages)
+        return tf.where(tf.reduce_all(tf.math.is_finite(after)), after, averages)
+
+
+def estimates(small: tf.Tensor, large: tf.Tensor, parts: int, batch: int) -> tf.Tensor:
+    """Returns the estimates of |G|² and tr Σ from one gradient: float64 [2].
+
+    Args:
+      small: s above, float64 [].
+      large: g above, float64 [].
+      parts: P above.
+      batch: B above.
+    """
+    return tf.stack([parts * large - small, (small - large) * batch]) / (parts - 1)
 
 
 def squared_norm_of(gradients: Sequence[Gradient]) -> tf.Tensor:
@@ -93,15 +103,23 @@ def squared_norm_of(gradients: Sequence[Gradient]) -> tf.Tensor:
     return tf.cast(squared_norm(merged), tf.float64)
 
 
-def figures(averages: tf.Tensor) -> dict[str, float]:
-    """Returns the noise scale, in examples, by its name; {} if an average is not positive.
+def by_optimizer(averages: tf.Tensor, optimizers: Iterable[str]) -> dict[str, tf.Tensor]:
+    """Returns the averages of each optimizer, float64 [2], by its name; see `figures`."""
+    return dict(zip(optimizers, tf.unstack(tf.reshape(averages, [-1, 2])), strict=True))
 
-    The unbiased estimates may be negative by chance.
+
+def figures(averages: tf.Tensor, optimizers: Iterable[str]) -> dict[str, float]:
+    """Returns the noise scales, in examples, by the names of their figures.
+
+    The unbiased estimates may be negative by chance; an optimizer with such an average is left out.
 
     Args:
-      averages: Averages of |G|² and tr Σ, float64 [2].
+      averages: Averages of |G|² and tr Σ of each optimizer, float64 [2 · optimizers].
+      optimizers: Names of the optimizers, in the order of the averages.
     """
-    squared_gradient, variance = averages.numpy().tolist()
-    if squared_gradient > 0 and variance > 0:
-        return {"gradient_noise_scale": variance / squared_gradient}
-    return {}
+    pairs = zip(optimizers, averages.numpy().reshape(-1, 2).tolist(), strict=True)
+    return {
+        figure("gradient_noise_scale", name): variance / squared_gradient
+        for name, (squared_gradient, variance) in pairs
+        if squared_gradient > 0 and variance > 0
+    }

@@ -16,7 +16,7 @@ from absl import logging
 
 from ddl import microbatch
 from ddl.errors import ConfigError
-from ddl.figures import RESERVED
+from ddl.figures import is_reserved
 from ddl.layers.broadcasting import broadcasts, with_rank
 from ddl.layers.normalization import has_synchronized_layers, take_over_moments
 from ddl.random import seed_by_replica
@@ -308,7 +308,7 @@ class Objective:
         for metric, values in output.metrics.items():
             if not metric:
                 raise ConfigError(f"{name}: a metric has the empty name. Name the metric.")
-            if metric in RESERVED:
+            if is_reserved(metric):
                 raise ConfigError(
                     f"{name}: the metric name {metric!r} is reserved for ddl. Rename the metric."
                 )

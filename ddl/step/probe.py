@@ -1,5 +1,8 @@
 """Traces of a task's loss on symbolic examples, before anything is trained."""
 
+import linecache
+import re
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal
@@ -8,12 +11,13 @@ import tensorflow as tf
 
 from ddl import microbatch
 from ddl.distribution.traits import traits_of
-from ddl.errors import ConfigError
+from ddl.errors import ConfigError, did_you_mean
 from ddl.random import batch_counter
 from ddl.step.moving_statistics import allow_replica_writes, restoring
 from ddl.tasks.parts import layers_of, variables_of
 from ddl.tasks.task import LossFunction, PerExample, Task
 from ddl.tasks.weight_names import names_resembling_weight, unread
+from ddl.user_code import place_of
 
 # One replica stands for all: each costs as much time to trace as the others. Two kinds of tasks
 # need another way: a collective waits for all replicas, and variables are made in cross-replica
@@ -86,8 +90,31 @@ class Probe:
                     "tf.while_loop."
                 ) from error
             except Exception as error:
+                if (message := self._missing(error)) is not None:
+                    raise ConfigError(message) from error
                 errors.append(error)
         raise next(error for error in errors if not isinstance(error, _NewVariableError))
+
+    def _missing(self, error: Exception) -> str | None:
+        """Returns the message if the loss reads a feature that does not exist; None otherwise."""
+        names = sorted({*self._element_spec} - {"weight"})
+        if isinstance(error, KeyError) and error.args:
+            name, asked = error.args[0], "features[{!r}]"
+        elif isinstance(error, AttributeError):
+            name, asked = error.name, "features.{}"
+        else:
+            return None
+        asked_of, place = _asked_object(error), place_of(error)
+        if place is None or not isinstance(asked_of, dict) or {*asked_of} != {*names}:
+            return None
+        where = f"{type(self._task).__name__}.{getattr(self._loss, '__name__', 'loss')}"
+        near = did_you_mean(str(name), names)
+        if name in names:
+            near = f' It is a dict: write features["{name}"].'
+        return (
+            f"{where} reads {asked.format(name)}, but the features of the data are "
+            f"{', '.join(names)}.{near}\n{place.note}"
+        )
 
     def _build(self, training: bool, rows: int) -> None:
         """Builds new layers by running the task on zeros, if it can run eagerly.
@@ -148,6 +175,15 @@ class Probe:
         with self._strategy.scope(), microbatch.without_traces_of_the_user():
             self.graph = probe.get_concrete_function(batch).graph
         return outputs[-1]
+
+
+def _asked_object(error: Exception) -> Any:
+    """Returns the local variable whose key or attribute the last line of the traceback reads."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    line = linecache.getline(last.filename, last.lineno or 0).encode()
+    read = re.match(r"(\w+)\s*[.\[]", line[last.colno or 0 :].decode(errors="replace"))
+    return frame.f_locals.get(read[1]) if read else None
 
 
 class _NewVariableError(Exception):

@@ -26,7 +26,8 @@ class TrainingState(NamedTuple):
       rewinds: int64 [], number of rewinds to a checkpoint after training diverged.
       batches_left_out: int64 [], batches left out by rewinds, and with parameter servers also those
         lost with a worker.
-      gradient_noise: float64 [2], averages of |G|² and tr Σ (`ddl.step.noise_scale`), or zeros.
+      gradient_noise: float64 [2 · optimizers], averages of |G|² and tr Σ of each optimizer
+        (`ddl.step.noise_scale`), or zeros; parameter groups count as one optimizer.
     """
 
     step: tf.Tensor
@@ -52,9 +53,8 @@ class TrainingState(NamedTuple):
         """
         zero = tf.zeros([], tf.int64)
         scale = tf.constant(loss_scale, tf.float32)
-        pair = tf.zeros([2], tf.float64)
-        norms = tf.zeros([2 * optimizers], tf.float64)
-        return cls(zero, zero, zero, scale, zero, sums, norms, zero, zero, zero, pair)
+        pairs = tf.zeros([2 * optimizers], tf.float64)
+        return cls(zero, zero, zero, scale, zero, sums, pairs, zero, zero, zero, pairs)
 
     def skipping_to(self, position: int, rewinds: int) -> "TrainingState":
         """Returns the state that resumes at batch number `position`, after `rewinds` rewinds.

@@ -23,6 +23,7 @@ from ddl.precision import LossScale
 from ddl.step.global_gradient import GlobalGradient, Reduced
 from ddl.step.metric_sums import SumsOfLosses
 from ddl.step.moving_statistics import Statistics
+from ddl.step.noise_scale import by_optimizer
 from ddl.step.observing import observe
 from ddl.step.onednn import in_own_graph
 from ddl.step.order_of_sums import fixed_order_of_sums
@@ -73,9 +74,12 @@ class UpdateStep:
     loss_scale: LossScale | None
 
     def __post_init__(self) -> None:
-        if self.gradient.noise_scale is not None:
-            (pipeline,) = self.pipelines.values()
-            weights = "weight" in pipeline.source.element_spec or self.task_weighs
+        if self.gradient.noise_scale is None:
+            return
+        for optimizer in self.plan.groups:
+            loss = self.plan.only_loss_of(optimizer)
+            spec = self.pipelines[self.plan.sources[loss]].source.element_spec
+            weights = "weight" in spec or self.plan.losses[loss].task_weighs
             self.gradient.noise_scale.check(self.gradient.parts, weights_are_given=weights)
 
     @property
@@ -132,6 +136,8 @@ class UpdateStep:
         observe("update")
         work = _Work(self, state)
         update = Update(work, state, batches)
+        if self.gradient.noise_scale is not None:
+            update.books.noise = by_optimizer(state.gradient_noise, self.plan.groups)
         update.run(self.plan.run)
         if update.batches.taken != self.plan.batches:
             raise ConfigError(
@@ -177,7 +183,8 @@ class UpdateStep:
             counted = tf.stack(self._counted_norms(books, finite))
             changes["gradient_norms"] = state.gradient_norms + counted
         if self.gradient.noise_scale is not None:
-            changes["gradient_noise"] = books.noise
+            noise = tf.concat([books.noise[name] for name in self.plan.groups], axis=0)
+            changes["gradient_noise"] = tf.where(finite, noise, state.gradient_noise)
         sums = state.sums + sums  # once not finite, they stay so
         # Counted here and checked after the loop. If the loop ended at once, each update would
         # have to wait for the one before.
@@ -286,6 +293,11 @@ class _Work:
         observe("applied", optimizer=optimizer, gradients=gradients)
         return norm
 
+    def add_noise(self, books: Books, optimizer: str, new: tf.Tensor | None) -> None:
+        noise_scale = self._update.gradient.noise_scale
+        if noise_scale is not None and new is not None:
+            books.noise[optimizer] = noise_scale.next(books.noise[optimizer], new)
+
     def change(
         self, number: int, change: Callable[[], tf.Tensor], finite: tf.Tensor | None
     ) -> tf.Tensor:
@@ -324,8 +336,7 @@ class _Work:
             name: tuple(tf.cast(x, tf.float64) for x in books.norms.get(name, nothing))
             for name in self._plan.groups
         }
-        carried: dict[str, Any] = {"sums": sums | books.sums, "norms": norms}
-        carried["noise"] = self._state.gradient_noise if books.noise is None else books.noise
+        carried = {"sums": sums | books.sums, "norms": norms, "noise": books.noise}
         if update.loss_scale is not None:
             carried["finite"] = tf.constant(True) if books.finite is None else books.finite
         return carried

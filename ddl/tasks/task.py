@@ -134,6 +134,6 @@ def check_task(task: Any) -> None:
             f"{name}.exported_models must be a dict from name to Keras model, got {exported!r:.80}."
         )
     if hasattr(task, "per_example"):
-        check_takes(f"{name}.per_example", task.per_example, ("features", "training"))
+        check_takes(f"{name}.per_example", task.per_example, ("features",), ("training",))
     elif hasattr(task, "evaluate"):
         check_takes(f"{name}.evaluate", task.evaluate, ("features",))

@@ -297,11 +297,6 @@ def _update(
         weights = [v.value for v in plan.trained] + statistics.floating
         averages = WeightAverages(options.weight_average, weights, strategy)
     communication = options.communication or Communication()
-    if has_step(task) and options.gradient_noise_scale is not None:
-        raise ConfigError(
-            f"The gradient noise scale is that of one loss, and {type(task).__name__} has a step "
-            "of its own. Remove gradient_noise_scale."
-        )
     if options.gradient_noise_scale is not None and any(map(plan.frozen_until, optimizers)):
         raise ConfigError(
             "The gradient noise scale is that of all variables, but a parameter group is frozen "

@@ -29,7 +29,7 @@ class MetricReader:
         for name, (total, count) in zip(self._update.plan.groups, norms, strict=True):
             if self._update.clips[name].norm is not None and count:
                 means[figure("gradient_norm", name)] = float(total / count)
-        return means | noise_scale.figures(state.gradient_noise)
+        return means | noise_scale.figures(state.gradient_noise, self._update.plan.groups)
 
     def restart(self, step: int) -> None:
         """Counts the updates since the last read from `step` on."""

@@ -69,6 +69,7 @@ def step_plan(
         groups=groups,
         variables=variables,
         applies=dict.fromkeys(variables, 1),
+        applied=dict.fromkeys(groups, (BUILT_IN,)),
     )
 
 

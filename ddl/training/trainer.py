@@ -330,7 +330,7 @@ class Trainer:
 
         With `clip_norm`, the result also holds "gradient_norm", the mean global norm before
         clipping. With `gradient_noise_scale`, it also holds "gradient_noise_scale", in examples, a
-        moving average over all updates so far.
+        moving average over all updates so far. Both have a "/NAME" for each of several optimizers.
 
         Raises:
           DataError: If the feature "weight" was 0 for all examples so far.

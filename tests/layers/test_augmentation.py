@@ -130,7 +130,7 @@ BY_MOVING = {name: LAYERS[name] for name in ("flip", "shift")}
 @pytest.mark.parametrize(("layer_class", "arguments"), BY_MOVING.values(), ids=BY_MOVING.keys())
 @pytest.mark.parametrize("dtype", ["int16", "uint16", "int32", "uint32", "int64", "uint64"])
 def test_integers_are_moved_exactly(layer_class, arguments, dtype):
-    """As bits of floats, some of which are not numbers."""
+    """As their bytes."""
     images = np.random.default_rng(0).integers(
         np.iinfo(dtype).min, np.iinfo(dtype).max, (64, 6, 5, 3), dtype, endpoint=True
     )
@@ -142,6 +142,20 @@ def test_integers_are_moved_exactly(layer_class, arguments, dtype):
     pixels = np.pad(images.reshape(64, -1, 3), [(0, 0), (1, 0), (0, 0)])  # 0 is no pixel
     expected = [of_image[places] for of_image, places in zip(pixels, from_pixel, strict=True)]
     np.testing.assert_array_equal(moved, expected)
+
+
+@pytest.mark.parametrize(("layer_class", "arguments"), BY_MOVING.values(), ids=BY_MOVING.keys())
+@pytest.mark.parametrize("dtype", ["uint16", "int32", "int64"])
+def test_integers_give_no_alarm_of_a_check_for_nan(layer_class, arguments, dtype):
+    """Their bits would be NaN in a float."""
+    nan = {"uint16": 0x7E00, "int32": 0x7FC00000, "int64": 0x7FF8000000000000}[dtype]
+    images = np.full([8, 6, 5, 3], nan, dtype)
+    tf.debugging.enable_check_numerics()
+    try:
+        moved = augmented(layer_class(**arguments), images)
+    finally:
+        tf.debugging.disable_check_numerics()
+    assert set(np.unique(moved)) <= {0, nan}
 
 
 def test_a_shift_carries_no_infinity_over():

@@ -42,7 +42,15 @@ def test_patterns_and_the_rest():
     [
         ({"a": ["^backbone/"]}, "head/kernel belongs to none of the parameter groups a"),
         ({"a": ["kernel"], "b": ["^head/"], "c": None}, "head/kernel belongs to .* a and b"),
-        ({"a": ["^back/"], "b": None}, r"'\^back/' of the parameter group 'a' matches none"),
+        ({"a": ["^back/"], "b": None}, r"'\^back/' of the parameter group 'a' matches no trained"),
+        # The pattern is wrong, so the variable in no group is no news.
+        (
+            {"a": ["^backbon/"], "b": ["^head/"]},
+            r"(?s)'\^backbon/' of .*'a' matches .*Did you mean backbone\?\n.* are backbone/a/ker",
+        ),
+        ({"a": ["^heads/"], "b": ["."], "c": ["^head"]}, r"'\^heads/' of the parameter group 'a'"),
+        ({"a": ["x1"], "b": ["x2"]}, r"(?s)'x1' of .* 'a' .*\n.*'x2' of .* 'b' .*\nThe trained"),
+        ({"a": [], "b": None}, "group 'a' must have at least one pattern, or be None.*empty list"),
         ({"a": ["."], "b": None}, "group 'b' has no variables"),
         ({"a": None, "b": None}, "a, b both take the variables that no other"),
         ({"a": ["("]}, r"must contain regular expressions, got '\('"),

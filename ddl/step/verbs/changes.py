@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from ddl.errors import ConfigError
@@ -13,7 +14,7 @@ def weights_of_both(target: Any, of: Any) -> tuple[list[tf.Variable], list[tf.Va
     """Returns the weights of the two arguments of `average`.
 
     Raises:
-      ConfigError: If one has no weights, or their shapes differ.
+      ConfigError: If one has no weights, their shapes differ, or they share a weight.
     """
     targets, sources = _weights("target", target), _weights("of", of)
     shapes = [[tuple(v.shape) for v in variables] for variables in (targets, sources)]
@@ -21,6 +22,11 @@ def weights_of_both(target: Any, of: Any) -> tuple[list[tf.Variable], list[tf.Va
         raise ConfigError(
             f"update.average: target and `of` must have weights of the same shapes, got "
             f"{shapes[0]} and {shapes[1]}. Build both from the same layers."
+        )
+    if {id(v) for v in targets} & {id(v) for v in sources}:
+        raise ConfigError(
+            "update.average: target and `of` must not share weights, or the target would follow "
+            "itself. Make the target with keras.models.clone_model."
         )
     return targets, sources
 
@@ -34,6 +40,19 @@ def _weights(what: str, part: Any) -> list[tf.Variable]:
             f"variables, got {part!r:.80}."
         )
     return [v.value if isinstance(v, keras.Variable) else v for v in variables]
+
+
+def check_decay(decay: Any) -> None:
+    """Raises ConfigError if the decay of `average` is no number from 0 to 1, nor a float scalar."""
+    if tf.is_tensor(decay) or isinstance(decay, tf.Variable):
+        if decay.dtype.is_floating and decay.shape.rank == 0:
+            return
+    elif isinstance(decay, int | float | np.number) and 0 <= decay < 1:
+        return
+    raise ConfigError(
+        "update.average: decay must be at least 0 and below 1, a number or a float scalar tensor, "
+        f"got {decay!r:.80}."
+    )
 
 
 def move_towards(

@@ -71,6 +71,12 @@ def sum_of_changed(
         unscaled = [gradient / tf.cast(scale, gradient.dtype) for gradient in gradients]
         with current.refusing_draws() if current is not None else nullcontext():
             changed = each(unscaled)
+        if not isinstance(changed, list | tuple) or not all(map(tf.is_tensor, changed)):
+            raise ConfigError(
+                "update.gradients: `each` must return a list with a tensor for each variable, got "
+                f"{changed!r:.80}."
+            )
+        changed = list(changed)
         if [g.shape for g in changed] != [g.shape for g in unscaled]:
             raise ConfigError(
                 "update.gradients: `each` must return a tensor of the same shape for each "

@@ -1,21 +1,34 @@
 """The gradient of the global batch, as a value that a step can compute with."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import keras
 import tensorflow as tf
 
-from ddl.errors import ConfigError
+from ddl.errors import ConfigError, check_takes
 from ddl.microbatch import Draws
 from ddl.step import gradients as gradient_path
 from ddl.step.gradients import Gradient
 from ddl.step.verbs.draws import same_on_replicas
+from ddl.step.verbs.misuse import NO_LIST, Guarded, mapped, scalar
 
 Scalar: TypeAlias = tf.Tensor | float
 
 
-class Gradients:
+class Origin(NamedTuple):
+    """The call of `update.gradients` that computed a gradient.
+
+    Attributes:
+      loss: Name of the loss; "" for a gradient that the step has combined.
+      noise: Estimates of its noise (`ddl.step.global_gradient.Reduced`), float64 [2], or None.
+    """
+
+    loss: str = ""
+    noise: tf.Tensor | None = None
+
+
+class Gradients(Guarded):
     """The gradient of the global batch with respect to some variables, equal on all replicas.
 
     It is reduced over replicas and microbatches, divided once by the sum of the weights, and
@@ -35,7 +48,11 @@ class Gradients:
         gradients with different draws.
       checked: Whether the update has checked these values for overflow. Results of arithmetic are
         checked when they are applied, since a division may overflow.
+      origin: The call that computed them; also that of their multiples.
     """
+
+    _called = "gradients"
+    _offered = ("norm", "dot", "of", "and_of", "map", "variables", "values")
 
     def __init__(
         self,
@@ -44,6 +61,7 @@ class Gradients:
         values: Sequence[Any],
         draws: Draws | None = None,
         checked: bool = False,
+        origin: Origin = Origin(),  # noqa: B008
     ):
         """Keeps the arguments.
 
@@ -53,12 +71,14 @@ class Gradients:
           values: One reduced value per variable.
           draws: As above.
           checked: As above.
+          origin: As above.
         """
         self._strategy = strategy
         self.variables = tuple(variables)
         self.values = list(values)
         self.draws = draws
         self.checked = checked
+        self.origin = origin
         self.graph = tf.compat.v1.get_default_graph()
         """Graph in which the values can be used."""
 
@@ -68,26 +88,44 @@ class Gradients:
     def __radd__(self, other: Any) -> "Gradients":
         if isinstance(other, int) and other == 0:  # the start of Python's sum()
             return self
-        return NotImplemented
+        return self + other
 
     def __sub__(self, other: "Gradients") -> "Gradients":
         return self._with(other, lambda a, b: _dense(a) - _dense(b), "subtracted")
 
+    def __rsub__(self, other: Any) -> "Gradients":
+        raise ConfigError(f"Gradients cannot be subtracted from {other!r:.80}.")
+
     def __mul__(self, factor: Scalar) -> "Gradients":
-        if isinstance(factor, Gradients):
-            raise ConfigError(
-                "Gradients cannot be multiplied by gradients. Use dot() for the inner product."
-            )
-        number = _scalar(factor)
+        check_not_gradients(factor)
+        number = scalar(factor)
         values = self._strategy.run(
             lambda own, by: gradient_path.multiply(own, by), args=(self.values, number)
         )
-        return Gradients(self._strategy, self.variables, values, self.draws)
+        return Gradients(self._strategy, self.variables, values, self.draws, origin=self.origin)
 
     __rmul__ = __mul__
 
     def __truediv__(self, divisor: Scalar) -> "Gradients":
-        return self * (1 / _scalar(divisor))
+        check_not_gradients(divisor)
+        if isinstance(divisor, int | float) and divisor == 0:
+            raise ConfigError("Gradients cannot be divided by 0.")
+        return self * (1 / scalar(divisor))
+
+    def __rtruediv__(self, other: Any) -> "Gradients":
+        raise ConfigError(f"Gradients cannot divide, got {other!r:.80} / gradients.")
+
+    def __iter__(self) -> Any:
+        raise ConfigError(NO_LIST)
+
+    def __getitem__(self, place: Any) -> Any:
+        raise ConfigError(NO_LIST)
+
+    def __tf_tensor__(self, dtype: Any = None, name: Any = None) -> tf.Tensor:
+        raise ConfigError(
+            "Gradients are no tensor, so functions of TensorFlow do not take them. Use norm(), "
+            "dot(other), or map(function), which calls a function of TensorFlow for each gradient."
+        )
 
     def __neg__(self) -> "Gradients":
         return self * -1.0
@@ -142,6 +180,7 @@ class Gradients:
         Raises:
           ConfigError: If the two share a variable.
         """
+        check_gradients("Gradients.and_of", other)
         shared = {id(v) for v in self.variables} & {id(v) for v in other.variables}
         if shared:
             names = ", ".join(v.path for v in self.variables if id(v) in shared)
@@ -162,10 +201,17 @@ class Gradients:
           function: Takes a gradient and its variable, and returns a tensor of the same shape and
             dtype. It is called in replica context and must compute the same on all replicas, as
             draws of `ddl.random` with shared=True do.
+
+        Raises:
+          ConfigError: If it takes other arguments, or returns another shape or dtype.
         """
+        check_takes("The function of Gradients.map", function, ("gradient", "variable"))
 
         def run(own: list[Gradient]) -> list[tf.Tensor]:
-            return [function(_dense(g), v) for g, v in zip(own, self.variables, strict=True)]
+            return [
+                mapped(function(_dense(gradient), variable), variable)
+                for gradient, variable in zip(own, self.variables, strict=True)
+            ]
 
         values = same_on_replicas(self._strategy, run, (self.values,))
         return Gradients(self._strategy, self.variables, values, self.draws)
@@ -173,8 +219,6 @@ class Gradients:
     def _with(
         self, other: Any, function: Callable[[Any, Any], tf.Tensor], what: str
     ) -> "Gradients":
-        if not isinstance(other, Gradients):
-            return NotImplemented
         self._check_same(other, what)
 
         def run(own: list[Gradient], others: list[Gradient]) -> list[tf.Tensor]:
@@ -186,6 +230,8 @@ class Gradients:
 
     def _check_same(self, other: "Gradients", what: str) -> None:
         check_usable(self)
+        if not isinstance(other, Gradients):
+            raise ConfigError(f"Only gradients can be {what} here, got {other!r:.80}.")
         check_usable(other)
         if list(map(id, self.variables)) != list(map(id, other.variables)):
             raise ConfigError(
@@ -197,6 +243,22 @@ class Gradients:
     def _of_first_replica(self, function: Callable[..., tf.Tensor], *values: Any) -> tf.Tensor:
         of_each = self._strategy.run(function, args=values)
         return self._strategy.experimental_local_results(of_each)[0]
+
+
+def check_gradients(where: str, given: Any) -> None:
+    """Raises ConfigError if what a verb is given are no gradients, or if they cannot be used."""
+    if not isinstance(given, Gradients):
+        raise ConfigError(f"{where} takes the result of update.gradients, got {given!r:.80}.")
+    check_usable(given)
+
+
+def check_not_gradients(factor: Any) -> None:
+    """Raises ConfigError if a factor or divisor are gradients."""
+    if isinstance(factor, Gradients):
+        raise ConfigError(
+            "Gradients cannot be multiplied or divided by gradients. Use dot() for the inner "
+            "product, or norm()."
+        )
 
 
 def check_usable(gradients: Gradients) -> None:
@@ -246,18 +308,6 @@ def trainable_variables(part: Any) -> list[keras.Variable]:
             f"A Keras model, a layer or a list of Keras variables is expected, got {part!r:.80}."
         )
     return list({id(item): item for item in items}.values())  # a shared layer counts once
-
-
-def _scalar(number: Any) -> tf.Tensor | float:
-    if isinstance(number, int | float):
-        return tf.constant(number, tf.float64)
-    tensor = tf.convert_to_tensor(number)
-    if tensor.shape.rank != 0:
-        raise ConfigError(
-            f"Gradients can be multiplied by a number or a scalar tensor, got the shape "
-            f"{tuple(tensor.shape)}. Use `map` to change each gradient by itself."
-        )
-    return tensor
 
 
 def _dense(gradient: Gradient) -> tf.Tensor:

@@ -1,11 +1,12 @@
 """Checks of the place in a step where a verb is called."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import tensorflow as tf
 
 from ddl.errors import ConfigError
+from ddl.step.verbs.misuse import MustEnter
 
 
 class Place:
@@ -17,6 +18,7 @@ class Place:
         # Replica context of the step: None under a strategy, else TensorFlow's default context.
         self._context = tf.distribute.get_replica_context()
         self._moved: set[int] = set()
+        self._waiting: list[MustEnter] = []
 
     @property
     def has_moved(self) -> bool:
@@ -39,6 +41,18 @@ class Place:
         self._moved |= own
         yield
         self._moved -= own
+
+    def must_enter(self, moved: AbstractContextManager[None]) -> MustEnter:
+        """Returns the context manager of `moved`, whose `with` block must be entered."""
+        return MustEnter(moved, self._waiting)
+
+    def check_entered(self) -> None:
+        """Raises ConfigError if a call of `moved` was not used in a `with` statement."""
+        if self._waiting:
+            raise ConfigError(
+                "update.moved moves nothing unless it is used in a `with` statement: "
+                "with update.moved(model, gradients):"
+            )
 
     def check(self, verb: str) -> None:
         """Raises ConfigError if the present place is another one."""

@@ -7,10 +7,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ddl.errors import ConfigError, did_you_mean
+from ddl.errors import ConfigError, check_takes, did_you_mean
 from ddl.optimizers.groups import Group
 from ddl.optimizers.named import ONLY
 from ddl.step.objective import Objective
+from ddl.step.verbs.gradients import Gradients
+from ddl.step.verbs.misuse import explained
 from ddl.tasks.task import LossFunction, Task, has_step
 
 BUILT_IN = "per_example"
@@ -29,6 +31,8 @@ class StepPlan:
       variables: The variables that each optimizer updates, by the name of the optimizer.
       applies: Number of updates that each optimizer makes in a step, once it is not frozen; None if
         it depends on a tensor.
+      applied: Names of the losses whose gradients each optimizer of the step applies, by its name;
+        "" stands for gradients that the step has combined.
       means: The objective of each function that the step averages or sums, by its name.
       sources: Name of the source of each loss and function, by its name.
       batches: Number of batches that an update reads of each source, by its name.
@@ -45,6 +49,7 @@ class StepPlan:
     groups: Mapping[str, Mapping[str, Group]]
     variables: Mapping[str, list[keras.Variable]]
     applies: Mapping[str, int | None]
+    applied: Mapping[str, Sequence[str]]
     means: Mapping[str, Objective] = dataclasses.field(default_factory=dict)
     sources: Mapping[str, str] = dataclasses.field(default_factory=lambda: {BUILT_IN: ""})
     batches: Mapping[str, int] = dataclasses.field(default_factory=lambda: {"": 1})
@@ -113,6 +118,29 @@ class StepPlan:
         groups = (own for own in self.groups.values() if optimizer in own)
         return next(groups)[optimizer].frozen_until
 
+    def only_loss_of(self, optimizer: str) -> str:
+        """Returns the name of the loss whose gradients an optimizer of the step applies.
+
+        Raises:
+          ConfigError: If it applies those of several losses, or gradients that the step combines.
+        """
+        losses = self.applied[optimizer]
+        if len(losses) == 1 and losses[0]:
+            return losses[0]
+        using = "" if optimizer == ONLY else f" with the optimizer {optimizer!r}"
+        given = (
+            "gradients that it has combined: a sum, a difference, a part, or a result of `and_of` "
+            "or `map`"
+            if "" in losses
+            else f"the gradients of the losses {', '.join(losses)}"
+        )
+        raise ConfigError(
+            f"The gradient noise scale of an optimizer is that of one loss, but "
+            f"{type(self.task).__name__}.step applies{using} {given}. Remove "
+            "Trainer.gradient_noise_scale; or return the sum of the losses from one method, and "
+            "apply what update.gradients returns for it, or a multiple."
+        )
+
     def to_restore(self, optimizers: Mapping[str, keras.optimizers.Optimizer]) -> list[tf.Variable]:
         """Returns the variables that a skipped update restores, besides statistics."""
         if not self.keeps_values:
@@ -147,12 +175,13 @@ def name_of_loss(task: Any, loss: Any, name: str | None) -> str:
             f"ddl.PerExample, such as self.per_example, got {loss!r:.80}. Pass the function "
             "without calling it."
         )
-    name = name or getattr(loss, "__name__", None)
-    if not name or not name.isidentifier():
+    name = getattr(loss, "__name__", None) if name is None else name
+    if not isinstance(name, str) or not name.isidentifier():
         raise ConfigError(
             f"{where}: a loss needs a name for its figures, of letters, digits and underscores, "
             f'got {name!r} for {loss!r:.80}. Pass name="…", or make it a method of the task.'
         )
+    check_takes(f"{type(task).__name__}.{name}", loss, ("features",), ("training",))
     return name
 
 
@@ -165,6 +194,11 @@ def name_of_optimizer(task: Any, names: Sequence[str], name: str | None) -> str:
     where = f"{type(task).__name__}.step"
     if name in names:
         return str(name)
+    if name is not None and not isinstance(name, str):
+        raise ConfigError(
+            f"{where}: optimizer must be the name of an optimizer, a text, got {name!r:.80}. The "
+            "optimizers themselves belong to the Trainer: pass it a dict from name to optimizer."
+        )
     if name is not None:
         known = "only one, without a name" if list(names) == [ONLY] else ", ".join(names)
         raise ConfigError(
@@ -200,7 +234,8 @@ def run_own_step(task: Any, update: Any, batch: Any) -> None:
     """Runs a task's step.
 
     Raises:
-      ConfigError: If it branches on a tensor in Python, or makes variables.
+      ConfigError: If it misuses a verb, branches on a tensor in Python, or makes variables; names
+        the line.
     """
 
     def refuse(create: Callable[..., Any], **arguments: Any) -> Any:
@@ -209,12 +244,6 @@ def run_own_step(task: Any, update: Any, batch: Any) -> None:
             "times. Make them in the task's constructor, under `with strategy.scope():`."
         )
 
-    try:
-        with tf.variable_creator_scope(refuse):
-            task.step(update, batch)
-    except tf.errors.OperatorNotAllowedInGraphError as error:
-        raise ConfigError(
-            f"{type(task).__name__}.step uses a tensor where Python needs a value, such as in `if` "
-            "or `for`: the step is traced once, before any value is known. Use "
-            "update.when(condition, function) or update.repeat(times, function)."
-        ) from error
+    classes = {"update": type(update), "gradients": Gradients}
+    with explained(task, classes), tf.variable_creator_scope(refuse):
+        task.step(update, batch)

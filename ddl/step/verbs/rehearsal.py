@@ -142,7 +142,7 @@ class _Rehearsal:
         each: OfExample | None,
     ) -> Reduced:
         nothing = tf.zeros([], tf.float64)
-        return Reduced([tf.zeros(v.shape, v.dtype) for v in variables], nothing, None, nothing)
+        return Reduced([tf.zeros(v.shape, v.dtype) for v in variables], nothing, None, None)
 
     def sums(
         self, name: str, values: Values, batch: StepBatch, draws: Draws
@@ -165,8 +165,11 @@ class _Rehearsal:
     ) -> tf.Tensor:
         return change()
 
+    def add_noise(self, books: Books, optimizer: str, new: tf.Tensor | None) -> None:
+        pass
+
     def carried(self, books: Books) -> dict[str, Any]:
-        return {"noise": tf.zeros([], tf.float64)}
+        return {"finite": tf.constant(True)}
 
 
 def _plan(
@@ -228,6 +231,7 @@ def _plan(
         batches=rehearsal.batches,
         variables=variables_by_optimizer,
         applies=numbers,
+        applied={used: sorted({c.loss for c in applies if c.name == used}) for used in groups},
         changes=len(changes),
         keeps_values=after_change or any(calls[place].sometimes for place in changes),
         averaged=averaged,
@@ -251,8 +255,8 @@ def _number_of(
     """Returns how often a step updates any of the variables; None if it depends on a tensor."""
     ids = set(map(id, variables))
     of_optimizer = [call for call in applies if call.name == optimizer]
-    own = [call for call in of_optimizer if any(id(v) in ids for v in call.variables)]
-    return None if any(call.sometimes for call in own) else len(own)
+    own = [call.times for call in of_optimizer if any(id(v) in ids for v in call.variables)]
+    return None if None in own else sum(times for times in own if times is not None)
 
 
 def _check_all_at_once(

@@ -53,9 +53,15 @@ class Turns:
         Raises:
           ConfigError: If it is not an integer, or the repeat is within two others.
         """
-        given = tf.convert_to_tensor(times)
-        if not given.dtype.is_integer:
-            raise ConfigError(f"update.repeat: times must be an integer, got {times!r:.80}.")
+        try:
+            given = tf.convert_to_tensor(times)
+        except (TypeError, ValueError):
+            given = None
+        if given is None or not given.dtype.is_integer or given.shape.rank != 0:
+            raise ConfigError(
+                f"update.repeat: times must be an integer, got {times!r:.80}. An integer scalar "
+                "tensor is one, too."
+            )
         if (known := tf.get_static_value(given)) is not None and known < 0:
             raise ConfigError(f"update.repeat: times must be at least 0, got {known}.")
         if self.repeats > 1:

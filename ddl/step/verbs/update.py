@@ -1,29 +1,34 @@
 """The verbs of a step."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import tensorflow as tf
 
 from ddl.data.pipeline import Batch
-from ddl.errors import ConfigError
+from ddl.errors import check_takes
 from ddl.microbatch import Draws
 from ddl.step.overflow import KeptValues
 from ddl.step.state import TrainingState
 from ddl.step.verbs.batches import StepBatch, StepBatches, check_batch
-from ddl.step.verbs.changes import add, move_towards, weights_of_both
+from ddl.step.verbs.changes import add, check_decay, move_towards, weights_of_both
+from ddl.step.verbs.control_flow import ControlFlow
 from ddl.step.verbs.draws import StepDraws
 from ddl.step.verbs.each_example import OfExample
-from ddl.step.verbs.gradients import Gradients, check_usable, draws_of, trainable_variables
-from ddl.step.verbs.place import Place
-from ddl.step.verbs.turns import Turns
+from ddl.step.verbs.gradients import (
+    Gradients,
+    Origin,
+    check_gradients,
+    draws_of,
+    trainable_variables,
+)
 from ddl.step.verbs.values import OfExamples, Values
-from ddl.step.verbs.work import Books, Call, Work
+from ddl.step.verbs.work import Call, Work
 from ddl.tasks.task import LossFunction
 
 
-class Update:
+class Update(ControlFlow):
     """One update, made of the verbs that a task's `step(update, batch)` calls.
 
         class Sam:  # Foret et al. 2021, "Sharpness-aware minimization"
@@ -36,7 +41,17 @@ class Update:
     A step is written as if one device held the global batch. It runs in cross-replica context, in
     a graph; its losses run in replica context. If a gradient overflows, weights, slots, statistics,
     averages and the task's own variables keep their values.
+
+    Attributes:
+      batches: Hands out the batches of the update.
+      calls: The calls of verbs so far.
     """
+
+    _called = "update"
+    _offered = (
+        *("gradients", "apply", "minimize", "moved", "average", "mean", "sum"),
+        *("next", "when", "repeat", "step"),
+    )
 
     def __init__(self, work: Work, state: TrainingState, batches: Mapping[str, Batch]):
         """Keeps the arguments; `ddl.Trainer` makes the update.
@@ -46,20 +61,17 @@ class Update:
           state: The state before the update.
           batches: The batches of each source, by its name, all with the same counter.
         """
-        self._work = work
+        super().__init__(work, StepDraws(work.seed, next(iter(batches.values())).counter))
         self._state = state
-        self.batches = StepBatches(batches)
-        self._draws = StepDraws(work.seed, next(iter(batches.values())).counter)
-        self._place = Place()
-        self._turns = Turns()
         self._passes = 0
-        self.books = Books()  # of the update so far
+        self.batches = StepBatches(batches)
         self.calls: list[Call] = []
 
     def run(self, step: Callable[["Update", Any], None]) -> None:
         """Runs a step with this update; what the step draws itself is the same on all replicas."""
         with self._draws.forward():
             step(self, self.batches.given)
+        self._place.check_entered()
 
     @property
     def step(self) -> tf.Tensor:
@@ -115,19 +127,19 @@ class Update:
         self._place.check("gradients")
         check_batch("gradients", batch)
         name = self._work.name_of_loss(loss, name, batch.source)
+        if each is not None:
+            check_takes("`each` of update.gradients", each, ("gradients",))
         variables = trainable_variables(self._work.model(model))
         draws = self._draws_of(same_draws_as)
         self._passes += 1
         with self._statistics(moves_statistics):
             reduced = self._work.gradients(name, variables, batch, draws, each)
         self._record("gradients", name, variables)
-        books = self.books
-        books.noise = reduced.noise
-        self._also(reduced.finite)
+        self.books.add_check(reduced.finite)
         if not self._place.has_moved:
-            before = books.sums.get(name)
-            books.sums[name] = reduced.sums if before is None else before + reduced.sums
-        return Gradients(self._work.strategy, variables, reduced.values, draws, checked=True)
+            self.books.add_sums(name, reduced.sums)
+        of = Origin(name, reduced.noise)
+        return Gradients(self._work.strategy, variables, reduced.values, draws, True, of)
 
     def mean(
         self,
@@ -173,12 +185,13 @@ class Update:
     ) -> tuple[tf.Tensor, tf.Tensor]:
         self._place.check(verb)
         check_batch(verb, batch)
+        check_takes(f"The function of update.{verb}", function, ("features", "training"))
         values = Values(function, f"update.{verb}")
         name = self._work.name_of_loss(values, name, batch.source)
         self._passes += 1
         total, weight = self._work.sums(name, values, batch, draws)
         self._record("sum", name, ())
-        self._also(self._work.finite([total]))
+        self.books.add_check(self._work.finite([total]))
         return total, weight
 
     def apply(self, gradients: Gradients, optimizer: str | None = None) -> None:
@@ -192,20 +205,15 @@ class Update:
           ConfigError: If there is no optimizer of that name.
         """
         self._place.check("apply")
-        if not isinstance(gradients, Gradients):
-            raise ConfigError(
-                f"update.apply takes the result of update.gradients, got {gradients!r:.80}."
-            )
+        check_gradients("update.apply", gradients)
         self._place.check_not_moved("apply", [v.value for v in gradients.variables])
-        check_usable(gradients)
         name = self._work.name_of_optimizer(optimizer)
-        self._record("apply", name, gradients.variables, checks=not gradients.checked)
+        of = gradients.origin.loss
+        self._record("apply", name, gradients.variables, checks=not gradients.checked, loss=of)
         if not gradients.checked:
-            self._also(self._work.finite(gradients.values))
-        norm = self._change(lambda: self._work.apply(name, gradients))
-        norms = self.books.norms
-        total, count = norms.get(name, (None, 0))
-        norms[name] = (norm if total is None else total + norm, count + 1)
+            self.books.add_check(self._work.finite(gradients.values))
+        self.books.add_norm(name, self._change(lambda: self._work.apply(name, gradients)))
+        self._work.add_noise(self.books, name, gradients.origin.noise)
 
     def minimize(
         self,
@@ -219,8 +227,7 @@ class Update:
         """Computes the gradient of a loss and applies it: `gradients`, then `apply`."""
         self.apply(self.gradients(loss, batch, model, name=name), optimizer)
 
-    @contextmanager
-    def moved(self, model: Any, by: Gradients) -> Iterator[None]:
+    def moved(self, model: Any, by: Gradients) -> AbstractContextManager[None]:
         """Adds `by` to the weights within the `with` block; restores them bit for bit after it.
 
         Args:
@@ -231,8 +238,13 @@ class Update:
           ConfigError: If `by` holds nothing for a variable, or the weights are moved already.
         """
         self._place.check("moved")
-        check_usable(by)
-        by = by.of(trainable_variables(self._work.model(model)))
+        check_gradients("update.moved", by)
+        own = by.of(trainable_variables(self._work.model(model)))
+        return self._place.must_enter(self._moved(own))
+
+    @contextmanager
+    def _moved(self, by: Gradients) -> Iterator[None]:
+        self._place.check("moved")
         variables = [variable.value for variable in by.variables]
         self._place.check_not_moved("moved", variables)
         kept = KeptValues(variables, self._work.strategy)
@@ -255,8 +267,7 @@ class Update:
           ConfigError: If the shapes differ, or the decay is out of range.
         """
         self._place.check("average")
-        if not tf.is_tensor(decay) and not 0 <= decay < 1:
-            raise ConfigError(f"update.average: decay must be at least 0 and below 1, got {decay}.")
+        check_decay(decay)
         targets, sources = weights_of_both(target, of)
         self._place.check_not_moved("average", targets)
         self._record("average", "", targets)
@@ -267,58 +278,6 @@ class Update:
 
         self._change(change)
 
-    def when(self, condition: tf.Tensor, function: Callable[[], Any]) -> None:
-        """Calls a function, which may call this update, if a condition holds.
-
-            update.when(update.step % 5 == 0, lambda: update.minimize(self.fools, batch, …))
-
-        Args:
-          condition: bool [], the same on all replicas, such as a function of `step` or of a norm.
-          function: Takes no arguments; its result is not used.
-        """
-        self._place.check("when")
-
-        def make() -> Any:
-            with self._inside(before, self._turns.in_branch()):
-                function()
-                return self._work.carried(self.books)
-
-        before = self._work.carried(self.books)
-        self._take(tf.cond(tf.convert_to_tensor(condition), make, lambda: before))
-
-    def repeat(self, times: int | tf.Tensor, function: Callable[[tf.Tensor], Any]) -> None:
-        """Calls a function, which may call this update, several times, with new draws each time.
-
-        Args:
-          times: Number of turns, an integer; at most 4,096 for a repeat within a repeat.
-          function: Takes the number of the turn, int64 [], from 0; its result is not used.
-
-        Raises:
-          ConfigError: If `times` is not an integer, or this is a repeat within two others.
-        """
-        self._place.check("repeat")
-        times = self._turns.check_repeat(times)
-
-        def body(turn: tf.Tensor, so_far: Any) -> Any:
-            with self._inside(so_far, self._turns.in_turn(turn, times)):
-                function(turn)
-                return turn + 1, self._work.carried(self.books)
-
-        start = (tf.zeros([], tf.int64), self._work.carried(self.books))
-        self._take(tf.while_loop(lambda turn, _: turn < times, body, start)[1])
-
-    @contextmanager
-    def _inside(self, books: Any, turns: Turns) -> Iterator[None]:
-        """Lets verbs write into other books, in the present graph, within the `with` block."""
-        earlier = self._turns, self.books
-        self._turns = turns
-        self._take(books)
-        try:
-            with self._place.in_present_graph(), self._draws.in_turn(turns.number).forward():
-                yield
-        finally:
-            self._turns, self.books = earlier
-
     @contextmanager
     def _statistics(self, move: bool) -> Iterator[None]:
         """Restores the statistics that a forward pass moves within the `with` block, or not."""
@@ -327,24 +286,22 @@ class Update:
         if kept is not None:
             kept.restore()
 
-    def _take(self, carried: Any) -> None:
-        self.books = Books()
-        for name, value in carried.items():  # copies, since the verbs change the dicts in place
-            setattr(self.books, name, dict(value) if isinstance(value, dict) else value)
-
     def _change(self, change: Callable[[], tf.Tensor]) -> tf.Tensor:
         number = sum(call.changes for call in self.calls)
         return self._work.change(number, change, self.books.finite)
 
-    def _record(self, verb: str, name: str, variables: Sequence[Any], checks: bool = False) -> None:
+    def _record(
+        self,
+        verb: str,
+        name: str,
+        variables: Sequence[Any],
+        checks: bool = False,
+        loss: str = "",
+    ) -> None:
         checks = checks or verb in ("gradients", "sum")
-        self.calls.append(Call(verb, name, variables, not self._turns.is_always, checks))
-
-    def _also(self, finite: tf.Tensor | None) -> None:
-        """Adds a check for overflow, on which the update then depends; None adds none."""
-        if finite is not None:
-            earlier = self.books.finite
-            self.books.finite = finite if earlier is None else earlier & finite
+        turns = self._turns
+        call = Call(verb, name, variables, not turns.is_always, checks, turns.count, loss)
+        self.calls.append(call)
 
     def _draws_of(self, earlier: Gradients | None) -> Draws:
         return Draws(self._passes, self._turns.number) if earlier is None else draws_of(earlier)

@@ -1,6 +1,6 @@
 """The interface between the verbs and the update, and the records that the verbs keep."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import keras
@@ -25,6 +25,9 @@ class Call(NamedTuple):
       variables: Variables of the gradient, or those that the verb changes.
       sometimes: Whether the call is within `when` or `repeat`.
       checks: Whether it checks values for overflow.
+      times: How often an update makes it; None if that depends on a tensor.
+      loss: For `apply`, the name of the loss whose gradients it applies; "" for gradients that the
+        step has combined.
     """
 
     verb: str
@@ -32,6 +35,8 @@ class Call(NamedTuple):
     variables: Sequence[Any]
     sometimes: bool
     checks: bool
+    times: int | None = 1
+    loss: str = ""
 
     @property
     def changes(self) -> bool:
@@ -83,6 +88,9 @@ class Work(Protocol):
     ) -> tf.Tensor:
         """Makes change `number` of the update, counted from 1, unless a gradient overflowed."""
 
+    def add_noise(self, books: "Books", optimizer: str, new: tf.Tensor | None) -> None:
+        """Adds the estimates of the noise of a gradient, if any, to an optimizer's averages."""
+
     def carried(self, books: "Books") -> Any:
         """Returns the books as tensors, with the same structure everywhere in the step."""
 
@@ -96,11 +104,33 @@ class Books:
       sums: Metric sums of each loss, by its name.
       norms: Sum and number of the gradient norms of each optimizer, by its name: float64 [] each;
         the number is a Python integer outside of control flow.
-      noise: The next averages of the gradient noise; None before the first gradient.
+      noise: The averages of the gradient noise of each optimizer, by its name: float64 [2].
     """
 
     def __init__(self) -> None:
         self.finite: tf.Tensor | None = None
         self.sums: dict[str, tf.Tensor] = {}
         self.norms: dict[str, tuple[tf.Tensor, tf.Tensor | int]] = {}
-        self.noise: tf.Tensor | None = None
+        self.noise: dict[str, tf.Tensor] = {}
+
+    @classmethod
+    def of(cls, carried: Mapping[str, Any]) -> "Books":
+        """Returns the books that `Work.carried` has returned as tensors."""
+        books = cls()
+        for name, value in carried.items():  # copies, since the verbs change the dicts in place
+            setattr(books, name, dict(value) if isinstance(value, Mapping) else value)
+        return books
+
+    def add_check(self, finite: tf.Tensor | None) -> None:
+        """Adds a check for overflow, on which the update then depends; None adds none."""
+        if finite is not None:
+            self.finite = finite if self.finite is None else self.finite & finite
+
+    def add_sums(self, loss: str, sums: tf.Tensor) -> None:
+        """Adds metric sums of a loss."""
+        self.sums[loss] = self.sums[loss] + sums if loss in self.sums else sums
+
+    def add_norm(self, optimizer: str, norm: tf.Tensor) -> None:
+        """Adds the norm of a gradient that an optimizer has applied."""
+        total, count = self.norms.get(optimizer, (None, 0))
+        self.norms[optimizer] = (norm if total is None else total + norm, count + 1)

@@ -532,11 +532,3 @@ def test_losses_of_layers():
         return task
 
     refused("has losses of its own", minimize, make=make)
-
-
-def test_the_noise_scale_is_that_of_one_loss():
-    refused(
-        "has a step of its own. Remove gradient_noise_scale",
-        minimize,
-        gradient_noise_scale=ddl.GradientNoiseScale(),
-    )
