@@ -7,7 +7,7 @@ import dataclasses
 import inspect
 import itertools
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -21,6 +21,7 @@ from ddl.distribution.communication import Communication
 from ddl.distribution.strategies import build_strategy
 from ddl.optimizers import FusedAdam
 from ddl.precision import set_precision
+from tests.gpu import reference
 from tests.gpu.places import Place
 from tests.training import parity_cases
 
@@ -94,16 +95,27 @@ def arithmetic(place: Place, strategy: Strategy, amount: Amount) -> Iterator[Fin
 
 def parity_in_float64(place: Place, strategy: Strategy, amount: Amount) -> Iterator[Finding]:
     """Losses, weights, slots, moments and averages against one CPU."""
-    for name in amount.float64:
-        for kind, difference in parity_cases.differences(name, strategy, "float64").items():
-            yield Finding(f"{name}: difference of {kind}", difference, 1e-10)
+    return _parity(place, strategy, amount.float64, "float64", 1e-10)
 
 
 def parity_in_float32(place: Place, strategy: Strategy, amount: Amount) -> Iterator[Finding]:
     """The same in float32, without TF32."""
-    for name in amount.float32:
-        for kind, difference in parity_cases.differences(name, strategy, "float32").items():
-            yield Finding(f"{name}: difference of {kind}", difference, 1e-5)
+    return _parity(place, strategy, amount.float32, "float32", 1e-5)
+
+
+def _parity(
+    place: Place, strategy: Strategy, names: Sequence[str], precision: str, most: float
+) -> Iterator[Finding]:
+    references = (
+        {name: parity_cases.reference(name, precision) for name in names}
+        if place.on_cpu
+        else reference.on_cpu(precision, names)
+    )
+    for name, expected in references.items():
+        trainer = parity_cases.make_trainer(parity_cases.CASES[name], strategy, precision)
+        ours = parity_cases.figures(trainer)
+        for kind, difference in parity_cases.largest_differences(ours, expected).items():
+            yield Finding(f"{name}: difference of {kind}", difference, most)
 
 
 def resume(place: Place, strategy: Strategy, amount: Amount) -> Iterator[Finding]:
@@ -286,8 +298,8 @@ def all_reduces(place: Place, strategy: Strategy, amount: Amount) -> Iterator[Fi
     packs = (0, 1) if amount is WHOLE else (1,)
     for kind, number in itertools.product(kinds, packs):
         own = build_strategy("mirrored", Communication(cross_device_ops=kind, num_packs=number))
-        largest = max(parity_cases.differences("plain", own, "float64").values())
-        yield Finding(f"{kind}, {number} packs: difference", largest, 1e-10)
+        for finding in _parity(place, own, ("plain",), "float64", 1e-10):
+            yield dataclasses.replace(finding, what=f"{kind}, {number} packs, {finding.what}")
 
 
 Check = Callable[[Place, Strategy, Amount], Iterator[Finding]]
