@@ -23,3 +23,6 @@ BENCHMARKS = (
 
 LONG = ("large_batch",)
 """Benchmarks that run only when named."""
+
+ON_GPU = ("gpu",)
+"""Benchmarks that need a GPU. They run only when named."""

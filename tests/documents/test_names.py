@@ -95,7 +95,9 @@ def test_modules_that_commands_start():
         for module in re.findall(r"python -m ([\w.]+)", code):
             assert resolved(module), f"{page.name} names {module}"
         for name in re.findall(r"python -m benchmarks (\w+)", code):
-            assert name in {*benchmarks.BENCHMARKS, *benchmarks.LONG}, f"{page.name} names {name}"
+            assert name in {*benchmarks.BENCHMARKS, *benchmarks.LONG, *benchmarks.ON_GPU}, (
+                f"{page.name} names {name}"
+            )
         for target in re.findall(r"(?<![\w/])make ([a-z-]+)", code):
             makefile = (ROOT / "Makefile").read_text()
             assert re.search(rf"^{target}:", makefile, re.M), f"{page.name} names make {target}"

@@ -24,7 +24,9 @@ _SECONDS = 540
 """After so many seconds no further check begins: a command has ten minutes."""
 
 
-def run(place: Any, checks: dict[str, Callable[..., Iterator[Any]]], amount: Any, file: Path) -> bool:
+def run(
+    place: Any, checks: dict[str, Callable[..., Iterator[Any]]], amount: Any, file: Path
+) -> bool:
     """Runs checks at a place, and writes what each finds.
 
     Returns:
