@@ -23,7 +23,7 @@ class Event:
 
     @property
     def kind(self) -> str:
-        """ "H2D", "D2H", "D2D" or "P2P" of a copy; "" of anything else."""
+        """One of "H2D", "D2H", "D2D" and "P2P" for a copy; "" for anything else."""
         found = _COPY.search(self.name)
         return (found[1] or found[2].replace("to", "2")).upper() if found else ""
 

@@ -82,7 +82,7 @@ def arrays(case: Case) -> tuple[np.ndarray, np.ndarray]:
 
 
 def ddl_trainer(case: Case) -> Window:
-    """ddl as `ddl.main` sets it up, with all choices left to it."""
+    """The Trainer as `ddl.main` sets it up, with all choices left to ddl."""
     strategy = distribution.build_strategy("one_device")
     with strategy.scope():
         model = network(case)
@@ -204,7 +204,7 @@ def _losses(
 
 def bare_step(case: Case) -> Window:
     """The compiled step in a tf.while: one constant batch, TensorFlow's Adam, no metrics."""
-    model, update = _bare(case)
+    update = _bare(case)
     batch = [tf.constant(array[: case.batch]) for array in arrays(case)]
     compiled = tf.function(update, autograph=False, jit_compile=True)
 
@@ -220,7 +220,7 @@ def bare_step(case: Case) -> Window:
     return lambda: loop(*batch).numpy()
 
 
-def _bare(case: Case) -> tuple[keras.Model, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]]:
+def _bare(case: Case) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
     model = _plain_network(case)
     variables = [variable.value for variable in model.trainable_variables]
     slots = [(tf.Variable(tf.zeros_like(v)), tf.Variable(tf.zeros_like(v))) for v in variables]
@@ -245,7 +245,7 @@ def _bare(case: Case) -> tuple[keras.Model, Callable[[tf.Tensor, tf.Tensor], tf.
             )
         return loss
 
-    return model, update
+    return update
 
 
 CONTENDERS: dict[str, Callable[[Case], Window]] = {
@@ -261,7 +261,7 @@ CONTENDERS: dict[str, Callable[[Case], Window]] = {
 
 def flops(case: Case) -> int:
     """Counts the operations of an update, forward and backward."""
-    update = tf.function(_bare(case)[1], autograph=False)
+    update = tf.function(_bare(case), autograph=False)
     batch = [tf.TensorSpec([case.batch, *array.shape[1:]], array.dtype) for array in arrays(case)]
     return flops_of(update.get_concrete_function(*batch).graph)
 

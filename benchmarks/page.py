@@ -151,7 +151,8 @@ def page(results: Path, path: Path) -> str:
         "<!-- Written by `python -m benchmarks`. -->",
         "`make bench`, or `python -m benchmarks`, runs all but the long ones "
         f"({', '.join(LONG)}) and those that need a GPU ({', '.join(ON_GPU)}), and writes this "
-        "page; `python -m benchmarks NAME` runs one, and `python -m benchmarks.page` rewrites the page from the stored results. Figures are "
+        "page; `python -m benchmarks NAME` runs one, and `python -m benchmarks.page` rewrites the "
+        "page from the stored results. Figures are "
         "medians of interleaved repeats; ratios are computed within each round. The brackets hold "
         "the lowest and the highest median where a benchmark runs in several processes, and else "
         "the quartiles of the repeats. Two contenders are level if the bracket of their ratio "

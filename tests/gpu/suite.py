@@ -12,11 +12,13 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+Check = Callable[..., Iterator[Any]]
 
 RESULTS = Path("gpu_results")
 
@@ -24,9 +26,7 @@ _SECONDS = 540
 """After so many seconds no further check begins: a command has ten minutes."""
 
 
-def run(
-    place: Any, checks: dict[str, Callable[..., Iterator[Any]]], amount: Any, file: Path
-) -> bool:
+def run(place: Any, checks: Mapping[str, Check], amount: Any, file: Path) -> bool:
     """Runs checks at a place, and writes what each finds.
 
     Returns:

@@ -27,9 +27,6 @@ def test_checks(name):
 
 
 def test_a_check_sees_a_difference(monkeypatch):
-    monkeypatch.setattr(tf, "matmul", lambda a, b: tf.tensordot(a, b, 1) * (1 + 1e-3))
-    findings = [*CHECKS["arithmetic"](PLACE, make_strategy("one_device", 1), SMALL)]
-    assert not [finding for finding in findings if not finding.is_good]  # both are wrong alike
     monkeypatch.setattr(
         tf, "matmul", lambda a, b: tf.tensordot(a, b, 1) * (1 + 1e-3 * (a.dtype == tf.float32))
     )
