@@ -9,10 +9,16 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from ddl.devices.path import GPU, VIRTUAL_GPU, taking
+from ddl.devices.path import GPU, VIRTUAL_GPU, DevicePath, taking
 from ddl.distribution.devices import configure_devices
 from ddl.distribution.strategies import build_strategy
 from ddl.precision import set_tf32
+
+
+def of_gpus(path: DevicePath = GPU) -> DevicePath:
+    """Returns the path of GPUs for CPU devices: without XLA, which takes long to compile there."""
+    fields = {field.name for field in dataclasses.fields(DevicePath)}
+    return dataclasses.replace(path, **({"compiles": False} if "compiles" in fields else {}))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +51,7 @@ class Place:
         name = "one_device" if self.replicas == 1 else "mirrored"
         if self.on_cpu:
             configure_devices(self.replicas or 2, gpus=(), deterministic_ops=self.deterministic)
-            with taking(VIRTUAL_GPU if self.is_split else GPU):
+            with taking(of_gpus(VIRTUAL_GPU if self.is_split else GPU)):
                 yield build_strategy(name)
             return
         configure_devices(

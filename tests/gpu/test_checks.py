@@ -6,11 +6,11 @@ import json
 import pytest
 import tensorflow as tf
 
-from ddl.devices.path import GPU, taking
+from ddl.devices.path import taking
 from tests.conftest import make_strategy
 from tests.gpu import suite
 from tests.gpu.checks import CHECKS, SMALL, Finding
-from tests.gpu.places import Place
+from tests.gpu.places import Place, of_gpus
 
 PLACE = Place("one", on_cpu=True)
 
@@ -20,7 +20,7 @@ PLACE = Place("one", on_cpu=True)
     "name", ["arithmetic", "overflow", "snapshots", "memory", "copies_of_an_update"]
 )
 def test_checks(name):
-    with taking(GPU):
+    with taking(of_gpus()):
         findings = [*CHECKS[name](PLACE, make_strategy("one_device", 1), SMALL)]
     assert not [finding for finding in findings if not finding.is_good]
     assert bool(findings) == (name not in ("memory", "copies_of_an_update"))  # need a GPU
