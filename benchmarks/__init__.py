@@ -13,6 +13,7 @@ BENCHMARKS = (
     "examples",
     "cross_device",
     "tracing",
+    "gpu_counts",
     "max_pooling",
     "epoch_order",
     "checkpoint_cost",

@@ -45,9 +45,12 @@ class Positions(keras.layers.Layer):
 
 
 def gpt(positions: int, vocabulary: int, *, width: int, heads: int, blocks: int) -> keras.Model:
-    """Builds the model, from tokens int32 [batch, positions] to logits [..., vocabulary]."""
+    """Builds the model, from tokens int64 [batch, positions] to logits [..., vocabulary].
+
+    TensorFlow would compute with int32 tokens on the host.
+    """
     layers = keras.layers
-    tokens = keras.Input((positions,), dtype="int32", name="image")
+    tokens = keras.Input((positions,), dtype="int64", name="image")
     x = Positions()(layers.Embedding(vocabulary, width)(tokens))
     for _ in range(blocks):
         x = x + CausalAttention(width, heads)(layers.LayerNormalization()(x))

@@ -68,11 +68,11 @@ def _plain_network(case: Case) -> keras.Model:
 
 @functools.lru_cache(1)
 def arrays(case: Case) -> tuple[np.ndarray, np.ndarray]:
-    """Returns random images, uint8, and labels, int32; or tokens and the tokens after them."""
+    """Returns random images, uint8, and labels, int32; or tokens and those after them, int64."""
     generator, model = np.random.default_rng(0), network(case)
     shape, classes = model.input_shape[1:], model.output_shape[-1]
     if _is_gpt(case):
-        tokens = generator.integers(0, classes, (case.examples, shape[0] + 1)).astype("i4")
+        tokens = generator.integers(0, classes, (case.examples, shape[0] + 1))
         return np.ascontiguousarray(tokens[:, :-1]), np.ascontiguousarray(tokens[:, 1:])
     images = generator.integers(0, 256, (case.examples, *shape), "u1")
     return images, generator.integers(0, classes, case.examples).astype("i4")

@@ -8,7 +8,7 @@ import tensorflow as tf
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from benchmarks import __main__ as runner
-from benchmarks import command, device_trace, gpu, gpu_contenders
+from benchmarks import command, device_trace, gpu, gpu_contenders, gpu_counts
 from benchmarks.flops import flops_of
 from benchmarks.gpu_cases import CASES, Case
 from benchmarks.peak_rates import peak_of
@@ -76,6 +76,14 @@ def test_it_says_that_it_needs_a_gpu(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["benchmarks", "gpu"])
     with pytest.raises(SystemExit, match="The benchmark gpu needs an NVIDIA GPU"):
         runner.main()
+
+
+def test_operations_of_an_update_are_counted_without_a_gpu():
+    (table,) = [*gpu_counts.measure(True)][-1].tables
+    (_, mlp, added, *_), (name, _, added_by_float16, crossing, on_host) = table.rows
+    assert (mlp, added, name) == (pytest.approx(53, rel=0.1), 0, "MLP: mixed_float16")
+    assert 30 < added_by_float16 < 60
+    assert (crossing, on_host) == (1, 0)  # whether the gradients are finite
 
 
 # ------------------------------------------------------------ operations
