@@ -13,6 +13,7 @@ BENCHMARKS = (
     "examples",
     "cross_device",
     "tracing",
+    "gpu_counts",
     "max_pooling",
     "epoch_order",
     "checkpoint_cost",
@@ -23,3 +24,6 @@ BENCHMARKS = (
 
 LONG = ("large_batch",)
 """Benchmarks that run only when named."""
+
+ON_GPU = ("gpu",)
+"""Benchmarks that need a GPU. They run only when named."""

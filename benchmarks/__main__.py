@@ -1,7 +1,7 @@
 """The command python -m benchmarks: runs each benchmark in its own process and writes the page.
 
-Without names it runs all but the long ones. If a benchmark fails, the results of the others are
-kept and the exit status is 1.
+Without names it runs all but the long ones and those that need a GPU. If a benchmark fails, the
+results of the others are kept and the exit status is 1.
 """
 
 import argparse
@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 
-from benchmarks import BENCHMARKS, LONG, command, page
+from benchmarks import BENCHMARKS, LONG, ON_GPU, command, page
 
 # Only ends what hangs. The windows of contenders have limits of their own.
 _LIMIT_SECONDS = 6 * 3600
@@ -37,12 +37,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description="Runs the benchmarks and writes their page."
     )
-    known = (*BENCHMARKS, *LONG)
+    known = (*BENCHMARKS, *LONG, *ON_GPU)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(known))
     command.add_flags(parser)
     flags = parser.parse_args()
     if unknown := {*flags.names} - {*known}:
         parser.error(f"There is no benchmark {', '.join(unknown)}. Choose from {', '.join(known)}.")
+    for name in {*flags.names} & {*ON_GPU}:
+        command.need_gpu(f"The benchmark {name}")
     failed = []
     start = time.monotonic()
     for name in flags.names or BENCHMARKS:

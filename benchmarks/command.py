@@ -13,6 +13,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -30,27 +31,39 @@ from ddl.run.code_digest import code_digest
 _PACKAGES = ("tensorflow", "keras", "numpy")
 
 
-def main(measure: Callable[[bool], Report | Iterable[Report]], *, processes: int = 1) -> None:
+def main(
+    measure: Callable[..., Report | Iterable[Report]],
+    *,
+    processes: int = 1,
+    has_cases: bool = False,
+) -> None:
     """Runs a benchmark as its module's command, then ends the process.
 
     Args:
       measure: Measures; the argument says whether a quick run suffices.
       processes: Number of fresh processes that call `measure`. Their reports are merged.
+      has_cases: Whether `measure` takes as a second argument a text that the names of the cases
+        must contain. The flag --only gives it; results of a part have files of their own.
     """
     module = measure.__globals__["__spec__"].name
     title, text = title_and_text(measure.__globals__["__doc__"])
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=title)
     add_flags(parser)
+    if has_cases:
+        parser.add_argument("--only", default="", help="text that the names of the cases contain")
     flags = parser.parse_args()
+    only = flags.only if has_cases else ""
     start = time.perf_counter()
     code = code_digest(Path(ddl.__file__))
 
     def write(report: Report, is_whole: bool) -> None:
         result = {
-            "name": module.rpartition(".")[2],
-            "title": title,
+            "name": "_".join([module.rpartition(".")[2], *re.findall(r"\w+", only)]),
+            "title": f"{title}: {only}" if only else title,
             "text": text,
-            "command": f"python -m {module}" + (" --quick" if flags.quick else ""),
+            "command": f"python -m {module}"
+            + (" --quick" if flags.quick else "")
+            + (f" --only='{only}'" if only else ""),
             "quick": flags.quick,
             "is_whole": is_whole,
             "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -66,7 +79,7 @@ def main(measure: Callable[[bool], Report | Iterable[Report]], *, processes: int
         number = 2 if flags.quick else processes
         reports: Iterable[Report] = _in_fresh_processes(module, number, flags.quick)
     else:
-        measured = measure(flags.quick)
+        measured = measure(flags.quick, only) if has_cases else measure(flags.quick)
         reports = [measured] if isinstance(measured, Report) else measured
     report = Report([])
     for report in reports:
@@ -148,6 +161,12 @@ def _gpus() -> str:
     except (OSError, subprocess.CalledProcessError):
         return "none"
     return ", ".join(found.stdout.split("\n")[:-1])
+
+
+def need_gpu(name: str) -> None:
+    """Ends the process, with a line and status 1, if this machine has no NVIDIA GPU."""
+    if _gpus() == "none" and not Path("/dev/nvidiactl").exists():
+        raise SystemExit(f"{name} needs an NVIDIA GPU, and this machine has none.")
 
 
 def versions() -> dict[str, str]:

@@ -17,7 +17,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from benchmarks import BENCHMARKS, LONG
+from benchmarks import BENCHMARKS, LONG, ON_GPU
 from benchmarks.report import RESULTS, Bar, Cell, Images, Plot, Report, Spread, Table
 
 _IMAGES_IN_A_ROW = 10
@@ -144,14 +144,15 @@ def _draw_images(axes: Any, images: Images) -> None:
 def page(results: Path, path: Path) -> str:
     """Returns the text of the page at `path`, from all JSON files in the folder `results`."""
     found = [json.loads(file.read_text()) for file in results.glob("*.json")]
-    places = {name: place for place, name in enumerate((*BENCHMARKS, *LONG))}
+    places = {name: place for place, name in enumerate((*BENCHMARKS, *LONG, *ON_GPU))}
     found.sort(key=lambda result: (places.get(result["name"], len(places)), result["name"]))
     lines = [
         "# Benchmarks",
         "<!-- Written by `python -m benchmarks`. -->",
         "`make bench`, or `python -m benchmarks`, runs all but the long ones "
-        f"({', '.join(LONG)}) and writes this page; `python -m benchmarks NAME` runs one, and "
-        "`python -m benchmarks.page` rewrites the page from the stored results. Figures are "
+        f"({', '.join(LONG)}) and those that need a GPU ({', '.join(ON_GPU)}), and writes this "
+        "page; `python -m benchmarks NAME` runs one, and `python -m benchmarks.page` rewrites the "
+        "page from the stored results. Figures are "
         "medians of interleaved repeats; ratios are computed within each round. The brackets hold "
         "the lowest and the highest median where a benchmark runs in several processes, and else "
         "the quartiles of the repeats. Two contenders are level if the bracket of their ratio "

@@ -9,6 +9,10 @@ tutorial's Horovod, and ResNet-50 on 256 GPUs by Goyal et al. 2017, "Accurate, L
 Both overlap communication with the backward pass by an unpublished share, so the model gives the
 range from no overlap to full overlap.
 
+Only the first check is measured here. The compute of the others and of the forecasts is published:
+by the tutorial and by Goyal et al. Latencies and bandwidths of links come from specifications, or
+are assumed where none is published. ddl itself has not been measured on several GPUs.
+
 The model then predicts weak scaling from 8 to 4,096 replicas for both networks, on machines with 8
 devices.
 """

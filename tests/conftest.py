@@ -52,11 +52,12 @@ class LikeGpus(tf.distribute.MirroredStrategy):
     # TensorFlow names the groups of collectives by number, anew in each strategy.
     _groups = itertools.count(1_000, 1_000)
 
-    def __init__(self, replicas: int):
+    def __init__(self, replicas: int, first: int = 0):
         self._collective_key_base = next(self._groups)
         self.distributed: list[tf.data.Dataset] = []
         all_reduce = cross_device_ops(Communication(), device_path.GPU)
-        super().__init__([f"CPU:{i}" for i in range(replicas)], cross_device_ops=all_reduce)
+        devices = [f"CPU:{first + i}" for i in range(replicas)]
+        super().__init__(devices, cross_device_ops=all_reduce)
 
     def experimental_distribute_dataset(self, dataset, options=None):
         self.distributed.append(dataset)

@@ -83,7 +83,7 @@ def next_scale(
       finite: Whether the update was made, bool [].
     """
     scale, finite_updates = loss_scale.next(state.loss_scale, state.finite_updates, finite)
-    skipped = (state.skipped_in_a_row + 1) * (1 - tf.cast(finite, tf.int64))
+    skipped = tf.where(finite, tf.zeros([], tf.int64), state.skipped_in_a_row + 1)
     return {
         "loss_scale": scale,
         "finite_updates": finite_updates,

@@ -155,33 +155,32 @@ class TrainingLoop:
             ordered = pipeline.placed(ordered, strategy)
 
             def made(number: tf.Tensor) -> Batch:
-                if takes_rows:
-                    return Batch({}, {}, batch_counter(number))
                 rows = rows_at(ordered, number - first, strategy)
                 if not gathers_ahead:  # the arrays stay out of the loop variables
                     return Batch(rows, {}, batch_counter(number))
                 batch = Batch(rows, resident, batch_counter(number))
                 return pipeline.gathered(batch, strategy)
 
-            def made_next(number: tf.Tensor) -> Batch:
-                if takes_rows:
-                    return made(number)
+            def made_next(number: tf.Tensor) -> Batch | tuple[()]:
+                if takes_rows:  # each update takes its own, which needs no loop variable
+                    return ()
                 # After the last batch, this gathers the last batch again; the result is not used.
                 return made(tf.minimum(number, until - 1))
 
-            def update(carried: _Carried, ahead: Batch) -> tuple[_Carried, Any]:
+            def update(carried: _Carried, ahead: Any) -> tuple[_Carried, Any]:
                 before = state._replace(**carried)
-                batch = ahead._replace(arrays=arrays)
                 if takes_rows:
                     rows = rows_at(ordered, carried["batches"] - first, strategy)
-                    batch = batch._replace(rows=rows)
+                    batch = Batch(rows, arrays, batch_counter(carried["batches"]))
+                else:
+                    batch = ahead._replace(arrays=arrays)
                 return self._updated({name: batch}, before, made_next)
 
             # An update consumes at least one batch, so `until` cannot lead past step `end`.
             carried, _ = tf.while_loop(
                 lambda carried, _: self._goes_on(carried) & (carried["batches"] < until),
                 update,
-                (carried, made(first)),
+                (carried, () if takes_rows else made(first)),
             )
             return carried, *following
 

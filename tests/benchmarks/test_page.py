@@ -98,7 +98,7 @@ def test_the_committed_page_is_that_of_the_committed_results():
 def test_all_benchmarks_are_named():
     folder = Path(benchmarks.__file__).parent
     found = {p.stem for p in folder.glob("*.py") if "\n    command.main(measure" in p.read_text()}
-    assert found == {*benchmarks.BENCHMARKS, *benchmarks.LONG}
+    assert found == {*benchmarks.BENCHMARKS, *benchmarks.LONG, *benchmarks.ON_GPU}
 
 
 def test_one_that_fails_loses_nothing(tmp_path, monkeypatch, capsys):

@@ -19,6 +19,12 @@ by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 # Flags and variables of other programs.
 FLAGS_OF_OTHERS = {"--gpus-per-task", "--logdir"}
+# Flags of the benchmarks and of the GPU suite, and where they are defined.
+DEFINED_IN = {
+    "--only": "benchmarks/command.py",
+    "--on_cpu": "tests/gpu/suite.py",
+    "--small": "tests/gpu/suite.py",
+}
 ABSL = {"--flagfile", "--undefok"}
 VARIABLES_OF_OTHERS = {"TF_CONFIG", "TPU_NAME"}
 
@@ -95,7 +101,9 @@ def test_modules_that_commands_start():
         for module in re.findall(r"python -m ([\w.]+)", code):
             assert resolved(module), f"{page.name} names {module}"
         for name in re.findall(r"python -m benchmarks (\w+)", code):
-            assert name in {*benchmarks.BENCHMARKS, *benchmarks.LONG}, f"{page.name} names {name}"
+            assert name in {*benchmarks.BENCHMARKS, *benchmarks.LONG, *benchmarks.ON_GPU}, (
+                f"{page.name} names {name}"
+            )
         for target in re.findall(r"(?<![\w/])make ([a-z-]+)", code):
             makefile = (ROOT / "Makefile").read_text()
             assert re.search(rf"^{target}:", makefile, re.M), f"{page.name} names make {target}"
@@ -118,7 +126,10 @@ def test_flags():
     assert len(own_flags()) > 30
     for page, code in all_code():
         for flag in re.findall(r"(?<![\w-])--[A-Za-z][\w.-]*", code):
-            assert flag in own_flags() | FLAGS_OF_OTHERS, f"{page.name} names {flag}"
+            known = own_flags() | FLAGS_OF_OTHERS | DEFINED_IN.keys()
+            assert flag in known, f"{page.name} names {flag}"
+    for flag, file in DEFINED_IN.items():
+        assert f'add_argument("{flag}"' in (ROOT / file).read_text(), f"{file} defines no {flag}"
 
 
 def test_every_flag_is_documented():

@@ -7,7 +7,7 @@ results of functions and loops are in host memory if they are int32.
 
 import functools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -37,27 +37,50 @@ def on_host(graph: tf.Graph, most: int, allowed: Iterable[str] = ()) -> list[str
       memory.
     """
     definition = graph.as_graph_def(add_shapes=True)
-    functions = {function.signature.name: function for function in definition.library.function}
     needed = [tensor.op.name for tensor in graph.outputs]
     needed += [operation.name for operation in graph.control_outputs]
+    body = Body(definition.node, needed)
     found: list[str] = []
-    seen: set[str] = set()
-    waiting = [_Body(definition.node, needed)]
-    while waiting:
-        body = waiting.pop()
-        for node in body.needed():
-            found += _of_node(node, body, most, set(allowed))
-            for name in _called(node):
-                if name in functions and name not in seen:
-                    seen.add(name)
-                    waiting.append(_body_of_function(functions[name]))
+    for node, of, _ in nodes(body, functions_of(definition)):
+        found += of_node(node, of, most, set(allowed))
     return sorted(set(found))
 
 
-class _Body:
+def functions_of(definition: Any) -> dict[str, Any]:
+    """Returns the functions of a graph's definition, by name."""
+    return {function.signature.name: function for function in definition.library.function}
+
+
+def nodes(
+    body: "Body", functions: Mapping[str, Any], turns: int = 1
+) -> Iterator[tuple[Any, "Body", int]]:
+    """Returns the needed nodes of a body and of the functions that it calls, each function once.
+
+    Args:
+      body: The body.
+      functions: All functions.
+      turns: Turns of each loop in it.
+
+    Returns:
+      Each node, the body that it is of, and how often it runs.
+    """
+    seen: set[str] = set()
+    waiting = [(body, 1)]
+    while waiting:
+        body, times = waiting.pop()
+        for node in body.needed():
+            yield node, body, times
+            for name in _called(node):
+                if name in functions and name not in seen:
+                    seen.add(name)
+                    each = turns if node.op in ("While", "StatelessWhile") else 1
+                    waiting.append((body_of_function(functions[name]), times * each))
+
+
+class Body:
     """The nodes of a graph or function, with the shapes of their results."""
 
-    def __init__(self, nodes: Sequence[Any], needed: Iterable[str]):
+    def __init__(self, nodes: Iterable[Any], needed: Iterable[str]):
         self._nodes = {node.name: node for node in nodes}
         self._wanted = list(needed)
 
@@ -68,14 +91,18 @@ class _Body:
             if node is None:  # an argument of a function
                 continue
             yield node
-            for name in map(_node_of, node.input):
+            for name in map(node_of, node.input):
                 if name not in seen:
                     seen.add(name)
                     waiting.append(name)
 
+    def node(self, name: str) -> Any:
+        """Returns the node of an input; None if it is an argument of the function."""
+        return self._nodes.get(node_of(name))
+
     def shape_of(self, name: str) -> Any:
         """Returns the shape of an input; None if it is unknown."""
-        node = self._nodes.get(_node_of(name))
+        node = self._nodes.get(node_of(name))
         parts = name.split(":")
         if node is None or "_output_shapes" not in node.attr:
             return None
@@ -87,12 +114,12 @@ class _Body:
         return node.attr["_output_shapes"].list.shape[index]
 
 
-def _body_of_function(function: Any) -> _Body:
-    results = [_node_of(name) for name in function.ret.values()]
-    return _Body(function.node_def, [*results, *function.control_ret.values()])
+def body_of_function(function: Any) -> Body:
+    results = [node_of(name) for name in function.ret.values()]
+    return Body(function.node_def, [*results, *function.control_ret.values()])
 
 
-def _node_of(name: str) -> str:
+def node_of(name: str) -> str:
     return name.lstrip("^").split(":")[0]
 
 
@@ -101,7 +128,7 @@ def _called(node: Any) -> Iterator[str]:
         yield from [attribute.func.name, *(each.name for each in attribute.list.func)]
 
 
-def _of_node(node: Any, body: _Body, most: int, allowed: set[str]) -> Iterator[str]:
+def of_node(node: Any, body: Body, most: int, allowed: set[str]) -> Iterator[str]:
     inputs, results = _arguments(node)
     in_memory = set()
     if node.op in _CALLS:

@@ -278,8 +278,15 @@ def reference(name: str, precision: str) -> dict[str, list[np.ndarray]]:
 def differences(name: str, strategy: tf.distribute.Strategy, precision: str) -> dict[str, float]:
     """Returns the largest absolute difference from one device, by kind."""
     ours = figures(make_trainer(CASES[name], strategy, precision))
+    return largest_differences(ours, reference(name, precision))
+
+
+def largest_differences(
+    ours: Mapping[str, Any], reference: Mapping[str, list[np.ndarray]]
+) -> dict[str, float]:
+    """Returns the largest absolute difference of two runs' figures, by kind."""
     largest: dict[str, float] = {}
-    for key, (expected,) in reference(name, precision).items():
+    for key, (expected,) in reference.items():
         kind = key.partition(" ")[0]
         if expected.dtype.kind == "f":
             difference = float(np.max(np.abs(np.array(ours[key]) - expected), initial=0.0))

@@ -1,0 +1,179 @@
+"""The benchmark on GPUs, tried on a CPU, and what it computes its figures from."""
+
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+from benchmarks import __main__ as runner
+from benchmarks import command, device_trace, gpu, gpu_contenders, gpu_counts
+from benchmarks.flops import flops_of
+from benchmarks.gpu_cases import CASES, Case
+from benchmarks.peak_rates import peak_of
+
+TINY = Case("tiny GPT", 4, 2, 16, tokens=6, rounds=1)
+
+
+def test_every_contender_runs():
+    found = gpu_contenders.measured(TINY)
+    for name in gpu.NAMES:
+        if name == gpu.ORBIT and isinstance(found[name], str):
+            assert "make benchmarks/peers" in found[name]
+        else:
+            assert found[name]["ms"] > 0
+    first, each = gpu.reported({TINY: [found, found]}).tables
+    (row,) = first.rows
+    assert row[0] == "tiny GPT 4, float32"
+    assert row[1].median == pytest.approx(4 * 6 / found["ddl"]["ms"] * 1e3)
+    assert row[2] == "–"  # a CPU has no peak rate in the table
+    assert [line[0] for line in each.rows] == [f"{row[0]}: {name}" for name in gpu.NAMES]
+
+
+def run_of(milliseconds, device="NVIDIA H100 80GB HBM3"):
+    kinds = {"idle": 0.5, "kernels": 40.0, "memory": 100.0, "first": 3.0}
+    times = zip(gpu.NAMES, milliseconds, strict=True)
+    return {"device": device, "flops": 989.5e9} | {name: {"ms": t} | kinds for name, t in times}
+
+
+def test_ratios_and_mfu_are_of_the_same_process():
+    case = CASES[2]
+    assert case.precision == "mixed_float16"
+    runs = [run_of([2.0, 4.0, 6.0, 1.0]), run_of([4.0, 4.0, 4.0, 4.0])]
+    report = gpu.reported({case: runs})
+    _, rate, mfu, of_fit, of_orbit, of_bare = report.tables[0].rows[0]
+    assert (rate.low, rate.high) == (16e3, 32e3)
+    assert (mfu.low, mfu.high) == (pytest.approx(25), pytest.approx(50))
+    assert (of_fit.low, of_fit.high) == (1, 2)
+    assert (of_orbit.low, of_orbit.high) == (1, 3)
+    assert (of_bare.low, of_bare.high) == (1, 2)
+    assert [bar.limit for bar in report.bars] == [1.05, 1.0]
+
+
+def test_a_contender_that_failed_is_named():
+    runs = [run_of([2.0, 4.0, 6.0, 1.0]) | {gpu.ORBIT: "skipped"}]
+    report = gpu.reported({CASES[0]: runs})
+    assert report.tables[0].rows[0][4] == "–"
+    assert f"Orbit, {CASES[0]}: skipped" in report.notes
+
+
+def test_parts_name_their_cases():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(command, "need_gpu", lambda name: None)
+        patch.setattr(gpu, "in_a_process", lambda case: run_of([1.0, 1.0, 1.0, 1.0]))
+        reports = [*gpu.measure(False, "ResNet-50")]
+        assert len(reports) == 4 * gpu.PROCESSES
+        assert len(reports[-1].tables[0].rows) == 4
+        with pytest.raises(SystemExit, match="No case contains 'ResNet-51': MLP 64, float32, "):
+            next(gpu.measure(False, "ResNet-51"))
+
+
+@pytest.mark.skipif(command.machine()["gpus"] != "none", reason="there is a GPU")
+def test_it_says_that_it_needs_a_gpu(monkeypatch):
+    with pytest.raises(SystemExit, match="needs an NVIDIA GPU, and this machine has none"):
+        next(gpu.measure(True))
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "gpu"])
+    with pytest.raises(SystemExit, match="The benchmark gpu needs an NVIDIA GPU"):
+        runner.main()
+
+
+def test_operations_of_an_update_are_counted_without_a_gpu():
+    (table,) = [*gpu_counts.measure(True)][-1].tables
+    (_, mlp, added, *_), (name, _, added_by_float16, crossing, on_host) = table.rows
+    assert (mlp, added, name) == (pytest.approx(53, rel=0.1), 0, "MLP: mixed_float16")
+    assert 30 < added_by_float16 < 60
+    assert (crossing, on_host) == (1, 0)  # whether the gradients are finite
+
+
+# ------------------------------------------------------------ operations
+
+
+def counted(function, *arguments):
+    return flops_of(tf.function(function).get_concrete_function(*arguments).graph)
+
+
+def test_operations_of_products():
+    a, b = tf.ones([3, 5, 7]), tf.ones([3, 7, 2])
+    expected = 2 * 3 * 5 * 7 * 2
+    assert counted(tf.matmul, a, b) == expected
+    assert counted(lambda a: tf.matmul(a, b, transpose_a=True), tf.ones([3, 7, 5])) == expected
+    assert counted(lambda a, b: tf.einsum("bij,bjk->bik", a, b), a, b) == expected
+    assert counted(lambda a, b: a[:, :, :2] * b[:, :5], a, b) == 0
+
+
+def test_operations_of_a_convolution_and_its_gradients():
+    images, filters = tf.ones([2, 9, 9, 4]), tf.ones([3, 3, 4, 6])
+
+    def gradients(images, filters):
+        with tf.GradientTape() as tape:
+            tape.watch([images, filters])
+            result = tf.nn.conv2d(images, filters, 2, "VALID")
+        return tape.gradient(result, [images, filters])
+
+    once = 2 * (2 * 4 * 4) * (3 * 3 * 4 * 6)  # positions of the result, and entries of the filters
+    assert counted(gradients, images, filters) == 3 * once
+
+
+def test_operations_of_an_update():
+    case = Case("MLP", 64, 1, 64)
+    first, second = 784 * 128, 128 * 10
+    # Forward, gradient of the weights, and of the second layer's input alone.
+    assert gpu_contenders.flops(case) == 2 * 64 * (2 * first + 3 * second)
+
+
+def test_operations_of_a_gpt():
+    width, positions, vocabulary = 8, 6, 11
+    weights = width * (3 * width + width + 2 * 4 * width + vocabulary)
+    attention = 2 * positions * width  # scores, and the sums that they weight
+    tokens = TINY.batch * positions
+    assert gpu_contenders.flops(TINY) == 3 * 2 * tokens * (weights + attention)
+
+
+# ------------------------------------------------------------ peak rates and profiles
+
+
+def test_peak_rates():
+    assert peak_of("NVIDIA H100 80GB HBM3", "mixed_bfloat16") == 989.5e12
+    assert peak_of("NVIDIA H100 PCIe", "tf32") == 378e12
+    assert peak_of("NVIDIA L4", "float32") == 30.3e12
+    assert peak_of("Tesla V100-SXM2-16GB", "mixed_bfloat16") is None
+    assert peak_of("CPU", "float32") is None
+
+
+def profile():
+    """A GPU with two streams: kernels at 0 to 2, 1 to 3 and 5 to 6 us, a copy at 9 to 10."""
+    space = xplane_pb2.XSpace()
+    space.planes.add(name="/host:CPU").lines.add(name="Stream of words").events.add()
+    plane = space.planes.add(name="/device:GPU:0")
+    for number, name in enumerate(["gemm", "MemcpyH2D", "summary"]):
+        plane.event_metadata[number].name = name
+    plane.stat_metadata[7].name = "memcpy_details"
+    plane.stat_metadata[8].name = "kind_src:pinned kind_dst:device size:513 dest:0 async:1"
+    events = {
+        "Stream #13": [(0, 0, 2), (0, 5, 1)],
+        "Stream #14": [(0, 1, 2), (1, 9, 1)],
+        "XLA Modules": [(2, 0, 10)],
+    }
+    for name, of_line in events.items():
+        line = plane.lines.add(name=name, timestamp_ns=10_000)
+        for kind, start, length in of_line:
+            event = line.events.add(
+                metadata_id=kind, offset_ps=start * 10**6, duration_ps=length * 10**6
+            )
+            if kind == 1:
+                event.stats.add(metadata_id=7, ref_value=8)
+    return space.SerializeToString()
+
+
+def test_idle_time_and_copies_of_a_profile():
+    trace = device_trace.read([profile()])
+    assert trace.span == pytest.approx(10e-6)
+    assert trace.busy == pytest.approx(5e-6)
+    assert trace.idle == pytest.approx(5e-6)
+    assert (trace.kernels, trace.copies("H2D"), trace.copies("D2H")) == (3, 1, 0)
+    assert trace.copied("H2D") == 513
+
+
+def test_a_profile_without_a_gpu():
+    assert device_trace.traced(lambda: tf.matmul(np.ones([2, 2]), np.ones([2, 2]))) is None

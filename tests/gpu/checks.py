@@ -1,0 +1,359 @@
+"""Checks of the GPU suite. Each returns findings: a figure and the most that it may be.
+
+A check takes the place and its strategy. `tests.gpu.suite` runs them and writes what they find.
+"""
+
+import dataclasses
+import inspect
+import itertools
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import ddl
+from benchmarks import device_trace
+from ddl import microbatch
+from ddl.distribution.communication import Communication
+from ddl.distribution.strategies import build_strategy
+from ddl.optimizers import FusedAdam
+from ddl.precision import set_precision
+from tests.gpu import reference
+from tests.gpu.places import Place
+from tests.training import parity_cases
+
+Strategy = tf.distribute.Strategy
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """A figure and the most that it may be; None reports it without a limit."""
+
+    what: str
+    value: float
+    most: float | None = None
+
+    @property
+    def is_good(self) -> bool:
+        return self.most is None or self.value <= self.most  # a NaN is not
+
+
+@dataclasses.dataclass(frozen=True)
+class Amount:
+    """How much is computed.
+
+    Attributes:
+      float64: Names of the cases of parity in float64.
+      float32: Names of those in float32.
+      updates: Updates after which memory must no longer grow, and as many again.
+      megabytes: Size of resident data in the check of memory.
+    """
+
+    float64: tuple[str, ...]
+    float32: tuple[str, ...]
+    updates: int
+    megabytes: int
+
+
+WHOLE = Amount(
+    parity_cases.SELECTED,
+    tuple(name for name in parity_cases.SELECTED if parity_cases.CASES[name].in_float32),
+    200,
+    256,
+)
+SMALL = Amount(("plain",), (), 4, 1)
+
+
+def arithmetic(place: Place, strategy: Strategy, amount: Amount) -> Iterator[Finding]:
+    """Products, convolutions and their gradients against the CPU in float64."""
+    random = np.random.default_rng(0)
+    x, filters = random.normal(size=(8, 17, 19, 16)), random.normal(size=(3, 3, 16, 24))
+    left, right = random.normal(size=(129, 257)), random.normal(size=(257, 65))
+
+    def results(device: str, dtype: str) -> dict[str, np.ndarray]:
+        with tf.device(device), tf.GradientTape() as tape:
+            images, kernel = tf.constant(x, dtype), tf.constant(filters, dtype)
+            tape.watch([images, kernel])
+            convolved = tf.nn.conv2d(images, kernel, 1, "SAME")
+            loss = tf.reduce_sum(convolved * convolved)
+        with tf.device(device):
+            to_images, to_kernel = tape.gradient(loss, [images, kernel])
+            product = tf.matmul(tf.constant(left, dtype), tf.constant(right, dtype))
+        values = {"product": product, "convolution": convolved, "gradient of its images": to_images}
+        values["gradient of its kernel"] = to_kernel
+        return {name: value.numpy().astype("float64") for name, value in values.items()}
+
+    expected = results("CPU:0", "float64")
+    for dtype, most in {"float64": 1e-12, "float32": 1e-5, "float16": 1e-2}.items():
+        for name, value in results(place.device, dtype).items():
+            error = np.max(np.abs(value - expected[name])) / np.max(np.abs(expected[name]))
+            yield Finding(f"{name} in {dtype}: largest error, relative to the largest", error, most)
+
+
+def parity_in_float64(place: Place, strategy: Strategy, amount: Amount) -> Iterator[Finding]:
+    """Losses, weights, slots, moments and averages against one CPU."""
+    return _parity(place, strategy, amount.float64, "float64", 1e-10)
+
+
+def parity_in_float32(place: Place, strategy: Strategy, amount: Amount) -> Iterator[Finding]:
+    """The same in float32, without TF32."""
+    return _parity(place, strategy, amount.float32, "float32", 1e-5)
+
+
+def _parity(
+    place: Place, strategy: Strategy, names: Sequence[str], precision: str, most: float
+) -> Iterator[Finding]:
+    references = (
+        {name: parity_cases.reference(name, precision) for name in names}
+        if place.on_cpu
+        else reference.on_cpu(precision, names)
+    )
+    for name, expected in references.items():
+        trainer = parity_cases.make_trainer(parity_cases.CASES[name], strategy, precision)
+        ours = parity_cases.figures(trainer)
+        for kind, difference in parity_cases.largest_differences(ours, expected).items():
+            yield Finding(f"{name}: difference of {kind}", difference, most)
+
+
+def resume(place: Place, strategy: Strategy, amount: Amount) -> Iterator[Finding]:
+    """A run that was saved in mid epoch, with microbatches and a padded batch."""
+    for resident in (True, False) if amount is WHOLE else (True,):
+        case = parity_cases.CASES["synchronized BatchNormalization, 131 examples"]
+        arguments = {"data_on_device": resident, "accumulation_steps": 2, "steps_per_loop": 10}
+        trainer = parity_cases.make_trainer(case, strategy, "float32", **arguments)
+        trainer.train(3)
+        with tempfile.TemporaryDirectory() as folder:
+            _save(folder, trainer)
+            for steps in (2, 4):
+                trainer.train(steps)
+            resumed = parity_cases.make_trainer(case, strategy, "float32", **arguments)
+            ddl.Checkpoints(folder, resumed).restore_latest()
+        resumed.train(6)
+        # The largest difference that rounding makes of so few updates, where bits may differ.
+        most = 0.0 if place.deterministic or place.on_cpu else 1e-3
+        where = "resident data" if resident else "a stream"
+        difference = _difference(copies(resumed), copies(trainer))
+        yield Finding(f"{where}: difference of a resumed run", difference, most)
+
+
+def snapshots(place: Place, strategy: Strategy, amount: Amount) -> Iterator[Finding]:
+    """A checkpoint that is written while training continues holds the weights of its step."""
+    case = parity_cases.CASES["synchronized BatchNormalization"]
+    trainer = parity_cases.make_trainer(case, strategy, "float32")
+    trainer.train(2)
+    resumed = parity_cases.make_trainer(case, strategy, "float32")
+    for number in range(1, 4 if amount is WHOLE else 2):
+        with tempfile.TemporaryDirectory() as folder:
+            checkpoints = ddl.Checkpoints(folder, trainer)
+            trainer.train(1)
+            expected = copies(trainer)
+            checkpoints.save()
+            trainer.train(40)  # while a thread writes
+            checkpoints.finish()
+            ddl.Checkpoints(folder, resumed).restore_latest()
+        difference = _difference(copies(resumed), expected)
+        yield Finding(f"checkpoint {number}: difference from the weights saved", difference, 0)
+        moved = float(_difference(copies(trainer), expected) == 0)
+        yield Finding(f"checkpoint {number}: training went no further", moved, 0)
+
+
+class Overflowing(ddl.Classification):
+    """A task whose loss is infinite on one replica after the other, from batch 1 on."""
+
+    def per_example(self, features, training):
+        output = super().per_example(features, training)
+        if not training:
+            return output
+        here = tf.distribute.get_replica_context().replica_id_in_sync_group
+        there = tf.cast(microbatch.current().batch, tf.int32) - 1
+        return output._replace(loss=tf.where(tf.equal(here, there), np.inf, 1.0) * output.loss)
+
+
+def overflow(place: Place, strategy: Strategy, amount: Amount) -> Iterator[Finding]:
+    """An overflow on any one replica changes no variable of any replica, and halves the scale."""
+    set_precision("mixed_float16")
+    keras.utils.set_random_seed(3)
+    with strategy.scope():
+        model = ddl.models.cnn(
+            (6, 6, 1), 3, blocks=((4,),), hidden_units=(8,), batch_normalization=True
+        )
+        trainer = ddl.Trainer(
+            Overflowing(model),
+            keras.optimizers.SGD(0.05, momentum=0.9),
+            parity_cases.EVEN,
+            global_batch_size=32,
+            loss_scale=ddl.LossScale(1024.0),
+            weight_average=ddl.ExponentialMovingAverage(0.9),
+            max_skipped_updates=1,
+        )
+    trainer.train(1)
+    before = copies(trainer)
+    for replica in range(strategy.num_replicas_in_sync):
+        # The loop ends at the skipped update; `train` would raise TrainingDiverged.
+        state = trainer._runner.loop.run(trainer.state, 2)
+        trainer.state = state._replace(skipped_in_a_row=tf.zeros([], tf.int64))
+        difference = _difference(copies(trainer), before)
+        yield Finding(f"replica {replica} overflows: change of the variables", difference, 0)
+        off = abs((trainer.loss_scale or 0) - 1024 / 2 ** (replica + 1))
+        yield Finding(f"replica {replica} overflows: loss scale, off by", off, 0)
+        left = abs(trainer.skipped_updates - replica - 1)
+        yield Finding(f"replica {replica} overflows: skipped updates, off by", left, 0)
+    trainer.train(1)
+    yield Finding("the update after: number of updates, off by", abs(trainer.step - 2), 0)
+    moved = float(_difference(copies(trainer), before) == 0)
+    yield Finding("the update after changed no variable", moved, 0)
+
+
+def precisions(place: Place, strategy: Strategy, amount: Amount) -> Iterator[Finding]:
+    """The loss after some updates in each format, beside float32."""
+    updates = 60 if amount is WHOLE else 2
+    losses = {}
+    for precision in ("float32", "mixed_float16", "mixed_bfloat16"):
+        case = parity_cases.CASES["ddl.layers.Dropout"]
+        trainer = parity_cases.make_trainer(case, strategy, precision)
+        trainer.train(updates)
+        losses[precision] = trainer.train(5)["loss"]
+        difference = abs(losses[precision] - losses["float32"])
+        yield Finding(f"loss in {precision}, beside float32", difference, 0.05)
+
+
+def memory(place: Place, strategy: Strategy, amount: Amount) -> Iterator[Finding]:
+    """Resident data lie on each device in their own size, and training does not grow."""
+    set_precision("float32")
+    images = np.zeros([amount.megabytes * 16, 64, 64, 16], "u1")
+    before = _memory(place)
+    with strategy.scope():
+        layers = [keras.Input(images.shape[1:]), keras.layers.GlobalAveragePooling2D()]
+        model = keras.Sequential([*layers, keras.layers.Dense(3)])
+        trainer = ddl.Trainer(
+            ddl.Classification(model),
+            FusedAdam(1e-3),
+            {"image": images, "label": np.zeros(len(images), "i4")},
+            global_batch_size=16,
+            data_on_device=True,
+        )
+    trainer.train(amount.updates)
+    first = _memory(place)
+    trainer.train(amount.updates)
+    last = _memory(place)
+    if before is None or first is None or last is None:
+        return
+    held = (first["current"] - before["current"]) / images.nbytes
+    yield Finding("memory held, in sizes of the resident data", held, 1.1)
+    yield Finding("not held by the device, in sizes of the data", max(0.0, 1 - held), 0.05)
+    yield Finding("growth of the peak", last["peak"] / first["peak"], 1.01)
+
+
+def copies_of_an_update(place: Place, strategy: Strategy, amount: Amount) -> Iterator[Finding]:
+    """What crosses between host and devices, read from TensorFlow's profiler."""
+    set_precision("float32")
+    with strategy.scope():
+        trainer = ddl.Trainer(
+            ddl.Classification(ddl.models.mlp((6, 6, 1), 3, hidden_units=(16,))),
+            FusedAdam(1e-3),
+            parity_cases.EVEN,
+            global_batch_size=32,
+            steps_per_loop=50,
+        )
+    trainer.train(50)
+    few, many = (
+        device_trace.traced(lambda steps=steps: trainer.train(steps)) for steps in (50, 150)
+    )
+    if few is None or many is None:
+        return
+    replicas = strategy.num_replicas_in_sync
+    for kind, most in (("H2D", 1024), ("D2H", 64)):
+        grown = (many.copied(kind) - few.copied(kind)) / 100 / replicas
+        yield Finding(f"bytes an update and replica, {kind}", grown, most)
+        number = (many.copies(kind) - few.copies(kind)) / 100 / replicas
+        yield Finding(f"copies an update and replica, {kind}", number, 6)
+
+
+def jit_compile(place: Place, strategy: Strategy, amount: Amount) -> Iterator[Finding]:
+    """Compiled updates beside those that are not; nothing where the Trainer has no such choice."""
+    if "jit_compile" not in inspect.signature(ddl.Trainer.__init__).parameters:
+        return
+    for name in ("plain", "ddl.layers.Dropout, accumulation 4"):
+        case = parity_cases.CASES[name]
+        found = [
+            parity_cases.figures(
+                parity_cases.make_trainer(case, strategy, "float64", jit_compile=choice)
+            )
+            for choice in ("on", "off")
+        ]
+        difference = _difference(*(list(values.values()) for values in found))
+        yield Finding(f"{name}: compiled beside not", difference, 1e-10)
+
+
+def all_reduces(place: Place, strategy: Strategy, amount: Amount) -> Iterator[Finding]:
+    """Each all-reduce of several GPUs, NCCL's among them, against one CPU in float64."""
+    if strategy.num_replicas_in_sync == 1:
+        return
+    kinds = ["reduction_to_one_device", "hierarchical_copy"]
+    if not (place.is_split or place.on_cpu):
+        kinds.append("nccl")
+    packs = (0, 1) if amount is WHOLE else (1,)
+    for kind, number in itertools.product(kinds, packs):
+        own = build_strategy("mirrored", Communication(cross_device_ops=kind, num_packs=number))
+        for finding in _parity(place, own, ("plain",), "float64", 1e-10):
+            yield dataclasses.replace(finding, what=f"{kind}, {number} packs, {finding.what}")
+
+
+Check = Callable[[Place, Strategy, Amount], Iterator[Finding]]
+
+CHECKS: dict[str, Check] = {
+    check.__name__: check
+    for check in (
+        arithmetic,
+        resume,
+        overflow,
+        snapshots,
+        memory,
+        copies_of_an_update,
+        jit_compile,
+        precisions,
+        parity_in_float32,
+        parity_in_float64,
+        all_reduces,
+    )
+}
+"""By name, in the order in which a process runs them: the longest last."""
+
+OF_DETERMINISM = ("resume", "snapshots")
+"""Those that a place with deterministic operations runs."""
+
+
+def copies(trainer: ddl.Trainer) -> list[list[np.ndarray]]:
+    """Returns every replica's copy of weights, moments, slots and averages."""
+    own = [v.value for v in [*trainer.model.variables, *trainer.optimizer.variables]]
+    return [
+        [copy.numpy() for copy in trainer.strategy.experimental_local_results(variable)]
+        for variable in [*own, *(trainer.averages.variables if trainer.averages else [])]
+    ]
+
+
+def _difference(some: Any, others: Any) -> float:
+    """Returns the largest difference of lists of lists of arrays; of other bits at least 5e-324."""
+    largest = 0.0
+    for ours, theirs in zip(some, others, strict=True):
+        for one, other in zip(ours, theirs, strict=True):
+            if np.array_equal(one, other):
+                continue
+            values = np.asarray(one, "float64"), np.asarray(other, "float64")
+            difference = float(np.nan_to_num(np.max(np.abs(values[0] - values[1])), nan=np.inf))
+            largest = max(largest, difference, 5e-324)
+    return largest
+
+
+def _save(folder: str, trainer: ddl.Trainer) -> None:
+    checkpoints = ddl.Checkpoints(folder, trainer)
+    checkpoints.save()
+    checkpoints.finish()
+
+
+def _memory(place: Place) -> dict[str, int] | None:
+    """Returns the memory of the first device; TensorFlow does not count that of a CPU."""
+    return None if place.on_cpu else tf.config.experimental.get_memory_info(place.device)

@@ -1,0 +1,76 @@
+"""Where a process of the GPU suite computes: one GPU, parts of one GPU, or several GPUs.
+
+TensorFlow's devices are set once in a process, so each place has a process of its own.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+
+import tensorflow as tf
+
+from ddl.devices.path import GPU, VIRTUAL_GPU, DevicePath, taking
+from ddl.distribution.devices import configure_devices
+from ddl.distribution.strategies import build_strategy
+from ddl.precision import set_tf32
+
+
+def of_gpus(path: DevicePath = GPU) -> DevicePath:
+    """Returns the path of GPUs for CPU devices: without XLA, which takes long to compile there."""
+    fields = {field.name for field in dataclasses.fields(DevicePath)}
+    return dataclasses.replace(path, **({"compiles": False} if "compiles" in fields else {}))
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """The devices of a process.
+
+    Attributes:
+      name: Its name in the command and in the names of files.
+      replicas: Number of replicas; None takes each GPU of the machine, at least two.
+      is_split: Whether the replicas share GPU 0.
+      deterministic: Whether operations are deterministic, as with --deterministic_ops.
+      on_cpu: Whether virtual CPU devices take the GPU's path, to try the suite's own code.
+    """
+
+    name: str
+    replicas: int | None = 1
+    is_split: bool = False
+    deterministic: bool = False
+    on_cpu: bool = False
+
+    @property
+    def device(self) -> str:
+        """The first replica's device."""
+        return "CPU:0" if self.on_cpu else "GPU:0"
+
+    @contextlib.contextmanager
+    def strategy(self) -> Iterator[tf.distribute.Strategy]:
+        """Configures the devices, and yields the strategy; the path is taken within the block."""
+        set_tf32(False)
+        name = "one_device" if self.replicas == 1 else "mirrored"
+        if self.on_cpu:
+            configure_devices(self.replicas or 2, gpus=(), deterministic_ops=self.deterministic)
+            with taking(of_gpus(VIRTUAL_GPU if self.is_split else GPU)):
+                yield build_strategy(name)
+            return
+        configure_devices(
+            num_virtual_devices=self.replicas if self.is_split else None,
+            gpus=None if self.replicas is None else [0],
+            deterministic_ops=self.deterministic,
+        )
+        yield build_strategy(name)
+
+
+PLACES = {
+    place.name: place
+    for place in (
+        Place("one"),
+        Place("one_deterministic", deterministic=True),
+        Place("virtual_2", 2, is_split=True),
+        Place("virtual_2_deterministic", 2, is_split=True, deterministic=True),
+        Place("virtual_4", 4, is_split=True),
+        Place("several", None),
+        Place("several_deterministic", None, deterministic=True),
+    )
+}

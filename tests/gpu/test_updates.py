@@ -1,0 +1,148 @@
+"""An update on a GPU leaves nothing to the host, copies as little and starts as few kernels.
+
+Not run on a GPU: `tests.gpu.updates` looks at the graph.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ddl
+from ddl.devices.path import taking
+from ddl.optimizers import LAMB, FusedAdam
+from ddl.precision import set_precision
+from tests.conftest import LikeGpus
+from tests.gpu.places import of_gpus
+from tests.gpu.updates import DEVICE, HOST, Update, update_of
+
+BATCH = 64
+MOST = BATCH // 4 - 1  # elements of a tensor in host memory; a microbatch has more
+
+_RANDOM = np.random.default_rng(0)
+IMAGES = _RANDOM.random((640, 784), np.float32)
+LABELS = _RANDOM.integers(0, 10, 640)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A trainer of the MLP 784-128-10, and what its update does.
+
+    Attributes:
+      operations: Operations of an update that start a kernel, call a library, or copy.
+      crossing: Bytes that an update moves between host and devices, or between devices.
+      counted: Kernels and library calls on a GPU, as counted once with TensorFlow 2.21; None: not.
+      arguments: Of the Trainer.
+      precision: The number format.
+      optimizer: Makes the optimizer.
+      replicas: Number of replicas.
+    """
+
+    operations: int
+    crossing: int
+    counted: int | None
+    arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
+    precision: str = "float32"
+    optimizer: Callable[[], keras.optimizers.Optimizer] = FusedAdam
+    replicas: int = 1
+
+
+CASES = {
+    "base": Case(47, 0, 50),
+    "accumulation": Case(171, 0, 154, {"accumulation_steps": 4}),
+    "clip_norm": Case(64, 0, 66, {"clip_norm": 1.0}),
+    "float16": Case(95, 1, 98, precision="mixed_float16"),
+    "average": Case(67, 0, 69, {"weight_average": ddl.ExponentialMovingAverage(0.99)}),
+    "LAMB": Case(68, 0, 75, optimizer=lambda: LAMB(1e-3)),
+    "stream": Case(47, 0, None, {"data_on_device": False}),
+    "mirrored": Case(87, 32, None, replicas=2),
+    "mirrored, accumulation": Case(179, 32, None, {"accumulation_steps": 2}, replicas=2),
+}
+
+
+def of_case(
+    case: Case,
+    task: Callable[[keras.Model], Any] = ddl.Classification,
+    labels: np.ndarray = LABELS,
+    **path: bool,
+) -> Update:
+    set_precision(case.precision)
+    with taking(dataclasses.replace(of_gpus(), **path)):
+        if case.replicas > 1:
+            strategy: tf.distribute.Strategy = LikeGpus(case.replicas, first=1)
+        else:
+            strategy = tf.distribute.OneDeviceStrategy(DEVICE)
+        with strategy.scope():
+            layers = [keras.layers.Dense(128, "relu"), keras.layers.Dense(10)]
+            model = keras.Sequential([keras.Input((784,)), *layers])
+            trainer = ddl.Trainer(
+                task(model),
+                case.optimizer(),
+                {"image": IMAGES, "label": labels},
+                global_batch_size=BATCH,
+                strategy=strategy,
+                **case.arguments,
+            )
+        return update_of(trainer, MOST)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_update(name):
+    case = CASES[name]
+    update = of_case(case)
+    assert not update.on_host
+    assert sum(update.crossing.values()) <= case.crossing, update.crossing
+    # If an update takes fewer now, take its number as the case's.
+    assert 0.9 * case.operations <= update.operations <= 1.1 * case.operations
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.counted])
+def test_operations_follow_what_was_counted(name):
+    case = CASES[name]
+    assert case.operations == pytest.approx(case.counted, rel=0.15)
+
+
+# ------------------------------------------------------------ what must be found
+
+
+def test_an_optimizer_of_many_kernels_is_found():
+    case = CASES["base"]
+    update = of_case(dataclasses.replace(case, optimizer=keras.optimizers.Adam))
+    assert update.operations > 1.5 * case.operations
+
+
+class CountsOnTheHost(ddl.Classification):
+    """A task with a metric in int32, which TensorFlow computes on the host."""
+
+    def per_example(self, features, training):
+        output = super().per_example(features, training)
+        positive = tf.cast(features["image"] > 0, tf.int32)
+        return output._replace(metrics={"positive": tf.cast(tf.reduce_sum(positive, 1), "float32")})
+
+
+def test_an_operation_on_the_host_is_found():
+    update = of_case(CASES["base"], CountsOnTheHost)
+    assert any("Sum: input, int32[64, 784], is in host memory" in line for line in update.on_host)
+
+
+class LosesOnTheHost(ddl.Classification):
+    """A task whose losses are computed on the host."""
+
+    def per_example(self, features, training):
+        output = super().per_example(features, training)
+        with tf.device(HOST):
+            return output._replace(loss=output.loss * 2)
+
+
+def test_a_copy_is_found():
+    update = of_case(CASES["base"], LosesOnTheHost)
+    assert sum(update.crossing.values()) >= 2 * BATCH * 4  # losses forward, gradients backward
+
+
+def test_arrays_in_host_memory_are_found():
+    update = of_case(CASES["base"], labels=LABELS.astype("i4"), packs_int32=False)
+    assert any("GatherV2: params, int32" in line for line in update.on_host), update.on_host

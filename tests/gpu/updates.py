@@ -1,0 +1,108 @@
+"""The operations of one update, counted in the graph of the training loop.
+
+Device 1 of the CPU stands for the GPU, and device 0 for the host, so that the graph shows what
+crosses between the two. The number of operations follows that of the kernels (`test_updates.py`).
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+import ddl
+from tests.gpu.placement import Body, body_of_function, functions_of, node_of, nodes, of_node
+
+HOST, DEVICE = "CPU:0", "CPU:1"
+
+# They start no kernel: they name, share or describe what is there, or call functions.
+_FREE = {
+    *("Const", "Identity", "IdentityN", "NoOp", "Reshape", "ExpandDims", "Squeeze", "Shape"),
+    *("ReadVariableOp", "AssignVariableOp", "VarHandleOp", "DestroyResourceOp", "EnsureShape"),
+    *("PartitionedCall", "StatefulPartitionedCall", "While", "StatelessWhile", "If", "StatelessIf"),
+    *("StridedSlice", "Empty", "StopGradient", "PreventGradient", "Size", "Rank"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Update:
+    """What an update does.
+
+    Attributes:
+      operations: Number of operations that start a kernel, call a library, or copy.
+      on_host: Operations that have no kernel for GPUs, or keep more in host memory than `most`.
+      crossing: Bytes that cross between host and devices, by the operation that gives them.
+    """
+
+    operations: int
+    on_host: list[str]
+    crossing: dict[str, int]
+
+
+def update_of(trainer: ddl.Trainer, most: int) -> Update:
+    """Looks at the loop over updates of a trainer: its body and its condition."""
+    loop = trainer._runner.loop
+    iterator = loop._iterator_from(trainer.state)
+    graph = loop._loop.get_concrete_function(
+        iterator, tf.constant(0, tf.int64), trainer.state
+    ).graph
+    definition = graph.as_graph_def(add_shapes=True)
+    functions = functions_of(definition)
+    updates = _loop_in(definition.node)
+    if iterator is None:  # in a loop over the batches that are ordered ahead
+        updates = _loop_in(functions[updates.attr["body"].func.name].node_def)
+    operations, on_host, crossing = 0, [], {}
+    for part in ("body", "cond"):
+        body = body_of_function(functions[updates.attr[part].func.name])
+        seen: set[Any] = set()
+        for node, of, times in nodes(body, functions, trainer.accumulation_steps):
+            on_host += of_node(node, of, most, set())
+            operations += times * _counts(node, of, seen)
+            crossing |= dict(_crossing(node, of))
+    return Update(operations, sorted(set(on_host)), crossing)
+
+
+def _loop_in(nodes: Any) -> Any:
+    (found,) = [node for node in nodes if node.op in ("While", "StatelessWhile")]
+    return found
+
+
+def _counts(node: Any, body: Body, seen: set[Any]) -> bool:
+    """Returns whether a node counts: not of constants alone, and not twice the same."""
+    if node.op in _FREE or not any(_is_computed(name, body) for name in node.input):
+        return False
+    same = (id(body), node.op, *node.input, *(str(node.attr[key]) for key in sorted(node.attr)))
+    if same in seen and not node.op.startswith("Resource"):
+        return False
+    seen.add(same)
+    return True
+
+
+def _is_computed(name: str, body: Body) -> bool:
+    """Returns whether an input is neither a control input nor a function of constants."""
+    if name.startswith("^"):
+        return False
+    node = body.node(name)
+    if node is None:
+        return True  # an argument
+    return node.op != "Const" and (
+        not node.input or any(_is_computed(given, body) for given in node.input)
+    )
+
+
+def _crossing(node: Any, body: Body) -> Iterator[tuple[str, int]]:
+    """Returns name and bytes of what another device gives to a node."""
+    for name in node.input:
+        given = body.node(name)
+        if name.startswith("^") or given is None or given.op == "Const":
+            continue
+        if _place(given) and _place(node) and _place(given) != _place(node):
+            dtype = tf.as_dtype(given.attr["T"].type or given.attr["dtype"].type or tf.bool)
+            shape = body.shape_of(name)
+            sizes = [dimension.size for dimension in shape.dim] if shape else [math.inf]
+            yield node_of(name), math.prod(sizes) * dtype.size
+
+
+def _place(node: Any) -> str:
+    return tf.DeviceSpec.from_string(node.device).to_string().rpartition("device:")[2]
