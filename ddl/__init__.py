@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ddl.step.weight_average import ExponentialMovingAverage
     from ddl.tasks.classification import Classification
     from ddl.tasks.current_batch import current_batch
+    from ddl.tasks.gather import gather
     from ddl.tasks.task import PerExample, Task
     from ddl.training.trainer import Trainer
 
@@ -37,6 +38,7 @@ _HOME = {
     "Update": "ddl.step.verbs.update",
     "WarmStart": "ddl.checkpoints.warm_start",
     "current_batch": "ddl.tasks.current_batch",
+    "gather": "ddl.tasks.gather",
 }
 
 _SUBMODULES = (
@@ -60,6 +62,7 @@ __all__ = [
     "WarmStart",
     "__version__",
     "current_batch",
+    "gather",
 ]
 
 

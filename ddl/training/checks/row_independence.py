@@ -6,7 +6,8 @@ would see only these rows, and would differ on other devices. The check therefor
 pass on a few rows of the data, then again with some rows replaced, at the same shape. Losses,
 weights and metrics of the other rows must not change. Random draws repeat, because they depend on
 the position of a row. BatchNormalization reuses the moments of the first run, because ddl takes
-moments over the whole microbatch by design.
+moments over the whole microbatch by design. For the same reason `ddl.gather` returns what it
+returned in the first run: a loss may depend on other rows through it, and only so.
 
 The runs are on one device, eager or else traced, and leave every variable unchanged.
 """
@@ -30,6 +31,7 @@ from ddl.errors import ConfigError
 from ddl.microbatch import HeldMoments, Microbatch, without_traces_of_the_user
 from ddl.random import batch_counter
 from ddl.step.moving_statistics import restoring
+from ddl.tasks.gather import Gathered, HeldRows
 from ddl.tasks.parts import models_of, variables_of
 from ddl.tasks.task import LossFunction, Task
 
@@ -49,8 +51,22 @@ _NOISES = 10
 _BATCHES = 3
 
 _Features = dict[str, tf.Tensor]
-# Losses, weights and metrics by the names that errors use; and the moments of normalization layers.
-_Run = tuple[dict[str, tf.Tensor], list[tf.Tensor]]
+
+
+class _Held(NamedTuple):
+    """What the first run leaves to the later ones.
+
+    Attributes:
+      moments: Moments of the normalization layers.
+      rows: What `ddl.gather` returned.
+    """
+
+    moments: list[tf.Tensor]
+    rows: list[Gathered]
+
+
+# Losses, weights and metrics by the names that errors use; and what is held.
+_Run = tuple[dict[str, tf.Tensor], _Held]
 
 
 class _Values(NamedTuple):
@@ -138,30 +154,32 @@ class RowIndependence:
         # A gate that starts at zero would hide a dependence that training opens.
         zeros = [v for v in variables if v.trainable and not np.any(v.numpy())]
 
-        def run(features: _Features, moments: list[tf.Tensor] | None) -> _Run:
-            held = HeldMoments(moments)
+        def run(features: _Features, held: _Held | None) -> _Run:
+            moments = HeldMoments(None if held is None else held.moments)
+            rows = HeldRows(None if held is None else held.rows)
             current = Microbatch(
                 seed=0,
                 training=training,
                 counter=batch_counter(tf.zeros([], tf.int64)),
                 first_row=0,
                 rows=next(iter(features.values())).shape[0],
-                held_moments=held,
+                held_moments=moments,
+                gathering=rows,
             )
             with tf.device(self._device), current.forward():
                 output = loss(dict(features), training)
             weight = {} if output.weight is None else {"weight": output.weight}
             metrics = {f"metric {name!r}": values for name, values in output.metrics.items()}
-            return {"loss": output.loss, **weight, **metrics}, held.moments
+            return {"loss": output.loss, **weight, **metrics}, _Held(moments.moments, rows.gathered)
 
-        def all_of(run: Callable[[_Features, list[tf.Tensor] | None], _Run]) -> list[Any]:
-            moments: list[tf.Tensor] | None = None
+        def all_of(run: Callable[[_Features, _Held | None], _Run]) -> list[Any]:
+            held: _Held | None = None
 
             def values(features: _Features) -> dict[str, _Values]:
-                nonlocal moments
+                nonlocal held
                 with restoring(variables, only_changed=True):  # all runs start from the same
-                    tensors, held = run(features, moments)
-                moments = held if moments is None else moments
+                    tensors, now = run(features, held)
+                held = now if held is None else held
                 return {name: self._values(tensor) for name, tensor in tensors.items()}
 
             with restoring(zeros):
@@ -253,9 +271,10 @@ def _check_runs(runs: Sequence[dict[str, _Values]], where: str) -> None:
             f"{where}: the {' and the '.join(found)} of an example must not depend on other "
             f"examples of the batch (got {next(iter(found.values()))}). A replica sees only its "
             "own microbatch, with padding, so the result would depend on the number of devices. "
-            "Compute each row from that row alone: no in-batch negatives, mining, mixing or sums "
-            "over the batch (ddl has no gather over replicas). Use "
-            "keras.layers.BatchNormalization for moments of the batch."
+            "To compare an example with the others, as for in-batch negatives and mining, take "
+            "their rows from ddl.gather(x), which gives those of all replicas and a mask of the "
+            "padding. Compute all else of a row from that row alone: no mixing, no sums over the "
+            "batch. Use keras.layers.BatchNormalization for moments of the batch."
         )
     if "weight" in runs[0] and (runs[0]["weight"].values < 0).any():
         raise ConfigError(
@@ -277,12 +296,12 @@ def _in_graphs(run: Callable[..., _Run]) -> Callable[..., _Run]:
     """Returns the function traced: once to compute moments, once to use given moments."""
     traced: dict[bool, Any] = {}
 
-    def run_traced(features: _Features, moments: list[tf.Tensor] | None) -> _Run:
-        first = moments is None
+    def run_traced(features: _Features, held: _Held | None) -> _Run:
+        first = held is None
         if first not in traced:
             function = tf.function(run, autograph=False)
-            traced[first] = function.get_concrete_function(features, moments)
-        return traced[first](features, moments)
+            traced[first] = function.get_concrete_function(features, held)
+        return traced[first](features, held)
 
     return run_traced
 
