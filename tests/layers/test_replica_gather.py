@@ -55,9 +55,7 @@ def test_dtypes_keep_their_values(make, gpu_path):
 
     def function(number):
         values = [rows_of(number)] * 2
-        return gather_over_replicas(
-            [tf.cast(x, dtype) for dtype in DTYPES for x in values]
-        )
+        return gather_over_replicas([tf.cast(x, dtype) for dtype in DTYPES for x in values])
 
     expected = np.concatenate([rows_of(0.0), rows_of(1.0)])
     for place, results in enumerate(on_replicas(strategy, function)):

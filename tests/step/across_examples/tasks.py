@@ -49,7 +49,8 @@ class InfoNce(Task):
         x = features["x"]
         queries, keys = self.embedded(x, training), self.embedded(x[:, ::-1], training)
         others = self.gather(keys)
-        logits = tf.where(others.mask, queries @ tf.transpose(others.rows) / 0.5, -1e30)
+        logits = queries @ tf.transpose(others.rows) / 0.5
+        logits = tf.where(others.mask, logits, logits.dtype.min)
         found = tf.cast(tf.argmax(logits, 1) == others.own, logits.dtype)
         return ddl.PerExample(cross_entropy(others.own, logits), {"found": found})
 
@@ -89,7 +90,8 @@ class Weighted(InfoNce):
     def per_example(self, features: dict[str, Any], training: bool) -> ddl.PerExample:
         loss, metrics, _ = super().per_example(features, training)
         weight = 0.5 + tf.cast(features["label"], loss.dtype)
-        return ddl.PerExample(loss + tf.reduce_sum(features["x"] ** 2, 1), metrics, weight)
+        own = tf.reduce_sum(self.model(features["x"], training=training) ** 2, axis=1)
+        return ddl.PerExample(loss + own, metrics, weight)
 
 
 class OwnStep(InfoNce):
