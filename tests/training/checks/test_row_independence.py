@@ -505,7 +505,9 @@ def test_a_loss_may_depend_on_gathered_rows(output):
 
 
 def test_gathered_rows_are_held_in_graphs_too():
-    model = keras.Sequential([keras.Input((5,)), keras.layers.Embedding(11, 4), keras.layers.GRU(4)])
+    model = keras.Sequential(
+        [keras.Input((5,)), keras.layers.Embedding(11, 4), keras.layers.GRU(4)]
+    )
     check(Embedding(model, gathered_negatives, "token"))
 
 
