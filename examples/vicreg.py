@@ -34,16 +34,14 @@ class VicReg:
         one, two = (self.view(features["image"], training) for _ in range(2))
         batch = ddl.gather((one, two), across="global_batch")
         invariance = tf.reduce_mean(tf.square(one - two), axis=-1)
-        terms = [variance_and_covariance(rows, batch.mask) for rows in batch.rows]
-        variance, covariance = (
-            tf.zeros_like(invariance) + x + y for x, y in zip(*terms, strict=True)
-        )
-        loss = self.weight * (invariance + variance / 2) + covariance
+        variances, covariances = zip(*(moments(x, batch.mask) for x in batch.rows), strict=True)
+        variance = tf.fill(invariance.shape, tf.add_n(variances) / 2)
+        loss = self.weight * (invariance + variance) + tf.add_n(covariances)
         return ddl.PerExample(loss, {"invariance": invariance, "variance": variance})
 
 
 def moments(rows: tf.Tensor, mask: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the terms of variance and of covariance of vectors [batch, width], without padding."""
+    """Returns the terms of variance and covariance of vectors [batch, width], without padding."""
     counts = tf.cast(mask, rows.dtype)[:, tf.newaxis]
     number = tf.reduce_sum(counts)
     centred = counts * (rows - tf.reduce_sum(counts * rows, axis=0) / number)
