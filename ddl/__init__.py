@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ddl.checkpoints.checkpoints import Checkpoints
     from ddl.checkpoints.retention import Retention
     from ddl.checkpoints.warm_start import WarmStart
+    from ddl.optimizers.loss_weight import LossWeight
     from ddl.precision import LossScale
     from ddl.step.noise_scale import GradientNoiseScale
     from ddl.step.verbs.gradients import Gradients
@@ -31,6 +32,7 @@ _HOME = {
     "GradientNoiseScale": "ddl.step.noise_scale",
     "Gradients": "ddl.step.verbs.gradients",
     "LossScale": "ddl.precision",
+    "LossWeight": "ddl.optimizers.loss_weight",
     "PerExample": "ddl.tasks.task",
     "Retention": "ddl.checkpoints.retention",
     "Task": "ddl.tasks.task",
@@ -54,6 +56,7 @@ __all__ = [
     "GradientNoiseScale",
     "Gradients",
     "LossScale",
+    "LossWeight",
     "PerExample",
     "Retention",
     "Task",

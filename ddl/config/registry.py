@@ -20,6 +20,7 @@ OWN: tuple[str, ...] = (
     "ddl.data:images",
     "ddl.data:synthetic_arrays",
     "ddl.optimizers.learning_rate:LearningRate",
+    "ddl.optimizers.loss_weight:LossWeight",
     "ddl.optimizers.lengths:epochs_to_steps",
     "ddl.optimizers.lengths:steps_after_warmup",
     "ddl.optimizers.lengths:warmup_steps",
