@@ -123,7 +123,8 @@ class ThreePasses:
             return self.of.strategy.run(on_replica, args=arguments)
 
         own_graph = self.objective.needs_own_graph
-        return over_microbatches(self.of.strategy, self._parts, run, zeros, own_graph)
+        # One after the other, so that the activations of one are in memory.
+        return over_microbatches(self.of.strategy, self._parts, run, zeros, own_graph, parallel=1)
 
     # ------------------------------------------------------------ pass 1, replica context
 
