@@ -67,9 +67,12 @@ def _packed(
             continue
         flat = [tf.reshape(values[place], [values[place].shape[0], -1]) for place in places]
         rows = exchange(tf.concat(flat, axis=1))
-        parts = tf.split(rows, [one.shape[1] for one in flat], axis=1)
-        for place, part in zip(places, parts, strict=True):
-            results[place] = tf.reshape(part, [rows.shape[0], *values[place].shape[1:]])
+        end = 0
+        # Not tf.split, which has no kernel for int64 on GPUs.
+        for place, part in zip(places, flat, strict=True):
+            first, end = end, end + part.shape[1]
+            shape = [rows.shape[0], *values[place].shape[1:]]
+            results[place] = tf.reshape(rows[:, first:end], shape)
     return results
 
 

@@ -140,12 +140,12 @@ class ThreePasses:
                 f"{[(tuple(s.shape), s.dtype.name) for s in self._specs]} for each row when the "
                 f"Trainer was made, then {[(tuple(x.shape[1:]), x.dtype.name) for x in kept.kept]}."
             )
-        before, after = index * current.rows, (self._parts - 1 - index) * current.rows
+        is_own = tf.one_hot(index, self._parts, True, False, dtype=tf.bool)
         placed = []
-        for own in [*kept.kept, features["weight"] > 0]:
-            around = [[before, after]] + [[0, 0]] * (own.shape.rank - 1)
-            padded = tf.pad(_summable(own), around)
-            placed.append(tf.ensure_shape(padded, [self._parts * current.rows, *padded.shape[1:]]))
+        for rows in map(_summable, [*kept.kept, features["weight"] > 0]):
+            each = tf.reshape(is_own, [self._parts] + [1] * rows.shape.rank)
+            of_parts = tf.where(each, rows, tf.zeros([], rows.dtype))
+            placed.append(tf.reshape(of_parts, [self._parts * current.rows, *rows.shape[1:]]))
         return placed
 
     def _no_rows(self) -> list[tf.Tensor]:
