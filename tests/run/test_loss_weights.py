@@ -33,13 +33,14 @@ class Annealed:
 
 def test_it_is_logged_and_continues_after_a_resume(tmp_path):
     gin.external_configurable(Annealed, module="tests")
-    run(tmp_path / "run", *PARAMS, gin_file="digits_mlp.gin", mode="train")
+    options = {"gin_file": "digits_mlp.gin", "mode": "train", "allow_unused": ("Classification.*",)}
+    run(tmp_path / "run", *PARAMS, **options)
     logged = {line["step"]: line["loss_weight/kl"] for line in metrics(tmp_path / "run", "train")}
     assert logged == {2: 0.125, 4: 0.375}  # of the updates 1 and 3, counted from 0
     shutil.copytree(tmp_path / "run", tmp_path / "resumed")
     for file in (tmp_path / "resumed" / "checkpoints").glob("step-4*"):
         file.unlink()
-    run(tmp_path / "resumed", *PARAMS, gin_file="digits_mlp.gin", mode="train")
+    run(tmp_path / "resumed", *PARAMS, **options)
     ours, theirs = tensors(tmp_path / "resumed"), tensors(tmp_path / "run")
     for name, value in theirs.items():
         np.testing.assert_array_equal(ours[name], value, err_msg=name)
