@@ -22,7 +22,7 @@ BENCHMARKS = (
 )
 """Names in the order of the page. Each module ends with `benchmarks.command.main(measure)`."""
 
-LONG = ("large_batch",)
+LONG = ("large_batch", "across_examples")
 """Benchmarks that run only when named."""
 
 ON_GPU = ("gpu",)

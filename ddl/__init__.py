@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ddl.checkpoints.checkpoints import Checkpoints
     from ddl.checkpoints.retention import Retention
     from ddl.checkpoints.warm_start import WarmStart
+    from ddl.optimizers.loss_weight import LossWeight
     from ddl.precision import LossScale
     from ddl.step.noise_scale import GradientNoiseScale
     from ddl.step.verbs.gradients import Gradients
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from ddl.step.weight_average import ExponentialMovingAverage
     from ddl.tasks.classification import Classification
     from ddl.tasks.current_batch import current_batch
+    from ddl.tasks.gather import gather
     from ddl.tasks.task import PerExample, Task
     from ddl.training.trainer import Trainer
 
@@ -30,6 +32,7 @@ _HOME = {
     "GradientNoiseScale": "ddl.step.noise_scale",
     "Gradients": "ddl.step.verbs.gradients",
     "LossScale": "ddl.precision",
+    "LossWeight": "ddl.optimizers.loss_weight",
     "PerExample": "ddl.tasks.task",
     "Retention": "ddl.checkpoints.retention",
     "Task": "ddl.tasks.task",
@@ -37,6 +40,7 @@ _HOME = {
     "Update": "ddl.step.verbs.update",
     "WarmStart": "ddl.checkpoints.warm_start",
     "current_batch": "ddl.tasks.current_batch",
+    "gather": "ddl.tasks.gather",
 }
 
 _SUBMODULES = (
@@ -52,6 +56,7 @@ __all__ = [
     "GradientNoiseScale",
     "Gradients",
     "LossScale",
+    "LossWeight",
     "PerExample",
     "Retention",
     "Task",
@@ -60,6 +65,7 @@ __all__ = [
     "WarmStart",
     "__version__",
     "current_batch",
+    "gather",
 ]
 
 

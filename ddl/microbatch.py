@@ -138,6 +138,9 @@ class Microbatch:
       draws: Which pass of the step this is; each draws numbers of its own.
       weight: float32 [rows], the weights of the examples; None in a trial, where all are 1.
       step: Number of updates made so far, int64 []; None in a trial, where it is 0.
+      gathering: How `ddl.gather` gets the rows of other replicas and microbatches; None: from the
+        replicas (`ddl.tasks.gather`).
+      gathers: The calls of `ddl.gather` in this pass.
     """
 
     seed: int | None
@@ -151,6 +154,8 @@ class Microbatch:
     draws: Draws = FIRST_PASS
     weight: tf.Tensor | None = None
     step: tf.Tensor | None = None
+    gathering: Any = None
+    gathers: list[Any] = dataclasses.field(default_factory=list)
     _calls: dict[int, _Calls] = dataclasses.field(default_factory=dict)
     _is_backward: bool = False
     _refuses_draws: bool = False

@@ -18,6 +18,7 @@ from ddl import microbatch
 from ddl.checking.facts import Facts
 from ddl.checking.recording import Key, Layer, Part, Recording
 from ddl.optimizers.named import by_name
+from ddl.step.across_examples.gathering import OwnRowsKept
 from ddl.tasks.parts import layers_of, own_variables_of
 from ddl.training.trainer import Trainer
 
@@ -146,6 +147,8 @@ class Recorder:
         """Records the rows of a microbatch. Not called in loops and conditionals of a model."""
         current = microbatch.current()
         if current is None or not tf.is_tensor(value) or not hasattr(value, "dtype"):
+            return
+        if isinstance(current.gathering, OwnRowsKept):  # repeats the pass that is recorded
             return
         position = self._positions.setdefault(id(current), [current, 0])
         position[1] += 1

@@ -111,6 +111,7 @@ class Recording:
       task: Name of the task's class.
       failure: The error that ended the run; None if it reached its end.
       mistake: A mistake in the call of the check itself, such as a module that does not exist.
+      skipped: Why the configuration cannot run this task, which is no mistake; None if it can.
       notes: Lines for the report.
     """
 
@@ -123,6 +124,7 @@ class Recording:
     task: str = "The task"
     failure: Failure | None = None
     mistake: str | None = None
+    skipped: str | None = None
     notes: list[str] = dataclasses.field(default_factory=list)
 
     def add(self, key: Key, part: Part) -> None:

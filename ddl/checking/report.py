@@ -162,6 +162,9 @@ def report_on(recordings: Mapping[Configuration, Recording]) -> Report:
     skipped = []
     for configuration in [one for one in ALL[1:] if one in recordings]:
         recording = recordings[configuration]
+        if recording.skipped is not None:
+            notes += [recording.skipped] if recording.skipped not in notes else []
+            continue
         if one.batch_size is None or one.batch_size % configuration.parts:
             skipped.append(str(configuration))
             continue

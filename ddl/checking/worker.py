@@ -37,6 +37,7 @@ from ddl.errors import DdlError, check_takes
 from ddl.precision import set_precision
 from ddl.run import train
 from ddl.run.placement import Placement
+from ddl.step.across_examples.checks import AcrossMicrobatchError
 from ddl.step.observing import observed_by
 from ddl.training.trainer import Trainer
 from ddl.user_code import message_of, place_of
@@ -102,7 +103,15 @@ def _run(
     build = _from_gin if "gin" in job else _from_factory
     made = build(job, configuration, strategy)
     with observed_by(recorder), recorder.watching(), small_data(recording.notes):
-        trainer = _made(made, job, configuration)
+        try:
+            trainer = _made(made, job, configuration)
+        except AcrossMicrobatchError:
+            recording.skipped = (
+                "ddl.gather returns the rows of a microbatch, so the loss is for one microbatch: "
+                "configurations with several were not checked. "
+                'ddl.gather(…, across="global_batch") would allow them.'
+            )
+            return
         _check_trainer(trainer, configuration, strategy)
         recording.task = type(trainer.task).__name__
         sizes = [pipeline.global_batch_size for pipeline in trainer.pipelines.values()]

@@ -30,6 +30,7 @@ OWN: tuple[str, ...] = (
     "ddl.data:text_lines",
     "ddl.data:token_windows",
     "ddl.optimizers.learning_rate:LearningRate",
+    "ddl.optimizers.loss_weight:LossWeight",
     "ddl.optimizers.lengths:epochs_to_steps",
     "ddl.optimizers.lengths:steps_after_warmup",
     "ddl.optimizers.lengths:warmup_steps",

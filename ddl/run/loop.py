@@ -7,6 +7,7 @@ from ddl.checkpoints.checkpoints import Checkpoints
 from ddl.distribution.workers import Workers
 from ddl.errors import ModelDirectoryError, TrainingDiverged, TrainingInterrupted
 from ddl.optimizers.learning_rate import learning_rate_at
+from ddl.optimizers.loss_weight import loss_weights
 from ddl.optimizers.named import ONLY, by_name, frozen_until
 from ddl.optimizers.plateau import ReduceOnPlateau, plateaus_of
 from ddl.run.console import RunConsole
@@ -107,6 +108,7 @@ class OuterLoop:
         trainer = self._trainer
         figures = trainer.read_metrics()
         figures |= trainer.learning_rates
+        figures |= loss_weights(trainer.task, step)
         if trainer.loss_scale is not None:
             figures["loss_scale"] = trainer.loss_scale
             figures["skipped_updates"] = trainer.skipped_updates

@@ -17,6 +17,7 @@ def over_microbatches(
     one: Callable[[Any, Any], Any],
     zeros: Callable[[], Any],
     own_graph: bool,
+    parallel: int = 10,
 ) -> Any:
     """Returns the sum of a function of the microbatches, of each replica.
 
@@ -30,17 +31,20 @@ def over_microbatches(
         microbatch, or the microbatch's own if the sum so far is None. It calls `strategy.run`.
       zeros: Returns the empty sum. Replica context.
       own_graph: Whether each microbatch needs a graph of its own (`ddl.step.onednn`).
+      parallel: Number of microbatches that may be computed at once, if devices are idle; 10 is
+        TensorFlow's default.
     """
     if microbatches == 1:
         return one(0, None)
     if own_graph:
         one = in_own_graph(one)
     if len(local_devices(strategy)) > 1 and path_of(strategy).packs_tensors:
-        return _in_variables(strategy, microbatches, one, zeros)
+        return _in_variables(strategy, microbatches, one, zeros, parallel)
     _, summed = tf.while_loop(
         lambda index, so_far: index < microbatches,
         lambda index, so_far: (index + 1, one(index, so_far)),
         (tf.constant(0), strategy.run(zeros)),
+        parallel_iterations=parallel,
     )
     return summed
 
@@ -50,6 +54,7 @@ def _in_variables(
     microbatches: int,
     one: Callable[[Any, Any], Any],
     zeros: Callable[[], Any],
+    parallel: int,
 ) -> Any:
     """Adds in variables that live for one update, on the device of each replica.
 
@@ -80,5 +85,6 @@ def _in_variables(
         strategy.run(add, args=(variables, one(index, None)))
         return (index + 1,)
 
-    tf.while_loop(lambda index: index < microbatches, turn, (tf.constant(0),))
+    start = (tf.constant(0),)
+    tf.while_loop(lambda index: index < microbatches, turn, start, parallel_iterations=parallel)
     return strategy.run(read, args=(variables,))

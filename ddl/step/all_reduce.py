@@ -15,12 +15,12 @@ from tensorflow.python.distribute import (
     distribute_utils,
     values,
 )
-from tensorflow.python.ops import collective_ops
 
 from ddl.devices.packing import Packed
 from ddl.devices.path import path_of
 from ddl.distribution.communication import Communication
 from ddl.errors import check_choice
+from ddl.layers.replica_gather import all_to_all
 
 GradientDtype = Literal["bfloat16", "float16"]
 _Options: TypeAlias = tf.distribute.experimental.CommunicationOptions
@@ -182,7 +182,7 @@ class AllReduce:
         # as many bytes as a ring all-reduce, but adds in the wider dtype.
         share = -(-size // replicas)
         shares = tf.reshape(tf.pad(sent, [[0, share * replicas - size]]), [replicas, share])
-        rows = tf.ensure_shape(_all_to_all(launcher, shares, self._options), shares.shape)
+        rows = tf.ensure_shape(all_to_all(launcher, shares, self._options), shares.shape)
         own = added(tf.bitcast(rows, flat.dtype))
         return tf.reshape(gathered(tf.bitcast(own, tf.float16)), [-1])[:size]
 
@@ -206,16 +206,3 @@ def buffers(sizes: Sequence[int], limit: int) -> list[list[int]]:
         made[-1].append(place)
         held += sizes[place]
     return made
-
-
-def _all_to_all(launcher: Any, rows: tf.Tensor, options: _Options) -> tf.Tensor:
-    """Sends row j of `rows`, [replicas, n], to replica j; returns [replicas, n]."""
-    return collective_ops.all_to_all_v2(
-        rows,
-        launcher._group_size,
-        launcher._group_key,
-        launcher._next_instance_key(),
-        communication_hint=options.implementation.value,
-        timeout=options.timeout_seconds or 0,
-        ordering_token=launcher._get_ordering_token(),
-    )

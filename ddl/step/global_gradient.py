@@ -24,7 +24,10 @@ from ddl.errors import ConfigError
 from ddl.microbatch import Draws, Microbatch
 from ddl.step import gradients as gradient_path
 from ddl.step.accumulation import over_microbatches
+from ddl.step.across_examples.gathering import refuse
+from ddl.step.across_examples.passes import ThreePasses
 from ddl.step.all_reduce import AllReduce
+from ddl.step.moving_statistics import Statistics
 from ddl.step.noise_scale import GradientNoiseScale, estimates, squared_norm_of
 from ddl.step.objective import Objective
 from ddl.step.overflow import all_finite, multiply_finite
@@ -33,6 +36,7 @@ from ddl.step.verbs.batches import StepBatch
 from ddl.step.verbs.each_example import (
     OfExample,
     check_no_batch_moments,
+    check_no_gathers,
     sum_of_changed,
 )
 
@@ -64,6 +68,7 @@ class GlobalGradient:
       all_reduce: Sums gradients over the replicas.
       scales: Whether losses are multiplied by the loss scale.
       noise_scale: Estimator of the gradient noise scale; None: no estimate.
+      statistics: Variables that a forward pass writes.
       own: Variables of the task outside of its layers that no optimizer updates.
       complete: Variables that every gradient covers or that are frozen, so that a loss that depends
         on others is an error; None if a loss may depend on others, as in a step of one's own.
@@ -74,6 +79,7 @@ class GlobalGradient:
     all_reduce: AllReduce
     scales: bool
     noise_scale: GradientNoiseScale | None
+    statistics: Statistics
     own: Sequence[tf.Variable]
     complete: Sequence[keras.Variable] | None
 
@@ -121,6 +127,10 @@ class GlobalGradient:
 
         The arguments are those of `__call__`.
         """
+        if each is not None:
+            check_no_gathers(objective.gathers)
+        elif self.microbatches > 1 and objective.gathers:
+            return ThreePasses(self, objective, variables, batch, state, draws).gradients()
 
         def one(batch: StepBatch, index: tf.Tensor | int, so_far: Any) -> Any:
             return self._of_microbatch(
@@ -143,7 +153,7 @@ class GlobalGradient:
         """
 
         def one(batch: StepBatch, index: tf.Tensor | int, so_far: Any) -> Any:
-            features, microbatch = self._examples(batch, index, state, draws)
+            features, microbatch = self.examples(batch, index, state, draws)
             with microbatch.forward():
                 weighed, _, sums = objective.weighed(features, training=True)
             totals = tf.cast(tf.reduce_sum(weighed, axis=0), tf.float64)
@@ -193,7 +203,7 @@ class GlobalGradient:
         """Parts of a global batch: replicas × microbatches."""
         return self.strategy.num_replicas_in_sync * self.microbatches
 
-    def _examples(
+    def examples(
         self, batch: StepBatch, index: tf.Tensor | int, state: TrainingState, draws: Draws
     ) -> tuple[dict[str, tf.Tensor], Microbatch]:
         """Returns the examples of microbatch `index`. Replica context."""
@@ -202,7 +212,13 @@ class GlobalGradient:
         microbatch = pipeline.microbatch(
             batch.batch, features, index, training=True, step=state.step, draws=draws
         )
+        if self.microbatches > 1:
+            microbatch.gathering = refuse
         return features, microbatch
+
+    def batch_size(self, batch: StepBatch) -> int:
+        """Returns the number of rows of a global batch."""
+        return self.pipelines[batch.source].global_batch_size
 
     def _zeros(
         self, objective: Objective, variables: Sequence[keras.Variable]
@@ -222,7 +238,7 @@ class GlobalGradient:
         each: OfExample | None,
     ) -> tuple[list[Any], tf.Tensor]:
         """Adds gradients and sums of microbatch `index` to `so_far`. Replica context."""
-        features, microbatch = self._examples(batch, index, state, draws)
+        features, microbatch = self.examples(batch, index, state, draws)
         with tf.GradientTape(persistent=each is not None) as tape, microbatch.forward():
             if each is None:
                 loss, sums = objective(features, training=True)
@@ -232,30 +248,20 @@ class GlobalGradient:
                 loss = tf.reduce_sum(tf.reshape(weighed, [weighed.shape[0], -1]), axis=1)
             if self.scales:
                 loss *= tf.cast(state.loss_scale, loss.dtype)
-        others = self._left_out(tape.watched_variables(), variables)
+        others = self.left_out(tape.watched_variables(), variables)
         updated = [v.value for v in variables]
         with microbatch.backward():
             if each is None:
                 gradients = tape.gradient(loss, updated + others)
             else:
-                batch_size = self.pipelines[batch.source].global_batch_size
+                size = self.batch_size(batch)
                 gradients = sum_of_changed(
-                    tape, loss, microbatch.mask, updated, each, state.loss_scale, batch_size
+                    tape, loss, microbatch.mask, updated, each, state.loss_scale, size
                 )
         gradients, of_others = gradients[: len(variables)], gradients[len(variables) :]
-        unused = [v.path for v, g in zip(variables, gradients, strict=True) if g is None]
-        if unused:
-            raise ConfigError(
-                f"The loss does not depend on the trainable variables {', '.join(unused)}. Remove "
-                "them from the model, or set trainable = False on their layers."
-            )
-        stay = [v.name for v, g in zip(others, of_others, strict=True) if g is not None]
-        if stay:
-            raise ConfigError(
-                f"The loss depends on the trainable variables {', '.join(stay)}, which are not "
-                "part of the task's model, so nothing updates them. Add their layers to the "
-                "model, or keep them on an attribute of the task with trainable = False."
-            )
+        unused = [v for v, g in zip(variables, gradients, strict=True) if g is None]
+        gradient_path.check_used(unused)
+        gradient_path.check_none_left_out(others, of_others)
         if self.noise_scale is not None:
             sums = tf.concat([sums, [squared_norm_of(gradients)]], axis=0)
         if so_far is None:
@@ -263,7 +269,7 @@ class GlobalGradient:
         added = [total + gradient for total, gradient in zip(so_far[0], gradients, strict=True)]
         return added, so_far[1] + sums
 
-    def _left_out(
+    def left_out(
         self, watched: Sequence[tf.Variable], variables: Sequence[keras.Variable]
     ) -> list[tf.Variable]:
         """Returns the watched variables that are neither updated nor frozen. Replica context.

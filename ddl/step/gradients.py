@@ -52,6 +52,29 @@ def prepare_optimizer(
     optimizer._all_reduce_sum_gradients = lambda gradients_and_variables: gradients_and_variables
 
 
+def check_used(unused: Sequence[keras.Variable]) -> None:
+    """Raises ConfigError if there are trainable variables on which the loss does not depend."""
+    if unused:
+        raise ConfigError(
+            "The loss does not depend on the trainable variables "
+            f"{', '.join(v.path for v in unused)}. Remove them from the model, or set trainable = "
+            "False on their layers."
+        )
+
+
+def check_none_left_out(
+    others: Sequence[tf.Variable], gradients: Sequence[Gradient | None]
+) -> None:
+    """Raises ConfigError if the loss has gradients of variables that nothing updates."""
+    stay = [v.name for v, g in zip(others, gradients, strict=True) if g is not None]
+    if stay:
+        raise ConfigError(
+            f"The loss depends on the trainable variables {', '.join(stay)}, which are not "
+            "part of the task's model, so nothing updates them. Add their layers to the "
+            "model, or keep them on an attribute of the task with trainable = False."
+        )
+
+
 def multiply(gradients: Sequence[Gradient], factor: tf.Tensor) -> list[Gradient]:
     """Multiplies each gradient by a scalar, in the gradient's dtype; sparse ones stay sparse."""
     return _each(gradients, lambda values: values * tf.cast(factor, values.dtype))

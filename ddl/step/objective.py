@@ -73,6 +73,8 @@ class Objective:
             self._check_dimensions(evaluated, self._of_other_rows(probe))
         tried = self._tried_in_training(probe)
         output = tried or evaluated
+        self.gathers = probe.gathers
+        """The calls of `ddl.gather` in training."""
         self.training_layers = self._layers_in_training(probe if tried else None)
         """Layers of the task, without those that only compute as in an evaluation."""
         self.metrics = MetricSums(["loss", *output.metrics])

@@ -14,6 +14,7 @@ from ddl.distribution.traits import traits_of
 from ddl.errors import ConfigError, did_you_mean
 from ddl.random import batch_counter
 from ddl.step.moving_statistics import allow_replica_writes, restoring
+from ddl.tasks.gather import GatherCall, own_rows
 from ddl.tasks.parts import layers_of, variables_of
 from ddl.tasks.task import LossFunction, PerExample, Task
 from ddl.tasks.weight_names import names_resembling_weight, unread
@@ -32,6 +33,7 @@ class Probe:
     Attributes:
       graph: Graph of the last trace.
       microbatch: Microbatch of the last trace, which knows what drew random numbers.
+      gathers: Calls of `ddl.gather` in the last trace that succeeded.
       unread: Features of the last evaluation trace that are named like weights and that the task
         did not read.
     """
@@ -60,6 +62,7 @@ class Probe:
         self._check = check
         self.graph = tf.Graph()
         self.microbatch: microbatch.Microbatch | None = None
+        self.gathers: Sequence[GatherCall] = ()
         self.unread: Sequence[str] = ()
 
     def output(self, training: bool, rows: int) -> PerExample:
@@ -174,6 +177,8 @@ class Probe:
 
         with self._strategy.scope(), microbatch.without_traces_of_the_user():
             self.graph = probe.get_concrete_function(batch).graph
+        assert self.microbatch is not None
+        self.gathers = self.microbatch.gathers
         return outputs[-1]
 
 
@@ -209,4 +214,5 @@ def _first_microbatch(training: bool, rows: int) -> microbatch.Microbatch:
         rows=rows,
         position=None if training else zero,
         held_moments=microbatch.HeldMoments() if training else None,
+        gathering=own_rows,
     )

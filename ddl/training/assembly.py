@@ -20,6 +20,7 @@ from ddl.precision import LossScale
 from ddl.random import seed_by_replica
 from ddl.seeds import hashed
 from ddl.step import gradients as gradient_path
+from ddl.step.across_examples.checks import check_gathers
 from ddl.step.all_reduce import AllReduce
 from ddl.step.global_gradient import GlobalGradient
 from ddl.step.moving_statistics import Statistics, allow_replica_writes
@@ -186,6 +187,7 @@ def assemble(
             )
         kind = CoordinatedEvaluation if traits_of(strategy).asynchronous else Evaluation
         evaluation = kind(evaluated, eval_pipeline, strategy)
+    check_gathers(plan, options.accumulation_steps, options.gradient_noise_scale is not None)
     check_created_in_scope(plan.trained, strategy)
     layers = layers_of(task)
     in_training = {id(x) for one in plan.objectives for x in one.training_layers}
@@ -308,6 +310,7 @@ def _update(
         all_reduce=AllReduce(strategy, communication, options.gradient_dtype),
         scales=loss_scale is not None,
         noise_scale=options.gradient_noise_scale,
+        statistics=statistics,
         own=[v for v in plan.own if id(v) not in {id(t.value) for t in plan.trained}],
         complete=None if has_step(task) else frozen_variables(layers),
     )

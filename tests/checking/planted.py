@@ -42,6 +42,16 @@ def a_mean_over_the_replica(**where: Any) -> ddl.Trainer:
     return trainer(Mean(), **where)
 
 
+@planted("start", "refused")
+def negatives_of_the_replica(**where: Any) -> ddl.Trainer:
+    class Local(Tiny):
+        def changed(self, loss, features):
+            z = tf.math.l2_normalize(self.model(features["x"]), axis=-1)
+            return cross_entropy({"label": tf.range(z.shape[0])}, z @ tf.transpose(z)) + loss
+
+    return trainer(Local(), **where)
+
+
 @planted("loss", "mean over the replica")
 def a_division_by_the_rows(**where: Any) -> ddl.Trainer:
     class Divided(Tiny):

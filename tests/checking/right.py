@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import ddl
 from tests.checking.tiny import Tiny, classifier, cross_entropy, data, layers, sgd, trainer
+from tests.step.across_examples.tasks import InfoNce
 from tests.step.verbs import own_steps
 
 NAMES: list[str] = []
@@ -272,3 +273,15 @@ def a_recurrent_model(**where: Any) -> ddl.Trainer:
             self.model = keras.Sequential([keras.Input((6,)), *hidden])
 
     return trainer(Recurrent(), ddl.optimizers.FusedAdam(1e-2), clip_value=0.01, **where)
+
+
+@right
+def gathered_negatives(**where: Any) -> ddl.Trainer:
+    task = InfoNce()
+    task.across = "global_batch"
+    return trainer(task, **where)
+
+
+def gathered_negatives_of_one_microbatch(**where: Any) -> ddl.Trainer:
+    """Refused with several microbatches, which is no mistake."""
+    return trainer(InfoNce(), **where)

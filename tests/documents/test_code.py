@@ -15,6 +15,7 @@ from pyarrow import csv, parquet
 
 import ddl
 from ddl.checkpoints.export import export_model
+from ddl.optimizers.loss_weight import loss_weights
 from tests.conftest import make_strategy
 from tests.documents.pages import PAGES, ROOT, blocks, commands, files
 from tests.processes import forked
@@ -223,6 +224,16 @@ def test_the_layer_that_sums_over_the_replicas():
 def test_the_gan(folder, capsys):
     runpy.run_path("my_gan.py")
     assert "loss/real_or_fake" in capsys.readouterr().out
+
+
+def test_losses_across_examples(folder, capsys):
+    runpy.run_path("info_nce.py")
+    assert "loss" in capsys.readouterr().out
+    task = runpy.run_path("annealed.py")["Annealed"]
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    trainer = ddl.Trainer(task(model), sgd(), {"image": np.ones([8, 3], "f4")}, global_batch_size=8)
+    assert np.isfinite(trainer.train(2)["loss"])
+    assert loss_weights(trainer.task, 2) == {"loss_weight/sparsity": pytest.approx(1e-3)}
 
 
 def sgd():

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from ddl import microbatch
 from ddl.errors import ConfigError
+from ddl.tasks.gather import GatherCall
 
 OfExample: TypeAlias = Callable[[list[tf.Tensor]], list[tf.Tensor]]
 """Changes the gradients of one example, a tensor of each variable's shape."""
@@ -24,6 +25,16 @@ def check_no_batch_moments(layers: Sequence[keras.layers.Layer]) -> None:
                 f"but {layer.name!r} normalizes over the batch. Use GroupNormalization or "
                 "LayerNormalization instead of BatchNormalization."
             )
+
+
+def check_no_gathers(gathers: Sequence[GatherCall]) -> None:
+    """Raises ConfigError if a loss reads the rows of other examples."""
+    if gathers:
+        raise ConfigError(
+            "update.gradients: with `each`, the gradient of an example must be its own, but the "
+            "loss calls ddl.gather, so that it also has gradients of other examples. Leave out "
+            "`each`, or compute the loss of each example from that example alone."
+        )
 
 
 def sum_of_changed(

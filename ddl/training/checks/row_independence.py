@@ -6,7 +6,9 @@ would see only these rows, and would differ on other devices. The check therefor
 pass on a few rows of the data, then again with some rows replaced, at the same shape. Losses,
 weights and metrics of the other rows must not change. Random draws repeat, because they depend on
 the position of a row. BatchNormalization reuses the moments of the first run, because ddl takes
-moments over the whole microbatch by design.
+moments over the whole microbatch by design. For the same reason `ddl.gather` returns what it
+returned in the first run: a loss may depend on other rows through it, and only so. Two more runs
+check that the loss leaves out padding among these rows.
 
 The runs are on one device, eager or else traced, and leave every variable unchanged.
 """
@@ -30,8 +32,10 @@ from ddl.errors import ConfigError
 from ddl.microbatch import HeldMoments, Microbatch, without_traces_of_the_user
 from ddl.random import batch_counter
 from ddl.step.moving_statistics import restoring
+from ddl.tasks.gather import HeldRows
 from ddl.tasks.parts import models_of, variables_of
 from ddl.tasks.task import LossFunction, Task
+from ddl.training.checks.held import Held
 
 _FEWEST, _MOST = 8, 16
 """Bounds of the number of rows. In fewer, mining may find no pair; more only cost time."""
@@ -49,8 +53,10 @@ _NOISES = 10
 _BATCHES = 3
 
 _Features = dict[str, tf.Tensor]
-# Losses, weights and metrics by the names that errors use; and the moments of normalization layers.
-_Run = tuple[dict[str, tf.Tensor], list[tf.Tensor]]
+
+
+# Losses, weights and metrics by the names that errors use; and what is held.
+_Run = tuple[dict[str, tf.Tensor], Held]
 
 
 class _Values(NamedTuple):
@@ -120,55 +126,63 @@ class RowIndependence:
             for loss in self._losses(training, source):
                 name = getattr(loss, "__name__", "loss")
                 where = f"{type(self._task).__name__}.{name}, with training={training}"
-                if (runs := _outside_of_scopes(self._runs, loss, batches, training)) is not None:
-                    _check_runs(runs, where)
+                if (made := _outside_of_scopes(self._runs, loss, batches, training)) is not None:
+                    _check_runs(made[0], where)
+                    _check_padding(made[1], where)
             self._checked.add(
                 (training, source)
             )  # not after a refusal: the next call refuses again
 
     def _runs(
         self, loss: LossFunction, batches: list[_Features], training: bool
-    ) -> list[dict[str, _Values]] | None:
-        """Returns the loss's values for each batch; None if the task cannot run here.
+    ) -> tuple[list[dict[str, _Values]], list[dict[str, _Values]]] | None:
+        """Returns the loss's values for each batch, and those for padding among gathered rows.
 
         If the values seem to depend on other rows, the first batch is run again and added at the
-        end.
+        end. The result is None if the task cannot run here.
         """
         variables = variables_of([self._task, *models_of(self._task).values(), *self._layers])
         # A gate that starts at zero would hide a dependence that training opens.
         zeros = [v for v in variables if v.trainable and not np.any(v.numpy())]
 
-        def run(features: _Features, moments: list[tf.Tensor] | None) -> _Run:
-            held = HeldMoments(moments)
+        def run(features: _Features, held: Held | None) -> _Run:
+            moments = HeldMoments(None if held is None else held.moments)
+            rows = HeldRows(None if held is None else held.rows)
             current = Microbatch(
                 seed=0,
                 training=training,
                 counter=batch_counter(tf.zeros([], tf.int64)),
                 first_row=0,
                 rows=next(iter(features.values())).shape[0],
-                held_moments=held,
+                held_moments=moments,
+                gathering=rows,
+                mask=None if held is None else held.mask,
             )
             with tf.device(self._device), current.forward():
                 output = loss(dict(features), training)
             weight = {} if output.weight is None else {"weight": output.weight}
             metrics = {f"metric {name!r}": values for name, values in output.metrics.items()}
-            return {"loss": output.loss, **weight, **metrics}, held.moments
+            return {"loss": output.loss, **weight, **metrics}, Held(moments.moments, rows.gathered)
 
-        def all_of(run: Callable[[_Features, list[tf.Tensor] | None], _Run]) -> list[Any]:
-            moments: list[tf.Tensor] | None = None
+        def all_of(run: Callable[[_Features, Held | None], _Run]) -> Any:
+            held: Held | None = None
 
-            def values(features: _Features) -> dict[str, _Values]:
-                nonlocal moments
+            def values(features: _Features, given: Held | None = None) -> dict[str, _Values]:
+                nonlocal held
                 with restoring(variables, only_changed=True):  # all runs start from the same
-                    tensors, held = run(features, moments)
-                moments = held if moments is None else moments
+                    tensors, now = run(features, given or held)
+                held = now if held is None else held
                 return {name: self._values(tensor) for name, tensor in tensors.items()}
 
             with restoring(zeros):
                 for variable in zeros:
                     variable.assign(tf.fill(variable.shape, tf.cast(0.02, variable.dtype)))
                 runs = [values(features) for features in batches]
-                return [*runs, values(batches[0])] if _dependences(runs) else runs
+                if _dependences(runs):
+                    return [*runs, values(batches[0])], []
+                if held is None or not held.rows:
+                    return runs, []
+                return runs, [values(batches[0], one) for one in held.with_padding()]
 
         # A recurrent layer runs each of its time steps in Python if it runs eagerly.
         recurrent = any(isinstance(layer, keras.layers.RNN) for layer in self._layers)
@@ -253,15 +267,32 @@ def _check_runs(runs: Sequence[dict[str, _Values]], where: str) -> None:
             f"{where}: the {' and the '.join(found)} of an example must not depend on other "
             f"examples of the batch (got {next(iter(found.values()))}). A replica sees only its "
             "own microbatch, with padding, so the result would depend on the number of devices. "
-            "Compute each row from that row alone: no in-batch negatives, mining, mixing or sums "
-            "over the batch (ddl has no gather over replicas). Use "
-            "keras.layers.BatchNormalization for moments of the batch."
+            "To compare an example with the others, as for in-batch negatives and mining, take "
+            "their rows from ddl.gather(x), which gives those of all replicas and a mask of the "
+            "padding. Compute all else of a row from that row alone: no mixing, no sums over the "
+            "batch. Use keras.layers.BatchNormalization for moments of the batch."
         )
     if "weight" in runs[0] and (runs[0]["weight"].values < 0).any():
         raise ConfigError(
             f"{where}: the weight of an example must be at least 0, because the loss is divided by "
             f"the sum of the weights, got {runs[0]['weight'].values.min():.6g}. To use negative "
             "factors, multiply the loss by them."
+        )
+
+
+def _check_padding(runs: Sequence[dict[str, _Values]], where: str) -> None:
+    """Raises ConfigError if rows depend on padding that was gathered.
+
+    Args:
+      runs: Values for `Held.with_padding`; empty if nothing was gathered.
+      where: Name of the loss, for the error.
+    """
+    if runs and (found := _dependences([runs[0], runs[1], runs[1]])):
+        raise ConfigError(
+            f"{where}: the {' and the '.join(found)} of an example must not depend on padding "
+            f"(got {next(iter(found.values()))} as padding). Leave out the rows of "
+            "ddl.gather whose mask is False, as in tf.where(gathered.mask, logits, "
+            "logits.dtype.min)."
         )
 
 
@@ -275,14 +306,14 @@ def _distance(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 def _in_graphs(run: Callable[..., _Run]) -> Callable[..., _Run]:
     """Returns the function traced: once to compute moments, once to use given moments."""
-    traced: dict[bool, Any] = {}
+    traced: dict[tuple[bool, bool], Any] = {}
 
-    def run_traced(features: _Features, moments: list[tf.Tensor] | None) -> _Run:
-        first = moments is None
-        if first not in traced:
+    def run_traced(features: _Features, held: Held | None) -> _Run:
+        key = held is None, held is not None and held.mask is not None
+        if key not in traced:
             function = tf.function(run, autograph=False)
-            traced[first] = function.get_concrete_function(features, moments)
-        return traced[first](features, moments)
+            traced[key] = function.get_concrete_function(features, held)
+        return traced[key](features, held)
 
     return run_traced
 

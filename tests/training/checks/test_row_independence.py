@@ -488,3 +488,47 @@ def test_assigns_only_the_variables_that_change(monkeypatch):
     assert counts == [0, 2] * depth + [6]
     for weight, value in zip(model.weights, before, strict=True):
         np.testing.assert_array_equal(weight.numpy(), value)
+
+
+def gathered_negatives(y, features, training):
+    others = ddl.gather(y)
+    logits = y @ tf.transpose(others.rows)
+    logits = tf.where(others.mask, logits, logits.dtype.min)
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(others.own, logits)
+
+
+def gathered_mining(y, features, training):
+    others = ddl.gather((y, features["label"]))
+    distance = tf.reduce_sum((y[:, tf.newaxis] - others.rows[0]) ** 2, -1)
+    same = features["label"][:, tf.newaxis] == others.rows[1]
+    return tf.reduce_max(tf.where(same & others.mask, distance, 0.0), 1)
+
+
+@pytest.mark.parametrize("output", [gathered_negatives, gathered_mining])
+def test_a_loss_may_depend_on_gathered_rows(output):
+    check(Embedding(plain_model(), output))
+
+
+def test_gathered_rows_are_held_in_graphs_too():
+    model = keras.Sequential(
+        [keras.Input((5,)), keras.layers.Embedding(11, 4), keras.layers.GRU(4)]
+    )
+    check(Embedding(model, gathered_negatives, "token"))
+
+
+def test_beside_gathered_rows_other_rows_must_not_be_used():
+    def output(y, features, training):
+        return gathered_negatives(y, features, training) / tf.reduce_max(square(y))
+
+    with pytest.raises(ConfigError, match=r"(?s)depend on other examples.*ddl\.gather\(x\)"):
+        check(Embedding(plain_model(), output))
+
+
+def test_gathered_padding_must_be_left_out():
+    def output(y, features, training):
+        others = ddl.gather(y)
+        logits = y @ tf.transpose(others.rows)
+        return tf.nn.sparse_softmax_cross_entropy_with_logits(others.own, logits)
+
+    with pytest.raises(ConfigError, match="the loss of an example must not depend on padding"):
+        check(Embedding(plain_model(), output))

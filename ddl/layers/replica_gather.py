@@ -1,0 +1,211 @@
+"""The rows of all replicas within a forward pass, with the gradient of all replicas.
+
+Forward, each replica gets the rows of all, in the order of replicas. Backward, the gradient of a
+replica's rows is the sum of the gradients that all replicas computed for them.
+
+    forward    [b, …] on each of R replicas → [R·b, …] on each     all-gather
+    backward   [R·b, …] on each → [b, …] on each                   reduce-scatter
+
+Each of the two is the other's gradient, so that a loss may differentiate a gradient. Several
+workers, and GPUs, exchange by collectives, which send each row once. The replicas of one process
+without collectives read each other's tensors.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.distribute import cross_device_ops, distribute_utils
+from tensorflow.python.ops import collective_ops
+
+_SENT = (tf.float16, tf.float32, tf.float64, tf.int64)
+"""Dtypes that TensorFlow's all-gather takes on every device."""
+
+
+def gather_over_replicas(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Returns the rows of all replicas. Replica context; all replicas must call it alike.
+
+    Args:
+      values: Tensors [rows, …] of a static shape that is the same on all replicas; of floating,
+        integer or bool dtypes.
+
+    Returns:
+      Tensors [replicas · rows, …] of the same dtypes, in the order of replicas; on one replica and
+      outside of `strategy.run` the tensors themselves.
+    """
+    if _is_alone():
+        return list(values)
+    return _packed(values, lambda one: _gathered(one) if one.dtype.is_floating else _all_rows(one))
+
+
+def scatter_over_replicas(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Returns the sums over the replicas of this replica's rows. Replica context, as above.
+
+    Args:
+      values: Float tensors [replicas · rows, …], in the order of replicas.
+
+    Returns:
+      Tensors [rows, …] of the same dtypes.
+    """
+    return list(values) if _is_alone() else _packed(values, _scattered)
+
+
+def _is_alone() -> bool:
+    context = tf.distribute.get_replica_context()
+    return context is None or context.num_replicas_in_sync == 1
+
+
+def _packed(
+    values: Sequence[tf.Tensor], exchange: Callable[[tf.Tensor], tf.Tensor]
+) -> list[tf.Tensor]:
+    """Exchanges tensors with as many rows each, those of one dtype side by side in one matrix."""
+    results: list[Any] = [None] * len(values)
+    for dtype in dict.fromkeys(value.dtype for value in values):
+        places = [place for place, value in enumerate(values) if value.dtype == dtype]
+        if len(places) == 1:
+            results[places[0]] = exchange(values[places[0]])
+            continue
+        flat = [tf.reshape(values[place], [values[place].shape[0], -1]) for place in places]
+        rows = exchange(tf.concat(flat, axis=1))
+        end = 0
+        # Not tf.split, which has no kernel for int64 on GPUs.
+        for place, part in zip(places, flat, strict=True):
+            first, end = end, end + part.shape[1]
+            shape = [rows.shape[0], *values[place].shape[1:]]
+            results[place] = tf.reshape(rows[:, first:end], shape)
+    return results
+
+
+# tf.custom_gradient searches the operations between results and arguments for variables. The
+# results depend on the other replicas' arguments, too; the search ends at tf.stop_gradient.
+
+
+@tf.custom_gradient
+def _gathered(values: tf.Tensor) -> tuple[tf.Tensor, Any]:
+    def gradient(upstream: tf.Tensor) -> tf.Tensor:
+        return _scattered(tf.convert_to_tensor(upstream))
+
+    return tf.stop_gradient(_all_rows(tf.stop_gradient(values))), gradient
+
+
+@tf.custom_gradient
+def _scattered(values: tf.Tensor) -> tuple[tf.Tensor, Any]:
+    def gradient(upstream: tf.Tensor) -> tf.Tensor:
+        return _gathered(tf.convert_to_tensor(upstream))
+
+    return tf.stop_gradient(_own_sums(tf.stop_gradient(values))), gradient
+
+
+def _all_rows(values: tf.Tensor) -> tf.Tensor:
+    """Gathers [b, …] of each replica into [R·b, …]."""
+    context = tf.distribute.get_replica_context()
+    shape = [context.num_replicas_in_sync * values.shape[0], *values.shape[1:]]
+    if not context.strategy.extended._use_merge_call():  # collectives start in replica context
+        return tf.ensure_shape(context.all_gather(values, axis=0), shape)
+    return tf.ensure_shape(context.merge_call(_exchange_rows, args=(values,)), shape)
+
+
+def _own_sums(values: tf.Tensor) -> tf.Tensor:
+    """Sums [R·b, …] over the replicas; returns the b rows of this replica."""
+    context = tf.distribute.get_replica_context()
+    replicas = context.num_replicas_in_sync
+    rows = values.shape[0] // replicas
+    shape = [rows, *values.shape[1:]]
+    if not context.strategy.extended._use_merge_call():
+        total = context.all_reduce(tf.distribute.ReduceOp.SUM, values)
+        first = context.replica_id_in_sync_group * rows
+        return tf.ensure_shape(total[first : first + rows], shape)
+    return tf.ensure_shape(context.merge_call(_exchange_sums, args=(values,)), shape)
+
+
+def _exchange_rows(strategy: tf.distribute.Strategy, each: Any) -> Any:
+    parts = strategy.experimental_local_results(each)
+
+    def on_replica(place: int, launcher: Any) -> tf.Tensor:
+        if launcher is None:
+            return tf.concat(parts, axis=0)
+        sent = _as_sent(parts[place])
+        return _as_before(launcher._all_gather(sent, None), parts[place].dtype)
+
+    return _on_each_device(strategy, on_replica)
+
+
+def _exchange_sums(strategy: tf.distribute.Strategy, each: Any) -> Any:
+    parts = strategy.experimental_local_results(each)
+    replicas = strategy.num_replicas_in_sync
+    rows = parts[0].shape[0] // replicas
+    dtype = parts[0].dtype
+    wide = tf.float32 if dtype.size == 2 else dtype
+
+    def on_replica(place: int, launcher: Any) -> tf.Tensor:
+        if launcher is None:
+            own = [part[place * rows : (place + 1) * rows] for part in parts]
+        else:
+            sent = _as_sent(tf.reshape(parts[place], [replicas, -1]))
+            flat = _as_before(all_to_all(launcher, sent, None), dtype)
+            own = [
+                tf.reshape(row, [rows, *parts[place].shape[1:]])
+                for row in tf.unstack(flat, replicas)
+            ]
+        return tf.cast(tf.add_n([tf.cast(one, wide) for one in own]), dtype)
+
+    return _on_each_device(strategy, on_replica)
+
+
+def _on_each_device(
+    strategy: tf.distribute.Strategy, on_replica: Callable[[int, Any], tf.Tensor]
+) -> Any:
+    """Calls a function on the device of each replica of this process; returns the values.
+
+    Args:
+      strategy: The strategy. Cross-replica context.
+      on_replica: Takes the replica's place in this process and its launcher of collectives, or
+        None if the replicas read each other's tensors.
+    """
+    devices = strategy.extended.worker_devices
+    # Private attributes of TensorFlow, checked by tests/layers/test_replica_gather.py.
+    operations = getattr(strategy.extended, "_cross_device_ops", None)
+    launchers: Sequence[Any] = [None] * len(devices)
+    if isinstance(operations, cross_device_ops.CollectiveAllReduce):
+        launchers = operations._launchers
+    values = []
+    for place, (device, launcher) in enumerate(zip(devices, launchers, strict=True)):
+        with tf.device(device):
+            values.append(on_replica(place, launcher))
+    return distribute_utils.regroup(values)
+
+
+def _as_sent(values: tf.Tensor) -> tf.Tensor:
+    """Returns a tensor of a dtype that the collectives take, which holds the same values."""
+    if values.dtype in _SENT:
+        return values
+    if values.dtype == tf.bfloat16:
+        return tf.bitcast(values, tf.float16)
+    return tf.cast(values, tf.int64)
+
+
+def _as_before(values: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Undoes `_as_sent`."""
+    return tf.bitcast(values, dtype) if dtype == tf.bfloat16 else tf.cast(values, dtype)
+
+
+def all_to_all(
+    launcher: Any, rows: tf.Tensor, options: tf.distribute.experimental.CommunicationOptions | None
+) -> tf.Tensor:
+    """Sends row j of `rows`, [replicas, n], to replica j; returns [replicas, n].
+
+    Args:
+      launcher: The launcher of collectives of this replica.
+      rows: float [replicas, n].
+      options: The options; None: those of the launcher.
+    """
+    options = options or launcher._options
+    return collective_ops.all_to_all_v2(
+        rows,
+        launcher._group_size,
+        launcher._group_key,
+        launcher._next_instance_key(),
+        communication_hint=options.implementation.value,
+        timeout=options.timeout_seconds or 0,
+        ordering_token=launcher._get_ordering_token(),
+    )

@@ -1,0 +1,100 @@
+"""Weights of the terms of a loss that follow a schedule, as for KL annealing and curricula."""
+
+import math
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.optimizers.schedules import LearningRateSchedule
+
+from ddl import microbatch
+from ddl.errors import ConfigError
+from ddl.optimizers.learning_rate import Rate, in_float64
+
+
+class LossWeight:
+    """A weight that the training step determines. Keep it in an attribute of the task.
+
+        self.kl = ddl.LossWeight(keras.optimizers.schedules.PolynomialDecay(0.0, 1000, 1.0))
+        …
+        loss = pixels + self.kl() * divergence  # in per_example; the weight rises from 0 to 1
+
+    The graph computes the weight from the number of updates made so far, so nothing is traced
+    again, and a resumed run continues the schedule. A run logs it as `loss_weight/NAME`, with the
+    name of the attribute. An evaluation has the weight of the training's next update.
+
+    Attributes:
+      schedule: The schedule.
+    """
+
+    def __init__(self, schedule: Rate):
+        """Keeps the schedule.
+
+        Args:
+          schedule: A learning rate schedule of Keras or ddl, whose rate is the weight, or a number.
+
+        Raises:
+          ConfigError: If it is something else, or a `ReduceOnPlateau`, which follows an optimizer.
+        """
+        is_number = isinstance(schedule, int | float) and math.isfinite(schedule)
+        if not (is_number or isinstance(schedule, LearningRateSchedule)):
+            raise ConfigError(
+                "LossWeight.schedule must be a number or a schedule, such as PolynomialDecay, got "
+                f"{schedule!r:.80}. In gin, write @PolynomialDecay(), with parentheses."
+            )
+        if hasattr(schedule, "observe"):
+            raise ConfigError(
+                f"LossWeight.schedule must be a function of the step, got a "
+                f"{type(schedule).__name__}, which follows the evaluations of an optimizer. Use "
+                "another schedule, such as PiecewiseConstantDecay."
+            )
+        self.schedule = schedule
+        self._in_float64 = in_float64(schedule)
+
+    def __call__(self, step: tf.Tensor | None = None) -> tf.Tensor:
+        """Returns the weight, Keras's floatx []. In a loss, or anywhere with a step.
+
+        Args:
+          step: Number of updates made so far, int []; None: that of the loss that calls. In a step
+            of one's own, pass `update.step`.
+
+        Raises:
+          ConfigError: Without a step outside of a loss.
+        """
+        if step is None:
+            current = microbatch.current()
+            if current is None or not current.rows:
+                raise ConfigError(
+                    "A LossWeight knows the step only in a loss that a ddl.Trainer runs. In a "
+                    "step, pass update.step; elsewhere, pass a number."
+                )
+            step = tf.zeros([], tf.int64) if current.step is None else current.step
+        weight = self._in_float64
+        value = weight(step) if callable(weight) else np.float64(weight)
+        return tf.cast(value, keras.config.floatx())
+
+
+def loss_weights(task: Any, step: int) -> dict[str, float]:
+    """Returns the loss weights of a task at its last update, by the names of their figures.
+
+    Before any update, these are the weights of the first.
+
+    Args:
+      task: The task; its attributes, and those of tasks among them, are searched.
+      step: Number of updates of the Trainer.
+    """
+    found: dict[str, float] = {}
+    seen: set[int] = set()
+
+    def look(holder: Any) -> None:
+        seen.add(id(holder))
+        for name, item in getattr(holder, "__dict__", {}).items():
+            if isinstance(item, LossWeight):
+                value = item(tf.constant(max(step - 1, 0), tf.int64))
+                found.setdefault(f"loss_weight/{name.lstrip('_')}", float(value))
+            elif hasattr(item, "per_example") and id(item) not in seen:
+                look(item)
+
+    look(task)
+    return found

@@ -1,0 +1,179 @@
+"""The rows of other examples, for losses that compare each example with the others of its batch.
+
+A replica computes its share of a batch. A loss that takes negatives from its own rows alone has
+fewer of them on more replicas, and computes something else. `gather` gives it the rows of all:
+
+    rows           [b, …] on each of R replicas → [R·b, …] on each, by position in the global batch
+    gradient       a row gets the gradients of the losses of all replicas: one sum over the replicas
+                   in the backward pass. The all-reduce of the weights' gradients stays the same.
+    padding        `mask` is False for it, so that it is no negative; its own loss weighs 0
+    evaluation     over each batch of the evaluation, on any number of replicas
+    microbatches   across="global_batch": three passes over them (`ddl.step.across_examples`); else
+                   an error at the start, since the loss would depend on ACCUMULATION_STEPS
+
+The check of row independence holds what was gathered: a loss may depend on other rows only so.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+
+import tensorflow as tf
+
+from ddl import microbatch
+from ddl.errors import ConfigError, check_choice
+from ddl.layers.replica_gather import gather_over_replicas
+from ddl.microbatch import Microbatch
+
+Across = Literal["microbatch", "global_batch"]
+
+
+class Gathered(NamedTuple):
+    """Rows of all replicas, in the order of their positions in the global batch.
+
+    Attributes:
+      rows: The gathered structure, each tensor [global batch, …].
+      mask: bool [global batch], False for padding and for examples whose weight in the data is 0.
+      own: int64 [rows], the places in `rows` of the rows of the loss that called `gather`.
+    """
+
+    rows: Any
+    mask: tf.Tensor
+    own: tf.Tensor
+
+
+class GatherCall(NamedTuple):
+    """A call of `gather`.
+
+    Attributes:
+      across: Its argument `across`.
+      specs: Dtype of each tensor, and its shape without the rows.
+    """
+
+    across: Across
+    specs: tuple[tf.TensorSpec, ...]
+
+
+Gathering: TypeAlias = Callable[[list[tf.Tensor], Across, Microbatch], Gathered]
+"""Gathers the tensors of a structure; `Gathered.rows` is a list of as many tensors."""
+
+
+def gather(x: Any, across: Across = "microbatch") -> Gathered:
+    """Returns the rows of all replicas, for a loss across examples. Replica context.
+
+        def per_example(self, features, training):  # InfoNCE
+            queries, keys = self.two_views(features, training)
+            others = ddl.gather(keys)
+            logits = queries @ tf.transpose(others.rows) / 0.1
+            logits = tf.where(others.mask, logits, logits.dtype.min)
+            cross_entropy = tf.nn.sparse_softmax_cross_entropy_with_logits
+            return ddl.PerExample(cross_entropy(others.own, logits))
+
+    Gradients flow back to all replicas. All replicas must call it alike, outside of loops,
+    conditionals and functions.
+
+    Args:
+      x: Tensor, or structure of tensors (tuples, lists, dicts), [rows, …] each, with one row for
+        each row of the loss; of floating, integer or bool dtypes.
+      across: With ACCUMULATION_STEPS = 1, both mean the same. Otherwise "microbatch" is an error,
+        and "global_batch" gathers the rows of all microbatches. It takes three forward passes
+        instead of one.
+
+    Raises:
+      ConfigError: Outside of a loss that a Trainer runs; in a loop, conditional or function; if a
+        tensor has another first dimension than the batch, or another dtype.
+    """
+    check_choice("ddl.gather: across", across, get_args(Across))
+    current = microbatch.current()
+    if current is None or not current.rows:  # a step computes no rows
+        raise ConfigError(
+            "ddl.gather must be called in a loss that a ddl.Trainer runs, which has rows of a "
+            "batch. In a step, call it in the loss that is passed to update.minimize; elsewhere, "
+            "no other replica computes rows, so use the tensor itself."
+        )
+    if not current.in_forward:
+        raise ConfigError(
+            "ddl.gather must not be called in a loop, a conditional, a tf.function or a "
+            "tf.recompute_grad of a loss: all replicas must call it together. Gather before it, "
+            "and use the result in it."
+        )
+    tensors = [_checked(one, current.rows) for one in tf.nest.flatten(x)]
+    if not tensors:
+        raise ConfigError(f"ddl.gather takes a tensor or a structure of tensors, got {x!r:.80}.")
+    specs = tuple(tf.TensorSpec(one.shape[1:], one.dtype) for one in tensors)
+    current.gathers.append(GatherCall(across, specs))
+    gathered = (current.gathering or _over_replicas)(tensors, across, current)
+    return gathered._replace(rows=tf.nest.pack_sequence_as(x, list(gathered.rows)))
+
+
+def own_rows(tensors: list[tf.Tensor], across: Across, current: Microbatch) -> Gathered:
+    """Gathers the rows of this replica alone, for trials on a single replica (`Gathering`)."""
+    mask = tf.ones([current.rows], tf.bool) if current.mask is None else current.mask
+    return Gathered(tensors, mask, positions_of(current))
+
+
+def positions_of(current: Microbatch) -> tf.Tensor:
+    """Returns the positions of a microbatch's rows in the global batch, int64 [rows]."""
+    return tf.cast(current.first_row, tf.int64) + tf.range(current.rows, dtype=tf.int64)
+
+
+def _over_replicas(tensors: list[tf.Tensor], across: Across, current: Microbatch) -> Gathered:
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        return own_rows(tensors, across, current)
+    if current.mask is None:
+        gathered = gather_over_replicas(tensors)
+        mask = tf.ones([gathered[0].shape[0]], tf.bool)
+    else:
+        *gathered, mask = gather_over_replicas([*tensors, current.mask])
+    return Gathered(gathered, mask, positions_of(current))
+
+
+def _checked(value: Any, rows: int) -> tf.Tensor:
+    """Returns a tensor of the rows of a microbatch.
+
+    Raises:
+      ConfigError: If it is something else.
+    """
+    tensor = tf.convert_to_tensor(value)
+    shape = tuple(tensor.shape) if tensor.shape.rank is not None else "of unknown rank"
+    if not tensor.shape.rank or tensor.shape[0] != rows:
+        raise ConfigError(
+            f"ddl.gather takes tensors with one row for each of the {rows} rows of the loss, got "
+            f"{'a scalar' if tensor.shape.rank == 0 else f'the shape {shape}'}. Keep the batch as "
+            "the first dimension; pass two views of the rows as a tuple, not one below the other. "
+            "ddl itself takes the mean of a loss over all replicas."
+        )
+    if not tensor.shape.is_fully_defined():
+        raise ConfigError(
+            f"ddl.gather takes tensors of a static shape, got {shape}. Use tf.ensure_shape."
+        )
+    if not (tensor.dtype.is_floating or tensor.dtype.is_integer or tensor.dtype.is_bool):
+        raise ConfigError(
+            f"ddl.gather takes tensors of floating, integer or bool dtypes, got "
+            f"{tensor.dtype.name}."
+        )
+    return tensor
+
+
+class HeldRows:
+    """Gathers rows in one pass, and gives the same to later ones, whatever they compute.
+
+    Attributes:
+      gathered: What each call got, in the order of the calls.
+    """
+
+    def __init__(self, gathered: Sequence[Gathered] | None = None):
+        """Takes what to give.
+
+        Args:
+          gathered: `gathered` of an earlier pass; None to record.
+        """
+        self.gathered: list[Gathered] = list(gathered or [])
+        self._given = None if gathered is None else iter(gathered)
+
+    def __call__(self, tensors: list[tf.Tensor], across: Across, current: Microbatch) -> Gathered:
+        """Gathers (`Gathering`)."""
+        if self._given is not None:
+            return next(self._given)
+        self.gathered.append(own_rows(tensors, across, current))
+        return self.gathered[-1]

@@ -1,0 +1,102 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from ddl.layers.replica_gather import gather_over_replicas, scatter_over_replicas
+from tests.conftest import LikeGpus, for_every_strategy, make_strategy
+from tests.layers.test_replica_sum import on_replicas
+
+DTYPES = ["float16", "bfloat16", "float32", "float64", "int32", "int64", "uint8", "bool"]
+
+
+def rows_of(number, width=3):
+    """Two rows of a replica, unlike those of the others."""
+    return tf.reshape(tf.range(2.0 * width, dtype=tf.float64), [2, width]) + 10 * number
+
+
+def check_rows_and_gradients(strategy):
+    replicas = strategy.num_replicas_in_sync
+
+    def function(number):
+        x, y = rows_of(number), rows_of(number, 1)[:, 0] ** 2
+        with tf.GradientTape() as tape:
+            tape.watch([x, y])
+            every, of_y = gather_over_replicas([x, y])
+            factors = (number + 1) * tf.range(1.0, 2 * replicas + 1, dtype=tf.float64)
+            loss = tf.reduce_sum(factors[:, tf.newaxis] * every**2) + tf.reduce_sum(of_y)
+        return every, of_y, *tape.gradient(loss, [x, y])
+
+    every, of_y, of_rows, of_squares = on_replicas(strategy, function)
+    expected = np.concatenate([rows_of(float(number)) for number in range(replicas)])
+    factors = np.arange(1.0, replicas + 1).sum() * np.arange(1.0, 2 * replicas + 1)
+    gradient = 2 * factors[:, np.newaxis] * expected
+    for replica in range(replicas):
+        own = slice(2 * replica, 2 * replica + 2)
+        np.testing.assert_array_equal(every[replica], expected)
+        squares = [rows_of(float(number), 1)[:, 0] ** 2 for number in range(replicas)]
+        np.testing.assert_array_equal(of_y[replica], np.concatenate(squares))
+        np.testing.assert_allclose(of_rows[replica], gradient[own])
+        np.testing.assert_allclose(of_squares[replica], [replicas] * 2)
+
+
+@for_every_strategy
+def test_rows_and_gradients_of_all_replicas(strategy):
+    check_rows_and_gradients(strategy)
+
+
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_by_collectives_as_on_gpus(replicas, gpu_path):
+    check_rows_and_gradients(LikeGpus(replicas))
+
+
+@pytest.mark.parametrize("make", [lambda: make_strategy("mirrored", 2), lambda: LikeGpus(2)])
+def test_dtypes_keep_their_values(make, gpu_path):
+    strategy = make()
+
+    def function(number):
+        values = [rows_of(number)] * 2
+        return gather_over_replicas([tf.cast(x, dtype) for dtype in DTYPES for x in values])
+
+    expected = np.concatenate([rows_of(0.0), rows_of(1.0)])
+    for place, results in enumerate(on_replicas(strategy, function)):
+        dtype = tf.as_dtype(DTYPES[place // 2])
+        for result in results:
+            assert result.dtype == dtype
+            np.testing.assert_array_equal(result, tf.cast(expected, dtype))
+
+
+def test_half_precision_is_summed_in_more():
+    def function(number):
+        values = tf.where(number == 0, 1.0, 2.0**-8)
+        (sums,) = scatter_over_replicas([tf.fill([4, 1], tf.cast(values, tf.bfloat16))])
+        return (tf.cast(sums, tf.float64),)
+
+    (results,) = on_replicas(make_strategy("mirrored", 4), function)
+    expected = float(tf.cast(1 + 3 * 2.0**-8, tf.bfloat16))  # term by term it would stay 1
+    assert expected != 1
+    for result in results:
+        np.testing.assert_array_equal(result, [[expected]])
+
+
+def test_gradients_of_gradients():
+    def function(number):
+        x = rows_of(number)
+        with tf.GradientTape() as outer:
+            outer.watch(x)
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                loss = (number + 1) * tf.reduce_sum(gather_over_replicas([x])[0] ** 3)
+            gradient = inner.gradient(loss, x)
+        return gradient, outer.gradient(gradient, x)
+
+    first, second = on_replicas(make_strategy("mirrored", 2), function)
+    for number in range(2):
+        rows = rows_of(float(number))
+        np.testing.assert_allclose(first[number], 3 * 3 * rows**2)
+        np.testing.assert_allclose(second[number], 3 * 6 * rows)
+
+
+def test_alone_it_is_the_tensor():
+    values = [tf.constant([3.0])]
+    assert gather_over_replicas(values)[0] is values[0]
+    assert scatter_over_replicas(values)[0] is values[0]
