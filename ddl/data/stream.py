@@ -119,6 +119,11 @@ class StreamSource(Source):
         return sum(self._lengths)
 
     @property
+    def shards(self) -> int:
+        """Number of shards."""
+        return len(self._lengths)
+
+    @property
     def element_spec(self) -> dict[str, tf.TensorSpec]:
         """See `Source`."""
         return dict(self._element_spec)

@@ -15,7 +15,7 @@ from ddl.optimizers.plateau import plateaus_of
 from ddl.output import report_failures_in
 from ddl.run.checks.learning_rate import check_plateau
 from ddl.run.checks.plan import check_best_metric, check_run_plan, without_effect
-from ddl.run.config_changes import compare_with_saved_config
+from ddl.run.checks.config_changes import compare_with_saved_config
 from ddl.run.console import RunConsole, format_figures
 from ddl.run.directory import RunDirectory
 from ddl.run.from_checkpoints import SavedWeights, evaluate_saved, export_saved, follow
@@ -23,7 +23,7 @@ from ddl.run.lengths import check_lengths, resolve_lengths, withhold_lengths
 from ddl.run.loop import OuterLoop
 from ddl.run.placement import Placement
 from ddl.run.plan import RunPlan
-from ddl.run.same_on_all_workers import check_same_on_all
+from ddl.run.checks.same_on_all_workers import check_same_on_all
 from ddl.run.summary import notes, summary
 from ddl.run.writers import JsonLinesWriter, TensorBoardWriter, Writers
 from ddl.signals import StopSignals

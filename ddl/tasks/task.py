@@ -45,6 +45,9 @@ class Task(Protocol):
     attributes. `per_example`, or else a method `evaluate(features)` with the same result, defines
     what an evaluation reports.
 
+    A task may have a method `predict(features)`, which returns a tensor [batch, …], or a dict or
+    tuple of such tensors: `Trainer.predict` returns them for all examples of a data set.
+
     A task may hold further Keras layers, such as augmentations, as attributes or in lists and
     dicts.
 
