@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from ddl.checkpoints.retention import Retention
     from ddl.checkpoints.warm_start import WarmStart
     from ddl.precision import LossScale
+    from ddl.run.early_stopping import EarlyStopping
+    from ddl.run.fit import fit
     from ddl.step.noise_scale import GradientNoiseScale
     from ddl.step.verbs.gradients import Gradients
     from ddl.step.verbs.update import Update
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 _HOME = {
     "Checkpoints": "ddl.checkpoints.checkpoints",
     "Classification": "ddl.tasks.classification",
+    "EarlyStopping": "ddl.run.early_stopping",
     "ExponentialMovingAverage": "ddl.step.weight_average",
     "GradientNoiseScale": "ddl.step.noise_scale",
     "Gradients": "ddl.step.verbs.gradients",
@@ -37,6 +40,7 @@ _HOME = {
     "Update": "ddl.step.verbs.update",
     "WarmStart": "ddl.checkpoints.warm_start",
     "current_batch": "ddl.tasks.current_batch",
+    "fit": "ddl.run.fit",
 }
 
 _SUBMODULES = (
@@ -48,6 +52,7 @@ _SUBMODULES = (
 __all__ = [
     "Checkpoints",
     "Classification",
+    "EarlyStopping",
     "ExponentialMovingAverage",
     "GradientNoiseScale",
     "Gradients",
@@ -60,6 +65,7 @@ __all__ = [
     "WarmStart",
     "__version__",
     "current_batch",
+    "fit",
 ]
 
 

@@ -39,6 +39,7 @@ class Evaluation:
         self._pipeline: Any = pipeline
         self._strategy = strategy
         self._iterator: Any = None
+        self._is_traced = False
 
     def run(self, state: TrainingState) -> dict[str, float]:
         """Returns the means by name for the present weights. Eager, cross-replica context.
@@ -75,7 +76,13 @@ class Evaluation:
     def _means(self, iterator: Any, state: TrainingState) -> dict[str, float]:
         with data_errors(), device_errors(), explaining_stale_traces():
             number = tf.constant(self._pipeline.steps_per_epoch, tf.int64)
-            sums = self._loop(iterator, number, state.batches, state.step)
+            arguments = (iterator, number, state.batches, state.step)
+            if not self._is_traced:
+                # Not by the call: TensorFlow counts the traces of all evaluations of a process
+                # together, and warns of frequent ones.
+                self._loop.get_concrete_function(*arguments)
+                self._is_traced = True
+            sums = self._loop(*arguments)
         check_some_weight(sums, self._objective)
         return self._objective.evaluation_metrics.means(sums)
 

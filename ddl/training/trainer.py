@@ -236,6 +236,10 @@ class Trainer(Evaluating):
         """
         self._runner.stop.request()
 
+    def withdraw_stop(self) -> None:
+        """Withdraws a request to stop that no training has answered yet."""
+        self._runner.stop.withdraw()
+
     def trace(self) -> None:
         """Traces the training loop without running it, to raise errors in the task early."""
         self._parts.check_for_training()

@@ -6,16 +6,24 @@ from ddl.run.plan import RunPlan
 from ddl.training.trainer import Trainer
 
 
-def check_best_metric(metric: str | None, trainer: Trainer) -> None:
-    """Raises ConfigError if evaluations do not report `metric`; None passes."""
+def check_best_metric(
+    metric: str | None, trainer: Trainer, parameter: str = "Retention.best_metric"
+) -> None:
+    """Raises ConfigError if evaluations do not report `metric`; None passes.
+
+    Args:
+      metric: Name of the metric.
+      trainer: The trainer.
+      parameter: The parameter that names it.
+    """
     if metric is not None and not trainer.has_eval_data:
         raise ConfigError(
-            f"Retention.best_metric is {metric!r}, but there is no data to evaluate on. Bind "
-            "Trainer.eval_data, or set Retention.best_metric = None."
+            f"{parameter} is {metric!r}, but there is no data to evaluate on. Bind "
+            f"Trainer.eval_data, or leave {parameter} out."
         )
     if metric is not None and metric not in trainer.eval_metric_names:
         raise ConfigError(
-            "Retention.best_metric must be a metric of the evaluation "
+            f"{parameter} must be a metric of the evaluation "
             f"({', '.join(trainer.eval_metric_names)}), got {metric!r}."
         )
 

@@ -39,8 +39,9 @@ class Evaluating(Readings):
         self._runner.check_not_lost()
         run: Callable[[TrainingState], dict[str, float]]
         if data is not None:
-            pipeline: BatchPipeline | None = parts.given.evaluated(data)
-            run = functools.partial(parts.given.evaluate, pipeline)
+            given = parts.given.evaluated(data)
+            pipeline: BatchPipeline | None = given
+            run = functools.partial(parts.given.evaluate, given)
         elif parts.evaluation is not None:
             pipeline, run = parts.eval_pipeline, parts.evaluation.run
         else:

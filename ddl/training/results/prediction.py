@@ -73,6 +73,10 @@ class Prediction:
         try:
             with data_errors(), device_errors():
                 iterator = pipeline.iterator(self._strategy, 0)
+                if self._structure is None:
+                    # Not by a call: TensorFlow counts the traces of all predictions of a process
+                    # together, and warns of frequent ones.
+                    self._outputs.get_concrete_function(iterator, state.batches, state.step)
                 batches = [
                     self._outputs(iterator, state.batches, state.step)
                     for _ in range(pipeline.steps_per_epoch)

@@ -161,11 +161,16 @@ class _NotebookBar:
         }
 
 
-def _notebook_display() -> Callable[..., Any] | None:
-    """Returns IPython's display in a notebook; None elsewhere."""
+def in_notebook() -> bool:
+    """Returns whether this process is the kernel of a notebook."""
     shell = sys.modules.get("IPython")
     running = None if shell is None else shell.get_ipython()
-    if running is None or not hasattr(running, "kernel"):
+    return hasattr(running, "kernel")
+
+
+def _notebook_display() -> Callable[..., Any] | None:
+    """Returns IPython's display in a notebook; None elsewhere."""
+    if not in_notebook():
         return None
     from IPython.display import display
 
