@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ddl.step.weight_average import ExponentialMovingAverage
     from ddl.tasks.classification import Classification
     from ddl.tasks.current_batch import current_batch
+    from ddl.tasks.supervised import Supervised
     from ddl.tasks.task import PerExample, Task
     from ddl.training.trainer import Trainer
 
@@ -35,6 +36,7 @@ _HOME = {
     "LossScale": "ddl.precision",
     "PerExample": "ddl.tasks.task",
     "Retention": "ddl.checkpoints.retention",
+    "Supervised": "ddl.tasks.supervised",
     "Task": "ddl.tasks.task",
     "Trainer": "ddl.training.trainer",
     "Update": "ddl.step.verbs.update",
@@ -59,6 +61,7 @@ __all__ = [
     "LossScale",
     "PerExample",
     "Retention",
+    "Supervised",
     "Task",
     "Trainer",
     "Update",

@@ -7,7 +7,7 @@ from typing import Any, Literal, cast
 import tensorflow as tf
 
 from ddl.distribution.communication import Communication
-from ddl.optimizers.named import Optimizers
+from ddl.optimizers.named import Optimizers, from_keras_name
 from ddl.precision import LossScale
 from ddl.signals import deferring_interrupt
 from ddl.step.all_reduce import GradientDtype
@@ -48,7 +48,7 @@ class Trainer(Evaluating):
     def __init__(
         self,
         task: Task | StepTask,
-        optimizer: Optimizers,
+        optimizer: Optimizers | str,
         train_data: Any,
         *,
         global_batch_size: int | Mapping[str, int],
@@ -74,8 +74,10 @@ class Trainer(Evaluating):
           task: The model and its per-example loss, or a task with a step of its own.
           optimizer: Any Keras optimizer without Keras's own clipping, accumulation or average, or
             `ParameterGroups` of such; for a task with a `step` also a dict from name to these.
-          train_data: A `ddl.data` source, a mapping of arrays, a pair (images, labels), or an
-            unbatched `tf.data.Dataset` of known length; with a `step` also a dict of sources.
+            "adam" and other names of Keras's optimizers take their default arguments.
+          train_data: A `ddl.data` source, a mapping of arrays, a tuple (x, y) or (x, y, weights) of
+            which x may be a dict, or an unbatched `tf.data.Dataset` of known length; with a `step`
+            also a dict of sources.
           global_batch_size: Examples of a batch, over all replicas and microbatches; or that of
             each source by its name.
           eval_data: As `train_data`; None if `evaluate` will not be called.
@@ -114,6 +116,7 @@ class Trainer(Evaluating):
         self.task = task
         self.model = getattr(task, "model", None)
         """The task's `model`; None if it keeps its models in other attributes."""
+        optimizer = from_keras_name(optimizer, self.strategy)
         self.optimizer = optimizer
         self.global_batch_size = global_batch_size
         self.accumulation_steps = accumulation_steps

@@ -32,8 +32,11 @@ def check_run_plan(run_plan: RunPlan, trainer: Trainer) -> None:
     """Checks that the run plan is possible with the trainer.
 
     Raises:
-      ConfigError: If the plan evaluates and there is no evaluation data.
+      ConfigError: If the plan evaluates and there is no evaluation data, or these lack the metric
+        of `early_stopping`.
     """
+    if run_plan.early_stopping is not None:
+        check_best_metric(run_plan.early_stopping.metric, trainer, "EarlyStopping.metric")
     if run_plan.eval_every is not None and not trainer.has_eval_data:
         raise ConfigError(
             f"EVAL_EVERY is {run_plan.eval_every:,}, but there is no data to evaluate on. Bind "
@@ -68,6 +71,11 @@ def without_effect(run_plan: RunPlan, trainer: Trainer, evaluates: bool) -> list
         found.append(
             "The run evaluates only at its end, so the last checkpoint is the best by "
             "Retention.best_metric."
+        )
+    if run_plan.early_stopping is not None and (not evaluates or eval_every is None):
+        found.append(
+            "RunPlan.early_stopping has no effect, since the run evaluates only at its end, if at "
+            "all."
         )
     for plateau in plateaus_of(trainer.optimizer).values():
         if eval_every is None:
