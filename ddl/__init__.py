@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ddl.tasks.supervised import Supervised
     from ddl.tasks.task import PerExample, Task
     from ddl.training.trainer import Trainer
+    from ddl.user_code import debug
 
 _HOME = {
     "Checkpoints": "ddl.checkpoints.checkpoints",
@@ -42,6 +43,7 @@ _HOME = {
     "Update": "ddl.step.verbs.update",
     "WarmStart": "ddl.checkpoints.warm_start",
     "current_batch": "ddl.tasks.current_batch",
+    "debug": "ddl.user_code",
     "fit": "ddl.run.fit",
 }
 
@@ -68,6 +70,7 @@ __all__ = [
     "WarmStart",
     "__version__",
     "current_batch",
+    "debug",
     "fit",
 ]
 

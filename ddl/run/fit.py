@@ -27,10 +27,12 @@ from ddl.training.actions import Action, checked_actions
 from ddl.training.results.history import History
 from ddl.training.results.progress import in_notebook
 from ddl.training.trainer import Trainer
+from ddl.user_code import hiding_frames
 
 Period = int | Literal["epoch"] | None
 
 
+@hiding_frames
 def fit(
     trainer: Trainer,
     model_dir: str | os.PathLike[str] | None = None,

@@ -24,10 +24,12 @@ from ddl.training.checks.batch_size import check_batch_split
 from ddl.training.checks.fixed_settings import check_attribute
 from ddl.training.metric_reader import MetricReader
 from ddl.training.pace import Pace
+from ddl.training.results.earlier import free_unused, note_arrays
 from ddl.training.results.evaluating import Evaluating
 from ddl.training.results.history import History
 from ddl.training.results.progress import shown
 from ddl.training.runner import LoopRunner
+from ddl.user_code import hiding_frames
 
 
 class Trainer(Evaluating):
@@ -45,6 +47,7 @@ class Trainer(Evaluating):
     one, make a new Trainer with a new optimizer.
     """
 
+    @hiding_frames
     def __init__(
         self,
         task: Task | StepTask,
@@ -109,6 +112,7 @@ class Trainer(Evaluating):
           DataError: If the data do not fit the task.
         """
         of_subclass = frozenset(vars(self))
+        free_unused()
         check_task(task)
         task = cast(Task, task)
         check_strategy(strategy)
@@ -139,6 +143,8 @@ class Trainer(Evaluating):
         )
         parts = assemble(task, optimizer, train_data, eval_data, self.strategy, options)
         self._parts = parts
+        own = [] if parts.eval_pipeline is None else [parts.eval_pipeline]
+        note_arrays(self, [*parts.train.values(), *own])
         self.num_examples = parts.first.num_examples
         """Number of training examples, of the first source."""
         self.steps_per_epoch = parts.first.steps_per_epoch
@@ -189,6 +195,7 @@ class Trainer(Evaluating):
     def state(self, state: TrainingState) -> None:
         self.restore(state)
 
+    @hiding_frames
     def train(
         self,
         steps: int | None = None,
@@ -243,6 +250,7 @@ class Trainer(Evaluating):
         """Withdraws a request to stop that no training has answered yet."""
         self._runner.stop.withdraw()
 
+    @hiding_frames
     def trace(self) -> None:
         """Traces the training loop without running it, to raise errors in the task early."""
         self._parts.check_for_training()

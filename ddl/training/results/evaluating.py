@@ -11,11 +11,13 @@ from ddl.signals import deferring_interrupt
 from ddl.step.state import TrainingState
 from ddl.training.checks.arguments import check_one_data_set
 from ddl.training.results.readings import Readings
+from ddl.user_code import hiding_frames
 
 
 class Evaluating(Readings):
     """The part of `ddl.Trainer` that evaluates and predicts."""
 
+    @hiding_frames
     def evaluate(self, data: Any = None, *others: Any, averaged: bool = True) -> dict[str, float]:
         """Returns means of loss and metrics over a data set, each example counted once.
 
@@ -57,6 +59,7 @@ class Evaluating(Readings):
         parts.settings.take_for_evaluation()
         return means
 
+    @hiding_frames
     def predict(self, data: Any, *others: Any, averaged: bool = True) -> Any:
         """Returns the outputs of the task's `predict` for each example, in order.
 

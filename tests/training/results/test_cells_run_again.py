@@ -6,6 +6,7 @@ import keras
 import numpy as np
 
 import ddl
+from ddl.training.results import earlier
 from tests.conftest import make_strategy
 
 DATA = {"image": np.ones([8, 3], "f4"), "label": np.arange(8) % 2}
@@ -36,3 +37,17 @@ def test_six_times_without_a_warning(tmp_path, caplog):
         found = [run_cells(tmp_path / str(n), strategy).step for n in range(6)]
     assert found == [2] * 6
     assert not [record.getMessage() for record in caplog.records]
+
+
+@pytest.mark.parametrize(("limit", "freed"), [(100, True), (1 << 20, False)])
+def test_the_arrays_of_an_unused_trainer_are_freed(tmp_path, monkeypatch, limit, freed):
+    monkeypatch.setattr(earlier, "_LIMIT", limit)
+    strategy = make_strategy("one_device", 1)
+    gc.collect()
+    gc.disable()
+    try:
+        unused = weakref.ref(run_cells(tmp_path / "first", strategy))
+        run_cells(tmp_path / "second", strategy)
+        assert (unused() is None) == freed
+    finally:
+        gc.enable()
