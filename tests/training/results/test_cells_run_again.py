@@ -1,9 +1,12 @@
 """Cells that are run again: several trainers in one process."""
 
+import gc
 import logging
+import weakref
 
 import keras
 import numpy as np
+import pytest
 
 import ddl
 from ddl.training.results import earlier
