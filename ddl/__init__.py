@@ -9,7 +9,23 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # for completion and types, which cannot follow `__getattr__`
+    from ddl import checking as checking
+    from ddl import checkpoints as checkpoints
+    from ddl import config as config
+    from ddl import data as data
+    from ddl import distribution as distribution
+    from ddl import errors as errors
+    from ddl import layers as layers
+    from ddl import microbatch as microbatch
+    from ddl import models as models
+    from ddl import optimizers as optimizers
+    from ddl import precision as precision
+    from ddl import random as random
+    from ddl import run as run
+    from ddl import step as step
+    from ddl import tasks as tasks
+    from ddl import training as training
     from ddl.checkpoints.checkpoints import Checkpoints
     from ddl.checkpoints.retention import Retention
     from ddl.checkpoints.warm_start import WarmStart

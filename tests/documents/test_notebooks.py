@@ -1,4 +1,4 @@
-"""The notebooks, the programs of their page, and the three scripts for those who come from Keras."""
+"""The notebooks, the programs of their page, and the three scripts of the page on Keras."""
 
 import json
 import os
