@@ -523,6 +523,12 @@ def test_wrong_arguments_of_a_method_are_an_error():
     for steps in (-1, 2.5, True, DATA):
         with pytest.raises(ConfigError, match="steps must be an integer of at least 0, got"):
             trainer.train(steps)
+    for name, message in (
+        ("fit", r"ddl\.fit\(trainer, train_epochs=5"),
+        ("fitt", "no attribute 'fitt'"),
+    ):
+        with pytest.raises(AttributeError, match=message):
+            getattr(trainer, name)
     for length in ({}, {"steps": 2, "epochs": 1}):
         with pytest.raises(ConfigError, match="train needs a length, in steps or in epochs, got"):
             trainer.train(**length)

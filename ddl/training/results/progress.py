@@ -41,17 +41,12 @@ def open_console(shows: bool = True) -> Console:
     Args:
       shows: Whether the console prints anything.
     """
-    stream = standard_output()
-    try:
-        is_terminal = stream.isatty()
-    except ValueError:  # the stream is closed
-        is_terminal = False
     return Console(
-        file=cast(IO[str], stream),
+        file=cast(IO[str], standard_output()),
         highlight=False,
         soft_wrap=True,
         quiet=not shows,
-        force_terminal=None if is_terminal else False,
+        force_terminal=None if _on_terminal() else False,
         force_jupyter=False,  # a notebook shows standard output too
     )
 
@@ -86,21 +81,23 @@ def shown(
       shows: Whether to show a bar at all.
       figures: Returns the figures to show.
     """
-    bar: list[Bar] = []
+    if not shows or not (_on_terminal() or in_notebook()):
+        yield []
+        return
+    bar: Bar | None = None
 
     def show(step: int) -> None:
-        if not bar and step < total and (opened := open_bar(console, step, total)) is not None:
-            bar.append(opened)
-        for one in bar:
-            one.advance(step, figures())
+        nonlocal bar
+        if bar is None and step < total:
+            bar = open_bar(open_console(), step, total)
+        if bar is not None:
+            bar.advance(step, figures())
 
-    console = open_console(shows)
-    can_show = shows and (console.is_terminal or _notebook_display() is not None)
     try:
-        yield [EachLoop(show)] if can_show else []
+        yield [EachLoop(show)]
     finally:
-        for one in bar:
-            one.close()
+        if bar is not None:
+            bar.close()
 
 
 class _TerminalBar:
@@ -159,6 +156,14 @@ class _NotebookBar:
             "text/plain": f"{steps} · {text}",
             "text/html": f"<div>{steps} {bar} {html.escape(text)}</div>",
         }
+
+
+def _on_terminal() -> bool:
+    """Returns whether standard output is a terminal."""
+    try:
+        return bool(standard_output().isatty())
+    except ValueError:  # it is closed
+        return False
 
 
 def in_notebook() -> bool:

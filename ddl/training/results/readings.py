@@ -1,5 +1,7 @@
 """What a trainer's state says: steps, rates, scales and means of metrics."""
 
+from typing import TYPE_CHECKING, Any
+
 import tensorflow as tf
 
 from ddl.training import optimizer_counts
@@ -18,6 +20,17 @@ class Readings:
     _parts: Assembly
     _runner: LoopRunner
     _metrics: MetricReader
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Names ddl's counterparts of Keras's methods."""
+            if name in ("fit", "compile"):
+                raise AttributeError(
+                    f"A Trainer has no method {name!r}. Write ddl.fit(trainer, train_epochs=5) for "
+                    "a whole run, or trainer.train(epochs=5)."
+                )
+            return super().__getattribute__(name)  # raises its own error
 
     @property
     def step(self) -> int:

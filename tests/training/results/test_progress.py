@@ -33,24 +33,30 @@ def trainer():
 def terminal(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "80")
-    stream = Terminal()
-    monkeypatch.setattr(sys, "stdout", stream)
-    return stream
+
+    def opened():  # in the test itself: between fixtures and test pytest sets sys.stdout
+        stream = Terminal()
+        monkeypatch.setattr(sys, "stdout", stream)
+        return stream
+
+    return opened
 
 
 def test_a_terminal_shows_steps_and_figures(trainer, terminal):
     before = trainer.step
+    stream = terminal()
     trainer.train(6)
-    shown = terminal.getvalue()
+    shown = stream.getvalue()
     assert f"{before + 6}/{before + 6} steps" in shown
     assert "loss" in shown
     assert "\x1b[?25h" in shown  # the cursor is back
 
 
 def test_a_single_loop_or_progress_false_shows_nothing(trainer, terminal):
+    stream = terminal()
     trainer.train(2)
     trainer.train(6, progress=False)
-    assert terminal.getvalue() == ""
+    assert stream.getvalue() == ""
 
 
 def test_a_pipe_gets_nothing_whatever_a_notebook_sets(trainer, monkeypatch, capsys):
@@ -126,6 +132,7 @@ def test_an_error_ends_the_bar(trainer, terminal):
     def fails(step):
         raise ZeroDivisionError
 
+    stream = terminal()
     with pytest.raises(ZeroDivisionError):
         trainer.train(6, [EachLoop(fails)])
-    assert "\x1b[?25h" in terminal.getvalue()
+    assert "\x1b[?25h" in stream.getvalue()
