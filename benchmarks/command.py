@@ -26,7 +26,7 @@ import ddl
 from benchmarks import page
 from benchmarks.repeats import PROCESS_NUMBER, merged
 from benchmarks.report import RESULTS, Report
-from ddl.run.code_digest import code_digest
+from ddl.run.checks.code_digest import code_digest
 
 _PACKAGES = ("tensorflow", "keras", "numpy")
 

@@ -9,12 +9,30 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # for completion and types, which cannot follow `__getattr__`
+    from ddl import checking as checking
+    from ddl import checkpoints as checkpoints
+    from ddl import config as config
+    from ddl import data as data
+    from ddl import distribution as distribution
+    from ddl import errors as errors
+    from ddl import layers as layers
+    from ddl import microbatch as microbatch
+    from ddl import models as models
+    from ddl import optimizers as optimizers
+    from ddl import precision as precision
+    from ddl import random as random
+    from ddl import run as run
+    from ddl import step as step
+    from ddl import tasks as tasks
+    from ddl import training as training
     from ddl.checkpoints.checkpoints import Checkpoints
     from ddl.checkpoints.retention import Retention
     from ddl.checkpoints.warm_start import WarmStart
     from ddl.optimizers.loss_weight import LossWeight
     from ddl.precision import LossScale
+    from ddl.run.early_stopping import EarlyStopping
+    from ddl.run.fit import fit
     from ddl.step.noise_scale import GradientNoiseScale
     from ddl.step.verbs.gradients import Gradients
     from ddl.step.verbs.update import Update
@@ -22,12 +40,15 @@ if TYPE_CHECKING:
     from ddl.tasks.classification import Classification
     from ddl.tasks.current_batch import current_batch
     from ddl.tasks.gather import gather
+    from ddl.tasks.supervised import Supervised
     from ddl.tasks.task import PerExample, Task
     from ddl.training.trainer import Trainer
+    from ddl.user_code import debug
 
 _HOME = {
     "Checkpoints": "ddl.checkpoints.checkpoints",
     "Classification": "ddl.tasks.classification",
+    "EarlyStopping": "ddl.run.early_stopping",
     "ExponentialMovingAverage": "ddl.step.weight_average",
     "GradientNoiseScale": "ddl.step.noise_scale",
     "Gradients": "ddl.step.verbs.gradients",
@@ -35,11 +56,14 @@ _HOME = {
     "LossWeight": "ddl.optimizers.loss_weight",
     "PerExample": "ddl.tasks.task",
     "Retention": "ddl.checkpoints.retention",
+    "Supervised": "ddl.tasks.supervised",
     "Task": "ddl.tasks.task",
     "Trainer": "ddl.training.trainer",
     "Update": "ddl.step.verbs.update",
     "WarmStart": "ddl.checkpoints.warm_start",
     "current_batch": "ddl.tasks.current_batch",
+    "debug": "ddl.user_code",
+    "fit": "ddl.run.fit",
     "gather": "ddl.tasks.gather",
 }
 
@@ -52,6 +76,7 @@ _SUBMODULES = (
 __all__ = [
     "Checkpoints",
     "Classification",
+    "EarlyStopping",
     "ExponentialMovingAverage",
     "GradientNoiseScale",
     "Gradients",
@@ -59,12 +84,15 @@ __all__ = [
     "LossWeight",
     "PerExample",
     "Retention",
+    "Supervised",
     "Task",
     "Trainer",
     "Update",
     "WarmStart",
     "__version__",
     "current_batch",
+    "debug",
+    "fit",
     "gather",
 ]
 

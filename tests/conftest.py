@@ -18,7 +18,10 @@ from ddl.distribution.communication import Communication, cross_device_ops
 from ddl.microbatch import Microbatch
 from ddl.random import batch_counter
 from ddl.training.checks.row_independence import RowIndependence
+from ddl.user_code import debug
 from tests.processes import forked
+
+debug()  # a failing test shows all frames
 
 tf.config.set_visible_devices([], "GPU")
 tf.config.set_logical_device_configuration(

@@ -1,7 +1,9 @@
 """What `import ddl` offers, without TensorFlow until it is used."""
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import ddl
 
@@ -23,6 +25,19 @@ def test_names_are_there_before_tensorflow_is_imported():
 def test_every_name_can_be_had():
     for name in dir(ddl):
         assert getattr(ddl, name) is not None
+
+
+def test_names_are_there_for_completion_and_types():
+    """Pylance and jedi read what stands under TYPE_CHECKING; `__getattr__` tells them nothing."""
+    tree = ast.parse(Path(ddl.__file__).read_text())
+    (checking,) = [node for node in tree.body if isinstance(node, ast.If)]
+    imported = {
+        name.asname or name.name
+        for node in checking.body
+        if isinstance(node, ast.ImportFrom)
+        for name in node.names
+    }
+    assert imported == set(dir(ddl)) - {"__version__"}
 
 
 def test_names_from_before_the_rooms():

@@ -252,10 +252,24 @@ class Checkpoints:
             the checkpoint does not fit the trainer.
           ConfigError: Within the trainer's `evaluation_weights`.
         """
+        return self._restore(lambda: self._find_latest(scheduled), scheduled)
+
+    def restore_best(self) -> SavedCheckpoint | None:
+        """Restores the trainer from the best checkpoint by the retention's metric.
+
+        Training can continue from there. Returns, raises and is called as `restore_latest`; None if
+        no checkpoint was evaluated.
+        """
+        return self._restore(self.best)
+
+    def _restore(
+        self, find: Callable[[], SavedCheckpoint | None], scheduled: bool = False
+    ) -> SavedCheckpoint | None:
+        """Restores the checkpoint that `find` returns on the chief."""
         self._trainer.check_has_own_weights()
         self.wait()
         with self._workers.failing_together():
-            saved = self._find_latest(scheduled) if self._workers.is_chief else None
+            saved = find() if self._workers.is_chief else None
         step = self._workers.broadcast(-1 if saved is None else saved.step)
         if step < 0:
             return None

@@ -1,5 +1,7 @@
 """Snapshots of the tensors of a checkpoint, for a later write."""
 
+from typing import Any
+
 import keras
 import tensorflow as tf
 
@@ -31,6 +33,7 @@ class Snapshots:
         self._checkpoint = checkpoint
         self._variables: dict[str, tf.Variable] = {}
         self._others: dict[str, tf.Tensor] = {}
+        self._traced: Any = None
         self._gather()
 
     def take(self) -> dict[str, tf.Tensor]:
@@ -40,7 +43,10 @@ class Snapshots:
             if len(self._others) > 1:
                 self._gather()  # values of non-variables, such as tables, are read here
             others = {name: tf.identity(value) for name, value in self._others.items()}
-            return self._read() | others
+            # Not traced by a call: TensorFlow counts those of all snapshots of a process together,
+            # and warns of frequent ones.
+            self._traced = self._traced or self._read.get_concrete_function()
+            return self._traced() | others
 
     @tf.function(autograph=False)
     def _read(self) -> dict[str, tf.Tensor]:

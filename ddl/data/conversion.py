@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from ddl.data.arrays import ArraySource
+from ddl.data.naming import named
 from ddl.data.source import Source
 from ddl.data.stream import StreamSource
 from ddl.errors import DataError
@@ -34,9 +35,10 @@ def as_source(data: Any) -> Source:
     """Converts data into a `Source`.
 
     Args:
-      data: A `Source`; a mapping of arrays by feature name; a pair (images, labels), which become
-        the features "image" and "label"; or an unbatched `tf.data.Dataset` of dicts or of such
-        pairs.
+      data: A `Source`; a mapping of arrays by feature name; a tuple as Keras takes it; or an
+        unbatched `tf.data.Dataset` of dicts or of such tuples. A tuple is a pair (images, labels),
+        which become the features "image" and "label"; a pair of a dict of features and labels; or
+        one of these with the examples' weights, which become "weight".
 
     Raises:
       DataError: If `data` has another type, or fails the checks of `ArraySource` or `StreamSource`.
@@ -56,10 +58,10 @@ def as_source(data: Any) -> Source:
             )
     if isinstance(data, Mapping):
         return ArraySource(data)
-    if isinstance(data, tuple | list) and len(data) == 2:
-        return ArraySource(image=data[0], label=data[1])
+    if isinstance(data, tuple | list) and len(data) in (2, 3):
+        return ArraySource(named(*data))
     raise DataError(
         f"Data of type {type(data).__name__} are not supported. Pass a ddl.data source, a mapping "
-        "of arrays by feature name, a pair (images, labels), or a tf.data.Dataset of single "
-        "examples."
+        "of arrays by feature name, a tuple (x, y) or (x, y, weights), or a tf.data.Dataset of "
+        "single examples."
     )

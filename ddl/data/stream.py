@@ -9,6 +9,7 @@ from absl import logging
 
 from ddl.data.batched import check_not_batched
 from ddl.data.checks import checked_finite
+from ddl.data.naming import named
 from ddl.data.order import steps_per_epoch, stream_seeds
 from ddl.data.source import Source, checked_element_spec, weighted
 from ddl.errors import ConfigError, DataError, check_takes, definition_of
@@ -24,7 +25,7 @@ _BYTES_OF_TEXT = 1024
 
 
 class StreamSource(Source):
-    """An unbatched `tf.data.Dataset` of dicts, or of (image, label) pairs.
+    """An unbatched `tf.data.Dataset` of dicts, or of tuples as Keras takes them.
 
     Each epoch reads the data set once. Training shuffles it through a buffer of `shuffle_buffer`
     examples, in an order that depends only on the run's seed and the epoch. Evaluation, and
@@ -117,6 +118,11 @@ class StreamSource(Source):
     def __len__(self) -> int:
         """Returns the number of examples in an epoch, over all shards."""
         return sum(self._lengths)
+
+    @property
+    def shards(self) -> int:
+        """Number of shards."""
+        return len(self._lengths)
 
     @property
     def element_spec(self) -> dict[str, tf.TensorSpec]:
@@ -278,8 +284,8 @@ class StreamSource(Source):
                     "StreamSource.dataset must return a tf.data.Dataset, got "
                     f"{type(dataset).__name__} from {definition_of(function)}."
                 )
-        if isinstance(dataset.element_spec, tuple) and len(dataset.element_spec) == 2:
-            return dataset.map(lambda image, label: {"image": image, "label": label})
+        if isinstance(dataset.element_spec, tuple) and len(dataset.element_spec) in (2, 3):
+            return dataset.map(named)
         return dataset
 
 

@@ -254,5 +254,6 @@ def learning_rates_at(
             lambda step: tf.cast(schedule(step), tf.float64), steps, fn_output_signature=tf.float64
         )
 
-    found = rates(tf.constant(steps, tf.int64)).numpy().tolist()
+    of_steps = tf.constant(steps, tf.int64)
+    found = rates.get_concrete_function(of_steps)(of_steps).numpy().tolist()
     return dict(zip(steps, found, strict=True))

@@ -12,6 +12,28 @@ OptimizerOrGroups: TypeAlias = keras.optimizers.Optimizer | ParameterGroups
 Optimizers: TypeAlias = OptimizerOrGroups | Mapping[str, OptimizerOrGroups]
 
 
+def from_keras_name(optimizer: Any, strategy: Any) -> Any:
+    """Returns an optimizer given by Keras's name, such as "adam", with Keras's default arguments.
+
+    Args:
+      optimizer: The name; anything else is returned as it is.
+      strategy: Strategy in whose scope the optimizer is created.
+
+    Raises:
+      ConfigError: If Keras has no optimizer of this name.
+    """
+    if not isinstance(optimizer, str):
+        return optimizer
+    try:
+        with strategy.scope():
+            return keras.optimizers.get(optimizer)
+    except ValueError as error:
+        raise ConfigError(
+            "Trainer.optimizer must be an optimizer, or the name of one of Keras's, such as "
+            f"'adam' or 'sgd', got {optimizer!r:.60}."
+        ) from error
+
+
 def groups_by_name(optimizer: Any) -> dict[str, dict[str, Group]]:
     """Returns, for each name that a step can use, the groups of variables by the optimizer's name.
 

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from ddl.checkpoints.durable_files import write_atomically
@@ -133,3 +134,24 @@ class RunDirectory:
                 f"{path} cannot be written: {error.strerror}. Check the free disk space and the "
                 "permissions."
             ) from error
+
+
+class NoCheckpoints:
+    """The checkpoints of a run without a directory: it saves and restores nothing."""
+
+    def has_any(self) -> bool:
+        """Returns False."""
+        return False
+
+    def would_be_best(self, metrics: Mapping[str, float]) -> bool:
+        """Returns False."""
+        return False
+
+    def save(self, metrics: Mapping[str, float] | None = None, scheduled: bool = True) -> None:
+        """Does nothing."""
+
+    def restore_latest(self, scheduled: bool = False) -> None:
+        """Does nothing; there is no checkpoint."""
+
+    def finish(self) -> None:
+        """Does nothing."""

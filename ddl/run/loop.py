@@ -1,6 +1,7 @@
 """The outer loop of a run: logs, evaluations, checkpoints and rewinds between device loops."""
 
 import math
+from collections.abc import Sequence
 from contextlib import suppress
 
 from ddl.checkpoints.checkpoints import Checkpoints
@@ -11,6 +12,8 @@ from ddl.optimizers.loss_weight import loss_weights
 from ddl.optimizers.named import ONLY, by_name, frozen_until
 from ddl.optimizers.plateau import ReduceOnPlateau, plateaus_of
 from ddl.run.console import RunConsole
+from ddl.run.directory import NoCheckpoints
+from ddl.run.early_stopping import Evaluations
 from ddl.run.plan import RunPlan
 from ddl.run.writers import Writers
 from ddl.signals import StopSignals
@@ -28,11 +31,13 @@ class OuterLoop:
         self,
         trainer: Trainer,
         run_plan: RunPlan,
-        checkpoints: Checkpoints,
+        checkpoints: Checkpoints | NoCheckpoints,
         writers: Writers,
         console: RunConsole,
-        stop: StopSignals,
+        stop: StopSignals | None,
         evaluates: bool,
+        evaluations: Evaluations | None = None,
+        actions: Sequence[Action] = (),
     ):
         """Keeps the parts of a run and schedules the actions.
 
@@ -44,6 +49,8 @@ class OuterLoop:
           console: Shows progress.
           stop: Holds the signal that asked to stop, if any.
           evaluates: Whether the run evaluates.
+          evaluations: The earlier evaluations, if the run may end early.
+          actions: Further actions, called after the evaluations and before a checkpoint.
         """
         self._trainer = trainer
         self._run_plan = run_plan
@@ -58,19 +65,21 @@ class OuterLoop:
         self._examples_per_step = sum(
             one.global_batch_size * one.batches_per_update for one in trainer.pipelines.values()
         )
+        self._early = evaluations
         self._evaluated: tuple[int, dict[str, float]] = (-1, {})
         last = self._total
-        evaluations = [Periodic(run_plan.eval_every, self._evaluate, last)] if evaluates else []
+        periodic = [Periodic(run_plan.eval_every, self._evaluate, last)] if evaluates else []
         # The checkpoint comes last: once a step is saved, its logs are already written.
         self._actions: list[Action] = [
             EachLoop(self._show_progress),
             Periodic(run_plan.log_every, self._log, last),
-            *evaluations,
+            *periodic,
+            *actions,
             Periodic(run_plan.checkpoint_every, self._save, last),
         ]
 
     def run(self) -> None:
-        """Trains, and returns when the last checkpoint is on disk.
+        """Trains to the end, or to an early one; returns when the last checkpoint is on disk.
 
         Raises:
           TrainingInterrupted: If a signal asked to stop. The step is saved first, unless a weight,
@@ -87,7 +96,9 @@ class OuterLoop:
         try:
             while trainer.step < self._total:
                 try:
-                    trainer.train(self._total - trainer.step, self._actions)
+                    trainer.train(self._total - trainer.step, self._actions, progress=False)
+                    if self._ends_early(trainer.step):
+                        break
                     self._stop_if_asked(trainer.step)
                 except TrainingDiverged as error:
                     if self._run_plan.on_divergence == "stop":
@@ -129,6 +140,11 @@ class OuterLoop:
             for name, plateau in self._plateaus.items():
                 if step > self._frozen_until[name] or not self._frozen_until[name]:
                     self._observe(name, plateau, step, figures)
+            if self._early is not None:
+                self._early.add(step, figures[self._early.rule.metric])
+                # All workers do as the chief: their own figures could differ in the last bit.
+                if step < self._total and self._workers.broadcast(self._early.are_over):
+                    self._trainer.request_stop()
         self._evaluated = (step, figures)
         if self._checkpoints.would_be_best(figures):
             self._save(step)
@@ -157,6 +173,16 @@ class OuterLoop:
         evaluated_at, figures = self._evaluated
         self._checkpoints.save(figures if evaluated_at == step else None, scheduled)
 
+    def _ends_early(self, step: int) -> bool:
+        """Saves and returns True if the evaluations end the run, and no signal does."""
+        if self._early is None or step >= self._total or (self._stop and self._stop.received):
+            return False
+        if not self._workers.broadcast(self._early.are_over):
+            return False
+        self._save(step)
+        self._console.line(f"The run ends early at step {step:,}: {self._early}.")
+        return True
+
     def _stop_if_asked(self, step: int) -> None:
         """Saves and raises TrainingInterrupted if training stopped before the last step.
 
@@ -164,7 +190,7 @@ class OuterLoop:
         """
         if step >= self._total:
             return
-        signal = self._stop.received.name if self._stop.received else "request"
+        signal = self._stop.received.name if self._stop and self._stop.received else "request"
         where = f"Training stopped on {signal} at step {step:,} of {self._total:,}"
         try:
             self._save(step, scheduled=False)
@@ -201,6 +227,8 @@ class OuterLoop:
         end = int(state.batches) - max(0, int(state.diverged_for) - 1)
         trainer.restore(trainer.state.skipping_to(end, rewinds + 1))
         self._writers.drop_after(trainer.step)
+        if self._early is not None:
+            self._early.drop_after(trainer.step)
         self._console.line(
             f"{error}\nThe run rewinds to step {trainer.step:,} and skips the batches {first:,} to "
             f"{end - 1:,}. This is rewind {rewinds + 1} of {self._run_plan.max_rewinds}."

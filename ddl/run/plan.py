@@ -7,6 +7,7 @@ from ddl.checkpoints.retention import Retention
 from ddl.checkpoints.warm_start import WarmStart
 from ddl.errors import ConfigError, check_choice
 from ddl.optimizers.lengths import LARGEST_STEP, epochs_to_steps
+from ddl.run.early_stopping import EarlyStopping
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +27,7 @@ class RunPlan:
       max_rewinds: Maximum number of rewinds in a run.
       warm_start: Source of a new run's initial weights; None keeps the initializers'. A resumed
         run ignores it.
+      early_stopping: Ends the run when its evaluations no longer improve; None trains to the end.
 
     Raises:
       ConfigError: If a value is not positive, `train_steps` is above 2^53, not exactly one length
@@ -42,6 +44,7 @@ class RunPlan:
     on_divergence: Literal["stop", "rewind"] = "stop"
     max_rewinds: int = 3
     warm_start: WarmStart | None = None
+    early_stopping: EarlyStopping | None = None
 
     def __post_init__(self) -> None:
         if (self.train_steps is None) == (self.train_epochs is None):

@@ -11,8 +11,8 @@ from ddl.distribution.devices import describe_devices
 from ddl.distribution.traits import traits_of
 from ddl.errors import ConfigError
 from ddl.optimizers.named import ONLY, by_name, frozen_until
+from ddl.run.checks.gpu_notes import gpu_notes
 from ddl.run.checks.learning_rate import learning_rate_summary
-from ddl.run.gpu_notes import gpu_notes
 from ddl.tasks.parts import models_of
 from ddl.tasks.task import has_step
 from ddl.training.trainer import Trainer

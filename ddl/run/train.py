@@ -1,31 +1,29 @@
-"""One run: build → compare → restore → loop → close."""
+"""One run from a config: build → train, evaluate or export."""
 
 import re
 import secrets
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 
 from ddl import config
 from ddl.checkpoints.checkpoints import Checkpoints
-from ddl.checkpoints.directory import SavedCheckpoint
 from ddl.choices import Mode
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError
 from ddl.optimizers.plateau import plateaus_of
 from ddl.output import report_failures_in
+from ddl.run.checks.config_changes import compare_with_saved_config
 from ddl.run.checks.learning_rate import check_plateau
 from ddl.run.checks.plan import check_best_metric, check_run_plan, without_effect
-from ddl.run.config_changes import compare_with_saved_config
+from ddl.run.checks.same_on_all_workers import check_same_on_all
 from ddl.run.console import RunConsole, format_figures
 from ddl.run.directory import RunDirectory
 from ddl.run.from_checkpoints import SavedWeights, evaluate_saved, export_saved, follow
 from ddl.run.lengths import check_lengths, resolve_lengths, withhold_lengths
-from ddl.run.loop import OuterLoop
 from ddl.run.placement import Placement
 from ddl.run.plan import RunPlan
-from ddl.run.same_on_all_workers import check_same_on_all
 from ddl.run.summary import notes, summary
-from ddl.run.writers import JsonLinesWriter, TensorBoardWriter, Writers
+from ddl.run.training_run import Files, train_to_end, warm_start
 from ddl.signals import StopSignals
 from ddl.training.trainer import Trainer
 
@@ -103,62 +101,31 @@ def run(
         return
 
     # ------------------------------------------------------------------ evaluate, export
-    json_lines = JsonLinesWriter(directory.metrics, report=console.line)
-    events = TensorBoardWriter(directory.path, report=console.line)
-    checkpoints = Checkpoints(
-        directory.checkpoints,
-        trainer,
-        run_plan.retention,
-        report=console.line,
-        before_write=json_lines.sync,
-    )
+    files = Files.of(directory, trainer, run_plan, console)
     if mode in ("eval", "export"):
         compare_with_saved_config(directory, trainer, console, strict=False)
         if mode == "export":
-            export_saved(what, trainer, checkpoints, directory, console)
+            export_saved(what, trainer, files.checkpoints, directory, console)
             return
-        parts = (trainer, checkpoints, json_lines, events, console)
-        with closing(events):
+        parts = (trainer, files.checkpoints, files.json_lines, files.events, console)
+        with closing(files.events):
             if follow_timeout is None:
                 evaluate_saved(what, *parts)
             else:
                 follow(what, follow_timeout, total, *parts)
         return
 
-    # ------------------------------------------------------------------ compare, restore, train
-    with ExitStack() as stack:
-        stack.callback(directory.release)
-        if workers.is_chief:
-            directory.claim()
-            json_lines.check()
-        stop = stack.enter_context(StopSignals(trainer.request_stop))
-        if checkpoints.saved():
-            compare_with_saved_config(directory, trainer, console, strict=True)
-        if (saved := checkpoints.restore_latest()) is not None:
-            console.line(f"Restored step {trainer.step:,} from {saved}.")
-            report_replica_change(saved, trainer, console)
-        else:
-            warm_start(trainer, run_plan, console)
-        if trainer.step >= total:
-            console.line(
-                f"The run has reached step {trainer.step:,} of {total:,}. Raise TRAIN_STEPS or "
-                "TRAIN_EPOCHS to train longer."
-            )
-            return
-        trainer.trace()
-        checkpoints.check()
-        writers = Writers([json_lines, events, console] if workers.is_chief else [])
-        if workers.is_chief:
-            directory.open()
-            directory.write_configs(config.config_text(), config.operative_config_text())
-        writers.drop_after(trainer.step)
-        try:
-            OuterLoop(trainer, run_plan, checkpoints, writers, console, stop, evaluates).run()
-        finally:
-            writers.close()
-        console.line(
-            f"Done: step {total:,} after {trainer.pace.total_seconds:,.1f} s of training, written "
-            f"to {directory.path}."
+    # ------------------------------------------------------------------ train
+    with StopSignals(trainer.request_stop) as stop:
+        train_to_end(
+            *(trainer, run_plan, files, console, stop),
+            evaluates=evaluates,
+            before_restore=lambda: compare_with_saved_config(
+                directory, trainer, console, strict=True
+            ),
+            opened=lambda: directory.write_configs(
+                config.config_text(), config.operative_config_text()
+            ),
         )
 
 
@@ -187,31 +154,6 @@ def build(
         # Building the plan would report a mistyped metric as one without a direction.
         check_best_metric(config.build_bound("Retention", "best_metric"), trainer)
         return config.build("RunPlan"), trainer
-
-
-def warm_start(trainer: Trainer, run_plan: RunPlan, console: RunConsole) -> None:
-    """Applies the plan's warm start, if any, and prints the matches.
-
-    Raises:
-      ConfigError: As `WarmStart.apply` does.
-    """
-    if run_plan.warm_start is not None:
-        if trainer.model is None:
-            raise ConfigError(
-                f"WarmStart reads the weights of the task's `model`, and "
-                f"{type(trainer.task).__name__} has none. Give the task a `model`, or remove "
-                "RunPlan.warm_start."
-            )
-        console.line(str(run_plan.warm_start.apply(trainer.model, trainer.averages)))
-        if trainer.schedule_free is not None:
-            trainer.schedule_free.reset()
-
-
-def report_replica_change(saved: SavedCheckpoint, trainer: Trainer, console: RunConsole) -> None:
-    """Prints a line if a run resumes with another number of replicas."""
-    was, now = saved.metadata.replicas, trainer.strategy.num_replicas_in_sync
-    if was is not None and was != now:
-        console.line(f"The run resumes with {now} replicas; it had {was} before.")
 
 
 def resolve_seed(directory: RunDirectory | None, workers: Workers) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from io import FileIO
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import tensorflow as tf
 from absl import logging
@@ -92,6 +92,16 @@ class JsonLinesWriter:
             if chunk.steps is None or step in chunk.steps
             for _, values in chunk.lines()
         )
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Yields the values of each line.
+
+        Raises:
+          ModelDirectoryError: As `check` does.
+        """
+        for chunk in chunks(self._path):
+            for _, values in chunk.lines():
+                yield values
 
     def drop_after(self, last_step: int) -> None:
         """Drops the lines of steps after `last_step`, and a cut-off last line.

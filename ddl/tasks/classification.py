@@ -79,7 +79,7 @@ class Classification:
         self._label_smoothing = label_smoothing
         self._top_k = top_k
         self._augmentations = tuple(augmentations)
-        self._input_name = input_name
+        self.input_name = input_name
         self._label_name = label_name
         takes_logits = loss is None or loss.get_config().get("from_logits", False)
         if takes_logits and _ends_in_softmax(model):
@@ -100,7 +100,7 @@ class Classification:
           The loss [batch], and the metrics "accuracy" and, with `top_k`, "top_<k>_accuracy", each
           float32 [batch].
         """
-        inputs = features[self._input_name]
+        inputs = features[self.input_name]
         if training:
             for augmentation in self._augmentations:
                 inputs = augmentation(inputs, training=True)
@@ -135,6 +135,14 @@ class Classification:
             values[f"top_{self._top_k}_accuracy"] = top_k_accuracy(classes, logits, self._top_k)
         return PerExample(loss, values)
 
+    def predict(self, features: dict[str, Any]) -> tf.Tensor:
+        """Returns the model's outputs [batch, classes]. Replica context.
+
+        Args:
+          features: Inputs [batch, …]; labels are not read.
+        """
+        return self.model(features[self.input_name], training=False)
+
     def check(self, source: Any) -> None:
         """Checks a data source before training.
 
@@ -144,13 +152,13 @@ class Classification:
             values are checked where the source has them as arrays.
         """
         spec = source.element_spec
-        for name in (self._input_name, self._label_name):
+        for name in (self.input_name, self._label_name):
             if name not in spec:
                 raise DataError(
                     f"The data have no feature {name!r}, only {', '.join(sorted(spec))}. Rename it "
                     "in the data, or set input_name and label_name of Classification."
                 )
-        self._check_input(spec[self._input_name])
+        self._check_input(spec[self.input_name])
         classes = self._num_classes()
         label_spec = spec[self._label_name]
         if label_spec.dtype == tf.string:
@@ -170,7 +178,7 @@ class Classification:
             return
         if spec.dtype == tf.string and self.model.inputs[0].dtype != "string":
             raise DataError(
-                f"Feature {self._input_name!r} of the data is text, but the model "
+                f"Feature {self.input_name!r} of the data is text, but the model "
                 f"{self.model.name!r} takes numbers. Convert the text to numbers in the data, or "
                 "set input_name to another feature."
             )
@@ -181,7 +189,7 @@ class Classification:
         )
         if not fits:
             raise DataError(
-                f"Feature {self._input_name!r} of the data has shape {given}, but the model "
+                f"Feature {self.input_name!r} of the data has shape {given}, but the model "
                 f"{self.model.name!r} takes {expected}. Set the model's input_shape to {given}."
             )
 

@@ -45,6 +45,9 @@ class Task(Protocol):
     attributes. `per_example`, or else a method `evaluate(features)` with the same result, defines
     what an evaluation reports.
 
+    A task may have a method `predict(features)`, which returns a tensor [batch, …], or a dict or
+    tuple of such tensors: `Trainer.predict` returns them for all examples of a data set.
+
     A task may hold further Keras layers, such as augmentations, as attributes or in lists and
     dicts.
 
@@ -99,6 +102,20 @@ def evaluation_loss(task: Any) -> LossFunction | None:
     return evaluate
 
 
+def _instead_of(model: keras.Model) -> str:
+    """Returns the remedy for a model without a task."""
+    config = (model.get_compile_config() or {}) if getattr(model, "compiled", False) else {}
+    loss = config.get("loss")
+    if not isinstance(loss, str):
+        return "Pass ddl.Classification(model), or a class with `model` and `per_example`."
+    metrics = config.get("metrics")
+    given = f", metrics={metrics!r}" if metrics else ""
+    return (
+        "Its loss and metrics of `compile` are not read. Pass ddl.Supervised(model, "
+        f"{loss!r}{given}), and model.optimizer as the optimizer."
+    )
+
+
 def check_task(task: Any) -> None:
     """Checks that an object has the members of a task.
 
@@ -114,7 +131,7 @@ def check_task(task: Any) -> None:
     if not hasattr(task, "per_example") and isinstance(task, keras.Model):
         raise ConfigError(
             f"Trainer.task must be a model with its loss, got the Keras model {task.name!r} alone. "
-            "Pass ddl.Classification(model), or a class with `model` and `per_example`."
+            + _instead_of(task)
         )
     name = type(task).__name__
     if has_step(task):

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from ddl.errors import ConfigError
+from ddl.optimizers.lengths import epochs_to_steps
 
 
 class Action(Protocol):
@@ -66,10 +67,31 @@ class EachLoop:
         self._function(step)
 
 
-def check_steps(steps: Any) -> None:
-    """Raises ConfigError unless `steps` is an integer of at least 0."""
+def length_in_steps(steps: Any, epochs: Any, steps_per_epoch: int) -> int:
+    """Returns the length of a training in updates.
+
+    Args:
+      steps: The length in updates, or None.
+      epochs: The length in epochs, or None.
+      steps_per_epoch: Updates per epoch.
+
+    Raises:
+      ConfigError: Unless exactly one is given, `steps` is an integer of at least 0, and `epochs` a
+        finite number of at least 0.
+    """
+    if (steps is None) == (epochs is None):
+        got = "neither" if steps is None else f"steps = {steps!r:.60} and epochs = {epochs!r:.60}"
+        raise ConfigError(
+            f"train needs a length, in steps or in epochs, got {got}. Write train(steps=1000) or "
+            "train(epochs=5)."
+        )
+    if epochs is not None:
+        if not isinstance(epochs, numbers.Real) or isinstance(epochs, bool):
+            raise ConfigError(f"epochs must be a number, got {epochs!r:.60}.")
+        return epochs_to_steps(float(epochs), steps_per_epoch)
     if not isinstance(steps, numbers.Integral) or isinstance(steps, bool) or steps < 0:
         raise ConfigError(f"steps must be an integer of at least 0, got {steps!r:.60}.")
+    return int(steps)
 
 
 def checked_actions(actions: Iterable[Action]) -> list[Action]:

@@ -46,6 +46,7 @@ from ddl.training.checks.row_independence import RowIndependence
 from ddl.training.divergence import VariablesFinite
 from ddl.training.evaluation import Evaluation
 from ddl.training.evaluation_weights import EvaluationWeights
+from ddl.training.results.given_data import GivenData
 from ddl.training.schedule_free import ScheduleFreeWeights, schedule_free_weights
 from ddl.training.step_plan import evaluation_objective, step_plan
 
@@ -66,6 +67,7 @@ class Assembly:
       update: The update, with the averages and the statistics.
       evaluation_weights: The weights for evaluation.
       schedule_free: The averages of schedule-free optimizers; None if there are none.
+      given: Evaluations and predictions on data that a call gives.
       finite: Check of all variables that an update may change.
       settings: The settings that must not change.
     """
@@ -81,6 +83,7 @@ class Assembly:
     update: UpdateStep
     evaluation_weights: EvaluationWeights
     schedule_free: ScheduleFreeWeights | None
+    given: GivenData
     finite: VariablesFinite
     settings: FixedSettings
 
@@ -88,27 +91,6 @@ class Assembly:
     def first(self) -> BatchPipeline:
         """Pipeline of the first source of training data, which counts the epochs."""
         return next(iter(self.train.values()))
-
-    def evaluation_of(self, data: Sequence[Any]) -> Evaluation | CoordinatedEvaluation:
-        """Returns the evaluation.
-
-        Args:
-          data: The positional arguments of `Trainer.evaluate`, which must have none.
-
-        Raises:
-          ConfigError: If there are positional arguments, or no evaluation data.
-        """
-        if data:
-            raise ConfigError(
-                f"evaluate takes no data and no positional argument, got {data[0]!r:.60}. It "
-                "evaluates on the Trainer's eval_data: create a new Trainer for other data, and "
-                "pass averaged by name."
-            )
-        if self.evaluation is None:
-            raise ConfigError(
-                "The Trainer has no evaluation data. Pass eval_data to its constructor."
-            )
-        return self.evaluation
 
     def check_for_training(self) -> None:
         """Raises ConfigError for a changed setting, or rows that depend on each other."""
@@ -119,11 +101,15 @@ class Assembly:
             for name, pipeline in self.train.items():
                 self.rows.check(pipeline, modes, name)
 
-    def check_for_evaluation(self) -> None:
-        """Raises ConfigError as `check_for_training`, of what the evaluation reads."""
+    def check_for_evaluation(self, pipeline: BatchPipeline | None = None) -> None:
+        """Raises ConfigError as `check_for_training`, of what the evaluation reads.
+
+        Args:
+          pipeline: The data to evaluate on; None checks the settings alone.
+        """
         self.settings.check_for_evaluation()
-        if self.eval_pipeline is not None:
-            self.rows.check(self.eval_pipeline, [False])
+        if pipeline is not None:
+            self.rows.check(pipeline, [False])
 
 
 def assemble(
@@ -180,11 +166,7 @@ def assemble(
     evaluation: Evaluation | CoordinatedEvaluation | None = None
     if eval_pipeline is not None:
         if evaluated is None:
-            name = type(task).__name__
-            raise ConfigError(
-                f"{name} cannot be evaluated: it has neither `per_example` nor `evaluate`. Give it "
-                "a method evaluate(features) that returns a ddl.PerExample, or leave out eval_data."
-            )
+            raise ConfigError(_not_evaluated(task))
         kind = CoordinatedEvaluation if traits_of(strategy).asynchronous else Evaluation
         evaluation = kind(evaluated, eval_pipeline, strategy)
     check_gathers(plan, options.accumulation_steps, options.gradient_noise_scale is not None)
@@ -205,6 +187,27 @@ def assemble(
     take_over_moments(layers)
     generator_states = seed_by_replica(layers)
     update = _update(task, optimizers, plan, train, strategy, options, layers)
+
+    def objective_on_given_data(pipeline: BatchPipeline) -> Objective:
+        found = evaluation_objective(
+            task, plan, lambda loss: objective(loss, pipeline), is_planned=False
+        )
+        if found is None:
+            raise ConfigError(_not_evaluated(task))
+        return found
+
+    given = GivenData(
+        task,
+        strategy,
+        lambda task, source, may_reside: _pipeline(
+            task,
+            source,
+            first.global_batch_size,
+            options if may_reside else dataclasses.replace(options, data_on_device=False),
+        ),
+        objective_on_given_data,
+        first.element_spec if of_one else None,
+    )
     schedule_free = schedule_free_weights(
         optimizers,
         plan.variables,
@@ -235,8 +238,17 @@ def assemble(
         update,
         weights,
         schedule_free,
+        given,
         VariablesFinite(kept_finite, workers),
         FixedSettings(task, layers, list(optimizers.values()), plan.trained),
+    )
+
+
+def _not_evaluated(task: Task) -> str:
+    return (
+        f"{type(task).__name__} cannot be evaluated: it has neither `per_example` nor `evaluate`. "
+        "Give it a method evaluate(features) that returns a ddl.PerExample, or leave out the "
+        "evaluation data."
     )
 
 

@@ -41,6 +41,7 @@ class VariablesFinite:
             if variable.dtype.is_floating and _is_finite(variable).numpy()
         ]
         self._workers = workers
+        self._traced: Any = None
 
     def check(self, step: int) -> None:
         """Raises TrainingDiverged with the name of the first variable that is not finite.
@@ -50,7 +51,10 @@ class VariablesFinite:
         """
         if not self._variables:
             return
-        finite = self._workers.gather(self._finite().numpy()).min(axis=0)
+        # Not traced by a call: TensorFlow counts those of all trainers of a process together, and
+        # warns of frequent ones.
+        self._traced = self._traced or self._finite.get_concrete_function()
+        finite = self._workers.gather(self._traced().numpy()).min(axis=0)
         for variable, is_finite in zip(self._variables, finite, strict=True):
             if not is_finite:
                 raise TrainingDiverged(

@@ -23,13 +23,23 @@ class Evaluation:
     """
 
     def __init__(
-        self, objective: Objective, pipeline: BatchPipeline, strategy: tf.distribute.Strategy
+        self,
+        objective: Objective,
+        pipeline: BatchPipeline | None,
+        strategy: tf.distribute.Strategy,
     ):
-        """Keeps the arguments; traces at the first run."""
+        """Keeps the arguments; traces at the first run.
+
+        Args:
+          objective: Gives the metric sums.
+          pipeline: The evaluation data; None if each call of `run_on` gives its own.
+          strategy: The strategy.
+        """
         self._objective = objective
-        self._pipeline = pipeline
+        self._pipeline: Any = pipeline
         self._strategy = strategy
         self._iterator: Any = None
+        self._is_traced = False
 
     def run(self, state: TrainingState) -> dict[str, float]:
         """Returns the means by name for the present weights. Eager, cross-replica context.
@@ -45,10 +55,34 @@ class Evaluation:
         # evaluation. It is not kept while in use: after an error its position would be wrong.
         iterator, self._iterator = self._iterator, None
         iterator = iterator or self._pipeline.iterator(self._strategy, 0)
+        means = self._means(iterator, state)
+        self._iterator = iterator
+        return means
+
+    def run_on(self, pipeline: BatchPipeline, state: TrainingState) -> dict[str, float]:
+        """Returns the means over a pipeline, which is not kept; see `run`.
+
+        Args:
+          pipeline: Not resident; with the batch size, the features and the `always_full` of all
+            earlier calls, so that one trace serves all.
+          state: As in `run`.
+        """
+        self._pipeline = pipeline
+        try:
+            return self._means(pipeline.iterator(self._strategy, 0), state)
+        finally:
+            self._pipeline = None
+
+    def _means(self, iterator: Any, state: TrainingState) -> dict[str, float]:
         with data_errors(self._pipeline.source), device_errors(), explaining_stale_traces():
             number = tf.constant(self._pipeline.steps_per_epoch, tf.int64)
-            sums = self._loop(iterator, number, state.batches, state.step)
-        self._iterator = iterator
+            arguments = (iterator, number, state.batches, state.step)
+            if not self._is_traced:
+                # Not by the call: TensorFlow counts the traces of all evaluations of a process
+                # together, and warns of frequent ones.
+                self._loop.get_concrete_function(*arguments)
+                self._is_traced = True
+            sums = self._loop(*arguments)
         check_some_weight(sums, self._objective)
         return self._objective.evaluation_metrics.means(sums)
 

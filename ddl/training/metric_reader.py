@@ -10,7 +10,11 @@ from ddl.step.update import UpdateStep
 
 
 class MetricReader:
-    """Computes the means that a trainer returns, and checks that some example has a weight."""
+    """Computes the means that a trainer returns, and checks that some example has a weight.
+
+    Attributes:
+      last_read: The step at which the means were last read.
+    """
 
     def __init__(self, update: UpdateStep):
         """Keeps the argument.
@@ -19,7 +23,7 @@ class MetricReader:
           update: The update that sums the metrics.
         """
         self._update = update
-        self._last_read = 0  # the step
+        self.last_read = 0
         self._weight_seen = False
 
     def means(self, state: TrainingState) -> dict[str, float]:
@@ -33,12 +37,12 @@ class MetricReader:
 
     def restart(self, step: int) -> None:
         """Counts the updates since the last read from `step` on."""
-        self._last_read = step
+        self.last_read = step
 
     def check_some_weight(self, state: TrainingState) -> None:
         """Raises DataError, or logs, if all examples since the last read have weight 0."""
-        first, step = self._last_read, int(state.step)
-        self._last_read = step
+        first, step = self.last_read, int(state.step)
+        self.last_read = step
         if self._update.metrics.weight(state.sums) != 0:
             self._weight_seen = True
         elif step > first:

@@ -2,14 +2,12 @@
 
 import inspect
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager
 from typing import Any, Literal, cast
 
 import tensorflow as tf
 
 from ddl.distribution.communication import Communication
-from ddl.errors import ConfigError
-from ddl.optimizers.named import Optimizers
+from ddl.optimizers.named import Optimizers, from_keras_name
 from ddl.precision import LossScale
 from ddl.signals import deferring_interrupt
 from ddl.step.all_reduce import GradientDtype
@@ -19,18 +17,22 @@ from ddl.step.verbs.applying import Limit
 from ddl.step.weight_average import ExponentialMovingAverage
 from ddl.tasks.task import StepTask, Task, check_task
 from ddl.training import optimizer_counts
-from ddl.training.actions import Action, check_steps, checked_actions
+from ddl.training.actions import Action, checked_actions, length_in_steps
 from ddl.training.assembly import assemble
 from ddl.training.checks.arguments import Options, check_strategy
 from ddl.training.checks.batch_size import check_batch_split
 from ddl.training.checks.fixed_settings import check_attribute
-from ddl.training.loop import TrainingLoop
 from ddl.training.metric_reader import MetricReader
 from ddl.training.pace import Pace
+from ddl.training.results.earlier import free_unused, note_arrays
+from ddl.training.results.evaluating import Evaluating
+from ddl.training.results.history import History
+from ddl.training.results.progress import shown
 from ddl.training.runner import LoopRunner
+from ddl.user_code import hiding_frames
 
 
-class Trainer:
+class Trainer(Evaluating):
     """Trains a task with an optimizer on data, under a `tf.distribute` strategy.
 
     Create the model and the optimizer under `strategy.scope()`:
@@ -45,10 +47,11 @@ class Trainer:
     one, make a new Trainer with a new optimizer.
     """
 
+    @hiding_frames
     def __init__(
         self,
         task: Task | StepTask,
-        optimizer: Optimizers,
+        optimizer: Optimizers | str,
         train_data: Any,
         *,
         global_batch_size: int | Mapping[str, int],
@@ -74,8 +77,10 @@ class Trainer:
           task: The model and its per-example loss, or a task with a step of its own.
           optimizer: Any Keras optimizer without Keras's own clipping, accumulation or average, or
             `ParameterGroups` of such; for a task with a `step` also a dict from name to these.
-          train_data: A `ddl.data` source, a mapping of arrays, a pair (images, labels), or an
-            unbatched `tf.data.Dataset` of known length; with a `step` also a dict of sources.
+            "adam" and other names of Keras's optimizers take their default arguments.
+          train_data: A `ddl.data` source, a mapping of arrays, a tuple (x, y) or (x, y, weights) of
+            which x may be a dict, or an unbatched `tf.data.Dataset` of known length; with a `step`
+            also a dict of sources.
           global_batch_size: Examples of a batch, over all replicas and microbatches; or that of
             each source by its name.
           eval_data: As `train_data`; None if `evaluate` will not be called.
@@ -107,6 +112,7 @@ class Trainer:
           DataError: If the data do not fit the task.
         """
         of_subclass = frozenset(vars(self))
+        free_unused()
         check_task(task)
         task = cast(Task, task)
         check_strategy(strategy)
@@ -114,6 +120,7 @@ class Trainer:
         self.task = task
         self.model = getattr(task, "model", None)
         """The task's `model`; None if it keeps its models in other attributes."""
+        optimizer = from_keras_name(optimizer, self.strategy)
         self.optimizer = optimizer
         self.global_batch_size = global_batch_size
         self.accumulation_steps = accumulation_steps
@@ -136,6 +143,8 @@ class Trainer:
         )
         parts = assemble(task, optimizer, train_data, eval_data, self.strategy, options)
         self._parts = parts
+        own = [] if parts.eval_pipeline is None else [parts.eval_pipeline]
+        note_arrays(self, [*parts.train.values(), *own])
         self.num_examples = parts.first.num_examples
         """Number of training examples, of the first source."""
         self.steps_per_epoch = parts.first.steps_per_epoch
@@ -162,6 +171,8 @@ class Trainer:
         """Averages of schedule-free optimizers, which evaluations use; None if there are none."""
         self.replica_statistics = parts.evaluation_weights.replica_statistics
         """This worker's copies of each replica-local statistic, and of the statistic's average."""
+        self.history = History()
+        """Figures that training and evaluation have read, by step."""
         self._metrics = MetricReader(parts.update)
         self._runner = LoopRunner(
             parts.update, parts.workers, self.pace, parts.settings, max_skipped_updates
@@ -184,52 +195,22 @@ class Trainer:
     def state(self, state: TrainingState) -> None:
         self.restore(state)
 
-    @property
-    def step(self) -> int:
-        """Number of updates made so far."""
-        return self._runner.step
-
-    @property
-    def trace_count(self) -> int:
-        """Number of traces of the training loop: 1 after the first call, with no retrace later."""
-        return self._runner.loop.trace_count
-
-    @property
-    def variables_in_use(self) -> list[tf.Variable]:
-        """Variables that the traced loop reads or writes, with each replica's copy.
-
-        Empty before the first trace, and always empty with parameter servers.
-        """
-        loop = self._runner.loop
-        return loop.variables if isinstance(loop, TrainingLoop) else []
-
-    @property
-    def skipped_updates(self) -> int:
-        """Number of updates skipped so far because a gradient was not finite."""
-        state = self.state
-        return int(state.batches) - int(state.batches_left_out) - int(state.step)
-
-    @property
-    def loss_scale(self) -> float | None:
-        """Current loss scale; None without loss scaling."""
-        return float(self.state.loss_scale) if self._parts.update.loss_scale else None
-
-    @property
-    def learning_rate(self) -> float:
-        """Learning rate of the last update, or of the first; ConfigError for several optimizers."""
-        return optimizer_counts.learning_rate(self._parts.update, self.step)
-
-    @property
-    def learning_rates(self) -> dict[str, float]:
-        """Learning rate of each optimizer, as "learning_rate" or "learning_rate/NAME"."""
-        return optimizer_counts.learning_rates(self._parts.update, self.step)
-
-    def train(self, steps: int, actions: Iterable[Action] = ()) -> dict[str, float]:
-        """Makes `steps` further updates. Eager, cross-replica context, on all workers.
+    @hiding_frames
+    def train(
+        self,
+        steps: int | None = None,
+        actions: Iterable[Action] = (),
+        *,
+        epochs: float | None = None,
+        progress: bool = True,
+    ) -> dict[str, float]:
+        """Makes further updates. Eager, cross-replica context, on all workers.
 
         Args:
           steps: Number of updates, at least 0.
           actions: Called after every loop; `next_step` of each limits the length of the loop.
+          epochs: Number of passes over the training data, instead of `steps`.
+          progress: Whether to show a progress bar in a terminal or a notebook.
 
         Returns:
           Means of loss and metrics since they were last read, here or by an action
@@ -240,17 +221,20 @@ class Trainer:
             were skipped.
           KeyboardInterrupt: On SIGINT, in the main thread under Python's default handler. Training
             ends as after `request_stop`: the trainer can be saved, and can train further.
-          ConfigError: If the task cannot be trained, the call is within `evaluation_weights`,
-            or a fixed setting was changed.
+          ConfigError: If not one length is given, the task cannot be trained, the call is within
+            `evaluation_weights`, or a fixed setting was changed.
           DataError: If the data cannot be read, or all examples so far have weight 0.
           WorkerLost: If a parameter server was lost.
         """
-        check_steps(steps)
+        end = self.step + length_in_steps(steps, epochs, self.steps_per_epoch)
         actions = checked_actions(actions)
         self.check_consistent()
         self._parts.check_for_training()
-        with deferring_interrupt(self.request_stop, self._runner.stop.withdraw):
-            stopped = self._runner.run(self.step + steps, actions)
+        with (
+            deferring_interrupt(self.request_stop, self._runner.stop.withdraw),
+            shown(end, progress and self._parts.workers.is_chief, self.peek_metrics) as bars,
+        ):
+            stopped = self._runner.run(end, [*bars, *actions])
             return self.peek_metrics() if stopped else self.read_metrics()
 
     def request_stop(self) -> None:
@@ -262,6 +246,11 @@ class Trainer:
         """
         self._runner.stop.request()
 
+    def withdraw_stop(self) -> None:
+        """Withdraws a request to stop that no training has answered yet."""
+        self._runner.stop.withdraw()
+
+    @hiding_frames
     def trace(self) -> None:
         """Traces the training loop without running it, to raise errors in the task early."""
         self._parts.check_for_training()
@@ -275,76 +264,14 @@ class Trainer:
         """
         self._parts.finite.check(self.step)
 
-    def evaluate(self, *data: Any, averaged: bool = True) -> dict[str, float]:
-        """Returns means of loss and metrics over the evaluation data, each example counted once.
-
-        Eager, cross-replica context, on all workers.
-
-        Args:
-          *data: Must be empty: `evaluate` reads the trainer's `eval_data`.
-          averaged: Whether to evaluate the averaged weights, if the trainer keeps an average.
-            Within `evaluation_weights` the weights of that block are evaluated.
-
-        Raises:
-          ConfigError: If the trainer has no evaluation data, if data are passed here, or if a fixed
-            setting was changed.
-          DataError: If the data cannot be read, or all examples have weight 0.
-          KeyboardInterrupt: On SIGINT, in the main thread, after the evaluation.
-        """
-        parts = self._parts
-        evaluation = parts.evaluation_of(data)
-        self._runner.check_not_lost()
-        parts.check_for_evaluation()
-        with deferring_interrupt(), self.evaluation_weights(averaged=averaged):
-            means = evaluation.run(self.state)
-        parts.settings.take_for_evaluation()
-        return means
-
-    def evaluation_weights(self, *, averaged: bool = True) -> AbstractContextManager[None]:
-        """Gives the model the weights for evaluation and export within the `with` block.
-
-        These weights are the averages, if the trainer or a schedule-free optimizer keeps them and
-        `averaged` is True, or else the model's own. Replica-local moments are averaged over the
-        replicas. After the block the model's own weights are restored bit for bit; training and
-        checkpoints need the own weights. Eager, cross-replica context, on all workers.
-
-        Raises:
-          ConfigError: If `averaged` is not a bool.
-        """
-        if not isinstance(averaged, bool):
-            raise ConfigError(f"averaged must be True or False, got {averaged!r:.60}.")
-        return self._parts.evaluation_weights.applied(averaged)
-
-    def check_has_own_weights(self) -> None:
-        """Raises ConfigError within `evaluation_weights`."""
-        self._parts.evaluation_weights.check_not_applied()
-
     def check_consistent(self) -> None:
         """Raises ConfigError if model, optimizer and state do not belong to the same step."""
         self.check_has_own_weights()
         self._runner.check_not_lost()
         optimizer_counts.check(self._parts.update, self.step)
 
-    def read_metrics(self) -> dict[str, float]:
-        """Returns the means of loss and metrics since the last read, and resets them.
-
-        With `clip_norm`, the result also holds "gradient_norm", the mean global norm before
-        clipping. With `gradient_noise_scale`, it also holds "gradient_noise_scale", in examples, a
-        moving average over all updates so far. Both have a "/NAME" for each of several optimizers.
-
-        Raises:
-          DataError: If the feature "weight" was 0 for all examples so far.
-        """
-        self._metrics.check_some_weight(self.state)
-        means = self.peek_metrics()
-        self._runner.state = self.state.without_metrics()
-        return means
-
-    def peek_metrics(self) -> dict[str, float]:
-        """Returns the same means as `read_metrics`, without resetting them."""
-        return self._metrics.means(self.state)
-
     def restore(self, state: TrainingState) -> None:
         """Resumes from `state`. Restore the variables of model and optimizer first."""
         self._runner.restore(state)
         self._metrics.restart(self.step)
+        self.history.drop_after(self.step)

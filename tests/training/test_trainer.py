@@ -509,11 +509,13 @@ def test_nothing_to_evaluate_on():
         trainer.evaluate()
 
 
-def test_data_given_to_a_method_are_an_error():
+def test_wrong_arguments_of_a_method_are_an_error():
     trainer = make_trainer(make_strategy("one_device", 1))
-    for arguments in ([(IMAGES, LABELS)], [IMAGES, LABELS], [DATA], [False]):
-        with pytest.raises(ConfigError, match="evaluate takes no data"):
-            trainer.evaluate(*arguments)
+    for method in ("evaluate", "predict"):
+        with pytest.raises(ConfigError, match=rf"{method} takes one data set, .*{method}\(\(x, y"):
+            getattr(trainer, method)(IMAGES, LABELS)
+        with pytest.raises(ConfigError, match=f"{method} takes a data set, got False"):
+            getattr(trainer, method)(False)
     with pytest.raises(ConfigError, match="averaged must be True or False"):
         trainer.evaluate(averaged=DATA)
     with pytest.raises(ConfigError, match=r"Each action must be callable .* got 'image'"):
@@ -521,6 +523,18 @@ def test_data_given_to_a_method_are_an_error():
     for steps in (-1, 2.5, True, DATA):
         with pytest.raises(ConfigError, match="steps must be an integer of at least 0, got"):
             trainer.train(steps)
+    for name, message in (
+        ("fit", r"ddl\.fit\(trainer, train_epochs=5"),
+        ("fitt", "no attribute 'fitt'"),
+    ):
+        with pytest.raises(AttributeError, match=message):
+            getattr(trainer, name)
+    for length in ({}, {"steps": 2, "epochs": 1}):
+        with pytest.raises(ConfigError, match="train needs a length, in steps or in epochs, got"):
+            trainer.train(**length)
+    for epochs in (-1, float("inf"), "2", True):
+        with pytest.raises(ConfigError, match="epochs must be"):
+            trainer.train(epochs=epochs)
 
 
 def test_a_variable_that_the_loss_does_not_see():

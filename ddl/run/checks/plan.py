@@ -6,16 +6,24 @@ from ddl.run.plan import RunPlan
 from ddl.training.trainer import Trainer
 
 
-def check_best_metric(metric: str | None, trainer: Trainer) -> None:
-    """Raises ConfigError if evaluations do not report `metric`; None passes."""
+def check_best_metric(
+    metric: str | None, trainer: Trainer, parameter: str = "Retention.best_metric"
+) -> None:
+    """Raises ConfigError if evaluations do not report `metric`; None passes.
+
+    Args:
+      metric: Name of the metric.
+      trainer: The trainer.
+      parameter: The parameter that names it.
+    """
     if metric is not None and not trainer.has_eval_data:
         raise ConfigError(
-            f"Retention.best_metric is {metric!r}, but there is no data to evaluate on. Bind "
-            "Trainer.eval_data, or set Retention.best_metric = None."
+            f"{parameter} is {metric!r}, but there is no data to evaluate on. Bind "
+            f"Trainer.eval_data, or leave {parameter} out."
         )
     if metric is not None and metric not in trainer.eval_metric_names:
         raise ConfigError(
-            "Retention.best_metric must be a metric of the evaluation "
+            f"{parameter} must be a metric of the evaluation "
             f"({', '.join(trainer.eval_metric_names)}), got {metric!r}."
         )
 
@@ -24,8 +32,11 @@ def check_run_plan(run_plan: RunPlan, trainer: Trainer) -> None:
     """Checks that the run plan is possible with the trainer.
 
     Raises:
-      ConfigError: If the plan evaluates and there is no evaluation data.
+      ConfigError: If the plan evaluates and there is no evaluation data, or these lack the metric
+        of `early_stopping`.
     """
+    if run_plan.early_stopping is not None:
+        check_best_metric(run_plan.early_stopping.metric, trainer, "EarlyStopping.metric")
     if run_plan.eval_every is not None and not trainer.has_eval_data:
         raise ConfigError(
             f"EVAL_EVERY is {run_plan.eval_every:,}, but there is no data to evaluate on. Bind "
@@ -60,6 +71,11 @@ def without_effect(run_plan: RunPlan, trainer: Trainer, evaluates: bool) -> list
         found.append(
             "The run evaluates only at its end, so the last checkpoint is the best by "
             "Retention.best_metric."
+        )
+    if run_plan.early_stopping is not None and (not evaluates or eval_every is None):
+        found.append(
+            "RunPlan.early_stopping has no effect, since the run evaluates only at its end, if at "
+            "all."
         )
     for plateau in plateaus_of(trainer.optimizer).values():
         if eval_every is None:

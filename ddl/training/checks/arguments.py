@@ -2,7 +2,7 @@
 
 import dataclasses
 import numbers
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -77,6 +77,23 @@ def check_instance(name: str, value: Any, kind: type, example: str, *, auto: boo
         return
     other = "'auto' or None" if auto else "or None"
     raise ConfigError(f"{_text(name, value, f'a {kind.__name__}, {other}')} Pass {example}.")
+
+
+def check_one_data_set(method: str, data: Any, others: Sequence[Any]) -> None:
+    """Raises ConfigError unless a method of the Trainer got one data set or none.
+
+    Args:
+      method: Name of the method.
+      data: The first argument.
+      others: The other positional arguments.
+    """
+    if others:
+        raise ConfigError(
+            f"{method} takes one data set, got {1 + len(others)} positional arguments. Pass a pair "
+            f"(inputs, labels) as one argument, {method}((x, y)), and averaged by name."
+        )
+    if isinstance(data, bool):
+        raise ConfigError(f"{method} takes a data set, got {data!r}. Pass averaged by name.")
 
 
 def _text(name: str, value: Any, wanted: str) -> str:

@@ -3,7 +3,7 @@
 import pytest
 
 from ddl.errors import ConfigError
-from ddl.run.same_on_all_workers import check_same_on_all
+from ddl.run.checks.same_on_all_workers import check_same_on_all
 
 
 class TwoWorkers:

@@ -8,6 +8,7 @@ from ddl.errors import ConfigError, ModelDirectoryError
 from ddl.optimizers.plateau import plateaus_of
 from ddl.run.console import RunConsole
 from ddl.run.directory import RunDirectory
+from ddl.run.early_stopping import EarlyStopping
 from ddl.training.checks.model import depends_on_microbatches
 from ddl.training.trainer import Trainer
 
@@ -23,6 +24,8 @@ _MAY_CHANGE = (
     *(f"Retention.{field.name}" for field in dataclasses.fields(Retention)),
     "RunPlan.on_divergence",
     "RunPlan.max_rewinds",
+    "RunPlan.early_stopping",
+    *(f"EarlyStopping.{field.name}" for field in dataclasses.fields(EarlyStopping)),
     "Trainer.gradient_noise_scale",
     "GradientNoiseScale.decay",
 )

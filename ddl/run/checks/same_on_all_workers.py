@@ -13,7 +13,7 @@ import ddl
 from ddl import config
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError
-from ddl.run.code_digest import code_digest
+from ddl.run.checks.code_digest import code_digest
 
 
 def check_same_on_all(workers: Workers, flags: Mapping[str, object]) -> None:

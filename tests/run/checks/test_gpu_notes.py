@@ -11,7 +11,7 @@ import tensorflow as tf
 from ddl import precision
 from ddl.cli.placing import choose_tf32
 from ddl.precision import set_precision, set_tf32
-from ddl.run.gpu_notes import gpu_notes
+from ddl.run.checks.gpu_notes import gpu_notes
 from ddl.training.checks.model import warn_of_tf32
 from tests.conftest import make_strategy
 
@@ -88,9 +88,9 @@ def test_a_trainer_warns_of_tf32_that_nobody_chose(caplog):
 def test_with_deterministic_operations_a_run_repeats():
     code = """
 import tensorflow as tf
-from tests.run.test_gpu_notes import GPU
+from tests.run.checks.test_gpu_notes import GPU
 from ddl.distribution.devices import configure_devices
-from ddl.run.gpu_notes import gpu_notes
+from ddl.run.checks.gpu_notes import gpu_notes
 configure_devices(deterministic_ops=True)
 print(*gpu_notes(GPU, []), sep="\\n")
 """

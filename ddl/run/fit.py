@@ -1,0 +1,256 @@
+"""A whole run from Python, with plain arguments: what `ddl.main` does, without a config."""
+
+import numbers
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from signal import SIGINT
+from typing import Any, Literal
+
+from ddl.checkpoints.retention import Retention
+from ddl.checkpoints.warm_start import WarmStart
+from ddl.distribution.workers import Workers
+from ddl.errors import ConfigError, ModelDirectoryError, TrainingInterrupted
+from ddl.optimizers.plateau import plateaus_of
+from ddl.run.checks.learning_rate import check_plateau
+from ddl.run.checks.plan import check_best_metric, without_effect
+from ddl.run.console import RunConsole
+from ddl.run.directory import RunDirectory
+from ddl.run.early_stopping import EarlyStopping
+from ddl.run.plan import RunPlan
+from ddl.run.summary import notes
+from ddl.run.training_run import Files, train_to_end
+from ddl.signals import StopSignals
+from ddl.training.actions import Action, checked_actions
+from ddl.training.results.history import History
+from ddl.training.results.progress import in_notebook
+from ddl.training.trainer import Trainer
+from ddl.user_code import hiding_frames
+
+Period = int | Literal["epoch"] | None
+
+
+@hiding_frames
+def fit(
+    trainer: Trainer,
+    model_dir: str | os.PathLike[str] | None = None,
+    *,
+    train_steps: int | None = None,
+    train_epochs: float | None = None,
+    eval_every: Period = "epoch",
+    checkpoint_every: Period = "epoch",
+    log_every: int | Literal["epoch"] = "epoch",
+    early_stopping: EarlyStopping | None = None,
+    restore_best: bool = False,
+    retention: Retention | None = None,
+    on_divergence: Literal["stop", "rewind"] = "stop",
+    max_rewinds: int = 3,
+    warm_start: WarmStart | None = None,
+    actions: Sequence[Action] = (),
+    progress: bool = True,
+) -> History:
+    """Makes a whole run: trains, evaluates, logs, saves and resumes, as `ddl.main` does.
+
+    Call it again, with a new or the same trainer, to resume the run of `model_dir`, or to lengthen
+    it. Eager, cross-replica context, on all workers.
+
+    Args:
+      trainer: The trainer.
+      model_dir: Directory for checkpoints, metrics.jsonl and TensorBoard's files, which the run
+        resumes from; None writes nothing.
+      train_steps: Length of the run in updates, those of an earlier call included.
+      train_epochs: Length of the run in passes over the training data, instead of `train_steps`.
+      eval_every: Updates between evaluations; "epoch" evaluates after each epoch, None at the end
+        only. Without evaluation data the run does not evaluate.
+      checkpoint_every: Updates between checkpoints, "epoch", or None: at the end only.
+      log_every: Updates between training lines, or "epoch".
+      early_stopping: Ends the run when its evaluations no longer improve; None trains to the end.
+      restore_best: Whether the trainer has the best checkpoint's weights and step after the run.
+        The best is that of `retention.best_metric`, or else of `early_stopping`.
+      retention: Which checkpoints to keep; None keeps the last three, and the best if
+        `early_stopping` or `restore_best` is given.
+      on_divergence: See `ddl.run.plan.RunPlan`.
+      max_rewinds: See `RunPlan`.
+      warm_start: Source of a new run's initial weights; a resumed run ignores it.
+      actions: Further actions, called between loops; see `Trainer.train`.
+      progress: Whether to print lines, and in a terminal or a notebook a progress bar.
+
+    Returns:
+      The trainer's history, with the figures of earlier calls.
+
+    Raises:
+      ConfigError: If an argument is invalid, or excludes another.
+      DataError: As `Trainer.train`.
+      ModelDirectoryError: If the directory or a checkpoint cannot be used or written, or is not of
+        this trainer's run.
+      TrainingDiverged: If the loss is no longer finite, and the run cannot rewind.
+      KeyboardInterrupt: On SIGINT, after the update in progress, and after saving.
+      TrainingInterrupted: On SIGTERM, likewise.
+    """
+    if not isinstance(trainer, Trainer):
+        raise ConfigError(
+            f"fit needs a ddl.Trainer, got {type(trainer).__name__}. Write ddl.fit(ddl.Trainer(…), "
+            "train_epochs=5)."
+        )
+    _check_length(train_steps, train_epochs)
+    evaluates = trainer.has_eval_data
+    if not evaluates and (early_stopping is not None or eval_every not in ("epoch", None)):
+        given = "eval_every" if early_stopping is None else "early_stopping"
+        raise ConfigError(
+            f"{given} needs evaluation data. Pass eval_data to the Trainer, or leave {given} out."
+        )
+    retention = _with_best(retention or Retention(), early_stopping, restore_best)
+    _check_directory(model_dir, retention, restore_best, on_divergence)
+    periods = {"eval_every": eval_every, "checkpoint_every": checkpoint_every}
+    run_plan = RunPlan(
+        train_steps=train_steps,
+        train_epochs=train_epochs,
+        **{name: _steps(name, value, trainer) for name, value in periods.items()},
+        log_every=_steps("log_every", log_every, trainer) or trainer.steps_per_epoch,
+        retention=retention,
+        on_divergence=on_divergence,
+        max_rewinds=max_rewinds,
+        warm_start=warm_start,
+        early_stopping=early_stopping,
+    )
+    check_best_metric(retention.best_metric, trainer)
+    if early_stopping is not None:
+        check_best_metric(early_stopping.metric, trainer, "EarlyStopping.metric")
+    for plateau in plateaus_of(trainer.optimizer).values():
+        check_plateau(plateau, run_plan, trainer.eval_metric_names, evaluates)
+    actions = checked_actions(actions)
+    console = RunConsole(shows=progress and Workers(trainer.strategy).is_chief)
+    directory = None if model_dir is None else RunDirectory(model_dir)
+    files = None if directory is None else Files.of(directory, trainer, run_plan, console)
+    if files is not None:
+        _check_same_run(files, trainer)
+    for note in [*notes(trainer), *without_effect(run_plan, trainer, evaluates)]:
+        console.line(note)
+    with _stopping(trainer) as stop:
+        try:
+            train_to_end(
+                *(trainer, run_plan, files, console, stop),
+                evaluates=evaluates,
+                actions=actions,
+                keeps_history=True,
+                remedy="Raise train_steps or train_epochs to train longer.",
+            )
+        except TrainingInterrupted as interrupted:
+            if stop is not None and stop.received is not None:
+                raise
+            console.line(str(interrupted))  # an action called `request_stop`
+            return trainer.history
+        if restore_best and files is not None:
+            _restore_best(files, trainer, console)
+    return trainer.history
+
+
+def _restore_best(files: Files, trainer: Trainer, console: RunConsole) -> None:
+    """Restores the best checkpoint; the history stays whole."""
+    rows = list(trainer.history)
+    if (best := files.checkpoints.restore_best()) is not None:
+        trainer.history.extend(row for row in rows if row["step"] > best.step)
+        console.line(f"The trainer has the best checkpoint's weights, of step {best.step:,}.")
+
+
+def _check_length(train_steps: Any, train_epochs: Any) -> None:
+    if (train_steps is None) == (train_epochs is None):
+        got = f"train_steps = {train_steps!r:.60} and train_epochs = {train_epochs!r:.60}"
+        raise ConfigError(
+            "fit needs a length, either train_steps or train_epochs, got "
+            f"{'neither' if train_steps is None else got}. Write fit(trainer, train_epochs=5)."
+        )
+    _check_number("train_steps", train_steps, numbers.Integral, "an integer")
+    _check_number("train_epochs", train_epochs, numbers.Real, "a number")
+
+
+def _check_number(name: str, value: Any, kind: type, wanted: str) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, kind) or not value > 0:  # type: ignore[operator]
+        raise ConfigError(f"{name} must be {wanted} greater than 0, got {value!r:.60}.")
+
+
+def _steps(name: str, period: Any, trainer: Trainer) -> int | None:
+    """Returns a period in updates; None for none."""
+    if period == "epoch":
+        of_evaluation = name == "eval_every"
+        return trainer.steps_per_epoch if trainer.has_eval_data or not of_evaluation else None
+    if name == "log_every" and period is None:
+        raise ConfigError("log_every must be an integer or 'epoch', got None.")
+    _check_number(name, period, numbers.Integral, "'epoch', or an integer")
+    return None if period is None else int(period)
+
+
+def _with_best(
+    retention: Retention, early_stopping: EarlyStopping | None, restore_best: bool
+) -> Retention:
+    """Returns the retention with the metric of `early_stopping`, if it has none."""
+    if retention.best_metric is None and early_stopping is not None:
+        rule = early_stopping
+        return replace(retention, best_metric=rule.metric, best_mode=rule.mode)
+    if retention.best_metric is None and restore_best:
+        return replace(retention, best_metric="loss")
+    return retention
+
+
+def _check_directory(
+    model_dir: Any, retention: Retention, restore_best: bool, on_divergence: str
+) -> None:
+    """Raises ConfigError if an argument needs checkpoints and there is no directory for them."""
+    if model_dir is not None:
+        if not isinstance(model_dir, str | os.PathLike) or not os.fspath(model_dir):
+            raise ConfigError(f"model_dir must be the path of a directory, got {model_dir!r:.60}.")
+        return
+    needs = {
+        "restore_best": restore_best,
+        "on_divergence='rewind'": on_divergence == "rewind",
+        "retention.every": retention.every is not None,
+    }
+    for name, given in needs.items():
+        if given:
+            raise ConfigError(f"{name} needs checkpoints. Pass model_dir, such as 'runs/digits'.")
+
+
+def _check_same_run(files: Files, trainer: Trainer) -> None:
+    """Raises ModelDirectoryError if the trainer has made updates that no checkpoint holds."""
+    workers = Workers(trainer.strategy)
+    with workers.failing_together():
+        saved = files.checkpoints.saved() if workers.is_chief else []
+        if saved and trainer.step and trainer.step not in [each.step for each in saved]:
+            raise ModelDirectoryError(
+                f"model_dir={files.directory.path} holds a run with checkpoints up to step "
+                f"{saved[-1].step:,}, but the trainer has made {trainer.step:,} updates, and none "
+                "of the checkpoints is of that step. Resuming would drop these updates. Create a "
+                "new Trainer to resume the run, or pass another model_dir."
+            )
+
+
+@contextmanager
+def _stopping(trainer: Trainer) -> Iterator[StopSignals | None]:
+    """Stops the training on SIGINT and SIGTERM; yields None outside of the main thread.
+
+    Raises:
+      KeyboardInterrupt: If a SIGINT was received.
+      TrainingInterrupted: If a SIGTERM was received.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield None
+        return
+    stop = StopSignals(trainer.request_stop, second_ends=not in_notebook())
+    try:
+        with stop:
+            yield stop
+    except TrainingInterrupted as interrupted:
+        if stop.received != SIGINT:
+            raise
+        raise KeyboardInterrupt(str(interrupted)) from None
+    finally:
+        if stop.received is not None:
+            trainer.withdraw_stop()
+    if stop.received == SIGINT:
+        raise KeyboardInterrupt
+    if stop.received is not None:
+        raise TrainingInterrupted(f"{stop.received.name} arrived when the run had ended.")

@@ -1,0 +1,240 @@
+"""Supervised training with losses and metrics of Keras, by name or by function."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ddl.errors import ConfigError, DataError
+from ddl.tasks.task import PerExample
+
+# Called with labels and outputs [batch, …]; returns [batch, …].
+_Function = Callable[[Any, Any], Any]
+
+
+class Supervised:
+    """A model, a loss and metrics, named as in Keras's `compile`.
+
+    The features are the inputs, the label, and optionally "weight". A pair (x, y) has the features
+    "image" and "label"; a pair (dict, y) has the features of the dict and "label". A model with one
+    input gets that of `input_name`, or the only one; a model with several gets a dict of all.
+
+    As everywhere in ddl, loss and metrics are means weighted by example weight and class weight,
+    divided by the sum of the weights; Keras divides the loss by the number of examples.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        loss: str | keras.losses.Loss | _Function,
+        *,
+        metrics: Sequence[str | _Function] = (),
+        class_weight: Mapping[int, float] | None = None,
+        input_name: str = "image",
+        label_name: str = "label",
+    ):
+        """Initializes the task.
+
+        Args:
+          model: Maps inputs [batch, …] to outputs [batch, …].
+          loss: Name of a Keras loss such as "mse", a Keras loss with reduction=None, or a function
+            of (labels, outputs) to [batch, …]. Entries of an example beyond the first dimension
+            are averaged.
+          metrics: Names of Keras metrics that are means over examples, such as "accuracy", or
+            functions like a loss, named after the function.
+          class_weight: Weight of the examples of each class; others weigh 1. Labels are integers
+            [batch] or [batch, 1], or one-hot rows [batch, classes].
+          input_name: Name of the input feature.
+          label_name: Name of the label feature.
+
+        Raises:
+          ConfigError: If the model is no Keras model, a loss or metric is unknown, is no mean over
+            examples, or has a reduction, or a class weight is no number of at least 0.
+        """
+        if not isinstance(model, keras.Model):
+            raise ConfigError(
+                f"Supervised.model must be a Keras model, got {model!r:.80}. Pass a keras.Model."
+            )
+        self.model = model
+        self.input_name = input_name
+        self.label_name = label_name
+        self._loss = _loss(loss)
+        if isinstance(metrics, str):
+            raise ConfigError(
+                f"Supervised.metrics must be a list, got {metrics!r}. Write [{metrics!r}]."
+            )
+        self._metrics = dict(map(_metric, metrics))
+        self._class_weight = _checked_weights(class_weight)
+
+    def per_example(self, features: dict[str, Any], training: bool) -> PerExample:
+        """Computes the loss and metrics of a batch: see `ddl.Task.per_example`. Replica context."""
+        outputs = self._outputs(features, training)
+        outputs = tf.cast(outputs, tf.float64 if outputs.dtype == tf.float64 else tf.float32)
+        labels = features[self.label_name]
+        weight = None
+        if self._class_weight:
+            weight = _class_weights(labels, self._class_weight)
+        labels = _of_rank(labels, outputs)
+        metrics = {
+            name: tf.cast(_per_row(function(labels, outputs)), tf.float32)
+            for name, function in self._metrics.items()
+        }
+        return PerExample(_per_row(self._loss(labels, outputs)), metrics, weight)
+
+    def predict(self, features: dict[str, Any]) -> Any:
+        """Returns the model's outputs. Labels are not read. Replica context."""
+        return self.model(self._inputs(features), training=False)
+
+    def check(self, source: Any) -> None:
+        """Checks a data source before training.
+
+        Raises:
+          DataError: If the label is missing, or there is no input.
+        """
+        spec = source.element_spec
+        if self.label_name not in spec:
+            raise DataError(
+                f"The data have no feature {self.label_name!r}, only {', '.join(sorted(spec))}. "
+                "Rename it in the data, or set label_name of Supervised."
+            )
+        if not spec.keys() - {self.label_name, "weight"}:
+            raise DataError("The data have no inputs, only the label.")
+
+    def _inputs(self, features: Mapping[str, Any]) -> Any:
+        inputs = getattr(self.model, "inputs", None)
+        is_functional = inputs and not isinstance(self.model, keras.Sequential)
+        own = self.model.input if is_functional else None
+        if isinstance(own, Mapping):
+            return {name: features[name] for name in own}
+        if self.input_name in features:
+            return features[self.input_name]
+        given = {k: v for k, v in features.items() if k not in (self.label_name, "weight")}
+        if len(given) == 1:
+            return next(iter(given.values()))
+        if inputs and len(inputs) == 1:
+            raise ConfigError(
+                f"The model {self.model.name!r} has one input, but the data have the features "
+                f"{', '.join(sorted(given))}. Set Supervised.input_name to one of them."
+            )
+        return given
+
+    def _outputs(self, features: Mapping[str, Any], training: bool) -> tf.Tensor:
+        outputs = self.model(self._inputs(features), training=training)
+        if not tf.is_tensor(outputs):
+            raise ConfigError(
+                f"Supervised needs a model with one output, but {self.model.name!r} returns a "
+                f"{type(outputs).__name__}. Write a task of your own; see ddl.Task."
+            )
+        return outputs
+
+
+def _loss(loss: Any) -> _Function:
+    if isinstance(loss, str):
+        try:
+            loss = keras.losses.get(loss)
+        except ValueError as error:
+            raise ConfigError(
+                f"Supervised.loss must be the name of a Keras loss, such as 'mse' or "
+                f"'sparse_categorical_crossentropy', got {loss!r}."
+            ) from error
+    if isinstance(loss, keras.losses.Loss) and loss.reduction not in (None, "none"):
+        raise ConfigError(
+            f"The loss {loss.name!r} must return one value for each example, but it has "
+            f"reduction={loss.reduction!r}, a mean or sum over the examples of one replica. "
+            "Create it with reduction=None."
+        )
+    if not callable(loss):
+        raise ConfigError(
+            f"Supervised.loss must be a name, a Keras loss or a function, got {loss!r:.60}."
+        )
+    return loss
+
+
+def _metric(metric: Any) -> tuple[str, _Function]:
+    if metric in ("accuracy", "acc"):
+        return "accuracy", _accuracy
+    given = metric
+    if isinstance(metric, str):
+        try:
+            metric = keras.metrics.get(metric)
+        except ValueError as error:
+            raise ConfigError(
+                f"Supervised.metrics must hold names of Keras metrics, such as 'accuracy' or "
+                f"'mae', got {given!r}."
+            ) from error
+    if isinstance(metric, type) and issubclass(metric, keras.metrics.Metric):
+        metric = metric()
+    if isinstance(metric, keras.metrics.MeanMetricWrapper):
+        function, arguments = metric._fn, metric._fn_kwargs
+        name = given if isinstance(given, str) else metric.name
+        return name, lambda labels, outputs: function(labels, outputs, **arguments)
+    if isinstance(metric, keras.metrics.Metric):
+        name = type(metric).__name__
+        raise ConfigError(
+            f"The metric {name} is no mean of one value for each example, so its value for a data "
+            "set does not follow from those of its batches. Compute it from the predictions: "
+            f"keras.metrics.{name}()(labels, trainer.predict(data))."
+        )
+    if not callable(metric):
+        raise ConfigError(
+            f"Supervised.metrics must hold names, Keras metrics or functions, got {given!r:.60}."
+        )
+    return getattr(metric, "__name__", type(metric).__name__), metric
+
+
+def _accuracy(labels: Any, outputs: Any) -> Any:
+    """Chooses the accuracy by the shapes, as Keras does."""
+    if outputs.shape[-1] == 1 or outputs.shape.rank == 1:
+        return keras.metrics.binary_accuracy(labels, outputs)
+    sparse = labels.shape.rank < outputs.shape.rank or labels.shape[-1] == 1
+    if sparse:
+        return keras.metrics.sparse_categorical_accuracy(labels, outputs)
+    return keras.metrics.categorical_accuracy(labels, outputs)
+
+
+def _of_rank(labels: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+    """Returns labels in the shape of outputs, if one of them has a last dimension of 1.
+
+    Most functions would broadcast [batch] against [batch, 1], each label against all outputs.
+    """
+    if outputs.shape.rank == labels.shape.rank + 1 and outputs.shape[-1] == 1:
+        return labels[..., tf.newaxis]
+    if labels.shape.rank == outputs.shape.rank + 1 and labels.shape[-1] == 1:
+        return labels[..., 0]
+    return labels
+
+
+def _per_row(values: Any) -> tf.Tensor:
+    """Returns the mean of each example: [batch]."""
+    values = tf.convert_to_tensor(values)
+    rank = values.shape.rank
+    return values if not rank else tf.reduce_mean(values, list(range(1, rank)))
+
+
+def _checked_weights(weights: Any) -> dict[int, float]:
+    if weights is None:
+        return {}
+    if not isinstance(weights, Mapping):
+        raise ConfigError(
+            f"Supervised.class_weight must be a dict from class to weight, got {weights!r:.60}."
+        )
+    for key, value in weights.items():
+        if isinstance(key, bool) or not isinstance(key, int) or not value >= 0:
+            raise ConfigError(
+                "Supervised.class_weight must map integers to weights of at least 0, got "
+                f"{key!r}: {value!r}."
+            )
+    return {key: float(value) for key, value in weights.items()}
+
+
+def _class_weights(labels: tf.Tensor, weights: Mapping[int, float]) -> tf.Tensor:
+    """Returns the weight of each example: float32 [batch]."""
+    if labels.shape.rank == 2 and labels.shape[-1] > 1:
+        classes = tf.argmax(tf.cast(labels, tf.float32), axis=-1)
+    else:
+        classes = tf.cast(tf.reshape(labels, [-1]), tf.int64)
+    found = tf.ones(tf.shape(classes))
+    for number, weight in weights.items():
+        found = tf.where(classes == number, tf.constant(weight), found)
+    return found

@@ -1,0 +1,1 @@
+"""Results that a trainer keeps, shows and returns: history, progress, predictions."""

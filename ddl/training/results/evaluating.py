@@ -1,0 +1,109 @@
+"""What a trainer computes without training: evaluations and predictions."""
+
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from ddl.data import BatchPipeline
+from ddl.errors import ConfigError
+from ddl.signals import deferring_interrupt
+from ddl.step.state import TrainingState
+from ddl.training.checks.arguments import check_one_data_set
+from ddl.training.results.readings import Readings
+from ddl.user_code import hiding_frames
+
+
+class Evaluating(Readings):
+    """The part of `ddl.Trainer` that evaluates and predicts."""
+
+    @hiding_frames
+    def evaluate(self, data: Any = None, *others: Any, averaged: bool = True) -> dict[str, float]:
+        """Returns means of loss and metrics over a data set, each example counted once.
+
+        Eager, cross-replica context, on all workers.
+
+        Args:
+          data: As `train_data`; None takes the trainer's `eval_data`, whose means are added to
+            `history`.
+          *others: Must be empty.
+          averaged: Whether to evaluate the averaged weights, if the trainer keeps an average.
+            Within `evaluation_weights` the weights of that block are evaluated.
+
+        Raises:
+          ConfigError: If there are no data, or several, or if a fixed setting was changed.
+          DataError: If the data cannot be read, have other features than the training data, or if
+            all examples have weight 0.
+          KeyboardInterrupt: On SIGINT, in the main thread, after the evaluation.
+        """
+        parts = self._parts
+        check_one_data_set("evaluate", data, others)
+        self._runner.check_not_lost()
+        run: Callable[[TrainingState], dict[str, float]]
+        if data is not None:
+            given = parts.given.evaluated(data)
+            pipeline: BatchPipeline | None = given
+            run = functools.partial(parts.given.evaluate, given)
+        elif parts.evaluation is not None:
+            pipeline, run = parts.eval_pipeline, parts.evaluation.run
+        else:
+            raise ConfigError(
+                "The Trainer has no evaluation data. Pass eval_data to its constructor, or data to "
+                "evaluate."
+            )
+        parts.check_for_evaluation(pipeline)
+        with deferring_interrupt(), self.evaluation_weights(averaged=averaged):
+            means = run(self._runner.state)
+            if data is None:
+                self._record("eval", means)
+        parts.settings.take_for_evaluation()
+        return means
+
+    @hiding_frames
+    def predict(self, data: Any, *others: Any, averaged: bool = True) -> Any:
+        """Returns the outputs of the task's `predict` for each example, in order.
+
+        Eager, cross-replica context, on all workers.
+
+        Args:
+          data: As `train_data`, without the features that `predict` does not read; or an array of
+            inputs.
+          *others: Must be empty.
+          averaged: As in `evaluate`.
+
+        Returns:
+          Arrays [n, …], in the structure that `predict` of the task returns.
+
+        Raises:
+          ConfigError: If the task has no `predict` or its outputs are not [batch, …], or if a fixed
+            setting was changed.
+          DataError: If the data cannot be read, or a feature is missing or has another shape than
+            in the training data.
+          KeyboardInterrupt: On SIGINT, in the main thread, after the prediction.
+        """
+        check_one_data_set("predict", data, others)
+        self._runner.check_not_lost()
+        self._parts.check_for_evaluation()
+        with deferring_interrupt(), self.evaluation_weights(averaged=averaged):
+            outputs = self._parts.given.predict(data, self._runner.state)
+        self._parts.settings.take_for_evaluation()
+        return outputs
+
+    def evaluation_weights(self, *, averaged: bool = True) -> AbstractContextManager[None]:
+        """Gives the model the weights for evaluation and export within the `with` block.
+
+        These weights are the averages, if the trainer or a schedule-free optimizer keeps them and
+        `averaged` is True, or else the model's own. Replica-local moments are averaged over the
+        replicas. After the block the model's own weights are restored bit for bit; training and
+        checkpoints need the own weights. Eager, cross-replica context, on all workers.
+
+        Raises:
+          ConfigError: If `averaged` is not a bool.
+        """
+        if not isinstance(averaged, bool):
+            raise ConfigError(f"averaged must be True or False, got {averaged!r:.60}.")
+        return self._parts.evaluation_weights.applied(averaged)
+
+    def check_has_own_weights(self) -> None:
+        """Raises ConfigError within `evaluation_weights`."""
+        self._parts.evaluation_weights.check_not_applied()

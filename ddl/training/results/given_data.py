@@ -1,0 +1,153 @@
+"""Evaluations and predictions on data that a call gives, with one trace for each form of data."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from ddl.data import ArraySource, BatchPipeline, as_source
+from ddl.data.checks import check_same_features
+from ddl.data.source import Source
+from ddl.data.stream import StreamSource
+from ddl.distribution.traits import traits_of
+from ddl.errors import ConfigError, DataError
+from ddl.step.objective import Objective
+from ddl.step.state import TrainingState
+from ddl.training.asynchronous.loop import CoordinatedEvaluation
+from ddl.training.evaluation import Evaluation
+from ddl.training.results.prediction import Prediction
+
+_FORMS = 8
+"""Number of forms of data whose traces are kept."""
+
+
+class GivenData:
+    """Evaluates and predicts on other data than a trainer's own. Eager, on all workers.
+
+    The data stay on the host. They are freed after the call.
+    """
+
+    def __init__(
+        self,
+        task: Any,
+        strategy: tf.distribute.Strategy,
+        pipeline: Callable[[Any, Source, bool], BatchPipeline],
+        objective: Callable[[BatchPipeline], Objective],
+        trained_on: dict[str, tf.TensorSpec] | None,
+    ):
+        """Keeps the arguments; traces nothing.
+
+        Args:
+          task: The task.
+          strategy: The strategy.
+          pipeline: Makes the pipeline of a source in order, checked by the given task unless that
+            is None; the flag says whether its arrays may reside on the devices.
+          objective: Makes the objective of an evaluation.
+          trained_on: `element_spec` of the training data; None if they have several sources.
+        """
+        self._task = task
+        self._strategy = strategy
+        self._pipeline = pipeline
+        self._objective = objective
+        self._trained_on = trained_on
+        self._evaluations: dict[Any, Evaluation] = {}
+        self._predictions: dict[Any, Prediction] = {}
+
+    def evaluated(self, data: Any) -> BatchPipeline:
+        """Returns the pipeline of data to evaluate on.
+
+        Raises:
+          DataError: If the data do not fit the task, or have other features than the training data.
+        """
+        asynchronous = traits_of(self._strategy).asynchronous
+        pipeline = self._pipeline(self._task, as_source(data), asynchronous)
+        if self._trained_on is not None:
+            check_same_features(self._trained_on, pipeline.element_spec)
+        return pipeline
+
+    def evaluate(self, pipeline: BatchPipeline, state: TrainingState) -> dict[str, float]:
+        """Returns the means of loss and metrics; see `Evaluation.run`.
+
+        Args:
+          pipeline: From `evaluated`.
+          state: The training's state.
+        """
+        if traits_of(self._strategy).asynchronous:
+            objective = self._objective(pipeline)
+            return CoordinatedEvaluation(objective, pipeline, self._strategy).run(state)
+        form = _form(pipeline)
+        if form not in self._evaluations:
+            evaluation = Evaluation(self._objective(pipeline), None, self._strategy)
+            _keep(self._evaluations, form, evaluation)
+        return self._evaluations[form].run_on(pipeline, state)
+
+    def predict(self, data: Any, state: TrainingState) -> Any:
+        """Returns the task's outputs; see `Prediction.run`.
+
+        Args:
+          data: As `as_source` takes it, or one array of inputs.
+          state: The training's state.
+
+        Raises:
+          ConfigError: If the task has no `predict`, or the strategy is asynchronous.
+          DataError: If the data do not fit the task.
+        """
+        name = type(self._task).__name__
+        if not callable(getattr(self._task, "predict", None)):
+            raise ConfigError(
+                f"{name} has no outputs to predict. Give it a method predict(features) that "
+                "returns a tensor [batch, …], or a dict or tuple of such tensors."
+            )
+        if traits_of(self._strategy).asynchronous:
+            raise ConfigError(
+                "predict does not run with parameter servers. Export the model, or restore a "
+                "checkpoint under another strategy."
+            )
+        source = self._source_of_inputs(data)
+        if isinstance(source, StreamSource) and source.shards > 1:
+            raise DataError(
+                f"predict needs examples in one order, got a stream of {source.shards} shards. "
+                "Pass a stream without shards, or one shard at a time."
+            )
+        pipeline = self._pipeline(None, source, False)
+        self._check_shapes(pipeline)
+        form = _form(pipeline)
+        if form not in self._predictions:
+            _keep(self._predictions, form, Prediction(self._task, pipeline, self._strategy))
+        return self._predictions[form].run(pipeline, state)
+
+    def _source_of_inputs(self, data: Any) -> Source:
+        if isinstance(data, Sequence) or not (hasattr(data, "__array__") or tf.is_tensor(data)):
+            return as_source(data)
+        name = getattr(self._task, "input_name", None)
+        if not isinstance(name, str):
+            raise DataError(
+                f"{type(self._task).__name__} does not name its input, so predict cannot take a "
+                "single array. Pass a dict from feature name to array."
+            )
+        return ArraySource({name: data})
+
+    def _check_shapes(self, pipeline: BatchPipeline) -> None:
+        """Raises DataError if a feature has another shape than in training; some may be missing."""
+        given = pipeline.element_spec
+        for name, spec in (self._trained_on or {}).items():
+            if name in given and given[name].shape != spec.shape:
+                raise DataError(
+                    f"Feature {name!r} must have shape {spec.shape}, as in the training data, got "
+                    f"{given[name].shape}."
+                )
+
+
+def _form(pipeline: BatchPipeline) -> Any:
+    """Returns all of a pipeline that a trace depends on."""
+    spec = [(name, one.shape, one.dtype) for name, one in sorted(pipeline.element_spec.items())]
+    return (
+        *((name, tuple(shape), dtype.name) for name, shape, dtype in spec),
+        pipeline.always_full,
+    )
+
+
+def _keep(kept: dict[Any, Any], form: Any, value: Any) -> None:
+    if len(kept) >= _FORMS:
+        del kept[next(iter(kept))]
+    kept[form] = value

@@ -1,0 +1,115 @@
+"""Predictions: the outputs of a task for each example, in order and without padding."""
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ddl.data import BatchPipeline
+from ddl.data.checks import data_errors
+from ddl.data.pipeline import Batch
+from ddl.distribution.workers import Workers
+from ddl.errors import ConfigError, DataError
+from ddl.step.state import TrainingState
+from ddl.tasks.task import Task
+from ddl.training.device_errors import device_errors
+
+
+class Prediction:
+    """The outputs of a task's `predict`, for data of one form. Eager, cross-replica context."""
+
+    def __init__(self, task: Task, pipeline: BatchPipeline, strategy: tf.distribute.Strategy):
+        """Keeps the arguments; traces at the first run.
+
+        Args:
+          task: The task, with a method `predict`.
+          pipeline: A pipeline of this form, not resident and not shuffled.
+          strategy: The strategy.
+        """
+        self._strategy = strategy
+        several_workers = Workers(strategy).number > 1
+        self._names = ", ".join(sorted(pipeline.source.element_spec))
+        rows = pipeline.global_batch_size // strategy.num_replicas_in_sync
+        # The pipeline of the call, as `run` gives it, would keep its data alive.
+        self._pipeline: BatchPipeline | None = None
+        self._structure: Any = None
+
+        @tf.function(autograph=False)
+        def outputs(iterator: Any, position: tf.Tensor, step: tf.Tensor) -> Any:
+            pipeline = self._pipeline
+            assert pipeline is not None
+
+            def of_replica(batch: Batch) -> Any:
+                features = pipeline.examples(batch)
+                microbatch = pipeline.microbatch(
+                    batch, features, training=False, step=step, position=position
+                )
+                features = {name: v for name, v in features.items() if name != "weight"}
+                with microbatch.forward():
+                    outputs = self._checked(task, self._call(task, features), rows)
+                self._structure = tf.nest.map_structure(lambda _: None, outputs)
+                return tf.nest.flatten(outputs)
+
+            batch = pipeline.next_batch(iterator, strategy, tf.zeros([], tf.int64))
+            found = strategy.run(of_replica, (batch,))
+            if several_workers:
+                return [[strategy.gather(one, 0)] for one in found]
+            return [strategy.experimental_local_results(one) for one in found]
+
+        self._outputs = outputs
+
+    def run(self, pipeline: BatchPipeline, state: TrainingState) -> Any:
+        """Returns the outputs as arrays [n, …], in the structure that the task returns.
+
+        Args:
+          pipeline: The data, in this form.
+          state: The training's state; schedules of layers and tasks follow it.
+
+        Raises:
+          DataError: If the data cannot be read, or lack a feature.
+          ConfigError: If the outputs are not tensors [batch, …].
+        """
+        self._pipeline = pipeline
+        try:
+            with data_errors(), device_errors():
+                iterator = pipeline.iterator(self._strategy, 0)
+                if self._structure is None:
+                    # Not by a call: TensorFlow counts the traces of all predictions of a process
+                    # together, and warns of frequent ones.
+                    self._outputs.get_concrete_function(iterator, state.batches, state.step)
+                batches = [
+                    self._outputs(iterator, state.batches, state.step)
+                    for _ in range(pipeline.steps_per_epoch)
+                ]
+        finally:
+            self._pipeline = None
+        joined = [
+            np.concatenate([part.numpy() for batch in batches for part in batch[number]])
+            for number in range(len(batches[0]))
+        ]
+        # The padding stands at the end.
+        return tf.nest.pack_sequence_as(
+            self._structure, [rows[: pipeline.num_examples] for rows in joined]
+        )
+
+    def _call(self, task: Any, features: dict[str, tf.Tensor]) -> Any:
+        try:
+            return task.predict(features)
+        except KeyError as error:
+            if error.args and error.args[0] not in features:
+                raise DataError(
+                    f"{type(task).__name__}.predict reads the feature {error.args[0]!r}, but the "
+                    f"data have only {self._names}. Add it to the data."
+                ) from error
+            raise
+
+    def _checked(self, task: Any, outputs: Any, rows: int) -> Any:
+        for one in tf.nest.flatten(outputs):
+            shape = one.shape if tf.is_tensor(one) else None
+            if shape is None or shape.rank == 0 or shape[0] not in (rows, None):
+                got = f"a {type(one).__name__}" if shape is None else f"shape {tuple(shape)}"
+                raise ConfigError(
+                    f"{type(task).__name__}.predict must return tensors whose first dimension is "
+                    f"the batch, {rows}, got {got}."
+                )
+        return outputs

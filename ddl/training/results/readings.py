@@ -1,0 +1,101 @@
+"""What a trainer's state says: steps, rates, scales and means of metrics."""
+
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from ddl.training import optimizer_counts
+from ddl.training.assembly import Assembly
+from ddl.training.loop import TrainingLoop
+from ddl.training.metric_reader import MetricReader
+from ddl.training.results.history import History
+from ddl.training.runner import LoopRunner
+
+
+class Readings:
+    """The part of `ddl.Trainer` that only reads its state."""
+
+    steps_per_epoch: int
+    history: History
+    _parts: Assembly
+    _runner: LoopRunner
+    _metrics: MetricReader
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Names ddl's counterparts of Keras's methods."""
+            if name in ("fit", "compile"):
+                raise AttributeError(
+                    f"A Trainer has no method {name!r}. Write ddl.fit(trainer, train_epochs=5) for "
+                    "a whole run, or trainer.train(epochs=5)."
+                )
+            return super().__getattribute__(name)  # raises its own error
+
+    @property
+    def step(self) -> int:
+        """Number of updates made so far."""
+        return self._runner.step
+
+    @property
+    def trace_count(self) -> int:
+        """Number of traces of the training loop: 1 after the first call, with no retrace later."""
+        return self._runner.loop.trace_count
+
+    @property
+    def variables_in_use(self) -> list[tf.Variable]:
+        """Variables that the traced loop reads or writes, with each replica's copy.
+
+        Empty before the first trace, and always empty with parameter servers.
+        """
+        loop = self._runner.loop
+        return loop.variables if isinstance(loop, TrainingLoop) else []
+
+    @property
+    def skipped_updates(self) -> int:
+        """Number of updates skipped so far because a gradient was not finite."""
+        state = self._runner.state
+        return int(state.batches) - int(state.batches_left_out) - int(state.step)
+
+    @property
+    def loss_scale(self) -> float | None:
+        """Current loss scale; None without loss scaling."""
+        return float(self._runner.state.loss_scale) if self._parts.update.loss_scale else None
+
+    @property
+    def learning_rate(self) -> float:
+        """Learning rate of the last update, or of the first; ConfigError for several optimizers."""
+        return optimizer_counts.learning_rate(self._parts.update, self.step)
+
+    @property
+    def learning_rates(self) -> dict[str, float]:
+        """Learning rate of each optimizer, as "learning_rate" or "learning_rate/NAME"."""
+        return optimizer_counts.learning_rates(self._parts.update, self.step)
+
+    def read_metrics(self) -> dict[str, float]:
+        """Returns the means of loss and metrics since the last read, and resets them.
+
+        Adds them to `history`. With `clip_norm`, the result also holds "gradient_norm", the mean
+        global norm before clipping. With `gradient_noise_scale`, it also holds
+        "gradient_noise_scale", in examples, a moving average over all updates so far. Both have a
+        "/NAME" for each of several optimizers.
+
+        Raises:
+          DataError: If the feature "weight" was 0 for all examples so far.
+        """
+        state = self._runner.state
+        is_new = self.step > self._metrics.last_read
+        self._metrics.check_some_weight(state)
+        means = self.peek_metrics()
+        self._runner.state = state.without_metrics()
+        if is_new:
+            self._record("train", means)
+        return means
+
+    def peek_metrics(self) -> dict[str, float]:
+        """Returns the same means as `read_metrics`, without resetting or recording them."""
+        return self._metrics.means(self._runner.state)
+
+    def _record(self, split: str, figures: dict[str, float]) -> None:
+        """Adds figures of this step to the history."""
+        self.history.write(self.step, self.step / self.steps_per_epoch, split, figures)

@@ -1,0 +1,125 @@
+"""The notebooks, the programs of their page, and the three scripts of the page on Keras."""
+
+import json
+import os
+import re
+import runpy
+import sys
+
+import pytest
+import tensorflow as tf
+
+from tests.documents.pages import ROOT, blocks, files
+from tests.processes import forked
+
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
+SCRIPTS = ("images.py", "text.py", "table.py")
+
+# Runs the code cells of a notebook in one namespace, as a kernel does but without its outputs.
+RUNNER = """
+import json, sys
+namespace = {}
+for cell in json.load(open(sys.argv[1]))["cells"]:
+    if cell["cell_type"] == "code":
+        exec(compile("".join(cell["source"]), "a cell", "exec"), namespace)
+"""
+
+
+def run(arguments, folder):
+    result = forked.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "MPLBACKEND": "agg"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    return result.stdout
+
+
+def test_notebooks_hold_no_outputs():
+    assert [path.stem for path in NOTEBOOKS] == ["digits", "own_step"]
+    for path in NOTEBOOKS:
+        cells = json.loads(path.read_text())["cells"]
+        assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks(path, tmp_path):
+    (tmp_path / "runner.py").write_text(RUNNER)
+    printed = run(["runner.py", str(path)], tmp_path)
+    assert float(re.findall(r"accuracy'?:? ([\d.]+)", printed)[-1]) > 0.9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["virtual_devices.py", "questions.py"])
+def test_programs_of_the_page(name, tmp_path):
+    (tmp_path / name).write_text(files()[name])
+    printed = run([name], tmp_path).split()
+    if name == "virtual_devices.py":
+        assert printed[-1] == "2"
+    else:
+        assert printed[-1] == pytest.approx(printed[-2])
+        assert float(printed[-1]) > 0.85
+
+
+def of_keras() -> dict[str, str]:
+    """The scripts with Keras's `fit`, by the names of ddl's."""
+    page = ROOT / "docs" / "from-keras.md"
+    found = [block.text for block in blocks(page) if "BackupAndRestore" in block.text]
+    return dict(zip(SCRIPTS, found, strict=True))
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_scripts_are_hardly_longer_than_keras_ones(name):
+    def lines(text):
+        return len([x for x in text.splitlines() if x.strip() and not x.startswith("#")])
+
+    assert lines(files()[name]) <= 1.2 * lines(of_keras()[name])
+
+
+@pytest.fixture
+def devices(monkeypatch):
+    """Gives each `MirroredStrategy()` the number of devices that is set."""
+    number = [1]
+
+    class OnSome(tf.distribute.MirroredStrategy):
+        def __init__(self):
+            super().__init__(
+                [f"CPU:{one}" for one in range(number[0])],
+                cross_device_ops=tf.distribute.ReductionToOneDevice(),
+            )
+
+    monkeypatch.setattr(tf.distribute, "MirroredStrategy", OnSome)
+    return number
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_scripts_reach_what_keras_reaches(name, devices, tmp_path, monkeypatch, capsys):
+    figure, better = ("mae", "most") if name == "table.py" else ("accuracy", "least")
+    reached = {}
+    for which, text in (
+        ("keras", of_keras()[name]),
+        ("one", files()[name]),
+        ("two", files()[name]),
+    ):
+        devices[0] = 2 if which == "two" else 1
+        folder = tmp_path / which
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        (folder / name).write_text(text)
+        ended = runpy.run_path(name)
+        last = capsys.readouterr().out.splitlines()[-1]
+        reached[which] = float(re.search(rf"'{figure}': ([\d.]+)", last)[1])
+        if which != "keras":
+            (run_folder,) = (folder / "runs").iterdir()
+            assert {"checkpoints", "eval", "metrics.jsonl", "train"} <= set(os.listdir(run_folder))
+            assert ended["trainer"].strategy.num_replicas_in_sync == devices[0]
+    for which in ("one", "two"):
+        if better == "least":
+            assert reached[which] > reached["keras"] - 0.03, reached
+        else:
+            assert reached[which] < reached["keras"] * 1.15, reached

@@ -1,0 +1,183 @@
+"""Evaluations and predictions on data that a call gives."""
+
+import gc
+import weakref
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ddl
+from ddl.errors import ConfigError, DataError
+from tests.conftest import make_strategy
+
+IMAGES = np.random.default_rng(0).normal(size=(30, 3)).astype("f4")
+LABELS = np.arange(30) % 2
+DATA = {"image": IMAGES, "label": LABELS}
+
+
+class TwoOutputs(ddl.Classification):
+    """Returns a dict with a tuple, to see that the structure is kept."""
+
+    def predict(self, features):
+        logits = self.model(features["image"], training=False)
+        return {"both": (logits, tf.argmax(logits, -1)), "row": features["image"][:, 0]}
+
+
+def make_trainer(strategy, task=ddl.Classification, **arguments):
+    keras.utils.set_random_seed(3)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+        return ddl.Trainer(
+            task(model),
+            keras.optimizers.SGD(0.1),
+            DATA,
+            global_batch_size=8,
+            **arguments,
+        )
+
+
+@pytest.fixture(scope="module", params=[("one_device", 1), ("mirrored", 4)])
+def trainer(request):
+    return make_trainer(make_strategy(*request.param), eval_data=DATA)
+
+
+def test_given_data_are_evaluated_as_the_trainers_own(trainer):
+    expected = trainer.evaluate()
+    rows = len(trainer.history)
+    for data in (
+        DATA,
+        (IMAGES, LABELS),
+        ddl.data.ArraySource(DATA),
+        tf.data.Dataset.from_tensor_slices(DATA),
+    ):
+        assert trainer.evaluate(data) == expected
+    assert len(trainer.history) == rows  # these are figures of the trainer's own data
+
+
+def test_padding_and_weights_count_as_they_should(trainer):
+    weight = np.linspace(0, 1, 13).astype("f4")
+    part = {"image": IMAGES[:13], "label": LABELS[:13], "weight": weight}
+    logits = IMAGES[:13] @ trainer.model.layers[0].kernel.numpy()
+    right = (logits.argmax(1) == LABELS[:13]).astype("f8")
+    found = trainer.evaluate(part)["accuracy"]
+    assert found == pytest.approx((right * weight).sum() / weight.sum(), rel=1e-6)
+
+
+def test_one_trace_serves_all_data_of_a_form(trainer):
+    trainer.evaluate(DATA)
+    evaluations = trainer._parts.given._evaluations
+    traced = [one._loop.experimental_get_tracing_count() for one in evaluations.values()]
+    for count in (29, 30, 22, 6):
+        trainer.evaluate({name: values[:count] for name, values in DATA.items()})
+    after = [one._loop.experimental_get_tracing_count() for one in evaluations.values()]
+    assert after == traced
+
+
+def test_data_are_freed_after_the_call(trainer):
+    source = ddl.data.ArraySource(DATA)
+    given = weakref.ref(source)
+    trainer.evaluate(source)
+    trainer.predict(source)
+    del source
+    gc.collect()
+    assert given() is None
+
+
+@pytest.mark.parametrize("count", [30, 8, 3])
+def test_predictions_are_the_models_outputs_in_order(trainer, count):
+    expected = IMAGES[:count] @ trainer.model.layers[0].kernel.numpy()
+    expected += trainer.model.layers[0].bias.numpy()
+    stream = tf.data.Dataset.from_tensor_slices({"image": IMAGES[:count]})
+    for data in (IMAGES[:count], {"image": IMAGES[:count]}, tf.constant(IMAGES[:count]), stream):
+        found = trainer.predict(data)
+        assert isinstance(found, np.ndarray)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_weights_of_zero_are_predicted_too(trainer):
+    weight = (np.arange(30) % 2).astype("f4")
+    found = trainer.predict({**DATA, "weight": weight})
+    np.testing.assert_array_equal(found, trainer.predict(DATA))
+
+
+def test_the_structure_of_outputs_is_kept():
+    trainer = make_trainer(make_strategy("mirrored", 2), TwoOutputs)
+    found = trainer.predict(IMAGES[:11])
+    logits, classes = found["both"]
+    assert logits.shape == (11, 2)
+    np.testing.assert_array_equal(classes, logits.argmax(1))
+    np.testing.assert_array_equal(found["row"], IMAGES[:11, 0])
+
+
+def test_predictions_follow_the_training_and_its_average():
+    average = ddl.ExponentialMovingAverage(0.5)
+    trainer = make_trainer(make_strategy("one_device", 1), weight_average=average)
+    before = trainer.predict(IMAGES)
+    trainer.train(3)
+    own = trainer.predict(IMAGES, averaged=False)
+    averaged = trainer.predict(IMAGES)
+    assert not np.array_equal(own, before)
+    assert not np.array_equal(own, averaged)
+    with trainer.evaluation_weights():
+        np.testing.assert_allclose(averaged, trainer.model(IMAGES), rtol=1e-5, atol=1e-6)
+
+
+class WithoutOutputs:
+    def __init__(self, model):
+        self.model = model
+
+    def per_example(self, features, training):
+        outputs = self.model(features["image"])[:, 0]
+        return ddl.PerExample(tf.square(outputs - tf.cast(features["label"], tf.float32)))
+
+
+class Mean(WithoutOutputs):
+    def predict(self, features):
+        return tf.reduce_mean(self.model(features["image"]))
+
+
+class OtherFeature(WithoutOutputs):
+    def predict(self, features):
+        return self.model(features["pixels"])
+
+
+@pytest.mark.parametrize(
+    ("task", "data", "error", "message"),
+    [
+        (WithoutOutputs, DATA, ConfigError, "WithoutOutputs has no outputs to predict. Give it"),
+        (Mean, DATA, ConfigError, r"first dimension is the batch, 8, got shape \(\)"),
+        (Mean, IMAGES, DataError, "Mean does not name its input"),
+        (OtherFeature, DATA, DataError, "reads the feature 'pixels', but the data have only image"),
+        (ddl.Classification, {"label": LABELS}, DataError, "reads the feature 'image'"),
+        (ddl.Classification, IMAGES[:, :2], DataError, r"must have shape \(3,\), .* got \(2,\)"),
+        (ddl.Classification, "image", DataError, "Data of type str are not supported"),
+        (ddl.Classification, True, ConfigError, "predict takes a data set, got True"),
+    ],
+)
+def test_what_cannot_be_predicted(task, data, error, message):
+    trainer = make_trainer(make_strategy("one_device", 1), task)
+    with pytest.raises(error, match=message):
+        trainer.predict(data)
+
+
+def test_a_stream_in_shards_has_no_order(trainer):
+    def part(epoch, shard):
+        return tf.data.Dataset.from_tensor_slices(DATA).shard(2, shard)
+
+    with pytest.raises(DataError, match="got a stream of 2 shards"):
+        trainer.predict(ddl.data.StreamSource(part, [15, 15]))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"image": IMAGES}, "no feature 'label'"),
+        ({"image": IMAGES[:, :2], "label": LABELS}, r"has shape \(2,\), but the model"),
+        ({"image": IMAGES, "label": LABELS + 1}, "Labels must be from 0 to 1"),
+    ],
+)
+def test_given_data_of_another_form_are_refused(trainer, data, message):
+    with pytest.raises(DataError, match=message):
+        trainer.evaluate(data)

@@ -1,0 +1,138 @@
+"""The progress bar of `Trainer.train`: where it appears, and what a pipe gets."""
+
+import io
+import subprocess
+import sys
+import types
+
+import keras
+import numpy as np
+import pytest
+
+import ddl
+from ddl.training.results import progress
+from tests.conftest import make_strategy
+
+DATA = {"image": np.ones([16, 3], "f4"), "label": np.arange(16) % 2}
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture(scope="module")
+def trainer():
+    with make_strategy("one_device", 1).scope():
+        task = ddl.Classification(keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)]))
+        optimizer = keras.optimizers.SGD(0.1)
+        return ddl.Trainer(task, optimizer, DATA, global_batch_size=8, steps_per_loop=2)
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def opened():  # in the test itself: between fixtures and test pytest sets sys.stdout
+        stream = Terminal()
+        monkeypatch.setattr(sys, "stdout", stream)
+        return stream
+
+    return opened
+
+
+def test_a_terminal_shows_steps_and_figures(trainer, terminal):
+    before = trainer.step
+    stream = terminal()
+    trainer.train(6)
+    shown = stream.getvalue()
+    assert f"{before + 6}/{before + 6} steps" in shown
+    assert "loss" in shown
+    assert "\x1b[?25h" in shown  # the cursor is back
+
+
+def test_a_single_loop_or_progress_false_shows_nothing(trainer, terminal):
+    stream = terminal()
+    trainer.train(2)
+    trainer.train(6, progress=False)
+    assert stream.getvalue() == ""
+
+
+def test_a_pipe_gets_nothing_whatever_a_notebook_sets(trainer, monkeypatch, capsys):
+    for name in ("FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.setenv(name, "1")
+    trainer.train(6)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_the_console_of_a_run_writes_no_control_codes_to_a_pipe():
+    program = (
+        "from ddl.run.console import RunConsole; c = RunConsole(); c.summary('t', {'a': 'b'});"
+        "c.start(0, 9); c.advance(3, {}); c.line('x'); c.close()"
+    )
+    environment = {"FORCE_COLOR": "1", "TERM": "xterm-256color", "PATH": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**environment, "PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "a: b\nx\n"
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """The outputs of a notebook's cell: the contents of each display, in order."""
+    outputs = []
+
+    class Handle:
+        def __init__(self, content):
+            self.contents = [content]
+
+        def update(self, content, raw):
+            assert raw
+            self.contents.append(content)
+
+    def display(content, raw, display_id):
+        assert raw
+        assert display_id
+        outputs.append(Handle(content))
+        return outputs[-1]
+
+    ipython = types.ModuleType("IPython")
+    ipython.get_ipython = lambda: types.SimpleNamespace(kernel=object())
+    ipython.display = types.ModuleType("IPython.display")
+    ipython.display.display = display
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    monkeypatch.setitem(sys.modules, "IPython.display", ipython.display)
+    return outputs
+
+
+def test_a_notebook_shows_one_output_that_is_replaced(trainer, shown, capsys):
+    first = trainer.step
+    trainer.train(6)
+    (output,) = shown
+    assert len(output.contents) == 4
+    assert output.contents[0]["text/plain"].startswith(f"{first + 2}/{first + 6} steps")
+    assert output.contents[-1]["text/plain"].startswith(f"{first + 6}/{first + 6} steps · loss")
+    assert "<progress" in output.contents[-1]["text/html"]
+    assert capsys.readouterr().out == ""
+
+
+def test_ipython_in_a_terminal_is_no_notebook(shown, monkeypatch):
+    monkeypatch.setattr(sys.modules["IPython"], "get_ipython", lambda: object())
+    assert progress._notebook_display() is None
+
+
+def test_an_error_ends_the_bar(trainer, terminal):
+    from ddl.training.actions import EachLoop
+
+    def fails(step):
+        raise ZeroDivisionError
+
+    stream = terminal()
+    with pytest.raises(ZeroDivisionError):
+        trainer.train(6, [EachLoop(fails)])
+    assert "\x1b[?25h" in stream.getvalue()

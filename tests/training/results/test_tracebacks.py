@@ -1,0 +1,80 @@
+"""Tracebacks of errors in a user's call: the user's lines and ddl's message."""
+
+import traceback
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ddl
+from tests.conftest import make_strategy
+
+IMAGES = np.ones([8, 3], "f4")
+LABELS = np.arange(8) % 2
+
+
+@pytest.fixture(autouse=True)
+def _hidden():
+    ddl.debug(False)
+    yield
+    ddl.debug()
+
+
+class Task(ddl.Classification):
+    fails = None
+
+    def per_example(self, features, training):
+        found = super().per_example(features, training)
+        if self.fails == "scalar":
+            return found._replace(loss=tf.reduce_mean(found.loss))
+        if self.fails == "error":
+            raise ValueError("of the user's own")
+        if self.fails == "key":
+            features["missing"]
+        if self.fails == "interrupt":
+            raise KeyboardInterrupt
+        return found
+
+
+def train(data=(IMAGES, LABELS), steps=1, fails=None, **arguments):
+    with make_strategy("one_device", 1).scope():
+        task = Task(keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)]))
+        trainer = ddl.Trainer(
+            task, keras.optimizers.SGD(0.1), data, **{"global_batch_size": 8, **arguments}
+        )
+        task.fails = fails
+        return trainer.train(steps)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"data": (IMAGES, LABELS.astype("f4"))}, ddl.errors.DataError, "Labels must be integers"),
+        ({"data": (IMAGES[:, :2], LABELS)}, ddl.errors.DataError, "has shape (2,)"),
+        ({"data": {"image": IMAGES}}, ddl.errors.DataError, "no feature 'label'"),
+        ({"global_batch_size": "8"}, ddl.errors.ConfigError, "global_batch_size"),
+        ({"steps": 1.5}, ddl.errors.ConfigError, "steps must be an integer"),
+        ({"fails": "scalar"}, ddl.errors.ConfigError, "got a scalar loss"),
+        ({"fails": "error"}, ValueError, "of the user's own"),
+        ({"fails": "key"}, KeyError, "missing"),
+        ({"fails": "interrupt"}, KeyboardInterrupt, ""),
+    ],
+)
+def test_the_users_lines_and_the_message(arguments, error, message):
+    with pytest.raises(error) as raised:
+        train(**arguments)
+    text = "".join(traceback.format_exception(raised.value))
+    assert message in text
+    assert "site-packages" not in text
+    assert "in train\n" in text
+    assert ("ddl.debug()" in text) == (error in (ValueError, KeyError))
+    assert "/ddl/" not in text
+    assert len(text.splitlines()) <= 15, text
+
+
+def test_debug_shows_all():
+    ddl.debug()
+    with pytest.raises(ddl.errors.ConfigError) as raised:
+        train(steps=1.5)
+    assert "length_in_steps" in "".join(traceback.format_exception(raised.value))
