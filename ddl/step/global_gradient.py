@@ -24,6 +24,7 @@ from ddl.microbatch import Draws, Microbatch
 from ddl.step import gradients as gradient_path
 from ddl.step.accumulation import over_microbatches
 from ddl.step.all_reduce import AllReduce
+from ddl.step.compiled.compiler import Compiler
 from ddl.step.noise_scale import GradientNoiseScale, squared_norm_of
 from ddl.step.objective import Objective
 from ddl.step.overflow import all_finite, multiply_finite
@@ -58,6 +59,7 @@ class GlobalGradient:
 
     Attributes:
       strategy: The strategy.
+      compiler: Compiles what a replica computes of a microbatch, or not.
       pipelines: The pipeline of each source of batches, by its name; all have as many microbatches.
       all_reduce: Sums gradients over the replicas.
       scales: Whether losses are multiplied by the loss scale.
@@ -68,6 +70,7 @@ class GlobalGradient:
     """
 
     strategy: tf.distribute.Strategy
+    compiler: Compiler
     pipelines: Mapping[str, BatchPipeline]
     all_reduce: AllReduce
     scales: bool
@@ -174,7 +177,7 @@ class GlobalGradient:
         """
 
         def on_replica(own: Batch, place: tf.Tensor | int, index: Any, so_far: Any) -> Any:
-            return one(StepBatch(batch.source, place, own), index, so_far)
+            return self.compiler(lambda: one(StepBatch(batch.source, place, own), index, so_far))
 
         def run(index: tf.Tensor | int, so_far: Any) -> Any:
             return self.strategy.run(on_replica, args=(batch.batch, batch.place, index, so_far))
@@ -318,11 +321,17 @@ class GlobalGradient:
         """Returns gradients times a factor, and with a loss scale whether they were finite."""
         if factor is None:
             return gradients, None
+
+        def run(function: Callable[..., Any]) -> Any:
+            return self.strategy.run(
+                lambda own, factor: self.compiler(lambda: function(own, factor)),
+                args=(gradients, factor),
+            )
+
         if not self.scales:
-            return self.strategy.run(gradient_path.multiply, args=(gradients, factor)), None
-        if gradient_path.packs(self.strategy):
-            run = self.strategy.run
-            values, finite = run(multiply_finite, args=(gradients, factor))
+            return run(gradient_path.multiply), None
+        if gradient_path.packs(self.strategy) or self.compiler.is_on:
+            values, finite = run(multiply_finite)
             return values, self._of_first_replica(finite)
         of_first = [self._of_first_replica(gradient) for gradient in gradients]
         finite = all_finite(of_first)

@@ -282,6 +282,7 @@ class _Work:
             used,
             update.clips[optimizer],
             self._state.step,
+            update.gradient.compiler,
         )
         observe("applied", optimizer=optimizer, gradients=gradients)
         return norm
@@ -332,4 +333,4 @@ class _Work:
 
     def _move_averages(self) -> None:
         if self._update.averages is not None:
-            self._update.averages.update(self._state.step + 1)
+            self._update.averages.update(self._state.step + 1, self._update.gradient.compiler)

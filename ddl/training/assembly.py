@@ -21,6 +21,7 @@ from ddl.random import seed_by_replica
 from ddl.seeds import hashed
 from ddl.step import gradients as gradient_path
 from ddl.step.all_reduce import AllReduce
+from ddl.step.compiled.compiler import Compiler
 from ddl.step.global_gradient import GlobalGradient
 from ddl.step.moving_statistics import Statistics, allow_replica_writes
 from ddl.step.objective import Objective
@@ -184,8 +185,11 @@ def assemble(
                 f"{name} cannot be evaluated: it has neither `per_example` nor `evaluate`. Give it "
                 "a method evaluate(features) that returns a ddl.PerExample, or leave out eval_data."
             )
-        kind = CoordinatedEvaluation if traits_of(strategy).asynchronous else Evaluation
-        evaluation = kind(evaluated, eval_pipeline, strategy)
+        if traits_of(strategy).asynchronous:
+            evaluation = CoordinatedEvaluation(evaluated, eval_pipeline, strategy)
+        else:
+            compiler = Compiler(options.jit_compile, strategy, "evaluation")
+            evaluation = Evaluation(evaluated, eval_pipeline, strategy, compiler)
     check_created_in_scope(plan.trained, strategy)
     layers = layers_of(task)
     in_training = {id(x) for one in plan.objectives for x in one.training_layers}
@@ -307,8 +311,10 @@ def _update(
             "The gradient noise scale is that of all variables, but a parameter group is frozen "
             "for a while. Remove gradient_noise_scale, or Group.frozen_until."
         )
+    compiler = Compiler(options.jit_compile, strategy, "training")
     gradient = GlobalGradient(
         strategy=strategy,
+        compiler=compiler,
         pipelines=train,
         all_reduce=AllReduce(strategy, communication, options.gradient_dtype),
         scales=loss_scale is not None,

@@ -9,6 +9,7 @@ from ddl.data import BatchPipeline
 from ddl.data.checks import data_errors
 from ddl.data.pipeline import Batch
 from ddl.errors import DataError
+from ddl.step.compiled.compiler import Compiler
 from ddl.step.objective import Objective
 from ddl.step.order_of_sums import fixed_order_of_sums
 from ddl.step.state import TrainingState
@@ -23,13 +24,19 @@ class Evaluation:
     """
 
     def __init__(
-        self, objective: Objective, pipeline: BatchPipeline, strategy: tf.distribute.Strategy
+        self,
+        objective: Objective,
+        pipeline: BatchPipeline,
+        strategy: tf.distribute.Strategy,
+        compiler: Compiler,
     ):
         """Keeps the arguments; traces at the first run."""
+        self._compiler = compiler
         self._objective = objective
         self._pipeline = pipeline
         self._strategy = strategy
         self._iterator: Any = None
+        self._is_traced = False
 
     def run(self, state: TrainingState) -> dict[str, float]:
         """Returns the means by name for the present weights. Eager, cross-replica context.
@@ -47,7 +54,11 @@ class Evaluation:
         iterator = iterator or self._pipeline.iterator(self._strategy, 0)
         with data_errors(), device_errors(), explaining_stale_traces():
             number = tf.constant(self._pipeline.steps_per_epoch, tf.int64)
-            sums = self._loop(iterator, number, state.batches, state.step)
+            arguments = iterator, number, state.batches, state.step
+            if not self._is_traced:
+                self._compiler.tracing(lambda: self._loop.get_concrete_function(*arguments))
+                self._is_traced = True
+            sums = self._loop(*arguments)
         self._iterator = iterator
         check_some_weight(sums, self._objective)
         return self._objective.evaluation_metrics.means(sums)
@@ -61,6 +72,9 @@ class Evaluation:
         pipeline = self._pipeline
 
         def replica_sums(batch: Batch) -> tf.Tensor:
+            return self._compiler(lambda: sums_of(batch))
+
+        def sums_of(batch: Batch) -> tf.Tensor:
             features = pipeline.examples(batch)
             microbatch = pipeline.microbatch(
                 batch, features, training=False, step=step, position=position

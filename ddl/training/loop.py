@@ -61,7 +61,10 @@ class TrainingLoop:
         if self._is_traced:
             return
         with device_errors(), explaining_stale_traces():
-            self._loop.get_concrete_function(self._iterator, tf.constant(0, tf.int64), state)
+            arguments = self._iterator, tf.constant(0, tf.int64), state
+            self._update.gradient.compiler.tracing(
+                lambda: self._loop.get_concrete_function(*arguments)
+            )
         self._is_traced = True
 
     def run(self, state: TrainingState, end: int) -> TrainingState:

@@ -7,6 +7,7 @@ from typing import Any, Literal, cast
 
 import tensorflow as tf
 
+from ddl.choices import JitCompile
 from ddl.distribution.communication import Communication
 from ddl.errors import ConfigError
 from ddl.optimizers.named import Optimizers
@@ -67,6 +68,7 @@ class Trainer:
         steps_per_loop: int | None = None,
         data_on_device: bool | Literal["auto"] = "auto",
         communication: Communication | None = None,
+        jit_compile: JitCompile = "auto",
     ) -> None:
         """Checks everything that can be checked before training, and builds the optimizer slots.
 
@@ -100,6 +102,8 @@ class Trainer:
           data_on_device: Whether to keep the arrays on the devices and gather batches there; "auto"
             decides by size. Results do not change.
           communication: Options of the all-reduce: collectives, buffer size, timeout.
+          jit_compile: Whether XLA compiles forward and backward pass, and the update: "on", "off",
+            or "auto": on GPUs, except for what XLA cannot compile. Changes rounding alone.
 
         Raises:
           ConfigError: If an argument is out of range, model or optimizer was made outside the
@@ -132,6 +136,7 @@ class Trainer:
             gradient_dtype=gradient_dtype,
             data_on_device=data_on_device,
             communication=communication,
+            jit_compile=jit_compile,
             max_skipped_updates=max_skipped_updates,
         )
         parts = assemble(task, optimizer, train_data, eval_data, self.strategy, options)

@@ -5,7 +5,7 @@ updates the variables of its group.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import keras
@@ -15,6 +15,7 @@ from ddl.errors import ConfigError
 from ddl.optimizers.checks import refusing_reductions
 from ddl.optimizers.named import ONLY
 from ddl.step import gradients as gradient_path
+from ddl.step.compiled.compiler import Compiler
 from ddl.step.gradients import Gradient
 
 
@@ -97,6 +98,7 @@ def apply(
     parts: Sequence[OptimizerPart],
     clip: Clip,
     step: tf.Tensor,
+    compiler: Compiler,
 ) -> tf.Tensor:
     """Applies a gradient. Cross-replica context, in a graph.
 
@@ -107,6 +109,7 @@ def apply(
       parts: The optimizers and what each updates.
       clip: The limits.
       step: Number of updates made before this one, int64 [].
+      compiler: Compiles what each replica does, or not.
 
     Returns:
       The global norm before clipping, float64 []; 0 without a limit of the norm. Frozen parts do
@@ -136,13 +139,23 @@ def apply(
             update(part, own)
         return norm
 
+    optimizers = [part.optimizer for part in parts]
+
+    def run(function: Callable[[list[Gradient]], Any], own: Any) -> Any:
+        return strategy.run(
+            lambda own: compiler.of_update(lambda: function(own), variables, optimizers),
+            args=(own,),
+        )
+
     with refusing_reductions(strategy):
         if not any(part.frozen_until for part in parts):
-            norms = strategy.run(clipped_and_applied, args=(gradients,))
+            norms = run(clipped_and_applied, gradients)
             return strategy.experimental_local_results(norms)[0]
-        limited, norms = strategy.run(clipped, args=(gradients,))
+        limited, norms = run(clipped, gradients)
         for part in parts:
-            _unless_frozen(part, step, lambda p=part: strategy.run(update, args=(p, limited)))
+            _unless_frozen(
+                part, step, lambda p=part: run(lambda own: update(p, own), limited)
+            )
     return strategy.experimental_local_results(norms)[0]
 
 
