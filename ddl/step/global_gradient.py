@@ -25,6 +25,7 @@ from ddl.step import gradients as gradient_path
 from ddl.step.accumulation import over_microbatches
 from ddl.step.all_reduce import AllReduce
 from ddl.step.compiled.compiler import Compiler
+from ddl.step.compiled.deferred import Deferred
 from ddl.step.noise_scale import GradientNoiseScale, squared_norm_of
 from ddl.step.objective import Objective
 from ddl.step.overflow import all_finite, multiply_finite
@@ -42,14 +43,14 @@ class Reduced(NamedTuple):
 
     Attributes:
       values: One per variable, equal on all replicas; divided by Σ weight and unscaled.
-      sums: The loss's metric sums of the global batch, float64 [size of its `MetricSums`].
       finite: Whether all values are finite, bool []; None without loss scaling.
+      sums: The loss's metric sums of the global batch, float64 [size of its `MetricSums`].
       noise: The next averages of the gradient noise, float64 [2].
     """
 
-    values: list[Any]
-    sums: tf.Tensor
+    values: list[Any] | Deferred
     finite: tf.Tensor | None
+    sums: tf.Tensor
     noise: tf.Tensor
 
 
@@ -105,9 +106,8 @@ class GlobalGradient:
         gradients = self.all_reduce(gradients, variables)
         gradients = self._with_each_row_once(gradients)
         sums, noise = self._gradient_noise(sums, gradients, state)
-        factor = self._factor(objective, batch, sums[0], state.loss_scale)
-        gradients, finite = self._multiplied(gradients, factor)
-        return Reduced(gradients, sums, finite, noise)
+        factor = self._factor(objective, batch, sums, state.loss_scale)
+        return Reduced(*self._multiplied(gradients, factor), sums=sums, noise=noise)
 
     def of_replicas(
         self,
@@ -305,37 +305,40 @@ class GlobalGradient:
         return sums[:-1], tf.where(counts, noise, state.gradient_noise)
 
     def _factor(
-        self, objective: Objective, batch: StepBatch, weight: tf.Tensor, scale: tf.Tensor
-    ) -> tf.Tensor | None:
-        """Returns B / (Σ weight · loss scale): float64 [], or None where it is always one."""
+        self, objective: Objective, batch: StepBatch, sums: tf.Tensor, scale: tf.Tensor
+    ) -> Callable[[], tf.Tensor] | None:
+        """Returns B / (Σ weight · loss scale) as a function: float64 []; None if always one."""
         pipeline = self.pipelines[batch.source]
         weights_are_one = pipeline.always_full and not objective.task_weighs
         if weights_are_one and not self.scales:
             return None
-        size = tf.constant(pipeline.global_batch_size, tf.float64)
-        return tf.math.divide_no_nan(size, weight * tf.cast(scale, tf.float64))
+
+        def factor() -> tf.Tensor:
+            size = tf.constant(pipeline.global_batch_size, tf.float64)
+            return tf.math.divide_no_nan(size, sums[0] * tf.cast(scale, tf.float64))
+
+        return factor
 
     def _multiplied(
-        self, gradients: list[Any], factor: tf.Tensor | None
-    ) -> tuple[list[Any], tf.Tensor | None]:
+        self, gradients: list[Any], factor: Callable[[], tf.Tensor] | None
+    ) -> tuple[list[Any] | Deferred, tf.Tensor | None]:
         """Returns gradients times a factor, and with a loss scale whether they were finite."""
         if factor is None:
             return gradients, None
-
-        def run(function: Callable[..., Any]) -> Any:
-            return self.strategy.run(
-                lambda own, factor: self.compiler(lambda: function(own, factor)),
-                args=(gradients, factor),
-            )
-
-        if not self.scales:
-            return run(gradient_path.multiply), None
-        if gradient_path.packs(self.strategy) or self.compiler.is_on:
-            values, finite = run(multiply_finite)
-            return values, self._of_first_replica(finite)
-        of_first = [self._of_first_replica(gradient) for gradient in gradients]
-        finite = all_finite(of_first)
-        return self.strategy.run(gradient_path.multiply, args=(gradients, factor)), finite
+        run, first = self.strategy.run, self._of_first_replica
+        finite = None
+        if self.compiler.is_on:
+            if self.scales:
+                of_each = run(lambda g: self.compiler(lambda: all_finite(g)), args=(gradients,))
+                finite = first(of_each)
+            return Deferred(self.strategy, gradients, factor), finite
+        if self.scales and gradient_path.packs(self.strategy):
+            values, of_each = run(multiply_finite, args=(gradients, factor()))
+            return values, first(of_each)
+        number = factor()
+        if self.scales:
+            finite = all_finite([first(gradient) for gradient in gradients])
+        return run(gradient_path.multiply, args=(gradients, number)), finite
 
     def _with_each_row_once(self, gradients: list[Any]) -> list[Any]:
         """Merges the duplicate rows of sparse gradients, before they are checked or applied."""

@@ -140,7 +140,7 @@ class UpdateStep:
                 "was made. A step must read the same batches in each trace."
             )
         work.finish(update.books)
-        return self._next_state(state, update.books)
+        return self.gradient.compiler(lambda: self._next_state(state, update.books))
 
     def in_own_graph_if_needed(self, function: Callable[[], _Result]) -> _Result:
         """Calls the body of a training loop, in a graph of its own if a loss needs that.
@@ -277,7 +277,7 @@ class _Work:
         ]
         norm = apply(
             self.strategy,
-            gradients.values,
+            gradients.to_apply,
             gradients.variables,
             used,
             update.clips[optimizer],

@@ -118,9 +118,9 @@ class Compiler:
         except CannotCompileError as error:
             if self._required:
                 raise ConfigError(
-                    f"--jit_compile=on: XLA must be able to compile each operation of {self._what}, "
-                    f"but {error.reason}. {error.remedy or 'Replace the layer.'} Or pass "
-                    "--jit_compile=auto, which compiles only what XLA can."
+                    f"--jit_compile=on needs operations that XLA can compile, but in "
+                    f"{self._what} {error.reason}. {error.remedy or 'Replace the operation.'} Or "
+                    "pass --jit_compile=auto, which then goes without XLA."
                 ) from None
             self.is_on = False
             logging.warning(

@@ -21,9 +21,11 @@ _SAME_DRAWS = {
     "StatelessRandomGetKeyCounterAlg",
     "StatelessRandomGetAlg",
 }
-_DRAWS = re.compile(r"^Random|^Stateless(Random|Truncated|Parameterized|Multinomial|Shuffle)|"
-                    r"^(Truncated|Parameterized).*Normal|^Multinomial|^StatefulStandard|"
-                    r"^StatefulUniform|^StatefulTruncated|^StatefulRandom")
+_DRAWS = re.compile(
+    r"^Random|^Stateless(Random|Truncated|Parameterized|Multinomial|Shuffle)|"
+    r"^(Truncated|Parameterized).*Normal|^Multinomial|^StatefulStandard|"
+    r"^StatefulUniform|^StatefulTruncated|^StatefulRandom"
+)
 _COLLECTIVE = re.compile(r"^Collective|^Nccl|^XlaAllReduce")
 
 
@@ -44,7 +46,7 @@ def why_not_compiled(function: Any) -> tuple[str, str] | None:
         if _DRAWS.match(node.op) and node.op not in _SAME_DRAWS:
             return (
                 f"{_named(node)} would draw other random numbers in XLA than in TensorFlow",
-                "Draw with ddl.random, or use the layers of ddl.layers, such as ddl.layers.Dropout.",
+                "Draw with ddl.random, or use layers of ddl.layers, such as ddl.layers.Dropout.",
             )
     return _not_lowered(function, definition)
 
@@ -60,9 +62,7 @@ def _named(node: node_def_pb2.NodeDef) -> str:
     return f"the operation {node.op} at {node.name}"
 
 
-def _not_lowered(
-    function: Any, definition: function_pb2.FunctionDef
-) -> tuple[str, str] | None:
+def _not_lowered(function: Any, definition: function_pb2.FunctionDef) -> tuple[str, str] | None:
     """Returns the reason for which the lowering fails, or None."""
     captures = function.captured_inputs
     handles = [_eager(tensor) for tensor in captures]
@@ -136,7 +136,7 @@ def _reason(message: str) -> str:
     unsupported = re.findall(r"(\w+) \(No registered[^)]*\)?\{\{node ([^}]+)\}\}", message)
     if unsupported:
         operations = dict.fromkeys(f"{op} at {node}" for op, node in unsupported)
-        return f"it has no kernel for {', '.join(list(operations)[:3])}"
+        return f"XLA has no kernel for {', '.join(list(operations)[:3])}"
     nodes = re.findall(r"\{\{node ([^}]+)\}\}", message)
     first = message.strip().splitlines()[0]
-    return f"it fails at {nodes[0]}: {first:.300}" if nodes else f"it fails: {first:.300}"
+    return f"XLA fails at {nodes[0]}: {first:.300}" if nodes else f"XLA fails: {first:.300}"

@@ -16,6 +16,7 @@ from ddl.optimizers.checks import refusing_reductions
 from ddl.optimizers.named import ONLY
 from ddl.step import gradients as gradient_path
 from ddl.step.compiled.compiler import Compiler
+from ddl.step.compiled.deferred import Deferred
 from ddl.step.gradients import Gradient
 
 
@@ -93,7 +94,7 @@ class OptimizerPart:
 
 def apply(
     strategy: tf.distribute.Strategy,
-    gradients: Sequence[Any],
+    gradients: list[Any] | Deferred,
     variables: Sequence[keras.Variable],
     parts: Sequence[OptimizerPart],
     clip: Clip,
@@ -104,7 +105,7 @@ def apply(
 
     Args:
       strategy: The strategy.
-      gradients: One reduced, unscaled value per variable.
+      gradients: One reduced, unscaled value per variable, or values to multiply.
       variables: The variables.
       parts: The optimizers and what each updates.
       clip: The limits.
@@ -115,9 +116,11 @@ def apply(
       The global norm before clipping, float64 []; 0 without a limit of the norm. Frozen parts do
       not count in it.
     """
-    gradients = list(gradients)
+    values = gradients.values if isinstance(gradients, Deferred) else gradients
 
     def clipped(own: list[Gradient]) -> tuple[list[Gradient], tf.Tensor]:
+        if isinstance(gradients, Deferred):
+            own = gradient_path.multiply(own, gradients.factor())
         own = gradient_path.add_regularization(own, variables)
         norm = tf.zeros([], tf.float64)
         if clip.norm is not None:
@@ -149,13 +152,11 @@ def apply(
 
     with refusing_reductions(strategy):
         if not any(part.frozen_until for part in parts):
-            norms = run(clipped_and_applied, gradients)
+            norms = run(clipped_and_applied, values)
             return strategy.experimental_local_results(norms)[0]
-        limited, norms = run(clipped, gradients)
+        limited, norms = run(clipped, values)
         for part in parts:
-            _unless_frozen(
-                part, step, lambda p=part: run(lambda own: update(p, own), limited)
-            )
+            _unless_frozen(part, step, lambda p=part: run(lambda own: update(p, own), limited))
     return strategy.experimental_local_results(norms)[0]
 
 
