@@ -104,7 +104,7 @@ class GlobalGradient:
         gradients, sums = self.of_replicas(objective, variables, batch, state, draws, each)
         sums = self.all_reduce.of_sums(sums)
         gradients = self.all_reduce(gradients, variables)
-        gradients = self._with_each_row_once(gradients)
+        gradients = gradient_path.with_each_row_once(gradients, self.strategy)
         sums, noise = self._gradient_noise(sums, gradients, state)
         factor = self._factor(objective, batch, sums, state.loss_scale)
         return Reduced(*self._multiplied(gradients, factor), sums=sums, noise=noise)
@@ -339,16 +339,6 @@ class GlobalGradient:
         if self.scales:
             finite = all_finite([first(gradient) for gradient in gradients])
         return run(gradient_path.multiply, args=(gradients, number)), finite
-
-    def _with_each_row_once(self, gradients: list[Any]) -> list[Any]:
-        """Merges the duplicate rows of sparse gradients, before they are checked or applied."""
-        first = map(self._of_first_replica, gradients)
-        if not any(isinstance(gradient, tf.IndexedSlices) for gradient in first):
-            return gradients
-        return self.strategy.run(
-            lambda own: [gradient_path.merge_duplicates(gradient) for gradient in own],
-            args=(gradients,),
-        )
 
     def _of_first_replica(self, value: Any) -> Any:
         return self.strategy.experimental_local_results(value)[0]

@@ -129,6 +129,10 @@ class UpdateStep:
         Raises:
           ConfigError: If the task cannot be trained; while tracing.
         """
+        return self.gradient.compiler.whole(lambda: self._made(batches, state))
+
+    def _made(self, batches: Mapping[str, Batch], state: TrainingState) -> TrainingState:
+        """Makes the update of `__call__`, one replica's in one piece that XLA compiles."""
         observe("update")
         work = _Work(self, state)
         update = Update(work, state, batches)

@@ -110,6 +110,7 @@ class Trainer:
             scope, or the optimizer was used before.
           DataError: If the data do not fit the task.
         """
+        given = locals()
         of_subclass = frozenset(vars(self))
         check_task(task)
         task = cast(Task, task)
@@ -123,22 +124,7 @@ class Trainer:
         self.accumulation_steps = accumulation_steps
         self.pace = Pace(steps_per_loop)
         check_batch_split(global_batch_size, self.strategy.num_replicas_in_sync, accumulation_steps)
-        options = Options(
-            global_batch_size=global_batch_size,
-            seed=seed,
-            shuffle=shuffle,
-            accumulation_steps=accumulation_steps,
-            clip_norm=clip_norm,
-            clip_value=clip_value,
-            weight_average=weight_average,
-            loss_scale=loss_scale,
-            gradient_noise_scale=gradient_noise_scale,
-            gradient_dtype=gradient_dtype,
-            data_on_device=data_on_device,
-            communication=communication,
-            jit_compile=jit_compile,
-            max_skipped_updates=max_skipped_updates,
-        )
+        options = Options.of(given)
         parts = assemble(task, optimizer, train_data, eval_data, self.strategy, options)
         self._parts = parts
         self.num_examples = parts.first.num_examples

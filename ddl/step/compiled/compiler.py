@@ -9,6 +9,7 @@ time than to compile it. A piece that XLA cannot compile is therefore found befo
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 import keras
@@ -21,6 +22,7 @@ from ddl.devices.compiling import CannotCompileError
 from ddl.devices.path import path_of
 from ddl.distribution.traits import traits_of
 from ddl.errors import ConfigError
+from ddl.microbatch import is_compiled
 from ddl.step.compiled.lowering import why_not_compiled
 from ddl.step.compiled.one_replica import alone, is_first_replica
 
@@ -57,6 +59,7 @@ class Compiler:
                 "or choose another --strategy, such as mirrored."
             )
         wanted = choice != "off" and path_of(strategy).can_compile
+        self._is_alone = strategy.num_replicas_in_sync == 1
         self.is_on = wanted and not apart and (self._required or _is_faster(strategy))
 
     def __call__(self, function: Callable[[], _Result]) -> _Result:
@@ -68,7 +71,7 @@ class Compiler:
         Raises:
           CannotCompileError: If XLA cannot compile it.
         """
-        if not self.is_on:
+        if not self.is_on or is_compiled():
             return function()
         compiled = tf.function(function, autograph=False, jit_compile=True)
         try:
@@ -83,6 +86,22 @@ class Compiler:
         if is_first_replica() and (reason := why_not_compiled(concrete)):
             raise CannotCompileError(*reason)
         return concrete()
+
+    def whole(self, update: Callable[[], _Result]) -> _Result:
+        """Returns the result of an update: of one replica in one piece, else in several.
+
+        Nothing stands between the pieces of a replica that is alone, and XLA makes fewer kernels of
+        one piece. Gradients of embeddings are kept sparse, which XLA cannot: such an update is left
+        in several pieces, and so is one of which XLA cannot compile some part.
+
+        Args:
+          update: The update. Its pieces call this object. Cross-replica context, in a graph.
+        """
+        if self.is_on and self._is_alone:
+            with suppress(CannotCompileError):
+                return self(update)
+            self._is_alone = False
+        return update()
 
     def of_update(
         self,
@@ -102,7 +121,7 @@ class Compiler:
             with alone(variables, optimizers):
                 return function()
 
-        return self(on_own_copies) if self.is_on else function()
+        return self(on_own_copies) if self.is_on and not is_compiled() else function()
 
     def tracing(self, trace: Callable[[], _Result]) -> _Result:
         """Calls a function that traces pieces; again without compilation if that fails. Eager.

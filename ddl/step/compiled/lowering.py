@@ -13,6 +13,8 @@ import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2, function_pb2, node_def_pb2
 from tensorflow.python.eager import context
 
+from ddl.devices.replicas import replica_devices
+
 # Philox's words, and the keys and counters for them. XLA draws other numbers from all other
 # operations than TensorFlow does.
 _SAME_DRAWS = {
@@ -107,9 +109,8 @@ def _device(function: Any, handles: Sequence[Any]) -> str:
     """Returns the full name of the device on which the function will run."""
     for handle in handles:
         return str(handle.device)
-    # Of no variables, such as what multiplies gradients.
-    devices = tf.nest.flatten(tf.distribute.get_replica_context().devices)
-    with tf.init_scope(), tf.device(devices[0] or None):
+    # Of no variables, such as the check for overflow. Only the first replica gets here.
+    with tf.init_scope(), tf.device(replica_devices(tf.distribute.get_strategy())[0]):
         return str(tf.zeros([]).device)
 
 

@@ -103,6 +103,11 @@ class Options:
     jit_compile: JitCompile
     max_skipped_updates: int
 
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any]) -> "Options":
+        """Takes the options from all arguments of `ddl.Trainer`, by their names."""
+        return cls(**{field.name: arguments[field.name] for field in dataclasses.fields(cls)})
+
     def __post_init__(self) -> None:
         check_number("seed", self.seed, "an integer")
         check_limits("clip_norm", self.clip_norm)
