@@ -82,9 +82,9 @@ def _moments_of(
         of_rows = tf.repeat(current.mask, each)
         mask = of_rows if mask is None else mask & with_rank(of_rows, len(mask.shape))
     synchronized = layer.synchronized and current.held_moments is None
-    if mask is None and microbatch.is_compiled() and _is_keras_s(layer):
-        if not (synchronized and tf.distribute.get_strategy().num_replicas_in_sync > 1):
-            return _moments_in_one_pass(inputs, layer._reduction_axes)
+    communicates = synchronized and tf.distribute.get_strategy().num_replicas_in_sync > 1
+    if mask is None and not communicates and microbatch.is_compiled() and _is_keras_s(layer):
+        return _moments_in_one_pass(inputs, layer._reduction_axes)
     if mask is None and not synchronized:
         return type(layer)._moments(layer, inputs, None)
     moving = [tf.cast(v, inputs.dtype) for v in (layer.moving_mean, layer.moving_variance)]

@@ -53,6 +53,7 @@ class Summed(keras.layers.Layer):
 
 def trainer(layer, strategy=None, jit_compile="on", **arguments):
     strategy = strategy or make_strategy("one_device", 1)
+    keras.utils.set_random_seed(0)
     with strategy.scope():
         layers = [layer(), keras.layers.Flatten(), keras.layers.Dense(2)]
         model = keras.Sequential([keras.Input((4, 4, 1)), *layers])
@@ -140,14 +141,31 @@ def pieces(made):
 
 
 def test_pieces():
-    """Forward and backward; update; average; sums. Without XLA there are none."""
-    average = ddl.ExponentialMovingAverage()
-    made = trainer(keras.layers.Flatten, clip_norm=1.0, weight_average=average)
-    assert len(pieces(made)) == 4
-    strategy = make_strategy("mirrored", 2)
-    two = trainer(keras.layers.Flatten, strategy, clip_norm=1.0, weight_average=average)
-    assert len(pieces(two)) == 7  # sums are made once
+    """One of a replica that is alone, if it can be; forward and backward, update, average; sums."""
+    arguments = {"clip_norm": 1.0, "weight_average": ddl.ExponentialMovingAverage()}
+    assert len(pieces(trainer(keras.layers.Flatten, **arguments))) == 1
+    two = trainer(keras.layers.Flatten, make_strategy("mirrored", 2), **arguments)
+    assert len(pieces(two)) == 3 * 2 + 1
     assert not pieces(trainer(keras.layers.Flatten, jit_compile="auto"))
+
+
+def test_sparse_gradients_stay_sparse():
+    strategy = make_strategy("one_device", 1)
+    with strategy.scope():
+        layers = [keras.layers.Embedding(50, 2), keras.layers.Flatten()]
+        model = keras.Sequential([keras.Input((2,), dtype="int64"), *layers])
+        made = ddl.Trainer(
+            ddl.Classification(model),
+            keras.optimizers.SGD(0.1),
+            (np.array([[1, 2], [3, 1]] * 4), np.arange(8) % 4),
+            global_batch_size=4,
+            jit_compile="on",
+        )
+    assert len(pieces(made)) == 3
+    before = model.weights[0].numpy()
+    made.train(1)
+    changed = (model.weights[0].numpy() != before).any(axis=1)
+    assert changed.sum() == changed[1:4].sum() == 3
 
 
 def test_an_optimizer_that_sums_over_replicas_is_refused():
