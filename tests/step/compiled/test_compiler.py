@@ -141,11 +141,14 @@ def pieces(made):
 
 
 def test_pieces():
-    """One of a replica that is alone, if it can be; forward and backward, update, average; sums."""
+    """The loop's condition, and what a replica that is alone does, or else four parts of it.
+
+    These are forward and backward, update, average; and the sums, once for all replicas.
+    """
     arguments = {"clip_norm": 1.0, "weight_average": ddl.ExponentialMovingAverage()}
-    assert len(pieces(trainer(keras.layers.Flatten, **arguments))) == 1
+    assert len(pieces(trainer(keras.layers.Flatten, **arguments))) == 1 + 1
     two = trainer(keras.layers.Flatten, make_strategy("mirrored", 2), **arguments)
-    assert len(pieces(two)) == 3 * 2 + 1
+    assert len(pieces(two)) == 1 + 3 * 2 + 1
     assert not pieces(trainer(keras.layers.Flatten, jit_compile="auto"))
 
 
@@ -161,7 +164,7 @@ def test_sparse_gradients_stay_sparse():
             global_batch_size=4,
             jit_compile="on",
         )
-    assert len(pieces(made)) == 3
+    assert len(pieces(made)) == 1 + 3
     before = model.weights[0].numpy()
     made.train(1)
     changed = (model.weights[0].numpy() != before).any(axis=1)
