@@ -38,7 +38,6 @@ class TrainingLoop:
         self.trace_count = 0
         self._graph: Any = None
         self._update = update
-        self._compiler = update.gradient.compiler
         self._max_skipped_updates = max_skipped_updates
         self._stop = stop
         self._iterator: Any = None
@@ -63,7 +62,7 @@ class TrainingLoop:
             return
         with device_errors(), explaining_stale_traces():
             arguments = self._iterator, tf.constant(0, tf.int64), state
-            self._compiler.tracing(lambda: self._loop.get_concrete_function(*arguments))
+            self._update.compiler.tracing(lambda: self._loop.get_concrete_function(*arguments))
         self._is_traced = True
 
     def run(self, state: TrainingState, end: int) -> TrainingState:
@@ -206,7 +205,7 @@ class TrainingLoop:
             # forward pass. The control dependency makes it wait for the loss.
             with tf.control_dependencies([after.sums]):
                 # The same number twice: an addition would be a further kernel.
-                following = after.batches if self._compiler.is_on else before.batches + 1
+                following = after.batches if self._update.compiler.is_on else before.batches + 1
                 return self._carried(after), made_next(following)
 
         return self._update.in_own_graph_if_needed(updated)
@@ -217,7 +216,7 @@ class TrainingLoop:
 
     def _goes_on_below(self, count: tf.Tensor, end: tf.Tensor, carried: _Carried) -> tf.Tensor:
         stops = self._stop.ends_loop()  # outside of what is compiled: the flag lies on the host
-        return self._compiler(lambda: self._goes_on(carried, stops) & (count < end))
+        return self._update.compiler(lambda: self._goes_on(carried, stops) & (count < end))
 
     def _goes_on(self, carried: _Carried, stops: tf.Tensor) -> tf.Tensor:
         going = ~stops
