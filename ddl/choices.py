@@ -15,6 +15,7 @@ CrossDeviceOps = Literal["auto", "nccl", "hierarchical_copy", "reduction_to_one_
 Collectives = Literal["auto", "ring", "nccl"]
 Mode = Literal["train_and_eval", "train", "eval", "export"]
 Pin = Literal["none", "cores", "gpus"]
+JitCompile = Literal["off", "auto", "on"]
 ClusterName = Literal["auto", "tf_config", "slurm", "none"]
 
 STRATEGIES: tuple[str, ...] = get_args(StrategyName)
@@ -22,6 +23,7 @@ CROSS_DEVICE_OPS: tuple[str, ...] = get_args(CrossDeviceOps)
 COLLECTIVES: tuple[str, ...] = get_args(Collectives)
 MODES: tuple[str, ...] = get_args(Mode)
 PINS: tuple[str, ...] = get_args(Pin)
+JIT_COMPILE: tuple[str, ...] = get_args(JitCompile)
 CLUSTERS: tuple[str, ...] = get_args(ClusterName)
 
 # Bytes. Large enough that latency does not dominate a transfer, small enough that a model with

@@ -43,7 +43,7 @@ FLAGS = flags.FlagValues()
 _OF_MAIN = (
     *("gin_file", "gin_param", "gin_bindings", "gin_search_path", "gin_allow_unused"),
     *("strategy", "num_virtual_devices", "virtual_gpu_memory"),
-    *("gpus", "memory_growth", "deterministic_ops", "tf32"),
+    *("gpus", "memory_growth", "deterministic_ops", "tf32", "jit_compile"),
     *("cross_device_ops", "num_packs", "bytes_per_pack", "data_on_device"),
 )
 

@@ -4,7 +4,15 @@ from typing import Literal
 
 from absl import flags
 
-from ddl.choices import BYTES_PER_PACK, CLUSTERS, COLLECTIVES, CROSS_DEVICE_OPS, MODES, STRATEGIES
+from ddl.choices import (
+    BYTES_PER_PACK,
+    CLUSTERS,
+    COLLECTIVES,
+    CROSS_DEVICE_OPS,
+    JIT_COMPILE,
+    MODES,
+    STRATEGIES,
+)
 
 FLAGS = flags.FLAGS
 
@@ -84,6 +92,13 @@ def define_flags() -> None:
         ("on", "off"),
         "Whether GPUs may round float32 inputs of matrix products and convolutions to 10 bits of "
         "mantissa (TF32), which is several times faster from Ampere on.",
+    )
+    flags.DEFINE_enum(
+        "jit_compile",
+        "auto",
+        JIT_COMPILE,
+        "Whether XLA compiles forward and backward pass, and the update. auto: on GPUs, except for "
+        "what XLA cannot compile. Changes results by rounding alone.",
     )
     flags.DEFINE_enum(
         "cross_device_ops",

@@ -80,7 +80,11 @@ def build_placement(gpus: Sequence[int] | None) -> "Placement | None":
     with nullcontext() if traits.several_processes else quiet_start_up():
         strategy = build_strategy(name, communication, timeouts)
     return Placement(
-        strategy, communication, FLAGS.steps_per_loop, parse_on_device(FLAGS.data_on_device)
+        strategy,
+        communication,
+        FLAGS.steps_per_loop,
+        parse_on_device(FLAGS.data_on_device),
+        FLAGS.jit_compile,
     )
 
 

@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
+from ddl import microbatch
+
 FEWEST = 16
 """Fewest tensors of a buffer. TensorFlow joins and splits fewer of them one by one."""
 
@@ -50,9 +52,10 @@ class Packed:
     """
 
     def __init__(self, tensors: Sequence[tf.Tensor]):
-        """Packs tensors; those of unknown shape stay alone."""
+        """Packs tensors; those of unknown shape stay alone, and all in what XLA compiles."""
         self._tensors = list(tensors)
-        self.places = groups(self._tensors)
+        alone = [[place] for place in range(len(self._tensors))]
+        self.places = alone if microbatch.is_compiled() else groups(self._tensors)
         self.buffers = self.alike(self._tensors)
 
     def alike(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:

@@ -39,6 +39,9 @@ class DevicePath:
         saves kernels, each of which takes a GPU some microseconds to start.
       fuses_normalization: Whether batch normalization is TensorFlow's fused operation.
       has_float64_losses: Whether TensorFlow's sparse cross-entropy has a kernel for float64.
+      compiles: Whether `--jit_compile=auto` compiles by XLA: few kernels instead of many. On CPUs
+        it was measured slower.
+      can_compile: Whether a function can be compiled by XLA on its own. TPUs compile whatever runs.
     """
 
     orders_in_loop: bool
@@ -51,6 +54,8 @@ class DevicePath:
     packs_tensors: bool
     fuses_normalization: bool
     has_float64_losses: bool
+    compiles: bool
+    can_compile: bool
 
 
 CPU = DevicePath(
@@ -64,6 +69,8 @@ CPU = DevicePath(
     packs_tensors=False,
     fuses_normalization=False,  # it rounds otherwise than Keras's operations
     has_float64_losses=True,
+    compiles=False,
+    can_compile=True,
 )
 
 GPU = DevicePath(
@@ -77,6 +84,8 @@ GPU = DevicePath(
     packs_tensors=True,
     fuses_normalization=True,
     has_float64_losses=False,
+    compiles=True,
+    can_compile=True,
 )
 
 VIRTUAL_GPU = dataclasses.replace(GPU, all_reduce="reduction_to_one_device", has_nccl=False)
@@ -93,6 +102,8 @@ TPU = DevicePath(
     packs_tensors=False,
     fuses_normalization=False,
     has_float64_losses=True,
+    compiles=False,
+    can_compile=False,
 )
 
 _taken: list[DevicePath] = []

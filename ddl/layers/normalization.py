@@ -82,10 +82,28 @@ def _moments_of(
         of_rows = tf.repeat(current.mask, each)
         mask = of_rows if mask is None else mask & with_rank(of_rows, len(mask.shape))
     synchronized = layer.synchronized and current.held_moments is None
+    communicates = synchronized and tf.distribute.get_strategy().num_replicas_in_sync > 1
+    if mask is None and not communicates and microbatch.is_compiled() and _is_keras_s(layer):
+        return _moments_in_one_pass(inputs, layer._reduction_axes)
     if mask is None and not synchronized:
         return type(layer)._moments(layer, inputs, None)
     moving = [tf.cast(v, inputs.dtype) for v in (layer.moving_mean, layer.moving_variance)]
     return batch_moments(inputs, layer._reduction_axes, mask, moving, synchronized)
+
+
+def _moments_in_one_pass(inputs: tf.Tensor, axes: list[int]) -> tuple[tf.Tensor, tf.Tensor]:
+    """Computes mean and variance of all entries, [channels] each, in one pass over the inputs.
+
+    XLA makes one kernel of the sums of distances and of their squares. The distances are those from
+    one of the entries, so that no precision is lost where a mean is large (Chan et al. 1983,
+    "Algorithms for computing the sample variance", on shifted data).
+    """
+    sizes = [1 if axis in axes else size for axis, size in enumerate(inputs.shape)]
+    origin = tf.stop_gradient(tf.slice(inputs, [0] * len(sizes), sizes))
+    distances = inputs - origin
+    mean = tf.reduce_mean(distances, axes)
+    variance = tf.reduce_mean(tf.square(distances), axes) - tf.square(mean)
+    return mean + tf.reshape(origin, [-1]), tf.maximum(variance, 0)
 
 
 def batch_moments(

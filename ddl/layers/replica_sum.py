@@ -2,6 +2,9 @@
 
 import tensorflow as tf
 
+from ddl.devices.compiling import CannotCompileError
+from ddl.microbatch import is_compiled
+
 
 def sum_over_replicas(values: tf.Tensor) -> tf.Tensor:
     """Sums a tensor over all replicas. Replica context; all replicas must call it alike.
@@ -29,6 +32,12 @@ def sum_over_replicas(values: tf.Tensor) -> tf.Tensor:
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return values
+    if is_compiled():
+        place = tf.compat.v1.get_default_graph().get_name_scope()
+        raise CannotCompileError(
+            f"{place or 'the task'} sums over the replicas, and collectives stay outside of "
+            "compiled code"
+        )
     return _summed(values)
 
 

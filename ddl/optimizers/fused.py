@@ -16,6 +16,7 @@ import keras
 import tensorflow as tf
 from absl import logging
 
+from ddl import microbatch
 from ddl.devices.packing import Packed, zero_variable
 from ddl.devices.path import path_of
 
@@ -200,7 +201,8 @@ class Together(keras.optimizers.Optimizer):
         """
         variables = [variable for _, variable in grads_and_vars]
         wide = all(variable.dtype.size >= 4 for variable in variables)
-        if not (wide and path_of(distribution).packs_tensors):
+        in_buffers = path_of(distribution).packs_tensors and not microbatch.is_compiled()
+        if not (wide and in_buffers):
             super()._distributed_tf_update_step(distribution, grads_and_vars, learning_rate)
             return
         for dtype in dict.fromkeys(variable.dtype for variable in variables):

@@ -3,6 +3,7 @@
 import keras
 import tensorflow as tf
 
+from ddl import microbatch
 from ddl.optimizers.fused import Fused, constructor_of
 
 
@@ -23,6 +24,8 @@ class _AdamKernel(Fused):
         if self.amsgrad:
             slots["vhat"] = self._velocity_hats[index]
             kernel = tf.raw_ops.ResourceApplyAdamWithAmsgrad
+            if microbatch.is_compiled():  # XLA lacks it
+                kernel = _adam_with_amsgrad
         kernel(
             var=handle,
             **{name: slot.value.handle for name, slot in slots.items()},
@@ -49,6 +52,33 @@ class _AdamKernel(Fused):
         if dtype not in (tf.float32, tf.float64):
             return f"Adam's kernel computes 1 - beta_2 in {dtype.name}, which is too inaccurate."
         return None
+
+
+def _adam_with_amsgrad(
+    var: tf.Tensor,
+    m: tf.Tensor,
+    v: tf.Tensor,
+    vhat: tf.Tensor,
+    beta1_power: tf.Tensor,
+    beta2_power: tf.Tensor,
+    lr: tf.Tensor,
+    beta1: tf.Tensor,
+    beta2: tf.Tensor,
+    epsilon: tf.Tensor,
+    grad: tf.Tensor,
+) -> None:
+    """Computes what the kernel of this name does, in operations; variables are handles."""
+    first, second, largest = (
+        tf.raw_ops.ReadVariableOp(resource=handle, dtype=grad.dtype) for handle in (m, v, vhat)
+    )
+    first += (grad - first) * (1 - beta1)
+    second += (tf.square(grad) - second) * (1 - beta2)
+    largest = tf.maximum(largest, second)
+    for handle, value in ((m, first), (v, second), (vhat, largest)):
+        tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+    rate = lr * tf.sqrt(1 - beta2_power) / (1 - beta1_power)
+    step = first * rate / (tf.sqrt(largest) + epsilon)
+    tf.raw_ops.AssignSubVariableOp(resource=var, value=step)
 
 
 @keras.saving.register_keras_serializable("ddl")

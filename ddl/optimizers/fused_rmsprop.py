@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import keras
 import tensorflow as tf
 
+from ddl import microbatch
 from ddl.optimizers.fused import Fused, constructor_of, temporary
 
 
@@ -23,6 +24,9 @@ class FusedRMSprop(Fused, keras.optimizers.RMSprop):
         self, gradient: tf.Tensor, handle: tf.Tensor, index: int, scalars: dict[str, tf.Tensor]
     ) -> None:
         """Applies RMSprop's kernel to one variable; see `Fused.fused_step`."""
+        if microbatch.is_compiled() and not self.momentum:
+            self._in_operations(gradient, handle, index, scalars["lr"])
+            return
         dtype = gradient.dtype
         kernel, centered = tf.raw_ops.ResourceApplyRMSProp, {}
         if self.centered:
@@ -40,6 +44,17 @@ class FusedRMSprop(Fused, keras.optimizers.RMSprop):
                 epsilon=tf.constant(self.epsilon, dtype),
                 grad=gradient,
             )
+
+    def _in_operations(
+        self, gradient: tf.Tensor, handle: tf.Tensor, index: int, learning_rate: tf.Tensor
+    ) -> None:
+        """Computes what the kernel does without momentum: XLA has no temporary variables."""
+        share = 1 - tf.constant(self.rho, gradient.dtype)
+        squares = _moved(self._velocities[index].value.handle, tf.square(gradient), share)
+        if self.centered:
+            mean = _moved(self._average_gradients[index].value.handle, gradient, share)
+            squares -= tf.square(mean)
+        _descend(handle, gradient, squares, learning_rate, self.epsilon)
 
     def unsupported_reason(self, dtype: tf.DType) -> str | None:
         """Returns why half precision needs Keras's arithmetic; None for float32 and float64."""
@@ -65,6 +80,10 @@ class FusedAdagrad(Fused, keras.optimizers.Adagrad):
         dtype = gradient.dtype
         accumulator = self._accumulators[index].value.handle
         tf.raw_ops.AssignAddVariableOp(resource=accumulator, value=tf.square(gradient))
+        if microbatch.is_compiled():  # XLA has no temporary variables
+            squares = tf.raw_ops.ReadVariableOp(resource=accumulator, dtype=dtype)
+            _descend(handle, gradient, squares, scalars["lr"], self.epsilon)
+            return
         with temporary(gradient) as velocity:
             tf.raw_ops.ResourceApplyRMSProp(
                 var=handle,
@@ -84,6 +103,27 @@ class FusedAdagrad(Fused, keras.optimizers.Adagrad):
     def supports_sparse_updates(self) -> bool:
         """Returns True: a zero gradient changes neither the row nor its accumulator."""
         return True
+
+
+def _moved(handle: tf.Tensor, towards: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
+    """Moves a variable by a share of the distance to values; returns its new value."""
+    value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=towards.dtype)
+    value += (towards - value) * share
+    tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+    return value
+
+
+def _descend(
+    handle: tf.Tensor,
+    gradient: tf.Tensor,
+    squares: tf.Tensor,
+    learning_rate: tf.Tensor,
+    epsilon: float,
+) -> None:
+    """Subtracts the rate times the gradient over the root of squares and ε from a variable."""
+    root = tf.sqrt(squares + tf.constant(epsilon, gradient.dtype))
+    step = gradient * learning_rate / root
+    tf.raw_ops.AssignSubVariableOp(resource=handle, value=step)
 
 
 def _lacks_half_precision(name: str, dtype: tf.DType) -> str | None:

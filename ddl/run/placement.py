@@ -5,6 +5,7 @@ from typing import Literal
 
 import tensorflow as tf
 
+from ddl.choices import JitCompile
 from ddl.distribution.communication import Communication
 
 
@@ -20,9 +21,11 @@ class Placement:
       communication: Settings of the gradients' all-reduce.
       steps_per_loop: Updates per Python call; None adapts the number.
       data_on_device: Whether data arrays are kept on the devices; "auto" decides by size.
+      jit_compile: Whether XLA compiles the updates; "auto" does on GPUs.
     """
 
     strategy: tf.distribute.Strategy
     communication: Communication
     steps_per_loop: int | None = None
     data_on_device: bool | Literal["auto"] = "auto"
+    jit_compile: JitCompile = "auto"

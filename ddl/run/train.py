@@ -76,6 +76,7 @@ def run(
         **{"mode": mode, "dry_run": dry_run, "follow_timeout": follow_timeout},
         **{"bytes_per_pack": placement.communication.bytes_per_pack},
         **{"collectives": placement.communication.collectives},
+        **{"jit_compile": placement.jit_compile},
         **{"checkpoint": what.checkpoint, "averaged_weights": what.averaged},
     }
     check_same_on_all(workers, flags)

@@ -27,6 +27,8 @@ from ddl.step.accumulation import over_microbatches
 from ddl.step.across_examples.gathering import refuse
 from ddl.step.across_examples.passes import ThreePasses
 from ddl.step.all_reduce import AllReduce
+from ddl.step.compiled.compiler import Compiler
+from ddl.step.compiled.deferred import Deferred
 from ddl.step.moving_statistics import Statistics
 from ddl.step.noise_scale import GradientNoiseScale, estimates, squared_norm_of
 from ddl.step.objective import Objective
@@ -46,15 +48,15 @@ class Reduced(NamedTuple):
 
     Attributes:
       values: One per variable, equal on all replicas; divided by Σ weight and unscaled.
-      sums: The loss's metric sums of the global batch, float64 [size of its `MetricSums`].
       finite: Whether all values are finite, bool []; None without loss scaling.
+      sums: The loss's metric sums of the global batch, float64 [size of its `MetricSums`].
       noise: Estimates of |G|² and tr Σ (`ddl.step.noise_scale`), float64 [2]; NaN for a batch that
         is not full; None without an estimator.
     """
 
-    values: list[Any]
-    sums: tf.Tensor
+    values: list[Any] | Deferred
     finite: tf.Tensor | None
+    sums: tf.Tensor
     noise: tf.Tensor | None
 
 
@@ -64,6 +66,7 @@ class GlobalGradient:
 
     Attributes:
       strategy: The strategy.
+      compiler: Compiles what a replica computes of a microbatch, or not.
       pipelines: The pipeline of each source of batches, by its name; all have as many microbatches.
       all_reduce: Sums gradients over the replicas.
       scales: Whether losses are multiplied by the loss scale.
@@ -75,6 +78,7 @@ class GlobalGradient:
     """
 
     strategy: tf.distribute.Strategy
+    compiler: Compiler
     pipelines: Mapping[str, BatchPipeline]
     all_reduce: AllReduce
     scales: bool
@@ -108,11 +112,10 @@ class GlobalGradient:
         gradients, sums = self.of_replicas(objective, variables, batch, state, draws, each)
         sums = self.all_reduce.of_sums(sums)
         gradients = self.all_reduce(gradients, variables)
-        gradients = self._with_each_row_once(gradients)
+        gradients = gradient_path.with_each_row_once(gradients, self.strategy)
         sums, noise = self._gradient_noise(sums, gradients, batch, state)
-        factor = self._factor(objective, batch, sums[0], state.loss_scale)
-        gradients, finite = self._multiplied(gradients, factor)
-        return Reduced(gradients, sums, finite, noise)
+        factor = self._factor(objective, batch, sums, state.loss_scale)
+        return Reduced(*self._multiplied(gradients, factor), sums=sums, noise=noise)
 
     def of_replicas(
         self,
@@ -186,7 +189,7 @@ class GlobalGradient:
         """
 
         def on_replica(own: Batch, place: tf.Tensor | int, index: Any, so_far: Any) -> Any:
-            return one(StepBatch(batch.source, place, own), index, so_far)
+            return self.compiler(lambda: one(StepBatch(batch.source, place, own), index, so_far))
 
         def run(index: tf.Tensor | int, so_far: Any) -> Any:
             return self.strategy.run(on_replica, args=(batch.batch, batch.place, index, so_far))
@@ -308,41 +311,40 @@ class GlobalGradient:
         return sums[:-1], tf.where(tf.equal(sums[0], size), noise, np.nan)
 
     def _factor(
-        self, objective: Objective, batch: StepBatch, weight: tf.Tensor, scale: tf.Tensor
-    ) -> tf.Tensor | None:
-        """Returns B / (Σ weight · loss scale): float64 [], or None where it is always one."""
+        self, objective: Objective, batch: StepBatch, sums: tf.Tensor, scale: tf.Tensor
+    ) -> Callable[[], tf.Tensor] | None:
+        """Returns B / (Σ weight · loss scale) as a function: float64 []; None if always one."""
         pipeline = self.pipelines[batch.source]
         weights_are_one = pipeline.always_full and not objective.task_weighs
         if weights_are_one and not self.scales:
             return None
-        size = tf.constant(pipeline.global_batch_size, tf.float64)
-        return tf.math.divide_no_nan(size, weight * tf.cast(scale, tf.float64))
+
+        def factor() -> tf.Tensor:
+            size = tf.constant(pipeline.global_batch_size, tf.float64)
+            return tf.math.divide_no_nan(size, sums[0] * tf.cast(scale, tf.float64))
+
+        return factor
 
     def _multiplied(
-        self, gradients: list[Any], factor: tf.Tensor | None
-    ) -> tuple[list[Any], tf.Tensor | None]:
+        self, gradients: list[Any], factor: Callable[[], tf.Tensor] | None
+    ) -> tuple[list[Any] | Deferred, tf.Tensor | None]:
         """Returns gradients times a factor, and with a loss scale whether they were finite."""
         if factor is None:
             return gradients, None
-        if not self.scales:
-            return self.strategy.run(gradient_path.multiply, args=(gradients, factor)), None
-        if gradient_path.packs(self.strategy):
-            run = self.strategy.run
-            values, finite = run(multiply_finite, args=(gradients, factor))
-            return values, self._of_first_replica(finite)
-        of_first = [self._of_first_replica(gradient) for gradient in gradients]
-        finite = all_finite(of_first)
-        return self.strategy.run(gradient_path.multiply, args=(gradients, factor)), finite
-
-    def _with_each_row_once(self, gradients: list[Any]) -> list[Any]:
-        """Merges the duplicate rows of sparse gradients, before they are checked or applied."""
-        first = map(self._of_first_replica, gradients)
-        if not any(isinstance(gradient, tf.IndexedSlices) for gradient in first):
-            return gradients
-        return self.strategy.run(
-            lambda own: [gradient_path.merge_duplicates(gradient) for gradient in own],
-            args=(gradients,),
-        )
+        run, first = self.strategy.run, self._of_first_replica
+        finite = None
+        if self.compiler.is_on:
+            if self.scales:
+                of_each = run(lambda g: self.compiler(lambda: all_finite(g)), args=(gradients,))
+                finite = first(of_each)
+            return Deferred(self.strategy, gradients, factor), finite
+        if self.scales and gradient_path.packs(self.strategy):
+            values, of_each = run(multiply_finite, args=(gradients, factor()))
+            return values, first(of_each)
+        number = factor()
+        if self.scales:
+            finite = all_finite([first(gradient) for gradient in gradients])
+        return run(gradient_path.multiply, args=(gradients, number)), finite
 
     def _of_first_replica(self, value: Any) -> Any:
         return self.strategy.experimental_local_results(value)[0]

@@ -6,14 +6,16 @@ clips and checks before the all-reduce, on each replica's own share.
 """
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
 
+from ddl.devices.compiling import CannotCompileError
 from ddl.devices.packing import Packed
 from ddl.devices.path import path_of
 from ddl.errors import ConfigError
+from ddl.microbatch import is_compiled
 from ddl.optimizers.checks import check_holds_none, check_optimizer, check_unused
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
@@ -148,6 +150,28 @@ def merge_duplicates(gradient: Gradient) -> Gradient:
     indices, segments = tf.unique(gradient.indices)
     values = tf.math.unsorted_segment_sum(gradient.values, segments, tf.shape(indices)[0])
     return tf.IndexedSlices(values, indices, gradient.dense_shape)
+
+
+def with_each_row_once(gradients: list[Any], strategy: tf.distribute.Strategy) -> list[Any]:
+    """Merges the duplicate rows of sparse gradients, before they are checked or applied.
+
+    Cross-replica context.
+
+    Args:
+      gradients: The sum over the replicas of each gradient.
+      strategy: The strategy.
+
+    Raises:
+      CannotCompileError: If there are sparse gradients within what XLA compiles.
+    """
+    first = (strategy.experimental_local_results(gradient)[0] for gradient in gradients)
+    if not any(isinstance(gradient, tf.IndexedSlices) for gradient in first):
+        return gradients
+    if is_compiled():
+        raise CannotCompileError("the number of rows of a sparse gradient depends on the examples")
+    return strategy.run(
+        lambda own: [merge_duplicates(gradient) for gradient in own], args=(gradients,)
+    )
 
 
 def add_regularization(

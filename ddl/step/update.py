@@ -20,6 +20,7 @@ from ddl.data.pipeline import Batch
 from ddl.errors import ConfigError
 from ddl.microbatch import Draws
 from ddl.precision import LossScale
+from ddl.step.compiled.compiler import Compiler
 from ddl.step.global_gradient import GlobalGradient, Reduced
 from ddl.step.metric_sums import SumsOfLosses
 from ddl.step.moving_statistics import Statistics
@@ -88,6 +89,11 @@ class UpdateStep:
         return self.gradient.strategy
 
     @property
+    def compiler(self) -> Compiler:
+        """Compiles its pieces, or not."""
+        return self.gradient.compiler
+
+    @property
     def pipelines(self) -> Mapping[str, BatchPipeline]:
         """The pipeline of each source of batches, by its name; the first one counts epochs."""
         return self.gradient.pipelines
@@ -133,6 +139,10 @@ class UpdateStep:
         Raises:
           ConfigError: If the task cannot be trained; while tracing.
         """
+        return self.compiler.whole(lambda: self._made(batches, state))
+
+    def _made(self, batches: Mapping[str, Batch], state: TrainingState) -> TrainingState:
+        """Makes the update of `__call__`, one replica's in one piece that XLA compiles."""
         observe("update")
         work = _Work(self, state)
         update = Update(work, state, batches)
@@ -146,7 +156,7 @@ class UpdateStep:
                 "was made. A step must read the same batches in each trace."
             )
         work.finish(update.books)
-        return self._next_state(state, update.books)
+        return self.compiler(lambda: self._next_state(state, update.books))
 
     def in_own_graph_if_needed(self, function: Callable[[], _Result]) -> _Result:
         """Calls the body of a training loop, in a graph of its own if a loss needs that.
@@ -284,11 +294,12 @@ class _Work:
         ]
         norm = apply(
             self.strategy,
-            gradients.values,
+            gradients.to_apply,
             gradients.variables,
             used,
             update.clips[optimizer],
             self._state.step,
+            update.compiler,
         )
         observe("applied", optimizer=optimizer, gradients=gradients)
         return norm
@@ -343,4 +354,4 @@ class _Work:
 
     def _move_averages(self) -> None:
         if self._update.averages is not None:
-            self._update.averages.update(self._state.step + 1)
+            self._update.averages.update(self._state.step + 1, self._update.compiler)

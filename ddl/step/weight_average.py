@@ -10,6 +10,7 @@ import tensorflow as tf
 from ddl.devices.packing import Packed
 from ddl.devices.path import path_of
 from ddl.errors import ConfigError
+from ddl.step.compiled.compiler import Compiler
 from ddl.step.moving_statistics import restoring
 
 AVERAGE_PREFIX = "average/"
@@ -83,14 +84,16 @@ class WeightAverages:
                 for weight in self._weights
             ]
 
-    def update(self, update: tf.Tensor) -> None:
-        """Moves the averages after update number `update`, int64 [], counted from 1.
+    def update(self, update: tf.Tensor, compiler: Compiler) -> None:
+        """Moves the averages. Cross-replica context, in a graph.
 
-        Cross-replica context, in a graph.
+        Args:
+          update: Number of the update that was made, int64 [], counted from 1.
+          compiler: Compiles what each replica does, or not.
         """
         step = 1 - self.rule.decay_at(update)
-        if path_of(self._strategy).packs_tensors:
-            self._move_in_buffers(step)
+        if path_of(self._strategy).packs_tensors or compiler.is_on:
+            self._move_in_buffers(step, compiler)
             return
 
         def move(average: tf.Variable, weight: tf.Tensor) -> tf.Operation:
@@ -106,11 +109,11 @@ class WeightAverages:
             how = move if weight.trainable else move_unless_equal
             self._strategy.extended.update(average, how, args=(weight,))
 
-    def _move_in_buffers(self, step: tf.Tensor) -> None:
+    def _move_in_buffers(self, step: tf.Tensor, compiler: Compiler) -> None:
         """Moves the averages as `update` does, with few kernels."""
         any_is_fixed = not all(weight.trainable for weight in self._weights)
 
-        def move(_: tf.Variable, step: tf.Tensor) -> None:
+        def move(step: tf.Tensor) -> None:
             averages = [tf.convert_to_tensor(average) for average in self.variables]
             weights = [tf.convert_to_tensor(weight) for weight in self._weights]
             packed = Packed(averages)
@@ -124,7 +127,12 @@ class WeightAverages:
             for variable, value in zip(self.variables, packed.unpacked(moved, True), strict=True):
                 variable.assign(value)
 
-        self._strategy.extended.update(self.variables[0], move, args=(step,), group=False)
+        self._strategy.extended.update(
+            self.variables[0],
+            lambda _, step: compiler(lambda: move(step)),
+            args=(step,),
+            group=False,
+        )
 
     def of(self, variables: Sequence[tf.Variable]) -> list[tf.Variable]:
         """Returns the averages of the given model variables."""

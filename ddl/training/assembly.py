@@ -22,6 +22,7 @@ from ddl.seeds import hashed
 from ddl.step import gradients as gradient_path
 from ddl.step.across_examples.checks import check_gathers
 from ddl.step.all_reduce import AllReduce
+from ddl.step.compiled.compiler import Compiler
 from ddl.step.global_gradient import GlobalGradient
 from ddl.step.moving_statistics import Statistics, allow_replica_writes
 from ddl.step.objective import Objective
@@ -167,8 +168,11 @@ def assemble(
     if eval_pipeline is not None:
         if evaluated is None:
             raise ConfigError(_not_evaluated(task))
-        kind = CoordinatedEvaluation if traits_of(strategy).asynchronous else Evaluation
-        evaluation = kind(evaluated, eval_pipeline, strategy)
+        if traits_of(strategy).asynchronous:
+            evaluation = CoordinatedEvaluation(evaluated, eval_pipeline, strategy)
+        else:
+            compiler = Compiler(options.jit_compile, strategy, "evaluation")
+            evaluation = Evaluation(evaluated, eval_pipeline, strategy, compiler)
     check_gathers(plan, options.accumulation_steps, options.gradient_noise_scale is not None)
     check_created_in_scope(plan.trained, strategy)
     layers = layers_of(task)
@@ -206,6 +210,7 @@ def assemble(
             options if may_reside else dataclasses.replace(options, data_on_device=False),
         ),
         objective_on_given_data,
+        lambda: Compiler(options.jit_compile, strategy, "evaluation"),
         first.element_spec if of_one else None,
     )
     schedule_free = schedule_free_weights(
@@ -316,8 +321,10 @@ def _update(
             "The gradient noise scale is that of all variables, but a parameter group is frozen "
             "for a while. Remove gradient_noise_scale, or Group.frozen_until."
         )
+    compiler = Compiler(options.jit_compile, strategy, "training")
     gradient = GlobalGradient(
         strategy=strategy,
+        compiler=compiler,
         pipelines=train,
         all_reduce=AllReduce(strategy, communication, options.gradient_dtype),
         scales=loss_scale is not None,

@@ -9,6 +9,7 @@ from ddl.data import BatchPipeline
 from ddl.data.checks import data_errors
 from ddl.data.pipeline import Batch
 from ddl.errors import DataError
+from ddl.step.compiled.compiler import Compiler
 from ddl.step.objective import Objective
 from ddl.step.order_of_sums import fixed_order_of_sums
 from ddl.step.state import TrainingState
@@ -27,6 +28,7 @@ class Evaluation:
         objective: Objective,
         pipeline: BatchPipeline | None,
         strategy: tf.distribute.Strategy,
+        compiler: Compiler,
     ):
         """Keeps the arguments; traces at the first run.
 
@@ -34,7 +36,9 @@ class Evaluation:
           objective: Gives the metric sums.
           pipeline: The evaluation data; None if each call of `run_on` gives its own.
           strategy: The strategy.
+          compiler: Compiles the sums of a batch.
         """
+        self._compiler = compiler
         self._objective = objective
         self._pipeline: Any = pipeline
         self._strategy = strategy
@@ -80,7 +84,7 @@ class Evaluation:
             if not self._is_traced:
                 # Not by the call: TensorFlow counts the traces of all evaluations of a process
                 # together, and warns of frequent ones.
-                self._loop.get_concrete_function(*arguments)
+                self._compiler.tracing(lambda: self._loop.get_concrete_function(*arguments))
                 self._is_traced = True
             sums = self._loop(*arguments)
         check_some_weight(sums, self._objective)
@@ -95,6 +99,9 @@ class Evaluation:
         pipeline = self._pipeline
 
         def replica_sums(batch: Batch) -> tf.Tensor:
+            return self._compiler(lambda: sums_of(batch))
+
+        def sums_of(batch: Batch) -> tf.Tensor:
             features = pipeline.examples(batch)
             microbatch = pipeline.microbatch(
                 batch, features, training=False, step=step, position=position

@@ -62,7 +62,8 @@ class TrainingLoop:
         if self._is_traced:
             return
         with device_errors(), explaining_stale_traces():
-            self._loop.get_concrete_function(self._iterator, tf.constant(0, tf.int64), state)
+            arguments = self._iterator, tf.constant(0, tf.int64), state
+            self._update.compiler.tracing(lambda: self._loop.get_concrete_function(*arguments))
         self._is_traced = True
 
     def run(self, state: TrainingState, end: int) -> TrainingState:
@@ -127,7 +128,7 @@ class TrainingLoop:
             return self._updated(batches, before, batch_counter)
 
         carried, _ = tf.while_loop(
-            lambda carried, _: self._goes_on(carried) & (carried["step"] < end),
+            lambda carried, _: self._goes_on_below(carried["step"], end, carried),
             update,
             (self._carried(state), batch_counter(state.batches)),
         )
@@ -178,14 +179,14 @@ class TrainingLoop:
 
             # An update consumes at least one batch, so `until` cannot lead past step `end`.
             carried, _ = tf.while_loop(
-                lambda carried, _: self._goes_on(carried) & (carried["batches"] < until),
+                lambda carried, _: self._goes_on_below(carried["batches"], until, carried),
                 update,
                 (carried, () if takes_rows else made(first)),
             )
             return carried, *following
 
         def goes_on(carried: _Carried, *ordered_ahead: Any) -> tf.Tensor:
-            going = self._goes_on(carried) & (carried["step"] < end)
+            going = self._goes_on(carried, self._stop.ends_loop()) & (carried["step"] < end)
             if ordered_ahead:  # else, after skipped updates, the batches in between would be lost
                 going &= carried["batches"] == ordered_ahead[0]
             return going
@@ -207,7 +208,9 @@ class TrainingLoop:
             # The next batch depends on no update: TensorFlow would gather it first and delay the
             # forward pass. The control dependency makes it wait for the loss.
             with tf.control_dependencies([after.sums]):
-                return self._carried(after), made_next(before.batches + 1)
+                # The same number twice: an addition would be a further kernel.
+                following = after.batches if self._update.compiler.is_on else before.batches + 1
+                return self._carried(after), made_next(following)
 
         return self._update.in_own_graph_if_needed(updated)
 
@@ -215,8 +218,12 @@ class TrainingLoop:
         """Returns the fields that change: each loop variable costs three operations per update."""
         return {name: getattr(state, name) for name in self._update.changing_fields}
 
-    def _goes_on(self, carried: _Carried) -> tf.Tensor:
-        going = ~self._stop.ends_loop()
+    def _goes_on_below(self, count: tf.Tensor, end: tf.Tensor, carried: _Carried) -> tf.Tensor:
+        stops = self._stop.ends_loop()  # outside of what is compiled: the flag lies on the host
+        return self._update.compiler(lambda: self._goes_on(carried, stops) & (count < end))
+
+    def _goes_on(self, carried: _Carried, stops: tf.Tensor) -> tf.Tensor:
+        going = ~stops
         if "skipped_in_a_row" in carried:
             going &= carried["skipped_in_a_row"] < self._max_skipped_updates
         return going

@@ -6,6 +6,7 @@ from typing import Any, Literal, cast
 
 import tensorflow as tf
 
+from ddl.choices import JitCompile
 from ddl.distribution.communication import Communication
 from ddl.optimizers.named import Optimizers, from_keras_name
 from ddl.precision import LossScale
@@ -70,6 +71,7 @@ class Trainer(Evaluating):
         steps_per_loop: int | None = None,
         data_on_device: bool | Literal["auto"] = "auto",
         communication: Communication | None = None,
+        jit_compile: JitCompile = "auto",
     ) -> None:
         """Checks everything that can be checked before training, and builds the optimizer slots.
 
@@ -105,12 +107,15 @@ class Trainer(Evaluating):
           data_on_device: Whether to keep the arrays on the devices and gather batches there; "auto"
             decides by size. Results do not change.
           communication: Options of the all-reduce: collectives, buffer size, timeout.
+          jit_compile: Whether XLA compiles forward and backward pass, and the update: "on", "off",
+            or "auto": on GPUs, except for what XLA cannot compile. Changes rounding alone.
 
         Raises:
           ConfigError: If an argument is out of range, model or optimizer was made outside the
             scope, or the optimizer was used before.
           DataError: If the data do not fit the task.
         """
+        given = locals()
         of_subclass = frozenset(vars(self))
         free_unused()
         check_task(task)
@@ -126,21 +131,7 @@ class Trainer(Evaluating):
         self.accumulation_steps = accumulation_steps
         self.pace = Pace(steps_per_loop)
         check_batch_split(global_batch_size, self.strategy.num_replicas_in_sync, accumulation_steps)
-        options = Options(
-            global_batch_size=global_batch_size,
-            seed=seed,
-            shuffle=shuffle,
-            accumulation_steps=accumulation_steps,
-            clip_norm=clip_norm,
-            clip_value=clip_value,
-            weight_average=weight_average,
-            loss_scale=loss_scale,
-            gradient_noise_scale=gradient_noise_scale,
-            gradient_dtype=gradient_dtype,
-            data_on_device=data_on_device,
-            communication=communication,
-            max_skipped_updates=max_skipped_updates,
-        )
+        options = Options.of(given)
         parts = assemble(task, optimizer, train_data, eval_data, self.strategy, options)
         self._parts = parts
         own = [] if parts.eval_pipeline is None else [parts.eval_pipeline]

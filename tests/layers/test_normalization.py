@@ -173,3 +173,33 @@ def test_a_subclass_with_a_call_of_its_own_keeps_it():
     with microbatch(rows=4).forward():
         outputs = layer(tf.constant([[1.0], [2.0], [3.0], [4.0]]), training=True)
     np.testing.assert_allclose(outputs[:, 0], [1, 2, 3, 4], rtol=1e-3)
+
+
+@pytest.mark.parametrize("synchronized", [True, False])
+def test_moments_where_xla_compiles(synchronized):
+    """In one pass, without the loss of precision of E[x²] - E[x]², and with Keras's gradient."""
+    random = np.random.default_rng(0)
+    values = random.normal(1e4, [1.0, 2.0, 0.5], (8, 5, 5, 3))
+    weights = random.normal(size=values.shape)
+
+    def computed(dtype, compiled):
+        layer = keras.layers.BatchNormalization(synchronized=synchronized, dtype=dtype)
+        layer.build(values.shape)
+        take_over_moments([layer])
+
+        @tf.function(autograph=False, jit_compile=compiled)
+        def run(inputs):
+            with microbatch().forward(), tf.GradientTape() as tape:
+                tape.watch(inputs)
+                loss = tf.reduce_sum(layer(inputs, training=True) * weights.astype(dtype))
+            return tape.gradient(loss, inputs)
+
+        gradient = run(tf.constant(values, dtype)).numpy()
+        return gradient, layer.moving_mean.numpy(), layer.moving_variance.numpy()
+
+    expected = computed("float64", False)
+    assert np.abs(expected[0]).max() > 1e-3
+    for ours, theirs in zip(computed("float64", True), expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9)
+    variance = computed("float32", True)[2]
+    np.testing.assert_allclose(variance, expected[2], rtol=1e-4)

@@ -13,7 +13,7 @@ from ddl.data.pipeline.resident import ResidentArrays
 from ddl.data.source import Source, weighted
 from ddl.devices.path import path_of
 from ddl.distribution.workers import Workers
-from ddl.microbatch import FIRST_PASS, Draws, Microbatch
+from ddl.microbatch import FIRST_PASS, Draws, Microbatch, is_compiled
 from ddl.random import batch_counter
 
 
@@ -344,4 +344,7 @@ class BatchPipeline:
 
 
 def _static_slice(rows: tf.Tensor, first: tf.Tensor, size: int) -> tf.Tensor:
+    if is_compiled():  # XLA would compile a strided slice anew for each place
+        places = tf.stack([first] + [0] * (rows.shape.rank - 1))
+        return tf.slice(rows, places, [size, *rows.shape[1:]])
     return tf.ensure_shape(rows[first : first + size], [size, *rows.shape[1:]])

@@ -5,7 +5,7 @@ updates the variables of its group.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import keras
@@ -15,6 +15,8 @@ from ddl.errors import ConfigError
 from ddl.optimizers.checks import refusing_reductions
 from ddl.optimizers.named import ONLY
 from ddl.step import gradients as gradient_path
+from ddl.step.compiled.compiler import Compiler
+from ddl.step.compiled.deferred import Deferred
 from ddl.step.gradients import Gradient
 
 
@@ -92,29 +94,33 @@ class OptimizerPart:
 
 def apply(
     strategy: tf.distribute.Strategy,
-    gradients: Sequence[Any],
+    gradients: list[Any] | Deferred,
     variables: Sequence[keras.Variable],
     parts: Sequence[OptimizerPart],
     clip: Clip,
     step: tf.Tensor,
+    compiler: Compiler,
 ) -> tf.Tensor:
     """Applies a gradient. Cross-replica context, in a graph.
 
     Args:
       strategy: The strategy.
-      gradients: One reduced, unscaled value per variable.
+      gradients: One reduced, unscaled value per variable, or values to multiply.
       variables: The variables.
       parts: The optimizers and what each updates.
       clip: The limits.
       step: Number of updates made before this one, int64 [].
+      compiler: Compiles what each replica does, or not.
 
     Returns:
       The global norm before clipping, float64 []; 0 without a limit of the norm. Frozen parts do
       not count in it.
     """
-    gradients = list(gradients)
+    values = gradients.values if isinstance(gradients, Deferred) else gradients
 
     def clipped(own: list[Gradient]) -> tuple[list[Gradient], tf.Tensor]:
+        if isinstance(gradients, Deferred):
+            own = gradient_path.multiply(own, gradients.factor())
         own = gradient_path.add_regularization(own, variables)
         norm = tf.zeros([], tf.float64)
         if clip.norm is not None:
@@ -136,13 +142,21 @@ def apply(
             update(part, own)
         return norm
 
+    optimizers = [part.optimizer for part in parts]
+
+    def run(function: Callable[[list[Gradient]], Any], own: Any) -> Any:
+        return strategy.run(
+            lambda own: compiler.of_update(lambda: function(own), variables, optimizers),
+            args=(own,),
+        )
+
     with refusing_reductions(strategy):
         if not any(part.frozen_until for part in parts):
-            norms = strategy.run(clipped_and_applied, args=(gradients,))
+            norms = run(clipped_and_applied, values)
             return strategy.experimental_local_results(norms)[0]
-        limited, norms = strategy.run(clipped, args=(gradients,))
+        limited, norms = run(clipped, values)
         for part in parts:
-            _unless_frozen(part, step, lambda p=part: strategy.run(update, args=(p, limited)))
+            _unless_frozen(part, step, lambda p=part: run(lambda own: update(p, own), limited))
     return strategy.experimental_local_results(norms)[0]
 
 

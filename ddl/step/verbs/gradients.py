@@ -9,6 +9,7 @@ import tensorflow as tf
 from ddl.errors import ConfigError, check_takes
 from ddl.microbatch import Draws
 from ddl.step import gradients as gradient_path
+from ddl.step.compiled.deferred import Deferred
 from ddl.step.gradients import Gradient
 from ddl.step.verbs.draws import same_on_replicas
 from ddl.step.verbs.misuse import NO_LIST, Guarded, mapped, scalar
@@ -58,7 +59,7 @@ class Gradients(Guarded):
         self,
         strategy: tf.distribute.Strategy,
         variables: Sequence[keras.Variable],
-        values: Sequence[Any],
+        values: Sequence[Any] | Deferred,
         draws: Draws | None = None,
         checked: bool = False,
         origin: Origin = Origin(),  # noqa: B008
@@ -75,12 +76,29 @@ class Gradients(Guarded):
         """
         self._strategy = strategy
         self.variables = tuple(variables)
-        self.values = list(values)
+        self._values: list[Any] | Deferred = (
+            values if isinstance(values, Deferred) else list(values)
+        )
         self.draws = draws
         self.checked = checked
         self.origin = origin
         self.graph = tf.compat.v1.get_default_graph()
         """Graph in which the values can be used."""
+
+    @property
+    def values(self) -> list[Any]:
+        """One value per variable; see above."""
+        if isinstance(self._values, Deferred):
+            values = list(self._values)
+            if tf.compat.v1.get_default_graph() is not self.graph:  # usable there alone
+                return values
+            self._values = values
+        return self._values
+
+    @property
+    def to_apply(self) -> list[Any] | Deferred:
+        """The values, or those that the update multiplies itself."""
+        return self._values
 
     def __add__(self, other: "Gradients") -> "Gradients":
         return self._with(other, lambda a, b: _dense(a) + _dense(b), "added")

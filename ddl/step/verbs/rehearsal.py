@@ -142,7 +142,8 @@ class _Rehearsal:
         each: OfExample | None,
     ) -> Reduced:
         nothing = tf.zeros([], tf.float64)
-        return Reduced([tf.zeros(v.shape, v.dtype) for v in variables], nothing, None, None)
+        values = [tf.zeros(v.shape, v.dtype) for v in variables]
+        return Reduced(values, finite=None, sums=nothing, noise=None)
 
     def sums(
         self, name: str, values: Values, batch: StepBatch, draws: Draws

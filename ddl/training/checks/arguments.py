@@ -8,8 +8,9 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
+from ddl.choices import JIT_COMPILE, JitCompile
 from ddl.distribution.communication import Communication
-from ddl.errors import ConfigError
+from ddl.errors import ConfigError, check_choice
 from ddl.precision import LossScale
 from ddl.step.all_reduce import GradientDtype
 from ddl.step.noise_scale import GradientNoiseScale
@@ -116,7 +117,13 @@ class Options:
     gradient_dtype: GradientDtype | None
     data_on_device: bool | Literal["auto"]
     communication: Communication | None
+    jit_compile: JitCompile
     max_skipped_updates: int
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any]) -> "Options":
+        """Takes the options from all arguments of `ddl.Trainer`, by their names."""
+        return cls(**{field.name: arguments[field.name] for field in dataclasses.fields(cls)})
 
     def __post_init__(self) -> None:
         check_number("seed", self.seed, "an integer")
@@ -125,6 +132,7 @@ class Options:
         check_number("max_skipped_updates", self.max_skipped_updates, "an integer")
         check_flag("shuffle", self.shuffle)
         check_flag("data_on_device", self.data_on_device, auto=True)
+        check_choice("Trainer.jit_compile", self.jit_compile, JIT_COMPILE)
         for name, kind, example in (
             ("weight_average", ExponentialMovingAverage, "ddl.ExponentialMovingAverage()"),
             ("gradient_noise_scale", GradientNoiseScale, "ddl.GradientNoiseScale()"),

@@ -11,6 +11,7 @@ from ddl.data.source import Source
 from ddl.data.stream import StreamSource
 from ddl.distribution.traits import traits_of
 from ddl.errors import ConfigError, DataError
+from ddl.step.compiled.compiler import Compiler
 from ddl.step.objective import Objective
 from ddl.step.state import TrainingState
 from ddl.training.asynchronous.loop import CoordinatedEvaluation
@@ -33,6 +34,7 @@ class GivenData:
         strategy: tf.distribute.Strategy,
         pipeline: Callable[[Any, Source, bool], BatchPipeline],
         objective: Callable[[BatchPipeline], Objective],
+        compiler: Callable[[], Compiler],
         trained_on: dict[str, tf.TensorSpec] | None,
     ):
         """Keeps the arguments; traces nothing.
@@ -43,12 +45,14 @@ class GivenData:
           pipeline: Makes the pipeline of a source in order, checked by the given task unless that
             is None; the flag says whether its arrays may reside on the devices.
           objective: Makes the objective of an evaluation.
+          compiler: Makes the compiler of an evaluation.
           trained_on: `element_spec` of the training data; None if they have several sources.
         """
         self._task = task
         self._strategy = strategy
         self._pipeline = pipeline
         self._objective = objective
+        self._compiler = compiler
         self._trained_on = trained_on
         self._evaluations: dict[Any, Evaluation] = {}
         self._predictions: dict[Any, Prediction] = {}
@@ -77,7 +81,8 @@ class GivenData:
             return CoordinatedEvaluation(objective, pipeline, self._strategy).run(state)
         form = _form(pipeline)
         if form not in self._evaluations:
-            evaluation = Evaluation(self._objective(pipeline), None, self._strategy)
+            objective = self._objective(pipeline)
+            evaluation = Evaluation(objective, None, self._strategy, self._compiler())
             _keep(self._evaluations, form, evaluation)
         return self._evaluations[form].run_on(pipeline, state)
 

@@ -40,7 +40,7 @@ def divide_once_more(patch: Patch) -> None:
 
     def mutated(self, gradients, factor):
         values, finite = multiplied(self, gradients, factor)
-        return multiplied(self, values, tf.constant(0.5))[0], finite
+        return multiplied(self, values, lambda: tf.constant(0.5))[0], finite
 
     patch.setattr(GlobalGradient, "_multiplied", mutated)
 
