@@ -149,12 +149,7 @@ class UpdateStep:
         if self.gradient.noise_scale is not None:
             update.books.noise = by_optimizer(state.gradient_noise, self.plan.groups)
         update.run(self.plan.run)
-        if update.batches.taken != self.plan.batches:
-            raise ConfigError(
-                f"{type(self.plan.task).__name__}.step calls update.next as often as for the "
-                f"batches {update.batches.taken}, got {dict(self.plan.batches)} when the Trainer "
-                "was made. A step must read the same batches in each trace."
-            )
+        self.plan.check_batches(update.batches.taken)
         work.finish(update.books)
         return self.compiler(lambda: self._next_state(state, update.books))
 

@@ -76,6 +76,22 @@ class StepPlan:
         """The objectives of all losses, and of all functions of which the step takes the mean."""
         return [*self.losses.values(), *self.means.values()]
 
+    def check_batches(self, taken: Mapping[str, int]) -> None:
+        """Checks that a trace has read as many batches as the trace before training.
+
+        Args:
+          taken: Number of batches that it has read of each source.
+
+        Raises:
+          ConfigError: If the numbers differ.
+        """
+        if taken != self.batches:
+            raise ConfigError(
+                f"{type(self.task).__name__}.step calls update.next as often as for the batches "
+                f"{taken}, got {dict(self.batches)} when the Trainer was made. A step must read "
+                "the same batches in each trace."
+            )
+
     def objectives_of(self, source: str) -> list[Objective]:
         """Returns the objectives of what the step computes of a source's batches."""
         every = {**self.losses, **self.means}
