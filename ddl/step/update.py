@@ -109,11 +109,6 @@ class UpdateStep:
         return any(loss.task_weighs for loss in self.plan.losses.values())
 
     @property
-    def limits_norms(self) -> bool:
-        """Whether the norm of some optimizer's gradients is limited."""
-        return any(clip.norm is not None for clip in self.clips.values())
-
-    @property
     def kept_variables(self) -> list[tf.Variable]:
         """Variables whose values an update keeps, to restore them if it is skipped."""
         if self.loss_scale is None:
@@ -168,7 +163,7 @@ class UpdateStep:
     def changing_fields(self) -> list[str]:
         """Names of the state's fields that an update may change."""
         names = ["step", "batches", "sums", "diverged_for"]
-        if self.limits_norms:
+        if any(clip.norm is not None for clip in self.clips.values()):
             names.append("gradient_norms")
         if self.gradient.noise_scale is not None:
             names.append("gradient_noise")
@@ -184,7 +179,7 @@ class UpdateStep:
         if self.loss_scale is not None:
             changes |= next_scale(self.loss_scale, state, finite)
             sums = tf.where(finite, sums, tf.zeros_like(sums))
-        if self.limits_norms:
+        if "gradient_norms" in self.changing_fields:
             counted = tf.stack(self._counted_norms(books, finite))
             changes["gradient_norms"] = state.gradient_norms + counted
         if self.gradient.noise_scale is not None:
