@@ -1,5 +1,6 @@
 """Times and copies of a GPU, read from TensorFlow's profiler."""
 
+import contextlib
 import dataclasses
 import re
 import tempfile
@@ -75,13 +76,20 @@ def traced(call: Callable[[], object]) -> DeviceTrace | None:
     """Profiles a call.
 
     Returns:
-      The trace of the first GPU; None if the profiler saw none.
+      The trace of the first GPU; None if the profiler saw none, or cannot run.
     """
     import tensorflow as tf
 
     with tempfile.TemporaryDirectory(prefix="trace") as folder:
-        with tf.profiler.experimental.Profile(folder):
+        try:
+            tf.profiler.experimental.start(folder)
+        except tf.errors.OpError:
+            return None
+        try:
             call()
+        finally:
+            with contextlib.suppress(tf.errors.OpError):
+                tf.profiler.experimental.stop()
         files = sorted(Path(folder).rglob("*.xplane.pb"))
         return read(file.read_bytes() for file in files)
 

@@ -29,7 +29,7 @@ from benchmarks.gpu_cases import CASES, Case
 from benchmarks.peak_rates import peak_of
 from benchmarks.repeats import over_processes
 from benchmarks.report import Bar, Cell, Plot, Report, Series, Spread, Table
-from benchmarks.turns import Contender
+from benchmarks.turns import Contender, Failed
 
 DDL, FIT, ORBIT, BARE = NAMES = ("ddl", "Keras fit", "Orbit", "bare step")
 PROCESSES = 3
@@ -48,6 +48,7 @@ def measure(quick: bool, only: str = "") -> Iterator[Report]:
     if quick:
         cases = [dataclasses.replace(case, steps=2, rounds=1) for case in cases]
     found: Found = {}
+    failed: dict[Case, str] = {}
     begin = time.monotonic()
     took: dict[Case, float] = {}
     for _ in range(1 if quick else PROCESSES):
@@ -55,10 +56,16 @@ def measure(quick: bool, only: str = "") -> Iterator[Report]:
             start = time.monotonic()
             if start - begin + took.get(case, 0) > _SECONDS * (1 if only else len(cases)):
                 continue
-            found.setdefault(case, []).append(in_a_process(case))
+            try:
+                run = in_a_process(case)
+            except Failed as failure:
+                failed[case] = str(failure)
+                print(f"{case}: {failure}", flush=True)
+            else:
+                found.setdefault(case, []).append(run)
+                print(f"{case}: {_line(run)}", flush=True)
             took[case] = time.monotonic() - start
-            print(f"{case}: {_line(found[case][-1])} ({took[case]:.0f} s)", flush=True)
-            yield reported(found)
+            yield reported(found, failed)
 
 
 def in_a_process(case: Case) -> Mapping[str, Any]:
@@ -110,8 +117,8 @@ def mfu(case: Case, runs: Sequence[Mapping[str, Any]], name: str = DDL) -> Cell:
     return over_processes(runs[0]["flops"] / (times / 1e3) / peak * 100)
 
 
-def reported(found: Found) -> Report:
-    """Returns the report of what is measured."""
+def reported(found: Found, failed: Mapping[Case, str] | None = None) -> Report:
+    """Returns the report of what is measured, and of the cases whose processes failed."""
     rows: list[list[Cell]] = []
     each: list[list[Cell]] = []
     bars = []
@@ -141,6 +148,7 @@ def reported(found: Found) -> Report:
         for name in NAMES
         if isinstance(run[name], str)
     ]
+    failures += [f"A process of {case} failed: {why}." for case, why in (failed or {}).items()]
     return Report(
         [Table("ddl beside the others", columns, rows), Table("An update", others, each)],
         bars,

@@ -12,6 +12,7 @@ from benchmarks import command, device_trace, gpu, gpu_contenders, gpu_counts
 from benchmarks.flops import flops_of
 from benchmarks.gpu_cases import CASES, Case
 from benchmarks.peak_rates import peak_of
+from benchmarks.turns import Failed
 
 TINY = Case("tiny GPT", 4, 2, 16, tokens=6, rounds=1)
 
@@ -56,6 +57,19 @@ def test_a_contender_that_failed_is_named():
     report = gpu.reported({CASES[0]: runs})
     assert report.tables[0].rows[0][4] == "–"
     assert f"Orbit, {CASES[0]}: skipped" in report.notes
+
+
+def test_a_process_that_fails_stops_no_other(monkeypatch):
+    def in_a_process(case):
+        if case.precision == "tf32":
+            raise Failed("its process died")
+        return run_of([1.0, 1.0, 1.0, 1.0])
+
+    monkeypatch.setattr(command, "need_gpu", lambda name: None)
+    monkeypatch.setattr(gpu, "in_a_process", in_a_process)
+    report = [*gpu.measure(False, "GPT")][-1]
+    assert len(report.tables[0].rows) == 3
+    assert "A process of GPT 32, tf32 failed: its process died." in report.notes
 
 
 def test_parts_name_their_cases():

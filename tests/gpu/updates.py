@@ -50,9 +50,11 @@ def update_of(trainer: ddl.Trainer, most: int) -> Update:
     definition = graph.as_graph_def(add_shapes=True)
     functions = functions_of(definition)
     updates = _loop_in(definition.node)
+    # Arguments of loops are in host memory if they are int32, such as resident arrays.
+    on_host = [*of_node(updates, Body(definition.node, ()), most, set())]
     if iterator is None:  # in a loop over the batches that are ordered ahead
         updates = _loop_in(functions[updates.attr["body"].func.name].node_def)
-    operations, on_host, crossing = 0, [], {}
+    operations, crossing = 0, {}
     for part in ("body", "cond"):
         body = body_of_function(functions[updates.attr[part].func.name])
         seen: set[Any] = set()
