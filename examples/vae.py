@@ -28,7 +28,7 @@ class Vae:
                 keras.Input((latent,)),
                 dense(width, "relu"),
                 dense(64, dtype=floatx),
-                layers.Reshape((8, 8, 1)),
+                layers.Reshape((8, 8, 1), dtype=floatx),
             ],
             name="decoder",
         )
