@@ -325,7 +325,7 @@ def test_what_as_source_takes():
     pairs = as_source(tf.data.Dataset.from_tensor_slices((x, y)))
     assert set(pairs.element_spec) == {"image", "label"}
     assert len(pairs) == 4
-    for wrong in (x, "digits", (x, y, y), None):
+    for wrong in (x, "digits", (x, y, y, y), None):
         with pytest.raises(DataError, match="a mapping of arrays"):
             as_source(wrong)
     for several in ([source, source], (source, pairs), {"a": source, "b": numbers(3)}):
