@@ -143,6 +143,7 @@ class Probe:
                 }
                 with suppress(Exception), restoring(variables_of([self._task, *layers])):
                     way()  # the traces that follow raise the errors of the task
+                    return
 
     def _trace(self, training: bool, rows: int, way: _Way) -> PerExample:
         batch = {

@@ -74,6 +74,21 @@ def test_new_layers_are_built_with_their_initial_values(strategy):
     assert values.count(values[0]) == len(values)
 
 
+def test_a_layer_that_the_pass_does_not_call_stays_unbuilt():
+    """Another try, in replica context, would make TensorFlow warn of an eager strategy.run."""
+
+    class Partly(Task):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            self.only_in_training = keras.layers.Dense(1)
+
+    strategy = make_strategy("mirrored", 2)
+    with strategy.scope():
+        task = Partly(lambda y: y, unbuilt())
+    Probe(task, task.per_example, SPEC, strategy, lambda *_: None).output(False, rows=2)
+    assert task.replicas == [None, 0]
+
+
 def test_a_task_that_builds_only_in_replica_context(strategy):
     def loss(y):
         return y * tf.distribute.get_replica_context().num_replicas_in_sync
