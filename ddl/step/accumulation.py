@@ -10,6 +10,10 @@ from ddl.devices.path import path_of
 from ddl.devices.replicas import local_devices
 from ddl.step.onednn import in_own_graph
 
+_AT_ONCE = 1
+"""Microbatches in memory. TensorFlow's default would let up to 10 run forward before the first one
+runs backward, and keep the activations of all of them."""
+
 
 def over_microbatches(
     strategy: tf.distribute.Strategy,
@@ -17,7 +21,6 @@ def over_microbatches(
     one: Callable[[Any, Any], Any],
     zeros: Callable[[], Any],
     own_graph: bool,
-    parallel: int = 10,
 ) -> Any:
     """Returns the sum of a function of the microbatches, of each replica.
 
@@ -31,20 +34,18 @@ def over_microbatches(
         microbatch, or the microbatch's own if the sum so far is None. It calls `strategy.run`.
       zeros: Returns the empty sum. Replica context.
       own_graph: Whether each microbatch needs a graph of its own (`ddl.step.onednn`).
-      parallel: Number of microbatches that may be computed at once, if devices are idle; 10 is
-        TensorFlow's default.
     """
     if microbatches == 1:
         return one(0, None)
     if own_graph:
         one = in_own_graph(one)
     if len(local_devices(strategy)) > 1 and path_of(strategy).packs_tensors:
-        return _in_variables(strategy, microbatches, one, zeros, parallel)
+        return _in_variables(strategy, microbatches, one, zeros)
     _, summed = tf.while_loop(
         lambda index, so_far: index < microbatches,
         lambda index, so_far: (index + 1, one(index, so_far)),
         (tf.constant(0), strategy.run(zeros)),
-        parallel_iterations=parallel,
+        parallel_iterations=_AT_ONCE,
     )
     return summed
 
@@ -54,7 +55,6 @@ def _in_variables(
     microbatches: int,
     one: Callable[[Any, Any], Any],
     zeros: Callable[[], Any],
-    parallel: int,
 ) -> Any:
     """Adds in variables that live for one update, on the device of each replica.
 
@@ -86,5 +86,5 @@ def _in_variables(
         return (index + 1,)
 
     start = (tf.constant(0),)
-    tf.while_loop(lambda index: index < microbatches, turn, start, parallel_iterations=parallel)
+    tf.while_loop(lambda index: index < microbatches, turn, start, parallel_iterations=_AT_ONCE)
     return strategy.run(read, args=(variables,))

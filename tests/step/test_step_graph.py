@@ -63,6 +63,27 @@ def operations(trained):
     return collections.Counter(types(body)), len(carried)
 
 
+def test_one_microbatch_is_in_memory_at_a_time():
+    """TensorFlow's default of 10 iterations at a time would keep the activations of all of them."""
+    trained = trainer(make_strategy("one_device", 1), accumulation_steps=4)
+    loop = trained._runner.loop
+    graph = loop._loop.get_concrete_function(
+        loop._iterator_from(trained.state), tf.constant(0, tf.int64), trained.state
+    ).graph.as_graph_def()
+    bodies = {function.signature.name: function for function in graph.library.function}
+    loops = [
+        node
+        for function in bodies.values()
+        for node in function.node_def
+        if node.op in ("While", "StatelessWhile")
+        and not any(
+            each.op in ("While", "StatelessWhile")
+            for each in bodies[node.attr["body"].func.name].node_def
+        )
+    ]
+    assert [node.attr["parallel_iterations"].i for node in loops] == [1]
+
+
 @pytest.mark.parametrize(("name", "replicas", "data_on_device"), MOST_OPERATIONS)
 def test_operations_of_a_step(name, replicas, data_on_device):
     trained = trainer(make_strategy(name, replicas), data_on_device=data_on_device)

@@ -124,7 +124,7 @@ class ThreePasses:
 
         own_graph = self.objective.needs_own_graph
         # One after the other, so that the activations of one are in memory.
-        return over_microbatches(self.of.strategy, self._parts, run, zeros, own_graph, parallel=1)
+        return over_microbatches(self.of.strategy, self._parts, run, zeros, own_graph)
 
     # ------------------------------------------------------------ pass 1, replica context
 
