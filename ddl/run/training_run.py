@@ -186,4 +186,4 @@ def report_replica_change(saved: SavedCheckpoint, trainer: Trainer, console: Run
     """Prints a line if a run resumes with another number of replicas."""
     was, now = saved.metadata.replicas, trainer.strategy.num_replicas_in_sync
     if was is not None and was != now:
-        console.line(f"The run resumes with {now} replicas; it had {was} before.")
+        console.line(f"The number of replicas is now {now}; before, it was {was}.")

@@ -457,7 +457,7 @@ def test_another_number_of_replicas_is_noted_on_resuming(finished, tmp_path, cap
     model_dir = tmp_path / "run"
     shutil.copytree(finished, model_dir)
     run(model_dir, "TRAIN_STEPS = 42", strategy=("mirrored", 2))
-    assert "The run resumes with 2 replicas; it had 1 before." in capsys.readouterr().out
+    assert "The number of replicas is now 2; before, it was 1." in capsys.readouterr().out
 
 
 SCALED = ("BASE_BATCH_SIZE = 16", "SCALING_RULE = 'linear'", "WARMUP_EPOCHS = 0.5")

@@ -1,4 +1,4 @@
-"""The verbs of a step."""
+"""The methods of `update` that a step calls: its verbs."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
