@@ -80,8 +80,8 @@ class Compiler:
             if "merge_call" not in str(error):
                 raise
             raise CannotCompileError(
-                "a layer, ddl.gather in a loss, or the optimizer communicates across replicas, which "
-                "must stay outside of compiled code"
+                "a layer, ddl.gather in a loss, or the optimizer communicates across replicas, "
+                "which must stay outside of compiled code"
             ) from error
         if is_first_replica() and (reason := why_not_compiled(concrete)):
             raise CannotCompileError(*reason)
