@@ -3,7 +3,7 @@
 import contextlib
 import re
 from collections.abc import Iterator, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import tensorflow as tf
 
@@ -63,6 +63,25 @@ def check_same_features(
                 f"{spec.shape} in the training data and {evaluation[name].shape} in the evaluation "
                 "data."
             )
+
+
+def check_same_classes(train: Any, evaluation: Any) -> None:
+    """Checks that the labels of sources that name their classes mean the same.
+
+    Args:
+      train: Source of the training data.
+      evaluation: Source of the evaluation data.
+
+    Raises:
+      DataError: If the classes, or their order, differ.
+    """
+    ours, theirs = (getattr(source, "classes", None) for source in (train, evaluation))
+    if ours is not None and theirs is not None and ours != theirs:
+        raise DataError(
+            f"The classes of the training data are {', '.join(ours)}, those of the evaluation "
+            f"data {', '.join(theirs)}, so equal labels mean different classes. Pass the same "
+            "list, such as ImageFolder.classes, to both."
+        )
 
 
 @tf.autograph.experimental.do_not_convert

@@ -60,13 +60,18 @@ class DecodedSource(Source):
             .map(checked_finite)
         )
 
+    @property
+    def _readable(self) -> int:
+        """Number of examples that `example` reads."""
+        return len(self)
+
     def describe(self, index: int) -> str:
         """Returns what messages call an example, such as its file."""
         return f"example {index:,}"
 
     def damaged(self) -> str | None:
         """Looks for the first example that cannot be read, for at most a minute."""
-        examples = tf.data.Dataset.range(len(self)).map(
+        examples = tf.data.Dataset.range(self._readable).map(
             lambda index: self.example(index, tf.zeros([2], tf.int64)),
             num_parallel_calls=os.cpu_count() or 1,
             deterministic=True,
@@ -85,7 +90,11 @@ class DecodedSource(Source):
     def _decoded(
         self, indices: tf.data.Dataset, first_batch: int, steps_per_epoch: int, seed: int
     ) -> tf.data.Dataset:
-        """Decodes the examples of batches of "index" and "weight"; one example is an element."""
+        """Decodes the examples of batches of "index" and "weight"; one example is an element.
+
+        A batch may have "draw", int64 [b]: the numbers of the examples' seeds in an epoch, instead
+        of "index".
+        """
         root = tf.constant([seed % 2**63, 0], tf.int64)
 
         @tf.autograph.experimental.do_not_convert
@@ -93,7 +102,8 @@ class DecodedSource(Source):
             key = tf.random.experimental.stateless_fold_in(root, number // steps_per_epoch)
             # Only the second half of `key` depends on the epoch; a draw mixes both halves.
             drawn = tf.random.stateless_uniform([], key, None, None, tf.int64)
-            seeds = tf.stack([tf.fill(tf.shape(batch["index"]), drawn), batch["index"]], axis=1)
+            draw = batch.pop("draw", batch["index"])
+            seeds = tf.stack([tf.fill(tf.shape(draw), drawn), draw], axis=1)
             return {**batch, "seed": seeds}
 
         def read(row: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:

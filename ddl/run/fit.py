@@ -138,10 +138,10 @@ def fit(
                 remedy="Raise train_steps or train_epochs to train longer.",
             )
         except TrainingInterrupted as interrupted:
-            if stop is not None and stop.received is not None:
+            received = stop is not None and stop.received is not None
+            if Workers(trainer.strategy).any(received):
                 raise
             console.line(str(interrupted))  # an action called `request_stop`
-            return trainer.history
         if restore_best and files is not None:
             _restore_best(files, trainer, console)
     return trainer.history

@@ -174,8 +174,8 @@ class OuterLoop:
         self._checkpoints.save(figures if evaluated_at == step else None, scheduled)
 
     def _ends_early(self, step: int) -> bool:
-        """Saves and returns True if the evaluations end the run, and no signal does."""
-        if self._early is None or step >= self._total or (self._stop and self._stop.received):
+        """Saves and returns True if the evaluations end the run."""
+        if self._early is None or step >= self._total:  # the same on all workers, unlike a signal
             return False
         if not self._workers.broadcast(self._early.are_over):
             return False
@@ -201,6 +201,10 @@ class OuterLoop:
                 "checkpoint."
             ) from error
         self._finish()
+        if isinstance(self._checkpoints, NoCheckpoints):
+            raise TrainingInterrupted(
+                f"{where}. Nothing is saved without a model directory. The Trainer can train on."
+            )
         raise TrainingInterrupted(f"{where}, after saving. Run the same command to resume.")
 
     def _finish(self) -> None:

@@ -68,6 +68,11 @@ class AllReduce:
         if isinstance(operations, cross_device_ops.CollectiveAllReduce):
             self._launchers = operations._launchers
 
+    @property
+    def rounds(self) -> bool:
+        """Whether gradients are rounded to another dtype, also with one replica."""
+        return self._dtype is not None
+
     def __call__(self, gradients: Sequence[Any], variables: Sequence[keras.Variable]) -> list[Any]:
         """Returns the sums, one per variable, present on every replica.
 

@@ -27,7 +27,8 @@ class TrainingState(NamedTuple):
       batches_left_out: int64 [], batches left out by rewinds, and with parameter servers also those
         lost with a worker.
       gradient_noise: float64 [2 · optimizers], averages of |G|² and tr Σ of each optimizer
-        (`ddl.step.noise_scale`), or zeros; parameter groups count as one optimizer.
+        (`ddl.step.noise_scale`); parameter groups count as one optimizer. Without an estimator
+        two zeros.
     """
 
     step: tf.Tensor
@@ -43,18 +44,26 @@ class TrainingState(NamedTuple):
     gradient_noise: tf.Tensor
 
     @classmethod
-    def initial(cls, loss_scale: float, sums: tf.Tensor, optimizers: int = 1) -> "TrainingState":
+    def initial(
+        cls,
+        loss_scale: float,
+        sums: tf.Tensor,
+        optimizers: int = 1,
+        estimates_noise: bool = False,
+    ) -> "TrainingState":
         """Returns the state before the first update.
 
         Args:
           loss_scale: Initial loss scale; 1 without loss scaling.
           sums: Empty metric sums, float64 [n].
           optimizers: Number of optimizers; parameter groups count as one.
+          estimates_noise: Whether the gradient noise of each is estimated.
         """
         zero = tf.zeros([], tf.int64)
         scale = tf.constant(loss_scale, tf.float32)
         pairs = tf.zeros([2 * optimizers], tf.float64)
-        return cls(zero, zero, zero, scale, zero, sums, pairs, zero, zero, zero, pairs)
+        noise = pairs if estimates_noise else pairs[:2]
+        return cls(zero, zero, zero, scale, zero, sums, noise, zero, zero, zero, pairs)
 
     def skipping_to(self, position: int, rewinds: int) -> "TrainingState":
         """Returns the state that resumes at batch number `position`, after `rewinds` rewinds.

@@ -134,6 +134,8 @@ class UpdateStep:
         Raises:
           ConfigError: If the task cannot be trained; while tracing.
         """
+        if self.gradient.all_reduce.rounds:  # in one piece, XLA would leave the rounding out
+            return self._made(batches, state)
         return self.compiler.whole(lambda: self._made(batches, state))
 
     def _made(self, batches: Mapping[str, Batch], state: TrainingState) -> TrainingState:

@@ -74,7 +74,7 @@ class Supervised:
         labels = features[self.label_name]
         weight = None
         if self._class_weight:
-            weight = _class_weights(labels, self._class_weight)
+            weight = _class_weights(labels, outputs, self._class_weight)
         labels = _of_rank(labels, outputs)
         metrics = {
             name: tf.cast(_per_row(function(labels, outputs)), tf.float32)
@@ -228,9 +228,17 @@ def _checked_weights(weights: Any) -> dict[int, float]:
     return {key: float(value) for key, value in weights.items()}
 
 
-def _class_weights(labels: tf.Tensor, weights: Mapping[int, float]) -> tf.Tensor:
+def _class_weights(
+    labels: tf.Tensor, outputs: tf.Tensor, weights: Mapping[int, float]
+) -> tf.Tensor:
     """Returns the weight of each example: float32 [batch]."""
     if labels.shape.rank == 2 and labels.shape[-1] > 1:
+        if outputs.shape.rank != 2 or outputs.shape[-1] != labels.shape[-1]:
+            raise ConfigError(
+                "class_weight needs labels that are one class for each example, or one-hot rows as "
+                f"wide as the outputs, got labels {tuple(labels.shape)} for outputs "
+                f"{tuple(outputs.shape)}. Leave class_weight out, or give a feature weight."
+            )
         classes = tf.argmax(tf.cast(labels, tf.float32), axis=-1)
     else:
         classes = tf.cast(tf.reshape(labels, [-1]), tf.int64)

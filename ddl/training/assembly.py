@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from ddl.data import BatchPipeline, as_source
-from ddl.data.checks import check_same_features
+from ddl.data.checks import check_same_classes, check_same_features
 from ddl.data.conversion import sources_by_name
 from ddl.distribution.communication import Communication
 from ddl.distribution.traits import traits_of
@@ -143,6 +143,7 @@ def assemble(
         eval_pipeline = _pipeline(task, eval_data, first.global_batch_size, options)
         if train.keys() == {""}:
             check_same_features(first.element_spec, eval_pipeline.element_spec)
+            check_same_classes(first.source, eval_pipeline.source)
 
     def objective(loss: LossFunction | None, pipeline: BatchPipeline) -> Objective:
         return Objective(task, pipeline.element_spec, pipeline.global_batch_size, strategy, loss)

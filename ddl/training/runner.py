@@ -43,7 +43,12 @@ class LoopRunner:
           max_skipped_updates: Consecutive skipped updates after which training counts as diverged.
         """
         scale = update.loss_scale.initial if update.loss_scale else 1.0
-        self.state = TrainingState.initial(scale, update.metrics.zeros(), len(update.plan.groups))
+        self.state = TrainingState.initial(
+            scale,
+            update.metrics.zeros(),
+            len(update.plan.groups),
+            estimates_noise=update.gradient.noise_scale is not None,
+        )
         self.stop = StopFlag(workers)
         self.loop: TrainingLoop | CoordinatedLoop
         if traits_of(update.strategy).asynchronous:

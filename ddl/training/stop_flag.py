@@ -58,4 +58,6 @@ class StopFlag:
 
     def _read(self) -> tf.Tensor:
         with tf.device("CPU:0"):
-            return tf.raw_ops.ReadVariableOp(resource=self._handle, dtype=tf.bool)
+            read = tf.raw_ops.ReadVariableOp(resource=self._handle, dtype=tf.bool)
+        read.set_shape([])
+        return read

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 import ddl
 from ddl.checkpoints.checkpoints import Checkpoints
+from ddl.errors import DataError
 from ddl.precision import set_precision
 from tests.conftest import make_strategy, save
 
@@ -47,6 +48,15 @@ def trainer_on(source, replicas):
         model = ddl.models.mlp((4, 4, 1), CLASSES, hidden_units=(4,), input_scale=1 / 255)
         optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
         return ddl.Trainer(ddl.Classification(model), optimizer, source, global_batch_size=8)
+
+
+def test_labels_that_mean_other_classes_in_the_evaluation_are_refused(tmp_path):
+    train = image_folder(tmp_path / "train")
+    evaluation = image_folder(tmp_path / "eval", IMAGES, np.where(LABELS == 1, 2, LABELS))
+    model = ddl.models.mlp((4, 4, 1), CLASSES, hidden_units=(4,))
+    arguments = {"global_batch_size": 8, "eval_data": evaluation}
+    with pytest.raises(DataError, match="data are 0, 1, 2, those of the evaluation data 0, 2, so"):
+        ddl.Trainer(ddl.Classification(model), keras.optimizers.SGD(0.1), train, **arguments)
 
 
 @pytest.mark.parametrize("make", SOURCES.values(), ids=SOURCES.keys())

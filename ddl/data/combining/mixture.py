@@ -8,7 +8,7 @@ anywhere at once.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,7 +49,8 @@ class Mixture(DecodedSource):
           sources: Sources with random access, or what `Trainer.train_data` converts into such. All
             must have the same features in shape and dtype.
           shares: Part of the examples that come from each source, with a resolution of 1/10,000.
-          num_examples: Examples of an epoch; None takes the sum of the sources' lengths.
+          num_examples: Examples of an epoch, which is rounded up to whole batches; None takes the
+            sum of the sources' lengths.
           later_shares: Shares from later batches on, by the number of the batch, counted from 0
             over the whole run: {1000: (0.5, 0.5)}.
 
@@ -107,19 +108,17 @@ class Mixture(DecodedSource):
         steps = self.steps_per_epoch(global_batch_size)
         chosen = np.arange(global_batch_size) if rows is None else rows
 
-        def indices(batch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            position = int(batch) % steps * global_batch_size + chosen
-            index = self._indices(int(batch), global_batch_size, seed, shuffle)[chosen]
-            return index, (position < self._length).astype(np.float32)
+        def indices(batch: np.ndarray) -> list[np.ndarray]:
+            found = self._indices(int(batch), global_batch_size, seed, shuffle)
+            return [each[chosen] for each in found]
 
         @tf.autograph.experimental.do_not_convert
         def numbered(batch: tf.Tensor) -> dict[str, tf.Tensor]:
-            index, weight = tf.numpy_function(
-                indices, [batch], (tf.int64, tf.float32), stateful=False
-            )
+            dtypes = (tf.int64, tf.int64)
+            index, draw = tf.numpy_function(indices, [batch], dtypes, stateful=False)
             index.set_shape([len(chosen)])
-            weight.set_shape([len(chosen)])
-            return {"index": index, "weight": weight}
+            draw.set_shape([len(chosen)])
+            return {"index": index, "draw": draw, "weight": tf.ones([len(chosen)])}
 
         made = tf.data.Dataset.counter(first_batch).map(
             numbered, num_parallel_calls=2, deterministic=True
@@ -127,8 +126,17 @@ class Mixture(DecodedSource):
         decoded = self._decoded(made, first_batch, steps, seed)
         return decoded.batch(len(chosen), drop_remainder=True).map(checked_finite)
 
-    def _indices(self, batch: int, size: int, seed: int, shuffle: bool) -> np.ndarray:
-        """Returns the numbers of a batch's examples among those of all sources, int64 [size]."""
+    @property
+    def _readable(self) -> int:
+        return int(self._lengths.sum())
+
+    def _indices(
+        self, batch: int, size: int, seed: int, shuffle: bool
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the numbers of a batch's examples among those of all sources, int64 [size].
+
+        And numbers for their seeds, int64 [size], which differ in each pass through a source.
+        """
         ended = [piece for piece in self._pieces if piece.first_batch <= batch]
         ends = [*(piece.first_batch for piece in ended[1:]), batch]
         lengths = [(end - piece.first_batch) * size for piece, end in zip(ended, ends, strict=True)]
@@ -137,13 +145,14 @@ class Mixture(DecodedSource):
         ]
         before = np.sum(counted, axis=0)
         chosen = ended[-1].sources((batch - ended[-1].first_batch) * size, size, seed)
-        found = np.zeros(size, np.int64)
+        found, passes = np.zeros(size, np.int64), np.zeros(size, np.int64)
         for number, (length, done) in enumerate(zip(self._lengths, before, strict=True)):
             places = np.flatnonzero(chosen == number)
             rank = done + np.arange(len(places))
             first = int(self._lengths[:number].sum())
             found[places] = first + _in_epochs(rank, int(length), seed + number, shuffle)
-        return found
+            passes[places] = rank // length
+        return found, found + passes * self._readable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,30 +202,15 @@ def _in_epochs(rank: np.ndarray, length: int, seed: int, shuffle: bool) -> np.nd
     """
     if not shuffle or not len(rank):
         return rank % length
-    epochs = range(int(rank[0]) // length, int(rank[-1]) // length + 1)
-    at = _order(length, seed)
-    places = [tf.constant(rank[rank // length == epoch] % length, tf.int64) for epoch in epochs]
-    found = [
-        at(place, tf.constant(epoch, tf.int64)).numpy()
-        for place, epoch in zip(places, epochs, strict=True)
-    ]
+    found = []
+    # Eagerly: a graph would need threads of TensorFlow, all of which may wait for this one.
+    with tf.device("CPU:0"):
+        for epoch in range(int(rank[0]) // length, int(rank[-1]) // length + 1):
+            position = tf.constant(rank[rank // length == epoch] % length, tf.int64)
+            number = tf.constant(epoch, tf.int64)
+            order = indices_at(position, number, num_examples=length, seed=seed)
+            found.append(order.numpy())
     return np.concatenate(found)
-
-
-@functools.lru_cache(maxsize=64)
-def _order(length: int, seed: int) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
-    """Returns `indices_at` for one data set; a graph saves most of the time of small epochs."""
-
-    @tf.function(
-        input_signature=[tf.TensorSpec([None], tf.int64), tf.TensorSpec([], tf.int64)],
-        autograph=False,
-    )
-    def at(position: tf.Tensor, epoch: tf.Tensor) -> tf.Tensor:
-        with tf.device("CPU:0"):
-            return indices_at(position, epoch, num_examples=length, seed=seed)
-
-    # TensorFlow would warn of a function that is traced once for each data set.
-    return at.get_concrete_function()
 
 
 def _counts(shares: Sequence[float], sources: int) -> np.ndarray:

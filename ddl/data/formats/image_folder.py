@@ -32,14 +32,16 @@ class ImageFolder(DecodedSource):
           folder: Folder that holds a folder for each class.
           image_shape: Height, width and channels (1, 3 or 4) of every example.
           classes: Names of the classes' folders, in the order of their labels. None takes all
-            folders, sorted by name. Set it where evaluation data may lack a class.
+            folders, sorted by name. Set it for training and evaluation data where one of them lacks
+            a class: a class that is named here may have no folder, or an empty one.
           resize: Whether to resize images of another size, with anti-aliasing, regardless of their
             aspect ratio. Otherwise an image of another size is an error.
 
         Raises:
           ConfigError: If `image_shape` is not three positive numbers with 1, 3 or 4 channels.
-          DataError: If the folder or the folder of a class is missing, or holds no images; if it
-            holds image files beside the folders; or if `classes` leaves out a folder.
+          DataError: If the folder is missing or holds no folders; if the folder of a class holds no
+            images, and `classes` is None; if images lie beside the folders; if `classes` leaves
+            out a folder or names one twice; or if there are no images.
         """
         shape = tuple(image_shape)
         if len(shape) != 3 or min(shape) < 1 or shape[2] not in (1, 3, 4):
@@ -51,17 +53,18 @@ class ImageFolder(DecodedSource):
         folder = os.fspath(folder)
         found = _class_folders(folder)
         self.classes = found if classes is None else list(classes)
-        if self.classes != found and (wrong := {*self.classes} ^ {*found}):
+        if len({*self.classes}) < len(self.classes):
+            raise DataError(f"ImageFolder.classes names a class twice: {self.classes}.")
+        if left_out := {*found} - {*self.classes}:
             raise DataError(
-                f"ImageFolder.classes and the folders in {folder} must be the same, but "
-                f"{', '.join(sorted(wrong))} is in only one of them. The folders are "
-                f"{', '.join(found)}."
+                f"ImageFolder.classes must name each folder in {folder}, but leaves out "
+                f"{', '.join(sorted(left_out))}. Its classes are {', '.join(self.classes)}."
             )
         files: list[str] = []
         labels: list[int] = []
         for label, name in enumerate(self.classes):
             of_class = _images_below(os.path.join(folder, name))
-            if not of_class:
+            if not of_class and classes is None:
                 raise DataError(
                     f"The folder of class {name!r}, {os.path.join(folder, name)}, holds no images "
                     f"({', '.join(_EXTENSIONS)}). Put the images of the class there, or remove the "
@@ -69,6 +72,11 @@ class ImageFolder(DecodedSource):
                 )
             files += of_class
             labels += [label] * len(of_class)
+        if not files:
+            raise DataError(
+                f"The folders of {folder} hold no images ({', '.join(_EXTENSIONS)}). Put the "
+                "images of each class into its folder."
+            )
         with tf.init_scope(), tf.device("CPU:0"):  # a graph captures eager tensors by reference
             self._files, self._labels = tf.constant(files), tf.constant(labels, tf.int64)
 

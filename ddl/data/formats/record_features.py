@@ -10,6 +10,7 @@ from ddl.data.records import RecordSource
 from ddl.errors import ConfigError, DataError, either
 
 _STORED = {"float32": tf.float32, "int64": tf.int64, "string": tf.string}
+_RAW = ("uint8", "uint16", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
 _FORM = (
     "(key, dtype, shape), where dtype is float32, int64 or string, or image for a JPEG, PNG or BMP "
     "file, or the numpy dtype of raw bytes, such as raw uint8"
@@ -83,7 +84,7 @@ def _checked(name: str, feature: Any) -> tuple[str, str, tuple[int, ...]]:
             f"Feature {name!r} of record_files.features must be {_FORM}, got {feature!r}."
         ) from error
     kind, _, of_bytes = dtype.partition(" ")
-    known = dtype in (*_STORED, "image") or (kind == "raw" and _is_dtype(of_bytes))
+    known = dtype in (*_STORED, "image") or (kind == "raw" and of_bytes in _RAW)
     if not known:
         raise ConfigError(
             f"The dtype of feature {name!r} of record_files.features must be "
@@ -95,13 +96,6 @@ def _checked(name: str, feature: Any) -> tuple[str, str, tuple[int, ...]]:
             f"width, channels) with 1, 3 or 4 channels, got {shape}."
         )
     return key, dtype, shape
-
-
-def _is_dtype(name: str) -> bool:
-    try:
-        return tf.as_dtype(name).is_floating or tf.as_dtype(name).is_integer
-    except TypeError:
-        return False
 
 
 def _converted(value: tf.Tensor, name: str, dtype: str, shape: tuple[int, ...]) -> tf.Tensor:

@@ -99,7 +99,13 @@ def _columns(files: Sequence[str], separator: str) -> Any:
         doubled = {n for n in each.column_names if each.column_names.count(n) > 1}
         if doubled:
             raise DataError(f"{file} has several columns of the name {min(doubled)!r}.")
-    return pyarrow.concat_tables(tables, promote_options="permissive")
+    try:
+        return pyarrow.concat_tables(tables, promote_options="permissive")
+    except pyarrow.ArrowException as error:
+        raise DataError(
+            f"The columns of the tables {', '.join(files)} have types that do not fit together: "
+            f"{error}"
+        ) from error
 
 
 def _array(name: str, column: Any, categories: Sequence[Any] | None) -> np.ndarray:

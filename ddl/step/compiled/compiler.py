@@ -83,6 +83,8 @@ class Compiler:
                 "a layer, ddl.gather in a loss, or the optimizer communicates across replicas, "
                 "which must stay outside of compiled code"
             ) from error
+        if not all(map(_is_static, concrete.captured_inputs)):
+            return function()
         if is_first_replica() and (reason := why_not_compiled(concrete)):
             raise CannotCompileError(*reason)
         return concrete()
@@ -154,3 +156,11 @@ class Compiler:
 def _is_faster(strategy: tf.distribute.Strategy) -> bool:
     """Returns whether `auto` compiles."""
     return path_of(strategy).compiles and not is_op_determinism_enabled()
+
+
+def _is_static(tensor: tf.Tensor) -> bool:
+    """Returns whether XLA compiles for this tensor once; else it would for each shape.
+
+    The number of rows of a sparse gradient varies from update to update.
+    """
+    return tensor.dtype == tf.resource or tensor.shape.is_fully_defined()

@@ -54,7 +54,7 @@ class Evaluating(Readings):
         parts.check_for_evaluation(pipeline)
         with deferring_interrupt(), self.evaluation_weights(averaged=averaged):
             means = run(self._runner.state)
-            if data is None:
+            if data is None and averaged:
                 self._record("eval", means)
         parts.settings.take_for_evaluation()
         return means

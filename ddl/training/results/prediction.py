@@ -78,13 +78,17 @@ class Prediction:
                     # together, and warns of frequent ones.
                     self._outputs.get_concrete_function(iterator, state.batches, state.step)
                 batches = [
-                    self._outputs(iterator, state.batches, state.step)
+                    # As arrays at once: the outputs of all batches may not fit on a device.
+                    [
+                        np.concatenate([part.numpy() for part in parts])
+                        for parts in self._outputs(iterator, state.batches, state.step)
+                    ]
                     for _ in range(pipeline.steps_per_epoch)
                 ]
         finally:
             self._pipeline = None
         joined = [
-            np.concatenate([part.numpy() for batch in batches for part in batch[number]])
+            np.concatenate([batch[number] for batch in batches])
             for number in range(len(batches[0]))
         ]
         # The padding stands at the end.
@@ -106,7 +110,7 @@ class Prediction:
     def _checked(self, task: Any, outputs: Any, rows: int) -> Any:
         for one in tf.nest.flatten(outputs):
             shape = one.shape if tf.is_tensor(one) else None
-            if shape is None or shape.rank == 0 or shape[0] not in (rows, None):
+            if shape is None or shape.rank == 0 or shape[0] != rows:
                 got = f"a {type(one).__name__}" if shape is None else f"shape {tuple(shape)}"
                 raise ConfigError(
                     f"{type(task).__name__}.predict must return tensors whose first dimension is "

@@ -200,10 +200,27 @@ def test_later_shares():
     assert (np.sort(epochs) == [100, 101, 102]).all()
 
 
-def test_the_last_batch_of_an_epoch_is_padded():
+def test_every_example_that_is_read_counts():
+    """Also in the last batch of an epoch, which has more examples than `num_examples` leaves."""
     source = mixed(arrays, num_examples=6)
-    weights = [batch["weight"].tolist() for batch in taken(source, 4)]
-    assert weights == [[1, 1, 1, 1], [1, 1, 0, 0]] * 2
+    assert all(batch["weight"].tolist() == [1] * 4 for batch in taken(source, 4))
+
+
+def test_an_example_has_another_seed_in_each_pass(tmp_path):
+    rare = records(tmp_path, 0, 3)
+    rare = RecordSource([str(tmp_path / "records-0")], lambda record, seed: {"x": seed})
+    seeds = rows_of(Mixture([rare], [1.0], num_examples=300), 10).reshape(-1, 2)
+    assert len(np.unique(seeds, axis=0)) == len(seeds) == 40
+
+
+def test_a_damaged_example_is_found_whatever_the_length_of_an_epoch(tmp_path):
+    source = records(tmp_path)
+    assert Mixture([source], [1.0], num_examples=2 * N).damaged() is None
+    file = tmp_path / "records-0"
+    content = bytearray(file.read_bytes())
+    content[-6] ^= 1  # data of the last record
+    file.write_bytes(content)
+    assert "records-0" in Mixture([source], [1.0], num_examples=2).damaged()
 
 
 def test_public_names():

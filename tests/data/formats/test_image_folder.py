@@ -43,6 +43,14 @@ def test_classes_may_have_another_order(folder):
     assert found == {10: 0, 20: 0, 30: 1}
 
 
+def test_a_class_that_is_named_may_be_missing(folder):
+    """Such as in evaluation data."""
+    (folder / "empty").mkdir()
+    source = ImageFolder(folder, (4, 5, 3), classes=["bird", "cat", "dog", "empty"])
+    (batch,) = taken(source, 1, batch=3, shuffle=False)
+    assert batch["label"].tolist() == [1, 2, 2]
+
+
 def test_grey_images(folder):
     (batch,) = taken(ImageFolder(folder, (4, 5, 1)), 1, batch=3)
     assert batch["image"].shape == (3, 4, 5, 1)
@@ -85,8 +93,13 @@ def test_bad_input(folder, tmp_path):
         ImageFolder(tmp_path / "absent", (4, 5, 3))
     with pytest.raises(DataError, match="holds no folders"):
         ImageFolder(tmp_path / ".cache", (4, 5, 3))
-    with pytest.raises(DataError, match=r"but bird, cat is in only one of them"):
+    with pytest.raises(DataError, match=r"but leaves out cat\. Its classes are bird, dog"):
         ImageFolder(folder, (4, 5, 3), classes=["bird", "dog"])
+    with pytest.raises(DataError, match="names a class twice"):
+        ImageFolder(folder, (4, 5, 3), classes=["cat", "dog", "cat"])
+    (tmp_path / "other" / "cat").mkdir(parents=True)
+    with pytest.raises(DataError, match="hold no images"):
+        ImageFolder(tmp_path / "other", (4, 5, 3), classes=["cat"])
     for shape in [(4, 5), (4, 5, 2), (0, 5, 3)]:
         with pytest.raises(ConfigError, match="1, 3 or 4 channels"):
             ImageFolder(folder, shape)
