@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ddl import check as door
+from ddl import output
 from ddl.checking import check, checked, processes, worker
 from ddl.checking.configurations import ONE, WRITER
 from ddl.checking.recording import Recording
@@ -75,8 +76,12 @@ def test_a_name_that_processes_cannot_import(factory, message):
 
 def test_a_missing_config_is_found_before_processes_start(monkeypatch, capsys):
     monkeypatch.setattr(checked, "record", None)
+    monkeypatch.setattr(output._REPORTS, "program", output._REPORTS.program)
+    monkeypatch.setattr(output._REPORTS, "quiet", output._REPORTS.quiet)
     with pytest.raises(SystemExit) as exit_:
         door.run(["check", "--gin_file=absent.gin"])
+    for name in door.FLAGS:
+        door.FLAGS[name].unparse()
     assert exit_.value.code == 1
     assert "absent.gin" in capsys.readouterr().err
 

@@ -43,14 +43,14 @@ def test_names_that_cannot_be_right(load, text, words):
 
 
 def test_what_an_imported_module_does_not_register(load, write):
-    text = "from json import loads\ndef table():\n    return 1\n"
-    write(text, "unregistered_table.py")
-    remedy = "is not registered. Put @gin.register above table in unregistered_table."
-    for name in ("table", "unregistered_table.table"):
+    text = "from json import loads\ndef chart():\n    return 1\n"
+    write(text, "unregistered_chart.py")
+    remedy = "is not registered. Put @gin.register above chart in unregistered_chart."
+    for name in ("chart", "unregistered_chart.chart"):
         with pytest.raises(ConfigError, match=f"run.gin:2: {name} {re.escape(remedy)}"):
-            load(f"import unregistered_table\nTrial.rate = @{name}()")
+            load(f"import unregistered_chart\nTrial.rate = @{name}()")
     with pytest.raises(ConfigError, match="loads is not registered. Import its module"):
-        load("import unregistered_table\nTrial.rate = @loads()")
+        load("import unregistered_chart\nTrial.rate = @loads()")
 
 
 def test_names_that_kwargs_take(load):

@@ -44,6 +44,8 @@ class Machine:
 class Replicas:
     """A strategy over all logical GPUs."""
 
+    cluster_resolver = None
+
     def __init__(self, number: int):
         self.extended = self
         self.worker_devices = tuple(

@@ -5,7 +5,12 @@ import os
 import tempfile
 from pathlib import Path
 
-_FOLDER = Path(tempfile.gettempdir()) / f"ddl-tests-{os.getuid()}-commands"
+# The same in all processes, also in one that starts while a test has changed TMPDIR.
+_FOLDER = Path(
+    os.environ.setdefault(
+        "DDL_TESTS_COMMANDS", f"{tempfile.gettempdir()}/ddl-tests-{os.getuid()}-commands"
+    )
+)
 
 
 def remember(number: int, arguments: list[str], environment: dict[str, str]) -> None:

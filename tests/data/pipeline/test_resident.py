@@ -79,7 +79,8 @@ def test_cpus_gather_bytes_in_words_of_32_bits():
 
 
 def of_devices(*devices):
-    return types.SimpleNamespace(extended=types.SimpleNamespace(worker_devices=devices))
+    extended = types.SimpleNamespace(worker_devices=devices)
+    return types.SimpleNamespace(extended=extended, cluster_resolver=None)
 
 
 def test_the_devices_decide(monkeypatch):

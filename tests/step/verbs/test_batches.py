@@ -258,7 +258,7 @@ def test_misuse_is_refused(step, data, size, message):
 def test_several_sources_need_a_step_and_names():
     model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
     task = ddl.tasks.Classification(model, input_name="x")
-    with pytest.raises(ConfigError, match="no `step`, .* of the sources one, other"):
+    with pytest.raises(ConfigError, match="no `step`, .* got one, other"):
         ddl.Trainer(task, momentum(0.1), TWO, global_batch_size=8)
     with pytest.raises(DataError, match="name of a source must be a text that is not empty, got 3"):
         single(of_two_forms, {3: TWO["one"], "other": TWO["other"]})

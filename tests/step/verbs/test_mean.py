@@ -67,6 +67,11 @@ def test_of_a_full_and_of_a_padded_batch(where):
         assert trainer.task.weight.numpy() == pytest.approx(WEIGHT[rows].sum())
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _rows_checked_once():
+    """Checks in each test: the tasks of `test_refuses` differ in a function alone."""
+
+
 @pytest.mark.parametrize(
     ("function", "match"),
     [
