@@ -63,7 +63,7 @@ class TrainingState(NamedTuple):
         scale = tf.constant(loss_scale, tf.float32)
         pairs = tf.zeros([2 * optimizers], tf.float64)
         noise = pairs if estimates_noise else pairs[:2]
-        return cls(zero, zero, zero, scale, zero, sums, noise, zero, zero, zero, pairs)
+        return cls(zero, zero, zero, scale, zero, sums, pairs, zero, zero, zero, noise)
 
     def skipping_to(self, position: int, rewinds: int) -> "TrainingState":
         """Returns the state that resumes at batch number `position`, after `rewinds` rewinds.

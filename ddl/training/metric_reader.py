@@ -33,7 +33,9 @@ class MetricReader:
         for name, (total, count) in zip(self._update.plan.groups, norms, strict=True):
             if self._update.clips[name].norm is not None and count:
                 means[figure("gradient_norm", name)] = float(total / count)
-        return means | noise_scale.figures(state.gradient_noise, self._update.plan.groups)
+        if self._update.gradient.noise_scale is not None:
+            means |= noise_scale.figures(state.gradient_noise, self._update.plan.groups)
+        return means
 
     def restart(self, step: int) -> None:
         """Counts the updates since the last read from `step` on."""

@@ -67,7 +67,7 @@ def test_programs_of_the_page(name, tmp_path):
 
 def of_keras() -> dict[str, str]:
     """The scripts with Keras's `fit`, by the names of ddl's."""
-    page = ROOT / "docs" / "from-keras.md"
+    page = ROOT / "docs" / "keras-scripts.md"
     found = [block.text for block in blocks(page) if "BackupAndRestore" in block.text]
     return dict(zip(SCRIPTS, found, strict=True))
 

@@ -21,6 +21,7 @@ def test_code_of_other_frameworks_stands_on_their_pages():
         "from-keras.md",
         "from-orbit.md",
         "from-tensorflow-tutorial.md",
+        "keras-scripts.md",
     }
 
 

@@ -17,6 +17,11 @@ from tests.conftest import make_strategy
 from tests.step.verbs.own_steps import build, data, perceptron, two_optimizers
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _rows_checked_once():
+    """Checks in each test: the tasks differ in a function alone."""
+
+
 class Task:
     """A task whose step is given."""
 
