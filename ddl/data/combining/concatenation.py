@@ -45,19 +45,16 @@ def concatenation(sources: Sequence[Any]) -> Source:
 class _Concatenation(DecodedSource):
     def __init__(self, sources: Sequence[RandomAccess]):
         self._sources = sources
-        self._ends = np.cumsum([len(source) for source in sources])
 
     def __len__(self) -> int:
-        return int(self._ends[-1])
+        return sum(len(source) for source in self._sources)
 
     @property
     def element_spec(self) -> dict[str, tf.TensorSpec]:
         return self._sources[0].element_spec
 
     def example(self, index: tf.Tensor, seed: tf.Tensor) -> dict[str, tf.Tensor]:
-        number = tf.searchsorted(tf.constant(self._ends), index[tf.newaxis], side="right")[0]
-        firsts = tf.constant([0, *self._ends[:-1]], tf.int64)
-        return example_of(self._sources, number, index - firsts[number], seed)
+        return example_of(self._sources, index, seed)
 
     def describe(self, index: int) -> str:
         return described(self._sources, index)
@@ -75,20 +72,22 @@ def described(sources: Sequence[RandomAccess], index: int) -> str:
 
 
 def example_of(
-    sources: Sequence[RandomAccess], number: tf.Tensor, index: tf.Tensor, seed: tf.Tensor
+    sources: Sequence[RandomAccess], index: tf.Tensor, seed: tf.Tensor
 ) -> dict[str, tf.Tensor]:
-    """Reads an example of the source of this number, in a graph.
+    """Reads an example by its number among those of all sources, in a graph.
 
     Args:
       sources: Sources of the same features.
-      number: Number of the source, int32 [].
-      index: Number of the example in this source, int64 [].
+      index: Number of the example, int64 [].
       seed: int64 [2].
     """
+    ends = np.cumsum([len(source) for source in sources])
+    number = tf.searchsorted(tf.constant(ends), index[tf.newaxis], side="right")[0]
+    of_source = index - tf.constant([0, *ends[:-1]], tf.int64)[number]
 
     def reader(source: RandomAccess) -> Any:
         def read() -> dict[str, tf.Tensor]:
-            features = source.example(index, seed)
+            features = source.example(of_source, seed)
             return {name: features[name] for name in sorted(features)}
 
         return read

@@ -86,10 +86,7 @@ class Mixture(DecodedSource):
 
     def example(self, index: tf.Tensor, seed: tf.Tensor) -> dict[str, tf.Tensor]:
         """Reads an example of the sources, which are numbered one after the other."""
-        ends = np.cumsum(self._lengths)
-        number = tf.searchsorted(tf.constant(ends), index[tf.newaxis], side="right")[0]
-        firsts = tf.constant([0, *ends[:-1]], tf.int64)
-        return example_of(self._sources, number, index - firsts[number], seed)
+        return example_of(self._sources, index, seed)
 
     def describe(self, index: int) -> str:
         """See `DecodedSource`."""
