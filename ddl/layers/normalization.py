@@ -11,7 +11,7 @@ E[x²] - E[x]², which loses precision where the variance is small relative to t
 
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
@@ -135,16 +135,17 @@ def batch_moments(
         zero = tf.zeros([], values.dtype)
         return tf.where(with_rank(mask, len(inputs.shape)), values, zero)
 
+    def along_channels(values: tf.Tensor) -> tf.Tensor:
+        return with_rank(values, len(inputs.shape) - channels_axis)
+
     numbers = _numbers(inputs, axes, mask)
-    sums = tf.reduce_sum(counted(inputs), axes)
-    mean = tf.math.divide_no_nan(sums, numbers)
-    distances = inputs - with_rank(mean, len(inputs.shape) - channels_axis)
-    squares = tf.reduce_sum(tf.square(counted(distances)), axes)
-    if synchronized:
-        # Not zero: what the rounding of the mean left over.
-        residual = tf.reduce_sum(counted(distances), axes)
-        numbers, mean, squares = _over_replicas(numbers, mean, residual, squares)
-    variance = tf.math.divide_no_nan(squares, numbers)
+    context = tf.distribute.get_replica_context() if synchronized else None
+    if context is not None and context.num_replicas_in_sync > 1:
+        numbers, mean, variance = _over_replicas(inputs, axes, numbers, counted, along_channels)
+    else:
+        mean = tf.math.divide_no_nan(tf.reduce_sum(counted(inputs), axes), numbers)
+        distances = counted(inputs - along_channels(mean))
+        variance = tf.math.divide_no_nan(tf.reduce_sum(tf.square(distances), axes), numbers)
     if mask is None:
         return mean, variance
     return tf.where(numbers > 0, mean, moving[0]), tf.where(numbers > 0, variance, moving[1])
@@ -152,15 +153,60 @@ def batch_moments(
 
 def _numbers(inputs: tf.Tensor, axes: Sequence[int], mask: tf.Tensor | None) -> tf.Tensor:
     """Counts the unmasked entries: [1], or [channels] where the mask has a channel dimension."""
-    counted = tf.ones([], inputs.dtype) if mask is None else tf.cast(mask, inputs.dtype)
-    rank = len(counted.shape)
-    numbers = tf.reduce_sum(counted, [axis for axis in axes if axis < rank])
+    rank = 0 if mask is None else len(mask.shape)
     shape = keras.ops.shape(inputs)
     others = math.prod(shape[axis] for axis in axes if axis >= rank)
-    return tf.reshape(numbers * tf.cast(others, inputs.dtype), [-1])
+    if mask is None:
+        return tf.reshape(tf.cast(others, inputs.dtype), [1])
+    of_mask = tf.reduce_sum(tf.cast(mask, inputs.dtype), [axis for axis in axes if axis < rank])
+    return tf.reshape(of_mask * tf.cast(others, inputs.dtype), [-1])
 
 
 def _over_replicas(
+    inputs: tf.Tensor,
+    axes: Sequence[int],
+    numbers: tf.Tensor,
+    counted: Callable[[tf.Tensor], tf.Tensor],
+    along_channels: Callable[[tf.Tensor], tf.Tensor],
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Returns number, mean and variance of the unmasked entries of all replicas.
+
+    Their gradients are written out: TensorFlow would differentiate each operation, and deep models
+    have many layers.
+
+    Args:
+      inputs: The inputs of this replica, [batch, …, channels].
+      axes: Axes to reduce.
+      numbers: Number of unmasked entries, [1] or [channels].
+      counted: Replaces masked entries by zeros.
+      along_channels: Gives [channels] the rank of the inputs.
+    """
+    results: list[tf.Tensor] = []
+
+    @tf.custom_gradient
+    def moments(inputs: tf.Tensor) -> tuple[Any, Any]:
+        values = tf.stop_gradient(inputs)
+        origin = tf.math.divide_no_nan(tf.reduce_sum(counted(values), axes), numbers)
+        distances = counted(values - along_channels(origin))
+        squares = tf.reduce_sum(tf.square(distances), axes)
+        # Not zero: what the rounding of the mean left over.
+        residual = tf.reduce_sum(distances, axes)
+        total, mean, squares = _added(numbers, origin, residual, squares)
+        found = total, mean, tf.math.divide_no_nan(squares, total)
+        # As in sum_over_replicas: TensorFlow's search for variables ends here.
+        return tuple(map(tf.stop_gradient, found)), gradient
+
+    def gradient(_: tf.Tensor, *of_moments: tf.Tensor) -> tf.Tensor:
+        total, mean, _ = results  # outside of `moments`, so that it has gradients, too
+        of_each = tf.math.divide_no_nan(sum_over_replicas(tf.stack(of_moments)), total)
+        of_mean, of_variance = map(along_channels, tf.unstack(of_each))
+        return counted((inputs - along_channels(mean)) * (2 * of_variance) + of_mean)
+
+    results += moments(inputs)
+    return results[0], results[1], results[2]
+
+
+def _added(
     numbers: tf.Tensor, mean: tf.Tensor, residual: tf.Tensor, squares: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Returns numbers, mean and sum of squares around the mean of all replicas together.
@@ -172,8 +218,6 @@ def _over_replicas(
       squares: The sum of the squares of these distances, [channels].
     """
     context = tf.distribute.get_replica_context()
-    if context is None or context.num_replicas_in_sync == 1:
-        return numbers, mean, squares
     if context.num_replicas_in_sync > _MOST_GATHERED:
         channels = mean.shape[0]
         totals = sum_over_replicas(tf.concat([numbers * mean + residual, numbers], axis=0))
@@ -183,8 +227,8 @@ def _over_replicas(
     own = tf.concat([mean, residual, squares, numbers], axis=0)
     # A matrix with the row of this replica: adding zeros gathers the rows, and rounds nothing.
     replica, replicas = context.replica_id_in_sync_group, context.num_replicas_in_sync
-    is_own = tf.one_hot(replica, replicas, True, False, dtype=tf.bool)
-    rows = sum_over_replicas(tf.where(is_own[:, tf.newaxis], own, tf.zeros([], own.dtype)))
+    is_own = tf.expand_dims(tf.one_hot(replica, replicas, True, False, dtype=tf.bool), 1)
+    rows = sum_over_replicas(tf.where(is_own, own, tf.zeros([], own.dtype)))
     sizes = [mean.shape[0]] * 3 + [-1]
     each_mean, each_residual, each_squares, each_number = tf.split(rows, sizes, axis=1)
     numbers = tf.reduce_sum(each_number, axis=0)
@@ -197,9 +241,9 @@ def _over_replicas(
 def _squares_around(
     point: tf.Tensor, numbers: tf.Tensor, mean: tf.Tensor, residual: tf.Tensor, squares: tf.Tensor
 ) -> tf.Tensor:
-    """Returns the sum of squares around another point than the mean; see `_over_replicas`."""
+    """Returns the sum of squares around another point than the mean; see `_added`."""
     distance = mean - point
-    return squares + 2 * distance * residual + numbers * tf.square(distance)
+    return squares + distance * (2 * residual + numbers * distance)
 
 
 def has_synchronized_layers(model: keras.Model) -> bool:

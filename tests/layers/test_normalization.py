@@ -114,7 +114,38 @@ def test_one_all_reduce_gathers_the_moments_of_a_layer(monkeypatch):
     )
     counts = np.arange(8) < 7
     moments_over_replicas(make_strategy("mirrored", 2), RANDOM.normal(size=(8, 3)), counts)
-    assert summed == [(2, 3 * 3 + 1)] * 2  # traced on each of two replicas
+    # Traced on each of two replicas: the moments, and their gradients.
+    assert summed == [(2, 3 * 3 + 1)] * 2 + [(2, 3)] * 2
+
+
+def second_gradients(strategy, inputs):
+    """Gradients of the squared gradients of a loss of moments and inputs, as of a penalty."""
+    replicas = strategy.num_replicas_in_sync
+    rows = len(inputs) // replicas
+
+    def replica():
+        first = rows * tf.distribute.get_replica_context().replica_id_in_sync_group
+        own = tf.constant(inputs)[first : first + rows]
+        with tf.GradientTape() as outer:
+            outer.watch(own)
+            with tf.GradientTape() as inner:
+                inner.watch(own)
+                mean, variance = batch_moments(own, [0], None, (), synchronized=True)
+                loss = tf.reduce_sum(tf.sin(own * mean) * variance)
+            penalty = tf.reduce_sum(tf.square(inner.gradient(loss, own)))
+        return outer.gradient(penalty, own)
+
+    results = strategy.experimental_local_results(
+        tf.function(lambda: strategy.run(replica), autograph=False)()
+    )
+    return np.concatenate([value.numpy() for value in results])
+
+
+def test_second_gradients_over_replicas():
+    inputs = RANDOM.normal(size=(8, 3))
+    expected = second_gradients(make_strategy("one_device", 1), inputs)
+    on_two = second_gradients(make_strategy("mirrored", 2), inputs)
+    np.testing.assert_allclose(on_two, expected, rtol=0, atol=1e-12)
 
 
 def layer_moved_by(inputs, counts, **arguments):
