@@ -14,6 +14,9 @@ LAYERS = {
     "cutout": (ddl.layers.Cutout, {"size": 3}),
     "brightness": (ddl.layers.RandomBrightness, {"factor": 0.1}),
     "contrast": (ddl.layers.RandomContrast, {"factor": 0.5}),
+    "resized crop": (ddl.layers.RandomResizedCrop, {"height": 6, "width": 5}),
+    "colours": (ddl.layers.ColorJitter, {}),
+    "rand augment": (ddl.layers.RandAugment, {}),
 }
 every_layer = pytest.mark.parametrize(
     ("layer_class", "arguments"), LAYERS.values(), ids=LAYERS.keys()
