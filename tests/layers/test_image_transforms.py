@@ -57,7 +57,7 @@ def test_resized_crops(monkeypatch, ratio):
     expected = [cropped(i, *c, 6, 5) for i, c in zip(IMAGES, crops, strict=True)]
     np.testing.assert_allclose(found, expected, atol=1e-3)
     central = sum(crop == chosen_crop(drawn[0][:0], 9, 7, scale, ratio) for crop in crops)
-    assert (central > 0) == (ratio[0] > 1)  # both ways are taken
+    assert central > 5 if ratio[0] > 1 else central < 5
     of_bytes = ddl.layers.RandomResizedCrop(6, 5)(IMAGES, training=False).numpy()
     whole = np.round([cropped(i, 0, 0, 9, 7, 6, 5) for i in IMAGES])
     assert of_bytes.dtype == np.uint8
@@ -185,8 +185,9 @@ def test_each_operation_of_rand_augment(magnitude):
         name = OPERATIONS[int(number)]
         expected = REFERENCES[name](image, side, magnitude / 10)
         different = np.abs(result - expected)
-        # Of the few values that rounding moves, by one level; and of places at pixels' edges.
-        assert (different > 0).mean() < 0.01, name
+        # Rounding moves some values by one level, and places at the edges of pixels to the next.
+        assert (different > 0).mean() < 0.03, name
+        assert (different > 1).mean() < 0.01, name
         assert name in ("identity", "posterize") or (result != image).mean() > 0.05, name
 
 

@@ -91,14 +91,18 @@ def packed(
 
 
 def _pieces(lengths: np.ndarray, most: int, split: bool) -> np.ndarray:
-    """Returns document, first token and length of each piece of a document, int64 [3, pieces]."""
+    """Returns the pieces of documents, int64 [4, pieces].
+
+    Of each its document, its first token, its length and the length of the document.
+    """
     counts = -(-lengths // most) if split else np.minimum(lengths, 1)
     if not counts.sum():
         raise DataError("packed needs at least one document that is not empty.")
     documents = np.repeat(np.arange(len(lengths)), counts)
     numbers = np.arange(len(documents)) - np.repeat(np.cumsum(counts) - counts, counts)
     first = numbers * most
-    return np.stack([documents, first, np.minimum(lengths[documents] - first, most)])
+    whole = lengths[documents]
+    return np.stack([documents, first, np.minimum(whole - first, most), whole])
 
 
 class _Rows:
@@ -119,11 +123,12 @@ class _Rows:
         self._length_name = length_name
         self._dtype = source.element_spec[token_name].dtype
         found = packing(pieces[2], length, seed)
-        documents, begins, lengths = pieces[:, found.documents]
+        documents, begins, lengths, whole_lengths = pieces[:, found.documents]
         with tf.init_scope(), tf.device("CPU:0"):  # a graph captures eager tensors by reference
             self._first = tf.constant(found.first)
             self._documents, self._begins = tf.constant(documents), tf.constant(begins)
             self._lengths = tf.constant(lengths)
+            self._whole_lengths = tf.constant(whole_lengths)
 
     def __len__(self) -> int:
         return len(self._first) - 1
@@ -148,11 +153,12 @@ class _Rows:
         sizes = tf.gather(self._lengths, pieces)
         begins = tf.gather(self._begins, pieces)
         features = examples_of(self.source, tf.gather(self._documents, pieces), seed)
-        fits = tf.debugging.Assert(
-            tf.reduce_all(tf.cast(features[self._length_name], tf.int64) >= begins + sizes),
-            [f"The feature {self._length_name!r} of an example is less than when it was first read"],
+        now = tf.cast(features[self._length_name], tf.int64)
+        is_same = tf.debugging.Assert(
+            tf.reduce_all(now == tf.gather(self._whole_lengths, pieces)),
+            ["The length of an example is not the one that was read first"],
         )
-        with tf.control_dependencies([fits]):
+        with tf.control_dependencies([is_same]):
             tokens = tf.reshape(features[self._token_name], [-1])
         most = self.source.element_spec[self._token_name].shape[0]
         position = tf.ragged.range(sizes).flat_values
