@@ -67,7 +67,7 @@ class ColorJitter(Augmentation):
         self.value_range = value_range
 
     def augmented(self, images: tf.Tensor) -> tf.Tensor:
-        """Changes the colours, in float32; integer images are rounded.
+        """Changes the colours, in float32 or for float64 images in float64; integers are rounded.
 
         Args:
           images: [batch, height, width, 3], or 1 channel for grey images.
@@ -76,8 +76,9 @@ class ColorJitter(Augmentation):
         if channels not in (1, 3):
             raise ConfigError(f"ColorJitter takes images of 1 or 3 channels, got {channels}.")
         low, high = self.value_range
-        drawn = [with_rank(2 * each - 1, 4) for each in self.uniform(images, 4)]
-        values = (tf.cast(images, tf.float32) - low) / (high - low)
+        dtype = tf.float64 if images.dtype == tf.float64 else tf.float32
+        drawn = [with_rank(tf.cast(2 * each - 1, dtype), 4) for each in self.uniform(images, 4)]
+        values = (tf.cast(images, dtype) - low) * (1 / (high - low))
         strengths = (self.brightness, self.contrast, self.saturation)
         factors = [
             tf.maximum(1 + strength * each, 0.0)

@@ -78,18 +78,20 @@ def grey(levels: tf.Tensor) -> tf.Tensor:
 def smoothed(levels: tf.Tensor) -> tf.Tensor:
     """Averages each pixel, of weight 5, with its 8 neighbours; the border stays."""
     _, height, width, _ = keras.ops.shape(levels)
-    if height < 3 or width < 3:
-        return levels
-    rows = levels[:, :-2] + levels[:, 1:-1] + levels[:, 2:]
+    padded = tf.pad(levels, [[0, 0], [1, 1], [1, 1], [0, 0]])
+    rows = padded[:, :-2] + padded[:, 1:-1] + padded[:, 2:]
     total = rows[:, :, :-2] + rows[:, :, 1:-1] + rows[:, :, 2:]
-    inner = tf.round((total + 4 * levels[:, 1:-1, 1:-1]) / 13)
-    inner = tf.pad(inner, [[0, 0], [1, 1], [1, 1], [0, 0]])
-    edges = [
-        (tf.range(size, dtype=tf.float32) == 0) | (tf.range(size, dtype=tf.float32) == size - 1)
-        for size in (height, width)
-    ]
+    edges = []
+    for size in (as_float(height), as_float(width)):
+        place = tf.range(size)
+        edges.append((place == 0) | (place == size - 1))
     is_border = edges[0][:, tf.newaxis, tf.newaxis] | edges[1][:, tf.newaxis]
-    return tf.where(is_border, levels, inner)
+    return tf.where(is_border, levels, tf.round((total + 4 * levels) / 13))
+
+
+def as_float(size: int | tf.Tensor) -> float | tf.Tensor:
+    """Returns a size as a float32; TensorFlow computes with int32 on the host."""
+    return float(size) if isinstance(size, int) else tf.cast(size, tf.float32)
 
 
 def moved(
@@ -114,18 +116,19 @@ def moved(
       x_0: Column for the upper left corner.
     """
     batch, height, width, channels = keras.ops.shape(levels)
-    y = (tf.range(height, dtype=tf.float32) + 0.5)[:, tf.newaxis]
-    x = tf.range(width, dtype=tf.float32) + 0.5
+    rows, columns = as_float(height), as_float(width)
+    y = (tf.range(rows) + 0.5)[:, tf.newaxis]
+    x = tf.range(columns) + 0.5
 
     def place(by_y: tf.Tensor, by_x: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
         by_y, by_x, start = (each[:, tf.newaxis, tf.newaxis] for each in (by_y, by_x, start))
         return tf.floor(by_y * y + by_x * x + start)
 
     row, column = place(y_y, y_x, y_0), place(x_y, x_x, x_0)
-    inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
+    inside = (row >= 0) & (row < rows) & (column >= 0) & (column < columns)
     # A place outside of the image reads its first pixel, which is not used.
-    within = tf.where(inside, row * width + column, tf.zeros([]))
-    first = tf.range(tf.cast(batch, tf.int64)) * (height * width)
+    within = tf.where(inside, row * columns + column, tf.zeros([]))
+    first = tf.range(tf.cast(batch, tf.int64)) * tf.cast(rows * columns, tf.int64)
     pixels = tf.reshape(levels, [-1, channels])
     found = tf.gather(pixels, tf.cast(within, tf.int64) + first[:, tf.newaxis, tf.newaxis])
     return tf.where(inside[..., tf.newaxis], found, _MIDDLE)

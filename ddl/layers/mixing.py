@@ -191,17 +191,21 @@ def beta(owner: Any, rows: int, alpha: float) -> tf.Tensor:
     if alpha == 1:
         return ddl.random.uniform(owner, [rows])
     first, second = tf.unstack(_log_gamma(owner, rows, alpha), axis=1)
-    return tf.sigmoid(first - second)
+    return tf.cast(tf.sigmoid(first - second), tf.float32)
 
 
 def _log_gamma(owner: Any, rows: int, alpha: float) -> tf.Tensor:
-    """Draws logarithms of numbers of the distribution Gamma(alpha), float32 [rows, 2].
+    """Draws logarithms of numbers of the distribution Gamma(alpha), float64 [rows, 2].
+
+    In float32, the last bit of a logarithm depends on the place of a number in its tensor, and so
+    on the number of replicas.
 
     Marsaglia and Tsang 2000, "A simple method for generating gamma variables": a rejection, of
     which the first accepted try counts. Below 1, Gamma(alpha) is Gamma(alpha + 1) · U^(1 / alpha).
     """
-    normal = ddl.random.normal(owner, [rows, 2, _TRIES])
-    uniform = 1 - ddl.random.uniform(owner, [rows, 2, _TRIES + 1])  # in (0, 1]
+    normal = tf.cast(ddl.random.normal(owner, [rows, 2, _TRIES]), tf.float64)
+    uniform = tf.cast(ddl.random.uniform(owner, [rows, 2, _TRIES + 1]), tf.float64)
+    uniform = 1 - uniform  # in (0, 1]
     shape = alpha if alpha >= 1 else alpha + 1
     d = shape - 1 / 3
     cube = (1 + normal / math.sqrt(9 * d)) ** 3
@@ -211,5 +215,6 @@ def _log_gamma(owner: Any, rows: int, alpha: float) -> tf.Tensor:
     # The first accepted try: its place is the number of tries before it, all rejected.
     before = tf.cumsum(tf.cast(accepted, tf.float32), axis=-1, exclusive=True)
     first = accepted & (before == 0)
-    found = math.log(d) + tf.reduce_sum(tf.where(first, log_cube, tf.zeros([])), axis=-1)
+    zero = tf.zeros([], tf.float64)
+    found = math.log(d) + tf.reduce_sum(tf.where(first, log_cube, zero), axis=-1)
     return found if alpha >= 1 else found + tf.math.log(uniform[..., 0]) / alpha

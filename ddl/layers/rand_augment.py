@@ -16,6 +16,7 @@ from ddl.errors import ConfigError
 from ddl.layers.augmentation import Augmentation
 from ddl.layers.broadcasting import with_rank
 from ddl.layers.image_operations import (
+    as_float,
     autocontrast_table,
     counts_of_levels,
     equalizing_table,
@@ -122,7 +123,7 @@ class RandAugment(Augmentation):
         is_one = {name: tf.equal(operation, float(n)) for n, name in enumerate(OPERATIONS)}
         levels = looked_up(levels, self._table(levels, is_one, part))
         levels = self._blended(levels, is_one, 1 + sign * _FACTOR * part)
-        height, width = (float(size) for size in levels.shape[1:3])
+        height, width = (as_float(size) for size in keras.ops.shape(levels)[1:3])
         shear, angle = sign * _SHEAR * part, sign * float(np.deg2rad(_DEGREES * part))
         nothing = tf.zeros_like(sign)
 
@@ -130,18 +131,24 @@ class RandAugment(Augmentation):
             return tf.where(is_one[name], value, otherwise)
 
         turned = only("rotate", angle)
-        cosine, sine = tf.cos(turned), tf.sin(turned)
+        # In float64: the last bit of a float32 depends on the number of rows of a replica.
+        turned = tf.cast(turned, tf.float64)
+        cosine, sine = tf.cast(tf.cos(turned), tf.float32), tf.cast(tf.sin(turned), tf.float32)
         # The pixel at (y, x) comes from (y_y · y + y_x · x + y_0, x_y · y + x_x · x + x_0).
         middle_y, middle_x = height / 2, width / 2
         return moved(
             levels,
             y_y=cosine,
             y_x=sine + only("shear_y", shear),
-            y_0=middle_y - cosine * middle_y - sine * middle_x
+            y_0=middle_y
+            - cosine * middle_y
+            - sine * middle_x
             + only("translate_y", tf.round(sign * _TRANSLATION * part * height)),
             x_y=only("shear_x", shear) - sine,
             x_x=cosine,
-            x_0=middle_x - cosine * middle_x + sine * middle_y
+            x_0=middle_x
+            - cosine * middle_x
+            + sine * middle_y
             + only("translate_x", tf.round(sign * _TRANSLATION * part * width)),
         )
 
@@ -165,7 +172,9 @@ class RandAugment(Augmentation):
         self, levels: tf.Tensor, is_one: dict[str, tf.Tensor], factor: tf.Tensor
     ) -> tf.Tensor:
         """Moves images from, or towards, an image without colour, contrast, light or edges."""
-        mean = tf.round(tf.reduce_mean(grey(levels), axis=[1, 2, 3], keepdims=True))
+        exact = tf.cast(grey(levels), tf.float64)
+        mean = tf.round(tf.reduce_mean(exact, axis=[1, 2, 3], keepdims=True))
+        mean = tf.cast(mean, tf.float32)
         others = {
             "color": grey(levels),
             "contrast": mean,

@@ -9,6 +9,7 @@ import tensorflow as tf
 import ddl.random
 from ddl.errors import ConfigError
 from ddl.layers.augmentation import Augmentation
+from ddl.layers.image_operations import as_float
 
 _TRIES = 10
 """Tries for a crop that fits into the image, as in torchvision; a central crop if none does."""
@@ -69,45 +70,56 @@ class RandomResizedCrop(Augmentation):
         """Maps [batch, …, channels] to [batch, height, width, channels] of the same dtype."""
         if training:
             return self.augmented(images)
-        batch, height, width, _ = _static(images)
-        if (height, width) == (self.height, self.width):
+        if images.shape[1:3] == (self.height, self.width):
             return images
-        whole = (0.0, 0.0, float(height), float(width))
+        batch, height, width, _ = keras.ops.shape(images)
+        whole = (0.0, 0.0, as_float(height), as_float(width))
         return self._resized(images, *(tf.fill([batch], end) for end in whole))
 
     def augmented(self, images: tf.Tensor) -> tf.Tensor:
         """Crops and resizes images; integers are rounded."""
-        batch, height, width, _ = _static(images)
+        batch, *sizes, _ = keras.ops.shape(images)
+        height, width = (tf.convert_to_tensor(as_float(size)) for size in sizes)
         drawn = ddl.random.uniform(self, [batch, _TRIES, 4])
         area, ratio, top, left = tf.unstack(drawn, axis=-1)  # [batch, tries]
         (smallest, largest), ends = self.scale, [math.log(end) for end in self.ratio]
         area = (smallest + (largest - smallest) * area) * (height * width)
+        # In float64: the last bit of a float32 depends on the number of rows of a replica.
+        area, ratio = tf.cast(area, tf.float64), tf.cast(ratio, tf.float64)
         ratio = tf.exp(ends[0] + (ends[1] - ends[0]) * ratio)
-        rows, columns = tf.round(tf.sqrt(area / ratio)), tf.round(tf.sqrt(area * ratio))
+        rows, columns = (
+            tf.cast(tf.round(tf.sqrt(each)), tf.float32) for each in (area / ratio, area * ratio)
+        )
         fits = (rows >= 1) & (columns >= 1) & (rows <= height) & (columns <= width)
         before = tf.cumsum(tf.cast(fits, tf.float32), axis=1, exclusive=True)
         first = fits & (before == 0)
         # Else the largest central crop of the nearest ratio.
-        allowed = min(max(width / height, self.ratio[0]), self.ratio[1])
-        central = [min(height, round(width / allowed)), min(width, round(height * allowed))]
+        allowed = tf.clip_by_value(width / height, *self.ratio)
+        central_rows = tf.minimum(height, tf.round(width / allowed))
+        central_columns = tf.minimum(width, tf.round(height * allowed))
         top, left = tf.floor(top * (height - rows + 1)), tf.floor(left * (width - columns + 1))
         chosen = [
             tf.where(
                 tf.reduce_any(first, axis=1),
                 tf.reduce_sum(tf.where(first, drawn_one, tf.zeros([])), axis=1),
-                tf.constant(float(instead)),
+                instead,
             )
             for drawn_one, instead in (
-                (top, (height - central[0]) // 2),
-                (left, (width - central[1]) // 2),
-                (rows, central[0]),
-                (columns, central[1]),
+                (top, tf.floor((height - central_rows) / 2)),
+                (left, tf.floor((width - central_columns) / 2)),
+                (rows, central_rows),
+                (columns, central_columns),
             )
         ]
         return self._resized(images, *chosen)
 
     def _resized(
-        self, images: tf.Tensor, top: tf.Tensor, left: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor
+        self,
+        images: tf.Tensor,
+        top: tf.Tensor,
+        left: tf.Tensor,
+        rows: tf.Tensor,
+        columns: tf.Tensor,
     ) -> tf.Tensor:
         """Resizes the crops that begin at (top, left), float32 [batch] each, in whole pixels."""
         dtype = tf.float64 if images.dtype == tf.float64 else tf.float32
@@ -123,16 +135,6 @@ class RandomResizedCrop(Augmentation):
         return (input_shape[0], self.height, self.width, input_shape[3])
 
 
-def _static(images: tf.Tensor) -> list[int]:
-    sizes = list(images.shape)
-    if len(sizes) != 4 or None in sizes:
-        raise ConfigError(
-            "RandomResizedCrop takes images of a static shape [batch, height, width, channels], "
-            f"got {images.shape}."
-        )
-    return sizes
-
-
 def _interpolated(
     values: tf.Tensor, first: tf.Tensor, size: tf.Tensor, count: int, axis: int
 ) -> tf.Tensor:
@@ -146,12 +148,15 @@ def _interpolated(
       axis: 1 or 2.
     """
     first, size = first[:, tf.newaxis], size[:, tf.newaxis]
-    places = (tf.range(count, dtype=tf.float32) + 0.5) * (size / count) - 0.5
+    # TensorFlow's graphs multiply by 1 / count in place of a division, too.
+    places = (tf.range(count, dtype=tf.float32) + 0.5) * (size * (1 / count)) - 0.5
     places = tf.clip_by_value(places, 0.0, size - 1)
     lower = tf.floor(places)
     upper = tf.minimum(lower + 1, size - 1)
     share = tf.cast(places - lower, values.dtype)
-    share = share[:, :, tf.newaxis, tf.newaxis] if axis == 1 else share[:, tf.newaxis, :, tf.newaxis]
+    share = (
+        share[:, :, tf.newaxis, tf.newaxis] if axis == 1 else share[:, tf.newaxis, :, tf.newaxis]
+    )
     below, above = (
         tf.gather(values, tf.cast(first + each, tf.int64), axis=axis, batch_dims=1)
         for each in (lower, upper)

@@ -109,6 +109,4 @@ class TokenMasking(keras.layers.Layer):
         becomes_random = kind < self.rate * (self.masked + self.randomized)
         replacement = tf.where(becomes_random, random, token)
         replacement = tf.where(becomes_mask, tf.constant(self.mask_token, token.dtype), replacement)
-        return MaskedTokens(
-            tf.where(selected, replacement, token), tf.cast(selected, tf.float32)
-        )
+        return MaskedTokens(tf.where(selected, replacement, token), tf.cast(selected, tf.float32))

@@ -220,7 +220,10 @@ def test_rand_augment_in_another_range():
         (lambda: ddl.layers.RandomResizedCrop(4, 4, (0.5, 0.2)), "scale must be two rising"),
         (lambda: ddl.layers.RandomResizedCrop(4, 4, ratio=(0, 1)), "ratio must be two rising"),
         (lambda: ddl.layers.ColorJitter(hue=0.6), "hue at most 0.5"),
-        (lambda: ddl.layers.ColorJitter()(IMAGES[..., :2], training=True), "1 or 3 channels, got 2"),
+        (
+            lambda: ddl.layers.ColorJitter()(IMAGES[..., :2], training=True),
+            "1 or 3 channels, got 2",
+        ),
         (lambda: ddl.layers.RandAugment(0), "num_layers must be at least 1"),
         (lambda: ddl.layers.RandAugment(magnitude=11), "magnitude must be from 0 to 10, got 11"),
         (lambda: ddl.layers.RandAugment()(IMAGES[..., :2], training=True), "1 or 3 channels"),

@@ -63,7 +63,7 @@ def test_cutmix(monkeypatch, dtype):
         expected[top:bottom, left:right] = images[row ^ 1, top:bottom, left:right]
         np.testing.assert_array_equal(result.images[row], expected)
         replaced = (bottom - top) * (right - left) / 30
-        assert result.share[row] == pytest.approx(1 - replaced, abs=1e-6)
+        assert float(result.share[row]) == pytest.approx(1 - replaced, abs=1e-6)
     assert result.images.dtype == dtype
 
 

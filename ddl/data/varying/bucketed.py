@@ -220,7 +220,9 @@ class BucketedSource(DecodedSource):
         for name in self.features:
             values = features[name]
             missing = self.width - values.shape[axis]
-            margins = [[0, max(missing, 0) if each == axis else 0] for each in range(values.shape.rank)]
+            margins = [
+                [0, max(missing, 0) if each == axis else 0] for each in range(values.shape.rank)
+            ]
             cut = (slice(None),) * axis + (slice(self.width),)
             fitted[name] = tf.pad(values, margins) if missing > 0 else values[cut]
         return fitted

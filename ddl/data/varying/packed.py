@@ -56,8 +56,7 @@ def packed(
     """
     if length < 1 or seed < 0:
         raise ConfigError(
-            "packed.length must be at least 1 and packed.seed at least 0, got "
-            f"{length} and {seed}."
+            f"packed.length must be at least 1 and packed.seed at least 0, got {length} and {seed}."
         )
     check_choice("packed.too_long", too_long, get_args(TooLong))
     source = with_random_access(data, "packed")

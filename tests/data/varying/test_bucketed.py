@@ -106,5 +106,3 @@ def test_the_buckets_of_a_pipeline():
 def test_refusals(make, error, message):
     with pytest.raises(error, match=message):
         make()
-
-

@@ -60,7 +60,8 @@ def test_each_document_once_an_epoch(source):
 
 def test_all_kinds_of_sources_give_the_same_rows(tmp_path):
     batches = [
-        an_epoch(ddl.data.packed(each, LENGTH), 4) for each in (arrays(), Decoded(), lines(tmp_path))
+        an_epoch(ddl.data.packed(each, LENGTH), 4)
+        for each in (arrays(), Decoded(), lines(tmp_path))
     ]
     for one, *others in zip(*batches, strict=True):
         for other in others:
@@ -70,7 +71,9 @@ def test_all_kinds_of_sources_give_the_same_rows(tmp_path):
 def test_any_batch_and_any_rows_of_it_alone(source):
     rows = ddl.data.packed(source, LENGTH)
     whole = an_epoch(rows, 4)
-    later = next(rows.batches(4, 2, seed=3, shuffle=True, rows=np.array([3, 1])).as_numpy_iterator())
+    later = next(
+        rows.batches(4, 2, seed=3, shuffle=True, rows=np.array([3, 1])).as_numpy_iterator()
+    )
     for name, values in later.items():
         np.testing.assert_array_equal(values, whole[2][name][[3, 1]])
 
@@ -161,9 +164,7 @@ def test_lines_of_bytes(tmp_path):
     assert batch["token"].tolist() == [[97, 98, 99], [100, 0, 0], [101, 102, 0]]
     assert batch["length"].tolist() == [3, 1, 2]
     with pytest.raises(ConfigError, match="a list of tokens for each of the 3 lines, got 1 lists"):
-        ddl.data.token_lines(
-            [str(tmp_path / "a"), str(tmp_path / "b")], encode=lambda lines: [[1]]
-        )
+        ddl.data.token_lines([str(tmp_path / "a"), str(tmp_path / "b")], encode=lambda lines: [[1]])
     (tmp_path / "c").write_text("\n")
     with pytest.raises(DataError, match="no lines that are not empty"):
         ddl.data.token_lines(str(tmp_path / "c"))
