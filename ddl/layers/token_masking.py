@@ -68,8 +68,8 @@ class TokenMasking(keras.layers.Layer):
         super().__init__(autocast=False, **kwargs)
         if not 1 <= vocabulary_size <= _LARGEST_VOCABULARY or mask_token < 0:
             raise ConfigError(
-                "TokenMasking.vocabulary_size must be from 1 to 2^23 and mask_token at least 0, got "
-                f"{vocabulary_size} and {mask_token}."
+                "TokenMasking.vocabulary_size must be from 1 to 2^23 and mask_token at least 0, "
+                f"got {vocabulary_size} and {mask_token}."
             )
         if not 0 < rate <= 1:
             raise ConfigError(f"TokenMasking.rate must be above 0 and at most 1, got {rate}.")

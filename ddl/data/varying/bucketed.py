@@ -71,8 +71,8 @@ class BucketedSource(DecodedSource):
         lengths = lengths_of(self._source, length_name, "bucketed")
         if (longest := lengths.max()) > given[-1]:
             raise DataError(
-                f"The last of bucketed.boundaries must be at least {longest}, the length of example "
-                f"{int(np.argmax(lengths))}, got {given[-1]}. Add a boundary."
+                f"The last of bucketed.boundaries must be at least {longest}, the length of "
+                f"example {int(np.argmax(lengths))}, got {given[-1]}. Add a boundary."
             )
         spec = self._source.element_spec
         for name in features:
@@ -118,8 +118,9 @@ class BucketedSource(DecodedSource):
 
     def describe(self, index: int) -> str:
         """See `DecodedSource`."""
-        known = isinstance(self._source, DecodedSource)
-        return self._source.describe(index) if known else super().describe(index)
+        if isinstance(self._source, DecodedSource):
+            return self._source.describe(index)
+        return super().describe(index)
 
     def batches(
         self,
@@ -220,11 +221,11 @@ class BucketedSource(DecodedSource):
         for name in self.features:
             values = features[name]
             missing = self.width - values.shape[axis]
-            margins = [
-                [0, max(missing, 0) if each == axis else 0] for each in range(values.shape.rank)
-            ]
-            cut = (slice(None),) * axis + (slice(self.width),)
-            fitted[name] = tf.pad(values, margins) if missing > 0 else values[cut]
+            if missing > 0:
+                after = [missing if each == axis else 0 for each in range(values.shape.rank)]
+                fitted[name] = tf.pad(values, [[0, each] for each in after])
+            else:
+                fitted[name] = values[(slice(None),) * axis + (slice(self.width),)]
         return fitted
 
 

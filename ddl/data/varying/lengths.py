@@ -30,7 +30,8 @@ def lengths_of(source: RandomAccess, name: str, user: str) -> np.ndarray:
     if spec is None or spec.shape.rank or not spec.dtype.is_integer:
         raise DataError(
             f"{user} needs the length of each example as a feature {name!r}, an integer []; the "
-            f"data have {', '.join(sorted(source.element_spec))}. Add it, or set {user}.length_name."
+            f"data have {', '.join(sorted(source.element_spec))}. Add it, or set "
+            f"{user}.length_name."
         )
     lengths = getattr(source, "lengths", None)
     if lengths is None:

@@ -64,8 +64,8 @@ def packed(
     spec = source.element_spec.get(token_name)
     if spec is None or spec.shape.rank != 1 or not spec.dtype.is_integer:
         raise DataError(
-            f"packed needs the tokens as a feature {token_name!r}, integers [most tokens]; the data "
-            f"have {', '.join(sorted(source.element_spec))}. Add it, or set packed.token_name."
+            f"packed needs the tokens as a feature {token_name!r}, integers [most tokens]; the "
+            f"data have {', '.join(sorted(source.element_spec))}. Add it, or set packed.token_name."
         )
     if others := source.element_spec.keys() - {token_name, length_name}:
         raise DataError(

@@ -76,7 +76,8 @@ def _compositions(counts: np.ndarray, row_length: int) -> list[tuple[int, _Parts
         while left:
             place = bisect.bisect_left(spaces, length)
             if place == len(spaces):
-                free, rows, parts = row_length, left, ()
+                free, rows = row_length, left
+                parts: _Parts = ()
             else:
                 free = spaces[place]
                 rows, parts = by_free_space[free].pop()

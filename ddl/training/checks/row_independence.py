@@ -274,8 +274,9 @@ def _check_runs(runs: Sequence[dict[str, _Values]], where: str) -> None:
             "own microbatch, with padding, so the result would depend on the number of devices. "
             "To compare an example with the others, as for in-batch negatives and mining, take "
             "their rows from ddl.gather(x), which gives those of all replicas and a mask of the "
-            "padding. To mix examples, use ddl.layers.Mixup or CutMix. Compute all else of a row from "
-            "that row alone: no sums over the batch. Use keras.layers.BatchNormalization for moments of the batch."
+            "padding. To mix examples, use ddl.layers.Mixup or CutMix. Compute all else of a row "
+            "from that row alone: no sums over the batch. Use keras.layers.BatchNormalization for "
+            "moments of the batch."
         )
     if "weight" in runs[0] and (runs[0]["weight"].values < 0).any():
         raise ConfigError(

@@ -2,13 +2,12 @@
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import ddl
 from ddl.data.pipeline import BatchPipeline
 from ddl.data.pipeline.buckets import buckets_of
 from ddl.errors import ConfigError, DataError
-from tests.data.varying.documents import COUNT, LENGTHS, TOKENS, Decoded, an_epoch, arrays, lines
+from tests.data.varying.documents import LENGTHS, TOKENS, Decoded, an_epoch, arrays, lines
 
 BOUNDARIES = (4, 8, 12)
 
