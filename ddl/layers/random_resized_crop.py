@@ -148,8 +148,9 @@ def _interpolated(
       axis: 1 or 2.
     """
     first, size = first[:, tf.newaxis], size[:, tf.newaxis]
-    # TensorFlow's graphs multiply by 1 / count in place of a division, too.
-    places = (tf.range(count, dtype=tf.float32) + 0.5) * (size * (1 / count)) - 0.5
+    # In float64, since TensorFlow's graphs change the order of products with constants.
+    parts = (tf.range(count, dtype=tf.float64) + 0.5) / count
+    places = tf.cast(parts * tf.cast(size, tf.float64) - 0.5, tf.float32)
     places = tf.clip_by_value(places, 0.0, size - 1)
     lower = tf.floor(places)
     upper = tf.minimum(lower + 1, size - 1)

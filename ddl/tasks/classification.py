@@ -59,7 +59,8 @@ class Classification:
           label_name: Name of the label feature.
 
         Raises:
-          ConfigError: If `loss` has a reduction, or another argument is out of range.
+          ConfigError: If `loss` has a reduction, `mixing` is a layer of Keras, or another argument
+            is out of range.
         """
         if not isinstance(model, keras.Model):
             raise ConfigError(
@@ -81,6 +82,13 @@ class Classification:
             )
         if top_k is not None and top_k < 1:
             raise ConfigError(f"Classification.top_k must be at least 1, or None, got {top_k}.")
+        if isinstance(mixing, keras.layers.Layer) and not getattr(
+            mixing, "draws_by_position", False
+        ):
+            raise ConfigError(
+                "Classification.mixing must be ddl.layers.Mixup or ddl.layers.CutMix, got Keras's "
+                f"{type(mixing).__name__}, which mixes the rows of one replica."
+            )
         self.model = model
         self._loss = loss
         self._label_smoothing = label_smoothing

@@ -113,6 +113,9 @@ def test_refusals():
         layer(IMAGES, LABELS)
     with pytest.raises(ConfigError, match="one static number of rows"):
         partners([tf.ones([2]), tf.ones([3])], "A layer")
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    with pytest.raises(ConfigError, match="mixing must be ddl.layers.Mixup .*, got Keras's CutMix"):
+        ddl.Classification(model, mixing=keras.layers.CutMix())
     for arguments in ({"alpha": 0}, {"alpha": float("inf")}, {"probability": 1.5}):
         with pytest.raises(ConfigError, match=f"Mixup.{next(iter(arguments))} must be"):
             ddl.layers.Mixup(**arguments)
