@@ -6,11 +6,12 @@ import pytest
 import tensorflow as tf
 
 import ddl
+from ddl.checkpoints.checkpoints import Checkpoints
 from ddl.errors import ConfigError
 from ddl.layers.mixing import beta
 from ddl.layers.partners import partners
 from ddl.precision import set_precision
-from tests.conftest import make_strategy, microbatch
+from tests.conftest import make_strategy, microbatch, save
 from tests.layers.given_draws import GivenDraws
 
 ROWS = 8
@@ -198,6 +199,31 @@ def test_mixing_changes_training_and_not_evaluation(on_one_device):
     trainer, _ = trained(lambda: {"mixing": ddl.layers.Mixup(0.4)}, 1)
     trainer.model.set_weights(plain.model.get_weights())
     assert trainer.evaluate() == plain.evaluate()
+
+
+def test_a_resumed_training_draws_the_same(on_one_device, tmp_path):
+    trainer, _ = on_one_device[with_mixup]
+    save(tmp_path, trainer)
+    ends = []
+    for _ in range(2):
+        trainer.train(2)
+        ends.append(trainer.model.get_weights())
+        Checkpoints(tmp_path, trainer).restore_latest()
+    for one, other in zip(*ends, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@every_layer
+def test_compiled(make):
+    layer, images = make(alpha=0.6, probability=0.7), IMAGES.astype("f4")
+
+    def mix():
+        with microbatch(rows=ROWS).forward():
+            return layer(images, LABELS)
+
+    expected, found = mix(), tf.function(mix, jit_compile=True)()
+    np.testing.assert_allclose(found.share, expected.share, atol=1e-5)
+    np.testing.assert_allclose(found.images, expected.images, atol=1e-2)
 
 
 def test_the_loss_is_the_mean_for_both_labels():
