@@ -63,7 +63,7 @@ def trainer_on(source, replicas=1, microbatches=1):
         )
 
 
-STEPS = 9
+STEPS = 7  # the buckets of the next batches differ from those of the first ones
 
 
 @pytest.fixture(scope="module")
