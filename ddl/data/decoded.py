@@ -88,7 +88,14 @@ class DecodedSource(Source):
         return None
 
     def _read_ahead(self, batches: tf.data.Dataset) -> tf.data.Dataset:
-        """Adds what can be read for a whole batch in one call to batches of "index" and "seed"."""
+        """Reads what can be read for a whole batch in one call.
+
+        Args:
+          batches: Dicts of "index", int64 [b], "seed", int64 [b, 2], and "weight", float32 [b].
+
+        Returns:
+          What `_example_of` takes, with one row for each example, and "weight".
+        """
         return batches
 
     def _example_of(self, row: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:

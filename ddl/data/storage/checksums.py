@@ -31,8 +31,8 @@ def masked_crc32c(rows: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         column = longest - lengths + place
         inside = np.flatnonzero(place < lengths)
         flipped[inside, column[inside]] ^= 0xFF
-    places = np.arange(longest - 1, -1, -1, dtype=np.intp) * 256
-    found ^= np.bitwise_xor.reduce(table[places + flipped], axis=1)
+    places = np.arange(longest - 1, -1, -1, dtype=np.int32) * 256
+    found ^= np.bitwise_xor.reduce(np.take(table, places + flipped), axis=1)
     crc = found ^ np.uint32(_ONES)
     return ((crc >> 15) | (crc << 17)) + np.uint32(_MASK_ADDED)
 
