@@ -24,8 +24,9 @@ class RecordSource(DecodedSource):
 
     A run therefore resumes in the middle of an epoch at once, and each worker reads and decodes
     only its own rows. The constructor locates the records by reading their lengths, so the files
-    must not be compressed. Records above 4 KiB on average are read one by one, which suits storage with fast random
-    access. For other storage, read shards with `StreamSource`.
+    must not be compressed. Records above 4 KiB on average, or in files of another machine, are read
+    one by one. Reading suits storage with fast random access; for other storage, read shards with
+    `StreamSource`.
     """
 
     def __init__(self, files: Sequence[str], decode: _Decode, num_examples: int | None = None):
