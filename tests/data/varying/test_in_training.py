@@ -85,6 +85,16 @@ def test_the_same_on_other_devices(name, on_one_device):
         np.testing.assert_allclose(one, two, rtol=0, atol=1e-10)
 
 
+@pytest.mark.usefixtures("gpu_path")
+def test_batches_that_tensorflow_distributes_are_cut(on_one_device):
+    _, expected = on_one_device["bucketed"]
+    trainer = trainer_on(SOURCES["bucketed"](), replicas=2)
+    trainer.train(STEPS)
+    assert set(trainer.task.widths) == set(BOUNDARIES)
+    for one, two in zip(trainer.model.variables, expected, strict=True):
+        np.testing.assert_allclose(one, two, rtol=0, atol=1e-10)
+
+
 @pytest.mark.parametrize("name", SOURCES)
 def test_resumed_in_an_epoch(name, on_one_device, tmp_path):
     trainer, _ = on_one_device[name]
