@@ -141,6 +141,8 @@ class Microbatch:
       gathering: How `ddl.gather` gets the rows of other replicas and microbatches; None: from the
         replicas (`ddl.tasks.gather`).
       gathers: The calls of `ddl.gather` in this pass.
+      pairing: How layers that mix examples get the partners of rows; None: from the rows
+        (`ddl.layers.partners`).
     """
 
     seed: int | None
@@ -156,6 +158,7 @@ class Microbatch:
     step: tf.Tensor | None = None
     gathering: Any = None
     gathers: list[Any] = dataclasses.field(default_factory=list)
+    pairing: Any = None
     _calls: dict[int, _Calls] = dataclasses.field(default_factory=dict)
     _is_backward: bool = False
     _refuses_draws: bool = False

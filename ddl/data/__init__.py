@@ -23,6 +23,7 @@ from ddl.data.records import RecordSource
 from ddl.data.source import IndexedSource, Source
 from ddl.data.stream import StreamSource
 from ddl.data.synthetic import synthetic_arrays, synthetic_images
+from ddl.data.varying import bucketed, packed, token_lines
 
 __all__ = [
     "ArraySource",
@@ -37,6 +38,7 @@ __all__ = [
     "StreamSource",
     "as_source",
     "batch_indices",
+    "bucketed",
     "concatenation",
     "imagenet",
     "images",
@@ -44,6 +46,7 @@ __all__ = [
     "load_digits",
     "load_keras_dataset",
     "numpy_files",
+    "packed",
     "record_files",
     "steps_per_epoch",
     "subset",
@@ -51,5 +54,6 @@ __all__ = [
     "synthetic_images",
     "table",
     "text_lines",
+    "token_lines",
     "token_windows",
 ]

@@ -87,6 +87,21 @@ class DecodedSource(Source):
             return f"The first example that cannot be read is {self.describe(read)}."
         return None
 
+    def _read_ahead(self, batches: tf.data.Dataset) -> tf.data.Dataset:
+        """Reads what can be read for a whole batch in one call.
+
+        Args:
+          batches: Dicts of "index", int64 [b], "seed", int64 [b, 2], and "weight", float32 [b].
+
+        Returns:
+          What `_example_of` takes, with one row for each example, and "weight".
+        """
+        return batches
+
+    def _example_of(self, row: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        """Reads an example by a row of `_read_ahead`."""
+        return self.example(row["index"], row["seed"])
+
     def _decoded(
         self, indices: tf.data.Dataset, first_batch: int, steps_per_epoch: int, seed: int
     ) -> tf.data.Dataset:
@@ -107,11 +122,11 @@ class DecodedSource(Source):
             return {**batch, "seed": seeds}
 
         def read(row: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-            return weighted(dict(self.example(row["index"], row["seed"])), row["weight"])
+            return weighted(dict(self._example_of(row)), row["weight"])
 
+        ordered = tf.data.Dataset.zip(tf.data.Dataset.counter(first_batch), indices)
         return (
-            tf.data.Dataset.zip(tf.data.Dataset.counter(first_batch), indices)
-            .map(with_seeds)
+            self._read_ahead(ordered.map(with_seeds))
             .unbatch()
             .map(read, num_parallel_calls=os.cpu_count() or 1, deterministic=True)
         )

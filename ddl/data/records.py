@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from ddl.data.decoded import DecodedSource
 from ddl.data.source import checked_element_spec
+from ddl.data.storage.record_blocks import RecordBlocks, suits_blocks
 from ddl.errors import DataError, check_takes, definition_of
 
 # A record is the length (8 bytes), the length's checksum (4), the data, the data's checksum (4).
@@ -23,8 +24,9 @@ class RecordSource(DecodedSource):
 
     A run therefore resumes in the middle of an epoch at once, and each worker reads and decodes
     only its own rows. The constructor locates the records by reading their lengths, so the files
-    must not be compressed. Records are read one by one, which suits storage with fast random
-    access. For other storage, read shards with `StreamSource`.
+    must not be compressed. Records above 4 KiB on average, or in files of another machine, are read
+    one by one. Reading suits storage with fast random access; for other storage, read shards with
+    `StreamSource`.
     """
 
     def __init__(self, files: Sequence[str], decode: _Decode, num_examples: int | None = None):
@@ -70,6 +72,9 @@ class RecordSource(DecodedSource):
                 f"The {len(files)} TFRecord files contain no records: {', '.join(files)}. "
                 "Pass files that contain examples."
             )
+        self._blocks: RecordBlocks | None = None
+        if suits_blocks(files, file_numbers, offsets):
+            self._blocks = RecordBlocks(files, file_numbers, offsets)
         with tf.init_scope(), tf.device("CPU:0"):
             # A graph captures eager tensors by reference.
             self._files = tf.constant(files)
@@ -99,6 +104,27 @@ class RecordSource(DecodedSource):
     def example(self, index: tf.Tensor, seed: tf.Tensor) -> dict[str, tf.Tensor]:
         """See `DecodedSource`."""
         return dict(self._decode(self._record(index), seed))
+
+    def _read_ahead(self, batches: tf.data.Dataset) -> tf.data.Dataset:
+        """Puts the records in place of their numbers, if they are small."""
+        if self._blocks is None:
+            return batches
+        read_block = self._blocks.read
+
+        @tf.autograph.experimental.do_not_convert
+        def read(batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+            indices = batch.pop("index")  # each tensor costs time when the batch is taken apart
+            records = tf.numpy_function(read_block, [indices], tf.string, stateful=False)
+            records.set_shape(indices.shape)
+            return {**batch, "record": records}
+
+        return batches.map(read, num_parallel_calls=2, deterministic=True)
+
+    def _example_of(self, row: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        """Decodes a record that has been read ahead."""
+        if "record" not in row:
+            return super()._example_of(row)
+        return dict(self._decode(row["record"], row["seed"]))
 
     def describe(self, index: int) -> str:
         """See `DecodedSource`."""

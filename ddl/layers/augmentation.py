@@ -18,7 +18,7 @@ FlipMode = Literal["horizontal", "vertical", "horizontal_and_vertical"]
 register = keras.saving.register_keras_serializable("ddl")
 
 
-class _Augmentation(keras.layers.Layer):
+class Augmentation(keras.layers.Layer):
     """Base of the augmentations: holds the seed and changes images only in training."""
 
     draws_by_position = True
@@ -47,7 +47,7 @@ class _Augmentation(keras.layers.Layer):
 
 
 @register
-class RandomFlip(_Augmentation):
+class RandomFlip(Augmentation):
     """Mirrors each image with probability 1/2, like `keras.layers.RandomFlip`."""
 
     def __init__(
@@ -79,7 +79,7 @@ class RandomFlip(_Augmentation):
 
 
 @register
-class RandomShift(_Augmentation):
+class RandomShift(Augmentation):
     """Shifts each image by a random number of whole pixels and fills with zeros.
 
     This equals zero padding followed by a random crop (He et al. 2015, "Deep residual learning",
@@ -161,7 +161,7 @@ def _is_wide(dtype: tf.DType) -> bool:
 
 
 @register
-class Cutout(_Augmentation):
+class Cutout(Augmentation):
     """Zeroes a square of each image, centred on a random pixel and clipped at the border.
 
     DeVries and Taylor 2017, "Improved regularization of convolutional neural networks with
@@ -200,7 +200,7 @@ class Cutout(_Augmentation):
         return tf.where(square, tf.zeros([], images.dtype), images)
 
 
-class _WithinRange(_Augmentation):
+class _WithinRange(Augmentation):
     """Changes pixel values by a factor drawn for each image, and clips them to a range.
 
     The arithmetic is in float32, or in float64 for float64 images. In float16 the mean of an image

@@ -9,12 +9,16 @@ import tensorflow as tf
 from absl import logging
 
 from ddl.errors import ConfigError, DataError
+from ddl.layers.mixing import Mixed
 from ddl.tasks.accuracy import accuracy, top_k_accuracy
 from ddl.tasks.cross_entropy import cross_entropy
 from ddl.tasks.task import PerExample
 
 # Called with inputs [batch, …] and training=True.
 Augmentation: TypeAlias = Callable[..., tf.Tensor]
+
+# Called with inputs [batch, …] and labels [batch, …].
+Mixing: TypeAlias = Callable[[tf.Tensor, tf.Tensor], Mixed]
 
 _LABEL_CHUNK = 1 << 20
 
@@ -34,6 +38,7 @@ class Classification:
         label_smoothing: float = 0.0,
         top_k: int | None = None,
         augmentations: Sequence[Augmentation] = (),
+        mixing: Mixing | None = None,
         input_name: str = "image",
         label_name: str = "label",
     ):
@@ -48,11 +53,14 @@ class Classification:
           top_k: If given, also report the top-k accuracy; at least 1.
           augmentations: Callables such as layers of `ddl.layers`, applied to the inputs in order,
             in training only. They are not exported.
+          mixing: `ddl.layers.Mixup` or `ddl.layers.CutMix`, applied after the augmentations, in
+            training only. Loss and metrics are then means of those for both labels.
           input_name: Name of the input feature.
           label_name: Name of the label feature.
 
         Raises:
-          ConfigError: If `loss` has a reduction, or another argument is out of range.
+          ConfigError: If `loss` has a reduction, `mixing` is a layer of Keras, or another argument
+            is out of range.
         """
         if not isinstance(model, keras.Model):
             raise ConfigError(
@@ -74,11 +82,19 @@ class Classification:
             )
         if top_k is not None and top_k < 1:
             raise ConfigError(f"Classification.top_k must be at least 1, or None, got {top_k}.")
+        if isinstance(mixing, keras.layers.Layer) and not getattr(
+            mixing, "draws_by_position", False
+        ):
+            raise ConfigError(
+                "Classification.mixing must be ddl.layers.Mixup or ddl.layers.CutMix, got Keras's "
+                f"{type(mixing).__name__}, which mixes the rows of one replica."
+            )
         self.model = model
         self._loss = loss
         self._label_smoothing = label_smoothing
         self._top_k = top_k
         self._augmentations = tuple(augmentations)
+        self._mixing = mixing
         self.input_name = input_name
         self._label_name = label_name
         takes_logits = loss is None or loss.get_config().get("from_logits", False)
@@ -100,10 +116,14 @@ class Classification:
           The loss [batch], and the metrics "accuracy" and, with `top_k`, "top_<k>_accuracy", each
           float32 [batch].
         """
-        inputs = features[self.input_name]
+        inputs, labels = features[self.input_name], features[self._label_name]
+        mixed: Mixed | None = None
         if training:
             for augmentation in self._augmentations:
                 inputs = augmentation(inputs, training=True)
+            if self._mixing is not None:
+                mixed = self._mixing(inputs, labels)
+                inputs = mixed.images
         logits = self.model(inputs, training=training)
         if not tf.is_tensor(logits) or logits.shape.rank not in (2, None):
             got = logits.shape if tf.is_tensor(logits) else f"a {type(logits).__name__}"
@@ -114,7 +134,17 @@ class Classification:
             )
         # The softmax needs more than half precision.
         logits = tf.cast(logits, tf.float64 if logits.dtype == tf.float64 else tf.float32)
-        labels = features[self._label_name]
+        loss, values = self._compared(labels, logits)
+        if mixed is not None:
+            other_loss, others = self._compared(mixed.partner_labels, logits)
+            loss = mixed.mean(loss, other_loss)
+            values = {name: mixed.mean(each, others[name]) for name, each in values.items()}
+        return PerExample(loss, values)
+
+    def _compared(
+        self, labels: tf.Tensor, logits: tf.Tensor
+    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        """Returns the loss and the metrics of labels, each [batch]."""
         one_hot = labels.shape.rank == 2
         if one_hot:  # integers have no argmax on GPUs
             floats = labels if labels.dtype.is_floating else tf.cast(labels, tf.float32)
@@ -133,7 +163,7 @@ class Classification:
         values = {"accuracy": accuracy(classes, logits)}
         if self._top_k is not None:
             values[f"top_{self._top_k}_accuracy"] = top_k_accuracy(classes, logits, self._top_k)
-        return PerExample(loss, values)
+        return loss, values
 
     def predict(self, features: dict[str, Any]) -> tf.Tensor:
         """Returns the model's outputs [batch, classes]. Replica context.

@@ -8,6 +8,7 @@ from absl import logging
 from ddl.data import BatchPipeline
 from ddl.data.checks import data_errors
 from ddl.data.pipeline import Batch
+from ddl.data.pipeline.buckets import buckets_of
 from ddl.errors import DataError
 from ddl.step.compiled.compiler import Compiler
 from ddl.step.objective import Objective
@@ -58,7 +59,10 @@ class Evaluation:
         # The input repeats forever and its length is known, so one iterator serves every
         # evaluation. It is not kept while in use: after an error its position would be wrong.
         iterator, self._iterator = self._iterator, None
-        iterator = iterator or self._pipeline.iterator(self._strategy, 0)
+        if iterator is None:
+            buckets = buckets_of({"": self._pipeline})
+            own = self._pipeline.iterator(self._strategy, 0)
+            iterator = own, None if buckets is None else buckets.iterator(0)
         means = self._means(iterator, state)
         self._iterator = iterator
         return means
@@ -73,7 +77,8 @@ class Evaluation:
         """
         self._pipeline = pipeline
         try:
-            return self._means(pipeline.iterator(self._strategy, 0), state)
+            # In the shape of the last boundary: the trace does not know the buckets of later data.
+            return self._means((pipeline.iterator(self._strategy, 0), None), state)
         finally:
             self._pipeline = None
 
@@ -97,6 +102,7 @@ class Evaluation:
     ) -> tf.Tensor:
         """Returns the metric sums over `num_batches` batches: float64 [size]."""
         pipeline = self._pipeline
+        rows, bucket_iterator = iterator
 
         def replica_sums(batch: Batch) -> tf.Tensor:
             return self._compiler(lambda: sums_of(batch))
@@ -110,9 +116,18 @@ class Evaluation:
                 return self._objective(features, training=False)[1]
 
         def add_batch(number: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            batch = pipeline.next_batch(iterator, self._strategy, number)
-            per_replica = self._strategy.run(replica_sums, args=(batch,))
-            return number + 1, sums + self._strategy.reduce("SUM", per_replica, axis=None)
+            batch = pipeline.next_batch(rows, self._strategy, number)
+
+            def added(batch: Batch) -> tf.Tensor:
+                per_replica = self._strategy.run(replica_sums, args=(batch,))
+                return sums + self._strategy.reduce("SUM", per_replica, axis=None)
+
+            if bucket_iterator is None:
+                return number + 1, added(batch)
+            buckets = buckets_of({"": pipeline})
+            assert buckets is not None
+            bucket = next(bucket_iterator)
+            return number + 1, buckets.each(bucket, batch, self._strategy, added)
 
         start = (tf.zeros([], tf.int64), self._objective.evaluation_metrics.zeros())
         return tf.while_loop(lambda number, sums: number < num_batches, add_batch, start)[1]

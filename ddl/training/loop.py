@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from ddl.data.checks import data_errors
 from ddl.data.pipeline import Batch
+from ddl.data.pipeline.buckets import buckets_of
 from ddl.data.pipeline.placed_order import rows_at
 from ddl.data.source import Source
 from ddl.devices.path import path_of
@@ -102,10 +103,12 @@ class TrainingLoop:
         if self._orders_in_graph():
             return None
         first = int(state.batches)
-        return {
+        iterators = {
             name: pipeline.iterator(self._update.strategy, first)
             for name, pipeline in self._update.pipelines.items()
         }
+        buckets = buckets_of(self._update.pipelines)
+        return iterators, None if buckets is None else buckets.iterator(first)
 
     def _orders_in_graph(self) -> bool:
         strategy, pipelines = self._update.strategy, self._update.pipelines
@@ -119,13 +122,23 @@ class TrainingLoop:
         resident = {name: own.resident_arrays(strategy) for name, own in pipelines.items()}
         if iterator is None:
             return self._over_arrays(resident, end, state)
+        iterators, bucket_iterator = iterator
+        buckets = buckets_of(pipelines)
 
         def update(carried: _Carried, counter: tf.Tensor) -> tuple[_Carried, tf.Tensor]:
             before = state._replace(**carried)
             batches = {
-                name: Batch(next(iterator[name]), resident[name], counter) for name in pipelines
+                name: Batch(next(iterators[name]), resident[name], counter) for name in pipelines
             }
-            return self._updated(batches, before, batch_counter)
+            if buckets is None:
+                return self._updated(batches, before, batch_counter)
+            ((name, batch),) = batches.items()
+            return buckets.each(
+                next(bucket_iterator),
+                batch,
+                strategy,
+                lambda cut: self._updated({name: cut}, before, batch_counter),
+            )
 
         carried, _ = tf.while_loop(
             lambda carried, _: self._goes_on_below(carried["step"], end, carried),

@@ -341,6 +341,11 @@ def test_windows(folder, capsys):
     assert capsys.readouterr().out.startswith("56 {")
 
 
+def test_mixing(folder, capsys):
+    runpy.run_path("mixing.py")
+    assert np.isfinite(float(capsys.readouterr().out))
+
+
 # Programs of the pages for those who come from another framework, each with its own test.
 MOVED = {"moved_gan.py", "outer_loop.py", "moved_tutorial.py"}
 # tests/documents/test_notebooks.py
@@ -354,6 +359,6 @@ def test_every_block_is_run_or_checked():
     python = [b for page in PAGES for b in blocks(page) if b.language == "python"]
     names = {name for name in files() if name.endswith(".py")}
     shown = {"denoise.py", "jitter.py", "centering.py", "notebook.py", "my_gan.py", "checked.py"}
-    shown |= {"windows.py", "info_nce.py", "annealed.py"}
+    shown |= {"windows.py", "info_nce.py", "annealed.py", "mixing.py", "masked_lm.py"}
     assert names == shown | OWN_STEPS.keys() | MOVED | OF_NOTEBOOKS
     assert len(python) == len(names)

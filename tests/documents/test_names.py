@@ -74,7 +74,7 @@ def test_paths():
 
 
 def resolved(name: str) -> bool:
-    """Returns whether a dotted name is a module, or an attribute of one."""
+    """Returns whether a dotted name is a module, an attribute of one, or an argument of a class."""
     parts = name.split(".")
     for length in range(len(parts), 0, -1):
         try:
@@ -82,6 +82,8 @@ def resolved(name: str) -> bool:
         except ModuleNotFoundError:
             continue
         for attribute in parts[length:]:
+            if inspect.isclass(found) and attribute in inspect.signature(found).parameters:
+                return attribute == parts[-1]
             if not hasattr(found, attribute):
                 return False
             found = getattr(found, attribute)

@@ -14,7 +14,11 @@ LAYERS = {
     "cutout": (ddl.layers.Cutout, {"size": 3}),
     "brightness": (ddl.layers.RandomBrightness, {"factor": 0.1}),
     "contrast": (ddl.layers.RandomContrast, {"factor": 0.5}),
+    "resized crop": (ddl.layers.RandomResizedCrop, {"height": 6, "width": 5}),
+    "colours": (ddl.layers.ColorJitter, {}),
+    "rand augment": (ddl.layers.RandAugment, {}),
 }
+ROUNDED = (ddl.layers.RandomContrast, ddl.layers.RandomResizedCrop, ddl.layers.ColorJitter)
 every_layer = pytest.mark.parametrize(
     ("layer_class", "arguments"), LAYERS.values(), ids=LAYERS.keys()
 )
@@ -165,7 +169,7 @@ def test_a_shift_carries_no_infinity_over():
 
 @every_layer
 def test_images_of_unknown_size_and_compiled_ones(layer_class, arguments):
-    """Compiled, sums are rounded in another order and a rounded value may be the next."""
+    """Compiled, values are rounded in another order and a rounded one may be the next."""
     layer, whole = layer_class(**arguments), augmented(layer_class(**arguments))
 
     def change(images):
@@ -175,8 +179,11 @@ def test_images_of_unknown_size_and_compiled_ones(layer_class, arguments):
     unknown = tf.TensorSpec([64, None, None, 3], tf.uint8)
     np.testing.assert_array_equal(tf.function(change, input_signature=[unknown])(IMAGES), whole)
     by_xla = tf.function(change, jit_compile=True)(IMAGES).numpy()
-    close = np.abs(by_xla.astype(int) - whole) <= (layer_class is ddl.layers.RandomContrast)
-    assert close.all()
+    different = np.abs(by_xla.astype(int) - whole)
+    if layer_class is ddl.layers.RandAugment:  # a second operation may amplify the difference
+        assert (different > 1).mean() < 0.01
+    else:
+        assert (different <= (layer_class in ROUNDED)).all()
 
 
 @pytest.mark.parametrize(

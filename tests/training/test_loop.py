@@ -11,6 +11,8 @@ from ddl.training.loop import TrainingLoop
 class Pipeline:
     """Notes the batch from which each iterator is asked for."""
 
+    source = None
+
     def __init__(self, in_graph=False):
         self.begun = []
         self.in_graph = in_graph

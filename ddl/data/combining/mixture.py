@@ -147,7 +147,7 @@ class Mixture(DecodedSource):
             places = np.flatnonzero(chosen == number)
             rank = done + np.arange(len(places))
             first = int(self._lengths[:number].sum())
-            found[places] = first + _in_epochs(rank, int(length), seed + number, shuffle)
+            found[places] = first + in_epochs(rank, int(length), seed + number, shuffle)
             passes[places] = rank // length
         return found, found + passes * self._readable
 
@@ -185,10 +185,10 @@ class _Piece:
 def _places(stretch: int, seed: int) -> np.ndarray:
     """Returns the shuffled places of a stretch, int64 [10,000]."""
     # Of another seed than the sources' orders.
-    return _in_epochs(np.arange(_STRETCH) + stretch * _STRETCH, _STRETCH, ~seed, True)
+    return in_epochs(np.arange(_STRETCH) + stretch * _STRETCH, _STRETCH, ~seed, True)
 
 
-def _in_epochs(rank: np.ndarray, length: int, seed: int, shuffle: bool) -> np.ndarray:
+def in_epochs(rank: np.ndarray, length: int, seed: int, shuffle: bool) -> np.ndarray:
     """Returns which of `length` examples are read at these places of an endless sequence.
 
     Args:

@@ -33,8 +33,8 @@ def text_lines(
     Raises:
       DataError: If a file is missing, or there are no lines.
     """
-    texts = _mapped(files, "text_lines", np.uint8)
-    spans = [_lines(text) for text in texts]
+    texts = mapped(files, "text_lines", np.uint8)
+    spans = [line_bounds(text) for text in texts]
     file_numbers = np.repeat(np.arange(len(texts)), [len(span) for span in spans])
     bounds = np.concatenate(spans)
     if not len(bounds):
@@ -83,7 +83,7 @@ def token_windows(
         raise ConfigError(
             f"token_windows.dtype must be uint8, uint16, int32 or int64, got {dtype!r}."
         )
-    tokens = _mapped(files, "token_windows", np.dtype(dtype))
+    tokens = mapped(files, "token_windows", np.dtype(dtype))
     counts = np.array([max(len(each) - 1, 0) // length for each in tokens])
     if not counts.sum():
         raise DataError(
@@ -106,7 +106,7 @@ def token_windows(
     return RandomAccessSource(lookup, int(ends[-1]))
 
 
-def _mapped(files: str | Sequence[str], user: str, dtype: np.dtype | type) -> list[np.ndarray]:
+def mapped(files: str | Sequence[str], user: str, dtype: np.dtype | type) -> list[np.ndarray]:
     """Returns the files' contents, memory-mapped, each an array [n]."""
     paths = [files] if isinstance(files, str | os.PathLike) else list(files)
     if not paths:
@@ -134,7 +134,7 @@ def _mapped_file(file: str, dtype: np.dtype) -> np.ndarray:
         raise DataError(f"{file} could not be read: {error}") from error
 
 
-def _lines(text: np.ndarray) -> np.ndarray:
+def line_bounds(text: np.ndarray) -> np.ndarray:
     """Returns begin and end of each line that is not empty, int64 [n, 2]."""
     ends = [
         start + np.flatnonzero(text[start : start + _CHUNK] == _NEW_LINE)

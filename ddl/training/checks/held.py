@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from ddl.layers.partners import Partners
 from ddl.tasks.gather import Gathered
 
 
@@ -13,14 +14,16 @@ class Held(NamedTuple):
     Attributes:
       moments: Moments of the normalization layers.
       rows: What `ddl.gather` returned.
+      partners: The partners of rows, which layers mixed them with.
       mask: bool [rows], False for rows that count as padding; None if there are none.
     """
 
     moments: list[tf.Tensor]
     rows: list[Gathered]
+    partners: list[Partners]
     mask: tf.Tensor | None = None
 
-    def with_padding(self) -> "tuple[Held, Held]":
+    def with_padding(self) -> "tuple[Held, ...]":
         """Returns the same with every third row as padding, and again with other rows there."""
         (rows,) = self.rows[0].mask.shape
         mask = tf.range(rows) % 3 != 2
@@ -31,4 +34,4 @@ class Held(NamedTuple):
 
         masked = [one._replace(mask=mask) for one in self.rows]
         others = [one._replace(rows=[replaced(x) for x in one.rows]) for one in masked]
-        return Held(self.moments, masked, mask), Held(self.moments, others, mask)
+        return tuple(Held(self.moments, one, self.partners, mask) for one in (masked, others))

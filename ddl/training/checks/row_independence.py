@@ -7,8 +7,9 @@ pass on a few rows of the data, then again with some rows replaced, at the same 
 weights and metrics of the other rows must not change. Random draws repeat, because they depend on
 the position of a row. BatchNormalization reuses the moments of the first run, because ddl takes
 moments over the whole microbatch by design. For the same reason `ddl.gather` returns what it
-returned in the first run: a loss may depend on other rows through it, and only so. Two more runs
-check that the loss leaves out padding among these rows.
+returned in the first run: a loss may depend on other rows through it, and only so; and so do the
+layers that mix a row with its partner (`ddl.layers.partners`). Two more runs check that the loss
+leaves out padding among gathered rows.
 
 The runs are on one device, eager or else traced, and leave every variable unchanged.
 """
@@ -29,6 +30,7 @@ from ddl.devices.replicas import local_devices
 from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError
+from ddl.layers.partners import HeldPartners
 from ddl.microbatch import HeldMoments, Microbatch, without_traces_of_the_user
 from ddl.random import batch_counter
 from ddl.step.moving_statistics import restoring
@@ -148,6 +150,7 @@ class RowIndependence:
         def run(features: _Features, held: Held | None) -> _Run:
             moments = HeldMoments(None if held is None else held.moments)
             rows = HeldRows(None if held is None else held.rows)
+            partners = HeldPartners(None if held is None else held.partners)
             current = Microbatch(
                 seed=0,
                 training=training,
@@ -156,13 +159,15 @@ class RowIndependence:
                 rows=next(iter(features.values())).shape[0],
                 held_moments=moments,
                 gathering=rows,
+                pairing=partners,
                 mask=None if held is None else held.mask,
             )
             with tf.device(self._device), current.forward():
                 output = loss(dict(features), training)
             weight = {} if output.weight is None else {"weight": output.weight}
             metrics = {f"metric {name!r}": values for name, values in output.metrics.items()}
-            return {"loss": output.loss, **weight, **metrics}, Held(moments.moments, rows.gathered)
+            held_now = Held(moments.moments, rows.gathered, partners.found)
+            return {"loss": output.loss, **weight, **metrics}, held_now
 
         def all_of(run: Callable[[_Features, Held | None], _Run]) -> Any:
             held: Held | None = None
@@ -269,8 +274,9 @@ def _check_runs(runs: Sequence[dict[str, _Values]], where: str) -> None:
             "own microbatch, with padding, so the result would depend on the number of devices. "
             "To compare an example with the others, as for in-batch negatives and mining, take "
             "their rows from ddl.gather(x), which gives those of all replicas and a mask of the "
-            "padding. Compute all else of a row from that row alone: no mixing, no sums over the "
-            "batch. Use keras.layers.BatchNormalization for moments of the batch."
+            "padding. To mix examples, use ddl.layers.Mixup or CutMix. Compute all else of a row "
+            "from that row alone: no sums over the batch. Use keras.layers.BatchNormalization for "
+            "moments of the batch."
         )
     if "weight" in runs[0] and (runs[0]["weight"].values < 0).any():
         raise ConfigError(

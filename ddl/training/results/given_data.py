@@ -9,6 +9,7 @@ from ddl.data import ArraySource, BatchPipeline, as_source
 from ddl.data.checks import check_same_features
 from ddl.data.source import Source
 from ddl.data.stream import StreamSource
+from ddl.data.varying import BucketedSource
 from ddl.distribution.traits import traits_of
 from ddl.errors import ConfigError, DataError
 from ddl.step.compiled.compiler import Compiler
@@ -113,6 +114,11 @@ class GivenData:
             raise DataError(
                 f"predict needs examples in one order, got a stream of {source.shards} shards. "
                 "Pass a stream without shards, or one shard at a time."
+            )
+        if isinstance(source, BucketedSource):
+            raise DataError(
+                "predict needs examples in one order, got batches by length. Pass the data without "
+                f"bucketed, with features of length {source.width}."
             )
         pipeline = self._pipeline(None, source, False)
         self._check_shapes(pipeline)

@@ -1,0 +1,79 @@
+"""Lines of text files as token numbers of varying length."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ddl.data.formats.text import line_bounds, mapped
+from ddl.data.random_access import RandomAccessSource
+from ddl.errors import ConfigError, DataError
+
+
+class _TokenLines(RandomAccessSource):
+    """A source that knows the length of each example.
+
+    Attributes:
+      lengths: int64 [n].
+    """
+
+    def __init__(self, lookup: Callable[[np.ndarray], dict[str, Any]], lengths: np.ndarray):
+        self.lengths = lengths
+        super().__init__(lookup, len(lengths))
+
+
+def token_lines(
+    files: str | Sequence[str],
+    *,
+    encode: Callable[[list[bytes]], Sequence[Sequence[int]]] | None = None,
+) -> RandomAccessSource:
+    """Builds a source of the tokens of each line of text files, to pack or to batch by length.
+
+    Empty lines are left out.
+
+    Args:
+      files: Path of a file, or a list of paths.
+      encode: Turns a list of lines into as many lists of token numbers, such as a tokenizer's
+        method. All lines are encoded once, at the start, and kept in memory. None takes the bytes
+        of a line, from files that are memory-mapped.
+
+    Returns:
+      Features `token`, int64 [tokens of the longest line], with zeros at the end, and `length`,
+      int64 [], the number of tokens that count.
+
+    Raises:
+      ConfigError: If `encode` returns another number of lists.
+      DataError: If a file is missing, or there are no lines.
+    """
+    texts = mapped(files, "token_lines", np.uint8)
+    bounds = [line_bounds(text) for text in texts]
+    if not sum(map(len, bounds)):
+        raise DataError(f"The {len(texts)} text files hold no lines that are not empty.")
+    if encode is not None:
+        lines = [
+            text[first:last].tobytes()
+            for text, of_file in zip(texts, bounds, strict=True)
+            for first, last in of_file
+        ]
+        encoded = [np.asarray(line, np.int64) for line in encode(lines)]
+        if len(encoded) != len(lines):
+            raise ConfigError(
+                f"token_lines.encode must return a list of tokens for each of the {len(lines):,} "
+                f"lines, got {len(encoded):,} lists."
+            )
+        ends = np.cumsum([len(line) for line in encoded])
+        texts = [np.concatenate(encoded)]
+        bounds = [np.stack([np.concatenate([[0], ends[:-1]]), ends], axis=1)]
+    file_numbers = np.repeat(np.arange(len(texts)), [len(each) for each in bounds])
+    spans = np.concatenate(bounds)
+    lengths = spans[:, 1] - spans[:, 0]
+    longest = max(int(lengths.max()), 1)
+
+    def lookup(indices: np.ndarray) -> dict[str, np.ndarray]:
+        tokens = np.zeros([len(indices), longest], np.int64)
+        for row, index in enumerate(indices):
+            first, last = spans[index]
+            tokens[row, : last - first] = texts[file_numbers[index]][first:last]
+        return {"token": tokens, "length": lengths[indices]}
+
+    return _TokenLines(lookup, lengths)
