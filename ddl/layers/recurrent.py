@@ -52,7 +52,7 @@ def _draw_by_position(cell: keras.layers.Layer) -> None:
     """Replaces the masks of a cell.
 
     The layer makes them before its loop over the time steps. The hook is private to Keras;
-    tests/layers/test_recurrent.py guards it.
+    tests/layers/test_sequence_layers.py guards it.
     """
     cell.draws_by_position = True
     cell._create_dropout_mask = functools.partial(_mask, cell)
