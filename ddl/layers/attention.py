@@ -18,7 +18,8 @@ class MultiHeadAttention(keras.layers.MultiHeadAttention):
 
     def _build_attention(self, rank: int) -> None:
         # Private to Keras; tests/layers/test_sequence_layers.py guards it.
-        rate, self._dropout = self._dropout, 0.0  # Keras's own layer then draws nothing
+        rate: float = self._dropout  # type: ignore[has-type]
+        self._dropout = 0.0  # Keras's own layer then draws nothing
         super()._build_attention(rank)
         self._dropout = rate
         self._dropout_layer = Dropout(self._dropout, dtype=self.dtype_policy, seed=self.seed)
