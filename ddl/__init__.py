@@ -39,7 +39,12 @@ if TYPE_CHECKING:  # for completion and types, which cannot follow `__getattr__`
     from ddl.step.weight_average import ExponentialMovingAverage
     from ddl.tasks.classification import Classification
     from ddl.tasks.current_batch import current_batch
+    from ddl.tasks.distillation import Distillation
     from ddl.tasks.gather import gather
+    from ddl.tasks.language import LanguageModel
+    from ddl.tasks.multi_label import MultiLabel
+    from ddl.tasks.regression import Regression
+    from ddl.tasks.segmentation import Segmentation
     from ddl.tasks.supervised import Supervised
     from ddl.tasks.task import PerExample, Task
     from ddl.training.trainer import Trainer
@@ -48,14 +53,19 @@ if TYPE_CHECKING:  # for completion and types, which cannot follow `__getattr__`
 _HOME = {
     "Checkpoints": "ddl.checkpoints.checkpoints",
     "Classification": "ddl.tasks.classification",
+    "Distillation": "ddl.tasks.distillation",
     "EarlyStopping": "ddl.run.early_stopping",
     "ExponentialMovingAverage": "ddl.step.weight_average",
     "GradientNoiseScale": "ddl.step.noise_scale",
     "Gradients": "ddl.step.verbs.gradients",
+    "LanguageModel": "ddl.tasks.language",
     "LossScale": "ddl.precision",
     "LossWeight": "ddl.optimizers.loss_weight",
+    "MultiLabel": "ddl.tasks.multi_label",
     "PerExample": "ddl.tasks.task",
+    "Regression": "ddl.tasks.regression",
     "Retention": "ddl.checkpoints.retention",
+    "Segmentation": "ddl.tasks.segmentation",
     "Supervised": "ddl.tasks.supervised",
     "Task": "ddl.tasks.task",
     "Trainer": "ddl.training.trainer",
@@ -76,14 +86,19 @@ _SUBMODULES = (
 __all__ = [
     "Checkpoints",
     "Classification",
+    "Distillation",
     "EarlyStopping",
     "ExponentialMovingAverage",
     "GradientNoiseScale",
     "Gradients",
+    "LanguageModel",
     "LossScale",
     "LossWeight",
+    "MultiLabel",
     "PerExample",
+    "Regression",
     "Retention",
+    "Segmentation",
     "Supervised",
     "Task",
     "Trainer",

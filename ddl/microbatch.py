@@ -142,7 +142,7 @@ class Microbatch:
         replicas (`ddl.tasks.gather`).
       gathers: The calls of `ddl.gather` in this pass.
       pairing: How layers that mix examples get the partners of rows; None: from the rows
-        (`ddl.layers.partners`).
+        (`ddl.layers.transforms.partners`).
     """
 
     seed: int | None

@@ -4,7 +4,6 @@ from ddl.data.arrays import ArraySource
 from ddl.data.combining import Mixture, concatenation, k_fold, subset
 from ddl.data.conversion import as_source
 from ddl.data.decoded import DecodedSource
-from ddl.data.digits import load_digits
 from ddl.data.formats import (
     ImageFolder,
     numpy_files,
@@ -17,6 +16,7 @@ from ddl.data.imagenet import imagenet
 from ddl.data.images import images
 from ddl.data.keras_datasets import load_keras_dataset
 from ddl.data.order import batch_indices, steps_per_epoch
+from ddl.data.packaged import load_digits, romeo_and_juliet
 from ddl.data.pipeline import BatchPipeline
 from ddl.data.random_access import RandomAccessSource
 from ddl.data.records import RecordSource
@@ -48,6 +48,7 @@ __all__ = [
     "numpy_files",
     "packed",
     "record_files",
+    "romeo_and_juliet",
     "steps_per_epoch",
     "subset",
     "synthetic_arrays",

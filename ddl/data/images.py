@@ -6,9 +6,9 @@ from typing import Literal, get_args
 import numpy as np
 
 from ddl.data.arrays import ArraySource
-from ddl.data.digits import load_digits
 from ddl.data.imagenet import imagenet
 from ddl.data.keras_datasets import load_keras_dataset
+from ddl.data.packaged.digits import load_digits
 from ddl.data.source import Source
 from ddl.data.synthetic import synthetic_images
 from ddl.errors import ConfigError, DataError, did_you_mean, either

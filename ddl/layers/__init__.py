@@ -1,13 +1,6 @@
 """Keras layers that draw the same on any number of replicas (`ddl.random`), and sums for layers."""
 
-from ddl.layers.augmentation import (
-    Cutout,
-    RandomBrightness,
-    RandomContrast,
-    RandomFlip,
-    RandomShift,
-)
-from ddl.layers.color_jitter import ColorJitter
+from ddl.layers.attention import MultiHeadAttention
 from ddl.layers.dropout_and_noise import (
     AlphaDropout,
     Dropout,
@@ -17,14 +10,27 @@ from ddl.layers.dropout_and_noise import (
     SpatialDropout2D,
     SpatialDropout3D,
 )
-from ddl.layers.mixing import CutMix, Mixed, Mixup
-from ddl.layers.rand_augment import RandAugment
-from ddl.layers.random_resized_crop import RandomResizedCrop
+from ddl.layers.recurrent import GRU, LSTM, SimpleRNN
 from ddl.layers.replica_sum import sum_over_replicas
-from ddl.layers.token_masking import MaskedTokens, TokenMasking
+from ddl.layers.tokens import ClassToken, PositionEmbedding, TiedEmbedding
+from ddl.layers.transforms.augmentation import (
+    Cutout,
+    RandomBrightness,
+    RandomContrast,
+    RandomFlip,
+    RandomShift,
+)
+from ddl.layers.transforms.color_jitter import ColorJitter
+from ddl.layers.transforms.mixing import CutMix, Mixed, Mixup
+from ddl.layers.transforms.rand_augment import RandAugment
+from ddl.layers.transforms.random_resized_crop import RandomResizedCrop
+from ddl.layers.transforms.token_masking import MaskedTokens, TokenMasking
 
 __all__ = [
+    "GRU",
+    "LSTM",
     "AlphaDropout",
+    "ClassToken",
     "ColorJitter",
     "CutMix",
     "Cutout",
@@ -34,15 +40,19 @@ __all__ = [
     "MaskedTokens",
     "Mixed",
     "Mixup",
+    "MultiHeadAttention",
+    "PositionEmbedding",
     "RandAugment",
     "RandomBrightness",
     "RandomContrast",
     "RandomFlip",
     "RandomResizedCrop",
     "RandomShift",
+    "SimpleRNN",
     "SpatialDropout1D",
     "SpatialDropout2D",
     "SpatialDropout3D",
+    "TiedEmbedding",
     "TokenMasking",
     "sum_over_replicas",
 ]

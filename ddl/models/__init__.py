@@ -1,7 +1,22 @@
 """Plain Keras 3 models with input scaling inside, so that serving takes the same raw inputs."""
 
+from ddl.models.applications import keras_application
 from ddl.models.convolutional import cnn
 from ddl.models.perceptron import mlp
 from ddl.models.residual import resnet
+from ddl.models.segmentation import unet
+from ddl.models.tabular import table_mlp
+from ddl.models.transformers import gpt, vit
+from ddl.models.wide_residual import wide_resnet
 
-__all__ = ["cnn", "mlp", "resnet"]
+__all__ = [
+    "cnn",
+    "gpt",
+    "keras_application",
+    "mlp",
+    "resnet",
+    "table_mlp",
+    "unet",
+    "vit",
+    "wide_resnet",
+]

@@ -9,8 +9,9 @@ import tensorflow as tf
 from absl import logging
 
 from ddl.errors import ConfigError, DataError
-from ddl.layers.mixing import Mixed
+from ddl.layers.transforms.mixing import Mixed
 from ddl.tasks.accuracy import accuracy, top_k_accuracy
+from ddl.tasks.checks import check_features, check_input, in_float32
 from ddl.tasks.cross_entropy import cross_entropy
 from ddl.tasks.task import PerExample
 
@@ -116,6 +117,12 @@ class Classification:
           The loss [batch], and the metrics "accuracy" and, with `top_k`, "top_<k>_accuracy", each
           float32 [batch].
         """
+        return self.forward(features, training)[0]
+
+    def forward(
+        self, features: dict[str, Any], training: bool
+    ) -> tuple[PerExample, tf.Tensor, tf.Tensor]:
+        """Returns the result of `per_example`, the augmented inputs and the logits."""
         inputs, labels = features[self.input_name], features[self._label_name]
         mixed: Mixed | None = None
         if training:
@@ -132,14 +139,13 @@ class Classification:
                 f"{self.model.name!r} returns {got}. Flatten or pool its output before a last "
                 "keras.layers.Dense, or write a task of your own."
             )
-        # The softmax needs more than half precision.
-        logits = tf.cast(logits, tf.float64 if logits.dtype == tf.float64 else tf.float32)
+        logits = in_float32(logits)
         loss, values = self._compared(labels, logits)
         if mixed is not None:
             other_loss, others = self._compared(mixed.partner_labels, logits)
             loss = mixed.mean(loss, other_loss)
             values = {name: mixed.mean(each, others[name]) for name, each in values.items()}
-        return PerExample(loss, values)
+        return PerExample(loss, values), inputs, logits
 
     def _compared(
         self, labels: tf.Tensor, logits: tf.Tensor
@@ -182,13 +188,9 @@ class Classification:
             values are checked where the source has them as arrays.
         """
         spec = source.element_spec
-        for name in (self.input_name, self._label_name):
-            if name not in spec:
-                raise DataError(
-                    f"The data have no feature {name!r}, only {', '.join(sorted(spec))}. Rename it "
-                    "in the data, or set input_name and label_name of Classification."
-                )
-        self._check_input(spec[self.input_name])
+        names = {"input_name": self.input_name, "label_name": self._label_name}
+        check_features(spec, names, "Classification")
+        check_input(self.model, self.input_name, spec[self.input_name])
         classes = self._num_classes()
         label_spec = spec[self._label_name]
         if label_spec.dtype == tf.string:
@@ -202,26 +204,6 @@ class Classification:
             self._check_one_hot(label_spec, labels, classes)
         else:
             self._check_integers(label_spec, labels, classes)
-
-    def _check_input(self, spec: tf.TensorSpec) -> None:
-        if not getattr(self.model, "inputs", None):
-            return
-        if spec.dtype == tf.string and self.model.inputs[0].dtype != "string":
-            raise DataError(
-                f"Feature {self.input_name!r} of the data is text, but the model "
-                f"{self.model.name!r} takes numbers. Convert the text to numbers in the data, or "
-                "set input_name to another feature."
-            )
-        expected = tuple(self.model.inputs[0].shape[1:])
-        given = tuple(spec.shape)
-        fits = len(expected) == len(given) and all(
-            e is None or e == g for e, g in zip(expected, given, strict=True)
-        )
-        if not fits:
-            raise DataError(
-                f"Feature {self.input_name!r} of the data has shape {given}, but the model "
-                f"{self.model.name!r} takes {expected}. Set the model's input_shape to {given}."
-            )
 
     def _num_classes(self) -> int | None:
         outputs = getattr(self.model, "outputs", None)

@@ -11,8 +11,8 @@ from ddl.devices.path import GPU, taking
 from ddl.precision import set_precision
 from tests.conftest import microbatch
 from tests.gpu.placement import on_host
-from tests.layers.test_augmentation import LAYERS as AUGMENTATIONS
 from tests.layers.test_dropout_and_noise import LAYERS
+from tests.layers.transforms.test_augmentation import LAYERS as AUGMENTATIONS
 
 ROWS = 16
 MOST = ROWS - 1  # elements of a tensor in host memory

@@ -8,8 +8,8 @@ weights and metrics of the other rows must not change. Random draws repeat, beca
 the position of a row. BatchNormalization reuses the moments of the first run, because ddl takes
 moments over the whole microbatch by design. For the same reason `ddl.gather` returns what it
 returned in the first run: a loss may depend on other rows through it, and only so; and so do the
-layers that mix a row with its partner (`ddl.layers.partners`). Two more runs check that the loss
-leaves out padding among gathered rows.
+layers that mix a row with its partner (`ddl.layers.transforms.partners`). Two more runs check that
+the loss leaves out padding among gathered rows.
 
 The runs are on one device, eager or else traced, and leave every variable unchanged.
 """
@@ -30,7 +30,7 @@ from ddl.devices.replicas import local_devices
 from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError
-from ddl.layers.partners import HeldPartners
+from ddl.layers.transforms.partners import HeldPartners
 from ddl.microbatch import HeldMoments, Microbatch, without_traces_of_the_user
 from ddl.random import batch_counter
 from ddl.step.moving_statistics import restoring

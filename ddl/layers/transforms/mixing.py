@@ -1,7 +1,7 @@
 """Mixup and CutMix: layers that mix each image with another one of the batch, by position.
 
-The partner of a row is its neighbour in the shuffled batch (`ddl.layers.partners`). An example
-whose partner is padding or has weight 0 stays as it is.
+The partner of a row is its neighbour in the shuffled batch (`ddl.layers.transforms.partners`). An
+example whose partner is padding or has weight 0 stays as it is.
 """
 
 import math
@@ -13,7 +13,7 @@ import tensorflow as tf
 import ddl.random
 from ddl.errors import ConfigError
 from ddl.layers.broadcasting import with_rank
-from ddl.layers.partners import partners
+from ddl.layers.transforms.partners import partners
 
 register = keras.saving.register_keras_serializable("ddl")
 

@@ -6,7 +6,7 @@ Levels are whole numbers from 0 to 255, float32 [batch, height, width, channels]
 import keras
 import tensorflow as tf
 
-from ddl.layers.color_jitter import luma
+from ddl.layers.transforms.color_jitter import luma
 
 _LEVELS = 256
 _MIDDLE = 128.0

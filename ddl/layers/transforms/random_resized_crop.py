@@ -8,8 +8,8 @@ import tensorflow as tf
 
 import ddl.random
 from ddl.errors import ConfigError
-from ddl.layers.augmentation import Augmentation
-from ddl.layers.image_operations import as_float
+from ddl.layers.transforms.augmentation import Augmentation
+from ddl.layers.transforms.image_operations import as_float
 
 _TRIES = 10
 """Tries for a crop that fits into the image, as in torchvision; a central crop if none does."""

@@ -6,8 +6,8 @@ import keras
 import tensorflow as tf
 
 from ddl.errors import ConfigError
-from ddl.layers.augmentation import Augmentation
 from ddl.layers.broadcasting import with_rank
+from ddl.layers.transforms.augmentation import Augmentation
 
 _RED, _GREEN, _BLUE = 0.299, 0.587, 0.114
 """Parts of the luma of ITU-R BT.601."""

@@ -8,8 +8,8 @@ import tensorflow as tf
 import ddl
 from ddl.checkpoints.checkpoints import Checkpoints
 from ddl.errors import ConfigError
-from ddl.layers.mixing import beta
-from ddl.layers.partners import partners
+from ddl.layers.transforms.mixing import beta
+from ddl.layers.transforms.partners import partners
 from ddl.precision import set_precision
 from tests.conftest import make_strategy, microbatch, save
 from tests.layers.given_draws import GivenDraws

@@ -13,9 +13,9 @@ import tensorflow as tf
 
 import ddl.random
 from ddl.errors import ConfigError
-from ddl.layers.augmentation import Augmentation
 from ddl.layers.broadcasting import with_rank
-from ddl.layers.image_operations import (
+from ddl.layers.transforms.augmentation import Augmentation
+from ddl.layers.transforms.image_operations import (
     as_float,
     autocontrast_table,
     counts_of_levels,

@@ -1,0 +1,54 @@
+"""A perceptron for tables of numbers and categories."""
+
+from collections.abc import Mapping, Sequence
+
+import keras
+
+from ddl import layers
+from ddl.errors import ConfigError
+
+
+def table_mlp(
+    num_outputs: int,
+    *,
+    numbers: int = 0,
+    categories: Mapping[str, int] | None = None,
+    embedding_width: int = 8,
+    hidden_units: Sequence[int] = (128, 64),
+    dropout: float = 0.0,
+) -> keras.Model:
+    """Builds a perceptron that looks categories up in tables of vectors, and takes numbers as such.
+
+    Guo and Berkhahn 2016, "Entity Embeddings of Categorical Variables".
+
+    Args:
+      num_outputs: Number of logits, or of numbers to predict.
+      numbers: Length of the feature "numbers", float [batch, numbers]; 0 if there is none.
+      categories: Number of values of each further feature, by its name; integers [batch].
+      embedding_width: Width of the vectors.
+      hidden_units: Width of each hidden layer.
+      dropout: Dropout rate after each hidden layer.
+
+    Returns:
+      A model from a dict of features to [batch, num_outputs].
+
+    Raises:
+      ConfigError: If there are neither numbers nor categories.
+    """
+    inputs: dict[str, keras.KerasTensor] = {}
+    columns: list[keras.KerasTensor] = []
+    if numbers:
+        inputs["numbers"] = keras.Input((numbers,), name="numbers")
+        columns.append(inputs["numbers"])
+    for name, count in (categories or {}).items():
+        inputs[name] = keras.Input((), dtype="int64", name=name)
+        table = keras.layers.Embedding(count, embedding_width, name=f"{name}_vectors")
+        columns.append(table(inputs[name]))
+    if not columns:
+        raise ConfigError("table_mlp needs numbers, categories, or both; got neither.")
+    x = keras.layers.Concatenate(name="columns")(columns) if len(columns) > 1 else columns[0]
+    for number, units in enumerate(hidden_units, start=1):
+        x = keras.layers.Dense(units, activation="relu", name=f"hidden_{number}")(x)
+        if dropout:
+            x = layers.Dropout(dropout, name=f"dropout_{number}")(x)
+    return keras.Model(inputs, keras.layers.Dense(num_outputs, name="outputs")(x), name="table_mlp")

@@ -1,0 +1,100 @@
+"""Checks of a data source that several tasks share."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from ddl.errors import ConfigError, DataError
+
+
+def check_features(spec: Mapping[str, tf.TensorSpec], names: Mapping[str, str], task: str) -> None:
+    """Raises DataError if the data lack a feature.
+
+    Args:
+      spec: One example by feature name.
+      names: The names of the features, by the task's argument that gives each.
+      task: Name of the task.
+    """
+    for name in names.values():
+        if name not in spec:
+            raise DataError(
+                f"The data have no feature {name!r}, only {', '.join(sorted(spec))}. Rename it "
+                f"in the data, or set {' and '.join(names)} of {task}."
+            )
+
+
+def check_input(model: keras.Model, name: str, spec: tf.TensorSpec) -> None:
+    """Raises DataError if a feature does not fit the only input of a model.
+
+    Args:
+      model: The model; one whose inputs are not known yet fits.
+      name: Name of the feature.
+      spec: The feature of one example.
+    """
+    if not getattr(model, "inputs", None):
+        return
+    if spec.dtype == tf.string and model.inputs[0].dtype != "string":
+        raise DataError(
+            f"Feature {name!r} of the data is text, but the model {model.name!r} takes numbers. "
+            "Convert the text to numbers in the data, or set input_name to another feature."
+        )
+    expected = tuple(model.inputs[0].shape[1:])
+    if not fits(expected, tuple(spec.shape)):
+        given = tuple(spec.shape)
+        raise DataError(
+            f"Feature {name!r} of the data has shape {given}, but the model {model.name!r} takes "
+            f"{expected}. Set the model's input_shape to {given}."
+        )
+
+
+def fits(expected: Sequence[int | None], given: Sequence[int | None]) -> bool:
+    """Returns whether a shape is as expected; None stands for any size."""
+    return len(expected) == len(given) and all(
+        e is None or e == g for e, g in zip(expected, given, strict=True)
+    )
+
+
+def check_model(model: Any, task: str) -> None:
+    """Raises ConfigError if `model` is no Keras model."""
+    if not isinstance(model, keras.Model):
+        raise ConfigError(
+            f"{task}.model must be a Keras model, got {model!r:.80}. Pass a keras.Model, or in a "
+            "config a reference with parentheses, such as @cnn()."
+        )
+
+
+def output_shape(model: keras.Model) -> tuple[int | None, ...] | None:
+    """Returns the shape of the only output without the batch; None if it is not known yet."""
+    outputs = getattr(model, "outputs", None)
+    return tuple(outputs[0].shape[1:]) if outputs and len(outputs) == 1 else None
+
+
+def check_range(source: Any, name: str, end: int | None, what: str, remedy: str) -> None:
+    """Raises DataError if a feature of integers is not from 0 to `end` - 1.
+
+    Args:
+      source: The source; only one that has its features as arrays is checked.
+      name: Name of the feature.
+      end: The first integer that is too large; None if it is not known.
+      what: Description of the feature for the error.
+      remedy: The last sentence of the error.
+    """
+    arrays = getattr(source, "features", {})
+    values = arrays.get(name) if isinstance(arrays, dict) else None
+    if values is None or end is None or not values.size:
+        return
+    low, high = int(values.min()), int(values.max())
+    if low < 0 or high >= end:
+        row = int(np.argmax(((values < 0) | (values >= end)).reshape(len(values), -1).any(axis=1)))
+        raise DataError(
+            f"{what} must be from 0 to {end - 1}, got {low} to {high} (first in example {row}). "
+            f"{remedy}"
+        )
+
+
+def in_float32(outputs: tf.Tensor) -> tf.Tensor:
+    """Returns a model's outputs in float32, or float64 if they are: losses need the precision."""
+    return tf.cast(outputs, tf.float64 if outputs.dtype == tf.float64 else tf.float32)

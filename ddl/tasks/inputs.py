@@ -1,0 +1,67 @@
+"""The inputs of a model among the features of the data."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ddl.errors import DataError
+from ddl.tasks.checks import check_features, check_input
+
+
+def inputs_of(
+    model: keras.Model, features: Mapping[str, Any], input_name: str, label_name: str
+) -> Any:
+    """Returns what a model takes: a tensor, or a dict for a model with inputs by name.
+
+    Args:
+      model: The model.
+      features: The features of a batch, or their specs.
+      input_name: Name of the feature for a model with one input.
+      label_name: Name of the label, which is no input.
+    """
+    names = _names(model)
+    if names is not None:
+        return {name: features[name] for name in names}
+    if input_name in features or getattr(model, "inputs", None):
+        return features[input_name]
+    return {k: v for k, v in features.items() if k not in (label_name, "weight")}
+
+
+def check_inputs(
+    model: keras.Model,
+    spec: Mapping[str, tf.TensorSpec],
+    input_name: str,
+    label_name: str,
+    task: str,
+) -> None:
+    """Raises DataError if the data lack an input of the model, or one has another shape.
+
+    Args:
+      model: The model.
+      spec: One example by feature name.
+      input_name: As in `inputs_of`.
+      label_name: As in `inputs_of`.
+      task: Name of the task.
+    """
+    names = _names(model)
+    if names is None:
+        if getattr(model, "inputs", None):
+            check_features(spec, {"input_name": input_name}, task)
+            check_input(model, input_name, spec[input_name])
+        return
+    for name in names:
+        if name not in spec:
+            others = ", ".join(sorted(spec.keys() - {label_name}))
+            raise DataError(
+                f"The model {model.name!r} takes the features {', '.join(names)}, but the data "
+                f"have no {name!r}, only {others}. Rename it in the data."
+            )
+
+
+def _names(model: keras.Model) -> list[str] | None:
+    """Returns the names of a functional model's inputs if they come as a dict."""
+    functional = getattr(model, "inputs", None) and not isinstance(model, keras.Sequential)
+    own = model.input if functional else None
+    return list(own) if isinstance(own, Mapping) else None

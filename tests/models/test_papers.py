@@ -1,0 +1,92 @@
+"""Models of papers: numbers of parameters, shapes, and what they refuse."""
+
+import keras
+import numpy as np
+import pytest
+
+from ddl import models
+from ddl.errors import ConfigError
+
+
+def trainable(model) -> int:
+    return sum(int(keras.ops.size(variable)) for variable in model.trainable_variables)
+
+
+# Counts of GPT-2 small, of DeiT-S, of the code of Wide ResNets, of torchvision's ResNets, and of
+# a U-Net with normalization.
+@pytest.mark.parametrize(
+    ("build", "count", "output"),
+    [
+        (lambda: models.gpt(50_257, 1024), 124_439_808, (None, 1024, 50_257)),
+        (lambda: models.vit((224, 224, 3), 1000), 22_050_664, (None, 1000)),
+        (lambda: models.wide_resnet((32, 32, 3), 10), 36_479_194, (None, 10)),
+        (lambda: models.resnet((224, 224, 3), 1000), 25_557_032, (None, 1000)),
+        (
+            lambda: models.resnet((224, 224, 3), 1000, blocks=(2, 2, 2, 2), bottleneck=False),
+            11_689_512,
+            (None, 1000),
+        ),
+        (lambda: models.unet((64, 64, 3), 2), 31_037_698, (None, 64, 64, 2)),
+    ],
+    ids=["gpt", "vit", "wide_resnet", "resnet_50", "resnet_18", "unet"],
+)
+def test_parameters_and_shapes(build, count, output):
+    model = build()
+    assert trainable(model) == count
+    assert model.output_shape == output
+
+
+def test_the_gpt_looks_at_earlier_tokens_alone():
+    model = models.gpt(16, 6, width=8, heads=2, blocks=2)
+    tokens = np.array([[1, 2, 3, 4, 5, 6]])
+    other = np.array([[1, 2, 3, 9, 5, 6]])
+    changed = np.abs(model(tokens) - model(other)).max(axis=(0, 2)) > 0
+    assert changed.tolist() == [False] * 3 + [True] * 3
+
+
+def test_a_table_of_numbers_and_categories():
+    model = models.table_mlp(2, numbers=3, categories={"colour": 4}, hidden_units=(5,))
+    assert trainable(model) == 4 * 8 + (3 + 8) * 5 + 5 + 5 * 2 + 2
+    outputs = model({"numbers": np.ones((6, 3), "f4"), "colour": np.arange(6) % 4})
+    assert outputs.shape == (6, 2)
+
+
+def test_an_application_of_keras_for_logits():
+    model = models.keras_application("MobileNetV2", (32, 32, 3), 7, alpha=0.35, input_scale=1 / 255)
+    assert model.output_shape == (None, 7)
+    normalizing = [
+        layer
+        for layer in model._flatten_layers()
+        if isinstance(layer, keras.layers.BatchNormalization)
+    ]
+    assert normalizing
+    assert all(layer.synchronized for layer in normalizing)
+    inner = model.layers[-1]
+    assert inner.layers[-1].activation is keras.activations.linear
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: models.gpt(16, 6, width=8, heads=3), "gpt.heads must divide gpt.width, got 3"),
+        (lambda: models.gpt(0, 6), "gpt.vocabulary must be at least 1, got 0"),
+        (lambda: models.vit((30, 32, 3), 2), "vit.patch must divide .* 16 for 30 × 32"),
+        (lambda: models.wide_resnet((8, 8, 3), 2, depth=20), "depth must be 6·n \\+ 4"),
+        (lambda: models.wide_resnet((8, 8, 3), 2, widening=0), "widening must be at least 1"),
+        (lambda: models.unet((20, 16, 3), 2), "multiples of 16, got \\(20, 16\\)"),
+        (lambda: models.unet((16, 16, 3), 2, widths=(4,)), "at least 2 levels"),
+        (lambda: models.table_mlp(2), "needs numbers, categories, or both"),
+        (lambda: models.keras_application("ResNet51", (32, 32, 3), 2), "Did you mean ResNet50"),
+        (
+            lambda: models.keras_application("ResNet50", (32, 32, 3), 2, weights="imagenet"),
+            "the path of a local file, got 'imagenet'",
+        ),
+        (
+            lambda: models.keras_application("ResNet50", (32, 32, 3), 2, alpha=1.0),
+            "ResNet50 takes no alpha",
+        ),
+    ],
+)
+def test_what_is_refused(build, message):
+    with pytest.raises(ConfigError, match=message):
+        build()
