@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # for completion and types, which cannot follow `__getattr__`
     from ddl.run.early_stopping import EarlyStopping
     from ddl.run.fit import fit
     from ddl.step.noise_scale import GradientNoiseScale
+    from ddl.step.verbs.batches import StepBatch
     from ddl.step.verbs.gradients import Gradients
     from ddl.step.verbs.update import Update
     from ddl.step.weight_average import ExponentialMovingAverage
@@ -56,6 +57,7 @@ _HOME = {
     "LossWeight": "ddl.optimizers.loss_weight",
     "PerExample": "ddl.tasks.task",
     "Retention": "ddl.checkpoints.retention",
+    "StepBatch": "ddl.step.verbs.batches",
     "Supervised": "ddl.tasks.supervised",
     "Task": "ddl.tasks.task",
     "Trainer": "ddl.training.trainer",
@@ -84,6 +86,7 @@ __all__ = [
     "LossWeight",
     "PerExample",
     "Retention",
+    "StepBatch",
     "Supervised",
     "Task",
     "Trainer",

@@ -51,9 +51,9 @@ def as_source(data: Any) -> Source:
     if isinstance(data, tf.data.Dataset):
         if has_changing_order(data):
             logging.warning(
-                "The tf.data.Dataset has a shuffle() whose order changes with each epoch or process: "
-                "a resumed run and the other workers read other batches. Remove it, since the "
-                "Trainer shuffles; or pass a seed and reshuffle_each_iteration=False."
+                "The order of a shuffle() in the tf.data.Dataset changes with each epoch or "
+                "process: a resumed run and the other workers read other batches. Remove it, since "
+                "the Trainer shuffles; or pass it a seed and reshuffle_each_iteration=False."
             )
         return StreamSource(single_examples(data))
     parts = list(data.values()) if isinstance(data, Mapping) else data

@@ -17,6 +17,7 @@ from tests.processes import forked
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 SCRIPTS = ("images.py", "text.py", "table.py")
 
+
 def run(arguments, folder):
     result = forked.run(
         [sys.executable, *arguments],
@@ -52,9 +53,18 @@ def test_notebooks(path, tmp_path, monkeypatch):
     """Each shows the bar of its training as one output, and no control codes."""
     outputs = executed(path, tmp_path, monkeypatch)
     texts = [output.get("text") or output["data"]["text/plain"] for output in outputs]
-    assert float(re.findall(r"accuracy'?:? ([\d.]+)|0\.05: ([\d.]+)", texts[-1])[-1][path.stem == "own_step"]) > 0.9
+    assert (
+        float(
+            re.findall(r"accuracy'?:? ([\d.]+)|0\.05: ([\d.]+)", texts[-1])[-1][
+                path.stem == "own_step"
+            ]
+        )
+        > 0.9
+    )
     assert not any("\x1b" in text for text in texts)
-    bars = [output for output in outputs if "<progress" in output.get("data", {}).get("text/html", "")]
+    bars = [
+        output for output in outputs if "<progress" in output.get("data", {}).get("text/html", "")
+    ]
     assert len(bars) == {"digits": 1, "own_step": 2}[path.stem]
     pictures = [output for output in outputs if "image/png" in output.get("data", {})]
     assert len(pictures) == (path.stem == "digits")

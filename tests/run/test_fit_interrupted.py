@@ -1,4 +1,4 @@
-"""Twenty interrupts of `ddl.fit` at random moments; the run ends with the bits of a straight one."""
+"""Twenty interrupts of `ddl.fit` at random moments: it ends with the bits of a straight run."""
 
 import collections
 import json
@@ -17,7 +17,7 @@ from tests.conftest import make_strategy
 
 MOMENTS = ("tracing", "training", "evaluating", "saving")
 INTERRUPTS = 20
-STEPS = 400
+STEPS = 300
 PERIODS = {"eval_every": 4, "checkpoint_every": 5, "log_every": 10}
 RANDOM = np.random.default_rng(0)
 IMAGES = RANDOM.normal(size=(40, 3)).astype("f4")

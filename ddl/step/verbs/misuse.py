@@ -13,8 +13,8 @@ from ddl.errors import ConfigError, did_you_mean
 from ddl.user_code import place_of
 
 NO_LIST = (
-    "Gradients are not a list. Use of(layer) for the gradients of some variables, or map(function), "
-    "which calls function(gradient, variable) for each variable."
+    "Gradients are not a list. Use of(layer) for the gradients of some variables, or "
+    "map(function), which calls function(gradient, variable) for each variable."
 )
 
 

@@ -510,7 +510,7 @@ def test_gradients_before_all_changes_need_no_copies():
 
 
 def test_the_summary_states_the_memory_of_the_copies():
-    """As `--dry_run` prints it: weights and slots of both networks, statistics and own variables."""
+    """As `--dry_run` prints it: weights and slots of both networks, own variables."""
     strategy = make_strategy("one_device", 1)
     trainer = build("Gan", strategy, precision="mixed_float16", loss_scale=ddl.LossScale())
     plan = trainer._parts.update.plan
