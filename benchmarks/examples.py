@@ -9,8 +9,8 @@ both are trained with each, and the brackets hold the lowest and the highest val
 BYOL, SimCLR and VICReg learn without labels, and triplets which digits are equal. Their encoders
 are judged with one labelled training digit for each class: each test digit gets the label of the
 most similar one, by the cosine of the encoder's outputs, each standardized over the training
-digits. The figure is the mean over 200 draws of the ten digits. CLIP is judged by how often it finds the right
-half of a test digit among those of its batch.
+digits. The figure is the mean over 200 draws of the ten digits. CLIP is judged by how often it
+finds the right half of a test digit among those of its batch.
 
 The last table judges generated digits by the CNN of configs/digits_cnn.gin, which is trained on
 real ones. The Fréchet distance compares the outputs of its last hidden layer for 1,437 generated
