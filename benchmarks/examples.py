@@ -6,9 +6,11 @@ TensorFlow, tracing, evaluations and checkpoints. The second table compares each
 plain alternative, on the 360 test digits where nothing else is said. Where it names several seeds,
 both are trained with each, and the brackets hold the lowest and the highest value.
 
-BYOL learns without labels. Its encoder is judged with one labelled training digit for each class:
-each test digit gets the label of the most similar one, by the cosine of the encoder's outputs, each
-standardized over the training digits. The figure is the mean over 200 draws of the ten digits.
+BYOL, SimCLR and VICReg learn without labels, and triplets which digits are equal. Their encoders
+are judged with one labelled training digit for each class: each test digit gets the label of the
+most similar one, by the cosine of the encoder's outputs, each standardized over the training
+digits. The figure is the mean over 200 draws of the ten digits. CLIP is judged by how often it
+finds the right half of a test digit among those of its batch.
 
 The last table judges generated digits by the CNN of configs/digits_cnn.gin, which is trained on
 real ones. The Fréchet distance compares the outputs of its last hidden layer for 1,437 generated
@@ -109,8 +111,9 @@ class Examples:
             *(value, alternative, self._percent(config, metric, *params)),
         )
 
-    def _byol(self) -> list[Finding]:
-        trained = self.run("byol").model("encoder")
+    def _encoder(self, example: str, name: str = "encoder") -> list[Finding]:
+        """Returns the accuracy with ten labels, beside that of the untrained encoder."""
+        trained = self.run(example).model(name)
         keras.utils.set_random_seed(0)
         untrained = keras.models.clone_model(trained)
         figure = "accuracy with ten labels, %"
@@ -121,6 +124,19 @@ class Examples:
             Finding(figure, value, "untrained encoder", of_untrained, is_target=True),
             Finding(figure, value, "the pixels", raw),
         ]
+
+    def _byol(self) -> list[Finding]:
+        return self._encoder("byol")
+
+    def _clip(self) -> list[Finding]:
+        found = self.run("clip").lines("eval")[-1]["found"]
+        figure = "right halves found among a batch of test digits, %"
+        return [Finding(figure, 100 * found, "one at random", self._chance(), is_target=True)]
+
+    def _chance(self) -> float:
+        """Returns how often a random half of the same batch is the right one, in percent."""
+        number, batch = len(ddl.data.load_digits("test")[1]), 128
+        return 100 * -(-number // batch) / number
 
     def _distillation(self) -> list[Finding]:
         figure, teacher = "accuracy of the student", "the student on the same 100 digits alone"
@@ -151,6 +167,12 @@ class Examples:
         figure = "real digits that the discriminator scores above a generated one, %, in training"
         return [Finding(figure, logged[-1], "at its highest", max(logged))]
 
+    def _multi_task(self) -> list[Finding]:
+        figure, alternative = "accuracy of the digit from 50 labels", "without the rotations"
+        parameter = "MultiTask.weight = 0.0"
+        beside = self._beside("multi_task", "accuracy", figure, alternative, parameter)
+        return [beside._replace(is_target=True)]
+
     def _pcgrad(self) -> list[Finding]:
         return [
             self._beside("pcgrad", metric, figure, "sum of the gradients", "PCGrad.project = False")
@@ -165,10 +187,19 @@ class Examples:
         plain = self._percent(CNN, "accuracy")
         return [Finding(f"accuracy, %, {self._seeds} seeds", value, CNN, plain)]
 
+    def _simclr(self) -> list[Finding]:
+        return self._encoder("simclr")
+
+    def _triplets(self) -> list[Finding]:
+        return self._encoder("triplets", "")
+
     def _vae(self) -> list[Finding]:
         end = self.run("vae").lines("eval")[-1]
         figure = "negative evidence lower bound, nats"
         return [Finding(figure, end["loss"], "independent pixels", nats_of_independent_pixels())]
+
+    def _vicreg(self) -> list[Finding]:
+        return self._encoder("vicreg")
 
     def _wgan_gp(self) -> list[Finding]:
         distances = [line["distance"] for line in self.run("wgan_gp").lines("train")]

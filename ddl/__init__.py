@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # for completion and types, which cannot follow `__getattr__`
     from ddl.run.early_stopping import EarlyStopping
     from ddl.run.fit import fit
     from ddl.step.noise_scale import GradientNoiseScale
+    from ddl.step.verbs.batches import StepBatch
     from ddl.step.verbs.gradients import Gradients
     from ddl.step.verbs.update import Update
     from ddl.step.weight_average import ExponentialMovingAverage
@@ -66,6 +67,7 @@ _HOME = {
     "Regression": "ddl.tasks.regression",
     "Retention": "ddl.checkpoints.retention",
     "Segmentation": "ddl.tasks.segmentation",
+    "StepBatch": "ddl.step.verbs.batches",
     "Supervised": "ddl.tasks.supervised",
     "Task": "ddl.tasks.task",
     "Trainer": "ddl.training.trainer",
@@ -99,6 +101,7 @@ __all__ = [
     "Regression",
     "Retention",
     "Segmentation",
+    "StepBatch",
     "Supervised",
     "Task",
     "Trainer",

@@ -26,7 +26,7 @@ import functools
 import math
 import numbers
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 import numpy as np
@@ -35,6 +35,8 @@ import tensorflow as tf
 from ddl import microbatch
 from ddl.errors import ConfigError
 from ddl.seeds import PHILOX, counter_at, seed_at
+
+Shape: TypeAlias = Sequence[Any] | tf.TensorShape
 
 _SPREAD = -7046029254386353131  # 2^64 over the golden ratio, odd, as an int64
 _WORDS = 4  # 32-bit words for each count of Philox, each one float32
@@ -55,7 +57,7 @@ def batch_counter(batch: tf.Tensor) -> tf.Tensor:
     return tf.cast(tf.stack([tf.zeros([], tf.int64), batch]), tf.uint64)
 
 
-def uniform(owner: Any, shape: Sequence[Any], *, shared: bool = False) -> tf.Tensor:
+def uniform(owner: Any, shape: Shape, *, shared: bool = False) -> tf.Tensor:
     """Draws numbers uniform in [0, 1), one row for each example. Replica context.
 
     Args:
@@ -81,7 +83,7 @@ def uniform(owner: Any, shape: Sequence[Any], *, shared: bool = False) -> tf.Ten
     return _draw(_uniform, 1, owner, shape, shared)
 
 
-def normal(owner: Any, shape: Sequence[Any], *, shared: bool = False) -> tf.Tensor:
+def normal(owner: Any, shape: Shape, *, shared: bool = False) -> tf.Tensor:
     """Draws standard normal numbers, float32; otherwise like `uniform`. Replica context.
 
     Where XLA compiles the function, a few numbers differ in their last bits.
@@ -91,9 +93,7 @@ def normal(owner: Any, shape: Sequence[Any], *, shared: bool = False) -> tf.Tens
     return _draw(_normal, 1, owner, shape, shared)
 
 
-def bernoulli(
-    owner: Any, shape: Sequence[Any], probability: float, *, shared: bool = False
-) -> tf.Tensor:
+def bernoulli(owner: Any, shape: Shape, probability: float, *, shared: bool = False) -> tf.Tensor:
     """Draws True with `as_drawn(probability)`; otherwise like `uniform`. Replica context.
 
     Needs half as many random bits as a comparison of `uniform` with a number.
@@ -115,7 +115,7 @@ def as_drawn(probability: float) -> float:
     return round(probability * 2**16) / 2**16
 
 
-def _outside(draw: Callable[..., tf.Tensor], owner: Any, shape: Sequence[Any]) -> tf.Tensor:
+def _outside(draw: Callable[..., tf.Tensor], owner: Any, shape: Shape) -> tf.Tensor:
     return draw(shape, dtype="float32", seed=getattr(owner, "seed_generator", None))
 
 
@@ -173,7 +173,7 @@ def _draw(
     numbers_at: Callable[..., tf.Tensor],
     values_per_word: int,
     owner: Any,
-    shape: Sequence[Any],
+    shape: Shape,
     shared: bool,
 ) -> tf.Tensor:
     """Draws one number for each 32-bit word of Philox, or splits each word into two int16.

@@ -1,5 +1,7 @@
 """Bootstrap your own latent (Grill et al. 2020): learns from images without labels."""
 
+from typing import Any
+
 import gin
 import keras
 import tensorflow as tf
@@ -37,7 +39,7 @@ class Byol:
             images = layer(images, training=training)
         return images
 
-    def distance(self, features: dict, training: bool) -> ddl.PerExample:
+    def distance(self, features: dict[str, Any], training: bool) -> ddl.PerExample:
         """The distance between prediction and target, in one direction."""
         one, other = (self.view(features["image"], training) for _ in range(2))
         prediction = self.predictor(self.online(one, training=training))
@@ -45,11 +47,11 @@ class Byol:
         prediction, target = (tf.math.l2_normalize(x, axis=-1) for x in (prediction, target))
         return ddl.PerExample(tf.reduce_sum(tf.square(prediction - target), axis=-1))
 
-    def evaluate(self, features: dict) -> ddl.PerExample:
+    def evaluate(self, features: dict[str, Any]) -> ddl.PerExample:
         """The distance for images that are not augmented."""
         return self.distance(features, training=False)
 
-    def step(self, update: ddl.Update, batch: object) -> None:
+    def step(self, update: ddl.Update, batch: ddl.StepBatch) -> None:
         """Updates encoder and predictor, then moves the target towards the encoder."""
         trained = [*self.online.trainable_variables, *self.predictor.trainable_variables]
         update.minimize(self.distance, batch, trained)

@@ -3,6 +3,8 @@
 Two encoders learn vectors of which those of a pair are near each other, and far from all others.
 """
 
+from typing import Any
+
 import gin
 import keras
 import tensorflow as tf
@@ -25,12 +27,13 @@ class Clip:
     def __init__(self, width: int = 32, hidden: int = 128, temperature: float = 0.1) -> None:
         self.temperature = temperature
         image = keras.Input((8, 8, 1), name="image")
-        halves = {"left": image[:, :, :4], "right": image[:, :, 4:]}
+        left, right = (keras.layers.Cropping2D(((0, 0), columns)) for columns in ((0, 4), (4, 0)))
+        halves = {"left": left(image), "right": right(image)}
         self.exported_models = {name: encoder(name, hidden, width) for name in halves}
         outputs = [self.exported_models[name](half) for name, half in halves.items()]
         self.model = keras.Model(image, outputs)
 
-    def per_example(self, features: dict, training: bool) -> ddl.PerExample:
+    def per_example(self, features: dict[str, Any], training: bool) -> ddl.PerExample:
         """The mean cross-entropy of both directions, and how often the right half is found."""
         outputs = self.model(features["image"], training=training)
         left, right = (tf.math.l2_normalize(x, axis=-1) for x in outputs)

@@ -4,6 +4,8 @@ From the teacher's predictions a student learns with few examples. The task need
 own: it has one model to train and one loss.
 """
 
+from typing import Any, cast
+
 import gin
 import keras
 import tensorflow as tf
@@ -27,10 +29,10 @@ class Distillation:
           share: Share of the teacher in the loss; 0 trains the student on the labels alone.
         """
         self.model, self.temperature, self.share = student, temperature, share
-        self.teacher = keras.models.load_model(teacher, compile=False)
+        self.teacher = cast(keras.Model, keras.models.load_model(teacher, compile=False))
         self.teacher.trainable = False
 
-    def per_example(self, features: dict, training: bool) -> ddl.PerExample:
+    def per_example(self, features: dict[str, Any], training: bool) -> ddl.PerExample:
         """The mean of both losses, weighted, and both accuracies."""
         image, label = features["image"], features["label"]
         floatx = keras.config.floatx()

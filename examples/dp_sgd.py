@@ -1,5 +1,7 @@
 """Differentially private SGD (Abadi et al. 2016) of a task that has a model and a loss."""
 
+from typing import Any
+
 import gin
 import keras
 import tensorflow as tf
@@ -22,10 +24,10 @@ class DpSgd:
 
     def check(self, source: ddl.data.Source) -> None:
         """Lets the wrapped task check its data."""
-        if hasattr(self.task, "check"):
-            self.task.check(source)
+        if check := getattr(self.task, "check", None):
+            check(source)
 
-    def per_example(self, features: dict, training: bool) -> ddl.PerExample:
+    def per_example(self, features: dict[str, Any], training: bool) -> ddl.PerExample:
         """The loss of the wrapped task, which also defines evaluation."""
         return self.task.per_example(features, training)
 
@@ -35,11 +37,11 @@ class DpSgd:
         factor = tf.minimum(tf.ones_like(norm), self.limit / norm)
         return [gradient * factor for gradient in gradients]
 
-    def one(self, features: dict, training: bool) -> tf.Tensor:
+    def one(self, features: dict[str, Any], training: bool) -> tf.Tensor:
         """Counts the examples: padding has weight 0."""
         return tf.ones([features["image"].shape[0]], keras.config.floatx())
 
-    def step(self, update: ddl.Update, batch: object) -> None:
+    def step(self, update: ddl.Update, batch: ddl.StepBatch) -> None:
         """Updates the weights by the noisy mean of the clipped gradients."""
         gradients = update.gradients(self.per_example, batch, each=self.clipped)
         deviation = self.noise * self.limit / update.sum(self.one, batch)

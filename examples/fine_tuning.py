@@ -1,5 +1,7 @@
 """Data for fine-tuning: few digits, labelled as even or odd."""
 
+from typing import Literal
+
 import gin
 import numpy as np
 
@@ -7,7 +9,9 @@ import ddl
 
 
 @gin.register
-def even_or_odd(split: str, per_digit: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+def even_or_odd(
+    split: Literal["train", "test"], per_digit: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Returns images of digits, and whether each is odd.
 
     Args:

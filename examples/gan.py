@@ -1,5 +1,7 @@
 """A generative adversarial network (Goodfellow et al. 2014) on the digits."""
 
+from typing import Any
+
 import gin
 import keras
 import tensorflow as tf
@@ -41,7 +43,7 @@ class Gan:
         """Generates images. `ddl.random` draws the same noise on any number of devices."""
         return self.generator(ddl.random.normal(self, (rows, LATENT)), training=training)
 
-    def real_or_fake(self, features: dict, training: bool) -> ddl.PerExample:
+    def real_or_fake(self, features: dict[str, Any], training: bool) -> ddl.PerExample:
         """The discriminator's loss, and how often it scores a real image above a fake one."""
         images = tf.cast(features["image"], keras.config.floatx()) / 16
         real = self.discriminator(images, training=training)[:, 0]
@@ -49,13 +51,13 @@ class Gan:
         loss = cross_entropy(tf.ones_like(real), real) + cross_entropy(tf.zeros_like(fake), fake)
         return ddl.PerExample(loss, {"accuracy": tf.cast(real > fake, real.dtype)})
 
-    def fools(self, features: dict, training: bool) -> ddl.PerExample:
+    def fools(self, features: dict[str, Any], training: bool) -> ddl.PerExample:
         """The generator's loss."""
         fakes = self.fakes(features["image"].shape[0], training)
         fake = self.discriminator(fakes, training=training)[:, 0]
         return ddl.PerExample(cross_entropy(tf.ones_like(fake), fake))
 
-    def step(self, update: ddl.Update, batch: object) -> None:
+    def step(self, update: ddl.Update, batch: ddl.StepBatch) -> None:
         """Updates the discriminator, then the generator."""
         update.minimize(self.real_or_fake, batch, self.discriminator, optimizer="discriminator")
         update.minimize(self.fools, batch, self.generator, optimizer="generator")

@@ -4,6 +4,8 @@ The second task is to tell by how much an image was rotated (Gidaris et al. 2018
 representation learning by predicting image rotations").
 """
 
+from typing import Any
+
 import gin
 import keras
 import tensorflow as tf
@@ -24,12 +26,12 @@ class MultiTask:
         heads = {"digit": self.digit_head(hidden), "rotation": self.rotation_head(hidden)}
         self.model = keras.Model(body.input, heads)
 
-    def per_example(self, features: dict, training: bool) -> ddl.PerExample:
+    def per_example(self, features: dict[str, Any], training: bool) -> ddl.PerExample:
         """The loss and the accuracy of digits."""
         logits = self.model(features["image"], training=training)["digit"]
         return classified(logits, features["label"], "accuracy")
 
-    def rotation(self, features: dict, training: bool) -> ddl.PerExample:
+    def rotation(self, features: dict[str, Any], training: bool) -> ddl.PerExample:
         """The loss and the accuracy of rotations."""
         images = features["image"]
         turns = tf.cast(ddl.random.uniform(self, (images.shape[0],)) * 4, tf.int32)
@@ -38,7 +40,7 @@ class MultiTask:
         logits = self.model(images, training=training)["rotation"]
         return classified(logits, turns, "rotation_accuracy")
 
-    def step(self, update: ddl.Update, batch: dict) -> None:
+    def step(self, update: ddl.Update, batch: dict[str, ddl.StepBatch]) -> None:
         """Updates the body by both losses, and each head by its own."""
         shared = self.body.trainable_variables
         heads = self.digit_head.trainable_variables, self.rotation_head.trainable_variables

@@ -1,5 +1,7 @@
 """PCGrad (Yu et al. 2020, "Gradient surgery for multi-task learning") on two tasks."""
 
+from typing import Any
+
 import gin
 import keras
 import tensorflow as tf
@@ -26,14 +28,14 @@ class PCGrad:
         heads = {"digit": self.digit_head(hidden), "even": self.even_head(hidden)}
         self.model = keras.Model(body.input, heads)
 
-    def digit(self, features: dict, training: bool) -> ddl.PerExample:
+    def digit(self, features: dict[str, Any], training: bool) -> ddl.PerExample:
         """The first task's loss, and its accuracy."""
         logits = self.model(features["image"], training=training)["digit"]
         loss = tf.nn.sparse_softmax_cross_entropy_with_logits(features["label"], logits)
         right = tf.argmax(logits, axis=-1) == features["label"]
         return ddl.PerExample(loss, {"digit_accuracy": tf.cast(right, loss.dtype)})
 
-    def even(self, features: dict, training: bool) -> ddl.PerExample:
+    def even(self, features: dict[str, Any], training: bool) -> ddl.PerExample:
         """The second task's loss, and its accuracy."""
         logits = self.model(features["image"], training=training)["even"][:, 0]
         is_even = features["label"] % 2 == 0
@@ -41,12 +43,12 @@ class PCGrad:
         right = (logits > 0) == is_even
         return ddl.PerExample(loss, {"even_accuracy": tf.cast(right, loss.dtype)})
 
-    def evaluate(self, features: dict) -> ddl.PerExample:
+    def evaluate(self, features: dict[str, Any]) -> ddl.PerExample:
         """The sum of both losses, and both accuracies."""
         digit, even = self.digit(features, training=False), self.even(features, training=False)
         return ddl.PerExample(digit.loss + even.loss, {**digit.metrics, **even.metrics})
 
-    def step(self, update: ddl.Update, batch: object) -> None:
+    def step(self, update: ddl.Update, batch: ddl.StepBatch) -> None:
         """Updates the body by the projected gradients, and each head by its own."""
         shared = self.body.trainable_variables
         digit = update.gradients(self.digit, batch, [*shared, *self.digit_head.trainable_variables])

@@ -1,5 +1,7 @@
 """Sharpness-aware minimization (Foret et al. 2021) of a task that has a model and a loss."""
 
+from typing import Any
+
 import gin
 
 import ddl
@@ -14,14 +16,14 @@ class Sam:
 
     def check(self, source: ddl.data.Source) -> None:
         """Lets the wrapped task check its data."""
-        if hasattr(self.task, "check"):
-            self.task.check(source)
+        if check := getattr(self.task, "check", None):
+            check(source)
 
-    def per_example(self, features: dict, training: bool) -> ddl.PerExample:
+    def per_example(self, features: dict[str, Any], training: bool) -> ddl.PerExample:
         """The loss of the wrapped task, which also defines evaluation."""
         return self.task.per_example(features, training)
 
-    def step(self, update: ddl.Update, batch: object) -> None:
+    def step(self, update: ddl.Update, batch: ddl.StepBatch) -> None:
         """Updates the weights by the gradient at the moved ones."""
         up = update.gradients(self.per_example, batch)
         with update.moved(self.model, up * (self.rho / up.norm())):

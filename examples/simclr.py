@@ -1,5 +1,7 @@
 """SimCLR (Chen et al. 2020): learns from images without labels, by contrast with all others."""
 
+from typing import Any
+
 import gin
 import keras
 import tensorflow as tf
@@ -25,14 +27,16 @@ class SimClr:
             images = layer(images, training=training)
         return tf.math.l2_normalize(self.model(images, training=training), axis=-1)
 
-    def per_example(self, features: dict, training: bool) -> ddl.PerExample:
+    def per_example(self, features: dict[str, Any], training: bool) -> ddl.PerExample:
         """NT-Xent: the cross-entropy of both views, and how often the other view is nearest."""
         one, two = (self.view(features["image"], training) for _ in range(2))
         batch = ddl.gather((one, two), across="global_batch")
         ones, twos = batch.rows
         itself = tf.one_hot(batch.own, ones.shape[0], True, False, dtype=tf.bool)
 
-        def contrast(view: tf.Tensor, others: tf.Tensor, same: tf.Tensor) -> tuple:
+        def contrast(
+            view: tf.Tensor, others: tf.Tensor, same: tf.Tensor
+        ) -> tuple[tf.Tensor, tf.Tensor]:
             to_others, to_same = (view @ tf.transpose(x) / self.temperature for x in (others, same))
             none = to_others.dtype.min
             to_others = tf.where(batch.mask, to_others, none)  # padding is no negative

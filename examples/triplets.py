@@ -1,5 +1,7 @@
 """Batch-hard triplets (Hermans et al. 2017): vectors that are near for images of one class."""
 
+from typing import Any
+
 import gin
 import keras
 import tensorflow as tf
@@ -14,7 +16,7 @@ class Triplets:
     def __init__(self, model: keras.Model) -> None:
         self.model = model
 
-    def per_example(self, features: dict, training: bool) -> ddl.PerExample:
+    def per_example(self, features: dict[str, Any], training: bool) -> ddl.PerExample:
         """The soft margin of each image, and whether its nearest neighbour has its class."""
         outputs = self.model(features["image"], training=training)
         vectors = tf.math.l2_normalize(tf.cast(outputs, keras.config.floatx()), axis=-1)

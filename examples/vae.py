@@ -3,6 +3,8 @@
 The task needs no step of its own: one loss trains both networks at once.
 """
 
+from typing import Any
+
 import gin
 import keras
 import tensorflow as tf
@@ -37,7 +39,7 @@ class Vae:
         pixels = [keras.Input((latent,)), self.decoder, layers.Activation("sigmoid")]
         self.exported_models = {"encoder": self.encoder, "decoder": keras.Sequential(pixels)}
 
-    def per_example(self, features: dict, training: bool) -> ddl.PerExample:
+    def per_example(self, features: dict[str, Any], training: bool) -> ddl.PerExample:
         """The negative evidence lower bound in nats, without the binomial coefficients.
 
         It also defines evaluation. `ddl.random` draws the same noise on any number of devices.

@@ -4,6 +4,8 @@ Two views of an image get near vectors. The variances and covariances of the who
 images from getting the same one.
 """
 
+from typing import Any
+
 import gin
 import keras
 import tensorflow as tf
@@ -29,7 +31,7 @@ class VicReg:
             images = layer(images, training=training)
         return self.model(images, training=training)
 
-    def per_example(self, features: dict, training: bool) -> ddl.PerExample:
+    def per_example(self, features: dict[str, Any], training: bool) -> ddl.PerExample:
         """The three terms; those of the batch are the same for each example."""
         one, two = (self.view(features["image"], training) for _ in range(2))
         batch = ddl.gather((one, two), across="global_batch")
@@ -49,4 +51,4 @@ def moments(rows: tf.Tensor, mask: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     variances = tf.linalg.diag_part(covariances)
     others = tf.linalg.set_diag(covariances, tf.zeros_like(variances))
     spread = tf.reduce_mean(tf.nn.relu(1 - tf.sqrt(variances + 1e-4)))
-    return spread, tf.reduce_sum(tf.square(others)) / rows.shape[1]
+    return spread, tf.reduce_sum(tf.reduce_mean(tf.square(others), axis=0))

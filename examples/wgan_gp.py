@@ -1,5 +1,7 @@
 """A Wasserstein GAN with gradient penalty (Gulrajani et al. 2017) on the digits."""
 
+from typing import Any
+
 import gin
 import keras
 import tensorflow as tf
@@ -47,31 +49,32 @@ class WganGp:
         fakes = self.generator(ddl.random.normal(self, (rows, LATENT)), training=training)
         return tf.cast(fakes, keras.config.floatx())
 
-    def criticizes(self, features: dict, training: bool) -> ddl.PerExample:
+    def criticizes(self, features: dict[str, Any], training: bool) -> ddl.PerExample:
         """The critic's loss; the distance between real and fake images; the critic's slope."""
         real = tf.cast(features["image"], keras.config.floatx()) / 16
-        fake = self.fakes(real.shape[0], training)
+        fake = self.fakes(features["image"].shape[0], training)
         share = ddl.random.uniform(self, (real.shape[0], 1, 1, 1))
         mixed = real + tf.cast(share, real.dtype) * (fake - real)
         with tf.GradientTape() as tape:
             tape.watch(mixed)
             score = self.score(mixed, training)
-        gradient = tape.gradient(score, mixed)  # one per image: each score depends on one image
+        # One per image: each score depends on one image.
+        gradient = tf.convert_to_tensor(tape.gradient(score, mixed))
         slope = tf.sqrt(tf.reduce_sum(tf.square(gradient), PIXELS) + 1e-12)
         distance = self.score(real, training) - self.score(fake, training)
         loss = self.penalty * tf.square(slope - 1) - distance
         return ddl.PerExample(loss, {"distance": distance, "slope": slope})
 
-    def fools(self, features: dict, training: bool) -> ddl.PerExample:
+    def fools(self, features: dict[str, Any], training: bool) -> ddl.PerExample:
         """The generator's loss."""
         fakes = self.fakes(features["image"].shape[0], training)
         return ddl.PerExample(-self.score(fakes, training))
 
-    def evaluate(self, features: dict) -> ddl.PerExample:
+    def evaluate(self, features: dict[str, Any]) -> ddl.PerExample:
         """The critic's loss for images that it was not trained on."""
         return self.criticizes(features, training=False)
 
-    def step(self, update: ddl.Update, batch: object) -> None:
+    def step(self, update: ddl.Update, batch: ddl.StepBatch) -> None:
         """Updates the critic with a further batch in each turn, then the generator."""
 
         def criticize(turn: tf.Tensor) -> None:

@@ -5,6 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jedi
+import pytest
+
 import ddl
 
 PROGRAM = """
@@ -38,6 +41,22 @@ def test_names_are_there_for_completion_and_types():
         for name in node.names
     }
     assert imported == set(dir(ddl)) - {"__version__"}
+
+
+@pytest.mark.parametrize("of", ["", "data.", "models.", "optimizers.", "layers."])
+def test_an_editor_completes_the_names(of):
+    """By jedi, without running the code, as in a notebook's Tab and in editors."""
+    completed = {each.name for each in jedi.Script(f"import ddl\nddl.{of}").complete()}
+    module = getattr(ddl, of.removesuffix(".")) if of else ddl
+    public = set(dir(ddl)) if not of else set(module.__all__)
+    assert public - {"__version__"} <= completed
+
+
+def test_an_editor_shows_arguments_and_documentation():
+    script = jedi.Script("import ddl\nddl.fit(")
+    (signature,) = script.get_signatures()
+    assert {"trainer", "train_epochs", "early_stopping"} <= {one.name for one in signature.params}
+    assert "Makes a whole run" in signature.docstring()
 
 
 def test_names_from_before_the_rooms():

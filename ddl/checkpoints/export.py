@@ -21,7 +21,7 @@ from ddl.layers.by_position import ByPosition
 from ddl.optimizers.fused import Fused
 
 
-def export_model(model: keras.Model, directory: Path) -> list[Path]:
+def export_model(model: keras.Model, directory: str | os.PathLike[str]) -> list[Path]:
     """Writes `model` as a .keras file and as a SavedModel with a serving signature.
 
     Args:
@@ -40,6 +40,7 @@ def export_model(model: keras.Model, directory: Path) -> list[Path]:
       ModelDirectoryError: If the export cannot be written, `directory` is a file, or another
         process is exporting there.
     """
+    directory = Path(directory)
     place = Path(os.path.realpath(directory))  # keep a link, and replace its target
     partial = place.with_name(place.name + ".partial")
     try:

@@ -4,8 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
+from absl import logging
 
 from ddl.data.arrays import ArraySource
+from ddl.data.batched import has_changing_order, single_examples
 from ddl.data.naming import named
 from ddl.data.source import Source
 from ddl.data.stream import StreamSource
@@ -35,10 +37,11 @@ def as_source(data: Any) -> Source:
     """Converts data into a `Source`.
 
     Args:
-      data: A `Source`; a mapping of arrays by feature name; a tuple as Keras takes it; or an
-        unbatched `tf.data.Dataset` of dicts or of such tuples. A tuple is a pair (images, labels),
-        which become the features "image" and "label"; a pair of a dict of features and labels; or
-        one of these with the examples' weights, which become "weight".
+      data: A `Source`; a mapping of arrays by feature name; a tuple as Keras takes it; or a
+        `tf.data.Dataset` of dicts or of such tuples, whose elements are examples or batches, which
+        are split into examples. A tuple is a pair (images, labels), which become the features
+        "image" and "label"; a pair of a dict of features and labels; or one of these with the
+        examples' weights, which become "weight".
 
     Raises:
       DataError: If `data` has another type, or fails the checks of `ArraySource` or `StreamSource`.
@@ -46,7 +49,13 @@ def as_source(data: Any) -> Source:
     if isinstance(data, Source):
         return data
     if isinstance(data, tf.data.Dataset):
-        return StreamSource(data)
+        if has_changing_order(data):
+            logging.warning(
+                "The order of a shuffle() in the tf.data.Dataset changes with each epoch or "
+                "process: a resumed run and the other workers read other batches. Remove it, since "
+                "the Trainer shuffles; or pass it a seed and reshuffle_each_iteration=False."
+            )
+        return StreamSource(single_examples(data))
     parts = list(data.values()) if isinstance(data, Mapping) else data
     if isinstance(parts, tuple | list):
         sets = [type(one).__name__ for one in parts if isinstance(one, Source | tf.data.Dataset)]
@@ -63,5 +72,5 @@ def as_source(data: Any) -> Source:
     raise DataError(
         f"Data of type {type(data).__name__} are not supported. Pass a ddl.data source, a mapping "
         "of arrays by feature name, a tuple (x, y) or (x, y, weights), or a tf.data.Dataset of "
-        "single examples."
+        "dicts or of such tuples."
     )

@@ -25,7 +25,7 @@ _BYTES_OF_TEXT = 1024
 
 
 class StreamSource(Source):
-    """An unbatched `tf.data.Dataset` of dicts, or of tuples as Keras takes them.
+    """A `tf.data.Dataset` of single examples: dicts, or tuples as Keras takes them.
 
     Each epoch reads the data set once. Training shuffles it through a buffer of `shuffle_buffer`
     examples, in an order that depends only on the run's seed and the epoch. Evaluation, and

@@ -11,7 +11,8 @@ from ddl.figures import Direction, direction_of
 class EarlyStopping:
     """Ends a run after `patience` evaluations in a row that do not improve on the best before.
 
-    A resumed run counts the earlier evaluations too, from metrics.jsonl.
+    A resumed run counts the earlier evaluations too: those of metrics.jsonl, or those of the
+    trainer's history in a run without a directory.
 
     Attributes:
       metric: Figure of the evaluations, such as `accuracy`.

@@ -87,7 +87,7 @@ def fit(
         this trainer's run.
       TrainingDiverged: If the loss is no longer finite, and the run cannot rewind.
       KeyboardInterrupt: On SIGINT, after the update in progress, and after saving.
-      TrainingInterrupted: On SIGTERM, likewise.
+      TrainingInterrupted: On SIGTERM, likewise; on a signal to another worker too.
     """
     if not isinstance(trainer, Trainer):
         raise ConfigError(
@@ -144,6 +144,9 @@ def fit(
             console.line(str(interrupted))  # an action called `request_stop`
         if restore_best and files is not None:
             _restore_best(files, trainer, console)
+        is_stopped = Workers(trainer.strategy).any(stop is not None and stop.received is not None)
+    if is_stopped:  # else `_stopping` has raised
+        raise TrainingInterrupted("A signal to another worker arrived when the run had ended.")
     return trainer.history
 
 

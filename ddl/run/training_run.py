@@ -1,8 +1,9 @@
 """A run that trains: compare → restore → loop → close."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from typing import Any
 
 from ddl.checkpoints.checkpoints import Checkpoints
 from ddl.checkpoints.directory import SavedCheckpoint
@@ -114,8 +115,9 @@ def train_to_end(
         if trainer.step >= total:
             console.line(f"The run has reached step {trainer.step:,} of {total:,}. {remedy}")
             return
-        if evaluations is not None and files is not None and workers.is_chief:
-            _add_earlier(evaluations, files, trainer.step, run_plan.eval_every)
+        if evaluations is not None and workers.is_chief:
+            rows = trainer.history if files is None else files.json_lines.rows()
+            _add_earlier(evaluations, rows, trainer.step, run_plan.eval_every)
         if evaluations is not None and workers.broadcast(evaluations.are_over):
             console.line(f"The run ended early at step {trainer.step:,}: {evaluations}.")
             return
@@ -155,10 +157,13 @@ def _restore(trainer: Trainer, run_plan: RunPlan, files: Files | None, console: 
 
 
 def _add_earlier(
-    evaluations: Evaluations, files: Files, last_step: int, eval_every: int | None
+    evaluations: Evaluations,
+    rows: Iterable[Mapping[str, Any]],
+    last_step: int,
+    eval_every: int | None,
 ) -> None:
-    """Adds the evaluations of metrics.jsonl that the run made by its period, up to a step."""
-    for row in files.json_lines.rows():
+    """Adds the evaluations of earlier calls that the run made by its period, up to a step."""
+    for row in rows:
         step = row["step"]
         if row.get("split") == "eval" and step <= last_step and step % (eval_every or 1) == 0:
             evaluations.add(step, row.get(evaluations.rule.metric))

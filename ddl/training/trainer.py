@@ -81,8 +81,8 @@ class Trainer(Evaluating):
             `ParameterGroups` of such; for a task with a `step` also a dict from name to these.
             "adam" and other names of Keras's optimizers take their default arguments.
           train_data: A `ddl.data` source, a mapping of arrays, a tuple (x, y) or (x, y, weights) of
-            which x may be a dict, or an unbatched `tf.data.Dataset` of known length; with a `step`
-            also a dict of sources.
+            which x may be a dict, or a `tf.data.Dataset` of known length of such examples or of
+            batches, which are split into examples; with a `step` also a dict of sources.
           global_batch_size: Examples of a batch, over all replicas and microbatches; or that of
             each source by its name.
           eval_data: As `train_data`; None if `evaluate` will not be called.

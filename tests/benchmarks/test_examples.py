@@ -17,6 +17,11 @@ def test_the_last_command_of_a_header_trains(example):
     assert all(command[:3] == ["python", "-m", "ddl.main"] for command in [*earlier, last])
 
 
+@pytest.mark.parametrize("example", examples.EXAMPLES)
+def test_each_example_is_compared(example):
+    assert callable(getattr(examples.Examples, f"_{example}"))
+
+
 def test_each_command_runs_once_and_further_parameters_in_a_folder_of_their_own(
     tmp_path, monkeypatch
 ):

@@ -53,6 +53,12 @@ class _Stub:
             (Path(folder) / name).write_text(self.content)
 
 
+def test_the_directory_may_be_a_text(tmp_path, monkeypatch):
+    monkeypatch.setattr("ddl.checkpoints.export._name_classes_of_keras", lambda path: None)
+    model, saved_model = export_model(_Stub("new"), str(tmp_path / "export"))
+    assert (model, saved_model.is_dir()) == (tmp_path / "export" / "model.keras", True)
+
+
 def _exported(directory: Path) -> str | None:
     """What a whole export at `directory` holds; None if nothing is there at all."""
     if not directory.exists():

@@ -6,23 +6,16 @@ import re
 import runpy
 import sys
 
+import nbformat
 import pytest
 import tensorflow as tf
+from nbclient import NotebookClient
 
 from tests.documents.pages import ROOT, blocks, files
 from tests.processes import forked
 
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 SCRIPTS = ("images.py", "text.py", "table.py")
-
-# Runs the code cells of a notebook in one namespace, as a kernel does but without its outputs.
-RUNNER = """
-import json, sys
-namespace = {}
-for cell in json.load(open(sys.argv[1]))["cells"]:
-    if cell["cell_type"] == "code":
-        exec(compile("".join(cell["source"]), "a cell", "exec"), namespace)
-"""
 
 
 def run(arguments, folder):
@@ -45,12 +38,30 @@ def test_notebooks_hold_no_outputs():
         assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells)
 
 
+def executed(path, folder, monkeypatch) -> list[dict]:
+    """Returns the outputs of a notebook's cells, run by a kernel as Jupyter does."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    notebook = nbformat.read(path, as_version=4)
+    resources = {"metadata": {"path": str(folder)}}
+    NotebookClient(notebook, timeout=600, resources=resources).execute()
+    return [output for cell in notebook.cells for output in cell.get("outputs", [])]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebooks(path, tmp_path):
-    (tmp_path / "runner.py").write_text(RUNNER)
-    printed = run(["runner.py", str(path)], tmp_path)
-    assert float(re.findall(r"accuracy'?:? ([\d.]+)", printed)[-1]) > 0.9
+def test_notebooks(path, tmp_path, monkeypatch):
+    """Each shows the bar of its training as one output, and no control codes."""
+    outputs = executed(path, tmp_path, monkeypatch)
+    texts = [output.get("text") or output["data"]["text/plain"] for output in outputs]
+    accuracy = {"digits": r"accuracy ([\d.]+)", "own_step": r"0\.05: ([\d.]+)"}[path.stem]
+    assert float(re.search(accuracy, texts[-1])[1]) > 0.9
+    assert not any("\x1b" in text for text in texts)
+    bars = [
+        output for output in outputs if "<progress" in output.get("data", {}).get("text/html", "")
+    ]
+    assert len(bars) == {"digits": 1, "own_step": 2}[path.stem]
+    pictures = [output for output in outputs if "image/png" in output.get("data", {})]
+    assert len(pictures) == (path.stem == "digits")
 
 
 @pytest.mark.slow

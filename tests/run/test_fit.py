@@ -203,7 +203,7 @@ class FromList:
         return {**self.own(state), "loss": self.losses[int(state.step)]}
 
 
-LOSSES = {2: 3.0, 4: 1.0, 6: 2.0, 8: 1.5, 10: 0.5, 12: 0.4, 14: 0.3, 16: 0.2}
+LOSSES = {2: 3.0, 4: 1.0, 6: 2.0, 7: 0.1, 8: 1.5, 10: 0.5, 12: 0.4, 14: 0.3, 16: 0.2}
 
 
 @pytest.fixture
@@ -226,6 +226,18 @@ def test_the_run_ends_early_with_its_best_weights(trainer, tmp_path, stopped_at,
         assert "step 8: loss has not improved on 1, of step 4, in 2" in capsys.readouterr().out
     assert max(line["step"] for line in lines(tmp_path)) == 8
     trainer.train(1)
+
+
+@pytest.mark.usefixtures("losses")
+def test_without_a_directory_a_second_call_counts_the_evaluations_of_the_first(trainer, capsys):
+    plan = {"eval_every": 2, "early_stopping": EarlyStopping(patience=2)}
+    ddl.fit(trainer, train_steps=6, **plan)  # the best is that of step 4
+    trainer.train(1, progress=False)
+    trainer.evaluate()  # of the user's own: not a multiple of eval_every
+    for _ in range(2):  # the second call has nothing to do
+        ddl.fit(trainer, train_steps=16, **plan)
+        assert trainer.step == 8
+        assert "loss has not improved on 1, of step 4, in 2" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("losses")

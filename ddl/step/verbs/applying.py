@@ -84,7 +84,7 @@ class OptimizerPart:
     Attributes:
       optimizer: The optimizer.
       places: Places of its variables in the gradient.
-      frozen_until: Step before which it updates nothing.
+      frozen_until: First step at which it updates its variables.
     """
 
     optimizer: keras.optimizers.Optimizer
@@ -110,7 +110,7 @@ def apply(
       parts: The optimizers and what each updates.
       clip: The limits.
       step: Number of updates made before this one, int64 [].
-      compiler: Compiles what each replica does, or not.
+      compiler: Compiles the computation of each replica, or leaves it as it is.
 
     Returns:
       The global norm before clipping, float64 []; 0 without a limit of the norm. Frozen parts do

@@ -1,4 +1,4 @@
-"""The batches that a step reads in an update: those that it is given, and further ones."""
+"""The batches that a step reads in an update: the given ones and further ones."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -61,7 +61,7 @@ def _cannot_read(what: str) -> str:
 
 
 class BatchesBySource(dict[str, StepBatch]):
-    """The batches that a step with several sources is given, by the name of the source."""
+    """The batches for a step with several sources, by the name of the source."""
 
     def __missing__(self, name: Any) -> StepBatch:
         raise ConfigError(
@@ -117,7 +117,7 @@ class StepBatches:
 
 
 def check_batch(verb: str, batch: Any) -> None:
-    """Raises ConfigError if what a verb is given is no batch."""
+    """Raises ConfigError if the argument of a verb is not a batch."""
     if isinstance(batch, StepBatch):
         return
     if isinstance(batch, Mapping) and all(isinstance(one, StepBatch) for one in batch.values()):

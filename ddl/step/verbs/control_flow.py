@@ -1,4 +1,4 @@
-"""The control flow of a step: `when` and `repeat`, which carry the books of the verbs."""
+"""The control flow of a step: `when` and `repeat`, which carry the sums of the verbs."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ from ddl.step.verbs.work import Books, Work
 
 
 class ControlFlow(Guarded):
-    """The part of an update that runs verbs in branches and turns.
+    """The part of an update that runs verbs in branches and in turns of a loop.
 
     Attributes:
       books: Sums of the update so far.
@@ -85,7 +85,7 @@ class ControlFlow(Guarded):
 
     @contextmanager
     def _inside(self, books: Any, turns: Turns) -> Iterator[None]:
-        """Lets verbs write into other books, in the present graph, within the `with` block."""
+        """Makes verbs add to other sums, in the present graph, within the `with` block."""
         earlier = self._turns, self.books
         self._turns = turns
         self.books = Books.of(books)

@@ -17,9 +17,9 @@ _OF_STEP = -1
 
 
 class StepDraws:
-    """Makes the source of a step's random numbers, the same on all replicas and in a resumed run.
+    """The source of a step's random numbers, the same on all replicas and in a resumed run.
 
-    A draw of a step is not about a row, so it must be shared by all rows:
+    A draw of a step belongs to no row, so all rows must share it:
     `ddl.random.normal(self, shape, shared=True)`.
     """
 
@@ -40,7 +40,7 @@ class StepDraws:
         )
 
     def forward(self) -> AbstractContextManager[None]:
-        """Lets the thread draw from this source within the `with` block."""
+        """Makes this source that of the thread within the `with` block."""
         return self._first.forward()
 
     def in_turn(self, turn: tf.Tensor | None) -> Microbatch:

@@ -141,7 +141,7 @@ class Gradients(Guarded):
 
     def __tf_tensor__(self, dtype: Any = None, name: Any = None) -> tf.Tensor:
         raise ConfigError(
-            "Gradients are no tensor, so functions of TensorFlow do not take them. Use norm(), "
+            "Gradients are not a tensor, so functions of TensorFlow do not take them. Use norm(), "
             "dot(other), or map(function), which calls a function of TensorFlow for each gradient."
         )
 
@@ -264,7 +264,7 @@ class Gradients(Guarded):
 
 
 def check_gradients(where: str, given: Any) -> None:
-    """Raises ConfigError if what a verb is given are no gradients, or if they cannot be used."""
+    """Raises ConfigError if the argument of a verb is not gradients that can be used here."""
     if not isinstance(given, Gradients):
         raise ConfigError(f"{where} takes the result of update.gradients, got {given!r:.80}.")
     check_usable(given)

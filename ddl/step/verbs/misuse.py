@@ -13,8 +13,8 @@ from ddl.errors import ConfigError, did_you_mean
 from ddl.user_code import place_of
 
 NO_LIST = (
-    "Gradients are no list. Use of(layer) for the gradients of some variables, or map(function), "
-    "which calls function(gradient, variable) for each variable."
+    "Gradients are not a list. Use of(layer) for the gradients of some variables, or "
+    "map(function), which calls function(gradient, variable) for each variable."
 )
 
 
@@ -23,13 +23,13 @@ class NoSuchName(ConfigError, AttributeError):
 
 
 class Guarded:
-    """Base class of what a step is given: an attribute that does not exist raises a ConfigError."""
+    """Base class of the objects that a step gets: an unknown attribute raises a ConfigError."""
 
     _called: ClassVar[str]
     """How errors refer to the object, such as "update"."""
 
     _offered: ClassVar[tuple[str, ...]] = ()
-    """Names of the attributes for a step."""
+    """Names of the attributes that a step may use."""
 
     if not TYPE_CHECKING:  # else a type checker would accept every name
 
@@ -74,7 +74,7 @@ def explained(task: Any, classes: dict[str, type]) -> Iterator[None]:
 
     Args:
       task: The task.
-      classes: The classes of what the step is given, by how errors refer to them.
+      classes: Classes of the objects that the step gets, by their names in errors.
 
     Raises:
       ConfigError: Instead of Python's own error, if the step branches on a tensor in Python, calls
@@ -95,7 +95,7 @@ def explained(task: Any, classes: dict[str, type]) -> Iterator[None]:
 
 
 def scalar(number: Any) -> tf.Tensor | float:
-    """Returns a factor of gradients; raises ConfigError if it is no scalar."""
+    """Returns a factor of gradients; raises ConfigError if it is not a scalar."""
     if isinstance(number, int | float):
         return tf.constant(number, tf.float64)
     wanted = "Gradients can be multiplied by a number or a scalar tensor"
@@ -108,7 +108,7 @@ def scalar(number: Any) -> tf.Tensor | float:
     if tensor.shape.rank != 0:
         raise ConfigError(
             f"{wanted}, got the shape {tuple(tensor.shape)}. Use `map` to change each gradient "
-            "by itself."
+            "separately."
         )
     return tensor
 

@@ -1,4 +1,4 @@
-"""Checks of the place in a step where a verb is called."""
+"""Checks of the place at which a step calls a verb."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -13,7 +13,7 @@ class Place:
     """The context and the graph in which a step calls its verbs, and which weights are moved."""
 
     def __init__(self) -> None:
-        """Takes the present graph and context as those of the step."""
+        """Takes the current graph and context as those of the step."""
         self._graph = tf.compat.v1.get_default_graph()
         # Replica context of the step: None under a strategy, else TensorFlow's default context.
         self._context = tf.distribute.get_replica_context()
@@ -27,7 +27,7 @@ class Place:
 
     @contextmanager
     def in_present_graph(self) -> Iterator[None]:
-        """Allows verbs in the present graph, that of a branch or turn, within the `with` block."""
+        """Allows verbs in the current graph, that of a branch or turn, within the `with` block."""
         earlier, self._graph = self._graph, tf.compat.v1.get_default_graph()
         try:
             yield
@@ -55,7 +55,7 @@ class Place:
             )
 
     def check(self, verb: str) -> None:
-        """Raises ConfigError if the present place is another one."""
+        """Raises ConfigError if the current context or graph is not that of the step."""
         if tf.distribute.get_replica_context() is not self._context:
             raise ConfigError(
                 f"update.{verb} was called within a loss or `strategy.run`. Call it in the step "

@@ -182,7 +182,7 @@ def name_of_loss(task: Any, loss: Any, name: str | None) -> str:
     """Returns the name of a loss: the given one, or that of the function.
 
     Raises:
-      ConfigError: If the loss is no function, or has no name.
+      ConfigError: If the loss is not a function, or has no name.
     """
     where = f"{type(task).__name__}.step"
     if not callable(loss):

@@ -120,7 +120,7 @@ class Update(ControlFlow):
             replica are in memory at once.
 
         Raises:
-          ConfigError: If the loss is no function of the task, does not depend on a variable, or
+          ConfigError: If the loss is not a function of the task, does not depend on a variable, or
             returns something else than a `ddl.PerExample`; with `each`, if the model normalizes
             over the batch.
         """

@@ -1,4 +1,4 @@
-"""A function of the examples whose mean over the global batch a step takes."""
+"""Functions of the examples whose mean or sum over the global batch a step computes."""
 
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -13,7 +13,7 @@ OfExamples: TypeAlias = Callable[[dict[str, Any], bool], tf.Tensor]
 
 
 class Values:
-    """The function in the form of a loss: each entry of its result is one value.
+    """A function of the examples in the form of a loss, with one value for each entry.
 
     Attributes:
       shape: Shape of the result for one example; None before the first call.

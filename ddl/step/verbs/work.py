@@ -1,4 +1,4 @@
-"""The interface between the verbs and the update, and the records that the verbs keep."""
+"""The interface between the verbs and the update, and the records of their calls."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol

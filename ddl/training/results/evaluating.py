@@ -66,8 +66,8 @@ class Evaluating(Readings):
         Eager, cross-replica context, on all workers.
 
         Args:
-          data: As `train_data`, without the features that `predict` does not read; or an array of
-            inputs.
+          data: As `train_data`, without the features that `predict` does not read; or an array or
+            a `tf.data.Dataset` of inputs.
           *others: Must be empty.
           averaged: As in `evaluate`.
 

@@ -91,7 +91,7 @@ class GivenData:
         """Returns the task's outputs; see `Prediction.run`.
 
         Args:
-          data: As `as_source` takes it, or one array of inputs.
+          data: As `as_source` takes it, or one array of inputs, or a `tf.data.Dataset` of inputs.
           state: The training's state.
 
         Raises:
@@ -128,15 +128,22 @@ class GivenData:
         return self._predictions[form].run(pipeline, state)
 
     def _source_of_inputs(self, data: Any) -> Source:
+        if isinstance(data, tf.data.Dataset) and isinstance(data.element_spec, tf.TensorSpec):
+            name = self._name_of_input()
+            named = tf.autograph.experimental.do_not_convert(lambda inputs: {name: inputs})
+            return as_source(data.map(named))
         if isinstance(data, Sequence) or not (hasattr(data, "__array__") or tf.is_tensor(data)):
             return as_source(data)
+        return ArraySource({self._name_of_input(): data})
+
+    def _name_of_input(self) -> str:
         name = getattr(self._task, "input_name", None)
         if not isinstance(name, str):
             raise DataError(
                 f"{type(self._task).__name__} does not name its input, so predict cannot take a "
                 "single array. Pass a dict from feature name to array."
             )
-        return ArraySource({name: data})
+        return name
 
     def _check_shapes(self, pipeline: BatchPipeline) -> None:
         """Raises DataError if a feature has another shape than in training; some may be missing."""

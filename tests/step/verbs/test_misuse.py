@@ -133,9 +133,9 @@ MISUSED = [
     (lambda t, u, b: gradients(t, u, b) * "a", "a number or a scalar tensor, got 'a'"),
     (lambda t, u, b: gradients(t, u, b) * None, "a number or a scalar tensor, got None"),
     (lambda t, u, b: gradients(t, u, b) * gradients(t, u, b), "Use dot.. for the inner product"),
-    (lambda t, u, b: gradients(t, u, b)[0], "Gradients are no list"),
-    (lambda t, u, b: list(gradients(t, u, b)), "Gradients are no list"),
-    (lambda t, u, b: tf.norm(gradients(t, u, b)), "Gradients are no tensor.*Use norm"),
+    (lambda t, u, b: gradients(t, u, b)[0], "Gradients are not a list"),
+    (lambda t, u, b: list(gradients(t, u, b)), "Gradients are not a list"),
+    (lambda t, u, b: tf.norm(gradients(t, u, b)), "Gradients are not a tensor.*Use norm"),
     (lambda t, u, b: gradients(t, u, b).map(lambda g: g), r"a function of \(gradient, variable\)"),
     (lambda t, u, b: gradients(t, u, b).map(lambda g, v: None), "return a tensor for .*kernel"),
     (

@@ -11,6 +11,7 @@ import tensorflow as tf
 import ddl
 from ddl.errors import ConfigError
 from ddl.precision import set_precision
+from ddl.run.summary import notes
 from tests.conftest import make_strategy, name_of
 from tests.step.verbs.own_steps import (
     TASKS,
@@ -506,3 +507,16 @@ def test_gradients_before_all_changes_need_no_copies():
     for name in ("Gan", "Critic"):
         assert build(name, make_strategy("one_device", 1))._parts.update.plan.keeps_values
     assert not build("Byol", make_strategy("one_device", 1))._parts.update.plan.keeps_values
+
+
+def test_the_summary_states_the_memory_of_the_copies():
+    """As `--dry_run` prints it: weights and slots of both networks, own variables."""
+    strategy = make_strategy("one_device", 1)
+    trainer = build("Gan", strategy, precision="mixed_float16", loss_scale=ddl.LossScale())
+    plan = trainer._parts.update.plan
+    kept = {id(v): v for v in plan.to_restore(trainer.optimizer)}
+    assert len(kept) > 2 * len(plan.trained)
+    size = sum(v.dtype.size * v.shape.num_elements() for v in kept.values()) / 1e6
+    (note,) = [note for note in notes(trainer) if "keeps a copy" in note]
+    assert f"keeps a copy of {size:,.3g} MB on each replica" in note
+    assert not [note for note in notes(build("Gan", strategy)) if "keeps a copy" in note]

@@ -2,7 +2,10 @@
 
 import gc
 import logging
+import resource
+import sys
 import weakref
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -11,6 +14,8 @@ import pytest
 import ddl
 from ddl.training.results import earlier
 from tests.conftest import make_strategy
+from tests.processes import forked
+from tests.run.whole_runs import ROOT
 
 DATA = {"image": np.ones([8, 3], "f4"), "label": np.arange(8) % 2}
 
@@ -54,3 +59,38 @@ def test_the_arrays_of_an_unused_trainer_are_freed(tmp_path, monkeypatch, limit,
         assert (unused() is None) == freed
     finally:
         gc.enable()
+
+
+def memory_of_trainers(number):
+    """Makes trainers, each with 64 MB of arrays, and prints the resident memory after each."""
+    own = Path("/proc/self/statm")
+    page = resource.getpagesize()
+    strategy = make_strategy("one_device", 1)
+    for _ in range(number):
+        images = np.ones([1 << 18, 64], "f4")
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(2)])
+            trainer = ddl.Trainer(
+                ddl.Classification(model),
+                keras.optimizers.SGD(0.1),
+                {"image": images, "label": np.zeros(1 << 18, "i4")},
+                global_batch_size=8,
+            )
+        trainer.train(1)
+        print("memory", int(own.read_text().split()[1]) * page >> 20)
+
+
+def test_five_trainers_take_the_memory_of_two_at_most():
+    """A new process: the memory of this one depends on the tests before."""
+    program = ["-m", "tests.training.results.test_cells_run_again"]
+    done = forked.run(
+        [sys.executable, *program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    memory = [int(line.split()[1]) for line in done.stdout.splitlines() if "memory" in line]
+    assert len(memory) == 5
+    assert max(memory) - memory[0] < 1.5 * 64, memory
+
+
+if __name__ == "__main__":
+    gc.disable()  # whether Python collects in between is chance
+    memory_of_trainers(5)

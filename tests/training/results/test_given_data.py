@@ -32,9 +32,7 @@ def make_trainer(strategy, task=ddl.Classification, **arguments):
         return ddl.Trainer(
             task(model),
             keras.optimizers.SGD(0.1),
-            DATA,
-            global_batch_size=8,
-            **arguments,
+            **{"train_data": DATA, "global_batch_size": 8, **arguments},
         )
 
 
@@ -54,6 +52,43 @@ def test_given_data_are_evaluated_as_the_trainers_own(trainer):
     ):
         assert trainer.evaluate(data) == expected
     assert len(trainer.history) == rows  # these are figures of the trainer's own data
+
+
+FORMS = {
+    "(x, y)": (IMAGES, LABELS),
+    "(x, y, sample_weight)": (IMAGES, LABELS, np.ones(30)),
+    "dict": DATA,
+    "(dict, y)": ({"image": IMAGES}, LABELS),
+    "(dict, y, sample_weight)": ({"image": IMAGES}, LABELS, np.ones(30)),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_batches_of_tf_data_are_the_same_examples(trainer, form):
+    """Of another size than the trainer's, and with a shorter last one."""
+    batches = tf.data.Dataset.from_tensor_slices(FORMS[form]).batch(7).prefetch(1)
+    assert trainer.evaluate(batches) == trainer.evaluate(DATA)
+    np.testing.assert_array_equal(trainer.predict(batches), trainer.predict(IMAGES))
+
+
+@pytest.mark.parametrize("form", ["(x, y)", "(dict, y, sample_weight)"])
+def test_a_trainer_takes_batches_of_tf_data(form):
+    """As it takes the examples: the same weights, to the bit. tests/data/test_batched.py: all."""
+    trained = []
+    for batched in (False, True):
+        data = tf.data.Dataset.from_tensor_slices(FORMS[form])
+        data = data.batch(7) if batched else data
+        trainer = make_trainer(make_strategy("one_device", 1), train_data=data, eval_data=data)
+        trainer.train(5)
+        trained.append([*trainer.model.get_weights(), trainer.evaluate()["loss"]])
+    for one, other in zip(*trained, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_predictions_of_batches_of_inputs(trainer):
+    inputs = tf.data.Dataset.from_tensor_slices(IMAGES)
+    for data in (inputs, inputs.batch(7)):
+        np.testing.assert_array_equal(trainer.predict(data), trainer.predict(IMAGES))
 
 
 def test_padding_and_weights_count_as_they_should(trainer):
