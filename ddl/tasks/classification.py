@@ -9,6 +9,8 @@ import tensorflow as tf
 from absl import logging
 
 from ddl.errors import ConfigError, DataError
+from ddl.metrics.keras_metric import KerasMetric, check_names
+from ddl.metrics.values import Value
 from ddl.tasks.accuracy import accuracy, top_k_accuracy
 from ddl.tasks.cross_entropy import cross_entropy
 from ddl.tasks.task import PerExample
@@ -33,6 +35,7 @@ class Classification:
         loss: keras.losses.Loss | None = None,
         label_smoothing: float = 0.0,
         top_k: int | None = None,
+        metrics: Sequence[str | KerasMetric] = (),
         augmentations: Sequence[Augmentation] = (),
         input_name: str = "image",
         label_name: str = "label",
@@ -46,6 +49,9 @@ class Classification:
           label_smoothing: Fraction of each label spread evenly over all classes, in [0, 1)
             (Szegedy et al. 2016, "Rethinking the Inception Architecture"); for loss=None only.
           top_k: If given, also report the top-k accuracy; at least 1.
+          metrics: Further metrics: names of Keras metrics such as "AUC" or "F1Score", or
+            `ddl.metrics.KerasMetric`. They get one-hot labels and the probabilities of the classes,
+            [batch, classes] each.
           augmentations: Callables such as layers of `ddl.layers`, applied to the inputs in order,
             in training only. They are not exported.
           input_name: Name of the input feature.
@@ -75,14 +81,20 @@ class Classification:
         if top_k is not None and top_k < 1:
             raise ConfigError(f"Classification.top_k must be at least 1, or None, got {top_k}.")
         self.model = model
+        if isinstance(metrics, str):
+            raise ConfigError(
+                f"Classification.metrics must be a list, got {metrics!r}. Write [{metrics!r}]."
+            )
+        self._metrics = [_keras_metric(metric) for metric in metrics]
+        check_names("Classification.metrics", [metric.name for metric in self._metrics])
         self._loss = loss
         self._label_smoothing = label_smoothing
         self._top_k = top_k
         self._augmentations = tuple(augmentations)
         self.input_name = input_name
         self._label_name = label_name
-        takes_logits = loss is None or loss.get_config().get("from_logits", False)
-        if takes_logits and _ends_in_softmax(model):
+        self._takes_logits = loss is None or loss.get_config().get("from_logits", False)
+        if self._takes_logits and _ends_in_softmax(model):
             logging.warning(
                 "The model %r ends in a softmax, but the loss takes logits. The probabilities are "
                 "normalized twice, so training is slow and its result poor. Remove the softmax.",
@@ -98,7 +110,7 @@ class Classification:
 
         Returns:
           The loss [batch], and the metrics "accuracy" and, with `top_k`, "top_<k>_accuracy", each
-          float32 [batch].
+          float32 [batch], and those of `metrics`.
         """
         inputs = features[self.input_name]
         if training:
@@ -130,9 +142,14 @@ class Classification:
             loss = tf.nn.softmax_cross_entropy_with_logits(rows, logits)
         else:
             loss = cross_entropy(classes, logits)
-        values = {"accuracy": accuracy(classes, logits)}
+        values: dict[str, Value] = {"accuracy": accuracy(classes, logits)}
         if self._top_k is not None:
             values[f"top_{self._top_k}_accuracy"] = top_k_accuracy(classes, logits, self._top_k)
+        if self._metrics:
+            rows = tf.one_hot(classes, logits.shape[-1], dtype=tf.float64)
+            chances = tf.cast(logits, tf.float64)
+            chances = tf.nn.softmax(chances) if self._takes_logits else chances
+            values |= {metric.name: metric(rows, chances) for metric in self._metrics}
         return PerExample(loss, values)
 
     def predict(self, features: dict[str, Any]) -> tf.Tensor:
@@ -242,6 +259,14 @@ class Classification:
                     f"Labels with {spec.shape[0]} values per example must be one-hot, got "
                     f"{rows[np.argmax(wrong)].tolist()} in example {start + int(np.argmax(wrong))}."
                 )
+
+
+def _keras_metric(metric: Any) -> KerasMetric:
+    if metric in ("accuracy", "acc"):
+        raise ConfigError(
+            "Classification always reports the accuracy. Remove it from Classification.metrics."
+        )
+    return metric if isinstance(metric, KerasMetric) else KerasMetric(metric)
 
 
 def _ends_in_softmax(model: keras.Model) -> bool:

@@ -29,6 +29,7 @@ from ddl.devices.replicas import local_devices
 from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError
+from ddl.metrics.values import tensors_by_name
 from ddl.microbatch import HeldMoments, Microbatch, without_traces_of_the_user
 from ddl.random import batch_counter
 from ddl.step.moving_statistics import restoring
@@ -161,7 +162,7 @@ class RowIndependence:
             with tf.device(self._device), current.forward():
                 output = loss(dict(features), training)
             weight = {} if output.weight is None else {"weight": output.weight}
-            metrics = {f"metric {name!r}": values for name, values in output.metrics.items()}
+            metrics = {f"metric {name!r}": v for name, v in tensors_by_name(output.metrics).items()}
             return {"loss": output.loss, **weight, **metrics}, Held(moments.moments, rows.gathered)
 
         def all_of(run: Callable[[_Features, Held | None], _Run]) -> Any:
