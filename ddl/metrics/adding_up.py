@@ -73,11 +73,11 @@ def _fault(state: KerasState, given: list[np.ndarray], random: np.random.Generat
     counted = np.flatnonzero(weight)
     for found, what in (
         (sums(every, weight), "computed again"),
+        (sums(counted, weight), "without the examples of weight 0"),
         (
             sums(slice(_FIRST), weight) + sums(slice(_FIRST, None), weight),
             f"as the sum of those of the first {_FIRST} and the last {_ROWS - _FIRST}",
         ),
-        (sums(counted, weight), "without the examples of weight 0"),
         (
             sums(every, weight + other) - sums(every, other),
             "as the difference of those with larger weights",

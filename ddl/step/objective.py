@@ -20,8 +20,8 @@ from ddl.layers.broadcasting import broadcasts, with_rank
 from ddl.layers.normalization import has_synchronized_layers, take_over_moments
 from ddl.metrics.values import tensors_by_name
 from ddl.random import seed_by_replica
-from ddl.step.metric_layout import check_metrics, layout_of, sums_of
 from ddl.step.metric_sums import MetricSums
+from ddl.step.metric_sums.of_output import check_metrics, layout_of, sums_of
 from ddl.step.observing import observe
 from ddl.step.onednn import needs_own_graph
 from ddl.step.probe import Probe

@@ -160,8 +160,6 @@ def _loss(loss: Any) -> _Function:
 def _metric(metric: Any) -> tuple[str, _Function | KerasMetric]:
     if isinstance(metric, str) and metric in ("accuracy", "acc"):
         return "accuracy", _accuracy
-    if isinstance(metric, KerasMetric):
-        return metric.name, metric
     given = metric
     if isinstance(metric, str):
         try:
@@ -171,6 +169,10 @@ def _metric(metric: Any) -> tuple[str, _Function | KerasMetric]:
                 f"Supervised.metrics must hold names of Keras metrics, such as 'accuracy' or "
                 f"'mae', got {given!r}."
             ) from error
+        except TypeError:  # it needs arguments, which `KerasMetric` says
+            metric = KerasMetric(metric)
+    if isinstance(metric, KerasMetric):
+        return metric.name, metric
     if isinstance(metric, type) and issubclass(metric, keras.metrics.Metric):
         metric = metric()
     if isinstance(metric, keras.metrics.MeanMetricWrapper):

@@ -6,7 +6,7 @@ from ddl.errors import ConfigError
 from ddl.figures import is_reserved
 from ddl.layers.broadcasting import broadcasts, with_rank
 from ddl.metrics.values import Inputs, OfMean
-from ddl.step.metric_sums import MetricSums
+from ddl.step.metric_sums.vector import MetricSums
 from ddl.tasks.task import PerExample
 
 
