@@ -34,7 +34,7 @@ def test_evaluations(trainer):
     """60 sets of predictions, weights and paddings, of one trace."""
     for seed in range(cases.SETS):
         data = cases.data_of(seed)
-        check(trainer.evaluate(data), data)
+        check(trainer.evaluate(cases.Batched(data)), data)
 
 
 def test_an_epoch_of_training(trainer):
