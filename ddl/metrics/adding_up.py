@@ -64,8 +64,8 @@ def _fault(state: KerasState, given: list[np.ndarray], random: np.random.Generat
     other = random.integers(1, 4, _ROWS).astype(np.float64)
 
     def sums(rows: slice | np.ndarray, weight: np.ndarray, prior: np.ndarray | None = None) -> Any:
-        own = [tf.constant(values[rows]) for values in given]
-        return state.sums(*own, tf.constant(weight[rows]), prior).numpy()
+        labels, outputs = (tf.constant(values[rows]) for values in given)
+        return state.sums(labels, outputs, tf.constant(weight[rows]), prior).numpy()
 
     every = slice(None)
     whole = sums(every, weight)

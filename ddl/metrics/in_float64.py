@@ -63,6 +63,7 @@ def maker_of(
 
 
 def _class_named(name: str) -> type[keras.metrics.Metric]:
+    found: Any = None
     known = {key: one for key, one in vars(keras.metrics).items() if _is_metric(one)}
     try:
         found = type(alone(lambda: keras.metrics.get(name)))
@@ -71,8 +72,8 @@ def _class_named(name: str) -> type[keras.metrics.Metric]:
             name.replace("_", "").lower()
         )
     except ValueError:
-        found = None
-    if found is None or not _is_metric(found):
+        pass
+    if not _is_metric(found):
         raise ConfigError(
             f"KerasMetric.metric must be the name of a metric of Keras, such as 'AUC' or 'F1Score',"
             f" or a Keras metric, got {name!r}."

@@ -1,5 +1,6 @@
 """Metrics of Keras whose state adds up, exact over any devices."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -113,7 +114,8 @@ class KerasMetric:
         faults: list[str] = []
         # Keras's metrics differ in the shape of the weights that they take.
         for rank in sorted({1, max(dimensions - 1, 1), dimensions}):
-            found = alone(lambda rank=rank: adding_up(name, self._make, labels, outputs, rank))
+            check = functools.partial(adding_up, name, self._make, labels, outputs, rank)
+            found = alone(check)
             if isinstance(found, KerasState):
                 return found
             faults.append(found)

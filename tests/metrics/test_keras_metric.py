@@ -234,7 +234,7 @@ def test_a_run_reports_saves_and_stops_by_it(tmp_path):
         return trainer
 
     straight = run(8, tmp_path / "straight")
-    run(3, tmp_path / "resumed")  # in the middle of a period of the log
+    run(3, tmp_path / "resumed")
     resumed = run(8, tmp_path / "resumed")
     for split in ("train", "eval"):
         ours, theirs = resumed.history.figures(split), straight.history.figures(split)
