@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from ddl.metrics.probabilities import input_fault
 from ddl.metrics.state import KerasState
 
 FAILS = "it fails on random examples: "
@@ -38,9 +39,10 @@ def adding_up(
     Returns:
       The state, with the names of its figures; or a clause for an error.
     """
+    if fault := input_fault(metric := make(), outputs.dtype):
+        return fault
     random = np.random.default_rng(0)
     given = [_random(spec, random, of_outputs) for of_outputs, spec in enumerate((labels, outputs))]
-    metric = make()
     try:
         starts_at_0 = not any(np.any(v.numpy()) for v in metric.variables)
         # The first update makes the variables that depend on shapes.
@@ -70,6 +72,7 @@ def _fault(state: KerasState, given: list[np.ndarray], random: np.random.Generat
     every = slice(None)
     whole = sums(every, weight)
     state.name_figures(whole)
+    figures = state.figures(whole)
     counted = np.flatnonzero(weight)
     for found, what in (
         (sums(every, weight), "computed again"),
@@ -91,6 +94,8 @@ def _fault(state: KerasState, given: list[np.ndarray], random: np.random.Generat
                     f"its state {name!r} after {_ROWS} examples is {whole[place][worst]:.6g}, but "
                     f"{found[place][worst]:.6g} {what}"
                 )
+    if not np.array_equal(figures, state.figures(whole), equal_nan=True):
+        return "its result changes with the number of updates, not only with its variables"
     return None
 
 

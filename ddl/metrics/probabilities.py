@@ -1,6 +1,7 @@
-"""Keras metrics that take probabilities, and silently compute something else from logits."""
+"""Keras metrics that silently compute something else from outputs of another kind."""
 
 import keras
+import tensorflow as tf
 
 _SWEEPING = (
     *(keras.metrics.SensitivityAtSpecificity, keras.metrics.SpecificityAtSensitivity),
@@ -28,3 +29,17 @@ def remedy(metric: keras.metrics.Metric) -> str:
     if isinstance(metric, keras.metrics.AUC):
         return f"{instead}, or set from_logits=True."
     return f"{instead}, or set thresholds=0." if isinstance(metric, _COUNTING) else f"{instead}."
+
+
+def input_fault(metric: keras.metrics.Metric, outputs: tf.DType) -> str | None:
+    """Returns why a metric does not take outputs of a dtype, or None; a clause for an error.
+
+    Keras would truncate a probability of 0.9 to class 0.
+    """
+    takes_classes = isinstance(metric, keras.metrics.IoU) and metric.sparse_y_pred
+    if takes_classes and outputs.is_floating and not isinstance(metric, keras.metrics.BinaryIoU):
+        return (
+            f"it takes class numbers as outputs, got {outputs.name}. Pass tf.argmax of the "
+            "outputs, or set sparse_y_pred=False"
+        )
+    return None

@@ -68,7 +68,7 @@ class KerasState:
         """
         rank = weight.shape.rank
         weight = tf.reshape(tf.cast(weight, tf.float64), [-1])
-        counts = weight > 0
+        counts = tf.not_equal(weight, 0)
         labels = _only_counted(_in_rows(labels, rank), counts)
         outputs = _only_counted(_in_rows(outputs, rank), counts)
         if self._weight_rank > 1:

@@ -55,6 +55,19 @@ class Largest(_OneSum):
         self.total.assign(ops.maximum(self.total, ops.max(ops.cast(y_pred, self.dtype))))
 
 
+class OutsideOfVariables(SumOfErrors):
+    """Counts its updates in Python."""
+
+    updates = 0
+
+    def update_state(self, *inputs, sample_weight=None):
+        self.updates += 1
+        super().update_state(*inputs, sample_weight=sample_weight)
+
+    def result(self):
+        return self.total / self.updates
+
+
 class FromOne(SumOfErrors):
     def __init__(self, **arguments):
         super().__init__(start="ones", **arguments)

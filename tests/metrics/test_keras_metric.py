@@ -57,6 +57,7 @@ def trainer_of(task, strategy=None, optimizer=None, **options):
         ("Positives", "as the difference of those with larger weights"),
         ("Decaying", "as what is added to an earlier state"),
         ("Largest", "as the sum of those of the first 2 and the last 5"),
+        ("OutsideOfVariables", "its result changes with the number of updates"),
         ("FromOne", "variables of add_variable that start at 0"),
         ("WithoutWeights", "it fails on random examples: .*sample_weight"),
     ],
@@ -109,6 +110,7 @@ def test_bad_arguments(arguments, message):
 
 
 AUC = KerasMetric("AUC")
+IOU = KerasMetric("MeanIoU", {"num_classes": 2})
 
 
 @pytest.mark.parametrize(
@@ -122,6 +124,12 @@ AUC = KerasMetric("AUC")
         ),
         (lambda labels, outputs: AUC(tf.as_string(labels), outputs), None, "numbers, got string"),
         (lambda labels, outputs: AUC(labels, tf.stack([outputs] * 3, 1)), None, "it fails on"),
+        (IOU, None, "takes class numbers as outputs, got float64. Pass tf.argmax"),
+        (
+            lambda labels, outputs: AUC(labels, outputs, outputs - 0.9),
+            None,
+            r"'own \(weight\)' of an example must be at least 0",
+        ),
         (FunctionOfMean(lambda mean: mean), "more", "one value of the metric 'own'"),
     ],
 )
@@ -130,7 +138,7 @@ def test_bad_inputs(metric, weight, message):
         values = metric
         metric = lambda labels, outputs: values(tf.stack([outputs] * 2, 1))  # noqa: E731
     with pytest.raises(ConfigError, match=message):
-        trainer_of(lambda: Binary({"own": metric}))
+        trainer_of(lambda: Binary({"own": metric})).evaluate()
 
 
 def test_a_function_takes_one_argument():

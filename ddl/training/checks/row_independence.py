@@ -273,12 +273,13 @@ def _check_runs(runs: Sequence[dict[str, _Values]], where: str) -> None:
             "padding. Compute all else of a row from that row alone: no mixing, no sums over the "
             "batch. Use keras.layers.BatchNormalization for moments of the batch."
         )
-    if "weight" in runs[0] and (runs[0]["weight"].values < 0).any():
-        raise ConfigError(
-            f"{where}: the weight of an example must be at least 0, because the loss is divided by "
-            f"the sum of the weights, got {runs[0]['weight'].values.min():.6g}. To use negative "
-            "factors, multiply the loss by them."
-        )
+    for name, (weight, _) in runs[0].items():
+        if (name == "weight" or name.endswith("(weight)'")) and (weight < 0).any():
+            raise ConfigError(
+                f"{where}: the {name} of an example must be at least 0, because the loss is "
+                f"divided by the sum of the weights, got {weight.min():.6g}. To use negative "
+                "factors, multiply the loss by them."
+            )
 
 
 def _check_padding(runs: Sequence[dict[str, _Values]], where: str) -> None:
