@@ -6,9 +6,10 @@ import pytest
 import tensorflow as tf
 
 import ddl
+from ddl.checkpoints.checkpoints import Checkpoints
 from ddl.errors import ConfigError
 from ddl.metrics import FunctionOfMean, KerasMetric
-from tests.conftest import make_strategy
+from tests.conftest import make_strategy, save
 from tests.metrics import batch_metrics
 
 RANDOM = np.random.default_rng(0)
@@ -286,3 +287,24 @@ def test_bad_metrics_of_a_classification(metrics, message):
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     with pytest.raises(ConfigError, match=message):
         ddl.Classification(model, metrics=metrics)
+
+
+def test_a_checkpoint_keeps_the_state_of_a_period(tmp_path):
+    def trainer():
+        return trainer_of(lambda: initialized(Binary({"auc": AUC})), seed=3)
+
+    class StopAt3:
+        def next_step(self, step):
+            return 3 if step < 3 else None
+
+        def __call__(self, step):
+            if step == 3:
+                straight.request_stop()
+
+    straight, resumed = trainer(), trainer()
+    straight.train(6, [StopAt3()])
+    assert straight.state.sums[0] > 0
+    save(tmp_path, straight)
+    Checkpoints(tmp_path, resumed).restore_latest()
+    assert resumed.step == 3
+    assert resumed.train(3) == straight.train(3)
