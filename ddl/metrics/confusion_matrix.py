@@ -13,9 +13,18 @@ class ConfusionMatrix(keras.metrics.MeanIoU):
     outputs hold a score for each class, of which the largest counts.
     """
 
-    def __init__(self, num_classes: int, name: str = "confusion_matrix", **options: Any):
+    def __init__(
+        self,
+        num_classes: int,
+        name: str = "confusion_matrix",
+        dtype: Any = None,
+        ignore_class: int | None = None,
+        sparse_y_true: bool = True,
+        sparse_y_pred: bool = True,
+        axis: int = -1,
+    ):
         """Takes the arguments of `keras.metrics.MeanIoU`."""
-        super().__init__(num_classes, name=name, **options)
+        super().__init__(num_classes, name, dtype, ignore_class, sparse_y_true, sparse_y_pred, axis)
 
     def result(self) -> Any:
         """Returns the matrix."""

@@ -97,9 +97,9 @@ class MetricSums:
                 for name, total in zip(self._means, of_means[1:], strict=True)
             }
         figures |= {name: float(f(figures[name])) for name, f in self._functions.items()}
-        # After a divergence the sums are NaN, which the loss reports.
-        is_defined = vector[0] != 0 and bool(np.isfinite(vector).all())
         for (name, state), own in zip(self.states.items(), of_states, strict=True):
+            # After a divergence the sums are NaN, which the loss reports.
+            is_defined = vector[0] != 0 and np.isfinite([vector[1], *own]).all()
             found = state.figures(own) if is_defined else [math.nan] * len(state.names)
             figures |= {f"{name}{p}": x for p, x in zip(state.names, found, strict=True)}
         return figures
