@@ -126,11 +126,6 @@ IOU = KerasMetric("MeanIoU", {"num_classes": 2})
         (lambda labels, outputs: AUC(tf.as_string(labels), outputs), None, "numbers, got string"),
         (lambda labels, outputs: AUC(labels, tf.stack([outputs] * 3, 1)), None, "it fails on"),
         (IOU, None, "takes class numbers as outputs, got float64. Pass tf.argmax"),
-        (
-            lambda labels, outputs: AUC(labels, outputs, outputs - 0.9),
-            None,
-            r"'own \(weight\)' of an example must be at least 0",
-        ),
         (FunctionOfMean(lambda mean: mean), "more", "one value of the metric 'own'"),
     ],
 )
@@ -140,6 +135,17 @@ def test_bad_inputs(metric, weight, message):
         metric = lambda labels, outputs: values(tf.stack([outputs] * 2, 1))  # noqa: E731
     with pytest.raises(ConfigError, match=message):
         trainer_of(lambda: Binary({"own": metric})).evaluate()
+
+
+def test_a_negative_weight_is_refused():
+    class Negative(Binary):  # rows are checked once for each class of tasks
+        def per_example(self, features, training):
+            output = super().per_example(features, training)
+            weighed = AUC(features["label"], tf.sigmoid(output.loss), -output.loss)
+            return output._replace(metrics={"own": weighed})
+
+    with pytest.raises(ConfigError, match=r"'own \(weight\)' of an example must be at least 0"):
+        trainer_of(lambda: Negative({})).evaluate()
 
 
 def test_a_function_takes_one_argument():
