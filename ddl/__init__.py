@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # for completion and types, which cannot follow `__getattr__`
     from ddl import distribution as distribution
     from ddl import errors as errors
     from ddl import layers as layers
+    from ddl import metrics as metrics
     from ddl import microbatch as microbatch
     from ddl import models as models
     from ddl import optimizers as optimizers
@@ -81,8 +82,8 @@ _HOME = {
 
 _SUBMODULES = (
     *("checking", "checkpoints", "config", "data", "distribution", "errors", "layers"),
-    *("microbatch", "models", "optimizers", "precision", "random", "run", "step", "tasks"),
-    "training",
+    *("metrics", "microbatch", "models", "optimizers", "precision", "random", "run", "step"),
+    *("tasks", "training"),
 )
 
 __all__ = [

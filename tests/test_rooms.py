@@ -17,7 +17,7 @@ GROUND = {
     *("choices", "errors", "figures", "files", "microbatch", "output", "devices"),
     *("precision", "random", "seeds", "signals", "user_code"),
 }
-_LEARNING = {"data", "layers", "models", "tasks", "optimizers"}
+_LEARNING = {"data", "layers", "metrics", "models", "tasks", "optimizers"}
 
 # Each package with all that it may import: only packages that stand before it in this list.
 MAY_IMPORT: dict[str, set[str]] = {
@@ -26,10 +26,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "distribution": GROUND,
     "layers": GROUND,
     "models": {"layers"} | GROUND,
-    "tasks": {"layers"} | GROUND,
+    "metrics": GROUND,
+    "tasks": {"layers", "metrics"} | GROUND,
     "optimizers": GROUND,
     "data": {"distribution"} | GROUND,
-    "step": {"data", "layers", "optimizers", "tasks", "distribution"} | GROUND,
+    "step": {"data", "layers", "metrics", "optimizers", "tasks", "distribution"} | GROUND,
     "training": {"step", "distribution"} | _LEARNING | GROUND,
     "checkpoints": {"training", "step", "distribution"} | _LEARNING | GROUND,
     "run": {"checkpoints", "training", "step", "distribution", "config"} | _LEARNING | GROUND,

@@ -17,6 +17,7 @@ import tensorflow as tf
 from ddl import microbatch
 from ddl.checking.facts import Facts
 from ddl.checking.recording import Key, Layer, Part, Recording
+from ddl.metrics.values import tensors_by_name
 from ddl.optimizers.named import by_name
 from ddl.step.across_examples.gathering import OwnRowsKept
 from ddl.tasks.parts import layers_of, own_variables_of
@@ -128,8 +129,8 @@ class Recorder:
         self._example("loss", name, output.loss)
         if output.weight is not None:
             self._example("weight", name, output.weight)
-        for metric in sorted(output.metrics):
-            self._example("metric", metric, output.metrics[metric])
+        for metric, values in sorted(tensors_by_name(output.metrics).items()):
+            self._example("metric", metric, values)
 
     def _layer(self, layer: keras.layers.Layer, outputs: Any) -> None:
         current = microbatch.current()

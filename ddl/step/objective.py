@@ -16,11 +16,12 @@ from absl import logging
 
 from ddl import microbatch
 from ddl.errors import ConfigError
-from ddl.figures import is_reserved
 from ddl.layers.broadcasting import broadcasts, with_rank
 from ddl.layers.normalization import has_synchronized_layers, take_over_moments
+from ddl.metrics.values import tensors_by_name
 from ddl.random import seed_by_replica
 from ddl.step.metric_sums import MetricSums
+from ddl.step.metric_sums.of_output import check_metrics, layout_of, sums_of
 from ddl.step.observing import observe
 from ddl.step.onednn import needs_own_graph
 from ddl.step.probe import Probe
@@ -77,9 +78,9 @@ class Objective:
         """The calls of `ddl.gather` in training."""
         self.training_layers = self._layers_in_training(probe if tried else None)
         """Layers of the task, without those that only compute as in an evaluation."""
-        self.metrics = MetricSums(["loss", *output.metrics])
+        self.metrics = layout_of(output, self._where)
         """Layout of the metric sums in training."""
-        self.evaluation_metrics = MetricSums(["loss", *evaluated.metrics])
+        self.evaluation_metrics = layout_of(evaluated, self._where)
         """Layout of the metric sums in an evaluation."""
         self.task_weighs = output.weight is not None
         """Whether the task returns weights, so that Σ weight may differ from the batch size."""
@@ -166,7 +167,7 @@ class Objective:
         ]
         metrics = self.metrics if training else self.evaluation_metrics
         self._check_names(output, metrics)
-        sums = metrics.sums({"loss": loss, **output.metrics}, None if is_one else weight)
+        sums = sums_of(metrics, loss, output, None if is_one else weight, example_weight)
         return weighed, of_layers, sums
 
     def _watched(self, features: dict[str, tf.Tensor], training: bool) -> Sequence[str]:
@@ -273,12 +274,12 @@ class Objective:
                     )
 
     def _check_names(self, output: PerExample, metrics: MetricSums) -> None:
-        if {"loss", *output.metrics} != set(metrics.names):
+        if {"loss", *output.metrics} != set(metrics.metrics):
             raise ConfigError(
                 f"{self._where} must always return the same metrics, but "
                 f"it returned {', '.join(output.metrics) or '(none)'}; in the check on "
                 f"{_PROBE_ROWS} examples before training it returned "
-                f"{', '.join(metrics.names[1:]) or '(none)'}. Metric names may depend on "
+                f"{', '.join(metrics.metrics[1:]) or '(none)'}. Metric names may depend on "
                 f"`training` alone. If the model cannot train on {_PROBE_ROWS} examples, return "
                 "the same metrics in training and evaluation."
             )
@@ -307,18 +308,7 @@ class Objective:
                 f"losses, got weights of shape {tuple(output.weight.shape)} and losses of shape "
                 f"{tuple(output.loss.shape)}."
             )
-        for metric, values in output.metrics.items():
-            if not metric:
-                raise ConfigError(f"{name}: a metric has the empty name. Name the metric.")
-            if is_reserved(metric):
-                raise ConfigError(
-                    f"{name}: the metric name {metric!r} is reserved for ddl. Rename the metric."
-                )
-            if not values.shape.is_compatible_with(output.loss.shape):
-                raise ConfigError(
-                    f"{name} must return one value of the metric {metric!r} for each example, got "
-                    f"shape {tuple(values.shape)} for losses of shape {tuple(output.loss.shape)}."
-                )
+        check_metrics(output, name, batch)
 
 
 def _losses_without_penalties(model: keras.Model) -> list[tf.Tensor]:
@@ -339,7 +329,7 @@ def _is_constant_one(weight: tf.Tensor) -> bool:
 
 def _named(output: PerExample) -> dict[str, tf.Tensor]:
     """Returns the tensors of an output by the names that errors use."""
-    metrics = {f"the metric {name!r}": values for name, values in output.metrics.items()}
+    metrics = {f"the metric {name!r}": v for name, v in tensors_by_name(output.metrics).items()}
     weight = {} if output.weight is None else {"the weight": output.weight}
     return {"the loss": output.loss, **weight, **metrics}
 

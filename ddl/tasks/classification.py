@@ -10,6 +10,8 @@ from absl import logging
 
 from ddl.errors import ConfigError, DataError
 from ddl.layers.transforms.mixing import Mixed
+from ddl.metrics.keras_metric import KerasMetric, check_names
+from ddl.metrics.values import Value
 from ddl.tasks.accuracy import accuracy, top_k_accuracy
 from ddl.tasks.checks import check_features, check_input, in_float32
 from ddl.tasks.cross_entropy import cross_entropy
@@ -38,6 +40,7 @@ class Classification:
         loss: keras.losses.Loss | None = None,
         label_smoothing: float = 0.0,
         top_k: int | None = None,
+        metrics: Sequence[str | KerasMetric] = (),
         augmentations: Sequence[Augmentation] = (),
         mixing: Mixing | None = None,
         input_name: str = "image",
@@ -52,10 +55,14 @@ class Classification:
           label_smoothing: Fraction of each label spread evenly over all classes, in [0, 1)
             (Szegedy et al. 2016, "Rethinking the Inception Architecture"); for loss=None only.
           top_k: If given, also report the top-k accuracy; at least 1.
+          metrics: Further metrics: names of Keras metrics such as "AUC" or "F1Score", or
+            `ddl.metrics.KerasMetric`. They get one-hot labels and the probabilities of the classes,
+            [batch, classes] each.
           augmentations: Callables such as layers of `ddl.layers`, applied to the inputs in order,
             in training only. They are not exported.
           mixing: `ddl.layers.Mixup` or `ddl.layers.CutMix`, applied after the augmentations, in
-            training only. Loss and metrics are then means of those for both labels.
+            training only. Loss and accuracies of training are then means of those for both
+            labels, and it reports none of `metrics`.
           input_name: Name of the input feature.
           label_name: Name of the label feature.
 
@@ -91,6 +98,12 @@ class Classification:
                 f"{type(mixing).__name__}, which mixes the rows of one replica."
             )
         self.model = model
+        if isinstance(metrics, str):
+            raise ConfigError(
+                f"Classification.metrics must be a list, got {metrics!r}. Write [{metrics!r}]."
+            )
+        self._metrics = [_keras_metric(metric) for metric in metrics]
+        check_names("Classification.metrics", [metric.name for metric in self._metrics])
         self._loss = loss
         self._label_smoothing = label_smoothing
         self._top_k = top_k
@@ -98,8 +111,8 @@ class Classification:
         self._mixing = mixing
         self.input_name = input_name
         self._label_name = label_name
-        takes_logits = loss is None or loss.get_config().get("from_logits", False)
-        if takes_logits and _ends_in_softmax(model):
+        self._takes_logits = loss is None or loss.get_config().get("from_logits", False)
+        if self._takes_logits and _ends_in_softmax(model):
             logging.warning(
                 "The model %r ends in a softmax, but the loss takes logits. The probabilities are "
                 "normalized twice, so training is slow and its result poor. Remove the softmax.",
@@ -115,7 +128,7 @@ class Classification:
 
         Returns:
           The loss [batch], and the metrics "accuracy" and, with `top_k`, "top_<k>_accuracy", each
-          float32 [batch].
+          float32 [batch], and those of `metrics`.
         """
         return self.forward(features, training)[0]
 
@@ -145,18 +158,12 @@ class Classification:
             other_loss, others = self._compared(mixed.partner_labels, logits)
             loss = mixed.mean(loss, other_loss)
             values = {name: mixed.mean(each, others[name]) for name, each in values.items()}
-        return PerExample(loss, values), inputs, logits
+            return PerExample(loss, values), inputs, logits
+        return PerExample(loss, values | self._of_keras(labels, logits)), inputs, logits
 
-    def _compared(
-        self, labels: tf.Tensor, logits: tf.Tensor
-    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """Returns the loss and the metrics of labels, each [batch]."""
-        one_hot = labels.shape.rank == 2
-        if one_hot:  # integers have no argmax on GPUs
-            floats = labels if labels.dtype.is_floating else tf.cast(labels, tf.float32)
-            classes = tf.argmax(floats, axis=-1)
-        else:
-            classes = tf.cast(labels, tf.int64)
+    def _compared(self, labels: tf.Tensor, logits: tf.Tensor) -> tuple[tf.Tensor, dict[str, Any]]:
+        """Returns the loss and the accuracies of labels, each [batch]."""
+        classes, one_hot = _classes(labels), labels.shape.rank == 2
         if self._loss is not None:
             loss = self._loss(labels, logits)
         elif one_hot or self._label_smoothing:
@@ -170,6 +177,15 @@ class Classification:
         if self._top_k is not None:
             values[f"top_{self._top_k}_accuracy"] = top_k_accuracy(classes, logits, self._top_k)
         return loss, values
+
+    def _of_keras(self, labels: tf.Tensor, logits: tf.Tensor) -> dict[str, Value]:
+        """Returns the values of `metrics`."""
+        if not self._metrics:
+            return {}
+        rows = tf.one_hot(_classes(labels), logits.shape[-1], dtype=tf.float64)
+        chances = tf.cast(logits, tf.float64)
+        chances = tf.nn.softmax(chances) if self._takes_logits else chances
+        return {metric.name: metric(rows, chances) for metric in self._metrics}
 
     def predict(self, features: dict[str, Any]) -> tf.Tensor:
         """Returns the model's outputs [batch, classes]. Replica context.
@@ -254,6 +270,22 @@ class Classification:
                     f"Labels with {spec.shape[0]} values per example must be one-hot, got "
                     f"{rows[np.argmax(wrong)].tolist()} in example {start + int(np.argmax(wrong))}."
                 )
+
+
+def _keras_metric(metric: Any) -> KerasMetric:
+    if metric in ("accuracy", "acc"):
+        raise ConfigError(
+            "Classification always reports the accuracy. Remove it from Classification.metrics."
+        )
+    return metric if isinstance(metric, KerasMetric) else KerasMetric(metric)
+
+
+def _classes(labels: tf.Tensor) -> tf.Tensor:
+    """Returns the class of each label, int64 [batch]."""
+    if labels.shape.rank != 2:
+        return tf.cast(labels, tf.int64)
+    floats = labels if labels.dtype.is_floating else tf.cast(labels, tf.float32)
+    return tf.argmax(floats, axis=-1)  # integers have no argmax on GPUs
 
 
 def _ends_in_softmax(model: keras.Model) -> bool:

@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 
 from ddl.errors import ConfigError, DataError
+from ddl.metrics.keras_metric import KerasMetric, check_names
 from ddl.tasks.task import PerExample
 
 # Called with labels and outputs [batch, …]; returns [batch, …].
@@ -29,7 +30,7 @@ class Supervised:
         model: keras.Model,
         loss: str | keras.losses.Loss | _Function,
         *,
-        metrics: Sequence[str | _Function] = (),
+        metrics: Sequence[str | keras.metrics.Metric | KerasMetric | _Function] = (),
         class_weight: Mapping[int, float] | None = None,
         input_name: str = "image",
         label_name: str = "label",
@@ -41,16 +42,17 @@ class Supervised:
           loss: Name of a Keras loss such as "mse", a Keras loss with reduction=None, or a function
             of (labels, outputs) to [batch, …]. Entries of an example beyond the first dimension
             are averaged.
-          metrics: Names of Keras metrics that are means over examples, such as "accuracy", or
-            functions like a loss, named after the function.
+          metrics: Names of Keras metrics such as "accuracy" or "AUC", Keras metrics,
+            `ddl.metrics.KerasMetric`, or functions like a loss, named after the function. The state
+            of a metric that is no mean over examples must add up.
           class_weight: Weight of the examples of each class; others weigh 1. Labels are integers
             [batch] or [batch, 1], or one-hot rows [batch, classes].
           input_name: Name of the input feature.
           label_name: Name of the label feature.
 
         Raises:
-          ConfigError: If the model is no Keras model, a loss or metric is unknown, is no mean over
-            examples, or has a reduction, or a class weight is no number of at least 0.
+          ConfigError: If the model is no Keras model, a loss or metric is unknown, a loss has a
+            reduction, or a class weight is no number of at least 0.
         """
         if not isinstance(model, keras.Model):
             raise ConfigError(
@@ -64,7 +66,9 @@ class Supervised:
             raise ConfigError(
                 f"Supervised.metrics must be a list, got {metrics!r}. Write [{metrics!r}]."
             )
-        self._metrics = dict(map(_metric, metrics))
+        named = list(map(_metric, metrics))
+        check_names("Supervised.metrics", [name for name, _ in named])
+        self._metrics = dict(named)
         self._class_weight = _checked_weights(class_weight)
 
     def per_example(self, features: dict[str, Any], training: bool) -> PerExample:
@@ -77,8 +81,10 @@ class Supervised:
             weight = _class_weights(labels, outputs, self._class_weight)
         labels = _of_rank(labels, outputs)
         metrics = {
-            name: tf.cast(_per_row(function(labels, outputs)), tf.float32)
-            for name, function in self._metrics.items()
+            name: metric(labels, outputs)
+            if isinstance(metric, KerasMetric)
+            else tf.cast(_per_row(metric(labels, outputs)), tf.float32)
+            for name, metric in self._metrics.items()
         }
         return PerExample(_per_row(self._loss(labels, outputs)), metrics, weight)
 
@@ -151,8 +157,8 @@ def _loss(loss: Any) -> _Function:
     return loss
 
 
-def _metric(metric: Any) -> tuple[str, _Function]:
-    if metric in ("accuracy", "acc"):
+def _metric(metric: Any) -> tuple[str, _Function | KerasMetric]:
+    if isinstance(metric, str) and metric in ("accuracy", "acc"):
         return "accuracy", _accuracy
     given = metric
     if isinstance(metric, str):
@@ -163,6 +169,10 @@ def _metric(metric: Any) -> tuple[str, _Function]:
                 f"Supervised.metrics must hold names of Keras metrics, such as 'accuracy' or "
                 f"'mae', got {given!r}."
             ) from error
+        except TypeError:  # it needs arguments, which `KerasMetric` says
+            metric = KerasMetric(metric)
+    if isinstance(metric, KerasMetric):
+        return metric.name, metric
     if isinstance(metric, type) and issubclass(metric, keras.metrics.Metric):
         metric = metric()
     if isinstance(metric, keras.metrics.MeanMetricWrapper):
@@ -170,12 +180,8 @@ def _metric(metric: Any) -> tuple[str, _Function]:
         name = given if isinstance(given, str) else metric.name
         return name, lambda labels, outputs: function(labels, outputs, **arguments)
     if isinstance(metric, keras.metrics.Metric):
-        name = type(metric).__name__
-        raise ConfigError(
-            f"The metric {name} is no mean of one value for each example, so its value for a data "
-            "set does not follow from those of its batches. Compute it from the predictions: "
-            f"keras.metrics.{name}()(labels, trainer.predict(data))."
-        )
+        adding_up = KerasMetric(given if isinstance(given, str) else metric)
+        return adding_up.name, adding_up
     if not callable(metric):
         raise ConfigError(
             f"Supervised.metrics must hold names, Keras metrics or functions, got {given!r:.60}."

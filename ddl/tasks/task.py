@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 
 from ddl.errors import ConfigError, check_takes
+from ddl.metrics.values import Value
 
 
 class PerExample(NamedTuple):
@@ -17,14 +18,15 @@ class PerExample(NamedTuple):
 
     Attributes:
       loss: float [batch, …], one value per example or token, not reduced.
-      metrics: Further values by name, of the shape of `loss`; reported as weighted means. The
-        names may differ between training and evaluation.
+      metrics: Further values by name. Tensors of the shape of `loss` are reported as weighted
+        means; `ddl.metrics` returns values of other metrics, such as an AUC. The names may differ
+        between training and evaluation.
       weight: float, broadcastable to `loss` from the left, such as a mask of real tokens. None
         weighs each entry 1. The trainer multiplies it by the example weight of the data.
     """
 
     loss: tf.Tensor
-    metrics: dict[str, tf.Tensor] = {}  # noqa: RUF012 (read, never written)
+    metrics: dict[str, Value] = {}  # noqa: RUF012 (read, never written)
     weight: tf.Tensor | None = None
 
 

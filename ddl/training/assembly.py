@@ -47,6 +47,7 @@ from ddl.training.checks.row_independence import RowIndependence
 from ddl.training.divergence import VariablesFinite
 from ddl.training.evaluation import Evaluation
 from ddl.training.evaluation_weights import EvaluationWeights
+from ddl.training.results.corpus_figures import CorpusFigures
 from ddl.training.results.given_data import GivenData
 from ddl.training.schedule_free import ScheduleFreeWeights, schedule_free_weights
 from ddl.training.step_plan import evaluation_objective, step_plan
@@ -69,6 +70,7 @@ class Assembly:
       evaluation_weights: The weights for evaluation.
       schedule_free: The averages of schedule-free optimizers; None if there are none.
       given: Evaluations and predictions on data that a call gives.
+      corpus: The figures of all outputs of an evaluation.
       finite: Check of all variables that an update may change.
       settings: The settings that must not change.
     """
@@ -85,6 +87,7 @@ class Assembly:
     evaluation_weights: EvaluationWeights
     schedule_free: ScheduleFreeWeights | None
     given: GivenData
+    corpus: CorpusFigures
     finite: VariablesFinite
     settings: FixedSettings
 
@@ -214,6 +217,7 @@ def assemble(
         lambda: Compiler(options.jit_compile, strategy, "evaluation"),
         first.element_spec if of_one else None,
     )
+    corpus = CorpusFigures(options.corpus_metrics, given, workers := Workers(strategy))
     schedule_free = schedule_free_weights(
         optimizers,
         plan.variables,
@@ -223,7 +227,6 @@ def assemble(
         statistics=bool(update.statistics.floating),
     )
     weights = EvaluationWeights(update.averages, update.statistics, strategy, schedule_free)
-    workers = Workers(strategy)
     models = layers if has_step(task) else [task.model]
     of_models = list({id(v): v for model in models for v in model.variables}.values())
     of_optimizers = [v for one in optimizers.values() for v in one.variables]
@@ -237,7 +240,7 @@ def assemble(
         train,
         eval_pipeline,
         evaluation,
-        () if evaluated is None else evaluated.evaluation_metrics.names,
+        corpus.added_to(() if evaluated is None else evaluated.evaluation_metrics.names),
         training_layers,
         rows,
         generator_states,
@@ -245,6 +248,7 @@ def assemble(
         weights,
         schedule_free,
         given,
+        corpus,
         VariablesFinite(kept_finite, workers),
         FixedSettings(task, layers, list(optimizers.values()), plan.trained),
     )

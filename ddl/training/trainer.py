@@ -1,13 +1,14 @@
 """The Trainer: distributes the data, runs the training loop on the devices, reads the results."""
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, cast
 
 import tensorflow as tf
 
 from ddl.choices import JitCompile
 from ddl.distribution.communication import Communication
+from ddl.metrics import OfAllOutputs
 from ddl.optimizers.named import Optimizers, from_keras_name
 from ddl.precision import LossScale
 from ddl.signals import deferring_interrupt
@@ -57,6 +58,7 @@ class Trainer(Evaluating):
         *,
         global_batch_size: int | Mapping[str, int],
         eval_data: Any = None,
+        corpus_metrics: OfAllOutputs | Sequence[OfAllOutputs] = (),
         strategy: tf.distribute.Strategy | None = None,
         seed: int = 0,
         shuffle: bool = True,
@@ -86,6 +88,7 @@ class Trainer(Evaluating):
           global_batch_size: Examples of a batch, over all replicas and microbatches; or that of
             each source by its name.
           eval_data: As `train_data`; None if `evaluate` will not be called.
+          corpus_metrics: Functions of all outputs of an evaluation, whose figures it adds.
           strategy: None takes the strategy of the current scope, if any.
           seed: Seed of the order of the examples, and of the random draws of `ddl.layers`.
           shuffle: Whether to reshuffle the training data each epoch. A `StreamSource` shuffles

@@ -69,6 +69,19 @@ def clipping_by_group(**where: Any) -> ddl.Trainer:
 
 
 @right
+def an_area_of_keras(**where: Any) -> ddl.Trainer:
+    class Area(Tiny):
+        auc = ddl.metrics.KerasMetric("AUC")
+
+        def per_example(self, features, training):
+            output = super().per_example(features, training)
+            chance = 1 - tf.exp(-output.loss)
+            return output._replace(metrics={"auc": self.auc(features["label"] > 0, chance)})
+
+    return trainer(Area(), **where)
+
+
+@right
 def a_gradient_penalty(**where: Any) -> ddl.Trainer:
     class Penalized(Tiny):
         def per_example(self, features, training):

@@ -236,6 +236,14 @@ def test_losses_across_examples(folder, capsys):
     assert loss_weights(trainer.task, 2) == {"loss_weight/sparsity": pytest.approx(1e-3)}
 
 
+def test_metrics(folder, capsys):
+    trainer = runpy.run_path("areas.py")["trainer"]
+    found = trainer.history[-1]
+    assert found["auc"] == pytest.approx(found["auc_by_ranks"], abs=0.01)
+    assert found["perplexity"] == np.exp(found["loss"])
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
 def sgd():
     return keras.optimizers.SGD(0.1)
 
@@ -360,5 +368,6 @@ def test_every_block_is_run_or_checked():
     names = {name for name in files() if name.endswith(".py")}
     shown = {"denoise.py", "jitter.py", "centering.py", "notebook.py", "my_gan.py", "checked.py"}
     shown |= {"windows.py", "info_nce.py", "annealed.py", "mixing.py", "masked_lm.py"}
+    shown |= {"areas.py"}
     assert names == shown | OWN_STEPS.keys() | MOVED | OF_NOTEBOOKS
     assert len(python) == len(names)

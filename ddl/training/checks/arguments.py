@@ -11,6 +11,7 @@ import tensorflow as tf
 from ddl.choices import JIT_COMPILE, JitCompile
 from ddl.distribution.communication import Communication
 from ddl.errors import ConfigError, check_choice
+from ddl.metrics import OfAllOutputs
 from ddl.precision import LossScale
 from ddl.step.all_reduce import GradientDtype
 from ddl.step.noise_scale import GradientNoiseScale
@@ -106,6 +107,7 @@ class Options:
     """The arguments of `ddl.Trainer` that its parts read; each means what it means there."""
 
     global_batch_size: int | Mapping[str, int]
+    corpus_metrics: OfAllOutputs | Sequence[OfAllOutputs]
     seed: int
     shuffle: bool
     accumulation_steps: int

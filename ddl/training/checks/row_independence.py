@@ -31,6 +31,7 @@ from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError
 from ddl.layers.transforms.partners import HeldPartners
+from ddl.metrics.values import tensors_by_name
 from ddl.microbatch import HeldMoments, Microbatch, without_traces_of_the_user
 from ddl.random import batch_counter
 from ddl.step.moving_statistics import restoring
@@ -165,7 +166,7 @@ class RowIndependence:
             with tf.device(self._device), current.forward():
                 output = loss(dict(features), training)
             weight = {} if output.weight is None else {"weight": output.weight}
-            metrics = {f"metric {name!r}": values for name, values in output.metrics.items()}
+            metrics = {f"metric {name!r}": v for name, v in tensors_by_name(output.metrics).items()}
             held_now = Held(moments.moments, rows.gathered, partners.found)
             return {"loss": output.loss, **weight, **metrics}, held_now
 
@@ -278,12 +279,13 @@ def _check_runs(runs: Sequence[dict[str, _Values]], where: str) -> None:
             "from that row alone: no sums over the batch. Use keras.layers.BatchNormalization for "
             "moments of the batch."
         )
-    if "weight" in runs[0] and (runs[0]["weight"].values < 0).any():
-        raise ConfigError(
-            f"{where}: the weight of an example must be at least 0, because the loss is divided by "
-            f"the sum of the weights, got {runs[0]['weight'].values.min():.6g}. To use negative "
-            "factors, multiply the loss by them."
-        )
+    for name, (weight, _) in runs[0].items():
+        if (name == "weight" or name.endswith("(weight)'")) and (weight < 0).any():
+            raise ConfigError(
+                f"{where}: the {name} of an example must be at least 0, because the loss is "
+                f"divided by the sum of the weights, got {weight.min():.6g}. To use negative "
+                "factors, multiply the loss by them."
+            )
 
 
 def _check_padding(runs: Sequence[dict[str, _Values]], where: str) -> None:

@@ -19,7 +19,7 @@ class Evaluating(Readings):
 
     @hiding_frames
     def evaluate(self, data: Any = None, *others: Any, averaged: bool = True) -> dict[str, float]:
-        """Returns means of loss and metrics over a data set, each example counted once.
+        """Returns loss and metrics of a data set, each example counted once.
 
         Eager, cross-replica context, on all workers.
 
@@ -54,6 +54,8 @@ class Evaluating(Readings):
         parts.check_for_evaluation(pipeline)
         with deferring_interrupt(), self.evaluation_weights(averaged=averaged):
             means = run(self._runner.state)
+            if pipeline is not None:
+                means |= parts.corpus.of(pipeline.source, self._runner.state, means["loss"])
             if data is None and averaged:
                 self._record("eval", means)
         parts.settings.take_for_evaluation()

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from ddl.data import ArraySource, BatchPipeline, as_source
@@ -98,21 +99,68 @@ class GivenData:
           ConfigError: If the task has no `predict`, or the strategy is asynchronous.
           DataError: If the data do not fit the task.
         """
-        name = type(self._task).__name__
+        self.check_predicts("predict")
+        pipeline = self._pipeline_of_outputs(self._source_of_inputs(data), "predict")
+        return self._prediction(pipeline, ()).run(pipeline, state)
+
+    def outputs(
+        self,
+        source: Source,
+        state: TrainingState,
+        features: Sequence[str] | None,
+        max_bytes: int,
+        *,
+        keeps: bool,
+    ) -> tuple[Any, dict[str, np.ndarray]] | None:
+        """Returns the task's outputs and features of the data; see `Prediction.run_within`.
+
+        Args:
+          source: The data.
+          state: The training's state.
+          features: Names of the features; None: all.
+          max_bytes: Largest size of all arrays.
+          keeps: Whether this process keeps them; else the result is None.
+
+        Raises:
+          DataError: If the data lack a feature, or a feature is text.
+          ConfigError: If the arrays would be larger.
+        """
+        pipeline = self._pipeline_of_outputs(source, "OfAllOutputs")
+        spec = source.element_spec
+        names = tuple(spec) if features is None else tuple(features)
+        for name in names:
+            if name not in spec or spec[name].dtype == tf.string:
+                given = "the data do not have" if name not in spec else "is text"
+                raise DataError(
+                    f"OfAllOutputs gets features that are numbers, but {name!r} {given}. Set "
+                    f"OfAllOutputs.features to some of {', '.join(sorted(spec))}; pass text as "
+                    "token numbers."
+                )
+        prediction = self._prediction(pipeline, names)
+        return prediction.run_within(pipeline, state, max_bytes, keeps)
+
+    def check_predicts(self, what: str) -> None:
+        """Raises ConfigError if the task has no `predict`, or the strategy is asynchronous.
+
+        Args:
+          what: Name of what needs the outputs, for the error.
+        """
         if not callable(getattr(self._task, "predict", None)):
             raise ConfigError(
-                f"{name} has no outputs to predict. Give it a method predict(features) that "
-                "returns a tensor [batch, …], or a dict or tuple of such tensors."
+                f"{type(self._task).__name__} has no outputs to predict. Give it a method "
+                "predict(features) that returns a tensor [batch, …], or a dict or tuple of such "
+                f"tensors, for {what}."
             )
         if traits_of(self._strategy).asynchronous:
             raise ConfigError(
-                "predict does not run with parameter servers. Export the model, or restore a "
+                f"{what} does not run with parameter servers. Export the model, or restore a "
                 "checkpoint under another strategy."
             )
-        source = self._source_of_inputs(data)
+
+    def _pipeline_of_outputs(self, source: Source, what: str) -> BatchPipeline:
         if isinstance(source, StreamSource) and source.shards > 1:
             raise DataError(
-                f"predict needs examples in one order, got a stream of {source.shards} shards. "
+                f"{what} needs examples in one order, got a stream of {source.shards} shards. "
                 "Pass a stream without shards, or one shard at a time."
             )
         if isinstance(source, BucketedSource):
@@ -122,10 +170,14 @@ class GivenData:
             )
         pipeline = self._pipeline(None, source, False)
         self._check_shapes(pipeline)
-        form = _form(pipeline)
+        return pipeline
+
+    def _prediction(self, pipeline: BatchPipeline, features: tuple[str, ...]) -> Prediction:
+        form = (_form(pipeline), features)
         if form not in self._predictions:
-            _keep(self._predictions, form, Prediction(self._task, pipeline, self._strategy))
-        return self._predictions[form].run(pipeline, state)
+            made = Prediction(self._task, pipeline, self._strategy, features)
+            _keep(self._predictions, form, made)
+        return self._predictions[form]
 
     def _source_of_inputs(self, data: Any) -> Source:
         if isinstance(data, tf.data.Dataset) and isinstance(data.element_spec, tf.TensorSpec):

@@ -1,5 +1,7 @@
 """Predictions: the outputs of a task for each example, in order and without padding."""
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,21 +20,30 @@ from ddl.training.device_errors import device_errors
 class Prediction:
     """The outputs of a task's `predict`, for data of one form. Eager, cross-replica context."""
 
-    def __init__(self, task: Task, pipeline: BatchPipeline, strategy: tf.distribute.Strategy):
+    def __init__(
+        self,
+        task: Task,
+        pipeline: BatchPipeline,
+        strategy: tf.distribute.Strategy,
+        features: Sequence[str] = (),
+    ):
         """Keeps the arguments; traces at the first run.
 
         Args:
           task: The task, with a method `predict`.
           pipeline: A pipeline of this form, not resident and not shuffled.
           strategy: The strategy.
+          features: Names of features to return beside the outputs.
         """
         self._strategy = strategy
+        self._features = features
         several_workers = Workers(strategy).number > 1
         self._names = ", ".join(sorted(pipeline.source.element_spec))
         rows = pipeline.global_batch_size // strategy.num_replicas_in_sync
         # The pipeline of the call, as `run` gives it, would keep its data alive.
         self._pipeline: BatchPipeline | None = None
         self._structure: Any = None
+        self._bytes_of_example = 0
 
         @tf.function(autograph=False)
         def outputs(iterator: Any, position: tf.Tensor, step: tf.Tensor) -> Any:
@@ -44,11 +55,14 @@ class Prediction:
                 microbatch = pipeline.microbatch(
                     batch, features, training=False, step=step, position=position
                 )
+                beside = [features[name] for name in self._features]
                 features = {name: v for name, v in features.items() if name != "weight"}
                 with microbatch.forward():
                     outputs = self._checked(task, self._call(task, features), rows)
                 self._structure = tf.nest.map_structure(lambda _: None, outputs)
-                return tf.nest.flatten(outputs)
+                flat = tf.nest.flatten(outputs) + beside
+                self._bytes_of_example = sum(math.prod(x.shape[1:]) * x.dtype.size for x in flat)
+                return flat
 
             batch = pipeline.next_batch(iterator, strategy, tf.zeros([], tf.int64))
             found = strategy.run(of_replica, (batch,))
@@ -69,6 +83,41 @@ class Prediction:
           DataError: If the data cannot be read, or lack a feature.
           ConfigError: If the outputs are not tensors [batch, …].
         """
+        return self._structured(self._arrays(pipeline, state))
+
+    def run_within(
+        self, pipeline: BatchPipeline, state: TrainingState, max_bytes: int, keeps: bool
+    ) -> tuple[Any, dict[str, np.ndarray]] | None:
+        """Returns the outputs and a dict of the features, arrays [n, …]; see `run`.
+
+        Args:
+          pipeline: As in `run`.
+          state: As in `run`.
+          max_bytes: Largest size of all arrays, checked before they are computed.
+          keeps: Whether this process keeps them; else the result is None.
+
+        Raises:
+          ConfigError: If the arrays would be larger.
+        """
+        arrays = self._arrays(pipeline, state, max_bytes, keeps)
+        if not keeps:
+            return None
+        features = arrays[len(arrays) - len(self._features) :]
+        return self._structured(arrays), dict(zip(self._features, features, strict=True))
+
+    def _structured(self, arrays: list[np.ndarray]) -> Any:
+        outputs = arrays[: len(arrays) - len(self._features)]
+        return tf.nest.pack_sequence_as(self._structure, outputs)
+
+    def _arrays(
+        self,
+        pipeline: BatchPipeline,
+        state: TrainingState,
+        max_bytes: float = math.inf,
+        keeps: bool = True,
+    ) -> list[np.ndarray]:
+        """Returns all outputs and features; empty if they are not kept."""
+        arrays: list[np.ndarray] = []
         self._pipeline = pipeline
         try:
             with data_errors(), device_errors():
@@ -77,24 +126,25 @@ class Prediction:
                     # Not by a call: TensorFlow counts the traces of all predictions of a process
                     # together, and warns of frequent ones.
                     self._outputs.get_concrete_function(iterator, state.batches, state.step)
-                batches = [
-                    # As arrays at once: the outputs of all batches may not fit on a device.
-                    [
-                        np.concatenate([part.numpy() for part in parts])
-                        for parts in self._outputs(iterator, state.batches, state.step)
-                    ]
-                    for _ in range(pipeline.steps_per_epoch)
-                ]
+                self._check_bytes(pipeline.num_examples, max_bytes)
+                for number in range(pipeline.steps_per_epoch):
+                    batch = self._outputs(iterator, state.batches, state.step)
+                    if keeps:
+                        # As arrays at once: all outputs may not fit on a device.
+                        rows = [np.concatenate([part.numpy() for part in parts]) for parts in batch]
+                        _put(arrays, rows, number, pipeline.num_examples)
         finally:
             self._pipeline = None
-        joined = [
-            np.concatenate([batch[number] for batch in batches])
-            for number in range(len(batches[0]))
-        ]
-        # The padding stands at the end.
-        return tf.nest.pack_sequence_as(
-            self._structure, [rows[: pipeline.num_examples] for rows in joined]
-        )
+        return arrays
+
+    def _check_bytes(self, examples: int, max_bytes: float) -> None:
+        needed = self._bytes_of_example * examples
+        if needed > max_bytes:
+            raise ConfigError(
+                f"The outputs and features of {examples:,} examples for OfAllOutputs need "
+                f"{needed:,} bytes, {self._bytes_of_example:,} each, but OfAllOutputs.max_bytes is "
+                f"{max_bytes:,}. Raise it, name fewer features, or let predict return less."
+            )
 
     def _call(self, task: Any, features: dict[str, tf.Tensor]) -> Any:
         try:
@@ -117,3 +167,15 @@ class Prediction:
                     f"the batch, {rows}, got {got}."
                 )
         return outputs
+
+
+def _put(arrays: list[np.ndarray], batch: list[np.ndarray], number: int, examples: int) -> None:
+    """Puts the rows of a batch into arrays [examples, …]; makes these for the first batch.
+
+    The padding stands at the end and is left out.
+    """
+    if number == 0:
+        arrays += [np.empty((examples, *rows.shape[1:]), rows.dtype) for rows in batch]
+    for array, rows in zip(arrays, batch, strict=True):
+        place = array[number * len(rows) : (number + 1) * len(rows)]
+        place[...] = rows[: len(place)]

@@ -68,10 +68,12 @@ def test_workers_share_an_evaluation(two_workers):
 
 @pytest.mark.slow
 def test_each_split_reports_its_own_figures(two_workers):
-    trained, evaluated = two_workers["by_split"]
-    assert trained.keys() == {"loss", "accuracy", "twos"}
+    trained, evaluated, alone = two_workers["by_split"]
+    assert trained.keys() == {"loss", "accuracy", "AUC", "twos"}
     assert trained["twos"] == 2
-    assert evaluated.keys() == {"loss", "accuracy", "position"}
+    assert 0.3 < trained["AUC"] < 1
+    assert evaluated["AUC"] == pytest.approx(alone["AUC"], abs=1e-6)
+    assert evaluated.keys() == {"loss", "accuracy", "AUC", "position"}
     assert evaluated["position"] == 5
 
 

@@ -1,49 +1,74 @@
-"""Metrics as weighted sums, which add up exactly over replicas, microbatches and steps.
+"""Metrics as sums, which add up exactly over replicas, microbatches and steps.
 
 The sums are float64: counts are exact up to 2^53, and rounding stays negligible in a long run.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from ddl.errors import ConfigError
+from ddl.metrics.values import StateSums
 
 
 class MetricSums:
-    """The layout of a vector that holds Σ weight and Σ weight·value for each name.
+    """The layout of a vector: Σ weight, Σ weight·value of each mean, sums of the other metrics.
 
     A single vector needs one reduce per step and one fetch per loop.
 
     Attributes:
-      names: The names, in the order of the vector.
+      names: Names of the figures, in the order of `means`.
+      metrics: Names of the loss and of the metrics, as the task returns them.
     """
 
-    def __init__(self, names: Sequence[str]):
-        """Fixes the order of the names; entry 0 of the vector is the sum of weights."""
-        self.names = tuple(names)
+    def __init__(
+        self,
+        names: Sequence[str],
+        functions: Mapping[str, Callable[[float], float]] | None = None,
+        states: Mapping[str, StateSums] | None = None,
+    ):
+        """Fixes the order; entry 0 of the vector is the sum of weights.
+
+        Args:
+          names: Names of the means.
+          functions: Functions of some of the means, which are reported instead of these.
+          states: Sums of the metrics that are no means, by their names.
+        """
+        self._means = tuple(names)
+        self._functions = dict(functions or {})
+        self.states = dict(states or {})
+        figures = [f"{name}{path}" for name, one in self.states.items() for path in one.names]
+        self.names = (*self._means, *figures)
+        self.metrics = (*self._means, *self.states)
 
     @property
     def size(self) -> int:
         """Length of the vector."""
-        return 1 + len(self.names)
+        return 1 + len(self._means) + sum(one.size for one in self.states.values())
 
     def zeros(self) -> tf.Tensor:
         """Returns the empty sums: float64 [size]."""
         return tf.zeros([self.size], tf.float64)
 
-    def sums(self, values: Mapping[str, tf.Tensor], weight: tf.Tensor | None) -> tf.Tensor:
+    def sums(
+        self,
+        values: Mapping[str, tf.Tensor],
+        weight: tf.Tensor | None,
+        of_states: Sequence[tf.Tensor] = (),
+    ) -> tf.Tensor:
         """Computes the sums of one replica's microbatch. Replica context.
 
         Args:
-          values: One float tensor per name, each of the shape of `weight`.
+          values: One float tensor per mean, each of the shape of `weight`.
           weight: float [batch, …]; None if all weights are one.
+          of_states: Sums of the other metrics, in the order of `states`.
 
         Returns:
           float64 [size].
         """
-        of_names = [values[name] for name in self.names]
+        of_names = [values[name] for name in self._means]
         if len({value.dtype for value in of_names}) > 1:
             of_names = [tf.cast(value, tf.float64) for value in of_names]
         rows = [tf.ones_like(of_names[0]), *of_names]
@@ -51,20 +76,33 @@ class MetricSums:
         if weight is not None:
             # Rows of weight zero are padding: their values, even infinities, must not count.
             products = tf.math.multiply_no_nan(products, tf.cast(weight, tf.float64))
-        return tf.reduce_sum(tf.reshape(products, [self.size, -1]), axis=1)
+        sums = tf.reduce_sum(tf.reshape(products, [1 + len(self._means), -1]), axis=1)
+        return tf.concat([sums, *of_states], axis=0) if of_states else sums
 
     def means(self, sums: tf.Tensor | np.ndarray) -> dict[str, float]:
-        """Returns the weighted means by name, as Python floats; all NaN if the weights sum to 0.
+        """Returns the figures by name, as Python floats; all NaN if the weights sum to 0.
 
         Args:
           sums: float64 [size].
+
+        Raises:
+          ConfigError: If the outputs do not fit a metric.
         """
         vector = np.asarray(sums)
+        ends = np.cumsum([1 + len(self._means), *(one.size for one in self.states.values())])
+        of_means, *of_states = np.split(vector, ends[:-1])
         with np.errstate(invalid="ignore", divide="ignore"):
-            return {
+            figures = {
                 name: float(np.divide(total, vector[0]))
-                for name, total in zip(self.names, vector[1:], strict=True)
+                for name, total in zip(self._means, of_means[1:], strict=True)
             }
+        figures |= {name: float(f(figures[name])) for name, f in self._functions.items()}
+        for (name, state), own in zip(self.states.items(), of_states, strict=True):
+            # After a divergence the sums are NaN, which the loss reports.
+            is_defined = vector[0] != 0 and np.isfinite([vector[1], *own]).all()
+            found = state.figures(own) if is_defined else [math.nan] * len(state.names)
+            figures |= {f"{name}{p}": x for p, x in zip(state.names, found, strict=True)}
+        return figures
 
 
 class SumsOfLosses:

@@ -1,0 +1,119 @@
+"""Figures that need all outputs of an evaluation at once, such as BLEU and rank correlations."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ddl.errors import ConfigError, check_takes
+from ddl.figures import is_reserved
+
+Function = Callable[[Any, dict[str, np.ndarray]], Mapping[str, float]]
+
+
+class OfAllOutputs:
+    """A function of all outputs and features of an evaluation, in order and without padding.
+
+        def spearman(outputs, features):
+            return {"spearman": scipy.stats.spearmanr(outputs, features["label"]).statistic}
+
+        ddl.Trainer(…, corpus_metrics=OfAllOutputs(spearman, ["spearman"], features=["label"]))
+
+    After each evaluation, the model runs over the data once more, with the method `predict` of the
+    task. The function is called on the chief; all workers get its figures.
+
+    Attributes:
+      names: Names of the figures.
+      features: Names of the features that the function gets; None: all.
+      max_bytes: Memory for outputs and features.
+    """
+
+    def __init__(
+        self,
+        function: Function,
+        names: Sequence[str],
+        *,
+        features: Sequence[str] | None = None,
+        max_bytes: int = 2**30,
+    ):
+        """Keeps the arguments.
+
+        Args:
+          function: Called with the outputs, arrays [n, …] in the structure that `predict` of the
+            task returns, and a dict of the features [n, …]. Returns a dict from each of `names` to
+            a number.
+          names: Names of the figures.
+          features: Names of the features that the function reads; "weight" are the weights of the
+            examples, if the data have any. None: all features.
+          max_bytes: Largest size of outputs and features, checked before they are computed.
+
+        Raises:
+          ConfigError: If an argument has another type, or a name is reserved.
+        """
+        check_takes("OfAllOutputs.function", function, ("outputs", "features"))
+        for what, given in (("names", names), ("features", features or ())):
+            if isinstance(given, str) or not all(isinstance(name, str) for name in given):
+                raise ConfigError(
+                    f"OfAllOutputs.{what} must be a list of names, got {given!r:.80}. Write "
+                    "['bleu'] for one name."
+                )
+        if not names or any(not name or is_reserved(name) for name in names):
+            raise ConfigError(
+                "OfAllOutputs.names must name each figure, and not as ddl names its own, got "
+                f"{list(names)}."
+            )
+        if isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or max_bytes < 1:
+            raise ConfigError(
+                f"OfAllOutputs.max_bytes must be a number of bytes of at least 1, got {max_bytes}."
+            )
+        self.names = tuple(names)
+        self.features = None if features is None else tuple(features)
+        self.max_bytes = max_bytes
+        self._function = function
+
+    def __call__(self, outputs: Any, features: dict[str, np.ndarray]) -> dict[str, float]:
+        """Returns the figures by name. On the chief.
+
+        Raises:
+          ConfigError: If the function returns other names, or values that are no numbers.
+        """
+        found = self._function(outputs, features)
+        if not isinstance(found, Mapping) or set(found) != set(self.names):
+            got = sorted(found) if isinstance(found, Mapping) else f"a {type(found).__name__}"
+            raise ConfigError(
+                f"The function of OfAllOutputs must return a dict with the figures "
+                f"{', '.join(self.names)}, got {got}. Correct OfAllOutputs.names."
+            )
+        figures = {}
+        for name in self.names:
+            try:
+                figures[name] = float(found[name])
+            except (TypeError, ValueError) as error:
+                raise ConfigError(
+                    f"The function of OfAllOutputs must return a number as {name!r}, got "
+                    f"{found[name]!r:.80}."
+                ) from error
+        return figures
+
+
+def checked_corpus_metrics(given: Any) -> tuple[OfAllOutputs, ...]:
+    """Returns the argument `corpus_metrics` of `ddl.Trainer` as a tuple.
+
+    Raises:
+      ConfigError: If it is neither OfAllOutputs nor a list of such, or two have the same name.
+    """
+    several = (given,) if isinstance(given, OfAllOutputs) else given
+    if not isinstance(several, list | tuple) or not all(
+        isinstance(one, OfAllOutputs) for one in several
+    ):
+        raise ConfigError(
+            "Trainer.corpus_metrics must be a ddl.metrics.OfAllOutputs, or a list of such, got "
+            f"{given!r:.80}."
+        )
+    names = [name for one in several for name in one.names]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(
+                f"Two of Trainer.corpus_metrics have the figure {name!r}. Name each figure once."
+            )
+    return tuple(several)

@@ -1,0 +1,251 @@
+"""Random predictions, weights and paddings for all metrics at once, and scikit-learn's figures.
+
+  python -m tests.metrics.cases
+
+evaluates the sets on a worker of a cluster, and prints the figures as a line of JSON.
+"""
+
+import json
+import math
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import ddl
+from ddl.data.source import Source
+from ddl.metrics import ConfusionMatrix, FunctionOfMean, KerasMetric, OfAllOutputs, Perplexity
+
+SETS = 60
+BATCH = 16
+CLASSES = 3
+TOKENS = 2
+
+
+def data_of(seed: int) -> dict[str, np.ndarray]:
+    """Returns a set of 2 to 40 examples; in most the last batch is padded."""
+    random = np.random.default_rng(seed)
+    n = int(random.integers(2, 41))
+    # Between the thresholds of Keras's AUC, of which there are 200. Some are equal.
+    score = (random.integers(0, 199, n) + 0.5) / 199
+    label = random.integers(0, 2, n)
+    weight = random.choice([0.0, 0.5, 1.0, 2.25], n)
+    label[:2], weight[:2] = (0, 1), (0.5, 2.25)  # both labels count
+    chances = random.dirichlet(np.ones(CLASSES), n)
+    rows = random.normal(size=(2, n, 2))
+    pixels = random.dirichlet(np.ones(CLASSES), (n, 2, 2))
+    tokens = (random.integers(0, 199, (n, TOKENS)) + 0.5) / 199
+    of_tokens = random.integers(0, 2, (n, TOKENS))
+    of_tokens[0] = 0, 1
+    real = random.choice([0.0, 1.0], (n, TOKENS))
+    real[0] = 1
+    return {
+        "score": score,
+        "label": label.astype("i4"),
+        "chances": chances,
+        "class": random.integers(0, CLASSES, n).astype("i4"),
+        "y": rows[0],
+        "z": rows[0] + rows[1],
+        "pixels": pixels,
+        "class_of_pixel": random.integers(0, CLASSES, (n, 2, 2)).astype("i4"),
+        "tokens": tokens,
+        "of_tokens": of_tokens.astype("i4"),
+        "real": real,
+        "weight": weight.astype("f4"),
+    }
+
+
+class Batched(Source):
+    """Arrays as batches made in numpy: a `tf.data` pipeline takes longer to build than to run."""
+
+    def __init__(self, arrays: dict[str, np.ndarray]):
+        self._arrays = arrays
+
+    def __len__(self) -> int:
+        return len(self._arrays["label"])
+
+    @property
+    def element_spec(self) -> dict[str, tf.TensorSpec]:
+        return {
+            name: tf.TensorSpec(values.shape[1:], values.dtype, name)
+            for name, values in self._arrays.items()
+        }
+
+    def batches(
+        self,
+        global_batch_size: int,
+        first_batch: int,
+        *,
+        seed: int,
+        shuffle: bool,
+        rows: np.ndarray | None = None,
+    ) -> tf.data.Dataset:
+        """The padding is that of `ddl.data.Source`."""
+        assert first_batch == 0
+        assert not shuffle
+        places = np.arange(self.steps_per_epoch(global_batch_size) * global_batch_size)
+        padded = {name: values[places % len(self)] for name, values in self._arrays.items()}
+        padded["weight"] = np.where(places < len(self), padded["weight"], np.float32(0))
+        own = slice(None) if rows is None else rows
+        batches = {
+            name: values.reshape(-1, global_batch_size, *values.shape[1:])[:, own]
+            for name, values in padded.items()
+        }
+        return tf.data.Dataset.from_tensor_slices(batches).repeat()
+
+
+class AllMetrics:
+    """Reports metrics of what the data hold as outputs; the weight has no effect on these."""
+
+    def __init__(self):
+        self.model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, dtype="float64")])
+        counts = ("TruePositives", "TrueNegatives", "FalsePositives", "FalseNegatives")
+        self.binary = {
+            "auc": KerasMetric("AUC"),
+            "precision": KerasMetric("Precision"),
+            "recall": KerasMetric("recall", {"thresholds": 0.25}),
+            **{name: KerasMetric(name) for name in counts},
+        }
+        self.of_chances = {
+            "f1": KerasMetric("F1Score"),
+            "f1_macro": KerasMetric(keras.metrics.F1Score(average="macro")),
+            "f1_micro": KerasMetric("f1_score", {"average": "micro"}),
+            "f1_weighted": KerasMetric("F1Score", {"average": "weighted"}),
+            "f2": KerasMetric("FBetaScore", {"beta": 2.0, "average": "macro"}),
+        }
+        options = {"num_classes": CLASSES, "sparse_y_pred": False}
+        self.mean_iou = KerasMetric("MeanIoU", options)
+        self.confusion = KerasMetric(ConfusionMatrix(CLASSES, sparse_y_pred=False))
+        self.r2 = KerasMetric(keras.metrics.R2Score())
+        self.rmse = KerasMetric("RootMeanSquaredError")
+        self.root = FunctionOfMean(math.sqrt)
+        self.perplexity = Perplexity()
+
+    def per_example(self, features: dict[str, Any], training: bool) -> ddl.PerExample:
+        label, score, y, z = (features[name] for name in ("label", "score", "y", "z"))
+        chances, classes = features["chances"], features["class"]
+        rows = tf.one_hot(classes, CLASSES, dtype=tf.float64)
+        log_loss = -tf.math.log(tf.reduce_sum(rows * chances, axis=1))
+        metrics = {name: metric(label, score) for name, metric in self.binary.items()}
+        metrics |= {name: metric(rows, chances) for name, metric in self.of_chances.items()}
+        metrics |= {
+            "iou": self.mean_iou(classes, chances),
+            "iou_of_pixels": self.mean_iou(features["class_of_pixel"], features["pixels"]),
+            "confusion": self.confusion(classes, chances),
+            "r2": self.r2(y, z),
+            "rmse": self.rmse(y, z),
+            "root": self.root(tf.reduce_mean((y - z) ** 2, axis=1)),
+            "perplexity": self.perplexity(log_loss),
+            "auc_of_tokens": self.binary["auc"](
+                features["of_tokens"], features["tokens"], features["real"]
+            ),
+        }
+        out = self.model(tf.zeros_like(y) * y, training=training)[:, 0]
+        return ddl.PerExample(log_loss + 0.0 * out, metrics)
+
+    def predict(self, features: dict[str, Any]) -> dict[str, tf.Tensor]:
+        return {"score": features["score"]}
+
+
+def expected_of(data: dict[str, np.ndarray]) -> dict[str, float]:
+    """Returns scikit-learn's figures."""
+    from sklearn import metrics as sk
+
+    w = data["weight"].astype(np.float64)
+    label, score, classes, chances = (data[k] for k in ("label", "score", "class", "chances"))
+    guess, names = chances.argmax(1), list(range(CLASSES))
+    options: dict[str, Any] = {"sample_weight": w, "zero_division": 0}
+    (tn, fp), (fn, tp) = sk.confusion_matrix(label, score > 0.5, sample_weight=w, labels=[0, 1])
+    found = {
+        "auc": sk.roc_auc_score(label, score, sample_weight=w),
+        "precision": sk.precision_score(label, score > 0.5, **options),
+        "recall": sk.recall_score(label, score > 0.25, **options),
+        "TruePositives": tp,
+        "TrueNegatives": tn,
+        "FalsePositives": fp,
+        "FalseNegatives": fn,
+        "f2": sk.fbeta_score(classes, guess, beta=2, average="macro", labels=names, **options),
+        "iou": iou(classes, guess, w),
+        "iou_of_pixels": iou(
+            data["class_of_pixel"].ravel(), data["pixels"].argmax(-1).ravel(), np.repeat(w, 4)
+        ),
+        "r2": sk.r2_score(data["y"], data["z"], sample_weight=w),
+        "rmse": sk.mean_squared_error(data["y"], data["z"], sample_weight=w) ** 0.5,
+        "perplexity": math.exp(sk.log_loss(classes, chances, sample_weight=w, labels=names)),
+        "auc_of_tokens": sk.roc_auc_score(
+            data["of_tokens"].ravel(),
+            data["tokens"].ravel(),
+            sample_weight=(w[:, None] * data["real"]).ravel(),
+        ),
+    }
+    found |= {"root": found["rmse"], "loss": math.log(found["perplexity"])}
+    for average in ("macro", "micro", "weighted"):
+        found[f"f1_{average}"] = sk.f1_score(
+            classes, guess, average=average, labels=names, **options
+        )
+    for name, value in enumerate(
+        sk.f1_score(classes, guess, average=None, labels=names, **options)
+    ):
+        found[f"f1/{name}"] = value
+    matrix = sk.confusion_matrix(classes, guess, sample_weight=w, labels=names)
+    found |= {f"confusion/{i}/{j}": matrix[i, j] for i in names for j in names}
+    return {name: float(value) for name, value in found.items()}
+
+
+def iou(labels: np.ndarray, guess: np.ndarray, weight: np.ndarray) -> float:
+    """Returns the mean over the classes that some label or guess with a weight has."""
+    from sklearn.metrics import jaccard_score
+
+    counts = weight > 0
+    present = np.union1d(labels[counts], guess[counts])
+    return jaccard_score(labels, guess, labels=present, average="macro", sample_weight=weight)
+
+
+CALLS: list[int] = []
+
+
+def exact_auc(outputs: dict[str, np.ndarray], features: dict[str, np.ndarray]) -> dict[str, float]:
+    """Returns the AUC by ranks, as a function of all outputs."""
+    from sklearn.metrics import roc_auc_score
+
+    CALLS.append(len(outputs["score"]))
+    own = roc_auc_score(features["label"], outputs["score"], sample_weight=features["weight"])
+    return {"exact_auc": float(own), "first": float(outputs["score"][0])}
+
+
+def trainer_on(
+    strategy: tf.distribute.Strategy, accumulation_steps: int = 1, **options: Any
+) -> ddl.Trainer:
+    with strategy.scope():
+        task = AllMetrics()
+        optimizer = keras.optimizers.SGD(0.1)
+    return ddl.Trainer(
+        task,
+        optimizer,
+        data_of(0),
+        global_batch_size=BATCH,
+        strategy=strategy,
+        accumulation_steps=accumulation_steps,
+        **options,
+    )
+
+
+def corpus() -> OfAllOutputs:
+    return OfAllOutputs(exact_auc, ["exact_auc", "first"], features=["label", "weight"])
+
+
+def main() -> None:
+    from ddl.distribution.strategies import build_strategy
+
+    strategy = build_strategy("multi_worker_mirrored")
+    trainer = trainer_on(strategy, corpus_metrics=corpus())
+    trained = trainer.train(epochs=1)
+    print(
+        json.dumps([trained, *(trainer.evaluate(Batched(data_of(seed))) for seed in range(SETS))])
+    )
+    print(json.dumps(CALLS), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""Functions of all outputs: what they get, how much of it, and what they may return."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ddl
+from ddl.errors import ConfigError, DataError
+from ddl.metrics import OfAllOutputs
+from tests.conftest import make_strategy
+
+N = 21
+DATA = {"x": np.arange(3 * N, dtype="f4").reshape(N, 3), "place": np.arange(N)}
+
+
+class Pairs:
+    def __init__(self):
+        self.model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+
+    def per_example(self, features, training):
+        return ddl.PerExample(tf.reduce_sum(self.model(features["x"], training=training) ** 2, 1))
+
+    def predict(self, features):
+        return {"sum": tf.reduce_sum(features["x"], 1), "out": self.model(features["x"])}
+
+
+class Silent(Pairs):
+    predict = None
+
+
+def trainer_of(metrics, replicas=1, task=Pairs, data=None, **options):
+    strategy = make_strategy("mirrored" if replicas > 1 else "one_device", replicas)
+    with strategy.scope():
+        task = task()
+    data = DATA if data is None else data
+    given = {"train_data": data, "eval_data": data, "global_batch_size": 8, **options}
+    return ddl.Trainer(task, "sgd", strategy=strategy, corpus_metrics=metrics, **given)
+
+
+def checked(outputs, features):
+    """All rows, in order, once; of the weights that the evaluation uses."""
+    assert set(outputs) == {"sum", "out"}
+    assert set(features) == {"x", "place"}
+    np.testing.assert_array_equal(features["place"], DATA["place"])
+    np.testing.assert_array_equal(outputs["sum"], DATA["x"].sum(1))
+    return {"rows": len(outputs["out"]), "mean": outputs["out"].mean()}
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_all_rows_in_order_without_padding(replicas):
+    trainer = trainer_of([OfAllOutputs(checked, ["rows", "mean"])], replicas)
+    assert trainer.eval_metric_names == ("loss", "rows", "mean")
+    found = trainer.evaluate()
+    assert found["rows"] == N
+    assert found["mean"] == pytest.approx(trainer.predict(DATA)["out"].mean(), rel=1e-6)
+    assert trainer.history[-1]["rows"] == N
+    assert trainer.evaluate(DATA)["rows"] == N
+
+
+def test_the_memory_is_checked_before():
+    """Of each example: sum and out, float32 [] and [2]; place, int64."""
+
+    def none(outputs, features):
+        raise AssertionError("called")
+
+    fits = OfAllOutputs(lambda o, f: {"n": 0}, ["n"], features=["place"], max_bytes=20 * N)
+    assert trainer_of(fits).evaluate()["n"] == 0
+    wants = OfAllOutputs(none, ["n"], features=["place"], max_bytes=20 * N - 1)
+    with pytest.raises(ConfigError, match=r"21 examples .* need 420 bytes, 20 each, .* is 419"):
+        trainer_of(wants).evaluate()
+
+
+def test_after_a_divergence_the_function_is_not_called():
+    def fails(outputs, features):
+        raise AssertionError("called")
+
+    trainer = trainer_of(OfAllOutputs(fails, ["n"]))
+    trainer.model.variables[0].assign(np.full((3, 2), np.nan))
+    assert np.isnan(trainer.evaluate()["n"])
+
+
+def constant(value):
+    return OfAllOutputs(lambda outputs, features: value, ["n"])
+
+
+@pytest.mark.parametrize(
+    ("metrics", "options", "error", "message"),
+    [
+        (constant({"m": 1}), {}, ConfigError, r"with the figures n, got \['m'\]"),
+        (constant(3), {}, ConfigError, "with the figures n, got a int"),
+        (constant({"n": "x"}), {}, ConfigError, "a number as 'n', got 'x'"),
+        (OfAllOutputs(checked, ["n"], features=["y"]), {}, DataError, "'y' the data do not have"),
+        (constant({"n": 1}), {"task": Silent}, ConfigError, "Silent has no outputs to predict"),
+        (OfAllOutputs(checked, ["loss2"]), {"task": None}, ConfigError, "figures loss2"),
+        ([constant({"n": 1})] * 2, {}, ConfigError, "Two of Trainer.corpus_metrics have .* 'n'"),
+        (checked, {}, ConfigError, "must be a ddl.metrics.OfAllOutputs"),
+    ],
+)
+def test_what_is_refused(metrics, options, error, message):
+    class Loss2(Pairs):
+        def per_example(self, features, training):
+            output = super().per_example(features, training)
+            return output._replace(metrics={"loss2": output.loss})
+
+    if "task" in options and options["task"] is None:
+        options = {"task": Loss2}
+    with pytest.raises(error, match=message):
+        trainer_of(metrics, **options).evaluate()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        ((lambda outputs: {}, ["n"]), {}, r"a function of \(outputs, features\)"),
+        ((checked, "n"), {}, "must be a list of names, got 'n'"),
+        ((checked, ["step"]), {}, "not as ddl names its own"),
+        ((checked, []), {}, "must name each figure"),
+        ((checked, ["n"]), {"max_bytes": 0}, "at least 1, got 0"),
+    ],
+)
+def test_bad_arguments(arguments, options, message):
+    with pytest.raises(ConfigError, match=message):
+        OfAllOutputs(*arguments, **options)
