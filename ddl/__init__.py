@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:  # for completion and types, which cannot follow `__getattr__`
+    from ddl import callbacks as callbacks
     from ddl import checking as checking
     from ddl import checkpoints as checkpoints
     from ddl import config as config
@@ -68,7 +69,7 @@ _HOME = {
 }
 
 _SUBMODULES = (
-    *("checking", "checkpoints", "config", "data", "distribution", "errors", "layers"),
+    *("callbacks", "checking", "checkpoints", "config", "data", "distribution", "errors", "layers"),
     *("microbatch", "models", "optimizers", "precision", "random", "run", "step", "tasks"),
     "training",
 )

@@ -20,6 +20,7 @@ from ddl.data.order import batch_indices, steps_per_epoch
 from ddl.data.pipeline import BatchPipeline
 from ddl.data.random_access import RandomAccessSource
 from ddl.data.records import RecordSource
+from ddl.data.replay import ReplayBuffer
 from ddl.data.source import IndexedSource, Source
 from ddl.data.stream import StreamSource
 from ddl.data.synthetic import synthetic_arrays, synthetic_images
@@ -33,6 +34,7 @@ __all__ = [
     "Mixture",
     "RandomAccessSource",
     "RecordSource",
+    "ReplayBuffer",
     "Source",
     "StreamSource",
     "as_source",

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
+from ddl.callbacks.calling import holders_of
 from ddl.checkpoints.checkpoints import Checkpoints
 from ddl.checkpoints.directory import SavedCheckpoint
 from ddl.distribution.workers import Workers
@@ -51,6 +52,7 @@ class Files:
                 run_plan.retention,
                 report=console.line,
                 before_write=json_lines.sync,
+                callbacks=holders_of(run_plan.calls),
             ),
         )
 
@@ -104,7 +106,7 @@ def train_to_end(
                 files.json_lines.check()
             if files.checkpoints.saved():
                 before_restore()
-        _restore(trainer, run_plan, files, console)
+        ended_by = _restore(trainer, run_plan, files, console)
         if keeps_history and files is not None and not len(trainer.history):
             trainer.history.extend(
                 row
@@ -118,6 +120,12 @@ def train_to_end(
             _add_earlier(evaluations, files, trainer.step, run_plan.eval_every)
         if evaluations is not None and workers.broadcast(evaluations.are_over):
             console.line(f"The run ended early at step {trainer.step:,}: {evaluations}.")
+            return
+        if ended_by in {one.name for one in run_plan.calls}:
+            console.line(
+                f"The callback {ended_by} ended the run at step {trainer.step:,}. Train further in "
+                "a new run from its weights (WarmStart), or without the callback."
+            )
             return
         trainer.trace()
         own: list[Writer] = [trainer.history]
@@ -134,6 +142,7 @@ def train_to_end(
             *(trainer, run_plan, checkpoints, writers, console, stop, evaluates),
             evaluations=evaluations,
             actions=actions,
+            media=files.events if files is not None and workers.is_chief else None,
         )
         try:
             loop.run()
@@ -144,14 +153,22 @@ def train_to_end(
         console.line(f"Done: step {trainer.step:,} after {seconds:,.1f} s of training{where}.")
 
 
-def _restore(trainer: Trainer, run_plan: RunPlan, files: Files | None, console: RunConsole) -> None:
-    """Restores the newest checkpoint, or else applies the warm start."""
+def _restore(
+    trainer: Trainer, run_plan: RunPlan, files: Files | None, console: RunConsole
+) -> str | None:
+    """Restores the newest checkpoint, or else applies the warm start.
+
+    Returns:
+      Name of the callback that ended the run, if one did.
+    """
     saved = None if files is None else files.checkpoints.restore_latest()
     if saved is not None:
         console.line(f"Restored step {trainer.step:,} from {saved}.")
         report_replica_change(saved, trainer, console)
-    elif trainer.step == 0:
+        return saved.metadata.ended_by
+    if trainer.step == 0:
         warm_start(trainer, run_plan, console)
+    return None
 
 
 def _add_earlier(
@@ -160,8 +177,10 @@ def _add_earlier(
     """Adds the evaluations of metrics.jsonl that the run made by its period, up to a step."""
     for row in files.json_lines.rows():
         step = row["step"]
-        if row.get("split") == "eval" and step <= last_step and step % (eval_every or 1) == 0:
-            evaluations.add(step, row.get(evaluations.rule.metric))
+        is_due = step <= last_step and step % (eval_every or 1) == 0
+        # A callback's figures are in a line of their own.
+        if is_due and row.get("split") == "eval" and evaluations.rule.metric in row:
+            evaluations.add(step, row[evaluations.rule.metric])
 
 
 def warm_start(trainer: Trainer, run_plan: RunPlan, console: RunConsole) -> None:

@@ -1,12 +1,13 @@
 """The training loop on the devices: many updates in one `tf.function`, without Python."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import tensorflow as tf
 
 from ddl.data.checks import data_errors
-from ddl.data.pipeline import Batch
+from ddl.data.pipeline import Batch, LivePipeline
 from ddl.data.pipeline.placed_order import rows_at
 from ddl.data.source import Source
 from ddl.devices.path import path_of
@@ -79,7 +80,12 @@ class TrainingLoop:
         self._prepare_iterator(state)
         # Not kept while in use: after an error the iterator would be ahead of the state.
         iterator, self._iterator, self._position = self._iterator, None, None
-        with data_errors(*self._sources), device_errors(), explaining_stale_traces():
+        with (
+            self._reading(),
+            data_errors(*self._sources),
+            device_errors(),
+            explaining_stale_traces(),
+        ):
             state = self._loop(iterator, tf.constant(end, tf.int64), state)
         self._iterator, self._position = iterator, state.batches
         return state
@@ -87,6 +93,15 @@ class TrainingLoop:
     @property
     def _sources(self) -> list[Source]:
         return [pipeline.source for pipeline in self._update.pipelines.values()]
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Keeps the rows of replay buffers as they are while a loop runs."""
+        with ExitStack() as stack:
+            for pipeline in self._update.pipelines.values():
+                if isinstance(pipeline, LivePipeline):
+                    stack.enter_context(pipeline.reading(self._update.strategy))
+            yield
 
     def _prepare_iterator(self, state: TrainingState) -> None:
         """Sets the iterator to the state's batch."""
@@ -120,10 +135,17 @@ class TrainingLoop:
         if iterator is None:
             return self._over_arrays(resident, end, state)
 
+        def rows(name: str, number: tf.Tensor) -> Any:
+            pipeline = pipelines[name]
+            if isinstance(pipeline, LivePipeline):
+                return pipeline.rows(number, strategy)
+            return next(iterator[name])
+
         def update(carried: _Carried, counter: tf.Tensor) -> tuple[_Carried, tf.Tensor]:
             before = state._replace(**carried)
             batches = {
-                name: Batch(next(iterator[name]), resident[name], counter) for name in pipelines
+                name: Batch(rows(name, before.batches), resident[name], counter)
+                for name in pipelines
             }
             return self._updated(batches, before, batch_counter)
 

@@ -1,8 +1,10 @@
 """Comparison of a resumed run's config with the saved one."""
 
 import dataclasses
+import inspect
 
 from ddl import config
+from ddl.callbacks import ConfusionMatrix, SampleImages
 from ddl.checkpoints.retention import Retention
 from ddl.errors import ConfigError, ModelDirectoryError
 from ddl.optimizers.plateau import plateaus_of
@@ -26,6 +28,7 @@ _MAY_CHANGE = (
     "RunPlan.max_rewinds",
     "RunPlan.early_stopping",
     *(f"EarlyStopping.{field.name}" for field in dataclasses.fields(EarlyStopping)),
+    *(f"{one.__name__}.{name}" for one in (SampleImages, ConfusionMatrix) for name in inspect.signature(one).parameters),
     "Trainer.gradient_noise_scale",
     "GradientNoiseScale.decay",
 )

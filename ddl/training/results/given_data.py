@@ -10,7 +10,7 @@ from ddl.data.checks import check_same_features
 from ddl.data.source import Source
 from ddl.data.stream import StreamSource
 from ddl.distribution.traits import traits_of
-from ddl.errors import ConfigError, DataError
+from ddl.errors import ConfigError, DataError, check_takes
 from ddl.step.compiled.compiler import Compiler
 from ddl.step.objective import Objective
 from ddl.step.state import TrainingState
@@ -86,19 +86,27 @@ class GivenData:
             _keep(self._evaluations, form, evaluation)
         return self._evaluations[form].run_on(pipeline, state)
 
-    def predict(self, data: Any, state: TrainingState) -> Any:
+    def predict(
+        self,
+        data: Any,
+        state: TrainingState,
+        function: Callable[[dict[str, tf.Tensor]], Any] | None = None,
+    ) -> Any:
         """Returns the task's outputs; see `Prediction.run`.
 
         Args:
           data: As `as_source` takes it, or one array of inputs.
           state: The training's state.
+          function: Function of features to call in place of the task's `predict`.
 
         Raises:
           ConfigError: If the task has no `predict`, or the strategy is asynchronous.
           DataError: If the data do not fit the task.
         """
         name = type(self._task).__name__
-        if not callable(getattr(self._task, "predict", None)):
+        if function is not None:
+            check_takes("The function of predict", function, ("features",))
+        elif not callable(getattr(self._task, "predict", None)):
             raise ConfigError(
                 f"{name} has no outputs to predict. Give it a method predict(features) that "
                 "returns a tensor [batch, …], or a dict or tuple of such tensors."
@@ -116,9 +124,11 @@ class GivenData:
             )
         pipeline = self._pipeline(None, source, False)
         self._check_shapes(pipeline)
-        form = _form(pipeline)
+        name = f"{name}.predict" if function is None else getattr(function, "__name__", "function")
+        called = function or self._task.predict
+        form = (_form(pipeline), function)
         if form not in self._predictions:
-            _keep(self._predictions, form, Prediction(self._task, pipeline, self._strategy))
+            _keep(self._predictions, form, Prediction(called, name, pipeline, self._strategy))
         return self._predictions[form].run(pipeline, state)
 
     def _source_of_inputs(self, data: Any) -> Source:

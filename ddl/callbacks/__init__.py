@@ -1,0 +1,15 @@
+"""Functions of the user's that a run calls between its loops."""
+
+from ddl.callbacks.moment import Moment
+from ddl.callbacks.pictures import ConfusionMatrix, SampleImages
+from ddl.callbacks.schedule import AfterEvaluation, AfterSave, Callback, Every
+
+__all__ = [
+    "AfterEvaluation",
+    "AfterSave",
+    "Callback",
+    "ConfusionMatrix",
+    "Every",
+    "Moment",
+    "SampleImages",
+]
