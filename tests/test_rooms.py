@@ -33,7 +33,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "training": {"step", "distribution"} | _LEARNING | GROUND,
     "callbacks": {"training", "distribution"} | _LEARNING | GROUND,
     "checkpoints": {"training", "step", "distribution"} | _LEARNING | GROUND,
-    "run": {"callbacks", "checkpoints", "training", "step", "distribution", "config"} | _LEARNING | GROUND,
+    "run": {"callbacks", "checkpoints", "training", "step", "distribution", "config"}
+    | _LEARNING
+    | GROUND,
     "checking": {"run", "checkpoints", "training", "step", "distribution", "config"}
     | _LEARNING
     | GROUND,

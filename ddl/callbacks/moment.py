@@ -152,7 +152,7 @@ class Moment:
     def data(self) -> Source | dict[str, Source]:
         """The training data, such as a `ddl.data.ReplayBuffer`; or each source by its name."""
         sources = {name: one.source for name, one in self.trainer.pipelines.items()}
-        return sources[""] if "" in sources else sources
+        return sources.get("", sources)
 
     def end(self, reason: str) -> None:
         """Ends the run after this step, and after saving. The run then counts as done.

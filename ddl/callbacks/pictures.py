@@ -55,7 +55,7 @@ class SampleImages(Every):
         """
         super().__init__(steps, self._show)
         if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-            raise ConfigError(f"SampleImages.number must be an integer of at least 1, got {number}.")
+            raise ConfigError(f"SampleImages.number must be an integer ≥ 1, got {number!r:.60}.")
         if not low < high:
             raise ConfigError(
                 f"SampleImages.low must be below SampleImages.high, got {low} and {high}."
@@ -120,7 +120,8 @@ class ConfusionMatrix(AfterEvaluation):
         task, spec = type(trainer.task).__name__, _pipeline(trainer).source.element_spec
         if not callable(getattr(trainer.task, "predict", None)):
             raise ConfigError(
-                f"ConfusionMatrix needs {task}.predict(features), which returns scores [n, classes]."
+                f"ConfusionMatrix needs scores [n, classes] from {task}.predict(features), which "
+                "does not exist. Write it."
             )
         label = spec.get(self._label)
         if label is None or label.shape.rank or not label.dtype.is_integer:

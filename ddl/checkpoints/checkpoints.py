@@ -1,11 +1,9 @@
 """Saving a Trainer to checkpoints, and restoring it from them."""
 
 import os
-import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from pathlib import Path
 
 import keras
@@ -13,11 +11,8 @@ import tensorflow as tf
 from absl import logging
 
 from ddl.checkpoints.contents import check_covers
-from ddl.checkpoints.directory import (
-    CheckpointDirectory,
-    Metadata,
-    SavedCheckpoint,
-)
+from ddl.checkpoints.directory import CheckpointDirectory, Metadata, SavedCheckpoint
+from ddl.checkpoints.durable_files import be_polite
 from ddl.checkpoints.finding import checked_or_newest, newest_readable
 from ddl.checkpoints.parts import TRAINING_ALONE, parts_for_evaluation, parts_for_training
 from ddl.checkpoints.replica_statistics import ReplicaStatistics
@@ -78,7 +73,7 @@ class Checkpoints:
             random_generators=trainer.generator_states,
         )
         self._snapshots: Snapshots | None = None
-        self._writer = ThreadPoolExecutor(1, "checkpoint", _be_polite)
+        self._writer = ThreadPoolExecutor(1, "checkpoint", be_polite)
         # The result is the error message, if any. An exception would keep the tensors alive.
         self._writing: Future[str | None] | None = None
         self._held_step: int | None = None  # step of the last save or restore
@@ -180,13 +175,10 @@ class Checkpoints:
         return True
 
     def written(self) -> Path | None:
-        """Waits for the chief's write, and returns its path without endings; None if it failed.
-
-        Eager, cross-replica context, on all workers.
-        """
+        """Waits for the chief's write; returns its path without endings, or None if it failed."""
         self.wait()
         failed = self._writing is not None and self._writing.result() is not None
-        return None if self._workers.any(failed) else Path(self._directory.at(self._held_step or 0).prefix)
+        return None if self._workers.any(failed) else self.folder / f"step-{self._held_step}"
 
     def wait(self) -> None:
         """Waits until no write is in progress."""
@@ -350,10 +342,3 @@ class Checkpoints:
             if isinstance(layer, keras.layers.Normalization) and layer.built:
                 layer.finalize_state()  # this layer computes with constants made from its variables
         self._trainer.restore(TrainingState(*(tf.identity(value) for value in self._state)))
-
-
-def _be_polite() -> None:
-    """Lowers this thread's priority: an update uses all cores and waits for the slowest."""
-    if sys.platform == "linux":  # Linux has a priority for each thread
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)

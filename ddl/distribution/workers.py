@@ -112,8 +112,8 @@ class Workers:
         what = getattr(self._strategy, _ALONE, None)
         if what is not None and self.number > 1:
             raise ConfigError(
-                f"{call} needs all {self.number} workers, but {what} runs on one alone, so it would "
-                "wait for ever. Pass on='all'."
+                f"{call} needs all {self.number} workers, but {what} runs on one alone, "
+                "which would wait for ever. Pass on='all'."
             )
 
     def _total(self, values: Sequence[float] | np.ndarray) -> np.ndarray:

@@ -123,9 +123,8 @@ class ReplayBuffer(Source):
                 "ReplayBuffer.add was called while the training loop runs, so the batches would "
                 "depend on timing. Call it in a callback, which runs between loops."
             )
-        arrays = {
-            name: np.asarray(array) for name, array in {**(features or {}), **named_features}.items()
-        }
+        given = {**(features or {}), **named_features}
+        arrays = {name: np.asarray(array) for name, array in given.items()}
         if arrays and all(array.ndim and not len(array) for array in arrays.values()):
             return
         rows = ArraySource(arrays)
@@ -189,8 +188,8 @@ class ReplayBuffer(Source):
         given = rows.element_spec
         if given.keys() != self._spec.keys():
             raise DataError(
-                f"Rows of this ReplayBuffer must have the features {', '.join(sorted(self._spec))}, "
-                f"got {', '.join(sorted(given))}."
+                "Rows of this ReplayBuffer must have the features "
+                f"{', '.join(sorted(self._spec))}, got {', '.join(sorted(given))}."
             )
         for name, spec in self._spec.items():
             if (given[name].shape, given[name].dtype) != (spec.shape, spec.dtype):
