@@ -1,5 +1,6 @@
 """When a run calls a function of the user's, and on which workers."""
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -53,9 +54,9 @@ class Callback:
     @property
     def holder(self) -> Any:
         """The object whose variables are saved; None for a plain function."""
-        if hasattr(self.function, "__self__"):
+        if inspect.ismethod(self.function):
             return self.function.__self__
-        return None if hasattr(self.function, "__code__") else self.function
+        return None if inspect.isroutine(self.function) else self.function
 
     def check(self, trainer: Trainer) -> None:
         """Raises ConfigError if the trainer cannot run the callback."""

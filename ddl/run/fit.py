@@ -128,9 +128,9 @@ def fit(
     )
     for callback in run_plan.calls:
         callback.check(trainer)
-    check_best_metric(retention.best_metric, trainer)
     if early_stopping is not None:
         check_best_metric(early_stopping.metric, trainer, "EarlyStopping.metric")
+    check_best_metric(retention.best_metric, trainer)
     for plateau in plateaus_of(trainer.optimizer).values():
         check_plateau(plateau, run_plan, trainer.eval_metric_names, evaluates)
     actions = checked_actions(actions)
