@@ -1,4 +1,4 @@
-"""Each file of examples/: the same on any devices, resumed, exported; three of them killed.
+"""Each file of examples/: the same on any devices, resumed, exported; four of them killed.
 
 Most runs are made in this process, where TensorFlow is loaded: tracing takes nearly all their time.
 The runs on two workers and those that are killed are started as a user starts them.
@@ -63,8 +63,9 @@ def pretrained() -> str:
 
 
 NORMALIZED = {"byol"}  # examples with batch normalization
-# With a loss across examples; with a warm start and frozen layers; with two optimizers.
-KILLED = ["clip", "fine_tuning", "gan"]
+# With a loss across examples; with a warm start and frozen layers; with two optimizers; with data
+# that the run makes itself.
+KILLED = ["clip", "fine_tuning", "gan", "replay"]
 # Parameters of the examples that read the result of another run.
 INPUTS = {"distillation": teacher, "fine_tuning": pretrained}
 # The backbone thaws after the checkpoint from which a run resumes.
