@@ -105,7 +105,9 @@ def test_variables_of_a_callback_are_saved(trainer, tmp_path):
     assert int(second.calls) == int(straight.calls) == 6
     assert first.drawn + second.drawn == straight.drawn
     assert len(set(straight.drawn)) == 6
-    with pytest.raises(ddl.errors.ModelDirectoryError, match="holds variables of callbacks: pass those"):
+    with pytest.raises(
+        ddl.errors.ModelDirectoryError, match="holds variables of callbacks: pass those"
+    ):
         fit(make_trainer(), tmp_path, train_steps=14)
     trainer = make_trainer()
     ddl.Checkpoints(tmp_path / "checkpoints", trainer).restore_model()  # to evaluate
