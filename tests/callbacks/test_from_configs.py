@@ -82,7 +82,7 @@ def test_pictures_and_figures(tmp_path, capsys):
     run(tmp_path, PICTURES, strategy=("mirrored", 2))
     logged = [line["step"] for line in lines(tmp_path / "run") if "weights" in line]
     assert logged == [3, 6]
-    assert "step 6 · epoch 0.27 · train · weights 0." in capsys.readouterr().out
+    assert "step 6 · epoch 0.26 · train · weights 0." in capsys.readouterr().out
     images = load_digits("test")[0][:5]
     for name, expected in (("samples", images), ("inverted", 16 - images.astype(int))):
         found = summaries(tmp_path / "run", name)
