@@ -27,12 +27,12 @@ if TYPE_CHECKING:  # for completion and types, which cannot follow `__getattr__`
     from ddl import step as step
     from ddl import tasks as tasks
     from ddl import training as training
+    from ddl.callbacks.early_stopping import EarlyStopping
     from ddl.checkpoints.checkpoints import Checkpoints
     from ddl.checkpoints.retention import Retention
     from ddl.checkpoints.warm_start import WarmStart
     from ddl.optimizers.loss_weight import LossWeight
     from ddl.precision import LossScale
-    from ddl.run.early_stopping import EarlyStopping
     from ddl.run.fit import fit
     from ddl.step.noise_scale import GradientNoiseScale
     from ddl.step.verbs.gradients import Gradients
@@ -49,7 +49,7 @@ if TYPE_CHECKING:  # for completion and types, which cannot follow `__getattr__`
 _HOME = {
     "Checkpoints": "ddl.checkpoints.checkpoints",
     "Classification": "ddl.tasks.classification",
-    "EarlyStopping": "ddl.run.early_stopping",
+    "EarlyStopping": "ddl.callbacks.early_stopping",
     "ExponentialMovingAverage": "ddl.step.weight_average",
     "GradientNoiseScale": "ddl.step.noise_scale",
     "Gradients": "ddl.step.verbs.gradients",

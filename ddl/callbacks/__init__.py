@@ -1,5 +1,6 @@
 """Functions of the user's that a run calls between its loops."""
 
+from ddl.callbacks.early_stopping import EarlyStopping
 from ddl.callbacks.moment import Moment
 from ddl.callbacks.pictures import ConfusionMatrix, SampleImages
 from ddl.callbacks.schedule import AfterEvaluation, AfterSave, Callback, Every
@@ -9,6 +10,7 @@ __all__ = [
     "AfterSave",
     "Callback",
     "ConfusionMatrix",
+    "EarlyStopping",
     "Every",
     "Moment",
     "SampleImages",

@@ -143,19 +143,20 @@ class Calls:
         media = Media(self._media, trainer.step, split)
         moment = Moment(trainer, figures, media, end, name, checkpoint)
         must_keep = by_chief or checkpoint is not None
-        before = fingerprint(trainer) if must_keep else None
+        holder = callback.holder
+        before = fingerprint(trainer, holder) if must_keep else None
         with ExitStack() as stack:
             stack.enter_context(trainer.busy())
             if by_chief:
                 stack.enter_context(alone(trainer.strategy, f"the callback {name} (on='chief')"))
             returned = callback.function(moment)
-        if must_keep and fingerprint(trainer) != before:
+        if must_keep and fingerprint(trainer, holder) != before:
             raise ConfigError(
-                f"The callback {name} changed what is trained, but "
+                f"The callback {name} changed what a checkpoint holds, but "
                 + (
                     "runs on the chief alone, so the workers would differ. Pass on='all'."
                     if by_chief
-                    else "after a save, so the checkpoint does not hold it. Use Every."
+                    else "after the save, so a resumed run would lose it. Use Every."
                 )
             )
         values = _checked(callback, returned)

@@ -100,7 +100,7 @@ class Moment:
 
     Attributes:
       trainer: The trainer. A callback may read it, evaluate, predict, and assign to the variables
-        of its task; it must not train, restore or save.
+        of its task; it must not train or restore.
       step: Number of updates made.
       epoch: Passes over the training data.
       write: Writes images, texts and histograms to TensorBoard.

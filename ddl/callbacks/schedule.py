@@ -46,6 +46,8 @@ class Callback:
     def name(self) -> str:
         """Name of the function in messages."""
         holder = self.holder
+        if holder is self:
+            return type(self).__name__
         function = getattr(self.function, "__name__", type(self.function).__name__)
         if holder is None or holder is self.function:
             return str(function)

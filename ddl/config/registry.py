@@ -60,7 +60,7 @@ OWN: tuple[str, ...] = (
     "ddl.precision:LossScale",
     "ddl.precision:set_numerics",
     "ddl.checkpoints.retention:Retention",
-    "ddl.run.early_stopping:EarlyStopping",
+    "ddl.callbacks.early_stopping:EarlyStopping",
     "ddl.run.plan:RunPlan",
     "ddl.optimizers.schedules:CosineWithRestarts",
     "ddl.optimizers.schedules:OneCycle",

@@ -10,6 +10,7 @@ from signal import SIGINT
 from typing import Any, Literal
 
 from ddl.callbacks.calling import checked_callbacks
+from ddl.callbacks.early_stopping import EarlyStopping
 from ddl.callbacks.schedule import Callback
 from ddl.checkpoints.retention import Retention
 from ddl.checkpoints.warm_start import WarmStart
@@ -20,7 +21,6 @@ from ddl.run.checks.learning_rate import check_plateau
 from ddl.run.checks.plan import check_best_metric, without_effect
 from ddl.run.console import RunConsole
 from ddl.run.directory import RunDirectory
-from ddl.run.early_stopping import EarlyStopping
 from ddl.run.plan import RunPlan
 from ddl.run.summary import notes
 from ddl.run.training_run import Files, train_to_end

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from ddl.callbacks.calling import Calls
+from ddl.callbacks.early_stopping import Evaluations
 from ddl.callbacks.moment import MediaWriter
 from ddl.checkpoints.checkpoints import Checkpoints
 from ddl.distribution.workers import Workers
@@ -15,7 +16,6 @@ from ddl.optimizers.named import ONLY, by_name, frozen_until
 from ddl.optimizers.plateau import ReduceOnPlateau, plateaus_of
 from ddl.run.console import RunConsole
 from ddl.run.directory import NoCheckpoints
-from ddl.run.early_stopping import Evaluations
 from ddl.run.plan import RunPlan
 from ddl.run.writers import Writers
 from ddl.signals import StopSignals

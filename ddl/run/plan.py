@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from typing import Literal
 
 from ddl.callbacks.calling import checked_callbacks
+from ddl.callbacks.early_stopping import EarlyStopping
 from ddl.callbacks.schedule import Callback
 from ddl.checkpoints.retention import Retention
 from ddl.checkpoints.warm_start import WarmStart
 from ddl.errors import ConfigError, check_choice
 from ddl.optimizers.lengths import LARGEST_STEP, epochs_to_steps
-from ddl.run.early_stopping import EarlyStopping
 
 
 @dataclasses.dataclass(frozen=True)

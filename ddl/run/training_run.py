@@ -5,13 +5,13 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from ddl.callbacks.calling import holders_of
+from ddl.callbacks.early_stopping import Evaluations
 from ddl.checkpoints.checkpoints import Checkpoints
 from ddl.checkpoints.directory import SavedCheckpoint
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError
 from ddl.run.console import RunConsole
 from ddl.run.directory import NoCheckpoints, RunDirectory
-from ddl.run.early_stopping import Evaluations
 from ddl.run.loop import OuterLoop
 from ddl.run.plan import RunPlan
 from ddl.run.writers import JsonLinesWriter, TensorBoardWriter, Writer, Writers

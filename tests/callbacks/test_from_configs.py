@@ -154,7 +154,7 @@ def test_without_effect(tmp_path, capsys):
     run(tmp_path, f"{text}Every.function = @watched\n", mode="train", dry_run=True)
     output = capsys.readouterr().out
     assert "Every (watched) has steps = 9, but the run ends at step 8, so it is never" in output
-    assert "ConfusionMatrix (ConfusionMatrix._show) is never called" in output
+    assert "ConfusionMatrix (ConfusionMatrix) is never called" in output
 
 
 @pytest.mark.slow

@@ -4,12 +4,12 @@ import dataclasses
 import re
 
 from ddl import callbacks, config
+from ddl.callbacks.early_stopping import EarlyStopping
 from ddl.checkpoints.retention import Retention
 from ddl.errors import ConfigError, ModelDirectoryError
 from ddl.optimizers.plateau import plateaus_of
 from ddl.run.console import RunConsole
 from ddl.run.directory import RunDirectory
-from ddl.run.early_stopping import EarlyStopping
 from ddl.training.checks.model import depends_on_microbatches
 from ddl.training.trainer import Trainer
 

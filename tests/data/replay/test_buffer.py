@@ -118,3 +118,7 @@ def test_it_is_training_data_alone():
         buffer.batches(4, 0)
     with pytest.raises(ConfigError, match="cannot be evaluated"):
         LivePipeline(buffer, 4, shuffle=False)
+    with pytest.raises(ConfigError, match="can be sent to workers, got ReplayBuffer"):
+        LivePipeline(buffer, 4).packed_arrays()  # with parameter servers
+    with pytest.raises(ConfigError, match="can be kept on the devices, got ReplayBuffer"):
+        LivePipeline(buffer, 4, resident=True)

@@ -146,7 +146,7 @@ def test_rows_with_weights():
 def test_rows_of_a_loop_and_a_save_are_refused(tmp_path):
     trainer = make_trainer()
     late = AfterSave(lambda moment: moment.data.add(rows(moment, 1)))
-    with pytest.raises(ConfigError, match="changed what is trained, but after a save"):
+    with pytest.raises(ConfigError, match="changed what a checkpoint holds, but after the save"):
         ddl.fit(trainer, tmp_path, callbacks=[late], **PLAN)
 
 
