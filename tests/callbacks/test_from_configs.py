@@ -47,7 +47,7 @@ test/images.split = 'test'
 """
 
 PICTURES = """
-RunPlan.callbacks = [@Every(), @samples/SampleImages(), @inverted/SampleImages(), @ConfusionMatrix()]
+RunPlan.callbacks = [@Every(), @SampleImages(), @inverted/SampleImages(), @ConfusionMatrix()]
 Every.steps = 3
 Every.function = @watched
 SampleImages.steps = 4
