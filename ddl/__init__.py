@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:  # for completion and types, which cannot follow `__getattr__`
+    from ddl import callbacks as callbacks
     from ddl import checking as checking
     from ddl import checkpoints as checkpoints
     from ddl import config as config
@@ -27,12 +28,12 @@ if TYPE_CHECKING:  # for completion and types, which cannot follow `__getattr__`
     from ddl import step as step
     from ddl import tasks as tasks
     from ddl import training as training
+    from ddl.callbacks.early_stopping import EarlyStopping
     from ddl.checkpoints.checkpoints import Checkpoints
     from ddl.checkpoints.retention import Retention
     from ddl.checkpoints.warm_start import WarmStart
     from ddl.optimizers.loss_weight import LossWeight
     from ddl.precision import LossScale
-    from ddl.run.early_stopping import EarlyStopping
     from ddl.run.fit import fit
     from ddl.step.noise_scale import GradientNoiseScale
     from ddl.step.verbs.batches import StepBatch
@@ -56,7 +57,7 @@ _HOME = {
     "Checkpoints": "ddl.checkpoints.checkpoints",
     "Classification": "ddl.tasks.classification",
     "Distillation": "ddl.tasks.distillation",
-    "EarlyStopping": "ddl.run.early_stopping",
+    "EarlyStopping": "ddl.callbacks.early_stopping",
     "ExponentialMovingAverage": "ddl.step.weight_average",
     "GradientNoiseScale": "ddl.step.noise_scale",
     "Gradients": "ddl.step.verbs.gradients",
@@ -81,7 +82,7 @@ _HOME = {
 }
 
 _SUBMODULES = (
-    *("checking", "checkpoints", "config", "data", "distribution", "errors", "layers"),
+    *("callbacks", "checking", "checkpoints", "config", "data", "distribution", "errors", "layers"),
     *("metrics", "microbatch", "models", "optimizers", "precision", "random", "run", "step"),
     *("tasks", "training"),
 )

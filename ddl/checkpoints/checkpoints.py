@@ -1,38 +1,29 @@
 """Saving a Trainer to checkpoints, and restoring it from them."""
 
 import os
-import sys
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from pathlib import Path
 
 import keras
 import tensorflow as tf
 from absl import logging
 
-from ddl.checkpoints.contents import check_covers, model_parts
-from ddl.checkpoints.directory import (
-    CheckpointDirectory,
-    Metadata,
-    SavedCheckpoint,
-)
+from ddl.checkpoints.contents import check_covers
+from ddl.checkpoints.directory import CheckpointDirectory, Metadata, SavedCheckpoint
+from ddl.checkpoints.durable_files import be_polite
 from ddl.checkpoints.finding import checked_or_newest, newest_readable
+from ddl.checkpoints.parts import TRAINING_ALONE, parts_for_evaluation, parts_for_training
 from ddl.checkpoints.replica_statistics import ReplicaStatistics
 from ddl.checkpoints.restoring import assign, check_fits, position_in_data
 from ddl.checkpoints.retention import Retention
 from ddl.checkpoints.snapshot import Snapshots
 from ddl.distribution.workers import Workers
 from ddl.errors import ModelDirectoryError
-from ddl.optimizers.named import ONLY, by_name
-from ddl.optimizers.plateau import plateaus_of
 from ddl.step.state import TrainingState
 from ddl.tasks.parts import layers_of
 from ddl.training.trainer import Trainer
-
-_TRAINING_ALONE = ("optimizer", "state", "random_generators", "plateau", "averages")
-"""Parts of a checkpoint that `restore_model` may leave unread."""
 
 
 class Checkpoints:
@@ -49,6 +40,7 @@ class Checkpoints:
         retention: Retention | None = None,
         report: Callable[[str], None] = logging.warning,
         before_write: Callable[[], None] = lambda: None,
+        callbacks: Sequence[object] = (),
     ):
         """Sets up saving and restoring. Creates no file or folder.
 
@@ -60,6 +52,7 @@ class Checkpoints:
             or a damaged one was skipped or set aside.
           before_write: Called by the writer thread before it writes. If it raises a
             ModelDirectoryError, the checkpoint counts as not written.
+          callbacks: Objects of the run whose variables are saved too.
 
         Raises:
           ConfigError: If a variable of the task has no name that is the same in every process.
@@ -72,25 +65,15 @@ class Checkpoints:
         # The loop keeps the state in tensors; a checkpoint can only save variables.
         self._state = TrainingState(*(tf.Variable(v, trainable=False) for v in trainer.state))
         # The model parts are enough for evaluation and export; training needs the rest too.
-        self._model = model_parts(trainer.task, trainer.generator_states)
-        if trainer.averages is not None:
-            self._model["averages"] = trainer.averages.variables
-        if trainer.schedule_free is not None:
-            self._model["schedule_free"] = trainer.schedule_free.variables
-        plateaus = {name: own.state for name, own in plateaus_of(trainer.optimizer).items()}
-        optimizers = by_name(trainer.optimizer)
-        if ONLY in optimizers:
-            parts = {"optimizer": optimizers[ONLY], "plateau": plateaus.get(ONLY)}
-        else:
-            parts = {"optimizer": optimizers, "plateau": plateaus}
+        self._model = parts_for_evaluation(trainer)
         self._checkpoint = tf.train.Checkpoint(
             **self._model,
-            **{name: part for name, part in parts.items() if part},
+            **parts_for_training(trainer, callbacks),
             state=self._state._asdict(),
             random_generators=trainer.generator_states,
         )
         self._snapshots: Snapshots | None = None
-        self._writer = ThreadPoolExecutor(1, "checkpoint", _be_polite)
+        self._writer = ThreadPoolExecutor(1, "checkpoint", be_polite)
         # The result is the error message, if any. An exception would keep the tensors alive.
         self._writing: Future[str | None] | None = None
         self._held_step: int | None = None  # step of the last save or restore
@@ -146,7 +129,12 @@ class Checkpoints:
         """
         check_covers(self._checkpoint, self._trainer.variables_in_use)
 
-    def save(self, metrics: Mapping[str, float] | None = None, scheduled: bool = True) -> None:
+    def save(
+        self,
+        metrics: Mapping[str, float] | None = None,
+        scheduled: bool = True,
+        ended_by: str | None = None,
+    ) -> bool:
         """Takes a snapshot of the trainer, which a thread writes while training continues.
 
         Waits for the previous write. Does nothing if this step was the last one saved or restored,
@@ -157,6 +145,10 @@ class Checkpoints:
           metrics: Metrics of an evaluation at this step.
           scheduled: Whether the run plan saves at this step. A rewind skips the other checkpoints,
             so a signal does not change the step that a diverged run rewinds to.
+          ended_by: Name of the callback that ends the run here, if any.
+
+        Returns:
+          Whether it took a snapshot.
 
         Raises:
           ConfigError: Within the trainer's `evaluation_weights`; if model, optimizer and state are
@@ -167,18 +159,26 @@ class Checkpoints:
         self.wait()
         failed = self._writing is not None and self._writing.result() is not None
         if self._held_step == trainer.step and not self._workers.any(failed):
-            return
+            return False
         metadata = Metadata(
             metrics=dict(metrics or {}),
             replicas=trainer.strategy.num_replicas_in_sync,
             seconds=trainer.pace.total_seconds,
             scheduled=scheduled,
+            ended_by=ended_by,
             **position_in_data(trainer),
         )
         tensors = self._take()
         if self._workers.is_chief:
             self._writing = self._writer.submit(self._write, trainer.step, tensors, metadata)
         self._held_step = trainer.step
+        return True
+
+    def written(self) -> Path | None:
+        """Waits for the chief's write; returns its path without endings, or None if it failed."""
+        self.wait()
+        failed = self._writing is not None and self._writing.result() is not None
+        return None if self._workers.any(failed) else self.folder / f"step-{self._held_step}"
 
     def wait(self) -> None:
         """Waits until no write is in progress."""
@@ -266,6 +266,7 @@ class Checkpoints:
         self, find: Callable[[], SavedCheckpoint | None], scheduled: bool = False
     ) -> SavedCheckpoint | None:
         """Restores the checkpoint that `find` returns on the chief."""
+        self._trainer.check_idle("Restoring a checkpoint")
         self._trainer.check_has_own_weights()
         self.wait()
         with self._workers.failing_together():
@@ -313,6 +314,7 @@ class Checkpoints:
             removed, or does not fit the trainer.
           ConfigError: Within the trainer's `evaluation_weights`.
         """
+        self._trainer.check_idle("Restoring a checkpoint")
         self._trainer.check_has_own_weights()
         with self._workers.failing_together():
             if self._workers.is_chief:
@@ -330,7 +332,7 @@ class Checkpoints:
             saved = saved or self._directory.at(step)
             position = {"step": self._state.step, "batches": self._state.batches}
             parts = {**self._model, "state": position}
-            assign(tf.train.Checkpoint(**parts), saved, partial=_TRAINING_ALONE)
+            assign(tf.train.Checkpoint(**parts), saved, partial=TRAINING_ALONE)
             self._take_over_state()
         return saved
 
@@ -340,10 +342,3 @@ class Checkpoints:
             if isinstance(layer, keras.layers.Normalization) and layer.built:
                 layer.finalize_state()  # this layer computes with constants made from its variables
         self._trainer.restore(TrainingState(*(tf.identity(value) for value in self._state)))
-
-
-def _be_polite() -> None:
-    """Lowers this thread's priority: an update uses all cores and waits for the slowest."""
-    if sys.platform == "linux":  # Linux has a priority for each thread
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)

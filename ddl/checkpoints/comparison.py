@@ -27,6 +27,16 @@ def object_graph(reader: Any) -> trackable_object_graph_pb2.TrackableObjectGraph
     return message.FromString(reader.get_tensor(OBJECT_GRAPH))
 
 
+def parts_of(prefix: str) -> set[str]:
+    """Returns the names of the parts of a checkpoint, such as `model`.
+
+    Args:
+      prefix: Path of the checkpoint on disk, without the file endings.
+    """
+    root = object_graph(tf.train.load_checkpoint(prefix)).nodes[0]
+    return {child.local_name for child in root.children}
+
+
 @dataclasses.dataclass(frozen=True)
 class Differences:
     """Differences between a checkpoint and the objects to restore; false if there are none.

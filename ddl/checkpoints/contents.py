@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 
 from ddl.checkpoints.comparison import some
+from ddl.data import ReplayBuffer
 from ddl.errors import ConfigError
 from ddl.tasks.parts import attributes_of, copies_of, layers_of, models_of
 from ddl.tasks.task import Task
@@ -74,6 +75,21 @@ def model_parts(task: Task, generators: Sequence[tf.Variable]) -> dict[str, Any]
     return parts
 
 
+def variables_of_object(holder: object, beside: Iterable[tf.Variable] = ()) -> dict[str, Any]:
+    """Collects the variables that attributes of an object lead to, for `tf.train.Checkpoint`.
+
+    Args:
+      holder: The object, such as a callback.
+      beside: Variables that other parts of the checkpoint hold.
+
+    Raises:
+      ConfigError: If two variables would have the same name.
+    """
+    others = {id(v) for v in beside}
+    found = {path: v for path, v in _named(holder).items() if id(_bare(v)) not in others}
+    return _nested(found)
+
+
 def check_covers(checkpoint: tf.train.Checkpoint, used: Iterable[tf.Variable]) -> None:
     """Checks that a checkpoint holds every variable that training uses.
 
@@ -128,6 +144,8 @@ def _named(holder: object) -> dict[tuple[str, ...], AnyVariable]:
         elif isinstance(item, list | tuple):
             for index, value in enumerate(item):
                 look(value, (*path, str(index)))
+        elif isinstance(item, ReplayBuffer):
+            look(item.variables, path)
         elif item is holder or isinstance(item, _HOLDERS) or hasattr(item, "per_example"):
             seen.add(id(item))
             for name, value in _held(item):

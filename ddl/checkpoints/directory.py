@@ -47,6 +47,7 @@ class Metadata:
       replicas: Number of replicas of the run; None if unknown.
       seconds: Seconds that the run had spent on updates.
       scheduled: Whether the run plan saves at this step; False for a save on a signal.
+      ended_by: Name of the callback that ended the run at this step, if any.
     """
 
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -56,6 +57,7 @@ class Metadata:
     replicas: int | None = None
     seconds: float = 0.0
     scheduled: bool = True
+    ended_by: str | None = None
 
     def to_json(self) -> str:
         """Returns JSON text with a CRC-32 checksum."""

@@ -3,6 +3,8 @@
 import ctypes
 import os
 import shutil
+import sys
+import threading
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -115,3 +117,10 @@ def _exchange_in_steps(new: Path, path: Path) -> None:
 
 def _aside(path: Path) -> Path:
     return path.with_name(path.name + ".replaced")
+
+
+def be_polite() -> None:
+    """Lowers this thread's priority: an update uses all cores and waits for the slowest."""
+    if sys.platform == "linux":  # Linux has a priority for each thread
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)

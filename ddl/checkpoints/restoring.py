@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 import tensorflow as tf
 
-from ddl.checkpoints.comparison import compare
+from ddl.checkpoints.comparison import compare, parts_of
 from ddl.checkpoints.contents import BESIDE_ATTRIBUTES
 from ddl.checkpoints.directory import OfSources, SavedCheckpoint, first_line, readable
 from ddl.checkpoints.replica_statistics import ReplicaStatistics
@@ -80,6 +80,8 @@ def assign(
                         "in lists and dicts out of the checkpoint. Train again in another "
                         "--model_dir."
                     )
+                if "callbacks" in parts_of(prefix) and not hasattr(checkpoint, "callbacks"):
+                    remedy += " It holds variables of callbacks: pass those callbacks again."
                 raise ValueError(str(differences))
             status = checkpoint.restore(prefix).expect_partial()
             status.assert_existing_objects_matched()

@@ -17,6 +17,11 @@ from gin import config as gin_config
 # ddl's layers share their names with Keras's; configs name them ddl.layers.<attribute>.
 OWN: tuple[str, ...] = (
     "ddl.training.checks.batch_size:global_batch_size",
+    "ddl.callbacks:AfterEvaluation",
+    "ddl.callbacks:AfterSave",
+    "ddl.callbacks:ConfusionMatrix",
+    "ddl.callbacks:Every",
+    "ddl.callbacks:SampleImages",
     "ddl.data:ImageFolder",
     "ddl.data:Mixture",
     "ddl.data:bucketed",
@@ -70,7 +75,7 @@ OWN: tuple[str, ...] = (
     "ddl.precision:LossScale",
     "ddl.precision:set_numerics",
     "ddl.checkpoints.retention:Retention",
-    "ddl.run.early_stopping:EarlyStopping",
+    "ddl.callbacks.early_stopping:EarlyStopping",
     "ddl.run.plan:RunPlan",
     "ddl.optimizers.schedules:CosineWithRestarts",
     "ddl.optimizers.schedules:OneCycle",

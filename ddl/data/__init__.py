@@ -20,6 +20,7 @@ from ddl.data.packaged import load_digits, romeo_and_juliet
 from ddl.data.pipeline import BatchPipeline
 from ddl.data.random_access import RandomAccessSource
 from ddl.data.records import RecordSource
+from ddl.data.replay import ReplayBuffer
 from ddl.data.source import IndexedSource, Source
 from ddl.data.stream import StreamSource
 from ddl.data.synthetic import synthetic_arrays, synthetic_images
@@ -34,6 +35,7 @@ __all__ = [
     "Mixture",
     "RandomAccessSource",
     "RecordSource",
+    "ReplayBuffer",
     "Source",
     "StreamSource",
     "as_source",

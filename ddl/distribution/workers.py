@@ -12,9 +12,10 @@ import numpy as np
 import tensorflow as tf
 
 from ddl.distribution.traits import traits_of
-from ddl.errors import DdlError, ModelDirectoryError
+from ddl.errors import ConfigError, DdlError, ModelDirectoryError
 
 _SUMMING = "_ddl_summing"
+_ALONE = "_ddl_alone"
 
 
 class Workers:
@@ -102,12 +103,41 @@ class Workers:
         matrix[self.index] = values
         return self._total(matrix.ravel()).reshape(matrix.shape)
 
+    def check_together(self, call: str) -> None:
+        """Checks that all processes can take part in a call, and none would wait for ever.
+
+        Raises:
+          ConfigError: Within `alone`, if there are several processes.
+        """
+        what = getattr(self._strategy, _ALONE, None)
+        if what is not None and self.number > 1:
+            raise ConfigError(
+                f"{call} needs all {self.number} workers, but {what} runs on one alone, "
+                "which would wait for ever. Pass on='all'."
+            )
+
     def _total(self, values: Sequence[float] | np.ndarray) -> np.ndarray:
         """Sums values [n] over the processes: float64 [n]."""
         if self.number == 1:
             return np.asarray(values, np.float64)
+        self.check_together("The call")
         total = _summing_of(self._strategy)(tf.constant(values, tf.float64)).numpy()
         return total / self.replicas_of_each
+
+
+@contextlib.contextmanager
+def alone(strategy: tf.distribute.Strategy, what: str) -> Iterator[None]:
+    """Refuses calls that need all processes within the `with` block, which one process runs.
+
+    Args:
+      strategy: The strategy.
+      what: What runs alone, for the error.
+    """
+    setattr(strategy, _ALONE, what)
+    try:
+        yield
+    finally:
+        setattr(strategy, _ALONE, None)
 
 
 def _summing_of(strategy: tf.distribute.Strategy) -> Callable[[tf.Tensor], tf.Tensor]:

@@ -147,8 +147,17 @@ class NoCheckpoints:
         """Returns False."""
         return False
 
-    def save(self, metrics: Mapping[str, float] | None = None, scheduled: bool = True) -> None:
-        """Does nothing."""
+    def save(
+        self,
+        metrics: Mapping[str, float] | None = None,
+        scheduled: bool = True,
+        ended_by: str | None = None,
+    ) -> bool:
+        """Returns False: nothing is saved."""
+        return False
+
+    def written(self) -> None:
+        """Returns None: nothing is written."""
 
     def restore_latest(self, scheduled: bool = False) -> None:
         """Does nothing; there is no checkpoint."""

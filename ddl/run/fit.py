@@ -9,6 +9,9 @@ from dataclasses import replace
 from signal import SIGINT
 from typing import Any, Literal
 
+from ddl.callbacks.calling import checked_callbacks
+from ddl.callbacks.early_stopping import EarlyStopping
+from ddl.callbacks.schedule import Callback
 from ddl.checkpoints.retention import Retention
 from ddl.checkpoints.warm_start import WarmStart
 from ddl.distribution.workers import Workers
@@ -18,7 +21,6 @@ from ddl.run.checks.learning_rate import check_plateau
 from ddl.run.checks.plan import check_best_metric, without_effect
 from ddl.run.console import RunConsole
 from ddl.run.directory import RunDirectory
-from ddl.run.early_stopping import EarlyStopping
 from ddl.run.plan import RunPlan
 from ddl.run.summary import notes
 from ddl.run.training_run import Files, train_to_end
@@ -49,6 +51,7 @@ def fit(
     max_rewinds: int = 3,
     warm_start: WarmStart | None = None,
     actions: Sequence[Action] = (),
+    callbacks: Sequence[Callback | EarlyStopping] = (),
     progress: bool = True,
 ) -> History:
     """Makes a whole run: trains, evaluates, logs, saves and resumes, as `ddl.main` does.
@@ -75,6 +78,8 @@ def fit(
       max_rewinds: See `RunPlan`.
       warm_start: Source of a new run's initial weights; a resumed run ignores it.
       actions: Further actions, called between loops; see `Trainer.train`.
+      callbacks: Functions to call every so many steps, after evaluations, or after saves; see
+        `ddl.callbacks`. Pass the same ones to resume the run.
       progress: Whether to print lines, and in a terminal or a notebook a progress bar.
 
     Returns:
@@ -95,6 +100,11 @@ def fit(
             "train_epochs=5)."
         )
     _check_length(train_steps, train_epochs)
+    callbacks = checked_callbacks(callbacks, "callbacks", EarlyStopping)
+    given_rules = [one for one in callbacks if isinstance(one, EarlyStopping)]
+    if early_stopping is None and len(given_rules) == 1:
+        (early_stopping,) = given_rules
+        callbacks = tuple(one for one in callbacks if one is not early_stopping)
     evaluates = trainer.has_eval_data
     if not evaluates and (early_stopping is not None or eval_every not in ("epoch", None)):
         given = "eval_every" if early_stopping is None else "early_stopping"
@@ -114,10 +124,13 @@ def fit(
         max_rewinds=max_rewinds,
         warm_start=warm_start,
         early_stopping=early_stopping,
+        callbacks=callbacks,
     )
-    check_best_metric(retention.best_metric, trainer)
+    for callback in run_plan.calls:
+        callback.check(trainer)
     if early_stopping is not None:
         check_best_metric(early_stopping.metric, trainer, "EarlyStopping.metric")
+    check_best_metric(retention.best_metric, trainer)
     for plateau in plateaus_of(trainer.optimizer).values():
         check_plateau(plateau, run_plan, trainer.eval_metric_names, evaluates)
     actions = checked_actions(actions)

@@ -1,9 +1,12 @@
 """The outer loop of a run: logs, evaluations, checkpoints and rewinds between device loops."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
+from ddl.callbacks.calling import Calls
+from ddl.callbacks.early_stopping import Evaluations
+from ddl.callbacks.moment import MediaWriter
 from ddl.checkpoints.checkpoints import Checkpoints
 from ddl.distribution.workers import Workers
 from ddl.errors import ModelDirectoryError, TrainingDiverged, TrainingInterrupted
@@ -13,7 +16,6 @@ from ddl.optimizers.named import ONLY, by_name, frozen_until
 from ddl.optimizers.plateau import ReduceOnPlateau, plateaus_of
 from ddl.run.console import RunConsole
 from ddl.run.directory import NoCheckpoints
-from ddl.run.early_stopping import Evaluations
 from ddl.run.plan import RunPlan
 from ddl.run.writers import Writers
 from ddl.signals import StopSignals
@@ -38,6 +40,7 @@ class OuterLoop:
         evaluates: bool,
         evaluations: Evaluations | None = None,
         actions: Sequence[Action] = (),
+        media: MediaWriter | None = None,
     ):
         """Keeps the parts of a run and schedules the actions.
 
@@ -51,6 +54,7 @@ class OuterLoop:
           evaluates: Whether the run evaluates.
           evaluations: The earlier evaluations, if the run may end early.
           actions: Further actions, called after the evaluations and before a checkpoint.
+          media: Receives the images, texts and histograms of callbacks; None writes none.
         """
         self._trainer = trainer
         self._run_plan = run_plan
@@ -67,6 +71,9 @@ class OuterLoop:
         )
         self._early = evaluations
         self._evaluated: tuple[int, dict[str, float]] = (-1, {})
+        self._logged: tuple[int, dict[str, float]] = (-1, {})
+        self._best_step = -1  # step of an evaluation that is the best so far
+        self._calls = Calls(run_plan.calls, trainer, media, self._write, self._training_figures)
         last = self._total
         periodic = [Periodic(run_plan.eval_every, self._evaluate, last)] if evaluates else []
         # The checkpoint comes last: once a step is saved, its logs are already written.
@@ -75,6 +82,8 @@ class OuterLoop:
             Periodic(run_plan.log_every, self._log, last),
             *periodic,
             *actions,
+            *self._calls.actions,
+            EachLoop(self._save_if_best),
             Periodic(run_plan.checkpoint_every, self._save, last),
         ]
 
@@ -126,11 +135,20 @@ class OuterLoop:
         if rewinds := int(trainer.state.rewinds):
             figures["rewinds"] = rewinds
         self._add_speed(figures, trainer.pace.take_steps_per_second())
-        self._writers.write(step, step / trainer.steps_per_epoch, "train", figures)
+        self._logged = (step, figures)
+        self._write(step, "train", figures)
+
+    def _write(self, step: int, split: str, figures: Mapping[str, float]) -> None:
+        self._writers.write(step, step / self._trainer.steps_per_epoch, split, figures)
+
+    def _training_figures(self) -> Mapping[str, float]:
+        """Returns the figures that were logged at this step, or else those since the last log."""
+        step, figures = self._logged
+        return figures if step == self._trainer.step else self._trainer.peek_metrics()
 
     def _evaluate(self, step: int) -> None:
         figures = self._trainer.evaluate()
-        self._writers.write(step, step / self._trainer.steps_per_epoch, "eval", figures)
+        self._write(step, "eval", figures)
         if not math.isfinite(figures["loss"]):
             raise TrainingDiverged(
                 f"Training diverged by step {step:,}: the loss on the evaluation data is not "
@@ -147,6 +165,12 @@ class OuterLoop:
                     self._trainer.request_stop()
         self._evaluated = (step, figures)
         if self._checkpoints.would_be_best(figures):
+            self._best_step = step
+        self._calls.after_evaluation(figures)
+
+    def _save_if_best(self, step: int) -> None:
+        """Saves after the best evaluation so far, with what actions and callbacks changed since."""
+        if step == self._best_step:
             self._save(step)
 
     def _observe(
@@ -171,16 +195,23 @@ class OuterLoop:
     def _save(self, step: int, scheduled: bool = True) -> None:
         self._trainer.check_finite()
         evaluated_at, figures = self._evaluated
-        self._checkpoints.save(figures if evaluated_at == step else None, scheduled)
+        figures = figures if evaluated_at == step else {}
+        saved = self._checkpoints.save(figures, scheduled, self._calls.ending())
+        if saved and self._calls.follow_saves and (path := self._checkpoints.written()):
+            self._calls.after_save(path)
 
     def _ends_early(self, step: int) -> bool:
-        """Saves and returns True if the evaluations end the run."""
-        if self._early is None or step >= self._total:  # the same on all workers, unlike a signal
+        """Saves and returns True if the evaluations or a callback end the run."""
+        if step >= self._total:  # the same on all workers, unlike a signal
             return False
-        if not self._workers.broadcast(self._early.are_over):
+        if self._early is not None and self._workers.broadcast(self._early.are_over):
+            self._save(step)
+            self._console.line(f"The run ends early at step {step:,}: {self._early}.")
+            return True
+        if self._calls.ending() is None:
             return False
         self._save(step)
-        self._console.line(f"The run ends early at step {step:,}: {self._early}.")
+        self._console.line(f"The run ends early at step {step:,}: {self._calls.reason}.")
         return True
 
     def _stop_if_asked(self, step: int) -> None:
@@ -231,6 +262,7 @@ class OuterLoop:
         end = int(state.batches) - max(0, int(state.diverged_for) - 1)
         trainer.restore(trainer.state.skipping_to(end, rewinds + 1))
         self._writers.drop_after(trainer.step)
+        self._calls.forget_end()
         if self._early is not None:
             self._early.drop_after(trainer.step)
         self._console.line(

@@ -1,13 +1,16 @@
 """The plan of a run: its length, the periods of its actions, divergence and warm start."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Literal
 
+from ddl.callbacks.calling import checked_callbacks
+from ddl.callbacks.early_stopping import EarlyStopping
+from ddl.callbacks.schedule import Callback
 from ddl.checkpoints.retention import Retention
 from ddl.checkpoints.warm_start import WarmStart
 from ddl.errors import ConfigError, check_choice
 from ddl.optimizers.lengths import LARGEST_STEP, epochs_to_steps
-from ddl.run.early_stopping import EarlyStopping
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,9 +31,12 @@ class RunPlan:
       warm_start: Source of a new run's initial weights; None keeps the initializers'. A resumed
         run ignores it.
       early_stopping: Ends the run when its evaluations no longer improve; None trains to the end.
+        An `EarlyStopping` among the callbacks is taken out of them and put here.
+      callbacks: Functions to call between loops, after evaluations and after saves.
 
     Raises:
-      ConfigError: If a value is not positive, `train_steps` is above 2^53, not exactly one length
+      ConfigError: If a value is not positive, `callbacks` holds something else or two
+        `EarlyStopping`, `train_steps` is above 2^53, not exactly one length
         is given, `on_divergence` is unknown, or `retention.every` is not a multiple of
         `checkpoint_every`.
     """
@@ -45,8 +51,10 @@ class RunPlan:
     max_rewinds: int = 3
     warm_start: WarmStart | None = None
     early_stopping: EarlyStopping | None = None
+    callbacks: Sequence[Callback | EarlyStopping] = ()
 
     def __post_init__(self) -> None:
+        self._take_early_stopping()
         if (self.train_steps is None) == (self.train_epochs is None):
             remedy = "Set one of them." if self.train_steps is None else "Set one of them to None."
             raise ConfigError(
@@ -64,6 +72,26 @@ class RunPlan:
             )
         self._check_retention()
         check_choice("RunPlan.on_divergence", self.on_divergence, ("stop", "rewind"))
+
+    def _take_early_stopping(self) -> None:
+        """Moves an `EarlyStopping` out of `callbacks`."""
+        given = checked_callbacks(self.callbacks, "RunPlan.callbacks", EarlyStopping)
+        rules = [one for one in given if isinstance(one, EarlyStopping)]
+        if self.early_stopping is not None:
+            rules.append(self.early_stopping)
+        if len(rules) > 1:
+            raise ConfigError(
+                f"A run has one EarlyStopping, got {len(rules)}. Leave {len(rules) - 1} out of "
+                "RunPlan.callbacks and RunPlan.early_stopping."
+            )
+        object.__setattr__(self, "early_stopping", rules[0] if rules else None)
+        others = tuple(one for one in given if not isinstance(one, EarlyStopping))
+        object.__setattr__(self, "callbacks", others)
+
+    @property
+    def calls(self) -> tuple[Callback, ...]:
+        """The callbacks, without an `EarlyStopping`."""
+        return tuple(one for one in self.callbacks if isinstance(one, Callback))
 
     def _check_retention(self) -> None:
         """Raises ConfigError if `retention.every` names steps that are never saved."""

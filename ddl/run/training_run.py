@@ -5,13 +5,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+from ddl.callbacks.calling import holders_of
+from ddl.callbacks.early_stopping import Evaluations
 from ddl.checkpoints.checkpoints import Checkpoints
 from ddl.checkpoints.directory import SavedCheckpoint
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError
 from ddl.run.console import RunConsole
 from ddl.run.directory import NoCheckpoints, RunDirectory
-from ddl.run.early_stopping import Evaluations
 from ddl.run.loop import OuterLoop
 from ddl.run.plan import RunPlan
 from ddl.run.writers import JsonLinesWriter, TensorBoardWriter, Writer, Writers
@@ -52,6 +53,7 @@ class Files:
                 run_plan.retention,
                 report=console.line,
                 before_write=json_lines.sync,
+                callbacks=holders_of(run_plan.calls),
             ),
         )
 
@@ -105,7 +107,7 @@ def train_to_end(
                 files.json_lines.check()
             if files.checkpoints.saved():
                 before_restore()
-        _restore(trainer, run_plan, files, console)
+        ended_by = _restore(trainer, run_plan, files, console)
         if keeps_history and files is not None and not len(trainer.history):
             trainer.history.extend(
                 row
@@ -120,6 +122,12 @@ def train_to_end(
             _add_earlier(evaluations, rows, trainer.step, run_plan.eval_every)
         if evaluations is not None and workers.broadcast(evaluations.are_over):
             console.line(f"The run ended early at step {trainer.step:,}: {evaluations}.")
+            return
+        if ended_by in {one.name for one in run_plan.calls}:
+            console.line(
+                f"The callback {ended_by} ended the run at step {trainer.step:,}. Train further in "
+                "a new run from its weights (WarmStart), or without the callback."
+            )
             return
         trainer.trace()
         own: list[Writer] = [trainer.history]
@@ -136,6 +144,7 @@ def train_to_end(
             *(trainer, run_plan, checkpoints, writers, console, stop, evaluates),
             evaluations=evaluations,
             actions=actions,
+            media=files.events if files is not None and workers.is_chief else None,
         )
         try:
             loop.run()
@@ -146,14 +155,22 @@ def train_to_end(
         console.line(f"Done: step {trainer.step:,} after {seconds:,.1f} s of training{where}.")
 
 
-def _restore(trainer: Trainer, run_plan: RunPlan, files: Files | None, console: RunConsole) -> None:
-    """Restores the newest checkpoint, or else applies the warm start."""
+def _restore(
+    trainer: Trainer, run_plan: RunPlan, files: Files | None, console: RunConsole
+) -> str | None:
+    """Restores the newest checkpoint, or else applies the warm start.
+
+    Returns:
+      Name of the callback that ended the run, if one did.
+    """
     saved = None if files is None else files.checkpoints.restore_latest()
     if saved is not None:
         console.line(f"Restored step {trainer.step:,} from {saved}.")
         report_replica_change(saved, trainer, console)
-    elif trainer.step == 0:
+        return saved.metadata.ended_by
+    if trainer.step == 0:
         warm_start(trainer, run_plan, console)
+    return None
 
 
 def _add_earlier(
@@ -165,8 +182,10 @@ def _add_earlier(
     """Adds the evaluations of earlier calls that the run made by its period, up to a step."""
     for row in rows:
         step = row["step"]
-        if row.get("split") == "eval" and step <= last_step and step % (eval_every or 1) == 0:
-            evaluations.add(step, row.get(evaluations.rule.metric))
+        is_due = step <= last_step and step % (eval_every or 1) == 0
+        # A callback's figures are in a line of their own.
+        if is_due and row.get("split") == "eval" and evaluations.rule.metric in row:
+            evaluations.add(step, row[evaluations.rule.metric])
 
 
 def warm_start(trainer: Trainer, run_plan: RunPlan, console: RunConsole) -> None:

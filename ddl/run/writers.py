@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from io import FileIO
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,6 +17,7 @@ import tensorflow as tf
 from absl import logging
 from google.protobuf.message import DecodeError
 
+from ddl.callbacks.moment import Kind
 from ddl.checkpoints.directory import first_line
 from ddl.checkpoints.durable_files import sync, write_atomically
 from ddl.errors import ModelDirectoryError
@@ -222,12 +224,26 @@ class TensorBoardWriter:
 
     def write(self, step: int, epoch: float, split: str, values: Mapping[str, float]) -> None:
         """See `Writer`."""
+        scalars = {"epoch": epoch, **values}
+        self._summarize(step, split, [partial(tf.summary.scalar, *one) for one in scalars.items()])
+
+    def write_media(self, step: int, split: str, kind: Kind, name: str, value: Any) -> None:
+        """Writes an image, a text or a histogram; see `ddl.callbacks.moment.MediaWriter`."""
+        write = {
+            "image": lambda: tf.summary.image(name, value, max_outputs=len(value)),
+            "text": lambda: tf.summary.text(name, value),
+            "histogram": lambda: tf.summary.histogram(name, value),
+        }
+        self._summarize(step, split, [write[kind]])
+
+    def _summarize(self, step: int, split: str, writes: Sequence[Callable[[], object]]) -> None:
+        """Calls functions that write summaries of a split; reports a failure."""
         try:
             if split not in self._writers:
                 self._writers[split] = tf.summary.create_file_writer(str(self._directory / split))
             with self._writers[split].as_default(step):
-                for name, value in {"epoch": epoch, **values}.items():
-                    tf.summary.scalar(name, value)
+                for write in writes:
+                    write()
             self._writers[split].flush()
             self._fails = False
         except tf.errors.OpError as error:
@@ -285,19 +301,19 @@ def _drop_events_after(path: Path, last_step: int) -> Path | None:
     if whole:
         return None
     aside = path.with_name(path.name.replace("tfevents", "damaged")) if damaged else None
-    partial = path.with_name("partial")  # TensorBoard reads files with `tfevents` in their names
+    rewritten = path.with_name("partial")  # TensorBoard reads files with `tfevents` in their names
     try:
-        partial.unlink(missing_ok=True)  # left by a crash, or a link that somebody planted
-        partial.touch(exist_ok=False)
-        with tf.io.TFRecordWriter(str(partial)) as writer:
+        rewritten.unlink(missing_ok=True)  # left by a crash, or a link that somebody planted
+        rewritten.touch(exist_ok=False)
+        with tf.io.TFRecordWriter(str(rewritten)) as writer:
             for record in kept:
                 writer.write(record)
-        sync(partial)
+        sync(rewritten)
         if aside is not None:
             os.replace(path, aside)
-        os.replace(partial, path)
+        os.replace(rewritten, path)
     finally:
-        partial.unlink(missing_ok=True)
+        rewritten.unlink(missing_ok=True)
     return aside
 
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 from ddl.data import BatchPipeline, as_source
 from ddl.data.checks import check_same_classes, check_same_features
 from ddl.data.conversion import sources_by_name
+from ddl.data.pipeline import pipeline_type
 from ddl.distribution.communication import Communication
 from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
@@ -289,7 +290,7 @@ def _pipeline(
     check = getattr(task, "check", None)
     if check is not None:
         check(source)
-    return BatchPipeline(
+    return pipeline_type(source)(
         source,
         global_batch_size,
         seed=options.seed,

@@ -1,12 +1,13 @@
 """The training loop on the devices: many updates in one `tf.function`, without Python."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import tensorflow as tf
 
 from ddl.data.checks import data_errors
-from ddl.data.pipeline import Batch
+from ddl.data.pipeline import Batch, LivePipeline
 from ddl.data.pipeline.buckets import buckets_of
 from ddl.data.pipeline.placed_order import rows_at
 from ddl.data.source import Source
@@ -80,7 +81,12 @@ class TrainingLoop:
         self._prepare_iterator(state)
         # Not kept while in use: after an error the iterator would be ahead of the state.
         iterator, self._iterator, self._position = self._iterator, None, None
-        with data_errors(*self._sources), device_errors(), explaining_stale_traces():
+        with (
+            self._reading(),
+            data_errors(*self._sources),
+            device_errors(),
+            explaining_stale_traces(),
+        ):
             state = self._loop(iterator, tf.constant(end, tf.int64), state)
         self._iterator, self._position = iterator, state.batches
         return state
@@ -88,6 +94,15 @@ class TrainingLoop:
     @property
     def _sources(self) -> list[Source]:
         return [pipeline.source for pipeline in self._update.pipelines.values()]
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Keeps the rows of replay buffers as they are while a loop runs."""
+        with ExitStack() as stack:
+            for pipeline in self._update.pipelines.values():
+                if isinstance(pipeline, LivePipeline):
+                    stack.enter_context(pipeline.reading(self._update.strategy))
+            yield
 
     def _prepare_iterator(self, state: TrainingState) -> None:
         """Sets the iterator to the state's batch."""
@@ -125,10 +140,17 @@ class TrainingLoop:
         iterators, bucket_iterator = iterator
         buckets = buckets_of(pipelines)
 
+        def rows(name: str, number: tf.Tensor) -> Any:
+            pipeline = pipelines[name]
+            if isinstance(pipeline, LivePipeline):
+                return pipeline.rows(number, strategy)
+            return next(iterators[name])
+
         def update(carried: _Carried, counter: tf.Tensor) -> tuple[_Carried, tf.Tensor]:
             before = state._replace(**carried)
             batches = {
-                name: Batch(next(iterators[name]), resident[name], counter) for name in pipelines
+                name: Batch(rows(name, before.batches), resident[name], counter)
+                for name in pipelines
             }
             if buckets is None:
                 return self._updated(batches, before, batch_counter)

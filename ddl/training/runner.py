@@ -1,6 +1,7 @@
 """The state of a Trainer, and the repeated calls of its training loop."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
@@ -56,6 +57,7 @@ class LoopRunner:
         else:
             self.loop = TrainingLoop(update, max_skipped_updates, self.stop)
         self._has_run = False
+        self._is_busy = False
         self._update = update
         self._workers = workers
         self._pace = pace
@@ -78,6 +80,10 @@ class LoopRunner:
           TrainingDiverged: If the state is not finite, or too many updates were skipped.
           ConfigError: If an action changed a setting.
         """
+        with self.busy():
+            return self._run(end, actions)
+
+    def _run(self, end: int, actions: Sequence[Action]) -> bool:
         while (step := self.step) < end:
             ends = [end, step + self._workers.broadcast(self._pace.steps_per_loop)]
             ends += [stop for a in actions if (stop := a.next_step(step)) is not None]
@@ -115,6 +121,24 @@ class LoopRunner:
     def restore(self, state: TrainingState) -> None:
         """Takes over a state to which model and optimizer belong."""
         self.state, self._lost_at = state, None
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        """Makes `check_idle` raise an error within the `with` block."""
+        before, self._is_busy = self._is_busy, True
+        try:
+            yield
+        finally:
+            self._is_busy = before
+
+    def check_idle(self, call: str) -> None:
+        """Raises ConfigError within `busy`, as while `run` calls the loop or an action."""
+        if self._is_busy:
+            raise ConfigError(
+                f"{call} was called by a callback or an action, while Trainer.train runs. A "
+                "callback may evaluate, predict and assign to variables. To end the run, call "
+                "moment.end(reason) or trainer.request_stop()."
+            )
 
     def check_not_lost(self) -> None:
         """Raises ConfigError if an error cut off a loop, so that the state is not known."""

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Literal, cast
 
 import tensorflow as tf
@@ -145,6 +146,8 @@ class Trainer(Evaluating):
         """Updates per epoch; an epoch sees every example of the first source once."""
         self.pipelines = parts.train
         """Pipeline of each source of training data, by its name; "" if there is only one."""
+        self.eval_pipeline = parts.eval_pipeline
+        """Pipeline of the evaluation data; None without any."""
         self.has_eval_data = eval_data is not None
         """Whether the trainer has evaluation data."""
         self.training_layers = parts.training_layers
@@ -220,6 +223,7 @@ class Trainer(Evaluating):
           DataError: If the data cannot be read, or all examples so far have weight 0.
           WorkerLost: If a parameter server was lost.
         """
+        self.check_idle("Trainer.train")
         end = self.step + length_in_steps(steps, epochs, self.steps_per_epoch)
         actions = checked_actions(actions)
         self.check_consistent()
@@ -264,8 +268,21 @@ class Trainer(Evaluating):
         self._runner.check_not_lost()
         optimizer_counts.check(self._parts.update, self.step)
 
+    def busy(self) -> AbstractContextManager[None]:
+        """Makes `check_idle` raise an error within the `with` block, as during `train`."""
+        return self._runner.busy()
+
+    def check_idle(self, call: str) -> None:
+        """Raises ConfigError if `train` is running, in which a callback or an action makes a call.
+
+        Args:
+          call: The call, for the error.
+        """
+        self._runner.check_idle(call)
+
     def restore(self, state: TrainingState) -> None:
         """Resumes from `state`. Restore the variables of model and optimizer first."""
+        self.check_idle("Trainer.restore")
         self._runner.restore(state)
         self._metrics.restart(self.step)
         self.history.drop_after(self.step)

@@ -354,6 +354,15 @@ def test_mixing(folder, capsys):
     assert np.isfinite(float(capsys.readouterr().out))
 
 
+def test_callbacks(folder, capsys):
+    trainer = runpy.run_path("rising_weight.py")["trainer"]
+    logged = trainer.history.figures()
+    weights = dict(zip(logged["step"], logged["weight"], strict=True))
+    assert [weights[step] for step in (10, 20, 30, 40)] == pytest.approx([0.1, 0.2, 0.3, 0.4])
+    assert runpy.run_path("hard_examples.py")["pool"].added == 300
+    assert float(capsys.readouterr().out.split()[-2]) < 1
+
+
 # Programs of the pages for those who come from another framework, each with its own test.
 MOVED = {"moved_gan.py", "outer_loop.py", "moved_tutorial.py"}
 # tests/documents/test_notebooks.py
@@ -368,6 +377,6 @@ def test_every_block_is_run_or_checked():
     names = {name for name in files() if name.endswith(".py")}
     shown = {"denoise.py", "jitter.py", "centering.py", "notebook.py", "my_gan.py", "checked.py"}
     shown |= {"windows.py", "info_nce.py", "annealed.py", "mixing.py", "masked_lm.py"}
-    shown |= {"areas.py"}
+    shown |= {"areas.py", "watch.py", "rising_weight.py", "hard_examples.py"}
     assert names == shown | OWN_STEPS.keys() | MOVED | OF_NOTEBOOKS
     assert len(python) == len(names)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import ddl
+from ddl.callbacks.early_stopping import EarlyStopping, Evaluations
 from ddl.errors import ConfigError, DataError, ModelDirectoryError, TrainingInterrupted
-from ddl.run.early_stopping import EarlyStopping, Evaluations
 from ddl.training.actions import EachLoop, Periodic
 from tests.conftest import make_strategy
 from tests.training.rewinding import Start

@@ -21,11 +21,21 @@ def joined(dataset: tf.data.Dataset, batches: int, replicas: int) -> tf.data.Dat
         return {name: of_update(rows) for name, rows in element.items()}
 
     def of_update(rows: tf.Tensor) -> tf.Tensor:
-        size = batches * rows.shape[1]
-        order = np.arange(size).reshape(batches, replicas, -1).transpose(1, 0, 2).ravel()
-        return tf.gather(tf.reshape(rows, [size, *rows.shape[2:]]), order)
+        order = grouped_by_replica(batches, rows.shape[1], replicas)
+        return tf.gather(tf.reshape(rows, [len(order), *rows.shape[2:]]), order)
 
     return dataset.batch(batches, drop_remainder=True).map(by_replica)
+
+
+def grouped_by_replica(batches: int, rows: int, replicas: int) -> np.ndarray:
+    """Returns the order that groups the rows of several batches by replica, int [batches · rows].
+
+    Args:
+      batches: Number of batches, one after the other.
+      rows: Rows of each batch, grouped by replica.
+      replicas: Number of replicas.
+    """
+    return np.arange(batches * rows).reshape(batches, replicas, -1).transpose(1, 0, 2).ravel()
 
 
 def finished(dataset: tf.data.Dataset, ahead: bool = True) -> tf.data.Dataset:

@@ -5,6 +5,7 @@ import tensorflow as tf
 
 from ddl.data.arrays import ArraySource
 from ddl.data.order import batch_indices
+from ddl.data.pipeline.live import LivePipeline
 from ddl.data.pipeline.pipeline import BatchPipeline
 from ddl.data.source import IndexedSource
 from ddl.distribution.workers import Workers
@@ -27,6 +28,8 @@ def first_examples(
     Returns:
       Features [count, …].
     """
+    if isinstance(pipeline, LivePipeline):
+        return pipeline.first_examples(count)
     if isinstance(pipeline.source, ArraySource):  # avoids the start-up time of tf.data
         with tf.device("CPU:0"):
             indices, _ = batch_indices(

@@ -1,14 +1,15 @@
 """Comparison of a resumed run's config with the saved one."""
 
 import dataclasses
+import re
 
-from ddl import config
+from ddl import callbacks, config
+from ddl.callbacks.early_stopping import EarlyStopping
 from ddl.checkpoints.retention import Retention
 from ddl.errors import ConfigError, ModelDirectoryError
 from ddl.optimizers.plateau import plateaus_of
 from ddl.run.console import RunConsole
 from ddl.run.directory import RunDirectory
-from ddl.run.early_stopping import EarlyStopping
 from ddl.training.checks.model import depends_on_microbatches
 from ddl.training.trainer import Trainer
 
@@ -28,6 +29,10 @@ _MAY_CHANGE = (
     *(f"EarlyStopping.{field.name}" for field in dataclasses.fields(EarlyStopping)),
     "Trainer.gradient_noise_scale",
     "GradientNoiseScale.decay",
+)
+# Bindings of callbacks, in any scope, without those of the functions that they call.
+_OF_CALLBACKS = re.compile(
+    rf"(?:[\w./-]+/)?(?:{'|'.join(callbacks.__all__)})\.|RunPlan\.callbacks:"
 )
 _MICROBATCHES = "Trainer.accumulation_steps"
 # These follow from data and batch size, which are compared with the checkpoint's metadata.
@@ -63,6 +68,12 @@ def compare_with_saved_config(
             f"{directory.config} must be the config that ddl saved, but it cannot be read: {error}"
             "\nRestore the file from a backup, or pass another --model_dir."
         ) from error
+    if strict and (of_callbacks := [line for line in changes if _OF_CALLBACKS.match(line)]):
+        changes = [line for line in changes if line not in of_callbacks]
+        console.line(
+            "The callbacks differ from those of the run so far (saved → given); the resumed run "
+            "calls the given ones:\n" + "\n".join(f"  {line}" for line in of_callbacks)
+        )
     if changes:
         listing = "\n".join(f"  {line}" for line in changes)
         if strict:

@@ -1,5 +1,6 @@
 """Checks of a run plan against its Trainer, before training."""
 
+from ddl.callbacks import AfterEvaluation, Every
 from ddl.errors import ConfigError
 from ddl.optimizers.plateau import plateaus_of
 from ddl.run.plan import RunPlan
@@ -32,9 +33,11 @@ def check_run_plan(run_plan: RunPlan, trainer: Trainer) -> None:
     """Checks that the run plan is possible with the trainer.
 
     Raises:
-      ConfigError: If the plan evaluates and there is no evaluation data, or these lack the metric
-        of `early_stopping`.
+      ConfigError: If the plan evaluates and there is no evaluation data, these lack the metric of
+        `early_stopping`, or a callback cannot run.
     """
+    for callback in run_plan.calls:
+        callback.check(trainer)
     if run_plan.early_stopping is not None:
         check_best_metric(run_plan.early_stopping.metric, trainer, "EarlyStopping.metric")
     if run_plan.eval_every is not None and not trainer.has_eval_data:
@@ -77,6 +80,17 @@ def without_effect(run_plan: RunPlan, trainer: Trainer, evaluates: bool) -> list
             "RunPlan.early_stopping has no effect, since the run evaluates only at its end, if at "
             "all."
         )
+    found += [
+        f"{type(one).__name__} ({one.name}) has steps = {one.steps:,}, but the run ends at step "
+        f"{total:,}, so it is never called."
+        for one in run_plan.calls
+        if isinstance(one, Every) and one.steps > total
+    ]
+    found += [
+        f"--mode=train does not evaluate, so {type(one).__name__} ({one.name}) is never called."
+        for one in run_plan.calls
+        if isinstance(one, AfterEvaluation) and not evaluates
+    ]
     for plateau in plateaus_of(trainer.optimizer).values():
         if eval_every is None:
             break

@@ -38,6 +38,7 @@ class Evaluating(Readings):
         """
         parts = self._parts
         check_one_data_set("evaluate", data, others)
+        parts.workers.check_together("Trainer.evaluate")
         self._runner.check_not_lost()
         run: Callable[[TrainingState], dict[str, float]]
         if data is not None:
@@ -62,7 +63,13 @@ class Evaluating(Readings):
         return means
 
     @hiding_frames
-    def predict(self, data: Any, *others: Any, averaged: bool = True) -> Any:
+    def predict(
+        self,
+        data: Any,
+        *others: Any,
+        averaged: bool = True,
+        function: Callable[[dict[str, Any]], Any] | None = None,
+    ) -> Any:
         """Returns the outputs of the task's `predict` for each example, in order.
 
         Eager, cross-replica context, on all workers.
@@ -72,9 +79,11 @@ class Evaluating(Readings):
             a `tf.data.Dataset` of inputs.
           *others: Must be empty.
           averaged: As in `evaluate`.
+          function: Function of the features [batch, …] to call in place of the task's `predict`,
+            such as another method of the task. It is traced once.
 
         Returns:
-          Arrays [n, …], in the structure that `predict` of the task returns.
+          Arrays [n, …], in the structure that `predict` of the task, or `function`, returns.
 
         Raises:
           ConfigError: If the task has no `predict` or its outputs are not [batch, …], or if a fixed
@@ -84,10 +93,11 @@ class Evaluating(Readings):
           KeyboardInterrupt: On SIGINT, in the main thread, after the prediction.
         """
         check_one_data_set("predict", data, others)
+        self._parts.workers.check_together("Trainer.predict")
         self._runner.check_not_lost()
         self._parts.check_for_evaluation()
         with deferring_interrupt(), self.evaluation_weights(averaged=averaged):
-            outputs = self._parts.given.predict(data, self._runner.state)
+            outputs = self._parts.given.predict(data, self._runner.state, function)
         self._parts.settings.take_for_evaluation()
         return outputs
 

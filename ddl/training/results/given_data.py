@@ -12,7 +12,7 @@ from ddl.data.source import Source
 from ddl.data.stream import StreamSource
 from ddl.data.varying import BucketedSource
 from ddl.distribution.traits import traits_of
-from ddl.errors import ConfigError, DataError
+from ddl.errors import ConfigError, DataError, check_takes
 from ddl.step.compiled.compiler import Compiler
 from ddl.step.objective import Objective
 from ddl.step.state import TrainingState
@@ -88,20 +88,30 @@ class GivenData:
             _keep(self._evaluations, form, evaluation)
         return self._evaluations[form].run_on(pipeline, state)
 
-    def predict(self, data: Any, state: TrainingState) -> Any:
+    def predict(
+        self,
+        data: Any,
+        state: TrainingState,
+        function: Callable[[dict[str, tf.Tensor]], Any] | None = None,
+    ) -> Any:
         """Returns the task's outputs; see `Prediction.run`.
 
         Args:
           data: As `as_source` takes it, or one array of inputs, or a `tf.data.Dataset` of inputs.
           state: The training's state.
+          function: Function of features to call in place of the task's `predict`.
 
         Raises:
           ConfigError: If the task has no `predict`, or the strategy is asynchronous.
           DataError: If the data do not fit the task.
         """
-        self.check_predicts("predict")
+        if function is None:
+            self.check_predicts("predict")
+        else:
+            check_takes("The function of predict", function, ("features",))
+            self._check_strategy("predict")
         pipeline = self._pipeline_of_outputs(self._source_of_inputs(data), "predict")
-        return self._prediction(pipeline, ()).run(pipeline, state)
+        return self._prediction(pipeline, (), function).run(pipeline, state)
 
     def outputs(
         self,
@@ -151,6 +161,9 @@ class GivenData:
                 "predict(features) that returns a tensor [batch, …], or a dict or tuple of such "
                 f"tensors, for {what}."
             )
+        self._check_strategy(what)
+
+    def _check_strategy(self, what: str) -> None:
         if traits_of(self._strategy).asynchronous:
             raise ConfigError(
                 f"{what} does not run with parameter servers. Export the model, or restore a "
@@ -172,10 +185,19 @@ class GivenData:
         self._check_shapes(pipeline)
         return pipeline
 
-    def _prediction(self, pipeline: BatchPipeline, features: tuple[str, ...]) -> Prediction:
-        form = (_form(pipeline), features)
+    def _prediction(
+        self,
+        pipeline: BatchPipeline,
+        features: tuple[str, ...],
+        function: Callable[[dict[str, tf.Tensor]], Any] | None = None,
+    ) -> Prediction:
+        form = (_form(pipeline), features, function)
         if form not in self._predictions:
-            made = Prediction(self._task, pipeline, self._strategy, features)
+            name = f"{type(self._task).__name__}.predict"
+            if function is not None:
+                name = getattr(function, "__name__", "function")
+            called = function or self._task.predict
+            made = Prediction(called, name, pipeline, self._strategy, features)
             _keep(self._predictions, form, made)
         return self._predictions[form]
 

@@ -1,7 +1,7 @@
 """Predictions: the outputs of a task for each example, in order and without padding."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,6 @@ from ddl.data.pipeline import Batch
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, DataError
 from ddl.step.state import TrainingState
-from ddl.tasks.task import Task
 from ddl.training.device_errors import device_errors
 
 
@@ -22,7 +21,8 @@ class Prediction:
 
     def __init__(
         self,
-        task: Task,
+        function: Callable[[dict[str, tf.Tensor]], Any],
+        name: str,
         pipeline: BatchPipeline,
         strategy: tf.distribute.Strategy,
         features: Sequence[str] = (),
@@ -30,11 +30,13 @@ class Prediction:
         """Keeps the arguments; traces at the first run.
 
         Args:
-          task: The task, with a method `predict`.
+          function: The method `predict` of a task, or another function of features.
+          name: Name of the function in errors.
           pipeline: A pipeline of this form, not resident and not shuffled.
           strategy: The strategy.
           features: Names of features to return beside the outputs.
         """
+        self._name = name
         self._strategy = strategy
         self._features = features
         several_workers = Workers(strategy).number > 1
@@ -58,7 +60,7 @@ class Prediction:
                 beside = [features[name] for name in self._features]
                 features = {name: v for name, v in features.items() if name != "weight"}
                 with microbatch.forward():
-                    outputs = self._checked(task, self._call(task, features), rows)
+                    outputs = self._checked(self._call(function, features), rows)
                 self._structure = tf.nest.map_structure(lambda _: None, outputs)
                 flat = tf.nest.flatten(outputs) + beside
                 self._bytes_of_example = sum(math.prod(x.shape[1:]) * x.dtype.size for x in flat)
@@ -146,24 +148,26 @@ class Prediction:
                 f"{max_bytes:,}. Raise it, name fewer features, or let predict return less."
             )
 
-    def _call(self, task: Any, features: dict[str, tf.Tensor]) -> Any:
+    def _call(
+        self, function: Callable[[dict[str, tf.Tensor]], Any], features: dict[str, tf.Tensor]
+    ) -> Any:
         try:
-            return task.predict(features)
+            return function(features)
         except KeyError as error:
             if error.args and error.args[0] not in features:
                 raise DataError(
-                    f"{type(task).__name__}.predict reads the feature {error.args[0]!r}, but the "
+                    f"{self._name} reads the feature {error.args[0]!r}, but the "
                     f"data have only {self._names}. Add it to the data."
                 ) from error
             raise
 
-    def _checked(self, task: Any, outputs: Any, rows: int) -> Any:
+    def _checked(self, outputs: Any, rows: int) -> Any:
         for one in tf.nest.flatten(outputs):
             shape = one.shape if tf.is_tensor(one) else None
             if shape is None or shape.rank == 0 or shape[0] != rows:
                 got = f"a {type(one).__name__}" if shape is None else f"shape {tuple(shape)}"
                 raise ConfigError(
-                    f"{type(task).__name__}.predict must return tensors whose first dimension is "
+                    f"{self._name} must return tensors whose first dimension is "
                     f"the batch, {rows}, got {got}."
                 )
         return outputs

@@ -1,0 +1,72 @@
+"""The parts of a trainer and its run that a checkpoint holds, beside the training state."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from ddl.checkpoints.contents import model_parts, saved_variables, variables_of_object
+from ddl.data import ReplayBuffer
+from ddl.optimizers.named import ONLY, by_name
+from ddl.optimizers.plateau import plateaus_of
+from ddl.training.trainer import Trainer
+
+TRAINING_ALONE = (
+    *("optimizer", "state", "random_generators", "plateau", "averages"),
+    *("replay", "callbacks"),
+)
+"""Parts of a checkpoint that an evaluation may leave unread."""
+
+
+def parts_for_evaluation(trainer: Trainer) -> dict[str, Any]:
+    """Returns the parts that evaluation and export need, as `tf.train.Checkpoint` takes them.
+
+    Raises:
+      ConfigError: If a variable of the task has no name that is the same in every process.
+    """
+    parts = model_parts(trainer.task, trainer.generator_states)
+    if trainer.averages is not None:
+        parts["averages"] = trainer.averages.variables
+    if trainer.schedule_free is not None:
+        parts["schedule_free"] = trainer.schedule_free.variables
+    return parts
+
+
+def parts_for_training(trainer: Trainer, callbacks: Sequence[object]) -> dict[str, Any]:
+    """Returns the parts that only training needs, likewise.
+
+    Args:
+      trainer: The trainer.
+      callbacks: Objects whose variables are saved under the names of their classes.
+
+    Raises:
+      ConfigError: If two variables of a callback would have the same name.
+    """
+    plateaus = {name: own.state for name, own in plateaus_of(trainer.optimizer).items()}
+    optimizers: Any = by_name(trainer.optimizer)
+    if ONLY in optimizers:
+        parts = {"optimizer": optimizers[ONLY], "plateau": plateaus.get(ONLY)}
+    else:
+        parts = {"optimizer": optimizers, "plateau": plateaus}
+    parts["replay"] = {
+        name or "data": pipeline.source.variables
+        for name, pipeline in trainer.pipelines.items()
+        if isinstance(pipeline.source, ReplayBuffer)
+    }
+    parts = {name: part for name, part in parts.items() if part}
+    if callbacks:
+        others = saved_variables(tf.train.Checkpoint(**parts_for_evaluation(trainer), **parts))
+        if of_callbacks := _of_callbacks(callbacks, others):
+            parts["callbacks"] = of_callbacks
+    return parts
+
+
+def _of_callbacks(callbacks: Sequence[object], others: Sequence[tf.Variable]) -> dict[str, Any]:
+    """Returns the variables of each callback; a number follows the name of a further one."""
+    parts: dict[str, Any] = {}
+    for callback in callbacks:
+        if variables := variables_of_object(callback, others):
+            name = type(callback).__name__
+            known = sum(key.partition(" ")[0] == name for key in parts)
+            parts[f"{name} {known + 1}" if known else name] = variables
+    return parts
