@@ -1,7 +1,7 @@
 """Data sources, the order of their examples, and batches for the replicas."""
 
 from ddl.data.arrays import ArraySource
-from ddl.data.combining import Mixture, concatenation, k_fold, subset
+from ddl.data.combining import Mixture, concatenation, k_fold, skip_damaged, subset
 from ddl.data.conversion import as_source
 from ddl.data.decoded import DecodedSource
 from ddl.data.digits import load_digits
@@ -9,6 +9,7 @@ from ddl.data.formats import (
     ImageFolder,
     numpy_files,
     record_files,
+    stored,
     table,
     text_lines,
     token_windows,
@@ -16,11 +17,20 @@ from ddl.data.formats import (
 from ddl.data.imagenet import imagenet
 from ddl.data.images import images
 from ddl.data.keras_datasets import load_keras_dataset
+from ddl.data.objects import (
+    EndlessSource,
+    PyDatasetSource,
+    endless,
+    from_items,
+    hugging_face,
+    tfds,
+)
 from ddl.data.order import batch_indices, steps_per_epoch
 from ddl.data.pipeline import BatchPipeline
 from ddl.data.random_access import RandomAccessSource
 from ddl.data.records import RecordSource
 from ddl.data.source import IndexedSource, Source
+from ddl.data.storage.folders import store
 from ddl.data.stream import StreamSource
 from ddl.data.synthetic import synthetic_arrays, synthetic_images
 
@@ -28,9 +38,11 @@ __all__ = [
     "ArraySource",
     "BatchPipeline",
     "DecodedSource",
+    "EndlessSource",
     "ImageFolder",
     "IndexedSource",
     "Mixture",
+    "PyDatasetSource",
     "RandomAccessSource",
     "RecordSource",
     "Source",
@@ -38,6 +50,9 @@ __all__ = [
     "as_source",
     "batch_indices",
     "concatenation",
+    "endless",
+    "from_items",
+    "hugging_face",
     "imagenet",
     "images",
     "k_fold",
@@ -45,11 +60,15 @@ __all__ = [
     "load_keras_dataset",
     "numpy_files",
     "record_files",
+    "skip_damaged",
     "steps_per_epoch",
+    "store",
+    "stored",
     "subset",
     "synthetic_arrays",
     "synthetic_images",
     "table",
     "text_lines",
+    "tfds",
     "token_windows",
 ]

@@ -3,10 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from ddl.data.arrays import ArraySource
 from ddl.data.naming import named
+from ddl.data.objects.py_dataset import PyDatasetSource
 from ddl.data.source import Source
 from ddl.data.stream import StreamSource
 from ddl.errors import DataError
@@ -22,7 +24,8 @@ def sources_by_name(data: Any) -> dict[str, Source]:
       DataError: If data have another type, or a name is empty.
     """
     several = isinstance(data, Mapping) and any(
-        isinstance(one, Source | tf.data.Dataset | Mapping) for one in data.values()
+        isinstance(one, Source | tf.data.Dataset | keras.utils.PyDataset | Mapping)
+        for one in data.values()
     )
     if not several:
         return {"": as_source(data)}
@@ -35,8 +38,9 @@ def as_source(data: Any) -> Source:
     """Converts data into a `Source`.
 
     Args:
-      data: A `Source`; a mapping of arrays by feature name; a tuple as Keras takes it; or an
-        unbatched `tf.data.Dataset` of dicts or of such tuples. A tuple is a pair (images, labels),
+      data: A `Source`; a mapping of arrays by feature name; a tuple as Keras takes it; an unbatched
+        `tf.data.Dataset` of dicts or of such tuples; or a `keras.utils.PyDataset`, whose items are
+        batches of such. A tuple is a pair (images, labels),
         which become the features "image" and "label"; a pair of a dict of features and labels; or
         one of these with the examples' weights, which become "weight".
 
@@ -47,6 +51,8 @@ def as_source(data: Any) -> Source:
         return data
     if isinstance(data, tf.data.Dataset):
         return StreamSource(data)
+    if isinstance(data, keras.utils.PyDataset):
+        return PyDatasetSource(data)
     parts = list(data.values()) if isinstance(data, Mapping) else data
     if isinstance(parts, tuple | list):
         sets = [type(one).__name__ for one in parts if isinstance(one, Source | tf.data.Dataset)]
@@ -62,6 +68,7 @@ def as_source(data: Any) -> Source:
         return ArraySource(named(*data))
     raise DataError(
         f"Data of type {type(data).__name__} are not supported. Pass a ddl.data source, a mapping "
-        "of arrays by feature name, a tuple (x, y) or (x, y, weights), or a tf.data.Dataset of "
-        "single examples."
+        "of arrays by feature name, a tuple (x, y) or (x, y, weights), a tf.data.Dataset of single "
+        "examples, or a keras.utils.PyDataset. ddl.data.from_items takes objects with __len__ and "
+        "__getitem__, ddl.data.endless generator functions."
     )

@@ -1,0 +1,1 @@
+"""Files of records: reading one record by its number, and writing."""
