@@ -23,10 +23,8 @@ def sources_by_name(data: Any) -> dict[str, Source]:
     Raises:
       DataError: If data have another type, or a name is empty.
     """
-    several = isinstance(data, Mapping) and any(
-        isinstance(one, Source | tf.data.Dataset | keras.utils.PyDataset | Mapping)
-        for one in data.values()
-    )
+    sets = Source | tf.data.Dataset | keras.utils.PyDataset | Mapping
+    several = isinstance(data, Mapping) and any(isinstance(one, sets) for one in data.values())
     if not several:
         return {"": as_source(data)}
     if bad := [name for name in data if not isinstance(name, str) or not name]:

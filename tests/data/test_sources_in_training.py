@@ -129,7 +129,7 @@ SGD.learning_rate = 0.1
 
 @pytest.mark.slow
 def test_two_workers_train_what_one_does_and_resume(folder, tmp_path):
-    """All sources in one run: five updates by two workers; two by them and three by one; all by one."""
+    """All sources in one run: by one worker, by two, and begun by two and resumed by one."""
     (tmp_path / "all.gin").write_text(GIN.replace("FOLDER", repr(str(folder))))
 
     def run(name, steps, *command):

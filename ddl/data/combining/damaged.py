@@ -7,7 +7,6 @@ import tensorflow as tf
 from absl import logging
 
 from ddl.data.checks import checked_finite
-from ddl.data.combining.concatenation import described
 from ddl.data.combining.random_access import RandomAccess, with_random_access
 from ddl.data.decoded import DecodedSource
 from ddl.errors import ConfigError, DataError
@@ -57,7 +56,9 @@ class _Tolerant(DecodedSource):
         return {**self._source.element_spec, "weight": weight}
 
     def describe(self, index: int) -> str:
-        return described([self._source], index)
+        if isinstance(self._source, DecodedSource):
+            return self._source.describe(index)
+        return super().describe(index)
 
     @tf.autograph.experimental.do_not_convert
     def example(self, index: tf.Tensor, seed: tf.Tensor) -> dict[str, tf.Tensor]:

@@ -35,8 +35,8 @@ def stored(folder: str | os.PathLike[str], *, num_examples: int | None = None) -
     files = [os.path.join(os.fspath(folder), name) for name in names]
     if missing := [file for file in files if not os.path.isfile(file)]:
         raise DataError(
-            f"{missing[0]} was not found; {path} lists it. Copy the whole folder, or write it again "
-            "with ddl.convert."
+            f"{missing[0]} was not found; {path} lists it. Copy the whole folder, or write it "
+            "again with ddl.convert."
         )
     source = RecordSource(files, lambda record, seed: _decoded(record, features), num_examples)
     if num_examples is None and len(source) != described["examples"]:

@@ -76,8 +76,8 @@ class EndlessSource(Source):
         if isinstance(data, Iterator) or not (isinstance(data, tf.data.Dataset) or callable(data)):
             raise DataError(
                 f"endless.data must be a tf.data.Dataset, a function that returns one, or a "
-                f"generator function, got {type(data).__name__}. An iterator can be read only once: "
-                "pass the function that makes it."
+                f"generator function, got {type(data).__name__}. An iterator can be read only "
+                "once: pass the function that makes it."
             )
         self._data = data
         self._takes_start = callable(data) and "start" in _arguments(data)

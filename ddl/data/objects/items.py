@@ -14,8 +14,8 @@ def from_items(data: Any, decode: Callable[[Any], Any] | None = None) -> RandomA
     """Builds a source of any object with `len(data)` and `data[i]`.
 
     These are a map-style data set of PyTorch, a data source of Grain, a list, and many others. An
-    object with `__getitems__`, as PyTorch calls it, is asked for all rows of a batch at once. Several
-    threads read, and the batches come in order.
+    object with `__getitems__`, as PyTorch calls it, is asked for all rows of a batch at once.
+    Several threads read, and the batches come in order.
 
     Args:
       data: The object. An item must depend on its number alone: augment with random numbers that

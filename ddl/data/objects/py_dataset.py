@@ -16,7 +16,7 @@ from ddl.data.source import Source, checked_element_spec, weighted
 from ddl.errors import ConfigError, DataError
 
 _KEPT_BATCHES = 16
-"""Batches of the PyDataset in memory: several of ddl's, read ahead, may need rows of one of them."""
+"""Batches of the PyDataset in memory: several batches of the run may need rows of one of them."""
 
 _ENDLESS = 2**62
 
@@ -41,7 +41,7 @@ class PyDatasetSource(Source):
             (`num_batches` is None), whose batches are then read in order.
 
         Raises:
-          ConfigError: If `steps_per_epoch` is missing, below 1, or given for a PyDataset with an end.
+          ConfigError: If `steps_per_epoch` is missing, below 1, or given for data with an end.
           DataError: If there are no batches, two reads of the first batch differ, the data change
             from epoch to epoch (`on_epoch_end`), or a batch has another form.
         """
@@ -207,7 +207,7 @@ def _rows_of(features: dict[str, np.ndarray], where: str) -> int:
     if len(rows) != 1 or 0 in rows:
         shapes = ", ".join(f"{name} {array.shape}" for name, array in features.items())
         raise DataError(
-            f"All features of {where} of a PyDataset must have the same number of rows, at least 1, "
-            f"got {shapes}."
+            f"All features of {where} of a PyDataset must have the same number of rows, at least "
+            f"1, got {shapes}."
         )
     return rows.pop()

@@ -22,8 +22,8 @@ def are_array_records(files: Sequence[str]) -> bool:
     if of_array and len(of_array) < len(files):
         other = next(file for file in files if not file.endswith(ENDING))
         raise DataError(
-            f"All files must be of one format, but {of_array[0]} is an ArrayRecord file and {other} "
-            "is not. Pass them as two sources to ddl.data.concatenation."
+            f"All files must be of one format, but {of_array[0]} is an ArrayRecord file and "
+            f"{other} is not. Pass them as two sources to ddl.data.concatenation."
         )
     return bool(of_array)
 

@@ -37,9 +37,9 @@ def store(
 ) -> list[str]:
     """Writes all examples of an epoch, in the order of the source, into a new folder.
 
-    Records of a `RecordSource` are copied as they are, to be read with the same `decode` or the same
-    features. Examples of other sources become records of `tf.train.Example` with the bytes of each
-    feature, decoded, which `ddl.data.stored` reads. TFRecord files get an index.
+    Records of a `RecordSource` are copied as they are, to be read with the same `decode` or the
+    same features. Examples of other sources become records of `tf.train.Example` with the bytes of
+    each feature, decoded, which `ddl.data.stored` reads. TFRecord files get an index.
 
     Args:
       source: The examples; random augmentation is that of seed 0 in epoch 0.

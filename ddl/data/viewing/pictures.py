@@ -22,8 +22,8 @@ def as_png(images: np.ndarray, columns: int = 8) -> bytes:
     """Returns a PNG with images side by side in rows, separated by lines of one pixel.
 
     Args:
-      images: [b, height, width, channels]. uint8 is taken as it is; other dtypes are stretched from
-        their least to their greatest value.
+      images: [b, height, width, channels]. uint8 that reaches the upper half of its range is taken
+        as it is; all else is stretched from its least to its greatest value.
       columns: Images in a row.
     """
     pixels = _in_bytes(images)
@@ -41,10 +41,10 @@ def as_text(image: np.ndarray, columns: int = _COLUMNS) -> list[str]:
     """Returns an image [height, width, channels] as lines of characters, bright ones as `@`.
 
     Args:
-      image: As in `as_png`.
+      image: Stretched from its least to its greatest value.
       columns: Greatest number of characters in a line; larger images are thinned out.
     """
-    grey = _in_bytes(image[np.newaxis])[0][..., :3].mean(axis=2)
+    grey = _stretched(image)[..., :3].mean(axis=2)
     step = max(1, -(-grey.shape[1] // columns))
     # A character is about twice as high as wide.
     thinned = grey[:: 2 * step, ::step] if step > 1 or grey.shape[0] > columns else grey
@@ -53,8 +53,12 @@ def as_text(image: np.ndarray, columns: int = _COLUMNS) -> list[str]:
 
 
 def _in_bytes(images: np.ndarray) -> np.ndarray:
-    if images.dtype == np.uint8:
+    if images.dtype == np.uint8 and images.max() > np.iinfo(np.uint8).max // 2:
         return images
+    return _stretched(images)
+
+
+def _stretched(images: np.ndarray) -> np.ndarray:
     values = images.astype(np.float64)
     low, high = values.min(), values.max()
     return ((values - low) / ((high - low) or 1.0) * 255).round().astype(np.uint8)

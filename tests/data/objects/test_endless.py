@@ -96,7 +96,7 @@ def ignores_the_start(start):
 
 
 def ends(start):
-    yield from itertools.islice(from_start(start), 40)
+    yield from itertools.islice(from_start(start), 20)
 
 
 def of_other_shape():
@@ -126,12 +126,12 @@ def fails():
         (dataset().shuffle(COUNT, seed=1), "Two reads of the tf.data.Dataset differ"),
         (drawn, "Two reads of .*drawn differ, first in example 0"),
         (ignores_the_start, "another example for start = 16"),
-        (ends, r"ended after \d+ examples from start = 16. A function with"),
+        (ends, "ended after 20 examples from start = 0. A function with"),
         (of_other_shape, r"'x' of example 1 of .*of_other_shape must be float64 of shape \(2,\)"),
         (of_other_dtype, "'x' of example 1 of .* must be int64 of shape .*, got float32"),
         (of_other_names, "example 1 of .* must have the features of the first example, x, got y"),
         (lambda: iter(()), "yields no examples"),
-        (lambda: dataset().take(0), "expected to contain an infinite number"),
+        (lambda: dataset().take(0), "must not end, but ended after 0 examples"),
         (numbers(), "must be a tf.data.Dataset, .*, got generator. An iterator can be read only"),
         ([1, 2], "got list"),
         (lambda: [3], r"must be a dict of features by name, or a tuple \(x, y\) .*, got 3"),
@@ -157,7 +157,7 @@ def test_what_fails_later_names_the_example():
     with pytest.raises(DataError, match="'x' contains NaN"), data_errors():
         taken(source, 13, batch=4)
     with pytest.raises(DataError, match="of example 52 of .*later must be float32"), data_errors():
-        taken(source, 9, first=44, batch=1, rows=np.array([0]))
+        taken(source, 1, first=52, batch=1)
 
 
 def test_an_end_after_a_start_is_an_error_and_no_end_of_training():

@@ -68,9 +68,9 @@ def test_only_the_batches_of_the_rows_are_read():
     batches = Batches()
     source = as_source(batches)
     batches.read.clear()
-    taken(source, 1, batch=20, shuffle=False, rows=np.array([6, 7]))
-    assert 0 not in batches.read
-    assert 1 in batches.read
+    taken(source, 2, batch=10, shuffle=False, rows=np.array([6, 7]))
+    # Threads may have read ahead, but never another worker's batches.
+    assert {1, 3} <= set(batches.read) <= {0, 1, 3}
 
 
 def test_without_end():

@@ -2,10 +2,10 @@
 
   python -m ddl.convert --gin_file=configs/digits_cnn.gin --output=data/digits
 
-The command writes ArrayRecord files if the extra `arrayrecord` is installed, and else TFRecord files
-with an index. Records of `record_files` are copied as they are: bind `record_files.files` to the
-new files. All other data are decoded and stored feature by feature: bind `stored.folder` to the new
-folder, and the data to `@stored()`.
+The command writes ArrayRecord files if the extra `arrayrecord` is installed, and else TFRecord
+files with an index. Records of `record_files` are copied as they are: bind `record_files.files` to
+the new files. All other data are decoded and stored feature by feature: bind `stored.folder` to the
+new folder, and the data to `@stored()`.
 
 Exit status:
   0    Done.
@@ -72,7 +72,7 @@ def convert() -> None:
     load_config(FLAGS)
 
     from ddl.config.registry import user_packages
-    from ddl.run.conversion import convert_data
+    from ddl.run.data.conversion import convert_data
     from ddl.user_code import attributing_errors
 
     with attributing_errors(user_packages()):

@@ -9,7 +9,7 @@ from ddl.data.checks import data_errors
 from ddl.data.records import RecordSource
 from ddl.data.storage.folders import Format, store
 from ddl.errors import ConfigError
-from ddl.run.data_of_config import sources_of_config
+from ddl.run.data.of_config import sources_of_config
 from ddl.training.results.progress import open_console
 
 
@@ -34,8 +34,8 @@ def convert_data(
     sources = sources_of_config(part)
     if len(sources) > 1:
         raise ConfigError(
-            f"Trainer.{part}_data has several sources, {', '.join(sources)}. Write one of them: bind "
-            f"Trainer.{part}_data to it alone."
+            f"Trainer.{part}_data has several sources, {', '.join(sources)}. Write one of them: "
+            f"bind Trainer.{part}_data to it alone."
         )
     (source,) = sources.values()
     if file_format == "auto":

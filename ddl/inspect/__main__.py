@@ -74,7 +74,7 @@ def show() -> None:
     load_config(FLAGS)
 
     from ddl.config.registry import user_packages
-    from ddl.run.inspection import inspect
+    from ddl.run.data.inspection import inspect
     from ddl.user_code import attributing_errors
 
     with attributing_errors(user_packages()):

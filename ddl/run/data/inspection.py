@@ -12,7 +12,7 @@ from ddl.data.pipeline import BatchPipeline
 from ddl.data.pipeline.datasets import finished
 from ddl.data.viewing import as_png, as_text, counts_of, described, is_picture, rows_as_text
 from ddl.errors import ConfigError
-from ddl.run.data_of_config import pipelines_of_config
+from ddl.run.data.of_config import pipelines_of_config
 
 _IN_TERMINAL = 4
 """Images that are shown as characters."""
@@ -44,6 +44,7 @@ def inspect(
         shown = _batch(pipeline, batch)
         padding = 0 if "weight" in source.element_spec else int(np.sum(shown["weight"] == 0))
         yield f"\nbatch {batch:,}" + (f", {padding} rows of padding" if padding else "")
+        shown = {name: values for name, values in shown.items() if name in source.element_spec}
         yield from described(shown)
         if counts := counts_of(shown):
             yield "\ncounts in the batch"
