@@ -12,6 +12,7 @@ import tensorflow as tf
 from pyarrow import csv, parquet
 
 import ddl
+from ddl.data.source import Source
 
 CLASSES, COUNT = 3, 22
 _RANDOM = np.random.default_rng(0)
@@ -39,7 +40,7 @@ def write(folder):
             for image, label in zip(IMAGES, LABELS, strict=True):
                 records.write(_serialized(image, label))
     damaged = bytearray((folder / "damaged" / "part-0").read_bytes())
-    damaged[len(damaged) // 2] ^= 1  # a bad checksum in the middle
+    damaged[len(damaged) - 20] ^= 1  # of the last record, whose checksum is then wrong
     (folder / "damaged" / "part-0").write_bytes(damaged)
     ddl.data.store(ddl.data.ArraySource(image=IMAGES, label=LABELS), folder / "stored", shards=2)
 
@@ -189,33 +190,63 @@ SOURCES = {
 }
 
 
-@gin.register(name="every_source")
-def every_source(folder):
-    folder = Path(folder)
-    return {name: make(folder) for name, make in SOURCES.items()}
+@gin.register
+class EverySource(Source):
+    """The batches of all sources beside each other: features `SOURCE/FEATURE`."""
+
+    def __init__(self, folder):
+        self.sources = {name: make(Path(folder)) for name, make in SOURCES.items()}
+
+    def __len__(self):
+        return COUNT
+
+    @property
+    def element_spec(self):
+        weight = {"weight": tf.TensorSpec([], tf.float32)}
+        return {
+            f"{name}/{feature}": spec
+            for name, source in self.sources.items()
+            for feature, spec in {**source.element_spec, **weight}.items()
+        }
+
+    def batches(self, global_batch_size, first_batch, **options):
+        def joined(*batches):
+            parts = zip(self.sources, batches, strict=True)
+            made = {f"{name}/{k}": values for name, batch in parts for k, values in batch.items()}
+            return {**made, "weight": tf.ones_like(batches[0]["weight"])}
+
+        parts = [
+            s.batches(global_batch_size, first_batch, **options) for s in self.sources.values()
+        ]
+        return tf.data.Dataset.zip(*parts).map(joined)
 
 
 @gin.register
 class OneModelForEach:
     """A linear regression for each source, on the numbers of all its features."""
 
-    def __init__(self, names=tuple(SOURCES)):
-        self.models = {name: keras.layers.Dense(1, name=name) for name in names}
+    def __init__(self):
+        self.model = Regressions()
 
-    def step(self, update, batch):
-        total = None
-        for name, model in self.models.items():
-            gradient = update.gradients(self._loss_of(model), batch[name], name=name)
-            total = gradient if total is None else total + gradient
-        update.apply(total)
+    def per_example(self, features, training):
+        return ddl.PerExample(loss=self.model(features))
 
-    def _loss_of(self, model):
-        def loss(features, training):
-            columns = [numbers(values) for key, values in features.items() if key != "weight"]
-            made = model(tf.concat(columns, axis=1))[:, 0]
-            return ddl.PerExample(loss=(made - 0.5) ** 2)
 
-        return loss
+class Regressions(keras.layers.Layer):
+    """The sum of the weighted losses of all sources, [b]."""
+
+    def __init__(self):
+        super().__init__()
+        self.of = {name: keras.layers.Dense(1, name=name) for name in SOURCES}
+
+    def call(self, features):
+        total = 0.0
+        for name, model in self.of.items():
+            own = {key: values for key, values in features.items() if key.startswith(f"{name}/")}
+            weight = tf.cast(own.pop(f"{name}/weight"), tf.float64)
+            made = model(tf.concat([numbers(values) for values in own.values()], axis=1))
+            total += weight * (made[:, 0] - 0.5) ** 2
+        return total
 
 
 def numbers(values):
@@ -227,6 +258,5 @@ def numbers(values):
 
 
 def weights(trainer):
-    return {
-        name: [v.numpy() for v in model.variables] for name, model in trainer.task.models.items()
-    }
+    models = trainer.task.model.of.items()
+    return {name: [v.numpy() for v in model.variables] for name, model in models}

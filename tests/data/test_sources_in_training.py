@@ -54,7 +54,7 @@ def trainer_on(folder, replicas):
     strategy = make_strategy("mirrored" if replicas > 1 else "one_device", replicas)
     with strategy.scope():
         task, optimizer = OneModelForEach(), keras.optimizers.SGD(0.1, momentum=0.9)
-    data = every_source.every_source(folder)
+    data = every_source.EverySource(folder)
     return ddl.Trainer(task, optimizer, data, global_batch_size=BATCH, strategy=strategy)
 
 
@@ -120,8 +120,8 @@ GLOBAL_BATCH_SIZE = 8
 TRAIN_STEPS = 5
 CHECKPOINT_EVERY = 2
 Trainer.task = @OneModelForEach()
-Trainer.train_data = @every_source()
-every_source.folder = FOLDER
+Trainer.train_data = @EverySource()
+EverySource.folder = FOLDER
 Trainer.optimizer = @SGD()
 SGD.learning_rate = 0.1
 """

@@ -1,6 +1,7 @@
 """ArrayRecord files, which find a record by its number (the extra `arrayrecord`)."""
 
 import os
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,6 +41,8 @@ class ArrayRecordFiles:
         self._files = list(files)
         self._readers = [_opened(file) for file in files]
         self._ends = np.cumsum([reader.num_records() for reader in self._readers])
+        # The package does not say that threads may share a reader.
+        self._locks = [threading.Lock() for _ in files]
 
     def __len__(self) -> int:
         """Returns the number of records."""
@@ -62,7 +65,8 @@ class ArrayRecordFiles:
     def _read(self, index: Any) -> Any:
         file, number = self._place(int(index))
         try:
-            (record,) = self._readers[file].read([number])
+            with self._locks[file]:
+                (record,) = self._readers[file].read([number])
         except (OSError, ValueError, RuntimeError, IndexError) as error:
             reason = " ".join(str(error).split())
             raise DataError(f"{self.describe(int(index))} cannot be read: {reason}") from error
@@ -90,8 +94,11 @@ def _opened(file: str) -> Any:
     if not os.path.isfile(file):
         raise DataError(f"The ArrayRecord file {file!r} was not found. Correct the path.")
     try:
-        reader = module.ArrayRecordReader(file, "readahead_buffer_size:0")
-        reader.num_records()
+        reader = module.ArrayRecordReader(file, "readahead_buffer_size:0,max_parallelism:0")
+        if not reader.ok():
+            reader.read([0])  # mostly says why
+            raise ValueError("it is truncated, or of another format")
     except (OSError, ValueError, RuntimeError) as error:
-        raise DataError(f"{file} could not be read as an ArrayRecord file: {error}") from error
+        reason = str(error).splitlines()[0]
+        raise DataError(f"{file} could not be read as an ArrayRecord file: {reason}.") from error
     return reader

@@ -4,6 +4,7 @@ import sys
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import ddl
 from ddl.errors import DataError
@@ -87,11 +88,12 @@ class TestTFDS:
         features = tfds.features.FeaturesDict(
             {"image": tfds.features.Image(shape=(4, 4, 3)), "label": np.int64}
         )
+        examples = {"image": IMAGES, "label": np.arange(COUNT)}
         tfds.dataset_builders.store_as_tfds_dataset(
             name="tiny",
             version="1.0.0",
             features=features,
-            split_datasets={"train": [{"image": IMAGES[n], "label": n} for n in range(COUNT)]},
+            split_datasets={"train": tf.data.Dataset.from_tensor_slices(examples)},
             data_dir=folder,
             file_format="array_record",
         )

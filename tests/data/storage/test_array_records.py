@@ -51,12 +51,13 @@ def test_bad_files(tmp_path):
     with pytest.raises(DataError, match="absent.array_record' was not found"):
         RecordSource([str(tmp_path / "absent.array_record")], decode)
     content = bytearray((tmp_path / "new" / "data-00000-of-00001.array_record").read_bytes())
-    (tmp_path / "cut.array_record").write_bytes(content[:50])
-    with pytest.raises(DataError, match=r"cut.array_record could not be read as an ArrayRecord"):
-        RecordSource([str(tmp_path / "cut.array_record")], decode)
-    place = content.index(b"0000")  # in the middle of a record
-    content[place] ^= 1
+    for name, part in (("cut", content[: len(content) // 2]), ("text", b"image,label\n" * 9999)):
+        (tmp_path / f"{name}.array_record").write_bytes(part)
+        with pytest.raises(DataError, match=rf"{name}.array_record could not be read as an Array"):
+            RecordSource([str(tmp_path / f"{name}.array_record")], decode)
+    content[content.index(b"0003")] ^= 1  # in the middle of a record
     (tmp_path / "bad.array_record").write_bytes(content)
     bad = RecordSource([str(tmp_path / "bad.array_record")], decode)
-    with pytest.raises(DataError, match=r"record \d+ of .*bad.array_record"), data_errors(bad):
+    named = r"record \d of .*bad.array_record cannot be read: .*hash mismatch"
+    with pytest.raises(DataError, match=named), data_errors(bad):
         taken(bad, 3)
