@@ -15,7 +15,14 @@ from ddl.errors import DataError
 from ddl.precision import set_precision
 from tests.conftest import make_strategy, save
 from tests.data import every_source
-from tests.data.every_source import CLASSES, IMAGES, LABELS, SOURCES, OneModelForEach, weights
+from tests.data.every_source import (
+    CLASSES,
+    IMAGES,
+    LABELS,
+    SOURCES,
+    OneWeightForEachColumn,
+    weights,
+)
 from tests.documents.pages import ROOT
 from tests.processes import forked
 from tests.run.test_train import tensors
@@ -53,7 +60,7 @@ def trainer_on(folder, replicas):
     keras.utils.set_random_seed(0)
     strategy = make_strategy("mirrored" if replicas > 1 else "one_device", replicas)
     with strategy.scope():
-        task, optimizer = OneModelForEach(), keras.optimizers.SGD(0.1, momentum=0.9)
+        task, optimizer = OneWeightForEachColumn(), keras.optimizers.SGD(0.1, momentum=0.9)
     data = every_source.EverySource(folder)
     return ddl.Trainer(task, optimizer, data, global_batch_size=BATCH, strategy=strategy)
 
@@ -119,7 +126,7 @@ PRECISION = 'float64'
 GLOBAL_BATCH_SIZE = 8
 TRAIN_STEPS = 5
 CHECKPOINT_EVERY = 2
-Trainer.task = @OneModelForEach()
+Trainer.task = @OneWeightForEachColumn()
 Trainer.train_data = @EverySource()
 EverySource.folder = FOLDER
 Trainer.optimizer = @SGD()
@@ -153,7 +160,7 @@ def test_two_workers_train_what_one_does_and_resume(folder, tmp_path):
     expected = tensors(tmp_path / "one")
     for other in ("two", "resumed"):
         found = tensors(tmp_path / other)
-        assert len([name for name in expected if "kernel" in name.lower() or "models" in name]) > 0
+        assert any(len(value) > 300 for value in expected.values() if value.ndim)
         for name, value in expected.items():
             if value.dtype == np.float64:
                 np.testing.assert_allclose(value, found[name], rtol=0, atol=1e-10, err_msg=name)
