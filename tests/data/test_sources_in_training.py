@@ -160,7 +160,7 @@ def test_two_workers_train_what_one_does_and_resume(folder, tmp_path):
     expected = tensors(tmp_path / "one")
     for other in ("two", "resumed"):
         found = tensors(tmp_path / other)
-        assert any(len(value) > 300 for value in expected.values() if value.ndim)
+        assert any(len(value) > 100 for value in expected.values() if value.ndim)
         for name, value in expected.items():
             if value.dtype == np.float64:
                 np.testing.assert_allclose(value, found[name], rtol=0, atol=1e-10, err_msg=name)
