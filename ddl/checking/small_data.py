@@ -61,7 +61,8 @@ def shortened(source: Source, batch: int, notes: list[str]) -> Source:
       batch: The global batch size.
       notes: Gets a line if the source cannot be cut.
     """
-    length = examples_for(len(source), batch)
+    count = source.examples_per_epoch(batch)
+    length = examples_for(count, batch)
     if isinstance(source, ArraySource):
         return ArraySource(
             {
@@ -73,7 +74,7 @@ def shortened(source: Source, batch: int, notes: list[str]) -> Source:
         )
     if isinstance(source, IndexedSource):
         return _FirstExamples(source, length)
-    if source.steps_per_epoch(batch) > UPDATES or len(source) % batch == 0:
+    if source.steps_per_epoch(batch) > UPDATES or count % batch == 0:
         notes.append(
             f"No batch with padding was checked: {type(source).__name__} reads in sequence and "
             "cannot be cut. Check with a ddl.data.ArraySource of a few examples."

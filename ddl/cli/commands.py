@@ -1,4 +1,4 @@
-"""The common frame of the commands ddl, ddl.lr_finder and ddl.check: flags, help, exit statuses."""
+"""The common frame of the commands: flags, help, exit statuses."""
 
 import os
 import sys

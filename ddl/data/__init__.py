@@ -1,13 +1,14 @@
 """Data sources, the order of their examples, and batches for the replicas."""
 
 from ddl.data.arrays import ArraySource
-from ddl.data.combining import Mixture, concatenation, k_fold, subset
+from ddl.data.combining import Mixture, concatenation, k_fold, skip_damaged, subset
 from ddl.data.conversion import as_source
 from ddl.data.decoded import DecodedSource
 from ddl.data.formats import (
     ImageFolder,
     numpy_files,
     record_files,
+    stored,
     table,
     text_lines,
     token_windows,
@@ -15,6 +16,14 @@ from ddl.data.formats import (
 from ddl.data.imagenet import imagenet
 from ddl.data.images import images
 from ddl.data.keras_datasets import load_keras_dataset
+from ddl.data.objects import (
+    EndlessSource,
+    PyDatasetSource,
+    endless,
+    from_items,
+    hugging_face,
+    tfds,
+)
 from ddl.data.order import batch_indices, steps_per_epoch
 from ddl.data.packaged import load_digits, romeo_and_juliet
 from ddl.data.pipeline import BatchPipeline
@@ -22,6 +31,7 @@ from ddl.data.random_access import RandomAccessSource
 from ddl.data.records import RecordSource
 from ddl.data.replay import ReplayBuffer
 from ddl.data.source import IndexedSource, Source
+from ddl.data.storage.folders import store
 from ddl.data.stream import StreamSource
 from ddl.data.synthetic import synthetic_arrays, synthetic_images
 from ddl.data.varying import bucketed, packed, token_lines
@@ -30,9 +40,11 @@ __all__ = [
     "ArraySource",
     "BatchPipeline",
     "DecodedSource",
+    "EndlessSource",
     "ImageFolder",
     "IndexedSource",
     "Mixture",
+    "PyDatasetSource",
     "RandomAccessSource",
     "RecordSource",
     "ReplayBuffer",
@@ -42,6 +54,9 @@ __all__ = [
     "batch_indices",
     "bucketed",
     "concatenation",
+    "endless",
+    "from_items",
+    "hugging_face",
     "imagenet",
     "images",
     "k_fold",
@@ -51,12 +66,16 @@ __all__ = [
     "packed",
     "record_files",
     "romeo_and_juliet",
+    "skip_damaged",
     "steps_per_epoch",
+    "store",
+    "stored",
     "subset",
     "synthetic_arrays",
     "synthetic_images",
     "table",
     "text_lines",
+    "tfds",
     "token_lines",
     "token_windows",
 ]

@@ -17,8 +17,9 @@ class _Read(Protocol):
     def damaged(self) -> str | None: ...
 
 
-# Message of tf.data.experimental.assert_cardinality.
+# Messages of tf.data.experimental.assert_cardinality.
 _ENDED_EARLY = re.compile(r"expected to contain (\d+) elements but contained only (\d+) elements")
+_ENDED = re.compile(r"expected to contain an infinite number of elements but contained only (\d+)")
 
 # Texts of errors that the data cause: iterators name themselves, and kernels name the refused
 # value. The nodes after the first are those that an error passes through, often an iterator's.
@@ -160,6 +161,12 @@ def data_errors(*sources: _Read) -> Iterator[None]:
         note = "".join(f"\n{each}" for each in damaged if each) + note
         raise DataError(f"Reading or processing a batch failed: {reason}{note}") from None
     except tf.errors.FailedPreconditionError as error:
+        if endless := _ENDED.search(str(error.message)):
+            raise DataError(
+                f"Data that are read without end must not end, but ended after "
+                f"{int(endless[1]):,} examples. They must have an example, and a function with the "
+                "argument start must return a data set without end."
+            ) from None
         ended = _ENDED_EARLY.search(str(error.message))
         if ended is None:
             raise

@@ -3,12 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
+import keras
 import tensorflow as tf
 from absl import logging
 
 from ddl.data.arrays import ArraySource
 from ddl.data.batched import has_changing_order, single_examples
 from ddl.data.naming import named
+from ddl.data.objects.py_dataset import PyDatasetSource
 from ddl.data.source import Source
 from ddl.data.stream import StreamSource
 from ddl.errors import DataError
@@ -23,9 +25,8 @@ def sources_by_name(data: Any) -> dict[str, Source]:
     Raises:
       DataError: If data have another type, or a name is empty.
     """
-    several = isinstance(data, Mapping) and any(
-        isinstance(one, Source | tf.data.Dataset | Mapping) for one in data.values()
-    )
+    sets = Source | tf.data.Dataset | keras.utils.PyDataset | Mapping
+    several = isinstance(data, Mapping) and any(isinstance(one, sets) for one in data.values())
     if not several:
         return {"": as_source(data)}
     if bad := [name for name in data if not isinstance(name, str) or not name]:
@@ -37,11 +38,12 @@ def as_source(data: Any) -> Source:
     """Converts data into a `Source`.
 
     Args:
-      data: A `Source`; a mapping of arrays by feature name; a tuple as Keras takes it; or a
+      data: A `Source`; a mapping of arrays by feature name; a tuple as Keras takes it; a
         `tf.data.Dataset` of dicts or of such tuples, whose elements are examples or batches, which
-        are split into examples. A tuple is a pair (images, labels), which become the features
-        "image" and "label"; a pair of a dict of features and labels; or one of these with the
-        examples' weights, which become "weight".
+        are split into examples; or a `keras.utils.PyDataset`, whose items are batches of such. A
+        tuple is a pair (images, labels), which become the features "image" and "label"; a pair of a
+        dict of features and labels; or one of these with the examples' weights, which become
+        "weight".
 
     Raises:
       DataError: If `data` has another type, or fails the checks of `ArraySource` or `StreamSource`.
@@ -56,6 +58,8 @@ def as_source(data: Any) -> Source:
                 "the Trainer shuffles; or pass it a seed and reshuffle_each_iteration=False."
             )
         return StreamSource(single_examples(data))
+    if isinstance(data, keras.utils.PyDataset):
+        return PyDatasetSource(data)
     parts = list(data.values()) if isinstance(data, Mapping) else data
     if isinstance(parts, tuple | list):
         sets = [type(one).__name__ for one in parts if isinstance(one, Source | tf.data.Dataset)]
@@ -71,6 +75,7 @@ def as_source(data: Any) -> Source:
         return ArraySource(named(*data))
     raise DataError(
         f"Data of type {type(data).__name__} are not supported. Pass a ddl.data source, a mapping "
-        "of arrays by feature name, a tuple (x, y) or (x, y, weights), or a tf.data.Dataset of "
-        "dicts or of such tuples."
+        "of arrays by feature name, a tuple (x, y) or (x, y, weights), a tf.data.Dataset of dicts "
+        "or of such tuples, or a keras.utils.PyDataset. ddl.data.from_items takes objects with "
+        "__len__ and __getitem__, ddl.data.endless generator functions."
     )

@@ -71,6 +71,8 @@ class RandomAccessSource(IndexedSource):
     def _look_up(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         try:
             found = self._lookup(indices)
+        except DataError:
+            raise
         except Exception as error:
             place = place_of(error)
             # In one line, since `data_errors` takes the message from TensorFlow's by lines.

@@ -18,7 +18,7 @@ from ddl.errors import DataError
 
 
 class Source(abc.ABC):
-    """A data set of known length."""
+    """A data set."""
 
     @abc.abstractmethod
     def __len__(self) -> int:
@@ -40,6 +40,19 @@ class Source(abc.ABC):
         """
         return steps_per_epoch(len(self), global_batch_size)
 
+    def examples_per_epoch(self, global_batch_size: int) -> int:
+        """Returns the number of examples in an epoch, which B determines if the data are endless.
+
+        Args:
+          global_batch_size: B.
+        """
+        return len(self)
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether the data have no known length, so that an epoch is a number of batches."""
+        return False
+
     @abc.abstractmethod
     def batches(
         self,
@@ -50,7 +63,7 @@ class Source(abc.ABC):
         shuffle: bool,
         rows: np.ndarray | None = None,
     ) -> tf.data.Dataset:
-        """Builds an endless host data set of global batches from number `first_batch` on.
+        """Builds a host data set without end, of global batches from number `first_batch` on.
 
         Args:
           global_batch_size: B.

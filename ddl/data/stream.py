@@ -307,12 +307,12 @@ def _length(dataset: tf.data.Dataset | None, given: int | None) -> int:
         if cardinality == tf.data.UNKNOWN_CARDINALITY:
             raise DataError(
                 "The number of examples in the tf.data.Dataset is unknown. Pass it: "
-                "StreamSource(dataset, num_examples=…)."
+                "StreamSource(dataset, num_examples=…), or use ddl.data.endless."
             )
         if cardinality == tf.data.INFINITE_CARDINALITY:
             raise DataError(
-                "The tf.data.Dataset is infinite. Remove its repeat(), or pass the number of "
-                "examples of an epoch: StreamSource(dataset, num_examples=…)."
+                "The tf.data.Dataset is infinite. Remove its repeat(), pass the examples of an "
+                "epoch: StreamSource(dataset, num_examples=…), or use ddl.data.endless."
             )
         given = cardinality
     if given < 1:

@@ -25,7 +25,8 @@ def withhold_lengths() -> None:
             config.withhold_macro(
                 name,
                 f"%{name} is used before its value is known. It follows from {follows_from}; "
-                "neither these nor SEED and PRECISION may use it. Write a number instead.",
+                "neither these nor SEED and PRECISION may use it. Write a number instead. For data "
+                "without a known length (ddl.data.endless), set STEPS_PER_EPOCH.",
             )
 
 

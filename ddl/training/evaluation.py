@@ -64,7 +64,8 @@ class Evaluation:
             own = self._pipeline.iterator(self._strategy, 0)
             iterator = own, None if buckets is None else buckets.iterator(0)
         means = self._means(iterator, state)
-        self._iterator = iterator
+        if not self._pipeline.source.is_endless:  # else the next evaluation would read other data
+            self._iterator = iterator
         return means
 
     def run_on(self, pipeline: BatchPipeline, state: TrainingState) -> dict[str, float]:

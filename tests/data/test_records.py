@@ -176,6 +176,14 @@ def test_compressed_files_are_told(tmp_path):
         RecordSource(files, decode)
 
 
+def test_one_compressed_file_among_others_is_named(tmp_path):
+    files = written(tmp_path)
+    (tmp_path / "gz").mkdir()
+    other = written(tmp_path / "gz", tf.io.TFRecordOptions(compression_type="GZIP"))[2]
+    with pytest.raises(DataError, match="gz/part-2 is truncated, compressed, or not"):
+        RecordSource([*files, other], decode)
+
+
 def test_no_records_are_told(tmp_path):
     with pytest.raises(DataError, match="contain no records"):
         RecordSource(written(tmp_path)[1:2], decode)

@@ -1,5 +1,9 @@
 """Training from each kind of source computes the same on several devices and after a resume."""
 
+import os
+import subprocess
+import sys
+
 import keras
 import numpy as np
 import pytest
@@ -10,68 +14,153 @@ from ddl.checkpoints.checkpoints import Checkpoints
 from ddl.errors import DataError
 from ddl.precision import set_precision
 from tests.conftest import make_strategy, save
+from tests.data import every_source
+from tests.data.every_source import (
+    CLASSES,
+    IMAGES,
+    LABELS,
+    SOURCES,
+    OneWeightForEachColumn,
+    weights,
+)
+from tests.documents.pages import ROOT
+from tests.processes import forked
+from tests.run.test_train import tensors
 
-CLASSES, COUNT = 3, 22
-_RANDOM = np.random.default_rng(0)
-IMAGES = _RANDOM.integers(0, 255, (COUNT, 4, 4, 1)).astype(np.uint8)
-LABELS = np.arange(COUNT) % CLASSES
+BATCH, BEFORE, STEPS = 8, 2, 5
+# An epoch has three batches, so that the run stops in the middle of one and ends in another.
 
 
-def image_folder(folder, images=IMAGES, labels=LABELS):
-    for number, (image, label) in enumerate(zip(images, labels, strict=True)):
+def image_folder(folder, labels):
+    for number, (image, label) in enumerate(zip(IMAGES, labels, strict=True)):
         file = folder / str(label) / f"{number:03}.png"
         file.parent.mkdir(parents=True, exist_ok=True)
         tf.io.write_file(str(file), tf.io.encode_png(image))
     return ddl.data.ImageFolder(folder, (4, 4, 1))
 
 
-def memory_mapped(folder):
-    np.save(folder / "images.npy", IMAGES)
-    np.save(folder / "labels.npy", LABELS)
-    files = {"image": str(folder / "images.npy"), "label": str(folder / "labels.npy")}
-    return ddl.data.numpy_files(files, in_memory=False)
-
-
-def mixture(folder):
-    images = image_folder(folder / "images", IMAGES[:9], LABELS[:9])
-    return ddl.data.Mixture([images, ddl.data.subset((IMAGES, LABELS), first=13)], [0.4, 0.6])
-
-
-SOURCES = {make.__name__: make for make in (image_folder, memory_mapped, mixture)}
-
-
-def trainer_on(source, replicas):
-    set_precision("float64")
-    keras.utils.set_random_seed(0)
-    strategy = make_strategy("mirrored" if replicas > 1 else "one_device", replicas)
-    with strategy.scope():
-        model = ddl.models.mlp((4, 4, 1), CLASSES, hidden_units=(4,), input_scale=1 / 255)
-        optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
-        return ddl.Trainer(ddl.Classification(model), optimizer, source, global_batch_size=8)
-
-
 def test_labels_that_mean_other_classes_in_the_evaluation_are_refused(tmp_path):
-    train = image_folder(tmp_path / "train")
-    evaluation = image_folder(tmp_path / "eval", IMAGES, np.where(LABELS == 1, 2, LABELS))
+    train = image_folder(tmp_path / "train", LABELS)
+    evaluation = image_folder(tmp_path / "eval", np.where(LABELS == 1, 2, LABELS))
     model = ddl.models.mlp((4, 4, 1), CLASSES, hidden_units=(4,))
     arguments = {"global_batch_size": 8, "eval_data": evaluation}
     with pytest.raises(DataError, match="data are 0, 1, 2, those of the evaluation data 0, 2, so"):
         ddl.Trainer(ddl.Classification(model), keras.optimizers.SGD(0.1), train, **arguments)
 
 
-@pytest.mark.parametrize("make", SOURCES.values(), ids=SOURCES.keys())
-def test_the_same_on_two_replicas_and_resumed_in_an_epoch(make, tmp_path):
-    source = make(tmp_path)
-    straight, parted = trainer_on(source, 1), trainer_on(source, 2)
-    straight.train(2)
-    path = tmp_path / "saved"
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    made = tmp_path_factory.mktemp("sources")
+    every_source.write(made)
+    return made
+
+
+def trainer_on(folder, replicas):
+    set_precision("float64")
+    keras.utils.set_random_seed(0)
+    strategy = make_strategy("mirrored" if replicas > 1 else "one_device", replicas)
+    with strategy.scope():
+        task, optimizer = OneWeightForEachColumn(), keras.optimizers.SGD(0.1, momentum=0.9)
+    data = every_source.EverySource(folder)
+    return ddl.Trainer(task, optimizer, data, global_batch_size=BATCH, strategy=strategy)
+
+
+@pytest.fixture(scope="module")
+def runs(folder):
+    """The weights after five updates: straight on 1, 2 and 4 replicas, and resumed."""
+    straight, parted = trainer_on(folder, 1), trainer_on(folder, 2)
+    straight.train(BEFORE)
+    path = folder / "saved"
     save(path, straight)
-    straight.train(3)
-    parted.train(5)
-    for one, two in zip(straight.model.variables, parted.model.variables, strict=True):
-        np.testing.assert_allclose(one, two, rtol=0, atol=1e-10)
-    expected = [v.numpy() for v in straight.model.variables]
+    straight.train(STEPS - BEFORE)
+    found = {"straight": weights(straight)}
+    parted.train(STEPS)
+    found["on 2"] = weights(parted)
     Checkpoints(path, straight).restore_latest()
-    straight.train(3)
-    for one, two in zip(straight.model.variables, expected, strict=True):
+    straight.train(STEPS - BEFORE)
+    found["resumed"] = weights(straight)
+    Checkpoints(path, parted).restore_latest()
+    parted.train(STEPS - BEFORE)
+    found["resumed on 2"] = weights(parted)
+    four = trainer_on(folder, 4)
+    four.train(STEPS)
+    found["on 4"] = weights(four)
+    return found
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_the_same_on_several_replicas_and_resumed_in_an_epoch(name, runs):
+    expected = runs["straight"][name]
+    for run in ("on 2", "on 4", "resumed on 2"):
+        for one, two in zip(expected, runs[run][name], strict=True):
+            np.testing.assert_allclose(one, two, rtol=0, atol=1e-10, err_msg=run)
+    for one, two in zip(expected, runs["resumed"][name], strict=True):
         np.testing.assert_array_equal(one, two)
+    for one, two in zip(runs["on 2"][name], runs["resumed on 2"][name], strict=True):
+        np.testing.assert_allclose(one, two, rtol=0, atol=1e-10)
+
+
+# Features that tell examples apart: the images all differ.
+@pytest.mark.parametrize(
+    "name", ["image_folder", "records", "stored", "items", "py_dataset", "stream"]
+)
+def test_every_example_once_an_epoch(name, folder):
+    source = SOURCES[name](folder)
+    pipeline = ddl.data.BatchPipeline(source, BATCH, seed=1)
+    batches = source.batches(BATCH, 3, seed=1, shuffle=True).take(pipeline.steps_per_epoch)
+    found = [
+        image.tobytes()
+        for batch in batches.as_numpy_iterator()
+        for image, weight in zip(batch["image"], batch["weight"], strict=True)
+        if weight
+    ]
+    assert sorted(found) == sorted(image.tobytes() for image in IMAGES)
+    assert found != [image.tobytes() for image in IMAGES]
+
+
+GIN = """
+import tests.data.every_source
+include 'standard.gin'
+SEED = 0
+PRECISION = 'float64'
+GLOBAL_BATCH_SIZE = 8
+TRAIN_STEPS = 5
+CHECKPOINT_EVERY = 2
+Trainer.task = @OneWeightForEachColumn()
+Trainer.train_data = @EverySource()
+EverySource.folder = FOLDER
+Trainer.optimizer = @SGD()
+SGD.learning_rate = 0.1
+"""
+
+
+@pytest.mark.slow
+def test_two_workers_train_what_one_does_and_resume(folder, tmp_path):
+    """All sources in one run: by one worker, by two, and begun by two and resumed by one."""
+    (tmp_path / "all.gin").write_text(GIN.replace("FOLDER", repr(str(folder))))
+
+    def run(name, steps, *command):
+        flags = [f"--gin_file={tmp_path}/all.gin", f"--model_dir={tmp_path / name}", "--mode=train"]
+        flags.append(f"--gin_param=TRAIN_STEPS = {steps}")
+        result = forked.run(
+            [sys.executable, "-m", *command, *flags],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert result.returncode == 0, result.stdout[-3000:]
+
+    two = ("ddl.launch", "--num_workers=2", "--")
+    run("one", STEPS, "ddl.main")
+    run("two", STEPS, *two)
+    run("resumed", BEFORE, *two)
+    run("resumed", STEPS, "ddl.main")
+    expected = tensors(tmp_path / "one")
+    for other in ("two", "resumed"):
+        found = tensors(tmp_path / other)
+        assert any(len(value) > 100 for value in expected.values() if value.ndim)
+        for name, value in expected.items():
+            if value.dtype == np.float64:
+                np.testing.assert_allclose(value, found[name], rtol=0, atol=1e-10, err_msg=name)

@@ -145,6 +145,7 @@ def write_data(folder: Path) -> None:
     rows = [f"{20 + n},{n}.5,{('red', 'blue')[n % 2]},{('yes', 'no')[n % 2]}" for n in range(64)]
     (folder / "test.csv").write_text("\n".join(["age,income,colour,bought", *rows]))
     parquet.write_table(csv.read_csv(folder / "test.csv"), folder / "train.parquet")
+    ddl.data.store(ddl.data.ArraySource(image=images, label=labels), folder / "stored")
     for name in ("train-0.tfrecord", "test.tfrecord"):
         with tf.io.TFRecordWriter(str(folder / name)) as records:
             for image, label in zip(images, labels, strict=True):
@@ -363,6 +364,11 @@ def test_callbacks(folder, capsys):
     assert float(capsys.readouterr().out.split()[-2]) < 1
 
 
+def test_items(folder, capsys):
+    runpy.run_path("items.py")
+    assert capsys.readouterr().out.startswith("1000 {'image': TensorSpec(shape=(1,)")
+
+
 # Programs of the pages for those who come from another framework, each with its own test.
 MOVED = {"moved_gan.py", "outer_loop.py", "moved_tutorial.py"}
 # tests/documents/test_notebooks.py
@@ -376,7 +382,8 @@ def test_every_block_is_run_or_checked():
     python = [b for page in PAGES for b in blocks(page) if b.language == "python"]
     names = {name for name in files() if name.endswith(".py")}
     shown = {"denoise.py", "jitter.py", "centering.py", "notebook.py", "my_gan.py", "checked.py"}
-    shown |= {"windows.py", "info_nce.py", "annealed.py", "mixing.py", "masked_lm.py"}
+    shown |= {"windows.py", "items.py", "info_nce.py", "annealed.py", "mixing.py", "masked_lm.py"}
     shown |= {"areas.py", "watch.py", "rising_weight.py", "hard_examples.py"}
+    shown |= {"endless_digits.py"}  # imported by a config
     assert names == shown | OWN_STEPS.keys() | MOVED | OF_NOTEBOOKS
     assert len(python) == len(names)

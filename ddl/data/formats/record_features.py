@@ -1,4 +1,4 @@
-"""TFRecord files of `tf.train.Example`, described by names, dtypes and shapes."""
+"""Files of records of `tf.train.Example`, described by names, dtypes and shapes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,11 +23,12 @@ def record_files(
     *,
     num_examples: int | None = None,
 ) -> RecordSource:
-    """Builds a source of TFRecord files of `tf.train.Example`.
+    """Builds a source of TFRecord or ArrayRecord files of `tf.train.Example`.
 
     Args:
-      files: A pattern, such as "data/train-*", whose matches are sorted; or a list of paths. The
-        files must not be compressed.
+      files: A pattern, such as "data/train-*", whose matches are sorted; or a list of paths. Names
+        that end with `.array_record` are ArrayRecord files, all others TFRecord files, which must
+        not be compressed.
       features: For each feature of an example (key, dtype, shape): the key in `tf.train.Example`;
         "float32", "int64" or "string" for a list of such values, "image" for an encoded image,
         which becomes uint8 [height, width, channels], or "raw uint8" and the like for the bytes of
@@ -45,7 +46,7 @@ def record_files(
         if not found:
             raise DataError(
                 f"No file matches record_files.files = {files!r}. Pass a pattern or a list of "
-                "paths of TFRecord files."
+                "paths of TFRecord or ArrayRecord files."
             )
         files = found
     if not features:

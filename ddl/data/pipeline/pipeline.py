@@ -71,7 +71,7 @@ class BatchPipeline:
         self.source = source
         self.global_batch_size = global_batch_size
         self.microbatches = microbatches
-        self.num_examples = len(source)
+        self.num_examples = source.examples_per_epoch(global_batch_size)
         self.batches_per_update = 1
         """Batches that an update reads one after the other. Assign before the first iterator."""
         self._batches_per_epoch = source.steps_per_epoch(global_batch_size)

@@ -1,0 +1,33 @@
+"""Loading of the config that the flags name, for commands that set up no devices."""
+
+import os
+import sys
+
+from absl import flags
+
+
+def load_config(values: flags.FlagValues) -> None:
+    """Loads the config of a command line.
+
+    Args:
+      values: The parsed flags, with `gin_file`, `gin_param`, `gin_search_path` and
+        `gin_allow_unused`.
+
+    Raises:
+      ConfigError: If the config is wrong.
+    """
+    # TensorFlow takes seconds to import, so the flags are checked before.
+    from ddl.cli.tensorflow_messages import quiet_start_up
+
+    # A config imports the user's own modules, from the current folder.
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    with quiet_start_up():
+        from ddl import config
+
+        config.load(
+            values["gin_file"].value,
+            values["gin_param"].value or (),
+            values["gin_search_path"].value or (),
+            values["gin_allow_unused"].value,
+        )

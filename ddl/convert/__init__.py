@@ -1,0 +1,1 @@
+"""The command `python -m ddl.convert`, which writes the data of a config into records."""

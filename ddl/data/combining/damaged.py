@@ -1,0 +1,101 @@
+"""Examples that cannot be read, counted and left out up to a limit."""
+
+import threading
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+
+from ddl.data.checks import checked_finite
+from ddl.data.combining.random_access import RandomAccess, with_random_access
+from ddl.data.decoded import DecodedSource
+from ddl.errors import ConfigError, DataError
+
+_DAMAGED = -1.0
+"""Weight that marks an example that could not be read; examples' own weights are at least 0."""
+
+
+def skip_damaged(data: Any, *, limit: int) -> DecodedSource:
+    """Returns a data set whose examples count nothing where they cannot be read, up to a limit.
+
+    Such an example keeps its place in the order, with features of 0 and weight 0, so that all other
+    examples stay where they are, on any number of devices and after a resume. A warning names each
+    one. Examples with NaN, infinity or a negative weight count as damaged too. Each process counts
+    the different examples that it reads, from its start on.
+
+    Args:
+      data: A source with random access, or what `Trainer.train_data` converts into one.
+      limit: Number of damaged examples that a process accepts; one more is an error that names
+        them.
+
+    Raises:
+      ConfigError: If `limit` is below 1.
+      DataError: If the data are a stream.
+    """
+    if limit < 1:
+        raise ConfigError(
+            f"skip_damaged.limit must be at least 1, got {limit}. Without skip_damaged, the first "
+            "damaged example is an error."
+        )
+    return _Tolerant(with_random_access(data, "skip_damaged"), limit)
+
+
+class _Tolerant(DecodedSource):
+    def __init__(self, source: RandomAccess, limit: int):
+        self._source = source
+        self._limit = limit
+        self._found: dict[int, str] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    @property
+    def element_spec(self) -> dict[str, tf.TensorSpec]:
+        weight = tf.TensorSpec([], tf.float32, "weight")
+        return {**self._source.element_spec, "weight": weight}
+
+    def describe(self, index: int) -> str:
+        if isinstance(self._source, DecodedSource):
+            return self._source.describe(index)
+        return super().describe(index)
+
+    @tf.autograph.experimental.do_not_convert
+    def example(self, index: tf.Tensor, seed: tf.Tensor) -> dict[str, tf.Tensor]:
+        @tf.autograph.experimental.do_not_convert
+        def read(index: tf.Tensor, seed: tf.Tensor) -> dict[str, tf.Tensor]:
+            features = checked_finite(dict(self._source.example(index, seed)))
+            weight = tf.cast(features.get("weight", 1.0), tf.float32)
+            return {name: features.get(name, weight) for name in spec} | {"weight": weight}
+
+        spec = self.element_spec
+        zeros = {name: tf.zeros(one.shape, one.dtype) for name, one in spec.items()}
+        zeros["weight"] = tf.constant(_DAMAGED)
+        blank = tf.data.Dataset.from_tensors(zeros)
+        whole = tf.data.Dataset.from_tensors((index, seed)).map(read).ignore_errors()
+        features = whole.concatenate(blank).take(1).get_single_element()
+        weight = features["weight"]
+        noted = tf.cond(
+            weight < 0,
+            lambda: tf.numpy_function(self._note, [index], tf.float32),
+            lambda: weight,
+        )
+        return {**features, "weight": tf.ensure_shape(noted, [])}
+
+    def _note(self, index: Any) -> Any:
+        """Counts a damaged example; returns its weight, float32 []."""
+        number = int(index)
+        with self._lock:
+            if number not in self._found:
+                self._found[number] = self.describe(number)
+                if len(self._found) > self._limit:
+                    raise DataError(
+                        f"{len(self._found)} examples cannot be read, more than skip_damaged.limit "
+                        f"= {self._limit}: {'; '.join(self._found.values())}. Replace them, or "
+                        "raise the limit."
+                    )
+                logging.warning(
+                    "%s cannot be read and counts nothing (damaged example %d of at most %d).",
+                    *(self._found[number], len(self._found), self._limit),
+                )
+        return tf.float32.as_numpy_dtype(0)

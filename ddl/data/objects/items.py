@@ -1,0 +1,65 @@
+"""Data sets of other libraries, whose examples `data[i]` returns."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ddl.data.objects.examples import are_same, check_fits, features_of, spec_of
+from ddl.data.random_access import RandomAccessSource
+from ddl.errors import DataError, check_takes
+
+
+def from_items(data: Any, decode: Callable[[Any], Any] | None = None) -> RandomAccessSource:
+    """Builds a source of any object with `len(data)` and `data[i]`.
+
+    These are a map-style data set of PyTorch, a data source of Grain, a list, and many others. An
+    object with `__getitems__`, as PyTorch calls it, is asked for all rows of a batch at once.
+    Several threads read, and the batches come in order.
+
+    Args:
+      data: The object. An item must depend on its number alone: augment with random numbers that
+        follow from the number, or in the model with `ddl.layers`.
+      decode: Turns an item into a dict of features or a tuple (x, y) or (x, y, weights); None if
+        items are of this form already.
+
+    Raises:
+      DataError: If there are no items, item 0 has another form, or two reads of it differ.
+    """
+    for needed in ("__len__", "__getitem__"):
+        if not hasattr(data, needed):
+            raise DataError(
+                f"from_items needs an object with __len__ and __getitem__, got "
+                f"{type(data).__name__} without {needed}. For data without a length, such as a "
+                "generator, use ddl.data.endless."
+            )
+    if decode is not None:
+        check_takes("from_items.decode", decode, ("item",))
+    if not len(data):
+        raise DataError(f"The {type(data).__name__} is empty; a data set needs an example.")
+    read_all = getattr(data, "__getitems__", None)
+
+    def read(numbers: Sequence[int]) -> list[dict[str, np.ndarray]]:
+        items = read_all(numbers) if read_all else [data[number] for number in numbers]
+        return [
+            features_of(item if decode is None else decode(item), f"item {number}")
+            for number, item in zip(numbers, items, strict=True)
+        ]
+
+    first, again = read([0])[0], read([0])[0]
+    if not are_same(first, again):
+        raise DataError(
+            f"Two reads of item 0 of the {type(data).__name__} differ, so a run could not be "
+            "repeated or resumed. Remove random augmentation from it, or draw from a generator "
+            "that is seeded with the number of the item."
+        )
+    spec = spec_of(first)
+
+    def lookup(indices: np.ndarray) -> dict[str, np.ndarray]:
+        numbers = indices.tolist()
+        rows = read(numbers)
+        for number, row in zip(numbers, rows, strict=True):
+            check_fits(row, spec, f"item {number}")
+        return {name: np.stack([row[name] for row in rows]) for name in spec}
+
+    return RandomAccessSource(lookup, len(data), spec)

@@ -1,0 +1,213 @@
+"""Keras's `PyDataset`: batches by number, from Python."""
+
+import functools
+import os
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from ddl.data.checks import checked_weight
+from ddl.data.objects.examples import are_same, check_fits, features_of, spec_of
+from ddl.data.order import indices_at, steps_per_epoch
+from ddl.data.random_access import RandomAccessSource
+from ddl.data.source import Source, checked_element_spec, weighted
+from ddl.errors import ConfigError, DataError
+
+_KEPT_BATCHES = 16
+"""Batches of the PyDataset in memory: several batches of the run may need rows of one of them."""
+
+_ENDLESS = 2**62
+
+
+class PyDatasetSource(Source):
+    """A `keras.utils.PyDataset`, whose item number j is a batch of examples.
+
+    Each epoch reads every batch once. Training shuffles the order of the batches, by seed and
+    epoch, and leaves the examples within a batch together; a shorter last batch stays the last one.
+    A batch of the run takes consecutive examples, so the two batch sizes need not agree. A run
+    resumes at once, and each worker reads only the batches that its rows are in. Several threads
+    read.
+    """
+
+    def __init__(self, data: keras.utils.PyDataset, steps_per_epoch: int | None = None):
+        """Reads the first batch twice, and the last one.
+
+        Args:
+          data: The batches. A batch must depend on its number alone. All but the last must have the
+            same number of rows.
+          steps_per_epoch: Batches of the run that count as an epoch, for a PyDataset without end
+            (`num_batches` is None), whose batches are then read in order.
+
+        Raises:
+          ConfigError: If `steps_per_epoch` is missing, below 1, or given for data with an end.
+          DataError: If there are no batches, two reads of the first batch differ, the data change
+            from epoch to epoch (`on_epoch_end`), or a batch has another form.
+        """
+        self._data = data
+        self._steps = steps_per_epoch
+        count = _number_of_batches(data)
+        check_steps(steps_per_epoch, "the PyDataset", known=count is not None)
+        if count == 0:
+            raise DataError(f"The {type(data).__name__} has no batches; it needs at least one.")
+        for hook in ("on_epoch_begin", "on_epoch_end"):
+            if getattr(type(data), hook, None) is not getattr(keras.utils.PyDataset, hook):
+                raise DataError(
+                    f"{type(data).__name__}.{hook} changes the data from epoch to epoch, so that a "
+                    "batch does not follow from its number and a run cannot be resumed. Remove the "
+                    "method; training shuffles the order of the batches itself."
+                )
+        first, again = self._features(0), self._features(0)
+        if not are_same(first, again):
+            raise DataError(
+                f"Two reads of batch 0 of the {type(data).__name__} differ, so a run could not be "
+                "repeated or resumed. Draw random numbers from a generator that is seeded with the "
+                "number of the batch."
+            )
+        self._rows = _rows_of(first, "batch 0")
+        spec = spec_of({name: array[0] for name, array in first.items()})
+        self._element_spec = checked_element_spec(spec)
+        last = self._rows if count in (None, 1) else _rows_of(self._features(count - 1), "its last")
+        if last > self._rows:
+            raise DataError(
+                f"The last batch of the {type(data).__name__} must have at most {self._rows} rows, "
+                f"as its first one has, got {last}."
+            )
+        self._length = None if count is None else (count - 1) * self._rows + last
+        self._batch = functools.lru_cache(_KEPT_BATCHES)(self._checked_batch)
+        self._examples = RandomAccessSource(self._look_up, self._length or _ENDLESS, spec)
+
+    def __len__(self) -> int:
+        """Returns the number of examples in an epoch.
+
+        Raises:
+          DataError: If the data have no end.
+        """
+        if self._length is None:
+            raise DataError("A PyDataset without end has no length; see `examples_per_epoch`.")
+        return self._length
+
+    @property
+    def is_endless(self) -> bool:
+        """See `Source`."""
+        return self._length is None
+
+    @property
+    def element_spec(self) -> dict[str, tf.TensorSpec]:
+        """See `Source`."""
+        return dict(self._element_spec)
+
+    def examples_per_epoch(self, global_batch_size: int) -> int:
+        """See `Source`."""
+        return self._length or (self._steps or 0) * global_batch_size
+
+    def steps_per_epoch(self, global_batch_size: int) -> int:
+        """See `Source`."""
+        return steps_per_epoch(self.examples_per_epoch(global_batch_size), global_batch_size)
+
+    def batches(
+        self,
+        global_batch_size: int,
+        first_batch: int,
+        *,
+        seed: int,
+        shuffle: bool,
+        rows: np.ndarray | None = None,
+    ) -> tf.data.Dataset:
+        """See `Source`."""
+        steps = self.steps_per_epoch(global_batch_size)
+        chosen = np.arange(global_batch_size) if rows is None else rows
+
+        @tf.autograph.experimental.do_not_convert
+        def batch(number: tf.Tensor) -> dict[str, tf.Tensor]:
+            epoch, length = number // steps, self._length
+            place = number if length is None else number % steps
+            position = place * global_batch_size + tf.constant(chosen, tf.int64)
+            if length is None:
+                return weighted(self._gather(position), tf.ones([len(chosen)]))
+            weight = tf.cast(position < length, tf.float32)
+            position %= length
+            full = length // self._rows
+            if shuffle and full > 1:
+                within = position // self._rows
+                moved = indices_at(
+                    tf.minimum(within, full - 1), epoch, num_examples=full, seed=seed
+                )
+                position += (tf.where(within < full, moved, within) - within) * self._rows
+            return weighted(self._gather(position), weight)
+
+        return tf.data.Dataset.counter(first_batch).map(
+            batch, num_parallel_calls=os.cpu_count() or 1, deterministic=True
+        )
+
+    def _gather(self, position: tf.Tensor) -> dict[str, tf.Tensor]:
+        return checked_weight(self._examples.gather(position))
+
+    def _look_up(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        numbers, places = np.divmod(indices, self._rows)
+        needed = {number: self._batch(number) for number in dict.fromkeys(numbers.tolist())}
+        pairs = list(zip(numbers.tolist(), places.tolist(), strict=True))
+        return {
+            name: np.stack([needed[number][name][place] for number, place in pairs])
+            for name in self._element_spec
+        }
+
+    def _checked_batch(self, number: int) -> dict[str, np.ndarray]:
+        features, where = self._features(number), f"batch {number}"
+        rows = _rows_of(features, where)
+        is_last = self._length is not None and (number + 1) * self._rows >= self._length
+        expected = self._length - number * self._rows if is_last and self._length else self._rows
+        if rows != expected:
+            raise DataError(
+                f"All batches of the {type(self._data).__name__} but the last must have "
+                f"{self._rows} rows, as batch 0; {where} must have {expected}, got {rows}."
+            )
+        for row in range(rows):
+            check_fits({k: v[row] for k, v in features.items()}, self._element_spec, where)
+        return features
+
+    def _features(self, number: int) -> dict[str, np.ndarray]:
+        where = f"batch {number} of the {type(self._data).__name__}"
+        return features_of(self._data[number], where)
+
+
+def check_steps(steps: int | None, data: str, *, known: bool) -> None:
+    """Checks the length of an epoch that is given for data.
+
+    Args:
+      steps: Batches of an epoch; None if it is not given.
+      data: What the message calls the data.
+      known: Whether the data have a length of their own.
+
+    Raises:
+      ConfigError: If the length is needed and missing or below 1, or given and not needed.
+    """
+    if known and steps is not None:
+        raise ConfigError(
+            f"steps_per_epoch is {steps}, but {data} has a length of its own, which determines the "
+            "epoch. Leave steps_per_epoch out."
+        )
+    if not known and (not isinstance(steps, int) or steps < 1):
+        raise ConfigError(
+            f"steps_per_epoch must be at least 1, since {data} has no known length, got {steps}. "
+            "Set STEPS_PER_EPOCH in the config, or pass steps_per_epoch=… to ddl.data.endless."
+        )
+
+
+def _number_of_batches(data: Any) -> int | None:
+    try:
+        return data.num_batches
+    except NotImplementedError:
+        return None
+
+
+def _rows_of(features: dict[str, np.ndarray], where: str) -> int:
+    rows = {array.shape[0] if array.ndim else 0 for array in features.values()}
+    if len(rows) != 1 or 0 in rows:
+        shapes = ", ".join(f"{name} {array.shape}" for name, array in features.items())
+        raise DataError(
+            f"All features of {where} of a PyDataset must have the same number of rows, at least "
+            f"1, got {shapes}."
+        )
+    return rows.pop()

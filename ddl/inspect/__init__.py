@@ -1,0 +1,1 @@
+"""The command `python -m ddl.inspect`, which shows the data of a config."""

@@ -1,0 +1,1 @@
+"""The data of a config alone: shown, and written into records."""

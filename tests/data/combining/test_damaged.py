@@ -1,0 +1,101 @@
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from absl import logging as absl_logging
+
+from ddl.data import ImageFolder, RecordSource, from_items, skip_damaged
+from ddl.data.checks import data_errors
+from ddl.errors import ConfigError, DataError
+from tests.data.test_records import COUNT, decode, taken, written
+
+BAD = (1, 9)
+
+
+@pytest.fixture
+def whole(tmp_path):
+    (tmp_path / "whole").mkdir()
+    return RecordSource(written(tmp_path / "whole"), decode)
+
+
+@pytest.fixture
+def source(tmp_path):
+    """Records of which number 1 and number 9 have bad checksums."""
+    (tmp_path / "damaged").mkdir()
+    source = RecordSource(written(tmp_path / "damaged"), decode)
+    for number in BAD:
+        byte, name = re.search(r"byte (\d+) of .*(part-\d)", source.describe(number)).groups()
+        file = tmp_path / "damaged" / name
+        content = bytearray(file.read_bytes())
+        content[int(byte) + 13] ^= 1
+        file.write_bytes(content)
+    return source
+
+
+@pytest.fixture
+def warnings(monkeypatch):
+    found = []
+    monkeypatch.setattr(absl_logging, "warning", lambda text, *values: found.append(text % values))
+    return found
+
+
+def test_damaged_examples_count_nothing_and_move_no_others(source, whole, warnings):
+    tolerant = skip_damaged(source, limit=2)
+    seen = {}
+    for epoch in (0, 1):
+        batches = taken(tolerant, 3, first=3 * epoch)
+        x = np.concatenate([batch["x"] for batch in batches])
+        weight = np.concatenate([batch["weight"] for batch in batches])
+        assert sorted(x[weight > 0]) == [n for n in range(COUNT) if n not in BAD]
+        seen[epoch] = batches
+    for batch, expected in zip(seen[0], taken(whole, 3), strict=True):
+        good = ~np.isin(expected["x"], BAD)
+        for name in ("x", "draw", "weight"):
+            np.testing.assert_array_equal(batch[name][good], expected[name][good])
+        assert not batch["weight"][~good].any()
+    assert len(warnings) == 2
+    for number, text in enumerate(warnings, start=1):
+        assert f"cannot be read and counts nothing (damaged example {number} of at most 2)" in text
+    assert "the record at byte 18 of" in "".join(warnings)
+
+
+def test_one_more_than_the_limit_is_an_error_that_names_them(source, warnings):
+    message = (
+        r"2 examples cannot be read, more than skip_damaged.limit = 1: .*byte .*byte .*Replace"
+    )
+    with pytest.raises(DataError, match=message), data_errors():
+        taken(skip_damaged(source, limit=1), 3)
+    assert len(warnings) == 1
+
+
+def test_without_it_the_first_is_an_error_that_names_it(source):
+    message = r"The first example that cannot be read is the record at byte 18 of .*part-0"
+    with pytest.raises(DataError, match=message), data_errors(source):
+        taken(source, 3)
+
+
+def test_weights_and_sources_of_python(warnings):
+    items = [{"x": np.float32(n if n != 3 else np.nan), "weight": 0.5} for n in range(6)]
+    (batch,) = taken(skip_damaged(from_items(items), limit=1), 1, batch=6, shuffle=False)
+    assert batch["weight"].tolist() == [0.5, 0.5, 0.5, 0, 0.5, 0.5]
+    assert warnings == [
+        "example 3 cannot be read and counts nothing (damaged example 1 of at most 1)."
+    ]
+
+
+def test_images(tmp_path, warnings):
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "1.png").write_bytes(tf.io.encode_png(np.full([4, 4, 1], 9, "u1")).numpy())
+    (tmp_path / "cat" / "2.png").write_bytes(b"no image")
+    source = skip_damaged(ImageFolder(tmp_path, (4, 4, 1)), limit=1)
+    (batch,) = taken(source, 1, batch=2, shuffle=False)
+    assert batch["weight"].tolist() == [1, 0]
+    assert "2.png cannot be read" in warnings[0]
+
+
+def test_bad_arguments(source):
+    with pytest.raises(ConfigError, match="limit must be at least 1, got 0"):
+        skip_damaged(source, limit=0)
+    with pytest.raises(DataError, match="skip_damaged needs data whose examples are found"):
+        skip_damaged(tf.data.Dataset.range(3).map(lambda x: {"x": x}), limit=1)

@@ -1,0 +1,132 @@
+import keras
+import numpy as np
+import pytest
+
+from ddl.data import as_source, endless
+from ddl.data.checks import data_errors
+from ddl.errors import ConfigError, DataError
+from tests.data.test_records import taken
+
+COUNT, ROWS = 23, 5
+
+
+class Batches(keras.utils.PyDataset):
+    def __init__(self, count=COUNT, change=lambda number, x: x, **options):
+        super().__init__(**options)
+        self.count, self.change, self.read = count, change, []
+
+    def __len__(self):
+        return -(-self.count // ROWS)
+
+    def __getitem__(self, number):
+        self.read.append(number)
+        x = np.arange(number * ROWS, min((number + 1) * ROWS, self.count), dtype=np.float32)
+        return self.change(number, x), x
+
+
+class WithoutEnd(Batches):
+    num_batches = None
+
+
+class Changing(Batches):
+    def on_epoch_end(self):
+        pass
+
+
+@pytest.mark.parametrize("batch", [3, 5, 10, 30])
+def test_each_epoch_has_each_example_once_with_batches_shuffled(batch):
+    source = as_source(Batches())
+    assert len(source) == COUNT
+    steps = source.steps_per_epoch(batch)
+    epochs = []
+    for epoch in (0, 1):
+        batches = taken(source, steps, first=epoch * steps, batch=batch)
+        x = np.concatenate([b["label"] for b in batches])
+        weight = np.concatenate([b["weight"] for b in batches])
+        assert not weight[COUNT:].any()
+        epochs.append(x[:COUNT])
+        assert sorted(x[:COUNT]) == list(range(COUNT))
+        for group in x[:20].reshape(4, ROWS):  # examples of a batch stay together
+            np.testing.assert_array_equal(group, group[0] + np.arange(ROWS))
+        np.testing.assert_array_equal(x[20:COUNT], [20, 21, 22])
+    assert epochs[0].tolist() != epochs[1].tolist()
+
+
+def test_in_order_and_any_batch_is_found_and_rows_of_it():
+    source = as_source(Batches())
+    x = np.concatenate([b["label"] for b in taken(source, 3, batch=8, shuffle=False)])
+    np.testing.assert_array_equal(x, [*range(COUNT), 0])
+    straight, rows = taken(source, 7, batch=8), np.array([7, 2])
+    for whole, part in zip(
+        straight[4:], taken(source, 3, first=4, batch=8, rows=rows), strict=True
+    ):
+        for name in whole:
+            np.testing.assert_array_equal(part[name], whole[name][rows], err_msg=name)
+
+
+def test_only_the_batches_of_the_rows_are_read():
+    batches = Batches()
+    source = as_source(batches)
+    batches.read.clear()
+    taken(source, 2, batch=10, shuffle=False, rows=np.array([6, 7]))
+    # Threads may have read ahead, but never another worker's batches.
+    assert {1, 3} <= set(batches.read) <= {0, 1, 3}
+
+
+def test_without_end():
+    batches = WithoutEnd(10**6)
+    source = endless(batches, steps_per_epoch=2)
+    batches.read.clear()
+    x = np.concatenate([b["label"] for b in taken(source, 2, first=1000, batch=4)])
+    np.testing.assert_array_equal(x, np.arange(4000, 4008))
+    assert min(batches.read) == 800
+    assert source.steps_per_epoch(4) == 2
+    assert source.is_endless
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (Changing(), "Changing.on_epoch_end changes the data from epoch to epoch"),
+        (Batches(0), "has no batches"),
+        (
+            Batches(change=lambda n, x: np.random.default_rng().random(len(x))),
+            "Two reads of batch 0",
+        ),
+        (Batches(change=lambda n, x: x[:2]), "must have the same number of rows"),
+        (Batches(change=lambda n, x: float(n)), "must have the same number of rows"),
+    ],
+)
+def test_what_is_found_at_the_start(data, message):
+    with pytest.raises(DataError, match=message):
+        as_source(data)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda n, x: x[:, None] if n == 2 else x, "'image' of batch 2 must be float32"),
+        (lambda n, x: x.astype("f8") if n == 2 else x, "'image' of batch 2 must be float32"),
+    ],
+)
+def test_a_later_batch_of_another_form_is_named(change, message):
+    with pytest.raises(DataError, match=message), data_errors():
+        taken(as_source(Batches(change=change)), 5)
+
+
+def test_a_short_batch_in_the_middle_is_named():
+    class Short(Batches):
+        def __getitem__(self, number):
+            x, y = super().__getitem__(number)
+            return (x[:3], y[:3]) if number == 2 else (x, y)
+
+    message = "batch 2 must have 5, got 3"
+    with pytest.raises(DataError, match=message), data_errors():
+        taken(as_source(Short()), 6)
+
+
+def test_lengths_that_do_not_fit():
+    with pytest.raises(ConfigError, match="has a length of its own"):
+        endless(Batches(), steps_per_epoch=3)
+    with pytest.raises(ConfigError, match="must be at least 1, since the PyDataset has no known"):
+        as_source(WithoutEnd())

@@ -1,0 +1,63 @@
+import numpy as np
+import pytest
+
+from ddl.data import ArraySource, RecordSource, record_files, store, stored
+from ddl.data.checks import data_errors
+from ddl.errors import DataError
+from tests.data.formats.test_record_features import FEATURES, example
+from tests.data.test_records import decode, taken, written
+
+pytest.importorskip("array_record")
+
+
+def test_tf_records_are_converted(tmp_path):
+    source = RecordSource(written(tmp_path), decode)
+    files = store(source, tmp_path / "new", record_format="array_record", shards=2)
+    again = RecordSource(files, decode)
+    assert len(again) == len(source)
+    for one, two in zip(taken(source, 5), taken(again, 5), strict=True):
+        for name in one:
+            np.testing.assert_array_equal(one[name], two[name])
+    rows = np.array([3, 1])
+    for whole, part in zip(taken(again, 4)[2:], taken(again, 2, first=2, rows=rows), strict=True):
+        np.testing.assert_array_equal(part["x"], whole["x"][rows])
+    assert len(RecordSource(files, decode, num_examples=3)) == 3
+
+
+def test_features_of_a_pattern(tmp_path):
+    from array_record.python import array_record_module
+
+    writer = array_record_module.ArrayRecordWriter(str(tmp_path / "a.array_record"), "group_size:1")
+    for number in range(4):
+        writer.write(example(number))
+    writer.close()
+    source = record_files(str(tmp_path / "*.array_record"), FEATURES)
+    (batch,) = taken(source, 1, shuffle=False)
+    assert batch["label"].tolist() == [0, 1, 2, 3]
+
+
+def test_other_sources(tmp_path):
+    arrays = ArraySource(x=np.arange(6.0), name=np.array(["a"] * 6))
+    store(arrays, tmp_path / "new", record_format="array_record")
+    for one, two in zip(taken(arrays, 2), taken(stored(tmp_path / "new"), 2), strict=True):
+        np.testing.assert_array_equal(one["x"], two["x"])
+
+
+def test_bad_files(tmp_path):
+    source = RecordSource(written(tmp_path), decode)
+    (file,) = store(source, tmp_path / "new", record_format="array_record")
+    with pytest.raises(DataError, match="must be of one format, but .*array_record is an"):
+        RecordSource([file, *written(tmp_path)], decode)
+    with pytest.raises(DataError, match="absent.array_record' was not found"):
+        RecordSource([str(tmp_path / "absent.array_record")], decode)
+    content = bytearray((tmp_path / "new" / "data-00000-of-00001.array_record").read_bytes())
+    for name, part in (("cut", content[: len(content) // 2]), ("text", b"image,label\n" * 9999)):
+        (tmp_path / f"{name}.array_record").write_bytes(part)
+        with pytest.raises(DataError, match=rf"{name}.array_record could not be read as an Array"):
+            RecordSource([str(tmp_path / f"{name}.array_record")], decode)
+    content[content.index(b"0003")] ^= 1  # in the middle of a record
+    (tmp_path / "bad.array_record").write_bytes(content)
+    bad = RecordSource([str(tmp_path / "bad.array_record")], decode)
+    named = r"record \d of .*bad.array_record cannot be read: .*hash mismatch"
+    with pytest.raises(DataError, match=named), data_errors(bad):
+        taken(bad, 3)
