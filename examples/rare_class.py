@@ -25,7 +25,7 @@ class RareClass:
         self.auc = ddl.metrics.KerasMetric("AUC", {"from_logits": True})
         self.pr_auc = ddl.metrics.KerasMetric("AUC", {"from_logits": True, "curve": "PR"})
 
-    def per_example(self, features: dict, training: bool) -> ddl.PerExample:
+    def per_example(self, features: dict[str, tf.Tensor], training: bool) -> ddl.PerExample:
         """Loss, accuracy and areas."""
         label, logit = features["label"], self.model(features["point"], training=training)[:, 0]
         loss = tf.nn.sigmoid_cross_entropy_with_logits(tf.cast(label, logit.dtype), logit)
@@ -33,13 +33,13 @@ class RareClass:
         areas = {"auc": self.auc(label, logit), "pr_auc": self.pr_auc(label, logit)}
         return ddl.PerExample(loss, {"accuracy": right, **areas})
 
-    def predict(self, features: dict) -> tf.Tensor:
+    def predict(self, features: dict[str, tf.Tensor]) -> tf.Tensor:
         """Returns the logits [batch]."""
         return self.model(features["point"], training=False)[:, 0]
 
 
 @gin.register
-def auc_by_ranks(outputs: np.ndarray, features: dict) -> dict[str, float]:
+def auc_by_ranks(outputs: np.ndarray, features: dict[str, tf.Tensor]) -> dict[str, float]:
     """Returns the share of pairs of both classes that the logits order correctly, ties as half."""
     _, place, count = np.unique(outputs, return_inverse=True, return_counts=True)
     rank = (np.cumsum(count) - (count - 1) / 2)[place]

@@ -16,30 +16,26 @@ import ddl
 ROWS, COLUMNS, MOVES = 8, 5, 3
 DISCOUNT = 0.95
 Policy = Callable[[np.ndarray], np.ndarray]
+Rows = dict[str, np.ndarray]
 
 
-def play(games: int, policy: Policy, random: np.random.Generator) -> tuple[dict, float]:
+def play(games: int, policy: Policy, random: np.random.Generator) -> tuple[Rows, float]:
     """Plays whole games side by side; returns a row for each move, and the share of games won."""
     ball, paddle = random.integers(COLUMNS, size=(2, games))
-    all_games, moves = np.arange(games), []
-
-    def picture(row: int) -> np.ndarray:
-        board = np.zeros([games, ROWS, COLUMNS], np.float32)
-        board[all_games, row, ball] = 1
-        board[all_games, -1, paddle] += 1
-        return board
-
-    for row in range(ROWS - 1):
-        before, move = picture(row), policy(picture(row))
-        paddle = np.clip(paddle + move - 1, 0, COLUMNS - 1)
-        last = row == ROWS - 2
-        reward = np.where(paddle == ball, 1, -1) * last
-        moves.append((before, move, reward, picture(row + 1), np.full(games, not last)))
-    names = ("state", "move", "reward", "next_state", "goes_on")
-    dtypes = ("float32", "int64", "float32", "float32", "float32")
-    columns = (np.concatenate(column) for column in zip(*moves, strict=True))
-    rows = {n: column.astype(d) for n, d, column in zip(names, dtypes, columns, strict=True)}
-    return rows, float(np.mean(paddle == ball))
+    states, moves = [], []
+    for row in range(ROWS):
+        states.append(np.zeros([games, ROWS, COLUMNS], np.float32))
+        states[row][np.arange(games), row, ball] = 1
+        states[row][np.arange(games), -1, paddle] += 1
+        if row < ROWS - 1:
+            moves.append(policy(states[row]))
+            paddle = np.clip(paddle + moves[row] - 1, 0, COLUMNS - 1)
+    goes_on = np.repeat(np.arange(ROWS - 1) < ROWS - 2, games)
+    reward = np.where(goes_on, 0, np.tile(np.where(paddle == ball, 1, -1), ROWS - 1))
+    before, after, move = map(np.concatenate, (states[:-1], states[1:], moves))
+    rows = {"state": before, "next_state": after, "move": move.astype(np.int64)}
+    floats = {"reward": reward.astype(np.float32), "goes_on": goes_on.astype(np.float32)}
+    return rows | floats, float(np.mean(paddle == ball))
 
 
 @gin.register
@@ -61,7 +57,7 @@ class Values:
         self.target = keras.models.clone_model(self.model)
         self.target.set_weights(self.model.get_weights())
 
-    def per_example(self, features: dict, training: bool) -> ddl.PerExample:
+    def per_example(self, features: dict[str, tf.Tensor], training: bool) -> ddl.PerExample:
         """The squared error of the value of the move that was made."""
         values = self.model(features["state"], training=training)
         value = tf.gather(values, features["move"], axis=1, batch_dims=1)
@@ -69,7 +65,7 @@ class Values:
         rest = DISCOUNT * tf.cast(features["goes_on"], best.dtype) * best
         return ddl.PerExample(tf.square(value - tf.cast(features["reward"], best.dtype) - rest))
 
-    def step(self, update: ddl.Update, batch: object) -> None:
+    def step(self, update: ddl.Update, batch: ddl.StepBatch) -> None:
         """Updates the model, then moves the target."""
         update.minimize(self.per_example, batch)
         update.average(self.target, of=self.model, decay=0.95)
@@ -88,16 +84,14 @@ class Play:
 
     def __call__(self, moment: ddl.callbacks.Moment) -> None:
         """Draws from `moment.random`, so a resumed run plays the same games."""
-        random, task = moment.random, moment.trainer.task
+        random, best_moves = moment.random, moment.trainer.task.best_moves
 
         def policy(states: np.ndarray) -> np.ndarray:
             explores = random.random(len(states)) < self.explores
-            return np.where(
-                explores, random.integers(MOVES, size=len(states)), task.best_moves(states)
-            )
+            any_moves = random.integers(MOVES, size=len(states))
+            return np.where(explores, any_moves, best_moves(states))
 
-        rows, _ = play(self.games, policy, random)
-        moment.data.add(rows)
+        moment.data.add(play(self.games, policy, random)[0])
 
 
 @gin.register

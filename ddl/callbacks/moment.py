@@ -7,7 +7,6 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from ddl.data.source import Source
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError
 from ddl.seeds import hashed
@@ -149,7 +148,7 @@ class Moment:
         return np.random.default_rng(hashed(first.seed, self._name, self.step) % 2**64)
 
     @property
-    def data(self) -> Source | dict[str, Source]:
+    def data(self) -> Any:
         """The training data, such as a `ddl.data.ReplayBuffer`; or each source by its name."""
         sources = {name: one.source for name, one in self.trainer.pipelines.items()}
         return sources.get("", sources)

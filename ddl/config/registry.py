@@ -49,7 +49,7 @@ OWN: tuple[str, ...] = (
     "ddl.optimizers.lengths:epochs_to_steps",
     "ddl.optimizers.lengths:steps_after_warmup",
     "ddl.optimizers.lengths:warmup_steps",
-    "ddl.metrics:ConfusionMatrix",
+    "ddl.metrics:ConfusionCounts",
     "ddl.metrics:FunctionOfMean",
     "ddl.metrics:KerasMetric",
     "ddl.metrics:OfAllOutputs",

@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 
 from ddl.errors import ConfigError, DataError
+from ddl.metrics.of_mean import Perplexity
 from ddl.tasks.accuracy import accuracy
 from ddl.tasks.checks import (
     check_features,
@@ -58,28 +59,33 @@ class LanguageModel:
                 "ddl.models.gpt does."
             )
         self.model = model
+        self._perplexity = Perplexity()
         self._input_name = input_name
         self._label_name = label_name
         self._weight_name = weight_name
 
     def per_example(self, features: dict[str, Any], training: bool) -> PerExample:
-        """Computes loss and accuracy of each token. Replica context.
+        """Computes loss and metrics of each token. Replica context.
 
         Args:
           features: Tokens and labels, integer [batch, positions]; weights, if there are any.
           training: Whether to run the model in training mode.
 
         Returns:
-          The loss, the metric "accuracy" and the weight, each [batch, positions].
+          The loss [batch, positions], the metrics "accuracy" and "perplexity", and the weight.
         """
         labels = tf.cast(features[self._label_name], tf.int64)
         logits = in_float32(self.model(features[self._input_name], training=training))
         shape = tf.shape(labels)
         rows = tf.reshape(logits, [-1, logits.shape[-1]])
         classes = tf.reshape(labels, [-1])
+        loss = tf.reshape(cross_entropy(classes, rows), shape)
         return PerExample(
-            tf.reshape(cross_entropy(classes, rows), shape),
-            {"accuracy": tf.reshape(accuracy(classes, rows), shape)},
+            loss,
+            {
+                "accuracy": tf.reshape(accuracy(classes, rows), shape),
+                "perplexity": self._perplexity(loss),
+            },
             features.get(self._weight_name),
         )
 

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from ddl.errors import ConfigError, DataError
+from ddl.metrics.keras_metric import KerasMetric
 from ddl.tasks.checks import check_features, check_model, in_float32, output_shape
 from ddl.tasks.inputs import check_inputs, inputs_of
 from ddl.tasks.task import PerExample
@@ -64,6 +65,7 @@ class MultiLabel:
         self._threshold = float(np.log(threshold / (1 - threshold)))
         self._input_name = input_name
         self._label_name = label_name
+        self._auc = KerasMetric("AUC", {"name": "auc"})
 
     def per_example(self, features: dict[str, Any], training: bool) -> PerExample:
         """Computes the loss and metrics of a batch. Replica context.
@@ -74,7 +76,8 @@ class MultiLabel:
 
         Returns:
           The loss [batch], and the metrics "binary_accuracy", the share of classes that are right,
-          and "exact_match", 1 where all are.
+          "exact_match", 1 where all are, and "auc", the area under the ROC curve of all classes
+          together.
         """
         inputs = inputs_of(self.model, features, self._input_name, self._label_name)
         logits = in_float32(self.model(inputs, training=training))
@@ -91,6 +94,7 @@ class MultiLabel:
             {
                 "binary_accuracy": tf.reduce_mean(tf.cast(right, tf.float32), axis=-1),
                 "exact_match": tf.cast(tf.reduce_all(right, axis=-1), tf.float32),
+                "auc": self._auc(labels, tf.sigmoid(tf.cast(logits, tf.float64))),
             },
         )
 

@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 
 from ddl.errors import ConfigError, DataError
+from ddl.metrics.keras_metric import KerasMetric
 from ddl.tasks.accuracy import accuracy
 from ddl.tasks.checks import (
     check_features,
@@ -54,21 +55,20 @@ class Segmentation:
         """
         check_model(model, "Segmentation")
         shape = output_shape(model)
-        if shape is not None and len(shape) != 3:
+        if shape is None or len(shape) != 3:
+            found = "has not been built" if shape is None else f"returns {(None, *shape)}"
             raise ConfigError(
                 "Segmentation needs a model with logits [batch, height, width, classes], but "
-                f"{model.name!r} returns {(None, *shape)}. Return the logits of all pixels, as "
-                "ddl.models.unet does."
+                f"{model.name!r} {found}. Return the logits of all pixels, as ddl.models.unet does."
             )
         weights = None if class_weights is None else [float(weight) for weight in class_weights]
-        if weights is not None and (
-            min(weights, default=-1.0) < 0 or (shape and len(weights) != shape[-1])
-        ):
+        if weights is not None and (min(weights, default=-1.0) < 0 or len(weights) != shape[-1]):
             raise ConfigError(
                 "Segmentation.class_weights must be a number of at least 0 for each class of the "
                 f"model, got {weights} for logits of shape {shape}."
             )
         self.model = model
+        self._mean_iou = KerasMetric("MeanIoU", {"num_classes": shape[-1], "name": "mean_iou"})
         self._ignored = ignored
         self._class_weights = weights
         self._input_name = input_name
@@ -82,14 +82,15 @@ class Segmentation:
           training: Whether to run the model in training mode.
 
         Returns:
-          The loss, the metric "accuracy" and the weight, each [batch, height, width].
+          The loss, the metrics "accuracy" and "mean_iou", the mean over the classes of the
+          intersection over union, and the weight. Class weights do not change "mean_iou".
         """
         labels = tf.cast(features[self._label_name], tf.int64)
         logits = in_float32(self.model(features[self._input_name], training=training))
-        weight = None
+        weight, counted = None, tf.ones(tf.shape(labels), logits.dtype)
         if self._ignored is not None:
             counts = labels != self._ignored
-            weight = tf.cast(counts, logits.dtype)
+            weight = counted = tf.cast(counts, logits.dtype)
             labels = tf.where(counts, labels, tf.zeros([], tf.int64))
         if self._class_weights is not None:
             of_class = tf.gather(tf.constant(self._class_weights, logits.dtype), labels)
@@ -98,7 +99,10 @@ class Segmentation:
         rows, classes = tf.reshape(logits, [-1, logits.shape[-1]]), tf.reshape(labels, [-1])
         return PerExample(
             tf.reshape(cross_entropy(classes, rows), shape),
-            {"accuracy": tf.reshape(accuracy(classes, rows), shape)},
+            {
+                "accuracy": tf.reshape(accuracy(classes, rows), shape),
+                "mean_iou": self._mean_iou(labels, tf.argmax(logits, axis=-1), counted),
+            },
             weight,
         )
 

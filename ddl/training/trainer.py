@@ -126,7 +126,7 @@ class Trainer(Evaluating):
         task = cast(Task, task)
         check_strategy(strategy)
         self.strategy = strategy or tf.distribute.get_strategy()
-        self.task = task
+        self.task: Any = task  # whose own attributes a type checker does not know
         self.model = getattr(task, "model", None)
         """The task's `model`; None if it keeps its models in other attributes."""
         optimizer = from_keras_name(optimizer, self.strategy)

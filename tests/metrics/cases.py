@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import ddl
 from ddl.data.source import Source
-from ddl.metrics import ConfusionMatrix, FunctionOfMean, KerasMetric, OfAllOutputs, Perplexity
+from ddl.metrics import ConfusionCounts, FunctionOfMean, KerasMetric, OfAllOutputs, Perplexity
 
 SETS = 60
 BATCH = 16
@@ -116,7 +116,7 @@ class AllMetrics:
         }
         options = {"num_classes": CLASSES, "sparse_y_pred": False}
         self.mean_iou = KerasMetric("MeanIoU", options)
-        self.confusion = KerasMetric(ConfusionMatrix(CLASSES, sparse_y_pred=False))
+        self.confusion = KerasMetric(ConfusionCounts(CLASSES, sparse_y_pred=False))
         self.r2 = KerasMetric(keras.metrics.R2Score())
         self.rmse = KerasMetric("RootMeanSquaredError")
         self.root = FunctionOfMean(math.sqrt)

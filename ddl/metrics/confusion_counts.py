@@ -5,7 +5,7 @@ from typing import Any
 import keras
 
 
-class ConfusionMatrix(keras.metrics.MeanIoU):
+class ConfusionCounts(keras.metrics.MeanIoU):
     """A Keras metric: Σ weight for each label and predicted class, [num_classes, num_classes].
 
     Use it in `ddl.metrics.KerasMetric`. The figure "NAME/2/0" counts the examples of class 2 that
