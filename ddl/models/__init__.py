@@ -2,6 +2,7 @@
 
 from ddl.models.applications import keras_application
 from ddl.models.convolutional import cnn
+from ddl.models.generation import generate
 from ddl.models.perceptron import mlp
 from ddl.models.residual import resnet
 from ddl.models.segmentation import unet
@@ -11,6 +12,7 @@ from ddl.models.wide_residual import wide_resnet
 
 __all__ = [
     "cnn",
+    "generate",
     "gpt",
     "keras_application",
     "mlp",

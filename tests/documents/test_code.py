@@ -116,8 +116,10 @@ def test_configs(block, folder, capsys):
         text, unused = f"include 'digits.gin'\n{text}", ("SGD.*", "LEARNING_RATE")
     if "train_data" in text:  # in place of the digits
         unused += ("images.*", "train/images.*", "test/images.*")
-    if "mlp" in text:
+    if re.search(r"model = @(?!cnn|teacher)", text):
         unused += ("cnn.*",)
+    if "Trainer.task" in text:
+        unused += ("Classification.*",)
     write_data(folder / "data")
     if "WarmStart" in text:
         run(folder / "runs" / "digits")
@@ -235,6 +237,11 @@ def test_losses_across_examples(folder, capsys):
     trainer = ddl.Trainer(task(model), sgd(), {"image": np.ones([8, 3], "f4")}, global_batch_size=8)
     assert np.isfinite(trainer.train(2)["loss"])
     assert loss_weights(trainer.task, 2) == {"loss_weight/sparsity": pytest.approx(1e-3)}
+
+
+def test_continued_text(folder, capsys):
+    runpy.run_path("continued.py")
+    assert len(capsys.readouterr().out) == 61
 
 
 def test_metrics(folder, capsys):
@@ -385,5 +392,6 @@ def test_every_block_is_run_or_checked():
     shown |= {"windows.py", "items.py", "info_nce.py", "annealed.py", "mixing.py", "masked_lm.py"}
     shown |= {"areas.py", "watch.py", "rising_weight.py", "hard_examples.py"}
     shown |= {"endless_digits.py"}  # imported by a config
+    shown |= {"continued.py"}
     assert names == shown | OWN_STEPS.keys() | MOVED | OF_NOTEBOOKS
     assert len(python) == len(names)

@@ -1,0 +1,95 @@
+"""Sampling of tokens from a causal language model."""
+
+import math
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from ddl.errors import ConfigError, DataError
+
+
+def generate(
+    model: keras.Model,
+    prompt: np.ndarray | bytes,
+    length: int,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    seed: int = 0,
+) -> np.ndarray:
+    """Continues token sequences, each token drawn given those before it. Eager, one device.
+
+    The model sees at most as many tokens as it has positions: the last ones. The same model, prompt
+    and seed give the same tokens, up to ties by rounding.
+
+    Args:
+      model: Maps tokens [batch, positions] to logits [batch, positions, vocabulary], those of a
+        position depending on tokens up to it, such as `ddl.models.gpt`.
+      prompt: Tokens to continue, integer [rows, n] or [n], n of at least 1; or bytes, whose values
+        are the tokens.
+      length: Number of tokens to draw.
+      temperature: Divisor of the logits; 0 takes the likeliest token.
+      top_k: If given, only the `top_k` likeliest tokens can be drawn (Fan et al. 2018,
+        "Hierarchical Neural Story Generation").
+      seed: Seed of the draws.
+
+    Returns:
+      The drawn tokens, int64 [rows, length]; [length] if the prompt has no rows.
+
+    Raises:
+      ConfigError: If an argument is out of range, or the model has another form.
+      DataError: If the prompt is empty, or holds a token outside of the vocabulary.
+
+    Example:
+      >>> model = ddl.models.gpt(256, 64, width=128, heads=4, blocks=2)
+      >>> print(bytes(generate(model, b"ROMEO:", 20).astype("u1")))
+    """
+    shape = model.output_shape if getattr(model, "inputs", None) else None
+    if not isinstance(shape, tuple) or len(shape) != 3 or shape[1] is None:
+        raise ConfigError(
+            "generate needs a model with logits [batch, positions, vocabulary], such as "
+            f"ddl.models.gpt, but {model.name!r} returns {shape}."
+        )
+    _, positions, vocabulary = shape
+    if length < 1 or not (math.isfinite(temperature) and temperature >= 0):
+        raise ConfigError(
+            "generate needs a length of at least 1 and a temperature of at least 0, got "
+            f"{length} and {temperature}."
+        )
+    if top_k is not None and not 1 <= top_k <= vocabulary:
+        raise ConfigError(f"generate.top_k must be from 1 to {vocabulary}, got {top_k}.")
+    given = np.frombuffer(prompt, np.uint8) if isinstance(prompt, bytes) else np.asarray(prompt)
+    tokens = np.atleast_2d(given).astype(np.int64)
+    if not tokens.size or given.ndim > 2 or given.dtype.kind not in "iu":
+        raise DataError(
+            f"The prompt must be tokens [rows, n] with at least one token, got {given.dtype} of "
+            f"shape {given.shape}."
+        )
+    if tokens.min() < 0 or tokens.max() >= vocabulary:
+        raise DataError(
+            f"The tokens of the prompt must be from 0 to {vocabulary - 1}, the vocabulary of "
+            f"{model.name!r}, got {tokens.min()} to {tokens.max()}."
+        )
+
+    @tf.function(autograph=False)
+    def drawn(window: tf.Tensor, last: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
+        logits = tf.gather(model(window, training=False), last, axis=1)
+        logits = tf.cast(logits, tf.float32)
+        if temperature == 0:
+            return tf.argmax(logits, axis=-1)
+        if top_k is not None:
+            least = tf.math.top_k(logits, top_k).values[:, -1:]
+            logits = tf.where(logits >= least, logits, tf.constant(-math.inf))
+        return tf.random.stateless_categorical(
+            logits / temperature, 1, tf.stack([tf.constant(seed % 2**63, tf.int64), number])
+        )[:, 0]
+
+    for number in range(length):
+        recent = tokens[:, -positions:]
+        window = np.pad(recent, [(0, 0), (0, positions - recent.shape[1])])  # padding comes after
+        last = tf.constant(recent.shape[1] - 1)
+        new = drawn(tf.constant(window), last, tf.constant(number, tf.int64)).numpy()
+        tokens = np.concatenate([tokens, new[:, np.newaxis]], axis=1)
+    found = tokens[:, -length:]
+    return found if given.ndim == 2 else found[0]
