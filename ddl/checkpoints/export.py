@@ -25,9 +25,10 @@ def export_model(model: keras.Model, directory: str | os.PathLike[str]) -> list[
     """Writes `model` as a .keras file and as a SavedModel with a serving signature.
 
     Args:
-      model: A built model. ddl's dropout and noise layers, which do nothing at inference, and a
-        compiled-in fused optimizer are written as their Keras classes, so that loading the model
-        does not need ddl.
+      model: A built model. ddl's layers that Keras has, too, such as dropout and attention, and a
+        compiled-in fused optimizer are written as their Keras classes, so that loading the .keras
+        file does not need ddl. Layers of ddl alone, as in `ddl.models.gpt`, need an
+        `import ddl.layers`.
       directory: Folder for `model.keras` and `saved_model/`. An earlier export stays until the new
         one is complete and on disk. If the process is killed, one of the two remains whole. If
         the file system cannot exchange two names, a kill between two renames leaves the earlier
@@ -111,13 +112,13 @@ def _renamed(config: Any) -> Any:
     if module != "ddl":
         return config
     layer, optimizer = getattr(layers, name, None), getattr(optimizers, name, None)
-    if isinstance(layer, type) and issubclass(layer, ByPosition):
+    of_keras = getattr(keras.layers, name, ())
+    if isinstance(layer, type) and issubclass(layer, (ByPosition, of_keras)):
         config |= {"module": "keras.layers", "registered_name": None}
     if isinstance(optimizer, type) and issubclass(optimizer, Fused):
-        of_keras = name.removeprefix("Fused")
         config |= {
             "module": "keras.optimizers",
-            "class_name": of_keras,
+            "class_name": name.removeprefix("Fused"),
             "registered_name": None,
         }
     return config

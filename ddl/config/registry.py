@@ -57,6 +57,7 @@ OWN: tuple[str, ...] = (
     "ddl.models:cnn",
     "ddl.models:gpt",
     "ddl.models:keras_application",
+    "ddl.models:load_exported",
     "ddl.models:mlp",
     "ddl.models:resnet",
     "ddl.models:table_mlp",
@@ -158,6 +159,23 @@ def register_all() -> None:
             is_alias = attribute != getattr(item, "__name__", None)
             if inspect.isclass(item) and not is_alias and attribute not in KERAS_BASES:
                 register(item, module=module)
+    _prefer_items_of_users()
+
+
+def _prefer_items_of_users() -> None:
+    """Makes a name mean the user's item where ddl or Keras has one of the same name, too.
+
+    Otherwise a name that a later version of ddl adds would make a config ambiguous.
+    """
+    registry = gin_config._REGISTRY
+    find = registry.matching_selectors
+
+    def of_users_first(partial_selector: str) -> list[str]:
+        found = find(partial_selector)
+        own = [each for each in found if not each.startswith(("ddl.", "keras."))]
+        return own if len(own) == 1 else found
+
+    registry.matching_selectors = of_users_first
 
 
 def matches(selector: str) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from ddl.models.applications import keras_application
 from ddl.models.convolutional import cnn
+from ddl.models.exported import load_exported
 from ddl.models.generation import generate
 from ddl.models.perceptron import mlp
 from ddl.models.residual import resnet
@@ -15,6 +16,7 @@ __all__ = [
     "generate",
     "gpt",
     "keras_application",
+    "load_exported",
     "mlp",
     "resnet",
     "table_mlp",

@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 
+from ddl import layers
 from ddl.errors import ConfigError, did_you_mean
 
 
@@ -26,8 +27,8 @@ def keras_application(
       input_shape: Shape of one image: height, width, channels.
       num_classes: Number of logits.
       weights: Path of a local file of weights for this number of classes; None initializes them.
-      synchronized: Whether batch normalization is over the microbatch of all replicas. Keras's
-        models normalize by replica, so their result depends on the number of replicas.
+      synchronized: Whether batch normalization is over the microbatch of all replicas, and dropout
+        draws by position. In Keras's models both depend on the number of replicas.
       input_scale: Factor applied to raw inputs ahead of the model; None applies none. Some of
         Keras's models scale bytes themselves (`include_preprocessing`), others do not.
       **arguments: Further arguments of the function.
@@ -65,11 +66,21 @@ def keras_application(
         weights=weights, input_shape=tuple(input_shape), classes=num_classes, **arguments
     )
     if synchronized:
-        for layer in model._flatten_layers():
-            if isinstance(layer, keras.layers.BatchNormalization):
-                layer.synchronized = True
+        values = model.get_weights()
+        model = keras.models.clone_model(model, clone_function=_same_on_all_replicas)
+        model.set_weights(values)
     if input_scale is None:
         return model
     inputs = keras.Input(tuple(input_shape), name="image")
     scaled = keras.layers.Rescaling(input_scale, name="scale")(inputs)
     return keras.Model(inputs, model(scaled), name=model.name)
+
+
+def _same_on_all_replicas(layer: keras.layers.Layer) -> keras.layers.Layer:
+    """Returns a copy of a layer that computes the same on any number of replicas."""
+    config = layer.get_config()
+    if isinstance(layer, keras.layers.BatchNormalization):
+        config |= {"synchronized": True}
+    own = getattr(layers, type(layer).__name__, None)
+    kind = own if isinstance(own, type) and issubclass(own, type(layer)) else type(layer)
+    return kind.from_config(config)

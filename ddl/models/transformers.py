@@ -16,6 +16,7 @@ def gpt(
     heads: int = 12,
     blocks: int = 12,
     dropout: float = 0.1,
+    packed: bool = False,
 ) -> keras.Model:
     """Builds a language model: Radford et al. 2019, "Language Models are Unsupervised ...".
 
@@ -30,6 +31,9 @@ def gpt(
       heads: Attention heads, a divisor of `width`.
       blocks: Number of blocks.
       dropout: Dropout rate of the vectors, of the attention and of each branch.
+      packed: Whether the model takes rows of several documents, as `ddl.data.packed` makes them: a
+        dict of "token", "segment" and "position", each int64 [batch, positions]. A token then
+        attends to those of its own document.
 
     Returns:
       A model from tokens, int64 [batch, positions], to logits [batch, positions, vocabulary]. The
@@ -47,13 +51,30 @@ def gpt(
     table = layers.TiedEmbedding(
         vocabulary, width, embeddings_initializer=normal, name="token_vectors"
     )
-    x = layers.PositionEmbedding(normal, name="positions")(table(tokens))
+    inputs, mask = tokens, None
+    if packed:
+        segment, position = (
+            keras.Input((positions,), dtype="int64", name=name) for name in ("segment", "position")
+        )
+        inputs = {"token": tokens, "segment": segment, "position": position}
+        mask = keras.ops.equal(segment[:, :, None], segment[:, None, :])
+        vectors = keras.layers.Embedding(
+            positions, width, embeddings_initializer=normal, name="positions"
+        )
+        x = keras.layers.Add(name="placed")([table(tokens), vectors(position)])
+    else:
+        x = layers.PositionEmbedding(normal, name="positions")(table(tokens))
     x = layers.Dropout(dropout, name="dropout")(x)
     for number in range(1, blocks + 1):
         name = f"block_{number}"
-        x = _block(x, heads, 4 * width, dropout, name, normal, last, epsilon=1e-5, causal=True)
+        x = _block(
+            *(x, heads, 4 * width, dropout, name, normal, last),
+            epsilon=1e-5,
+            causal=True,
+            mask=mask,
+        )
     x = keras.layers.LayerNormalization(epsilon=1e-5, name="norm")(x)
-    return keras.Model(tokens, table(x, as_logits=True), name="gpt")
+    return keras.Model(inputs, table(x, as_logits=True), name="gpt")
 
 
 def vit(
@@ -130,6 +151,7 @@ def _block(
     *,
     epsilon: float,
     causal: bool = False,
+    mask: keras.KerasTensor | None = None,
 ) -> keras.KerasTensor:
     """Adds attention and a perceptron, each normalized first, to x [batch, positions, width]."""
     width = x.shape[-1]
@@ -147,7 +169,9 @@ def _block(
         kernel_initializer=initializer,
         name=f"{name}_attention",
     )
-    x = added(x, attention(branch, branch, use_causal_mask=causal), "attention")
+    x = added(
+        x, attention(branch, branch, use_causal_mask=causal, attention_mask=mask), "attention"
+    )
     branch = keras.layers.LayerNormalization(epsilon=epsilon, name=f"{name}_hidden_norm")(x)
     branch = keras.layers.Dense(
         hidden_units, "gelu", kernel_initializer=initializer, name=f"{name}_hidden"

@@ -10,7 +10,6 @@ from ddl.metrics.of_mean import Perplexity
 from ddl.tasks.accuracy import accuracy
 from ddl.tasks.checks import (
     check_features,
-    check_input,
     check_model,
     check_range,
     fits,
@@ -18,6 +17,7 @@ from ddl.tasks.checks import (
     output_shape,
 )
 from ddl.tasks.cross_entropy import cross_entropy
+from ddl.tasks.inputs import check_inputs, inputs_of
 from ddl.tasks.task import PerExample
 
 
@@ -42,6 +42,7 @@ class LanguageModel:
 
         Args:
           model: Maps tokens, integer [batch, positions], to logits [batch, positions, vocabulary].
+            A model with several inputs gets a dict of the features that it names.
           input_name: Name of the feature of tokens.
           label_name: Name of the feature of labels.
           weight_name: Name of a feature of weights [positions], such as a mask of real tokens. The
@@ -75,7 +76,7 @@ class LanguageModel:
           The loss [batch, positions], the metrics "accuracy" and "perplexity", and the weight.
         """
         labels = tf.cast(features[self._label_name], tf.int64)
-        logits = in_float32(self.model(features[self._input_name], training=training))
+        logits = in_float32(self.model(self._inputs(features), training=training))
         shape = tf.shape(labels)
         rows = tf.reshape(logits, [-1, logits.shape[-1]])
         classes = tf.reshape(labels, [-1])
@@ -91,7 +92,10 @@ class LanguageModel:
 
     def predict(self, features: dict[str, Any]) -> tf.Tensor:
         """Returns the logits [batch, positions, vocabulary]. Labels are not read."""
-        return self.model(features[self._input_name], training=False)
+        return self.model(self._inputs(features), training=False)
+
+    def _inputs(self, features: dict[str, Any]) -> Any:
+        return inputs_of(self.model, features, self._input_name, self._label_name)
 
     def check(self, source: Any) -> None:
         """Checks a data source before training.
@@ -104,7 +108,15 @@ class LanguageModel:
         spec = source.element_spec
         names = {"input_name": self._input_name, "label_name": self._label_name}
         check_features(spec, names, "LanguageModel")
-        check_input(self.model, self._input_name, spec[self._input_name])
+        check_inputs(self.model, spec, self._input_name, self._label_name, "LanguageModel")
+        given = inputs_of(self.model, spec, self._input_name, self._label_name)
+        if "segment" in spec and not (isinstance(given, dict) and "segment" in given):
+            raise DataError(
+                "The data have several documents in a row (feature 'segment'), but the model "
+                f"{self.model.name!r} takes no 'segment', so that tokens would attend to other "
+                "documents. Build it with gpt(…, packed=True), or write a model that takes a dict "
+                "of the features."
+            )
         for name in names.values():
             if not spec[name].dtype.is_integer:
                 raise DataError(

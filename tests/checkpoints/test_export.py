@@ -37,6 +37,19 @@ def test_a_model_compiled_with_a_fused_optimizer_needs_keras_alone(tmp_path, nam
         np.testing.assert_array_equal(one.numpy(), other.numpy())
 
 
+def test_layers_that_keras_has_too_need_keras_alone(tmp_path):
+    tokens = keras.Input((4, 6))
+    x = ddl.layers.MultiHeadAttention(2, 3, dropout=0.4)(tokens, tokens)
+    x = keras.layers.Bidirectional(ddl.layers.LSTM(3, dropout=0.4))(ddl.layers.Dropout(0.5)(x))
+    model = keras.Model(tokens, x)
+    path, _ = export_model(model, tmp_path / "export")
+    with zipfile.ZipFile(path) as file:
+        assert "ddl" not in json.dumps(json.loads(file.read("config.json")))
+    inputs = np.random.default_rng(0).normal(size=(2, 4, 6))
+    for loaded in (keras.models.load_model(path), ddl.models.load_exported(path)):
+        np.testing.assert_allclose(loaded(inputs), model(inputs), rtol=1e-6)
+
+
 class _Stub:
     """Writes files as a Keras model does: one archive, and a folder with a folder in it."""
 

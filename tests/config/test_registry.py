@@ -71,3 +71,27 @@ def test_a_model_of_configured_parts_is_saved_and_loaded(load, tmp_path):
     assert float(restored.optimizer.momentum) == 0.5
     features = np.ones((1, 3), "float32")
     np.testing.assert_array_equal(restored(features), model(features))
+
+
+def test_a_users_name_means_the_users_item(load):
+    """A name that a later version of ddl adds leaves a config as it is."""
+
+    def of_ddl(width=1):
+        return ("ddl's", width)
+
+    def of_user(width=1):
+        return ("the user's", width)
+
+    registry.register_all()
+    registry.register(of_ddl, "newer", module="ddl")
+    registry.register(of_user, "newer", module="of_a_user")
+    registry.register(of_user, "Dense", module="of_a_user")
+    try:
+        load("newer.width = 3\nDense.width = 4\nddl.newer.width = 2")
+        assert config.build("newer") == ("the user's", 3)
+        assert config.build("Dense") == ("the user's", 4)
+        assert config.build("ddl.newer") == ("ddl's", 2)
+    finally:
+        for name in ("of_a_user.newer", "of_a_user.Dense", "ddl.newer"):
+            registry.gin_config._REGISTRY.pop(name)
+    assert registry.matches("Dense")[0].selector == "keras.layers.Dense"

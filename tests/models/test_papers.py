@@ -4,7 +4,8 @@ import keras
 import numpy as np
 import pytest
 
-from ddl import models
+from ddl import layers, models
+from ddl.checkpoints.export import export_model
 from ddl.errors import ConfigError
 
 
@@ -44,6 +45,31 @@ def test_the_gpt_looks_at_earlier_tokens_alone():
     assert changed.tolist() == [False] * 3 + [True] * 3
 
 
+def test_packed_documents_do_not_see_each_other():
+    model = models.gpt(16, 6, width=8, heads=2, blocks=2, packed=True)
+    assert trainable(model) == trainable(models.gpt(16, 6, width=8, heads=2, blocks=2))
+    rows = {
+        "token": np.array([[1, 2, 3, 4, 5, 6]]),
+        "segment": np.array([[1, 1, 1, 2, 2, 0]]),
+        "position": np.array([[0, 1, 2, 0, 1, 0]]),
+    }
+    other = {**rows, "token": np.array([[1, 9, 3, 4, 5, 6]])}
+    changed = np.abs(model(rows) - model(other)).max(axis=(0, 2)) > 0
+    assert changed.tolist() == [False, True, True, False, False, False]
+
+
+def test_a_model_that_was_exported(tmp_path):
+    model = models.gpt(16, 6, width=8, heads=2, blocks=1)
+    path, _ = export_model(model, tmp_path / "export")
+    tokens = np.array([[1, 2, 3, 4, 5, 6]])
+    np.testing.assert_allclose(models.load_exported(path)(tokens), model(tokens), rtol=1e-6)
+    with pytest.raises(ConfigError, match="absent.keras does not exist. Export the run"):
+        models.load_exported(tmp_path / "absent.keras")
+    (tmp_path / "broken.keras").write_text("no archive")
+    with pytest.raises(ConfigError, match="broken.keras could not be loaded"):
+        models.load_exported(tmp_path / "broken.keras")
+
+
 def test_a_table_of_numbers_and_categories():
     model = models.table_mlp(2, numbers=3, categories={"colour": 4}, hidden_units=(5,))
     assert trainable(model) == 4 * 8 + (3 + 8) * 5 + 5 + 5 * 2 + 2
@@ -52,7 +78,7 @@ def test_a_table_of_numbers_and_categories():
 
 
 def test_an_application_of_keras_for_logits():
-    model = models.keras_application("MobileNetV2", (32, 32, 3), 7, alpha=0.35, input_scale=1 / 255)
+    model = models.keras_application("MobileNetV3Small", (32, 32, 3), 7, alpha=0.5, input_scale=1.0)
     assert model.output_shape == (None, 7)
     normalizing = [
         layer
@@ -61,6 +87,9 @@ def test_an_application_of_keras_for_logits():
     ]
     assert normalizing
     assert all(layer.synchronized for layer in normalizing)
+    dropping = [x for x in model._flatten_layers() if isinstance(x, keras.layers.Dropout)]
+    assert dropping
+    assert all(type(layer) is layers.Dropout for layer in dropping)
     inner = model.layers[-1]
     assert inner.layers[-1].activation is keras.activations.linear
 

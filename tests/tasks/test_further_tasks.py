@@ -136,6 +136,11 @@ TOKENS = np.zeros((2, 6), np.int64)
         ),
         (
             lambda: ddl.LanguageModel(small_gpt()),
+            {"token": TOKENS, "next_token": TOKENS, "segment": TOKENS},
+            r"'gpt' takes no 'segment', .* Build it with gpt\(…, packed=True\)",
+        ),
+        (
+            lambda: ddl.LanguageModel(small_gpt()),
             {"token": TOKENS, "next_token": TOKENS * 1.0},
             "'next_token' must be integers",
         ),
