@@ -46,10 +46,12 @@ def generate(
       >>> print(bytes(generate(model, b"ROMEO:", 20).astype("u1")))
     """
     shape = model.output_shape if getattr(model, "inputs", None) else None
-    if not isinstance(shape, tuple) or len(shape) != 3 or shape[1] is None:
+    takes_tokens = shape is not None and len(model.inputs) == 1
+    if not takes_tokens or not isinstance(shape, tuple) or len(shape) != 3 or shape[1] is None:
         raise ConfigError(
-            "generate needs a model with logits [batch, positions, vocabulary], such as "
-            f"ddl.models.gpt, but {model.name!r} returns {shape}."
+            "generate needs a model from tokens [batch, positions] to logits [batch, positions, "
+            f"vocabulary], such as ddl.models.gpt(…, packed=False), but {model.name!r} takes "
+            f"{len(getattr(model, 'inputs', None) or ())} inputs and returns {shape}."
         )
     _, positions, vocabulary = shape
     if length < 1 or not (math.isfinite(temperature) and temperature >= 0):

@@ -41,7 +41,12 @@ def test_a_gpt_continues_bytes():
 @pytest.mark.parametrize(
     ("error", "message", "arguments"),
     [
-        (ConfigError, r"'mlp' returns \(None, 3\)", {"model": mlp((4,), 3)}),
+        (ConfigError, r"'mlp' takes 1 inputs and returns \(None, 3\)", {"model": mlp((4,), 3)}),
+        (
+            ConfigError,
+            "'gpt' takes 3 inputs",
+            {"model": gpt(10, 4, width=8, heads=2, blocks=1, packed=True)},
+        ),
         (ConfigError, "a length of at least 1 .* got 0", {"length": 0}),
         (ConfigError, "temperature of at least 0, got 1 and -1", {"temperature": -1}),
         (ConfigError, "top_k must be from 1 to 10, got 11", {"top_k": 11}),
