@@ -7,6 +7,7 @@ would train on 20 examples of 50 images each.
 from typing import Any, NamedTuple
 
 import tensorflow as tf
+from absl import logging
 
 from ddl.errors import DataError
 
@@ -80,6 +81,12 @@ def single_examples(dataset: tf.data.Dataset) -> tf.data.Dataset:
     if found.size is None:
         number, rows = _number_of_rows(dataset, found.operation), _limited(dataset, found)
     else:
+        logging.warning(
+            "The batches of %d rows, made by %s, are split into single examples. If an example "
+            "consists of %d rows, such as a window of a series, pass "
+            "ddl.data.StreamSource(dataset, windows=True).",
+            *(found.size, _name(found.operation), found.size),
+        )
         number, rows = int(dataset.cardinality()) * found.size, dataset.unbatch()
     if number < 0:
         what = "infinite" if dataset.cardinality() == tf.data.INFINITE_CARDINALITY else "unknown"

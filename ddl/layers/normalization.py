@@ -200,7 +200,9 @@ def _over_replicas(
         total, mean, _ = results  # outside of `moments`, so that it has gradients, too
         of_each = tf.math.divide_no_nan(sum_over_replicas(tf.stack(of_moments)), total)
         of_mean, of_variance = map(along_channels, tf.unstack(of_each))
-        return counted((inputs - along_channels(mean)) * (2 * of_variance) + of_mean)
+        # Masked first: a masked entry may be infinite, and its gradient times 0 not a number.
+        distances = counted(inputs - along_channels(mean))
+        return distances * (2 * of_variance) + counted(of_mean)
 
     results += moments(inputs)
     return results[0], results[1], results[2]

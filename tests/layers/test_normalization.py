@@ -118,7 +118,7 @@ def test_one_all_reduce_gathers_the_moments_of_a_layer(monkeypatch):
     assert summed == [(2, 3 * 3 + 1)] * 2 + [(2, 3)] * 2
 
 
-def second_gradients(strategy, inputs):
+def second_gradients(strategy, inputs, counts):
     """Gradients of the squared gradients of a loss of moments and inputs, as of a penalty."""
     replicas = strategy.num_replicas_in_sync
     rows = len(inputs) // replicas
@@ -130,8 +130,11 @@ def second_gradients(strategy, inputs):
             outer.watch(own)
             with tf.GradientTape() as inner:
                 inner.watch(own)
-                mean, variance = batch_moments(own, [0], None, (), synchronized=True)
-                loss = tf.reduce_sum(tf.sin(own * mean) * variance)
+                mask = tf.constant(counts)[first : first + rows]
+                moving = [tf.zeros(3, tf.float64)] * 2
+                mean, variance = batch_moments(own, [0], mask, moving, synchronized=True)
+                finite = tf.where(mask[:, tf.newaxis], own, tf.zeros([], own.dtype))
+                loss = tf.reduce_sum(tf.sin(finite * mean) * variance)
             penalty = tf.reduce_sum(tf.square(inner.gradient(loss, own)))
         return outer.gradient(penalty, own)
 
@@ -141,10 +144,15 @@ def second_gradients(strategy, inputs):
     return np.concatenate([value.numpy() for value in results])
 
 
-def test_second_gradients_over_replicas():
-    inputs = RANDOM.normal(size=(8, 3))
-    expected = second_gradients(make_strategy("one_device", 1), inputs)
-    on_two = second_gradients(make_strategy("mirrored", 2), inputs)
+@pytest.mark.parametrize("most_gathered", [16, 1])
+def test_second_gradients_over_replicas(most_gathered, monkeypatch):
+    """With masked entries that are infinite, as those of padding may be."""
+    monkeypatch.setattr(ddl.layers.normalization, "_MOST_GATHERED", most_gathered)
+    inputs, counts = RANDOM.normal(size=(8, 3)), np.arange(8) < 7
+    inputs[7] = np.inf
+    expected = second_gradients(make_strategy("one_device", 1), inputs, counts)
+    on_two = second_gradients(make_strategy("mirrored", 2), inputs, counts)
+    assert np.isfinite(on_two).all()
     np.testing.assert_allclose(on_two, expected, rtol=0, atol=1e-12)
 
 

@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ddl.data.pipeline.batch import Batch
 from ddl.data.pipeline.datasets import grouped_by_replica
 from ddl.data.pipeline.pipeline import BatchPipeline
 from ddl.data.replay import ReplayBuffer
 from ddl.data.source import Source, weighted
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError
+from ddl.random import batch_counter
 from ddl.seeds import PHILOX, hashed
 
 
@@ -43,6 +45,12 @@ class LivePipeline(BatchPipeline):
     def iterator(self, strategy: tf.distribute.Strategy, first_update: int = 0) -> Any:
         """Returns None: `rows` takes its place."""
         return None
+
+    def next_batch(
+        self, iterator: Any, strategy: tf.distribute.Strategy, number: tf.Tensor
+    ) -> Batch:
+        """See `BatchPipeline`: the batch of the rows that the buffer holds now."""
+        return Batch(self.rows(number, strategy), {}, batch_counter(number))
 
     def rows(self, update: tf.Tensor, strategy: tf.distribute.Strategy) -> dict[str, tf.Tensor]:
         """Draws the rows of this process in the batches of an update. In a graph, cross-replica.

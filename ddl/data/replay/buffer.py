@@ -127,7 +127,7 @@ class ReplayBuffer(Source):
         arrays = {name: np.asarray(array) for name, array in given.items()}
         if arrays and all(array.ndim and not len(array) for array in arrays.values()):
             return
-        rows = ArraySource(arrays)
+        rows = _checked(arrays)
         self._check(rows)
         first = self.added
         places = (first + np.arange(len(rows))) % self.capacity
@@ -204,6 +204,16 @@ class ReplayBuffer(Source):
                 f"A ReplayBuffer of {self.capacity:,} places got {len(rows):,} rows at once. Raise "
                 "its capacity, or add fewer rows."
             )
+
+
+def _checked(arrays: dict[str, np.ndarray]) -> ArraySource:
+    """Returns rows with the checks of a data set, but that all may have weight 0."""
+    weight = arrays.get("weight")
+    if weight is None or np.any(weight):
+        return ArraySource(arrays)
+    rows = ArraySource({**arrays, "weight": np.ones_like(weight)})
+    rows.features["weight"] = weight
+    return rows
 
 
 def _places(capacity: int, array: np.ndarray) -> tf.Variable:

@@ -28,6 +28,14 @@ def test_the_latest_rows_stay():
     assert buffer.size == 5
 
 
+def test_added_rows_may_all_count_nothing():
+    buffer = ReplayBuffer(3, x=np.ones(2), weight=np.ones(2))
+    buffer.add(x=np.zeros(1), weight=np.zeros(1))
+    np.testing.assert_array_equal(buffer.contents()["weight"], [1, 1, 0])
+    with pytest.raises(DataError, match="'weight' must be one float per example"):
+        buffer.add(x=np.zeros(1), weight=np.zeros(1, int))
+
+
 def test_variables_are_not_mirrored():
     """A scope would give each device a copy."""
     with make_strategy("mirrored", 2).scope():

@@ -9,7 +9,7 @@ import ddl
 from ddl.callbacks import AfterSave, Every
 from ddl.data import ReplayBuffer
 from ddl.distribution.workers import Workers
-from ddl.errors import ConfigError
+from ddl.errors import ConfigError, TrainingDiverged
 from tests.conftest import make_strategy
 
 PLAN = {"train_steps": 12, "checkpoint_every": 5, "log_every": 1, "progress": False}
@@ -141,6 +141,21 @@ def test_rows_with_weights():
         data = ReplayBuffer(20, features)
         trainer = ddl.Trainer(Regression(), keras.optimizers.SGD(0.05), data, global_batch_size=8)
     assert trainer.train(5)["loss"] < 1e3
+
+
+def test_an_overflow_of_each_update_is_a_divergence():
+    buffer = ReplayBuffer(8, x=np.full((8, 3), 1e200), y=np.zeros(8), added_at=np.zeros(8, int))
+    keras.utils.set_random_seed(3)
+    trainer = ddl.Trainer(
+        Regression(),
+        keras.optimizers.SGD(0.05),
+        buffer,
+        global_batch_size=8,
+        loss_scale=ddl.LossScale(),
+        max_skipped_updates=2,
+    )
+    with pytest.raises(TrainingDiverged, match="the gradients of 2 consecutive batches .* first gradient"):
+        trainer.train(5)
 
 
 def test_rows_of_a_loop_and_a_save_are_refused(tmp_path):
