@@ -20,7 +20,6 @@ import tensorflow as tf
 
 from ddl.data import BatchPipeline
 from ddl.data.pipeline import Batch
-from ddl.errors import ConfigError
 from ddl.microbatch import Draws, Microbatch
 from ddl.step import gradients as gradient_path
 from ddl.step.accumulation import over_microbatches
@@ -113,7 +112,7 @@ class GlobalGradient:
         sums = self.all_reduce.of_sums(sums)
         gradients = self.all_reduce(gradients, variables)
         gradients = gradient_path.with_each_row_once(gradients, self.strategy)
-        sums, noise = self._gradient_noise(sums, gradients, batch, state)
+        sums, noise = self._gradient_noise(objective, sums, gradients, batch, state)
         factor = self._factor(objective, batch, sums, state.loss_scale)
         return Reduced(*self._multiplied(gradients, factor), sums=sums, noise=noise)
 
@@ -275,25 +274,16 @@ class GlobalGradient:
     def left_out(
         self, watched: Sequence[tf.Variable], variables: Sequence[keras.Variable]
     ) -> list[tf.Variable]:
-        """Returns the watched variables that are neither updated nor frozen. Replica context.
-
-        Raises:
-          ConfigError: If a loss of a step reads a trainable variable that nothing updates.
-        """
-        if self.complete is None:
-            own = {id(v.handle) for v in self.own}
-            if stay := [v.name for v in watched if id(v.handle) in own]:
-                raise ConfigError(
-                    f"A loss reads the trainable variables {', '.join(stay)} of the task, but the "
-                    "step does not update them. Pass them to update.minimize as keras.Variable, or "
-                    "make them with trainable=False."
-                )
-            return []
-        known = {id(v.value.handle) for v in (*variables, *self.complete)}
-        return [v for v in watched if id(v.handle) not in known]
+        """See `ddl.step.gradients.left_out`. Replica context."""
+        return gradient_path.left_out(watched, variables, self.own, self.complete)
 
     def _gradient_noise(
-        self, sums: tf.Tensor, gradients: list[Any], batch: StepBatch, state: TrainingState
+        self,
+        objective: Objective,
+        sums: tf.Tensor,
+        gradients: list[Any],
+        batch: StepBatch,
+        state: TrainingState,
     ) -> tuple[tf.Tensor, tf.Tensor | None]:
         """Returns the metric sums alone, and the estimates of the gradient noise, if any."""
         if self.noise_scale is None:
@@ -304,18 +294,22 @@ class GlobalGradient:
         # A part's gradient is a sum over B/P examples divided by B, so 1/P of their mean. The mean
         # over P parts is s = P² · sums[-1] / P.
         small = parts * sums[-1]
-        if self.scales:
-            unscale = 1 / tf.cast(state.loss_scale, tf.float64) ** 2
-            small, large = small * unscale, large * unscale
         noise = estimates(small, large, parts, size)
-        return sums[:-1], tf.where(tf.equal(sums[0], size), noise, np.nan)
+        entries = objective.entries  # a mean over them is meant, but they have been added up
+        if self.scales or entries > 1:
+            scale = state.loss_scale if self.scales else tf.ones([])
+            noise /= (tf.cast(scale, tf.float64) * entries) ** 2
+        return sums[:-1], tf.where(tf.equal(sums[0], size * entries), noise, np.nan)
 
     def _factor(
         self, objective: Objective, batch: StepBatch, sums: tf.Tensor, scale: tf.Tensor
     ) -> Callable[[], tf.Tensor] | None:
         """Returns B / (Σ weight · loss scale) as a function: float64 []; None if always one."""
         pipeline = self.pipelines[batch.source]
-        weights_are_one = pipeline.always_full and not objective.task_weighs
+        # An example with several losses, as of tokens, weighs as many.
+        weights_are_one = (
+            pipeline.always_full and not objective.task_weighs and objective.entries == 1
+        )
         if weights_are_one and not self.scales:
             return None
 

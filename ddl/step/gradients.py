@@ -64,6 +64,36 @@ def check_used(unused: Sequence[keras.Variable]) -> None:
         )
 
 
+def left_out(
+    watched: Sequence[tf.Variable],
+    variables: Sequence[keras.Variable],
+    own: Sequence[tf.Variable],
+    complete: Sequence[keras.Variable] | None,
+) -> list[tf.Variable]:
+    """Returns the watched variables that are neither updated nor frozen. Replica context.
+
+    Args:
+      watched: Variables that a loss reads.
+      variables: Variables that are updated.
+      own: As in `GlobalGradient`, like `complete`.
+      complete: See `own`.
+
+    Raises:
+      ConfigError: If a loss of a step reads a trainable variable that nothing updates.
+    """
+    if complete is None:
+        of_task = {id(v.handle) for v in own}
+        if stay := [v.name for v in watched if id(v.handle) in of_task]:
+            raise ConfigError(
+                f"A loss reads the trainable variables {', '.join(stay)} of the task, but the step "
+                "does not update them. Pass them to update.minimize as keras.Variable, or make "
+                "them with trainable=False."
+            )
+        return []
+    known = {id(v.value.handle) for v in (*variables, *complete)}
+    return [v for v in watched if id(v.handle) not in known]
+
+
 def check_none_left_out(
     others: Sequence[tf.Variable], gradients: Sequence[Gradient | None]
 ) -> None:

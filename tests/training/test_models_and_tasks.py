@@ -5,6 +5,7 @@ import functools
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import ddl
 from ddl.precision import set_precision
@@ -131,3 +132,72 @@ def test_two_replicas_compute_what_one_device_computes(name):
         assert one == pytest.approx(other, abs=1e-10)
     for value, other in zip(ours[2], expected[2], strict=True):
         np.testing.assert_allclose(value, other, rtol=0, atol=1e-10)
+
+
+class OfTokens:
+    """A loss for each of several tokens of an example, without weights."""
+
+    def __init__(self):
+        self.model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4)])
+
+    def per_example(self, features, training):
+        outputs = self.model(features["x"], training=training)
+        return ddl.PerExample(tf.square(outputs - features["y"]))
+
+
+@pytest.mark.parametrize("examples", [16, 19])  # batches that are all full, or one with padding
+@pytest.mark.parametrize("where", [("one_device", 1, 1), ("mirrored", 2, 2)])
+def test_losses_of_tokens_are_divided_by_the_number_of_tokens(where, examples):
+    """As a loop without ddl computes it: parity between devices cannot show a common factor."""
+    set_precision("float64")
+    random = np.random.default_rng(0)
+    data = {"x": random.normal(size=(examples, 3)), "y": random.normal(size=(examples, 4))}
+    keras.utils.set_random_seed(1)
+    with make_strategy(*where[:2]).scope():
+        trainer = ddl.Trainer(
+            OfTokens(),
+            keras.optimizers.SGD(0.5),
+            data,
+            global_batch_size=8,
+            accumulation_steps=where[2],
+            shuffle=False,
+        )
+    keras.utils.set_random_seed(1)
+    task, optimizer = OfTokens(), keras.optimizers.SGD(0.5)
+    for first in range(0, examples, 8):
+        rows = {name: values[first : first + 8] for name, values in data.items()}
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(task.per_example(rows, True).loss)
+        variables = task.model.trainable_variables
+        optimizer.apply(tape.gradient(loss, variables), variables)
+    trainer.train(-(-examples // 8))
+    for one, other in zip(trainer.model.variables, task.model.variables, strict=True):
+        np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=0, atol=1e-12)
+
+
+def test_the_noise_scale_of_tokens_is_that_of_examples():
+    """Losses of several tokens, and their mean as the loss of the example."""
+
+    class OfExamples(OfTokens):
+        def per_example(self, features, training):
+            output = super().per_example(features, training)
+            return output._replace(loss=tf.reduce_mean(output.loss, axis=1))
+
+    set_precision("float64")
+    random = np.random.default_rng(0)
+    data = {"x": random.normal(size=(16, 3)), "y": random.normal(size=(16, 4))}
+    figures = []
+    for task in (OfTokens, OfExamples):
+        keras.utils.set_random_seed(1)
+        trainer = ddl.Trainer(
+            task(),
+            keras.optimizers.SGD(0.1),
+            data,
+            global_batch_size=8,
+            accumulation_steps=4,
+            seed=1,
+            gradient_noise_scale=ddl.GradientNoiseScale(),
+        )
+        figures.append(trainer.train(4))
+    assert figures[0]["gradient_noise_scale"] > 0
+    assert figures[0] == pytest.approx(figures[1], rel=1e-10)

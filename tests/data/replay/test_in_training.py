@@ -154,7 +154,9 @@ def test_an_overflow_of_each_update_is_a_divergence():
         loss_scale=ddl.LossScale(),
         max_skipped_updates=2,
     )
-    with pytest.raises(TrainingDiverged, match="the gradients of 2 consecutive batches .* first gradient"):
+    with pytest.raises(
+        TrainingDiverged, match="the gradients of 2 consecutive batches .* first gradient"
+    ):
         trainer.train(5)
 
 
