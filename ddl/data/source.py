@@ -18,7 +18,14 @@ from ddl.errors import DataError
 
 
 class Source(abc.ABC):
-    """A data set."""
+    """A data set.
+
+    Attributes:
+      has_numbered_examples: For sources with random access: whether an epoch holds each example
+        once, so that examples can be found by their numbers alone.
+    """
+
+    has_numbered_examples = True
 
     @abc.abstractmethod
     def __len__(self) -> int:

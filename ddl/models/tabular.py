@@ -33,8 +33,13 @@ def table_mlp(
       A model from a dict of features to [batch, num_outputs].
 
     Raises:
-      ConfigError: If there are neither numbers nor categories.
+      ConfigError: If there are neither numbers nor categories, or both have one name.
     """
+    if numbers and "numbers" in (categories or {}):
+        raise ConfigError(
+            "table_mlp.categories must not have a feature 'numbers', the name of the feature of "
+            "numbers. Rename the category in the data."
+        )
     inputs: dict[str, keras.KerasTensor] = {}
     columns: list[keras.KerasTensor] = []
     if numbers:

@@ -1,6 +1,6 @@
 """Transformers for language and for images."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import keras
 
@@ -21,8 +21,8 @@ def gpt(
     """Builds a language model: Radford et al. 2019, "Language Models are Unsupervised ...".
 
     The defaults are those of GPT-2 small, which has 50,257 tokens and 1,024 positions. The logits
-    share the table of token vectors. The last projections of the blocks are initialized smaller by
-    the square root of their number, as in the paper.
+    share the table of token vectors. The last layer of each perceptron is initialized smaller by
+    the square root of the number of branches, as in the paper.
 
     Args:
       vocabulary: Number of tokens; 256 for bytes.
@@ -44,12 +44,18 @@ def gpt(
     """
     _check_sizes("gpt", vocabulary=vocabulary, positions=positions, blocks=blocks)
     _check_heads("gpt", width, heads)
-    normal = keras.initializers.RandomNormal(stddev=0.02)
-    last = keras.initializers.RandomNormal(stddev=0.02 / (2 * blocks) ** 0.5)
+
+    # A new one for each layer: an initializer of Keras gives the same numbers at each call.
+    def normal() -> keras.initializers.Initializer:
+        return keras.initializers.RandomNormal(stddev=0.02)
+
+    def last() -> keras.initializers.Initializer:
+        return keras.initializers.RandomNormal(stddev=0.02 / (2 * blocks) ** 0.5)
+
     # TensorFlow would compute with int32 tokens on the host.
     tokens = keras.Input((positions,), dtype="int64", name="token")
     table = layers.TiedEmbedding(
-        vocabulary, width, embeddings_initializer=normal, name="token_vectors"
+        vocabulary, width, embeddings_initializer=normal(), name="token_vectors"
     )
     inputs, mask = tokens, None
     if packed:
@@ -59,11 +65,11 @@ def gpt(
         inputs = {"token": tokens, "segment": segment, "position": position}
         mask = keras.ops.equal(segment[:, :, None], segment[:, None, :])
         vectors = keras.layers.Embedding(
-            positions, width, embeddings_initializer=normal, name="positions"
+            positions, width, embeddings_initializer=normal(), name="positions"
         )
         x = keras.layers.Add(name="placed")([table(tokens), vectors(position)])
     else:
-        x = layers.PositionEmbedding(normal, name="positions")(table(tokens))
+        x = layers.PositionEmbedding(normal(), name="positions")(table(tokens))
     x = layers.Dropout(dropout, name="dropout")(x)
     for number in range(1, blocks + 1):
         name = f"block_{number}"
@@ -121,15 +127,18 @@ def vit(
             f"vit.patch must divide height and width of the images, got {patch} for "
             f"{height} × {breadth}. Set patch to a common divisor."
         )
-    normal = keras.initializers.TruncatedNormal(stddev=0.02)
+
+    def normal() -> keras.initializers.Initializer:  # see gpt
+        return keras.initializers.TruncatedNormal(stddev=0.02)
+
     inputs = keras.Input(tuple(input_shape), name="image")
     x = keras.layers.Rescaling(1 / input_deviation, -input_mean / input_deviation, name="scale")(
         inputs
     )
-    x = keras.layers.Conv2D(width, patch, patch, kernel_initializer=normal, name="patches")(x)
+    x = keras.layers.Conv2D(width, patch, patch, kernel_initializer=normal(), name="patches")(x)
     x = keras.layers.Reshape((-1, width), name="sequence")(x)
     x = layers.ClassToken(name="class_token")(x)
-    x = layers.PositionEmbedding(normal, name="positions")(x)
+    x = layers.PositionEmbedding(normal(), name="positions")(x)
     if dropout:
         x = layers.Dropout(dropout, name="dropout")(x)
     for number in range(1, blocks + 1):
@@ -146,8 +155,8 @@ def _block(
     hidden_units: int,
     dropout: float,
     name: str,
-    initializer: keras.initializers.Initializer,
-    last_initializer: keras.initializers.Initializer,
+    initializer: Callable[[], keras.initializers.Initializer],
+    last_initializer: Callable[[], keras.initializers.Initializer],
     *,
     epsilon: float,
     causal: bool = False,
@@ -166,7 +175,7 @@ def _block(
         heads,
         width // heads,
         dropout=dropout,
-        kernel_initializer=initializer,
+        kernel_initializer=initializer(),
         name=f"{name}_attention",
     )
     x = added(
@@ -174,10 +183,10 @@ def _block(
     )
     branch = keras.layers.LayerNormalization(epsilon=epsilon, name=f"{name}_hidden_norm")(x)
     branch = keras.layers.Dense(
-        hidden_units, "gelu", kernel_initializer=initializer, name=f"{name}_hidden"
+        hidden_units, "gelu", kernel_initializer=initializer(), name=f"{name}_hidden"
     )(branch)
     branch = keras.layers.Dense(
-        width, kernel_initializer=last_initializer, name=f"{name}_hidden_out"
+        width, kernel_initializer=last_initializer(), name=f"{name}_hidden_out"
     )(branch)
     return added(x, branch, "hidden")
 

@@ -1,5 +1,6 @@
 """Regression: numbers to predict."""
 
+import math
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -73,6 +74,13 @@ class Regression:
         inputs = inputs_of(self.model, features, self._input_name, self._label_name)
         outputs = in_float32(self.model(inputs, training=training))
         labels = tf.cast(features[self._label_name], outputs.dtype)
+        sizes = [math.prod(each.shape[1:]) for each in (outputs, labels)]
+        if sizes[0] != sizes[1]:
+            raise DataError(
+                "Regression needs labels in the shape of the model's outputs, "
+                f"{outputs.shape[1:]}, got {labels.shape[1:]}. Change the last layer of "
+                f"{self.model.name!r}, or reshape the labels."
+            )
         # Else [batch] would broadcast against [batch, 1], each label against all outputs.
         rows = tf.shape(outputs)[0]
         error = tf.reshape(outputs, [rows, -1]) - tf.reshape(labels, [rows, -1])

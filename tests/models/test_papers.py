@@ -45,6 +45,23 @@ def test_the_gpt_looks_at_earlier_tokens_alone():
     assert changed.tolist() == [False] * 3 + [True] * 3
 
 
+@pytest.mark.parametrize("name", ["gpt", "vit"])
+def test_no_two_layers_begin_with_the_same_numbers(name):
+    model = (
+        models.gpt(16, 16, width=8, heads=2, blocks=2)
+        if name == "gpt"
+        else models.vit((4, 4, 1), 2, patch=2, width=8, heads=2, blocks=2)
+    )
+    beginnings = [
+        keras.ops.convert_to_numpy(variable).reshape(-1)[:8]
+        for variable in model.trainable_variables
+        if np.unique(variable.numpy()).size > 2
+    ]
+    assert len(beginnings) > 10
+    scaled = np.stack([values / np.abs(values).max() for values in beginnings])
+    assert len(np.unique(scaled.round(5), axis=0)) == len(scaled)
+
+
 def test_packed_documents_do_not_see_each_other():
     model = models.gpt(16, 6, width=8, heads=2, blocks=2, packed=True)
     assert trainable(model) == trainable(models.gpt(16, 6, width=8, heads=2, blocks=2))
@@ -104,6 +121,10 @@ def test_an_application_of_keras_for_logits():
         (lambda: models.wide_resnet((8, 8, 3), 2, widening=0), "widening must be at least 1"),
         (lambda: models.unet((20, 16, 3), 2), "multiples of 16, got \\(20, 16\\)"),
         (lambda: models.unet((16, 16, 3), 2, widths=(4,)), "at least 2 levels"),
+        (
+            lambda: models.table_mlp(2, numbers=1, categories={"numbers": 3}),
+            "must not have a feature 'numbers'",
+        ),
         (lambda: models.table_mlp(2), "needs numbers, categories, or both"),
         (lambda: models.keras_application("ResNet51", (32, 32, 3), 2), "Did you mean ResNet50"),
         (

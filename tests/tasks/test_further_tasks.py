@@ -92,6 +92,22 @@ def test_regression_compares_each_output_with_its_label(loss, function, shape):
     np.testing.assert_allclose(found.metrics["mean_squared_error"], error**2, rtol=1e-4)
 
 
+def test_regression_compares_shapes_that_only_the_first_call_tells():
+    class Unbuilt(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(3)
+
+        def call(self, inputs, training=None):
+            return self.dense(inputs)
+
+    features = {"image": np.ones((6, 4)), "label": np.ones(6)}
+    task = ddl.Regression(Unbuilt())
+    task.check(ArraySource(features))
+    with pytest.raises(DataError, match=r"model's outputs, \(3,\), got \(\)"):
+        task.per_example(of_tensors(features), False)
+
+
 def test_distillation_adds_the_teachers_part():
     student, teacher = ddl.Classification(mlp((4,), 3)), mlp((4,), 3)
     task = ddl.Distillation(student, teacher, temperature=2.0, share=0.75)

@@ -9,6 +9,7 @@ from absl import logging
 from ddl.data.checks import checked_finite
 from ddl.data.combining.random_access import RandomAccess, with_random_access
 from ddl.data.decoded import DecodedSource
+from ddl.data.one_at_a_time import one_at_a_time
 from ddl.errors import ConfigError, DataError
 
 _DAMAGED = -1.0
@@ -85,7 +86,7 @@ class _Tolerant(DecodedSource):
     def _note(self, index: Any) -> Any:
         """Counts a damaged example; returns its weight, float32 []."""
         number = int(index)
-        with self._lock:
+        with one_at_a_time(self._lock):
             if number not in self._found:
                 self._found[number] = self.describe(number)
                 if len(self._found) > self._limit:

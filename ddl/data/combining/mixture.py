@@ -35,6 +35,8 @@ class Mixture(DecodedSource):
     the mixture is a number of examples and does not hold each example once.
     """
 
+    has_numbered_examples = False
+
     def __init__(
         self,
         sources: Sequence[Any],

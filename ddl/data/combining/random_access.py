@@ -27,6 +27,12 @@ def with_random_access(data: Any, user: str) -> RandomAccess:
             f"{type(source).__name__}. A tf.data.Dataset has its own methods for this: take, skip, "
             "concatenate and sample_from_datasets. Otherwise pass arrays or a source of files."
         )
+    if not source.has_numbered_examples:
+        kind = type(source).__name__
+        raise DataError(
+            f"{user} finds examples by their numbers, but those of a {kind} depend on the batch. "
+            f"Apply {user} to the data within the {kind} instead."
+        )
     return source
 
 

@@ -1,27 +1,32 @@
 """Data sets of other libraries, whose examples `data[i]` returns."""
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from ddl.data.objects.examples import are_same, check_fits, features_of, spec_of
+from ddl.data.one_at_a_time import one_at_a_time
 from ddl.data.random_access import RandomAccessSource
 from ddl.errors import DataError, check_takes
 
 
-def from_items(data: Any, decode: Callable[[Any], Any] | None = None) -> RandomAccessSource:
+def from_items(
+    data: Any, decode: Callable[[Any], Any] | None = None, *, thread_safe: bool = False
+) -> RandomAccessSource:
     """Builds a source of any object with `len(data)` and `data[i]`.
 
     These are a map-style data set of PyTorch, a data source of Grain, a list, and many others. An
     object with `__getitems__`, as PyTorch calls it, is asked for all rows of a batch at once.
-    Several threads read, and the batches come in order.
 
     Args:
       data: The object. An item must depend on its number alone: augment with random numbers that
         follow from the number, or in the model with `ddl.layers`.
       decode: Turns an item into a dict of features or a tuple (x, y) or (x, y, weights); None if
         items are of this form already.
+      thread_safe: Whether several threads may read items at once, which is faster. An object that
+        holds an open file, for instance, would give them rows of each other.
 
     Raises:
       DataError: If there are no items, item 0 has another form, or two reads of it differ.
@@ -38,6 +43,7 @@ def from_items(data: Any, decode: Callable[[Any], Any] | None = None) -> RandomA
     if not len(data):
         raise DataError(f"The {type(data).__name__} is empty; a data set needs an example.")
     read_all = getattr(data, "__getitems__", None)
+    lock = threading.Lock()
 
     def read(numbers: Sequence[int]) -> list[dict[str, np.ndarray]]:
         items = read_all(numbers) if read_all else [data[number] for number in numbers]
@@ -57,7 +63,11 @@ def from_items(data: Any, decode: Callable[[Any], Any] | None = None) -> RandomA
 
     def lookup(indices: np.ndarray) -> dict[str, np.ndarray]:
         numbers = indices.tolist()
-        rows = read(numbers)
+        if thread_safe:
+            rows = read(numbers)
+        else:
+            with one_at_a_time(lock):
+                rows = read(numbers)
         for number, row in zip(numbers, rows, strict=True):
             check_fits(row, spec, f"item {number}")
         return {name: np.stack([row[name] for row in rows]) for name in spec}

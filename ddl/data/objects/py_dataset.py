@@ -2,6 +2,7 @@
 
 import functools
 import os
+import threading
 from typing import Any
 
 import keras
@@ -10,6 +11,7 @@ import tensorflow as tf
 
 from ddl.data.checks import checked_weight
 from ddl.data.objects.examples import are_same, check_fits, features_of, spec_of
+from ddl.data.one_at_a_time import one_at_a_time
 from ddl.data.order import indices_at, steps_per_epoch
 from ddl.data.random_access import RandomAccessSource
 from ddl.data.source import Source, checked_element_spec, weighted
@@ -46,13 +48,16 @@ class PyDatasetSource(Source):
             from epoch to epoch (`on_epoch_end`), or a batch has another form.
         """
         self._data = data
+        # Keras, too, reads it in one thread unless it has more workers.
+        self._is_thread_safe = getattr(data, "workers", 1) > 1
+        self._lock = threading.Lock()
         self._steps = steps_per_epoch
         count = _number_of_batches(data)
         check_steps(steps_per_epoch, "the PyDataset", known=count is not None)
         if count == 0:
             raise DataError(f"The {type(data).__name__} has no batches; it needs at least one.")
         for hook in ("on_epoch_begin", "on_epoch_end"):
-            if getattr(type(data), hook, None) is not getattr(keras.utils.PyDataset, hook):
+            if getattr(type(data), hook, None) is not getattr(keras.utils.PyDataset, hook, None):
                 raise DataError(
                     f"{type(data).__name__}.{hook} changes the data from epoch to epoch, so that a "
                     "batch does not follow from its number and a run cannot be resumed. Remove the "
@@ -169,7 +174,10 @@ class PyDatasetSource(Source):
 
     def _features(self, number: int) -> dict[str, np.ndarray]:
         where = f"batch {number} of the {type(self._data).__name__}"
-        return features_of(self._data[number], where)
+        if self._is_thread_safe:
+            return features_of(self._data[number], where)
+        with one_at_a_time(self._lock):
+            return features_of(self._data[number], where)
 
 
 def check_steps(steps: int | None, data: str, *, known: bool) -> None:

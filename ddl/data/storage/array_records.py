@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ddl.data.one_at_a_time import one_at_a_time
 from ddl.errors import DataError
 
 ENDING = ".array_record"
@@ -65,7 +66,7 @@ class ArrayRecordFiles:
     def _read(self, index: Any) -> Any:
         file, number = self._place(int(index))
         try:
-            with self._locks[file]:
+            with one_at_a_time(self._locks[file]):
                 (record,) = self._readers[file].read([number])
         except (OSError, ValueError, RuntimeError, IndexError) as error:
             reason = " ".join(str(error).split())

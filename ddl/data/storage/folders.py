@@ -64,6 +64,11 @@ def store(
     if not 1 <= shards <= count:
         raise ConfigError(f"The number of files must be from 1 to {count:,}, got {shards}.")
     _check_storable(source)
+    if not source.has_numbered_examples and source.steps_per_epoch(count) != 1:
+        raise ConfigError(
+            f"A {type(source).__name__} cannot be stored, since its batches are of one length "
+            "each. Store the data within it, and apply it to what was stored."
+        )
     if record_format == "array_record":
         array_record_module()  # before anything is written
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
@@ -86,7 +91,11 @@ def store(
             write_index(str(path / name))
     if not as_they_are:
         described = {
-            name: {"dtype": spec.dtype.name, "shape": spec.shape.as_list()}
+            # Batches have weights in float32, whatever the data.
+            name: {
+                "dtype": "float32" if name == "weight" else spec.dtype.name,
+                "shape": spec.shape.as_list(),
+            }
             for name, spec in source.element_spec.items()
         }
         content = {"examples": count, "files": names, "features": described}

@@ -100,8 +100,10 @@ def _offsets(file: str) -> np.ndarray:
         if tf.io.gfile.exists(index):
             with tf.io.gfile.GFile(index, "rb") as opened:
                 offsets = np.load(opened, allow_pickle=False)
-            # The index of another version of the file has another size at its end.
-            if offsets.dtype == np.int64 and offsets[-1] == tf.io.gfile.stat(file).length:
+            of_file, of_index = tf.io.gfile.stat(file), tf.io.gfile.stat(index)
+            # The index of an earlier version of the file is older, or has another size at its end.
+            is_newer = of_index.mtime_nsec >= of_file.mtime_nsec
+            if offsets.dtype == np.int64 and offsets[-1] == of_file.length and is_newer:
                 return offsets[:-1]
     except (OSError, ValueError, IndexError, EOFError, tf.errors.OpError):
         pass  # the lengths say the same

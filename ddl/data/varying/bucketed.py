@@ -34,6 +34,8 @@ class BucketedSource(DecodedSource):
       features: Names of the features that are cut.
     """
 
+    has_numbered_examples = False
+
     def __init__(
         self,
         data: Any,
@@ -88,6 +90,9 @@ class BucketedSource(DecodedSource):
                 f"{', '.join(features)}, got {longest} in example {int(np.argmax(lengths))}."
             )
         self.features = tuple(features)
+        self._length_name = length_name
+        with tf.init_scope(), tf.device("CPU:0"):  # a graph captures eager tensors by reference
+            self._lengths = tf.constant(lengths, tf.int64)
         self.width = given[-1]
         of_example = np.searchsorted(given, lengths)
         used = np.unique(of_example)
@@ -114,7 +119,7 @@ class BucketedSource(DecodedSource):
 
     def example(self, index: tf.Tensor, seed: tf.Tensor) -> dict[str, tf.Tensor]:
         """See `DecodedSource`."""
-        return self._fitted(dict(self._source.example(index, seed)), 0)
+        return self._fitted(self._checked(dict(self._source.example(index, seed)), index), 0)
 
     def describe(self, index: int) -> str:
         """See `DecodedSource`."""
@@ -157,7 +162,8 @@ class BucketedSource(DecodedSource):
 
         @tf.autograph.experimental.do_not_convert
         def read(batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-            features = self._fitted(examples_of(self._source, batch["index"]), 1)
+            index = batch["index"]
+            features = self._fitted(self._checked(examples_of(self._source, index), index), 1)
             return weighted(checked_finite(features), batch["weight"])
 
         return made.map(read, num_parallel_calls=2, deterministic=True)
@@ -214,6 +220,16 @@ class BucketedSource(DecodedSource):
         rank = epoch * len(members) + position % len(members)
         chosen = in_epochs(rank, len(members), seed + bucket, shuffle)
         return members[chosen], (position < len(members)).astype(np.float32)
+
+    def _checked(self, features: dict[str, tf.Tensor], index: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Returns features, of which none is longer than its bucket."""
+        now = tf.cast(features[self._length_name], tf.int64)
+        is_same = tf.debugging.Assert(
+            tf.reduce_all(now == tf.gather(self._lengths, index)),
+            ["The length of an example is not the one that was read first"],
+        )
+        with tf.control_dependencies([is_same]):
+            return {name: tf.identity(values) for name, values in features.items()}
 
     def _fitted(self, features: dict[str, tf.Tensor], axis: int) -> dict[str, tf.Tensor]:
         """Cuts or pads features to the shape of the last boundary."""

@@ -55,7 +55,7 @@ def token_lines(
             for text, of_file in zip(texts, bounds, strict=True)
             for first, last in of_file
         ]
-        encoded = [np.asarray(line, np.int64) for line in encode(lines)]
+        encoded = [_integers(line) for line in encode(lines)]
         if len(encoded) != len(lines):
             raise ConfigError(
                 f"token_lines.encode must return a list of tokens for each of the {len(lines):,} "
@@ -77,3 +77,13 @@ def token_lines(
         return {"token": tokens, "length": lengths[indices]}
 
     return _TokenLines(lookup, lengths)
+
+
+def _integers(tokens: Any) -> np.ndarray:
+    array = np.asarray(tokens)
+    if array.size and array.dtype.kind not in "iu":
+        raise ConfigError(
+            f"token_lines.encode must return the numbers of tokens, integers, got {array.dtype}: "
+            f"{tokens!r:.60}."
+        )
+    return array.astype(np.int64)

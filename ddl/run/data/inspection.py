@@ -57,7 +57,7 @@ def inspect(
             if folder is None and row < _IN_TERMINAL:
                 for feature in pictures:
                     yield from as_text(shown[feature][row])
-        if folder is not None:
+        if folder is not None and rows:
             for feature in pictures:
                 file = folder / "-".join(filter(None, [part, name, feature, f"{batch}.png"]))
                 _write(file, as_png(shown[feature][:rows]))

@@ -1,4 +1,5 @@
 import json
+import os
 
 import numpy as np
 import pytest
@@ -63,7 +64,7 @@ def test_a_stream_in_shards(tmp_path):
     assert sorted(batch["x"].tolist()) == [0, 1, 2, 10, 11, 12, 13, 14]
 
 
-@pytest.mark.parametrize("change", ["none", "stale", "damaged", "empty"])
+@pytest.mark.parametrize("change", ["none", "stale", "older", "damaged", "empty"])
 def test_an_index_is_used_if_it_fits(tmp_path, change, monkeypatch):
     (file,) = written(tmp_path)[2:]
     other = written(tmp_path)[0]
@@ -71,6 +72,8 @@ def test_an_index_is_used_if_it_fits(tmp_path, change, monkeypatch):
     if change == "stale":
         write_index(other)
         (tmp_path / index_of(file)).write_bytes((tmp_path / index_of(other)).read_bytes())
+    elif change == "older":
+        os.utime(tmp_path / index_of(file), (1, 1))
     elif change != "none":
         (tmp_path / index_of(file)).write_bytes(b"cut" if change == "damaged" else b"")
     scanned = []
@@ -136,7 +139,17 @@ def test_what_cannot_be_stored(tmp_path):
         store(ArraySource(x=np.arange(3, dtype=np.uint32)), tmp_path / "new")
     with pytest.raises(DataError, match="Data without a known length cannot be stored"):
         store(ddl.data.endless(lambda: iter([{"x": 1}]), steps_per_epoch=1), tmp_path / "new")
+    lengths = ArraySource(token=np.ones((6, 4), int), length=np.arange(1, 7) % 4 + 1)
+    with pytest.raises(ConfigError, match="A BucketedSource cannot be stored"):
+        store(ddl.data.bucketed(lengths, [2, 4]), tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16"])
+def test_weights_are_stored_as_batches_have_them(tmp_path, dtype):
+    store(ArraySource(x=np.arange(3), weight=np.array([1, 0.5, 2], dtype)), tmp_path / "new")
+    (batch,) = taken(stored(tmp_path / "new"), 1, batch=3, shuffle=False)
+    np.testing.assert_array_equal(batch["weight"], np.array([1, 0.5, 2], "f4"))
 
 
 def test_a_failure_leaves_no_file_that_looks_complete(tmp_path):

@@ -88,7 +88,7 @@ def test_a_source_reads_the_same_either_way(tmp_path, monkeypatch):
     for most in (record_blocks._MOST_MEAN, 0):
         monkeypatch.setattr(record_blocks, "_MOST_MEAN", most)
         source = ddl.data.RecordSource(files, decode)
-        assert (source._blocks is not None) == (most > 0)
+        assert (source._records.blocks is not None) == (most > 0)
         rows = np.array([4, 1, 2])
         made = source.batches(5, 1, seed=3, shuffle=True, rows=rows).take(6)
         batches.append(list(made.as_numpy_iterator()))
@@ -98,4 +98,4 @@ def test_a_source_reads_the_same_either_way(tmp_path, monkeypatch):
 
 def test_large_records_are_read_one_by_one(tmp_path):
     files, *_ = written(tmp_path, [b"small"] * 40 + [RANDOM.bytes(17_000)], 50)
-    assert ddl.data.RecordSource(files, decode)._blocks is None
+    assert ddl.data.RecordSource(files, decode)._records.blocks is None
