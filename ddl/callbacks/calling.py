@@ -12,12 +12,11 @@ from ddl.callbacks.moment import Media, MediaWriter, Moment
 from ddl.callbacks.schedule import AfterEvaluation, AfterSave, Callback, Every
 from ddl.distribution.workers import Workers, alone
 from ddl.errors import ConfigError, definition_of
+from ddl.figures import is_reserved
 from ddl.training.actions import Action
 from ddl.training.trainer import Trainer
 
 _Log = Callable[[int, str, Mapping[str, float]], None]
-
-_OF_ROWS = frozenset({"step", "epoch", "split"})
 
 
 def checked_callbacks(callbacks: Any, where: str, *others: type) -> tuple[Any, ...]:
@@ -159,7 +158,7 @@ class Calls:
                     else "after the save, so a resumed run would lose it. Use Every."
                 )
             )
-        values = _checked(callback, returned)
+        values = _checked(callback, returned, trainer)
         if values and checkpoint is not None:
             raise ConfigError(
                 f"The callback {name} returned figures after a save; a killed run would lose "
@@ -184,21 +183,28 @@ class _Multiples:
             self._function()
 
 
-def _checked(callback: Callback, returned: Any) -> dict[str, float]:
+def _checked(callback: Callback, returned: Any, trainer: Trainer) -> dict[str, float]:
     """Returns the figures that a callback returned, as floats.
 
     Raises:
-      ConfigError: If it returned something else than None or numbers by name.
+      ConfigError: If it returned something else than None or numbers by name, or a figure of the
+        name of one of the run's own.
     """
     if returned is None:
         return {}
     wanted = f"{definition_of(callback.function)} must return None, or a dict from name to number"
     if not isinstance(returned, Mapping):
         raise ConfigError(f"{wanted}, got {returned!r:.60}.")
+    own = {*trainer.metric_names, *trainer.eval_metric_names}
     values = {}
     for name, value in returned.items():
-        if not isinstance(name, str) or not name or name in _OF_ROWS:
+        if not isinstance(name, str) or not name:
             raise ConfigError(f"{wanted}, got the name {name!r:.60}. Use another name.")
+        if name in own or is_reserved(name):
+            raise ConfigError(
+                f"{wanted}, got the name {name!r:.60}, which a figure of the run itself has. "
+                f"Return it with a prefix, such as 'other/{name:.60}'."
+            )
         try:
             values[name] = float(value)
         except (TypeError, ValueError):
