@@ -190,15 +190,15 @@ def test_a_callback_ends_the_run(trainer, tmp_path, capsys):
         if moment.step >= 6:
             moment.end("the weight is large")
 
-    stopping = Every(2, enough)
-    ddl.fit(trainer, tmp_path, train_steps=12, checkpoint_every=3, callbacks=[stopping])
+    callbacks = [Every(50, enough), Every(2, enough)]
+    ddl.fit(trainer, tmp_path, train_steps=12, checkpoint_every=3, callbacks=callbacks)
     assert trainer.step == 6
     assert "ends early at step 6: enough: the weight is large." in capsys.readouterr().out
     other = make_trainer()
-    ddl.fit(other, tmp_path, train_steps=12, checkpoint_every=3, callbacks=[stopping])
+    ddl.fit(other, tmp_path, train_steps=12, checkpoint_every=3, callbacks=callbacks)
     assert other.step == 6
-    assert "enough ended the run at step 6" in capsys.readouterr().out
-    fit(other, tmp_path)
+    assert "The callback enough 2 ended the run at step 6" in capsys.readouterr().out
+    fit(other, tmp_path, callbacks[0])
     assert other.step == 12
 
 
