@@ -70,7 +70,9 @@ class OuterLoop:
             one.global_batch_size * one.batches_per_update for one in trainer.pipelines.values()
         )
         self._early = evaluations
-        self._forget_figures()
+        self._evaluated: tuple[int, dict[str, float]] = (-1, {})
+        self._logged: tuple[int, dict[str, float]] = (-1, {})
+        self._best_step = -1  # step of an evaluation that is the best so far
         self._calls = Calls(run_plan.calls, trainer, media, self._write, self._training_figures)
         last = self._total
         periodic = [Periodic(run_plan.eval_every, self._evaluate, last)] if evaluates else []
@@ -260,7 +262,7 @@ class OuterLoop:
         end = int(state.batches) - max(0, int(state.diverged_for) - 1)
         trainer.restore(trainer.state.skipping_to(end, rewinds + 1))
         self._writers.drop_after(trainer.step)
-        self._forget_figures()
+        self._evaluated, self._logged, self._best_step = (-1, {}), (-1, {}), -1
         self._calls.forget_end()
         if self._stop is not None and self._stop.received:
             trainer.request_stop()  # the signal's own request may have been dropped too
@@ -270,12 +272,6 @@ class OuterLoop:
             f"{error}\nThe run rewinds to step {trainer.step:,} and skips the batches {first:,} to "
             f"{end - 1:,}. This is rewind {rewinds + 1} of {self._run_plan.max_rewinds}."
         )
-
-    def _forget_figures(self) -> None:
-        """Forgets the figures of the latest steps, which training has not made or repeats."""
-        self._evaluated: tuple[int, dict[str, float]] = (-1, {})
-        self._logged: tuple[int, dict[str, float]] = (-1, {})
-        self._best_step = -1  # step of an evaluation that is the best so far
 
     def _add_speed(self, figures: dict[str, float], steps_per_second: float | None) -> None:
         if steps_per_second is not None:
