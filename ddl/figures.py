@@ -52,7 +52,7 @@ RESERVED = (
 )
 """Keys of metrics.jsonl that ddl writes itself; a task's metric cannot have these names."""
 
-_WITH_NAMES = ("loss", "learning_rate", "gradient_norm", "gradient_noise_scale")
+_WITH_NAMES = ("loss", "loss_weight", "learning_rate", "gradient_norm", "gradient_noise_scale")
 
 
 def is_reserved(metric: str) -> bool:

@@ -2,22 +2,24 @@
 
 import math
 import numbers
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from ddl.callbacks.fingerprint import fingerprint
 from ddl.callbacks.moment import Media, MediaWriter, Moment
 from ddl.callbacks.schedule import AfterEvaluation, AfterSave, Callback, Every
 from ddl.distribution.workers import Workers, alone
 from ddl.errors import ConfigError, definition_of
+from ddl.figures import is_reserved
 from ddl.training.actions import Action
 from ddl.training.trainer import Trainer
 
 _Log = Callable[[int, str, Mapping[str, float]], None]
-
-_OF_ROWS = frozenset({"step", "epoch", "split"})
 
 
 def checked_callbacks(callbacks: Any, where: str, *others: type) -> tuple[Any, ...]:
@@ -48,12 +50,19 @@ def holders_of(callbacks: Sequence[Callback]) -> list[object]:
     return list(found.values())
 
 
+def names_of(callbacks: Sequence[Callback]) -> list[str]:
+    """Returns the name of each callback; a number follows the name of a further one."""
+    names = [one.name for one in callbacks]
+    counts = [names[:index].count(name) + 1 for index, name in enumerate(names)]
+    return [name if n == 1 else f"{name} {n}" for name, n in zip(names, counts, strict=True)]
+
+
 class Calls:
     """The callbacks of a run. Eager, cross-replica context, on all workers.
 
     Attributes:
       actions: The callbacks between loops, as `Trainer.train` takes them.
-      reason: Why a callback ends the run, as it told this worker.
+      reason: Why a callback ends the run, as it told this worker; valid after `ending`.
     """
 
     def __init__(
@@ -82,9 +91,10 @@ class Calls:
         self._after_save = [x for x in callbacks if isinstance(x, AfterSave)]
         periodic = [x for x in callbacks if isinstance(x, Every)]
         self.actions: list[Action] = [_Multiples(x.steps, self._caller(x)) for x in periodic]
-        self._any = bool(callbacks)
-        self._ended_by: str | None = None
-        self.reason = "a callback of another worker ends it"
+        self._callbacks = callbacks
+        self._ended_by: int | None = None  # index of a callback
+        self._stops = False
+        self.reason = ""
 
     @property
     def follow_saves(self) -> bool:
@@ -92,10 +102,20 @@ class Calls:
         return bool(self._after_save)
 
     def ending(self) -> str | None:
-        """Returns the name of the callback that ends the run, on any worker; None if none does."""
-        if not self._any or not self._workers.any(self._ended_by is not None):
+        """Returns the name of the callback that ends the run, on any worker; None if none does.
+
+        The name, of `names_of`, is the same on all workers.
+        """
+        if not self._callbacks:
             return None
-        return self._ended_by or "a callback"
+        own = -1 if self._ended_by is None else self._ended_by
+        of_workers = self._workers.gather(np.array([own]))[:, 0]
+        if (of_workers < 0).all():
+            return None
+        name = names_of(self._callbacks)[int(of_workers[of_workers >= 0][0])]
+        if self._ended_by is None:
+            self.reason = f"the callback {name} of another worker ends it"
+        return name
 
     def after_evaluation(self, figures: Mapping[str, float]) -> None:
         """Calls the callbacks after an evaluation, with its figures."""
@@ -111,9 +131,20 @@ class Calls:
         for callback in self._after_save:
             self._call(callback, "train", self._training_figures, checkpoint)
 
+    def stop(self) -> None:
+        """Ends the loop after this step, to end the run: a rewind to an earlier step forgets it."""
+        self._stops = True
+        self._trainer.request_stop()
+
     def forget_end(self) -> None:
-        """Drops a request to end the run, as a rewind does."""
+        """Drops this worker's requests by callbacks and `stop` to end the run, as a rewind does.
+
+        A request from elsewhere, such as a signal's, stays if there are no others; else repeat it.
+        """
         self._ended_by = None
+        if self._stops:
+            self._stops = False
+            self._trainer.withdraw_stop()
 
     def _caller(self, callback: Callback) -> Callable[[], None]:
         return lambda: self._call(callback, "train", self._training_figures)
@@ -137,14 +168,16 @@ class Calls:
                     f"The callback {name} ends the run after a save, which the checkpoint does "
                     "not hold. End it in Every or AfterEvaluation."
                 )
-            self._ended_by, self.reason = name, f"{name}: {reason}"
-            trainer.request_stop()
+            self._ended_by = next(i for i, one in enumerate(self._callbacks) if one is callback)
+            self.reason = f"{name}: {reason}"
+            self.stop()
 
         media = Media(self._media, trainer.step, split)
         moment = Moment(trainer, figures, media, end, name, checkpoint)
         must_keep = by_chief or checkpoint is not None
         holder = callback.holder
-        before = fingerprint(trainer, holder) if must_keep else None
+        compares = callback.on == "all" and self._workers.number > 1 and not must_keep
+        before = fingerprint(trainer, holder) if must_keep or compares else []
         with ExitStack() as stack:
             stack.enter_context(trainer.busy())
             if by_chief:
@@ -159,7 +192,9 @@ class Calls:
                     else "after the save, so a resumed run would lose it. Use Every."
                 )
             )
-        values = _checked(callback, returned)
+        if compares:
+            self._check_same(name, before, fingerprint(trainer, holder))
+        values = _checked(callback, returned, trainer)
         if values and checkpoint is not None:
             raise ConfigError(
                 f"The callback {name} returned figures after a save; a killed run would lose "
@@ -167,6 +202,31 @@ class Calls:
             )
         if values:
             self._log(trainer.step, split, values)
+
+    def _check_same(self, name: str, before: Sequence[float], after: Sequence[float]) -> None:
+        """Checks that a callback has made the same changes on all workers.
+
+        Raises:
+          ConfigError: On all workers, if one made others.
+        """
+        # What it did not change may differ, such as a statistic that each worker keeps.
+        changes = [
+            (index, value)
+            for index, value in enumerate(after)
+            if index >= len(before) or value != before[index]
+        ]
+        own = zlib.crc32(repr((len(after), changes)).encode())
+        of_workers = self._workers.gather(np.array([own]))[:, 0]
+        if (of_workers == of_workers[0]).all():
+            return
+        self._workers.barrier()
+        other = int(np.argmax(of_workers != of_workers[0]))
+        raise ConfigError(
+            f"The callback {name} changed what a checkpoint holds on worker {other} otherwise than "
+            "on worker 0, so each would train on its own. Make the same changes on all workers: "
+            "draw random numbers from moment.random, and use neither the time nor "
+            "moment.is_chief."
+        )
 
 
 class _Multiples:
@@ -184,21 +244,28 @@ class _Multiples:
             self._function()
 
 
-def _checked(callback: Callback, returned: Any) -> dict[str, float]:
+def _checked(callback: Callback, returned: Any, trainer: Trainer) -> dict[str, float]:
     """Returns the figures that a callback returned, as floats.
 
     Raises:
-      ConfigError: If it returned something else than None or numbers by name.
+      ConfigError: If it returned something else than None or numbers by name, or a figure of the
+        name of one of the run's own.
     """
     if returned is None:
         return {}
     wanted = f"{definition_of(callback.function)} must return None, or a dict from name to number"
     if not isinstance(returned, Mapping):
         raise ConfigError(f"{wanted}, got {returned!r:.60}.")
+    own = {*trainer.metric_names, *trainer.eval_metric_names}
     values = {}
     for name, value in returned.items():
-        if not isinstance(name, str) or not name or name in _OF_ROWS:
+        if not isinstance(name, str) or not name:
             raise ConfigError(f"{wanted}, got the name {name!r:.60}. Use another name.")
+        if name in own or is_reserved(name):
+            raise ConfigError(
+                f"{wanted}, got the name {name!r:.60}, which a figure of the run itself has. "
+                f"Return it with a prefix, such as 'other/{name:.60}'."
+            )
         try:
             values[name] = float(value)
         except (TypeError, ValueError):

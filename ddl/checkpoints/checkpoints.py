@@ -14,6 +14,7 @@ from ddl.checkpoints.contents import check_covers
 from ddl.checkpoints.directory import CheckpointDirectory, Metadata, SavedCheckpoint
 from ddl.checkpoints.durable_files import be_polite
 from ddl.checkpoints.finding import checked_or_newest, newest_readable
+from ddl.checkpoints.of_callbacks import OfCallbacks
 from ddl.checkpoints.parts import TRAINING_ALONE, parts_for_evaluation, parts_for_training
 from ddl.checkpoints.replica_statistics import ReplicaStatistics
 from ddl.checkpoints.restoring import assign, check_fits, position_in_data
@@ -72,6 +73,7 @@ class Checkpoints:
             state=self._state._asdict(),
             random_generators=trainer.generator_states,
         )
+        self._of_callbacks = OfCallbacks(callbacks, self._checkpoint)
         self._snapshots: Snapshots | None = None
         self._writer = ThreadPoolExecutor(1, "checkpoint", be_polite)
         # The result is the error message, if any. An exception would keep the tensors alive.
@@ -125,8 +127,9 @@ class Checkpoints:
         is known to be in use.
 
         Raises:
-          ConfigError: If a variable in use is in no checkpoint.
+          ConfigError: If a variable in use, or of a callback, is in no checkpoint.
         """
+        self._of_callbacks.check()
         check_covers(self._checkpoint, self._trainer.variables_in_use)
 
     def save(
@@ -208,6 +211,7 @@ class Checkpoints:
         if self._snapshots is None:
             self.check()
             self._snapshots = Snapshots(self._checkpoint)
+        self._of_callbacks.check()
         of_replicas = self._of_replicas.tensors()
         means = trainer.evaluation_weights(averaged=False) if of_replicas else nullcontext()
         with means:  # on all workers, which have the same `of_replicas`

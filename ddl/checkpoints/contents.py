@@ -7,7 +7,7 @@ variables by the attributes, indices and keys that lead to them, such as `blocks
 
 import enum
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import keras
@@ -16,7 +16,7 @@ import tensorflow as tf
 from ddl.checkpoints.comparison import some
 from ddl.data import ReplayBuffer
 from ddl.errors import ConfigError
-from ddl.tasks.parts import attributes_of, copies_of, layers_of, models_of
+from ddl.tasks.parts import attributes_of, copies_of, layers_of, models_of, variables_of
 from ddl.tasks.task import Task
 
 AnyVariable: TypeAlias = keras.Variable | tf.Variable
@@ -78,6 +78,8 @@ def model_parts(task: Task, generators: Sequence[tf.Variable]) -> dict[str, Any]
 def variables_of_object(holder: object, beside: Iterable[tf.Variable] = ()) -> dict[str, Any]:
     """Collects the variables that attributes of an object lead to, for `tf.train.Checkpoint`.
 
+    Those of optimizers are included, by their numbers: their names depend on those of the model.
+
     Args:
       holder: The object, such as a callback.
       beside: Variables that other parts of the checkpoint hold.
@@ -86,8 +88,25 @@ def variables_of_object(holder: object, beside: Iterable[tf.Variable] = ()) -> d
       ConfigError: If two variables would have the same name.
     """
     others = {id(v) for v in beside}
-    found = {path: v for path, v in _named(holder).items() if id(_bare(v)) not in others}
-    return _nested(found)
+    named = _named(holder, optimizers=True)
+    return _nested({path: v for path, v in named.items() if id(_bare(v)) not in others})
+
+
+def lost_of_object(holder: object, handles: Container[int]) -> list[str]:
+    """Returns the names of an object's variables that a checkpoint does not hold.
+
+    Args:
+      holder: The object, such as a callback.
+      handles: From `handles_in` the checkpoint.
+    """
+    found = [("/".join(path), _bare(v)) for path, v in _named(holder, optimizers=True).items()]
+    known = {id(copy.handle) for _, v in found for copy in copies_of(v)}
+    # Those that no path leads to, such as in a set.
+    others = [v for v in variables_of([holder]) if id(v.handle) not in known]
+    found += [(v.name.split(":")[0], v) for v in others]
+    return [
+        name for name, v in found if any(id(copy.handle) not in handles for copy in copies_of(v))
+    ]
 
 
 def check_covers(checkpoint: tf.train.Checkpoint, used: Iterable[tf.Variable]) -> None:
@@ -100,7 +119,7 @@ def check_covers(checkpoint: tf.train.Checkpoint, used: Iterable[tf.Variable]) -
     Raises:
       ConfigError: If a used variable is not in the checkpoint.
     """
-    handles = {id(copy.handle) for v in saved_variables(checkpoint) for copy in copies_of(v)}
+    handles = handles_in(checkpoint)
     lost = sorted({v.name.split(":")[0] for v in used if id(v.handle) not in handles})
     if lost:
         raise ConfigError(
@@ -110,6 +129,11 @@ def check_covers(checkpoint: tf.train.Checkpoint, used: Iterable[tf.Variable]) -
         )
 
 
+def handles_in(checkpoint: tf.train.Checkpoint) -> frozenset[int]:
+    """Returns the ids of the handles of all variables that a checkpoint saves, of every copy."""
+    return frozenset(id(c.handle) for v in saved_variables(checkpoint) for c in copies_of(v))
+
+
 def saved_variables(checkpoint: tf.train.Checkpoint) -> list[tf.Variable]:
     """Returns all variables that a checkpoint saves, each once."""
     descendants = tf.train.TrackableView(checkpoint).descendants()
@@ -117,14 +141,19 @@ def saved_variables(checkpoint: tf.train.Checkpoint) -> list[tf.Variable]:
     return list({id(v): v for v in bare}.values())
 
 
-def _named(holder: object) -> dict[tuple[str, ...], AnyVariable]:
+def _named(holder: object, optimizers: bool = False) -> dict[tuple[str, ...], AnyVariable]:
     """Returns the variables reached by attributes, lists and dicts, by the first path to each.
+
+    Args:
+      holder: The object.
+      optimizers: Whether to include the variables of optimizers.
 
     Raises:
       ConfigError: If two variables have the same path, such as under the dict keys 1 and "1".
     """
     named: dict[tuple[str, ...], AnyVariable] = {}
     seen: set[int] = set()
+    with_list: Any = (ReplayBuffer, *([keras.optimizers.Optimizer] if optimizers else []))
 
     def look(item: object, path: tuple[str, ...]) -> None:
         if id(item) in seen:
@@ -144,7 +173,7 @@ def _named(holder: object) -> dict[tuple[str, ...], AnyVariable]:
         elif isinstance(item, list | tuple):
             for index, value in enumerate(item):
                 look(value, (*path, str(index)))
-        elif isinstance(item, ReplayBuffer):
+        elif isinstance(item, with_list):
             look(item.variables, path)
         elif item is holder or isinstance(item, _HOLDERS) or hasattr(item, "per_example"):
             seen.add(id(item))

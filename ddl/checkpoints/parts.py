@@ -5,7 +5,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from ddl.checkpoints.contents import model_parts, saved_variables, variables_of_object
+from ddl.checkpoints.contents import model_parts, saved_variables
+from ddl.checkpoints.of_callbacks import parts_of_callbacks
 from ddl.data import ReplayBuffer
 from ddl.optimizers.named import ONLY, by_name
 from ddl.optimizers.plateau import plateaus_of
@@ -56,17 +57,6 @@ def parts_for_training(trainer: Trainer, callbacks: Sequence[object]) -> dict[st
     parts = {name: part for name, part in parts.items() if part}
     if callbacks:
         others = saved_variables(tf.train.Checkpoint(**parts_for_evaluation(trainer), **parts))
-        if of_callbacks := _of_callbacks(callbacks, others):
+        if of_callbacks := parts_of_callbacks(callbacks, others):
             parts["callbacks"] = of_callbacks
-    return parts
-
-
-def _of_callbacks(callbacks: Sequence[object], others: Sequence[tf.Variable]) -> dict[str, Any]:
-    """Returns the variables of each callback; a number follows the name of a further one."""
-    parts: dict[str, Any] = {}
-    for callback in callbacks:
-        if variables := variables_of_object(callback, others):
-            name = type(callback).__name__
-            known = sum(key.partition(" ")[0] == name for key in parts)
-            parts[f"{name} {known + 1}" if known else name] = variables
     return parts

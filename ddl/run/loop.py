@@ -162,7 +162,7 @@ class OuterLoop:
                 self._early.add(step, figures[self._early.rule.metric])
                 # All workers do as the chief: their own figures could differ in the last bit.
                 if step < self._total and self._workers.broadcast(self._early.are_over):
-                    self._trainer.request_stop()
+                    self._calls.stop()
         self._evaluated = (step, figures)
         if self._checkpoints.would_be_best(figures):
             self._best_step = step
@@ -262,7 +262,10 @@ class OuterLoop:
         end = int(state.batches) - max(0, int(state.diverged_for) - 1)
         trainer.restore(trainer.state.skipping_to(end, rewinds + 1))
         self._writers.drop_after(trainer.step)
+        self._evaluated, self._logged, self._best_step = (-1, {}), (-1, {}), -1
         self._calls.forget_end()
+        if self._stop is not None and self._stop.received:
+            trainer.request_stop()  # the signal's own request may have been dropped too
         if self._early is not None:
             self._early.drop_after(trainer.step)
         self._console.line(

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from ddl.callbacks.calling import holders_of
+from ddl.callbacks.calling import holders_of, names_of
 from ddl.callbacks.early_stopping import Evaluations
 from ddl.checkpoints.checkpoints import Checkpoints
 from ddl.checkpoints.directory import SavedCheckpoint
@@ -123,7 +123,7 @@ def train_to_end(
         if evaluations is not None and workers.broadcast(evaluations.are_over):
             console.line(f"The run ended early at step {trainer.step:,}: {evaluations}.")
             return
-        if ended_by in {one.name for one in run_plan.calls}:
+        if ended_by in names_of(run_plan.calls):
             console.line(
                 f"The callback {ended_by} ended the run at step {trainer.step:,}. Train further in "
                 "a new run from its weights (WarmStart), or without the callback."

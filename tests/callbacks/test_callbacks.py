@@ -9,7 +9,7 @@ from ddl.callbacks import AfterEvaluation, AfterSave, Every
 from ddl.data.pipeline import BatchPipeline
 from ddl.errors import ConfigError
 from ddl.training.runner import LoopRunner
-from tests.callbacks.runs import events, fit, lines, make_trainer, weights
+from tests.callbacks.runs import DATA, events, fit, lines, make_trainer, weights
 from tests.training.rewinding import Start
 
 
@@ -190,15 +190,15 @@ def test_a_callback_ends_the_run(trainer, tmp_path, capsys):
         if moment.step >= 6:
             moment.end("the weight is large")
 
-    stopping = Every(2, enough)
-    ddl.fit(trainer, tmp_path, train_steps=12, checkpoint_every=3, callbacks=[stopping])
+    callbacks = [Every(50, enough), Every(2, enough)]
+    ddl.fit(trainer, tmp_path, train_steps=12, checkpoint_every=3, callbacks=callbacks)
     assert trainer.step == 6
     assert "ends early at step 6: enough: the weight is large." in capsys.readouterr().out
     other = make_trainer()
-    ddl.fit(other, tmp_path, train_steps=12, checkpoint_every=3, callbacks=[stopping])
+    ddl.fit(other, tmp_path, train_steps=12, checkpoint_every=3, callbacks=callbacks)
     assert other.step == 6
-    assert "enough ended the run at step 6" in capsys.readouterr().out
-    fit(other, tmp_path)
+    assert "The callback enough 2 ended the run at step 6" in capsys.readouterr().out
+    fit(other, tmp_path, callbacks[0])
     assert other.step == 12
 
 
@@ -260,8 +260,11 @@ BAD_CALLS = {
     "Trainer.train was called by a callback": lambda moment: moment.trainer.train(1),
     "Trainer.restore was called": lambda moment: moment.trainer.restore(moment.trainer.state),
     "must return None, or a dict from name to number, got 5": lambda moment: 5,
-    "got 'high' for 'loss'": lambda moment: {"loss": "high"},
+    "got 'high' for 'loudness'": lambda moment: {"loudness": "high"},
     "got the name 'step'": lambda moment: {"step": 5},
+    "got the name 'accuracy', .* a prefix, such as 'other/accuracy'": lambda m: {"accuracy": 0.5},
+    "got the name 'loss', .* a prefix, such as 'other/loss'": lambda m: m.trainer.evaluate(DATA),
+    "got the name 'loss_weight/kl'": lambda moment: {"loss_weight/kl": 0.5},
     "floats from 0 to 1, got values from -1": lambda moment: moment.write.images(
         "x", -np.ones([1, 2, 2, 1])
     ),

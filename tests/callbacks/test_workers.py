@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ddl.callbacks import Every
-from ddl.callbacks.calling import Calls
+from ddl.callbacks.calling import Calls, names_of
 from ddl.distribution.workers import Workers, alone
 from ddl.errors import ConfigError
 from tests.callbacks.runs import events, lines, make_trainer
@@ -29,7 +29,7 @@ def test_two_workers(tmp_path):
     assert status == 0, output
     refusal = "refused: Trainer.evaluate needs all 2 workers, but the callback evaluates_alone"
     assert output.count(refusal) == 2
-    assert "ends early at step 4: a callback of another worker ends it." in output
+    assert "ends early at step 4: the callback other_ends of another worker ends it." in output
     assert [line["step"] for line in lines(tmp_path / "run") if "by_chief" in line] == [2, 4]
     seen = [event[0] for event in events(tmp_path / "run", "train") if event[1] == "seen"]
     assert seen == [2, 4]
@@ -64,3 +64,55 @@ def test_no_collective_runs_alone(trainer):
         with pytest.raises(ConfigError, match="needs all 2 workers, but the callback show runs on"):
             workers.any(False)
     workers.check_together("evaluate")
+
+
+def calls_of_workers(trainer, callbacks, monkeypatch):
+    """Returns the calls of a worker whose peer had the row of its first gathering."""
+    calls, rows = Calls(callbacks, trainer, None, lambda *_: None, dict), []
+
+    def gather(row):
+        rows.append(row)
+        return np.stack([row, rows[0]])
+
+    calls._workers.number = 2
+    monkeypatch.setattr(calls._workers, "gather", gather)
+    monkeypatch.setattr(calls._workers, "barrier", lambda: None)
+    return calls
+
+
+@pytest.mark.parametrize("values", [(0.25, 0.5), (0.25, None), (None, 0.25)])
+def test_all_workers_make_the_same_changes(trainer, monkeypatch, values):
+    def change(moment):
+        if (value := given.pop(0)) is not None:
+            moment.trainer.task.weight.assign(value)
+
+    def call():
+        trainer.task.weight.assign(1.0)
+        calls.actions[0](1)
+
+    for same in (0.25, None):
+        calls = calls_of_workers(trainer, [Every(1, change)], monkeypatch)
+        given = [same, same]
+        call()
+        call()
+    calls = calls_of_workers(trainer, [Every(1, change)], monkeypatch)
+    given = list(values)
+    call()
+    with pytest.raises(ConfigError, match="The callback change changed .* on worker 1 otherwise"):
+        call()
+
+
+def test_the_end_of_another_worker_is_known_by_name(trainer, monkeypatch):
+    """Also that of the second of two functions of the same name."""
+    callbacks = [Every(1, lambda moment: None), Every(1, lambda moment: moment.end("enough"))]
+    assert names_of(callbacks) == ["<lambda>", "<lambda> 2"]
+    calls = Calls(callbacks, trainer, None, lambda *_: None, dict)
+    calls.actions[1](1)
+    assert calls.ending() == "<lambda> 2"
+    trainer.withdraw_stop()
+    chief = Calls(callbacks, trainer, None, lambda *_: None, dict)
+    monkeypatch.setattr(chief._workers, "gather", lambda row: np.stack([row, [1.0]]))
+    assert chief.ending() == "<lambda> 2"
+    assert chief.reason == "the callback <lambda> 2 of another worker ends it"
+    monkeypatch.setattr(chief._workers, "gather", lambda row: np.stack([row, row]))
+    assert chief.ending() is None
