@@ -71,6 +71,50 @@ def test_what_does_not_add_up_is_refused_by_name(kind, message):
     assert error.match("OfAllOutputs")
 
 
+ROW = {"label": (tf.int32, []), "hinge": (tf.int32, [1]), "p": (tf.float32, [])}
+ROW |= {"p1": (tf.float32, [1]), "p3": (tf.float32, [3])}
+
+
+def state_of(metric, labels, outputs):
+    specs = [tf.TensorSpec([4, *ROW[name][1]], ROW[name][0]) for name in (labels, outputs)]
+    return metric.state("own", *specs, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "outputs", "message"),
+    [
+        (
+            "CategoricalAccuracy",  # takes the argmax of the labels over the batch
+            "label",
+            "p3",
+            r"of those of each example, for labels \[7\] from 0 to . and outputs \[7, 3\]",
+        ),
+        ("SparseCategoricalAccuracy", "label", "p", "as the sum of those of each example"),
+        ("Hinge", "hinge", "p1", "as the sum of those of each example"),
+        ("SquaredHinge", "hinge", "p1", "as the sum of those of each example"),
+        ("ConcordanceCorrelation", "p1", "p1", r"its state stays 0 for random labels \[7, 1\]"),
+    ],
+)
+def test_what_adds_up_by_chance_is_refused(name, labels, outputs, message):
+    """On labels 0 and 1, or as it counts nothing."""
+    with pytest.raises(ConfigError, match=message):
+        state_of(KerasMetric(name), labels, outputs)
+
+
+@pytest.mark.parametrize(
+    ("metric", "labels", "outputs"),
+    [
+        (KerasMetric("FalsePositives", {"thresholds": 0.99}), "label", "p"),
+        (KerasMetric("FalseNegatives", {"thresholds": 0}), "label", "p"),
+        (KerasMetric("Accuracy"), "label", "p"),  # of rounded outputs
+        (KerasMetric("F1Score"), "p1", "p1"),
+        (KerasMetric("SparseCategoricalCrossentropy"), "label", "p3"),  # takes no label -1
+    ],
+)
+def test_no_false_alarm(metric, labels, outputs):
+    assert state_of(metric, labels, outputs).size > 0
+
+
 def test_a_metric_of_ones_own_that_adds_up():
     """Its result is the variable itself, which stays 0."""
     trainer = trainer_of(lambda: Binary({"errors": KerasMetric(batch_metrics.SumOfErrors())}))
