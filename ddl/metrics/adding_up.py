@@ -172,7 +172,8 @@ def _outputs(
     shape = (_ROWS, *spec.shape)
     if kind == "classes":
         return random.integers(0, 2, shape).astype(np.float64)
-    return random.uniform(*((-3, 3) if kind == "logits" else (0.05, 0.95)), shape)
+    low, high = (-3.0, 3.0) if kind == "logits" else (0.05, 0.95)
+    return random.uniform(low, high, shape)
 
 
 def _equal(one: np.ndarray, other: np.ndarray) -> bool:

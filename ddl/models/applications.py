@@ -82,5 +82,5 @@ def _same_on_all_replicas(layer: keras.layers.Layer) -> keras.layers.Layer:
     if isinstance(layer, keras.layers.BatchNormalization):
         config |= {"synchronized": True}
     own = getattr(layers, type(layer).__name__, None)
-    kind = own if isinstance(own, type) and issubclass(own, type(layer)) else type(layer)
+    kind: Any = own if isinstance(own, type) and issubclass(own, type(layer)) else type(layer)
     return kind.from_config(config)

@@ -219,6 +219,8 @@ def assemble(
         first.element_spec if of_one else None,
     )
     corpus = CorpusFigures(options.corpus_metrics, given, workers := Workers(strategy))
+    if eval_pipeline is not None:
+        corpus.check(eval_pipeline.source)
     schedule_free = schedule_free_weights(
         optimizers,
         plan.variables,

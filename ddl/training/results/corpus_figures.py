@@ -33,6 +33,11 @@ class CorpusFigures:
         if self._metrics:
             given.check_predicts("Trainer.corpus_metrics")
 
+    def check(self, source: Source) -> None:
+        """Raises DataError if data lack an order or what the functions read; reads none."""
+        for metric in self._metrics:
+            self._given.check_outputs(source, metric.features)
+
     def added_to(self, names: Sequence[str]) -> Sequence[str]:
         """Returns the names of an evaluation's figures, with those of the functions.
 
