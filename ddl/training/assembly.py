@@ -219,8 +219,6 @@ def assemble(
         first.element_spec if of_one else None,
     )
     corpus = CorpusFigures(options.corpus_metrics, given, workers := Workers(strategy))
-    if eval_pipeline is not None:
-        corpus.check(eval_pipeline.source)
     schedule_free = schedule_free_weights(
         optimizers,
         plan.variables,
@@ -243,7 +241,7 @@ def assemble(
         train,
         eval_pipeline,
         evaluation,
-        corpus.added_to(() if evaluated is None else evaluated.evaluation_metrics.names),
+        corpus.names_in(eval_pipeline, evaluated.evaluation_metrics.names if evaluated else ()),
         training_layers,
         rows,
         generator_states,
