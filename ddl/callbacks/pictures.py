@@ -9,6 +9,7 @@ import tensorflow as tf
 from ddl.callbacks.moment import Moment
 from ddl.callbacks.schedule import AfterEvaluation, Every
 from ddl.errors import ConfigError, DataError
+from ddl.training.results.given_data import check_one_order
 from ddl.training.trainer import Trainer
 
 _PIXELS = 256
@@ -98,8 +99,9 @@ class ConfusionMatrix(AfterEvaluation):
     """Writes a confusion matrix of the evaluation data to TensorBoard, after each evaluation.
 
     Row i of the picture shows the examples of class i: the brighter column j, the more of them are
-    predicted as class j. A table has their numbers, for up to 50 classes. Each call computes the
-    task's `predict` on the evaluation data once more.
+    predicted as class j. A table has their numbers, for up to 50 classes. Each example counts once,
+    whatever its weight; examples of weight 0 do not count. Each call computes the task's `predict`
+    on the evaluation data once more.
     """
 
     def __init__(self, label: str = "label", name: str = "confusion"):
@@ -115,9 +117,16 @@ class ConfusionMatrix(AfterEvaluation):
         self._function: Callable[[dict[str, tf.Tensor]], Any] | None = None
 
     def check(self, trainer: Trainer) -> None:
-        """Raises ConfigError if the task has no `predict`, or the data have no such label."""
+        """Checks task and data, without reading any.
+
+        Raises:
+          ConfigError: If the task has no `predict`, or the data have no such label.
+          DataError: If the data have no order, such as batches by length.
+        """
         super().check(trainer)
-        task, spec = type(trainer.task).__name__, _pipeline(trainer).source.element_spec
+        source = _pipeline(trainer).source
+        task, spec = type(trainer.task).__name__, source.element_spec
+        check_one_order(source, "ConfusionMatrix")
         if not callable(getattr(trainer.task, "predict", None)):
             raise ConfigError(
                 f"ConfusionMatrix needs scores [n, classes] from {task}.predict(features), which "
@@ -135,7 +144,9 @@ class ConfusionMatrix(AfterEvaluation):
         trainer = moment.trainer
         if self._function is None:
             self._function = _classes(trainer.task, self._label)
-        found = trainer.predict(_pipeline(trainer).source, function=self._function)
+        found = trainer.predict(
+            _pipeline(trainer).source, function=self._function, weightless=False
+        )
         counts = confusion(found["label"], found["class"], int(found["classes"][0]))
         moment.write.images(self._name, _picture(counts))
         if len(counts) <= _IN_TEXT:

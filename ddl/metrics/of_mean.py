@@ -17,7 +17,8 @@ class FunctionOfMean:
         …
         return ddl.PerExample(loss, {"rmse": root(tf.square(labels - outputs))})
 
-    The mean of the function's values on each batch would differ.
+    The mean of the function's values on each batch would differ. Where the function has no value,
+    such as the logarithm of 0, the figure is NaN; where that is too large for a float, infinity.
     """
 
     def __init__(self, function: Callable[[float], float]):

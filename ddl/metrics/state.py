@@ -19,6 +19,8 @@ class KerasState:
     Attributes:
       size: Length of the vector.
       names: What each figure adds to the name of the metric; set by `name_figures`.
+      is_mean: Whether the metric keeps a total and a count.
+      takes_probabilities: Whether outputs outside of [0, 1] are an error.
     """
 
     def __init__(self, name: str, metric: keras.metrics.Metric, weight_rank: int):
@@ -36,10 +38,11 @@ class KerasState:
         self._result = result_of(metric)
         self._shapes = [tuple(v.shape) for v in metric.variables]
         self._kept = [not _is_unused(metric, v) for v in metric.variables]
-        self._takes_probabilities = takes_probabilities(metric)
+        self.takes_probabilities = takes_probabilities(metric)
         sizes = [math.prod(s) for s, keep in zip(self._shapes, self._kept, strict=True) if keep]
         self._ends = np.cumsum(sizes)
-        self.size = sum(sizes) + self._takes_probabilities
+        self.is_mean = isinstance(metric, keras.metrics.Mean)
+        self.size = sum(sizes) + self.takes_probabilities
 
     @property
     def variables(self) -> list[tuple[str, slice]]:
@@ -82,7 +85,7 @@ class KerasState:
             )
         kept = [one for one, keep in zip(new, self._kept, strict=True) if keep]
         parts = [tf.reshape(tf.cast(one, tf.float64), [-1]) for one in kept]
-        if self._takes_probabilities:
+        if self.takes_probabilities:
             inside = (outputs >= 0) & (outputs <= 1)
             parts.append([tf.reduce_sum(tf.cast(~inside, tf.float64))])
         vector = tf.concat(parts, axis=0)
@@ -94,7 +97,7 @@ class KerasState:
         Raises:
           ConfigError: If outputs were no probabilities, but the metric takes such.
         """
-        if self._takes_probabilities and sums[-1] > 0:
+        if self.takes_probabilities and sums[-1] > 0:
             raise ConfigError(
                 f"The metric {self._name!r} ({type(self._metric).__name__}) takes probabilities, "
                 f"but {sums[-1]:.0f} outputs were outside of [0, 1]. {remedy(self._metric)}"

@@ -241,7 +241,7 @@ def assemble(
         train,
         eval_pipeline,
         evaluation,
-        corpus.added_to(() if evaluated is None else evaluated.evaluation_metrics.names),
+        corpus.names_in(eval_pipeline, evaluated.evaluation_metrics.names if evaluated else ()),
         training_layers,
         rows,
         generator_states,

@@ -27,15 +27,16 @@ class Weighted(ddl.Classification):
         return output._replace(loss=self.weight * output.loss)
 
 
-def make_trainer(**arguments):
+def make_trainer(data=None, **arguments):
+    data = DATA if data is None else data
     keras.utils.set_random_seed(3)
     with make_strategy("one_device", 1).scope():
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
         return ddl.Trainer(
             Weighted(model),
             keras.optimizers.SGD(0.1),
-            DATA,
-            **{"eval_data": DATA, "global_batch_size": 8, "steps_per_loop": 100, **arguments},
+            data,
+            **{"eval_data": data, "global_batch_size": 8, "steps_per_loop": 100, **arguments},
         )
 
 

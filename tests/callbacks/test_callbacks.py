@@ -1,13 +1,15 @@
 """Callbacks in runs of `ddl.fit`: when they are called, and what they may do."""
 
+import types
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import ddl
-from ddl.callbacks import AfterEvaluation, AfterSave, Every
+from ddl.callbacks import AfterEvaluation, AfterSave, ConfusionMatrix, Every
 from ddl.data.pipeline import BatchPipeline
-from ddl.errors import ConfigError
+from ddl.errors import ConfigError, DataError
 from ddl.training.runner import LoopRunner
 from tests.callbacks.runs import DATA, events, fit, lines, make_trainer, weights
 from tests.training.rewinding import Start
@@ -308,3 +310,25 @@ def test_nothing_may_change_after_a_save(trainer, tmp_path, message):
 
 def test_pipelines_of_other_sources_are_as_before(trainer):
     assert all(type(one) is BatchPipeline for one in trainer.pipelines.values())
+
+
+def test_a_confusion_matrix_leaves_out_rows_of_weight_0():
+    weight = np.tile([0.0, 3.0], 20).astype("f4")
+    trainer = make_trainer({**DATA, "weight": weight})
+    tables = []
+    write = types.SimpleNamespace(
+        images=lambda name, image: None, text=lambda name, text: tables.append(text)
+    )
+    matrix = ConfusionMatrix()
+    matrix.check(trainer)
+    matrix._show(types.SimpleNamespace(trainer=trainer, write=write))
+    rows = [line.split("|")[2:-1] for line in tables[0].splitlines()[2:]]
+    of_labels = np.array(rows, int).sum(1)
+    np.testing.assert_array_equal(of_labels, np.bincount(DATA["label"][weight > 0]))
+
+
+def test_a_confusion_matrix_needs_one_order():
+    data = {"length": np.full(40, 3), **DATA}
+    trainer = make_trainer(data, eval_data=ddl.data.bucketed(data, [3], features=["image"]))
+    with pytest.raises(DataError, match="ConfusionMatrix needs examples in one order, got batches"):
+        ConfusionMatrix().check(trainer)

@@ -71,6 +71,50 @@ def test_what_does_not_add_up_is_refused_by_name(kind, message):
     assert error.match("OfAllOutputs")
 
 
+ROW = {"label": (tf.int32, []), "hinge": (tf.int32, [1]), "p": (tf.float32, [])}
+ROW |= {"p1": (tf.float32, [1]), "p3": (tf.float32, [3])}
+
+
+def state_of(metric, labels, outputs):
+    specs = [tf.TensorSpec([4, *ROW[name][1]], ROW[name][0]) for name in (labels, outputs)]
+    return metric.state("own", *specs, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "outputs", "message"),
+    [
+        (
+            "CategoricalAccuracy",  # takes the argmax of the labels over the batch
+            "label",
+            "p3",
+            r"of those of each example, for labels \[7\] from 0 to . and outputs \[7, 3\]",
+        ),
+        ("SparseCategoricalAccuracy", "label", "p", "as the sum of those of each example"),
+        ("Hinge", "hinge", "p1", "as the sum of those of each example"),
+        ("SquaredHinge", "hinge", "p1", "as the sum of those of each example"),
+        ("ConcordanceCorrelation", "p1", "p1", r"its state stays 0 for random labels \[7, 1\]"),
+    ],
+)
+def test_what_adds_up_by_chance_is_refused(name, labels, outputs, message):
+    """On labels 0 and 1, or as it counts nothing."""
+    with pytest.raises(ConfigError, match=message):
+        state_of(KerasMetric(name), labels, outputs)
+
+
+@pytest.mark.parametrize(
+    ("metric", "labels", "outputs"),
+    [
+        (KerasMetric("FalsePositives", {"thresholds": 0.99}), "label", "p"),
+        (KerasMetric("FalseNegatives", {"thresholds": 0}), "label", "p"),
+        (KerasMetric("Accuracy"), "label", "p"),  # of rounded outputs
+        (KerasMetric("F1Score"), "p1", "p1"),
+        (KerasMetric("SparseCategoricalCrossentropy"), "label", "p3"),  # takes no label -1
+    ],
+)
+def test_no_false_alarm(metric, labels, outputs):
+    assert state_of(metric, labels, outputs).size > 0
+
+
 def test_a_metric_of_ones_own_that_adds_up():
     """Its result is the variable itself, which stays 0."""
     trainer = trainer_of(lambda: Binary({"errors": KerasMetric(batch_metrics.SumOfErrors())}))
@@ -223,19 +267,28 @@ def initialized(task):
 
 def test_in_half_precision_and_compiled_the_state_is_float64():
     def task():
-        return initialized(Binary({"auc": AUC}, dtype="mixed_float16"))
+        metrics = {"auc": AUC, "positives": KerasMetric("TruePositives")}
+        return initialized(Binary(metrics, dtype="mixed_float16"))
 
     trainer, plain = (trainer_of(task, jit_compile=compiled) for compiled in ("on", "off"))
     assert trainer.evaluate() == pytest.approx(plain.evaluate(), rel=1e-3)
     assert trainer.state.sums.dtype == tf.float64
-    assert 0 < trainer.train(4)["auc"] < 1
+    found = trainer.train(4)
+    assert found == pytest.approx(plain.train(4), rel=1e-3)
+    assert found["positives"] > 4  # of all four batches
 
 
 def test_a_run_reports_saves_and_stops_by_it(tmp_path):
     """metrics.jsonl, the best checkpoint, early stopping and a resumed run have the figures."""
 
+    random = np.random.default_rng(9)
+    x = random.normal(size=(22, 3))
+    label = (x @ [1, 0.3, -0.6] + random.normal(size=22) > 0).astype("i4")
+    retention = ddl.Retention(last=1, best_metric="auc", best_mode="max")
+
     def run(steps, folder):
-        trainer = trainer_of(lambda: initialized(Binary({"auc": AUC})), seed=3)
+        task = lambda: initialized(Binary({"auc": AUC}))  # noqa: E731
+        trainer = trainer_of(task, seed=3, eval_data={"x": x, "label": label})
         ddl.fit(
             trainer,
             folder,
@@ -243,14 +296,21 @@ def test_a_run_reports_saves_and_stops_by_it(tmp_path):
             eval_every=2,
             log_every=4,
             checkpoint_every=3,
-            retention=ddl.Retention(best_metric="auc", best_mode="max"),
-            early_stopping=ddl.EarlyStopping(metric="auc", mode="max", patience=50),
+            retention=retention,
+            early_stopping=ddl.EarlyStopping(metric="auc", mode="max", patience=2),
         )
         return trainer
 
-    straight = run(8, tmp_path / "straight")
+    straight = run(20, tmp_path / "straight")
     run(3, tmp_path / "resumed")
-    resumed = run(8, tmp_path / "resumed")
+    resumed = run(20, tmp_path / "resumed")
+    figures = straight.history.figures("eval")
+    # The AUC is largest at step 4, while the loss still falls.
+    assert (figures["step"][np.argmax(figures["auc"])], straight.step) == (4, 8)
+    assert figures["step"][np.argmin(figures["loss"])] == 8
+    assert resumed.step == 8
+    for folder in ("straight", "resumed"):
+        assert Checkpoints(tmp_path / folder / "checkpoints", straight, retention).best().step == 4
     for split in ("train", "eval"):
         ours, theirs = resumed.history.figures(split), straight.history.figures(split)
         np.testing.assert_array_equal(ours["auc"][-1], theirs["auc"][-1])

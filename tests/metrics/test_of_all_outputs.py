@@ -58,6 +58,46 @@ def test_all_rows_in_order_without_padding(replicas):
     assert trainer.evaluate(DATA)["rows"] == N
 
 
+@pytest.mark.parametrize("features", [["place"], ["place", "weight"]])
+def test_rows_of_weight_0_are_left_out(features):
+    weight = np.tile([0.0, 0.5, 2.0], N // 3).astype("f4")
+
+    def rows(outputs, features):
+        np.testing.assert_array_equal(features["place"], np.flatnonzero(weight))
+        np.testing.assert_array_equal(outputs["sum"], DATA["x"].sum(1)[weight > 0])
+        if "weight" in features:
+            np.testing.assert_array_equal(features["weight"], weight[weight > 0])
+        return {"rows": len(outputs["sum"]), "features": len(features)}
+
+    metric = OfAllOutputs(rows, ["rows", "features"], features=features)
+    trainer = trainer_of(metric, data={**DATA, "weight": weight})
+    found = trainer.evaluate()
+    assert (found["rows"], found["features"]) == (N // 3 * 2, len(features))
+    # Data without weights, of the same form.
+    assert trainer.predict(DATA, weightless=False)["sum"].shape == (N,)
+
+
+@pytest.mark.parametrize(
+    ("data", "features", "message"),
+    [
+        (DATA, ["plaice"], "'plaice' the data do not have"),
+        ({**DATA, "text": np.array(["a"] * N)}, None, "'text' is text"),
+        ("bucketed", None, "OfAllOutputs needs examples in one order, got batches by length"),
+        ("shards", None, "OfAllOutputs needs examples in one order, got a stream of 2 shards"),
+    ],
+)
+def test_evaluation_data_are_checked_when_the_trainer_is_made(data, features, message):
+    if data == "bucketed":
+        data = ddl.data.bucketed({**DATA, "length": np.full(N, 3)}, [3], features=["x"])
+    if data == "shards":
+        sizes = [11, 10]
+        data = ddl.data.StreamSource(
+            lambda _, shard: tf.data.Dataset.from_tensor_slices(DATA).shard(2, shard), sizes
+        )
+    with pytest.raises(DataError, match=message):
+        trainer_of(OfAllOutputs(checked, ["n"], features=features), data=data)
+
+
 def test_the_memory_is_checked_before():
     """Of each example: sum and out, float32 [] and [2]; place, int64."""
 

@@ -80,6 +80,23 @@ def test_sums_add_up_over_any_split(rows, parts):
         assert math.isnan(layout.means(total)["loss"])
 
 
+@pytest.mark.parametrize(
+    ("function", "mean", "expected"),
+    [
+        (math.exp, 710.0, math.inf),  # OverflowError
+        (math.log, 0.0, NAN),  # ValueError
+        (lambda mean: 1 / mean, 0.0, NAN),  # ZeroDivisionError
+        (lambda mean: 1.0, NAN, NAN),  # not called: there is no mean
+        (math.exp, 1.0, math.e),
+    ],
+)
+def test_a_function_without_a_value_is_nan(function, mean, expected):
+    layout = MetricSums(["loss", "own"], {"own": function})
+    weight = 0.0 if math.isnan(mean) else 2.0
+    sums = np.array([weight, weight, 0.0 if weight == 0 else weight * mean])
+    np.testing.assert_allclose(layout.means(sums)["own"], expected, rtol=1e-15)
+
+
 def test_padding_counts_nothing_whatever_it_holds():
     layout = MetricSums(["loss"])
     sums = layout.sums({"loss": tf.constant([1.0, np.inf, np.nan])}, tf.constant([2.0, 0.0, 0.0]))

@@ -96,13 +96,25 @@ class MetricSums:
                 name: float(np.divide(total, vector[0]))
                 for name, total in zip(self._means, of_means[1:], strict=True)
             }
-        figures |= {name: float(f(figures[name])) for name, f in self._functions.items()}
+        figures |= {name: _value(f, figures[name]) for name, f in self._functions.items()}
         for (name, state), own in zip(self.states.items(), of_states, strict=True):
             # After a divergence the sums are NaN, which the loss reports.
             is_defined = vector[0] != 0 and np.isfinite([vector[1], *own]).all()
             found = state.figures(own) if is_defined else [math.nan] * len(state.names)
             figures |= {f"{name}{p}": x for p, x in zip(state.names, found, strict=True)}
         return figures
+
+
+def _value(function: Callable[[float], float], mean: float) -> float:
+    """Returns a function's value; NaN if it has none, such as for a NaN; inf if it overflows."""
+    if math.isnan(mean):
+        return math.nan
+    try:
+        return float(function(mean))
+    except OverflowError:
+        return math.inf
+    except (ArithmeticError, ValueError):
+        return math.nan
 
 
 class SumsOfLosses:

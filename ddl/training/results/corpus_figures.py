@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from ddl.data import BatchPipeline
 from ddl.data.source import Source
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError
@@ -33,12 +34,20 @@ class CorpusFigures:
         if self._metrics:
             given.check_predicts("Trainer.corpus_metrics")
 
-    def added_to(self, names: Sequence[str]) -> Sequence[str]:
+    def names_in(self, pipeline: BatchPipeline | None, names: Sequence[str]) -> Sequence[str]:
         """Returns the names of an evaluation's figures, with those of the functions.
+
+        Args:
+          pipeline: Data to evaluate on, which are checked, but not read; or None.
+          names: Names of the figures of the task.
 
         Raises:
           ConfigError: If a name is taken.
+          DataError: If the data have no order, or lack what the functions read.
         """
+        for metric in self._metrics:
+            if pipeline is not None:
+                self._given.check_outputs(pipeline.source, metric.features)
         own = [name for metric in self._metrics for name in metric.names]
         if taken := sorted(set(own) & set(names)):
             raise ConfigError(

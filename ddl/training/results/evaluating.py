@@ -69,6 +69,7 @@ class Evaluating(Readings):
         *others: Any,
         averaged: bool = True,
         function: Callable[[dict[str, Any]], Any] | None = None,
+        weightless: bool = True,
     ) -> Any:
         """Returns the outputs of the task's `predict` for each example, in order.
 
@@ -81,6 +82,8 @@ class Evaluating(Readings):
           averaged: As in `evaluate`.
           function: Function of the features [batch, …] to call in place of the task's `predict`,
             such as another method of the task. It is traced once.
+          weightless: Whether the outputs of examples of weight 0, such as those that
+            `ddl.data.skip_damaged` leaves out, are returned too.
 
         Returns:
           Arrays [n, …], in the structure that `predict` of the task, or `function`, returns.
@@ -97,7 +100,9 @@ class Evaluating(Readings):
         self._runner.check_not_lost()
         self._parts.check_for_evaluation()
         with deferring_interrupt(), self.evaluation_weights(averaged=averaged):
-            outputs = self._parts.given.predict(data, self._runner.state, function)
+            outputs = self._parts.given.predict(
+                data, self._runner.state, function, weightless=weightless
+            )
         self._parts.settings.take_for_evaluation()
         return outputs
 

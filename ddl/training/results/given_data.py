@@ -93,6 +93,8 @@ class GivenData:
         data: Any,
         state: TrainingState,
         function: Callable[[dict[str, tf.Tensor]], Any] | None = None,
+        *,
+        weightless: bool = True,
     ) -> Any:
         """Returns the task's outputs; see `Prediction.run`.
 
@@ -100,6 +102,7 @@ class GivenData:
           data: As `as_source` takes it, or one array of inputs, or a `tf.data.Dataset` of inputs.
           state: The training's state.
           function: Function of features to call in place of the task's `predict`.
+          weightless: Whether examples of weight 0 are returned too.
 
         Raises:
           ConfigError: If the task has no `predict`, or the strategy is asynchronous.
@@ -111,7 +114,7 @@ class GivenData:
             check_takes("The function of predict", function, ("features",))
             self._check_strategy("predict")
         pipeline = self._pipeline_of_outputs(self._source_of_inputs(data), "predict")
-        return self._prediction(pipeline, (), function).run(pipeline, state)
+        return self._prediction(pipeline, (), function, weightless).run(pipeline, state)
 
     def outputs(
         self,
@@ -124,6 +127,8 @@ class GivenData:
     ) -> tuple[Any, dict[str, np.ndarray]] | None:
         """Returns the task's outputs and features of the data; see `Prediction.run_within`.
 
+        Examples of weight 0 are left out.
+
         Args:
           source: The data.
           state: The training's state.
@@ -135,7 +140,22 @@ class GivenData:
           DataError: If the data lack a feature, or a feature is text.
           ConfigError: If the arrays would be larger.
         """
+        names = self.check_outputs(source, features)
         pipeline = self._pipeline_of_outputs(source, "OfAllOutputs")
+        prediction = self._prediction(pipeline, names, weightless=False)
+        return prediction.run_within(pipeline, state, max_bytes, keeps)
+
+    def check_outputs(self, source: Source, features: Sequence[str] | None) -> tuple[str, ...]:
+        """Checks data for `outputs`, without reading any; returns the names of the features.
+
+        Args:
+          source: The data.
+          features: As `outputs` takes them.
+
+        Raises:
+          DataError: If the data have no order or lack a feature, or a feature is text.
+        """
+        check_one_order(source, "OfAllOutputs")
         spec = source.element_spec
         names = tuple(spec) if features is None else tuple(features)
         for name in names:
@@ -146,8 +166,7 @@ class GivenData:
                     f"OfAllOutputs.features to some of {', '.join(sorted(spec))}; pass text as "
                     "token numbers."
                 )
-        prediction = self._prediction(pipeline, names)
-        return prediction.run_within(pipeline, state, max_bytes, keeps)
+        return names
 
     def check_predicts(self, what: str) -> None:
         """Raises ConfigError if the task has no `predict`, or the strategy is asynchronous.
@@ -171,16 +190,7 @@ class GivenData:
             )
 
     def _pipeline_of_outputs(self, source: Source, what: str) -> BatchPipeline:
-        if isinstance(source, StreamSource) and source.shards > 1:
-            raise DataError(
-                f"{what} needs examples in one order, got a stream of {source.shards} shards. "
-                "Pass a stream without shards, or one shard at a time."
-            )
-        if isinstance(source, BucketedSource):
-            raise DataError(
-                "predict needs examples in one order, got batches by length. Pass the data without "
-                f"bucketed, with features of length {source.width}."
-            )
+        check_one_order(source, what)
         pipeline = self._pipeline(None, source, False)
         self._check_shapes(pipeline)
         return pipeline
@@ -190,14 +200,18 @@ class GivenData:
         pipeline: BatchPipeline,
         features: tuple[str, ...],
         function: Callable[[dict[str, tf.Tensor]], Any] | None = None,
+        weightless: bool = True,
     ) -> Prediction:
-        form = (_form(pipeline), features, function)
+        weightless = weightless or "weight" not in pipeline.source.element_spec
+        form = (_form(pipeline), features, function, weightless)
         if form not in self._predictions:
             name = f"{type(self._task).__name__}.predict"
             if function is not None:
                 name = getattr(function, "__name__", "function")
             called = function or self._task.predict
-            made = Prediction(called, name, pipeline, self._strategy, features)
+            made = Prediction(
+                called, name, pipeline, self._strategy, features, weightless=weightless
+            )
             _keep(self._predictions, form, made)
         return self._predictions[form]
 
@@ -228,6 +242,25 @@ class GivenData:
                     f"Feature {name!r} must have shape {spec.shape}, as in the training data, got "
                     f"{given[name].shape}."
                 )
+
+
+def check_one_order(source: Source, what: str) -> None:
+    """Raises DataError if the examples of a source have no order of their own.
+
+    Args:
+      source: The data.
+      what: Name of what needs the order, for the error.
+    """
+    if isinstance(source, StreamSource) and source.shards > 1:
+        raise DataError(
+            f"{what} needs examples in one order, got a stream of {source.shards} shards. "
+            "Pass a stream without shards, or one shard at a time."
+        )
+    if isinstance(source, BucketedSource):
+        raise DataError(
+            f"{what} needs examples in one order, got batches by length. Pass the data without "
+            f"bucketed, with features of length {source.width}."
+        )
 
 
 def _form(pipeline: BatchPipeline) -> Any:

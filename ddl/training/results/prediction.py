@@ -26,6 +26,8 @@ class Prediction:
         pipeline: BatchPipeline,
         strategy: tf.distribute.Strategy,
         features: Sequence[str] = (),
+        *,
+        weightless: bool = True,
     ):
         """Keeps the arguments; traces at the first run.
 
@@ -35,16 +37,20 @@ class Prediction:
           pipeline: A pipeline of this form, not resident and not shuffled.
           strategy: The strategy.
           features: Names of features to return beside the outputs.
+          weightless: Whether examples of weight 0 are returned too.
         """
         self._name = name
         self._strategy = strategy
         self._features = features
+        self._weightless = weightless
+        beside_outputs = [*features, *([] if weightless else ["weight"])]
         several_workers = Workers(strategy).number > 1
         self._names = ", ".join(sorted(pipeline.source.element_spec))
         rows = pipeline.global_batch_size // strategy.num_replicas_in_sync
         # The pipeline of the call, as `run` gives it, would keep its data alive.
         self._pipeline: BatchPipeline | None = None
         self._structure: Any = None
+        self._dtypes: list[tf.DType] = []
         self._bytes_of_example = 0
 
         @tf.function(autograph=False)
@@ -57,14 +63,15 @@ class Prediction:
                 microbatch = pipeline.microbatch(
                     batch, features, training=False, step=step, position=position
                 )
-                beside = [features[name] for name in self._features]
+                beside = [features[name] for name in beside_outputs]
                 features = {name: v for name, v in features.items() if name != "weight"}
                 with microbatch.forward():
                     outputs = self._checked(self._call(function, features), rows)
                 self._structure = tf.nest.map_structure(lambda _: None, outputs)
                 flat = tf.nest.flatten(outputs) + beside
                 self._bytes_of_example = sum(math.prod(x.shape[1:]) * x.dtype.size for x in flat)
-                return flat
+                self._dtypes = [x.dtype for x in flat]
+                return [gatherable(x, self._name) for x in flat] if several_workers else flat
 
             batch = pipeline.next_batch(iterator, strategy, tf.zeros([], tf.int64))
             found = strategy.run(of_replica, (batch,))
@@ -85,7 +92,7 @@ class Prediction:
           DataError: If the data cannot be read, or lack a feature.
           ConfigError: If the outputs are not tensors [batch, …].
         """
-        return self._structured(self._arrays(pipeline, state))
+        return self._structured(self._counted(self._arrays(pipeline, state)))
 
     def run_within(
         self, pipeline: BatchPipeline, state: TrainingState, max_bytes: int, keeps: bool
@@ -104,8 +111,16 @@ class Prediction:
         arrays = self._arrays(pipeline, state, max_bytes, keeps)
         if not keeps:
             return None
+        arrays = self._counted(arrays)
         features = arrays[len(arrays) - len(self._features) :]
         return self._structured(arrays), dict(zip(self._features, features, strict=True))
+
+    def _counted(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+        """Returns outputs and features, of the examples to return."""
+        if self._weightless or not arrays:
+            return arrays
+        *others, weight = arrays
+        return [one[weight != 0] for one in others]
 
     def _structured(self, arrays: list[np.ndarray]) -> Any:
         outputs = arrays[: len(arrays) - len(self._features)]
@@ -133,7 +148,12 @@ class Prediction:
                     batch = self._outputs(iterator, state.batches, state.step)
                     if keeps:
                         # As arrays at once: all outputs may not fit on a device.
-                        rows = [np.concatenate([part.numpy() for part in parts]) for parts in batch]
+                        rows = [
+                            np.concatenate([part.numpy() for part in parts]).astype(
+                                dtype.as_numpy_dtype, copy=False
+                            )
+                            for parts, dtype in zip(batch, self._dtypes, strict=True)
+                        ]
                         _put(arrays, rows, number, pipeline.num_examples)
         finally:
             self._pipeline = None
@@ -171,6 +191,31 @@ class Prediction:
                     f"the batch, {rows}, got {got}."
                 )
         return outputs
+
+
+def gatherable(values: tf.Tensor, name: str) -> tf.Tensor:
+    """Returns values in a dtype that all workers can gather; cast back, they are the same.
+
+    Args:
+      values: Of any shape.
+      name: Name of the function that returned them, for the error.
+
+    Raises:
+      ConfigError: If they are no real numbers.
+    """
+    dtype = values.dtype
+    if dtype in (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64):
+        return values
+    if dtype == tf.uint64:
+        return tf.bitcast(values, tf.int64)
+    if dtype.is_bool or dtype.is_integer:
+        return tf.cast(values, tf.int64 if dtype.size > 2 else tf.int32)
+    if dtype.is_floating:
+        return tf.cast(values, tf.float32)
+    raise ConfigError(
+        f"{name} returns {dtype.name}, or is to return such features, which several workers cannot "
+        "exchange. Return real numbers."
+    )
 
 
 def _put(arrays: list[np.ndarray], batch: list[np.ndarray], number: int, examples: int) -> None:

@@ -133,14 +133,32 @@ def test_beside_other_data_it_does_not_depend_on_replicas():
 
 
 def test_rows_with_weights():
-    """Rows of weight 0 do not count, and rows of weight 2 count twice."""
-    features = rows(0, 20)
-    features["weight"] = np.repeat([0.0, 2.0], 10).astype("f4")
-    features["y"][:10] = 1e6
-    with make_strategy("one_device", 1).scope():
-        data = ReplayBuffer(20, features)
-        trainer = ddl.Trainer(Regression(), keras.optimizers.SGD(0.05), data, global_batch_size=8)
-    assert trainer.train(5)["loss"] < 1e3
+    """The means, and the step of the bias, are those of the products with the weights."""
+
+    class OfProducts(Regression):
+        def per_example(self, features, training):
+            error = self.model(features["x"], training=training)[:, 0] - features["y"]
+            own = tf.cast(features["own"], tf.float64)
+            values = {"own": own, "square": own * error**2, "slope": own * 2 * error}
+            return ddl.PerExample(error**2, values)
+
+    def trained(task, features):
+        keras.utils.set_random_seed(3)
+        with make_strategy("one_device", 1).scope():
+            data = ReplayBuffer(20, features)
+            trainer = ddl.Trainer(
+                task(), keras.optimizers.SGD(0.0625), data, global_batch_size=8, seed=5
+            )
+        return trainer.train(1), trainer.model.layers[-1].bias.numpy()[0]
+
+    weight = np.repeat([0.0, 1.0, 3.0, 0.5], 5).astype("f4")
+    features = {**rows(0, 20), "own": weight}
+    features["y"][:5] = 1e6
+    plain, _ = trained(OfProducts, features)  # the same rows, which all count once
+    assert plain["loss"] > 1e9
+    found, bias = trained(Regression, {**features, "weight": weight})
+    assert found["loss"] == pytest.approx(plain["square"] / plain["own"], rel=1e-10)
+    assert bias == pytest.approx(-0.0625 * plain["slope"] / plain["own"], rel=1e-10)
 
 
 def test_an_overflow_of_each_update_is_a_divergence():

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 import ddl
+from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, DataError
 from tests.conftest import make_strategy
 
@@ -135,6 +136,45 @@ def test_weights_of_zero_are_predicted_too(trainer):
     weight = (np.arange(30) % 2).astype("f4")
     found = trainer.predict({**DATA, "weight": weight})
     np.testing.assert_array_equal(found, trainer.predict(DATA))
+
+
+DTYPES = ("bool", "uint8", "int8", "int16", "uint16", "uint32", "uint64", "bfloat16", "float16")
+DTYPES += ("float32", "float64", "int32", "int64")
+
+
+def test_outputs_of_all_dtypes_pass_between_workers(monkeypatch):
+    """The collective takes five dtypes; the others are cast, and back without loss."""
+
+    class AllDtypes(WithoutOutputs):
+        def predict(self, features):
+            return {name: limits(name, features["label"]) for name in DTYPES}
+
+    def limits(name, label):
+        dtype = tf.as_dtype(name)
+        ends = (False, True) if dtype.is_bool else (dtype.min, dtype.max)
+        low, high = (tf.constant(x, dtype) for x in ends)
+        return tf.where(label > 0, tf.fill(label.shape, high), low)
+
+    init, gathered = Workers.__init__, []
+
+    def two(self, strategy):
+        init(self, strategy)
+        self.number = 2
+
+    trainer = make_trainer(make_strategy("mirrored", 2), AllDtypes)
+    gather = type(trainer.strategy).gather
+    monkeypatch.setattr(Workers, "__init__", two)
+    monkeypatch.setattr(
+        type(trainer.strategy),
+        "gather",
+        lambda self, one, axis: gathered.append(one.values[0].dtype) or gather(self, one, axis),
+    )
+    found = trainer._parts.given.predict(DATA, trainer.state)
+    assert {x.name for x in gathered} <= {"float16", "float32", "float64", "int32", "int64"}
+    for name in DTYPES:
+        expected = limits(name, tf.constant(LABELS)).numpy()
+        assert found[name].dtype == expected.dtype
+        np.testing.assert_array_equal(found[name], expected)
 
 
 def test_the_structure_of_outputs_is_kept():
