@@ -182,6 +182,21 @@ class Examples:
             )
         ]
 
+    def _rare_class(self) -> list[Finding]:
+        end = self.run("rare_class").lines("eval")[-1]
+        figure = "area under the ROC curve, %"
+        return [
+            Finding(figure, 100 * end["auc"], "a constant", 50.0, is_target=True),
+            Finding("accuracy, %", 100 * end["accuracy"], "a constant", 98.0),
+        ]
+
+    def _replay(self) -> list[Finding]:
+        won = [line["won"] for line in self.run("replay").lines("train") if "won" in line]
+        if not won:  # a short run
+            return self._metrics("replay")
+        figure = "games won, %"
+        return [Finding(figure, 100 * won[-1], "at step 250", 100 * won[0], is_target=True)]
+
     def _sam(self) -> list[Finding]:
         value = self._percent("examples/sam.gin", "accuracy")
         plain = self._percent(CNN, "accuracy")
@@ -192,6 +207,12 @@ class Examples:
 
     def _triplets(self) -> list[Finding]:
         return self._encoder("triplets", "")
+
+    def _u_net(self) -> list[Finding]:
+        lines = self.run("u_net").lines("eval")
+        figure = "mean intersection over union, %"
+        first, last = (100 * line["mean_iou"] for line in (lines[0], lines[-1]))
+        return [Finding(figure, last, "at the first evaluation", first, is_target=True)]
 
     def _vae(self) -> list[Finding]:
         end = self.run("vae").lines("eval")[-1]

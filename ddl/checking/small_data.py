@@ -89,16 +89,22 @@ def small_data(notes: list[str]) -> Iterator[None]:
     Args:
       notes: Gets a line if a source cannot be cut.
     """
-    pipeline = assembly.BatchPipeline
+    type_of = assembly.pipeline_type
 
-    def of_first_examples(source: Source, global_batch_size: int, **options: Any) -> Any:
-        return pipeline(shortened(source, global_batch_size, notes), global_batch_size, **options)
+    def pipeline_type(source: Source) -> Any:
+        pipeline = type_of(source)
 
-    assembly.BatchPipeline = of_first_examples  # type: ignore[assignment,misc]
+        def of_first_examples(source: Source, global_batch_size: int, **options: Any) -> Any:
+            short = shortened(source, global_batch_size, notes)
+            return pipeline(short, global_batch_size, **options)
+
+        return of_first_examples
+
+    assembly.pipeline_type = pipeline_type
     try:
         yield
     finally:
-        assembly.BatchPipeline = pipeline  # type: ignore[misc]
+        assembly.pipeline_type = type_of
 
 
 def _widens(name: str, dtype: tf.DType) -> bool:

@@ -7,7 +7,7 @@ from tests.distribution.whole_clusters import addresses, finish_all, start_worke
 
 # Prints on each worker how it ends what follows. The evaluations get losses from a list.
 FITS = """
-import os, signal, sys
+import os, signal, sys, threading
 import keras, numpy as np
 import ddl
 from ddl.distribution.multi_worker import leaving
@@ -52,7 +52,8 @@ with leaving():
         print(what, how, trainer.step, flush=True)
 
     def signalled(number):
-        os.kill(os.getpid(), number)
+        # To this thread: another one might handle it later, in the next step.
+        signal.pthread_kill(threading.get_ident(), number)
         for _ in range(100):  # until Python's handler has run
             pass
 
