@@ -7,7 +7,7 @@ from tests.distribution.whole_clusters import addresses, finish_all, start_worke
 
 # Prints on each worker how it ends what follows. The evaluations get losses from a list.
 FITS = """
-import os, signal, sys, threading
+import os, signal, sys, threading, time
 import keras, numpy as np
 import ddl
 from ddl.distribution.multi_worker import leaving
@@ -52,10 +52,11 @@ with leaving():
         print(what, how, trainer.step, flush=True)
 
     def signalled(number):
-        # To this thread: another one might handle it later, in the next step.
+        # To this thread, and until the request is there: it might come in the next step.
         signal.pthread_kill(threading.get_ident(), number)
-        for _ in range(100):  # until Python's handler has run
-            pass
+        until = time.monotonic() + 10
+        while not trainer._runner.stop._read().numpy() and time.monotonic() < until:
+            time.sleep(0.01)
 
     def on(worker, function):
         return function if index == worker else None
