@@ -91,7 +91,7 @@ def test_two_workers_end_alike_and_predict_the_same(tmp_path):
         ["early", "TrainingInterrupted", "10"],
         ["again", "returned", "10"],
     ], ended
-    # A worker without the SIGINT of the other one is told of a stop.
+    # The worker that got no signal raises TrainingInterrupted.
     assert told[1][2] == ["SIGINT", "TrainingInterrupted", "5"], ended
     assert told[1][:2] + told[1][3:5] == told[0][:2] + told[0][3:5], ended
     for line in told:
