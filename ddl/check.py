@@ -47,7 +47,7 @@ def run(argv: Sequence[str] | None = None) -> None:
     Args:
       argv: The program's name, then the arguments; None takes those of this process.
     """
-    parse_command_line("ddl.check", __doc__, FLAGS, argv, lambda: None)
+    parse_command_line("ddl check", __doc__, FLAGS, argv, lambda: None)
     # Else a SIGTERM would leave processes and their folder behind.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with exiting_on_errors():

@@ -105,7 +105,8 @@ def run(argv: Sequence[str] | None = None) -> None:
     except (flags.Error, ConfigError) as error:
         say(
             f"{error}\n"
-            "Run ddl-launch --help for the flags before --, and ddl --help for those after it."
+            "Run ddl-launch --help for the flags before --, and ddl train --help for those after "
+            "it."
         )
         sys.exit(1)
     try:

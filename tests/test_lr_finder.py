@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ddl import lr_finder
+from ddl.lr_finder import __main__ as lr_finder
+from ddl.lr_finder import results
 from ddl.run.range_test import RangeTestResult
 from tests.processes import forked
 
@@ -73,7 +74,7 @@ def test_help_and_slips_answer_without_tensorflow(capsys):
     for flag in ("smallest", "gin_file", "gin_param", "strategy", "output"):
         assert f"\n--{flag}: " in text
     assert "model_dir:" not in text
-    code = "import sys, ddl.lr_finder; sys.exit('tensorflow' in sys.modules)"
+    code = "import sys, ddl.lr_finder.__main__; sys.exit('tensorflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
@@ -94,21 +95,21 @@ def test_bad_flags(flags, message):
 
 
 def test_what_it_says():
-    lines = lr_finder.suggestion(result(), 64, 1.0)
+    lines = results.suggestion(result(), 64, 1.0)
     assert lines[0] == (
         "The test made 41 updates of batch size 64. The learning rate grew from 0.0001 to 1, where "
         "training diverged."
     )
     assert lines[1].startswith("Suggestion: a peak learning rate of 0.02, where")
-    scaled = lr_finder.suggestion(result(), 64, 8.0)[-1]
+    scaled = results.suggestion(result(), 64, 8.0)[-1]
     assert scaled == "With the scaling rule (× 8), set LEARNING_RATE = 0.0025."
-    nothing = lr_finder.suggestion(result(steepest=None, diverged=False), 64, 1.0)
+    nothing = results.suggestion(result(steepest=None, diverged=False), 64, 1.0)
     assert nothing[0].endswith("to 1; training did not diverge.")
     assert nothing[1].startswith("There is no suggestion, since the loss did not fall.")
 
 
 def test_the_plot_in_text():
-    lines = lr_finder.text_plot(result(), rows=5, columns=41).splitlines()
+    lines = results.text_plot(result(), rows=5, columns=41).splitlines()
     assert len(lines) == 7
     assert lines[0].startswith("   2.500 |")
     assert lines[3].startswith("   1.375 |")
@@ -120,12 +121,12 @@ def test_the_plot_in_text():
 
 def test_what_it_writes(tmp_path, monkeypatch, capsys):
     pytest.importorskip("matplotlib")
-    table, picture = lr_finder.write(result(), 64, tmp_path / "out")
+    table, picture = results.write(result(), 64, tmp_path / "out")
     assert json.loads(table.read_text())["steepest"] == 0.02
     assert picture.read_bytes().startswith(b"\x89PNG")
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert lr_finder.write(result(), 64, tmp_path / "bare") == [tmp_path / "bare/range_test.json"]
+    assert results.write(result(), 64, tmp_path / "bare") == [tmp_path / "bare/range_test.json"]
     assert "pip install 'ddl[plots]'" in capsys.readouterr().out
     (tmp_path / "file").write_text("")
-    with pytest.raises(lr_finder.ConfigError, match="cannot be written: .* Pass another folder"):
-        lr_finder.write(result(), 64, tmp_path / "file")
+    with pytest.raises(results.ConfigError, match="cannot be written: .* Pass another folder"):
+        results.write(result(), 64, tmp_path / "file")

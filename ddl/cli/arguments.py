@@ -1,4 +1,4 @@
-"""Argument parsing of the commands ddl, ddl-launch, ddl.lr_finder and ddl.check."""
+"""Argument parsing of all commands."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,20 +8,27 @@ from absl import flags
 # Flags whose empty value would mean the working directory.
 _PATHS = ("model_dir", "gin_file", "log_dir", "output")
 
-_HELP = frozenset(["--help", "-help", "-h", "-?", "--helpfull"])
+HELP = frozenset(["--help", "-help", "-h", "-?", "--helpfull"])
+"""The arguments that ask for help."""
 
 
 def asks_for_help(arguments: Sequence[str]) -> bool:
     """Returns whether any argument asks for help, such as --help or -h."""
-    return not _HELP.isdisjoint(arguments)
+    return not HELP.isdisjoint(arguments)
 
 
-def parse(values: flags.FlagValues, arguments: Sequence[str]) -> None:
+def parse(
+    values: flags.FlagValues, arguments: Sequence[str], takes_others: bool = False
+) -> list[str]:
     """Parses arguments into flag values.
 
     Args:
       values: The flags, which get their values here.
       arguments: The program's name, then the arguments.
+      takes_others: Whether the command takes arguments that are no flags, such as names.
+
+    Returns:
+      The arguments that are no flags, which may stand before, between and after the flags.
 
     Raises:
       flags.Error: If an argument is not a flag, a value is invalid, a path is empty, or a
@@ -30,8 +37,9 @@ def parse(values: flags.FlagValues, arguments: Sequence[str]) -> None:
     for name in values:
         # By default absl keeps the last value and ignores the earlier ones silently.
         values[name].allow_overwrite = isinstance(values[name], flags.MultiFlag)
+    values.set_gnu_getopt(takes_others)
     try:
-        rest = values(arguments)
+        rest = values(arguments)[1:]
     except flags.IllegalFlagValueError as error:
         if "already defined as" in str(error):
             raise flags.Error(f"{error}. Pass this flag once.") from error
@@ -41,8 +49,9 @@ def parse(values: flags.FlagValues, arguments: Sequence[str]) -> None:
             raise flags.Error(
                 f"--{name} must be a path, got an empty text. A variable of the shell may be unset."
             )
-    if len(rest) > 1:
-        raise flags.Error(f"'{rest[1]}' is not a flag. Flags begin with --.")
+    if rest and not takes_others:
+        raise flags.Error(f"'{rest[0]}' is not a flag. Flags begin with --.")
+    return rest
 
 
 def _listed(value: Any) -> list[Any]:

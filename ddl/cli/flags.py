@@ -219,10 +219,20 @@ def list_of_flags(values: flags.FlagValues) -> str:
     """
     # FlagValues.get_help leaves out the flags that another module defined.
     own = flags.FlagValues()
-    of_main = FLAGS.get_flags_for_module(__name__)
-    for flag in of_main if values is FLAGS else [values[name] for name in values]:
+    for flag in flags_of(values):
         own[flag.name] = flag
     return own.get_help()
+
+
+def flags_of(values: flags.FlagValues) -> list[flags.Flag]:
+    """Returns the flags of a command; those of `ddl.main` without absl's own.
+
+    Args:
+      values: The flags, as a command's module has them in `FLAGS`.
+    """
+    if values is FLAGS:
+        return list(FLAGS.get_flags_for_module(__name__))
+    return [values[name] for name in values]
 
 
 define_flags()

@@ -62,7 +62,7 @@ def run(argv: Sequence[str] | None = None) -> None:
     Args:
       argv: The program's name, then the arguments; None takes those of this process.
     """
-    parse_command_line("ddl.convert", __doc__, FLAGS, argv, check_flags)
+    parse_command_line("ddl convert", __doc__, FLAGS, argv, check_flags)
     with exiting_on_errors():
         convert()
 

@@ -64,7 +64,7 @@ def run(argv: Sequence[str] | None = None) -> None:
     Args:
       argv: The program's name, then the arguments; None takes those of this process.
     """
-    parse_command_line("ddl.inspect", __doc__, FLAGS, argv, lambda: None)
+    parse_command_line("ddl inspect", __doc__, FLAGS, argv, lambda: None)
     with exiting_on_errors():
         show()
 

@@ -4,9 +4,10 @@ import os
 
 import pytest
 
-from ddl import check, lr_finder, main, output
+from ddl import check, main, output
 from ddl.cli.commands import exiting_on_errors
 from ddl.errors import ConfigError, TrainingDiverged, WorkerLost
+from ddl.lr_finder import __main__ as lr_finder
 
 
 class Left(BaseException):
@@ -47,7 +48,7 @@ def test_each_error_has_its_status(error, exit_, status, message, capsys):
 @pytest.mark.parametrize(
     ("command", "does", "flags"),
     [(main, "start", ["--dry_run"]), (lr_finder, "find", []), (check, "check_config", [])],
-    ids=["ddl", "ddl.lr_finder", "ddl.check"],
+    ids=["ddl", "ddl lr_finder", "ddl check"],
 )
 def test_an_interrupted_command_shows_no_traceback(command, does, flags, monkeypatch, capsys):
     def interrupted(*_):

@@ -78,7 +78,7 @@ def _import_what_programs_import() -> None:
     from ddl.cli.tensorflow_messages import quiet_start_up
 
     with quiet_start_up():
-        import ddl.lr_finder
+        import ddl.lr_finder.__main__
         import ddl.run.from_checkpoints
         import ddl.run.train  # noqa: F401
     _forget_packages()

@@ -1,0 +1,1 @@
+"""The command `ddl lr_finder`, which makes a learning rate range test."""

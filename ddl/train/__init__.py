@@ -1,0 +1,1 @@
+"""The command `ddl train`, which is `ddl.main`."""
