@@ -2,6 +2,8 @@
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from absl import flags
 
@@ -16,13 +18,7 @@ def load_config(values: flags.FlagValues) -> None:
     Raises:
       ConfigError: If the config is wrong.
     """
-    # TensorFlow takes seconds to import, so the flags are checked before.
-    from ddl.cli.tensorflow_messages import quiet_start_up
-
-    # A config imports the user's own modules, from the current folder.
-    if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    with quiet_start_up():
+    with prepare():
         from ddl import config
 
         config.load(
@@ -31,3 +27,16 @@ def load_config(values: flags.FlagValues) -> None:
             values["gin_search_path"].value or (),
             values["gin_allow_unused"].value,
         )
+
+
+@contextmanager
+def prepare() -> Iterator[None]:
+    """Lets a config find the user's modules, and keeps TensorFlow's import in the block quiet."""
+    # TensorFlow takes seconds to import, so the flags are checked before.
+    from ddl.cli.tensorflow_messages import quiet_start_up
+
+    # A config imports the user's own modules, from the current folder.
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    with quiet_start_up():
+        yield

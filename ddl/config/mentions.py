@@ -25,7 +25,7 @@ def places(message: str, bindings: Mapping[Key, Binding]) -> list[str]:
     lines: dict[str, None] = {}
     for binding in bindings.values():
         if _mentions(message, shown(binding.key)):
-            for found in _at_the_source(binding, bindings):
+            for found in at_the_source(binding, bindings):
                 if found.location and not is_shipped(found):
                     lines[f"  {found.location}: {shown(found.key)} = {found.value!r}"] = None
     return list(lines)[:_MOST]
@@ -36,8 +36,8 @@ def _mentions(message: str, name: str) -> bool:
     return re.search(rf"(?<![\w.@%/]){re.escape(name)}(?![\w/]|\.\w)", message) is not None
 
 
-def _at_the_source(binding: Binding, bindings: Mapping[Key, Binding]) -> Iterator[Binding]:
-    """Yields the binding, or that of the macro that it refers to."""
+def at_the_source(binding: Binding, bindings: Mapping[Key, Binding]) -> Iterator[Binding]:
+    """Yields the binding, or that of the macro that its value is."""
     seen: set[Key] = set()
     while isinstance(binding.value, Macro) and binding.key not in seen:
         seen.add(binding.key)

@@ -187,6 +187,11 @@ def matches(selector: str) -> list[Any]:
     return gin_config._REGISTRY.get_all_matches(selector)
 
 
+def items() -> list[Any]:
+    """Returns all registered items without gin's own; `matches` says what each has."""
+    return [item for selector, item in gin_config._REGISTRY.items() if selector[:4] != "gin."]
+
+
 def short_name(selector: str) -> str:
     """Returns the shortest unambiguous name for a full name; unknown names unchanged."""
     if not gin_config._REGISTRY.matching_selectors(selector):

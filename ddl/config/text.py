@@ -2,7 +2,7 @@
 
 import pprint
 import tokenize
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from ddl.config import registry
@@ -21,7 +21,8 @@ from ddl.config.values import (
     shown,
 )
 
-_NOT_SET = object()
+NOT_SET = object()
+"""Stands for the value of a parameter that has neither a binding nor a default."""
 
 
 def write(imports: Iterable[str], values: Mapping[Key, Any]) -> str:
@@ -29,25 +30,27 @@ def write(imports: Iterable[str], values: Mapping[Key, Any]) -> str:
     blocks: dict[str, list[str]] = {}
     for module in imports:
         blocks.setdefault("imports", []).append(f"import {module}")
-    for key in sorted(values, key=_order):
+    for key in sorted(values, key=order_of):
         block = "macros" if key[1] == MACRO_SELECTOR else f"{key[0]}/{key[1]}"
-        blocks.setdefault(block, []).append(_line(shown(key), values[key]))
+        blocks.setdefault(block, []).append(binding_line(shown(key), values[key]))
     return "\n\n".join("\n".join(lines) for lines in blocks.values()) + "\n"
 
 
-def _order(key: Key) -> tuple[bool, str, Key]:
+def order_of(key: Key) -> tuple[bool, str, Key]:
+    """Returns the sort key of a binding: macros first, then by item."""
     return key[1] != MACRO_SELECTOR, registry.short_name(key[1]).lower(), key
 
 
-def _line(name: str, value: Any) -> str:
-    text = _format(value, width=100 - len(name) - 3)
+def binding_line(name: str, value: Any) -> str:
+    """Returns `name = value`, or a comment that says that the value cannot be written."""
+    text = format_value(value, width=100 - len(name) - 3)
     if is_writable(value):
         # A continuation line must be indented deeper than the name.
         return f"{name} = " + text.replace("\n", "\n    ")
     return f"# {name} cannot be written to a config: " + " ".join(repr(value).split())
 
 
-def _format(value: Any, width: int = 100) -> str:
+def format_value(value: Any, width: int = 100) -> str:
     """Formats a value in gin's syntax: dicts keep their order, long values span lines."""
     return pprint.pformat(value, width=max(width, 40), sort_dicts=False)
 
@@ -55,7 +58,7 @@ def _format(value: Any, width: int = 100) -> str:
 def is_writable(value: Any) -> bool:
     """Returns whether a value survives writing and reading back."""
     try:
-        return repr(parse_value(_format(value))) == repr(value)
+        return repr(parse_value(format_value(value))) == repr(value)
     except (SyntaxError, tokenize.TokenError):
         return False
 
@@ -73,17 +76,31 @@ def differences(
       current: The values of this config, with macros not expanded.
       ignore: Bindings that may differ, as `shown` names them.
     """
-    lines = []
-    for key in sorted({*saved, *current}, key=_order):
-        if key[1] == MACRO_SELECTOR or shown(key) in ignore:
+    found = [
+        f"{name}: {written(before)} → {written(after)}"
+        for key, name, before, after in changes(saved, current)
+        if shown(key) not in ignore
+    ]
+    return list(dict.fromkeys(found))
+
+
+def changes(
+    saved: Mapping[Key, Any], current: Mapping[Key, Any]
+) -> Iterator[tuple[Key, str, Any, Any]]:
+    """Yields key, name and both effective values of each parameter that differs.
+
+    The name is that of the macro, if both configs bind the parameter to the same one. The
+    arguments are those of `differences`, and `written` formats the values.
+    """
+    for key in sorted({*saved, *current}, key=order_of):
+        if key[1] == MACRO_SELECTOR:
             continue
         before, after = _effective(key, saved), _effective(key, current)
         if _comparable(before) != _comparable(after):
             raw, name = saved.get(key), shown(key)
             if isinstance(raw, Macro) and raw == current.get(key):
                 name = raw.name
-            lines.append(f"{name}: {_written(before)} → {_written(after)}")
-    return list(dict.fromkeys(lines))
+            yield key, name, before, after
 
 
 def _effective(key: Key, values: Mapping[Key, Any]) -> Any:
@@ -93,8 +110,8 @@ def _effective(key: Key, values: Mapping[Key, Any]) -> Any:
             return expand(values[enclosing, selector, parameter], macros_of(values))
     found = registry.matches(selector)
     defaults = signature_of(found[0].wrapped).defaults if len(found) == 1 else {}
-    default = defaults.get(parameter, _NOT_SET)
-    return default if default is _NOT_SET or is_writable(default) else _NOT_SET
+    default = defaults.get(parameter, NOT_SET)
+    return default if default is NOT_SET or is_writable(default) else NOT_SET
 
 
 def _comparable(value: Any) -> Any:
@@ -107,5 +124,6 @@ def _comparable(value: Any) -> Any:
     return map_leaves(value, full)
 
 
-def _written(value: Any) -> str:
-    return "not set" if value is _NOT_SET else repr(value)
+def written(value: Any) -> str:
+    """Returns a value of `changes` as text."""
+    return "not set" if value is NOT_SET else repr(value)

@@ -1,0 +1,68 @@
+"""Where the values of a config come from, and what they override."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ddl.config.text import order_of
+from ddl.config.values import (
+    MACRO_SELECTOR,
+    Binding,
+    Key,
+    Macro,
+    expand,
+    leaves,
+    macros_of,
+    shown,
+    values_of,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Provenance:
+    """A value of a config with its history.
+
+    Attributes:
+      name: Left-hand side of the binding, such as `Trainer.clip_norm` or `SEED`.
+      block: Heading of its block: `macros`, or the item with its scope.
+      binding: The effective binding.
+      value: Its value, with macros replaced by theirs.
+      overridden: The bindings that it overrides, the last one first.
+    """
+
+    name: str
+    block: str
+    binding: Binding
+    value: Any
+    overridden: tuple[Binding, ...]
+
+    @property
+    def has_macros(self) -> bool:
+        """Whether the binding refers to a macro, so that `value` says more than it."""
+        return any(isinstance(leaf, Macro) for leaf in leaves(self.binding.value))
+
+
+def provenance(bindings: Mapping[Key, Binding], overridden: Sequence[Binding]) -> list[Provenance]:
+    """Returns each effective binding with its history: macros first, then by item.
+
+    Args:
+      bindings: The effective bindings by key.
+      overridden: The bindings that later ones override, in the order of the files.
+    """
+    macros = macros_of(values_of(bindings.values()))
+    earlier: dict[Key, list[Binding]] = {}
+    for binding in overridden:
+        # A file that two others include is read twice, and yields the same lines again.
+        known = [one.location for one in earlier.get(binding.key, [])]
+        if binding.location not in known and binding.location != bindings[binding.key].location:
+            earlier.setdefault(binding.key, []).insert(0, binding)
+    return [
+        Provenance(
+            shown(key),
+            "macros" if key[1] == MACRO_SELECTOR else f"{key[0]}/{key[1]}",
+            bindings[key],
+            expand(bindings[key].value, macros),
+            tuple(earlier.get(key, ())),
+        )
+        for key in sorted(bindings, key=order_of)
+    ]

@@ -1,0 +1,1 @@
+"""The command `ddl show`, which shows where values come from, and how two configs differ."""
