@@ -5,18 +5,9 @@ from collections.abc import Iterator, Mapping
 
 from ddl.config import registry
 from ddl.config.explained.items import describe_item
-from ddl.config.values import (
-    Binding,
-    Key,
-    Reference,
-    full_selector,
-    leaves,
-    shown,
-)
+from ddl.config.explained.provenance import items_in_use
+from ddl.config.values import Binding, Key, shown
 from ddl.run.placement import Placement
-
-# What every run builds.
-_ROOTS = ("ddl.Trainer", "ddl.RunPlan", "ddl.set_numerics")
 
 
 def defaults_of(bindings: Mapping[Key, Binding]) -> Iterator[tuple[str, str]]:
@@ -25,15 +16,10 @@ def defaults_of(bindings: Mapping[Key, Binding]) -> Iterator[tuple[str, str]]:
     Args:
       bindings: The effective bindings.
     """
-    used = [full_selector(root) for root in _ROOTS]
-    for binding in bindings.values():
-        for leaf in leaves(binding.value):
-            if isinstance(leaf, Reference):
-                used.append(full_selector(leaf.selector))
     set_elsewhere = {(selector, parameter) for _, selector, parameter in bindings}
     # The flags set these.
     set_elsewhere |= {("ddl.Trainer", field.name) for field in dataclasses.fields(Placement)}
-    for selector in dict.fromkeys(used):
+    for selector in items_in_use(bindings.values()):
         for found in registry.matches(selector):
             for parameter in describe_item(found).parameters:
                 is_set = (selector, parameter.name) in set_elsewhere

@@ -114,8 +114,5 @@ def comparison_lines(
 
 
 def _side(side: Side) -> str:
-    if side.location is None:
-        where = "" if side.value == "not set" else "  # default"
-    else:
-        where = f"  # {place(side.location)}"
-    return f"{side.value}{where}"
+    where = "default" if side.is_default else side.location and place(side.location)
+    return f"{side.value}  # {where}" if where else side.value

@@ -1,8 +1,10 @@
 """How two configs differ: by values, not by text."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
+from ddl.config import registry
+from ddl.config.explained.provenance import items_in_use
 from ddl.config.mentions import at_the_source
 from ddl.config.text import NOT_SET, changes, written
 from ddl.config.values import (
@@ -22,9 +24,10 @@ class Side:
     """The value of one config.
 
     Attributes:
-      value: The value as text, with macros replaced; `not set` without one.
+      value: The value as text, with macros replaced; `not set` without one. If nothing binds the
+        item or refers to it, a text that says so.
       location: Its place; None if the program made the binding, or for a default.
-      is_default: Whether no binding sets the parameter.
+      is_default: Whether the value is the parameter's default.
     """
 
     value: str
@@ -70,15 +73,24 @@ def compare(before: Mapping[Key, Binding], after: Mapping[Key, Binding]) -> Comp
       before: The effective bindings of the first config.
       after: The effective bindings of the second config.
     """
+    uses = tuple(_used(bindings) for bindings in (before, after))
     found: dict[tuple[str, str, str], Change] = {}
     keys = set()
     for key, name, old, new in changes(values_of(before.values()), values_of(after.values())):
         keys.add(key)
         old_text, new_text = written(old), written(new)
-        change = Change(name, _side(key, old_text, before), _side(key, new_text, after))
+        change = Change(
+            name, _side(key, old_text, before, uses[0]), _side(key, new_text, after, uses[1])
+        )
         found.setdefault((name, old_text, new_text), change)
     bound = {key for key in {*before, *after} if key[1] != MACRO_SELECTOR}
-    return Comparison((*_of_unused_macros(before, after), *found.values()), len(bound - keys))
+    changed = [*_of_unused_macros(before, after), *found.values()]
+    changed.sort(key=lambda change: "." in change.name)  # macros first
+    return Comparison(tuple(changed), len(bound - keys))
+
+
+def _used(bindings: Mapping[Key, Binding]) -> set[str]:
+    return {*items_in_use(bindings.values()), *(key[1] for key in bindings)}
 
 
 def _of_unused_macros(
@@ -100,13 +112,19 @@ def _of_unused_macros(
                 for side in (before, after)
             )
             if old != new:
-                yield Change(key[0], _side(key, old, before), _side(key, new, after))
+                yield Change(
+                    key[0],
+                    _side(key, old, before, {MACRO_SELECTOR}),
+                    _side(key, new, after, {MACRO_SELECTOR}),
+                )
 
 
-def _side(key: Key, text: str, bindings: Mapping[Key, Binding]) -> Side:
+def _side(key: Key, text: str, bindings: Mapping[Key, Binding], used: Collection[str]) -> Side:
     scope, selector, parameter = key
     for enclosing in enclosing_scopes(scope):
         if binding := bindings.get((enclosing, selector, parameter)):
             (source,) = at_the_source(binding, bindings)
             return Side(text, source.location, is_default=False)
-    return Side(text, None, is_default=True)
+    if selector not in used:
+        return Side(f"(nothing refers to {registry.short_name(selector)})", None, is_default=False)
+    return Side(text, None, is_default=text != written(NOT_SET))

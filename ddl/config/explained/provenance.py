@@ -1,7 +1,7 @@
 """Where the values of a config come from, and what they override."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ddl.config.text import order_of
@@ -10,12 +10,17 @@ from ddl.config.values import (
     Binding,
     Key,
     Macro,
+    Reference,
     expand,
+    full_selector,
     leaves,
     macros_of,
     shown,
     values_of,
 )
+
+# What every run builds.
+_ROOTS = ("ddl.Trainer", "ddl.RunPlan", "ddl.set_numerics")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,3 +71,15 @@ def provenance(bindings: Mapping[Key, Binding], overridden: Sequence[Binding]) -
         )
         for key in sorted(bindings, key=order_of)
     ]
+
+
+def items_in_use(bindings: Iterable[Binding]) -> list[str]:
+    """Returns the full names of the items that a run builds, or that a binding refers to."""
+    references = [
+        leaf
+        for binding in bindings
+        for leaf in leaves(binding.value)
+        if isinstance(leaf, Reference)
+    ]
+    found = [*_ROOTS, *(full_selector(reference.selector) for reference in references)]
+    return list(dict.fromkeys(found))

@@ -1,0 +1,1 @@
+"""The command `ddl completion`, which prints completions for a shell."""

@@ -1,0 +1,53 @@
+"""The completions for fish."""
+
+from collections.abc import Iterator, Sequence
+
+from ddl.completion.words import POSITIONAL, TAKES_PATHS, CommandWords, FlagWords
+
+_CONFIGS = "(__fish_complete_suffix .gin)"
+_FOLDERS = "(__fish_complete_directories)"
+
+
+def script(commands: Sequence[CommandWords]) -> str:
+    """Returns the script for fish.
+
+    Args:
+      commands: The words of all subcommands.
+    """
+    lines = ["# Completions of ddl for fish, printed by: ddl completion fish", "complete -c ddl -f"]
+    for command in commands:
+        lines.append(
+            f"complete -c ddl -n __fish_use_subcommand -a {command.name} "
+            f"-d {_quoted(command.purpose)}"
+        )
+    for command in commands:
+        condition = f"__fish_seen_subcommand_from {command.name}"
+        if command.name == "train":  # without a subcommand, flags are those of train
+            condition = f"__fish_use_subcommand; or {condition}; or contains -- -- (commandline -o)"
+        begins = f"complete -c ddl -n {_quoted(condition)}"
+        lines += [f"{begins} {each}" for each in _flags(command.flags)]
+        if words := POSITIONAL.get(command.name):
+            lines.append(f"{begins} -a {_quoted(' '.join(words))}")
+        if command.name in TAKES_PATHS:
+            lines.append(f"{begins} -a {_quoted(_CONFIGS)}")
+        if command.name == "launch":
+            lines.append("complete -c ddl-launch -f")
+            lines += [f"complete -c ddl-launch {each}" for each in _flags(command.flags)]
+    return "\n".join(lines) + "\n"
+
+
+def _flags(flags: Sequence[FlagWords]) -> Iterator[str]:
+    """Yields the arguments of `complete` for each flag."""
+    for flag in flags:
+        text = f"-l {flag.name.removeprefix('--')} -d {_quoted(flag.help)}"
+        if flag.files == "config":
+            text += f" -x -a {_quoted(_CONFIGS)}"
+        elif flag.files == "folder":
+            text += f" -x -a {_quoted(_FOLDERS)}"
+        elif flag.takes_value:
+            text += f" -x -a {_quoted(' '.join(flag.values))}"
+        yield text
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

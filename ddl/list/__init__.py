@@ -1,0 +1,1 @@
+"""The command `ddl list`, which lists what configs and flags can name."""
