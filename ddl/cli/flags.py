@@ -16,6 +16,8 @@ from ddl.choices import (
 
 FLAGS = flags.FLAGS
 
+_REPEATABLE = "; repeat this option to specify a list of values"
+
 
 def define_flags() -> None:
     """Defines every flag of the command line."""
@@ -222,6 +224,12 @@ def list_of_flags(values: flags.FlagValues) -> str:
     for flag in flags_of(values):
         own[flag.name] = flag
     return own.get_help()
+
+
+def help_of(flag: flags.Flag) -> str:
+    """Returns the help of a flag on one line, without what absl adds to it."""
+    text = " ".join((flag.help or "").split()).removesuffix(_REPEATABLE)
+    return text.partition(">: ")[2] if isinstance(flag, flags.EnumFlag) else text
 
 
 def flags_of(values: flags.FlagValues) -> list[flags.Flag]:

@@ -23,7 +23,7 @@ def script(commands: Sequence[CommandWords]) -> str:
     for command in commands:
         condition = f"__fish_seen_subcommand_from {command.name}"
         if command.name == "train":  # without a subcommand, flags are those of train
-            condition = f"__fish_use_subcommand; or {condition}; or contains -- -- (commandline -o)"
+            condition = f"__fish_use_subcommand; or {condition}"
         begins = f"complete -c ddl -n {_quoted(condition)}"
         lines += [f"{begins} {each}" for each in _flags(command.flags)]
         if words := POSITIONAL.get(command.name):
@@ -33,6 +33,17 @@ def script(commands: Sequence[CommandWords]) -> str:
         if command.name == "launch":
             lines.append("complete -c ddl-launch -f")
             lines += [f"complete -c ddl-launch {each}" for each in _flags(command.flags)]
+    # After --, fish takes no word for an option, so the flags of ddl train are arguments there.
+    train = next(command for command in commands if command.name == "train")
+    words = [f"{flag.name}={value}" for flag in train.flags for value in flag.values]
+    words += [
+        f"{flag.name}=" if flag.takes_value else flag.name
+        for flag in train.flags
+        if not flag.values
+    ]
+    for program in ("ddl", "ddl-launch"):
+        condition = "contains -- -- (commandline -opc)"
+        lines.append(f"complete -c {program} -n {_quoted(condition)} -a {_quoted(' '.join(words))}")
     return "\n".join(lines) + "\n"
 
 

@@ -5,7 +5,7 @@ from typing import Literal
 
 from absl import flags
 
-from ddl.cli.flags import flags_of
+from ddl.cli.flags import flags_of, help_of
 from ddl.cli.subcommands import SUBCOMMANDS, load
 
 Files = Literal["none", "config", "folder"]
@@ -70,7 +70,7 @@ def words_of_all_commands() -> list[CommandWords]:
 
 
 def _words_of(flag: flags.Flag) -> FlagWords:
-    sentence = " ".join((flag.help or "").split()).partition(". ")[0].rstrip(".")
+    sentence = help_of(flag).partition(". ")[0].rstrip(".")
     if flag.boolean:
         return FlagWords(f"--{'no' if flag.default else ''}{flag.name}", sentence, False)
     values = tuple(getattr(flag.parser, "enum_values", ()))

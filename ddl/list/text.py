@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from absl import flags
 
+from ddl.cli.flags import help_of
 from ddl.cli.terminal import emphasized, wrapped, wrapped_list
 from ddl.config.explained.items import Item, Parameter
 from ddl.config.explained.kinds import KINDS
@@ -132,7 +133,7 @@ def flag(one: flags.Flag, columns: int | None) -> Iterator[str]:
     name = f"--{one.name}"
     yield emphasized(name) + lines[0][len(name) :]
     yield from lines[1:]
-    yield from wrapped(f"{one.help or ''}", columns, _REST, _REST)
+    yield from wrapped(help_of(one), columns, _REST, _REST)
 
 
 def _type(one: flags.Flag) -> str:

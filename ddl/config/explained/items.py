@@ -14,6 +14,8 @@ from ddl.config.signatures import UNKNOWN, signature_of
 
 # The modules before the name of a class, such as keras.src.models.model. in its annotation.
 _MODULES = re.compile(r"(?<![\w.'\"])(?:[a-z_]\w*\.)+(?=[A-Za-z_])")
+# typing's repr of a union of None with a Literal.
+_OPTIONAL = re.compile(r"^Optional\[(.*)\]$")
 # The address in the repr of an object.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _SECTIONS = ("Args:", "Arguments:", "Attributes:")
@@ -91,7 +93,7 @@ def describe_item(registered: Any) -> Item:
     return Item(
         name=registry.short_name(registered.selector),
         selector=registered.selector,
-        kind=kind_of(wrapped),
+        kind=kind_of(wrapped, registered.selector),
         parameters=tuple(
             Parameter(
                 name,
@@ -114,7 +116,8 @@ def _may_be_bound(registered: Any, name: str) -> bool:
 
 def type_text(annotation: Any) -> str:
     """Returns an annotation without the modules of its classes; "" if there is none."""
-    return "" if annotation is UNKNOWN else _MODULES.sub("", describe(annotation))
+    text = "" if annotation is UNKNOWN else _MODULES.sub("", describe(annotation))
+    return _OPTIONAL.sub(r"\1 | None", text)
 
 
 def default_text(value: Any) -> str:

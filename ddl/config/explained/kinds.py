@@ -60,8 +60,13 @@ _OF_MODULE = {
 }
 
 
-def kind_of(item: Any) -> str:
-    """Returns the kind of a registered function or class, a key of `KINDS`."""
+def kind_of(item: Any, selector: str) -> str:
+    """Returns the kind of a registered function or class, a key of `KINDS`.
+
+    Args:
+      item: The function or class.
+      selector: Its full name.
+    """
     module = item.__module__
     if module.partition(".")[0] == "ddl":
         prefixes = [each for each in _OF_MODULE if f"{module}.".startswith(f"{each}.")]
@@ -74,7 +79,9 @@ def kind_of(item: Any) -> str:
         # A task needs no base class.
         if callable(getattr(product, "per_example", None)) or "step" in vars(product):
             return "tasks"
-    return "others"
+    # Such as keras.optimizers.OptimizerMap, which is not derived from Optimizer.
+    module = selector.rpartition(".")[0].rpartition(".")[2]
+    return module if selector.startswith("keras.") and module in KINDS else "others"
 
 
 def _products(annotation: Any) -> Iterator[type]:
