@@ -11,8 +11,7 @@ from collections.abc import Sequence
 
 try:
     from ddl import __version__
-    from ddl.cli.arguments import HELP
-    from ddl.cli.subcommands import SUBCOMMANDS, overview, start, unknown
+    from ddl.cli.subcommands import HELP, SUBCOMMANDS, overview, start, unknown
     from ddl.output import protect_standard_streams, say
 except KeyboardInterrupt:  # else Python prints a traceback
     sys.exit(130)

@@ -48,8 +48,9 @@ GROUND_IN_ORDER = [
     *("errors", "user_code", "choices", "files", "output", "signals", "figures", "precision"),
     *("seeds", "microbatch", "random"),
 ]
-DOORS = {"main", "launch", "lr_finder", "check", "convert", "inspect"}
-ALIASES = {"workers"}
+DOORS = {"__main__", "main", "launch", "lr_finder", "check", "convert", "inspect"}
+DOORS |= {"list", "show", "completion"}
+ALIASES = {"workers", "train"}
 
 
 def modules() -> Iterator[tuple[str, Path]]:
@@ -73,7 +74,7 @@ def imported_rooms(path: Path) -> Iterator[str]:
 def upward(room: str, path: Path) -> list[str]:
     """What the module imports and may not."""
     if room in DOORS or room in ALIASES:
-        return [other for other in imported_rooms(path) if other in DOORS]
+        return [other for other in imported_rooms(path) if other in DOORS - {room}]
     if room in GROUND_IN_ORDER:
         allowed = set(GROUND_IN_ORDER[: GROUND_IN_ORDER.index(room)])
     else:

@@ -5,11 +5,10 @@ from typing import Any
 
 from absl import flags
 
+from ddl.cli.subcommands import HELP
+
 # Flags whose empty value would mean the working directory.
 _PATHS = ("model_dir", "gin_file", "log_dir", "output")
-
-HELP = frozenset(["--help", "-help", "-h", "-?", "--helpfull"])
-"""The arguments that ask for help."""
 
 
 def asks_for_help(arguments: Sequence[str]) -> bool:

@@ -1,4 +1,7 @@
-"""The subcommands of `ddl`: the one table of them, and their start. Imports no TensorFlow."""
+"""The subcommands of `ddl`: the one table of them, and their start.
+
+Imports neither absl nor TensorFlow.
+"""
 
 import importlib
 import sys
@@ -6,6 +9,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ddl.errors import did_you_mean
+
+HELP = frozenset(["--help", "-help", "-h", "-?", "--helpfull"])
+"""The arguments that ask for help."""
 
 
 class Subcommand(NamedTuple):

@@ -123,7 +123,7 @@ class _Names:
         ]
         if lines:
             return (line for each in lines for line in each)
-        known = [each for item in self.items for each in (item.name, item.selector)]
+        known = [item.name for item in self.items]
         known += [*KINDS, *OTHERS, *(one.name for _, one in _all_flags())]
         known += [each.name for each in standard_macros()]
         hint = did_you_mean(short, known)

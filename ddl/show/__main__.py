@@ -125,7 +125,7 @@ def show(shown: Sequence[str]) -> None:
 
 def given_flags() -> list[str]:
     """Returns comments with the flags given that say where a run executes."""
-    of_configs = ("gin_file", "gin_param", "gin_bindings", "defaults", "used")
+    of_configs = (*(name for name in FLAGS if name.startswith("gin_")), "defaults", "used")
     given = [
         f"#   --{name}={FLAGS[name].value}"
         for name in FLAGS

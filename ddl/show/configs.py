@@ -3,6 +3,7 @@
 import dataclasses
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 
 from absl import flags
 
@@ -11,7 +12,8 @@ from ddl.cli.loading import load_config, prepare
 from ddl.config import registry
 from ddl.config.explained.provenance import Provenance
 from ddl.config.modules import import_module
-from ddl.config.values import Binding, Key, with_full_selector
+from ddl.config.parsing import Reader
+from ddl.config.values import Binding, Import, Key, with_full_selector
 from ddl.errors import ConfigError
 from ddl.output import say
 
@@ -94,12 +96,12 @@ def _loaded(name: str) -> ReadConfig:
 
 def _unchecked(name: str, file: str, search_path: Sequence[str]) -> ReadConfig:
     """Reads a config whose names this version may not know."""
-    imports, given = config.read([file], (), search_path)
+    statements = list(Reader(search_path).file(file))
+    imports = [each for each in statements if isinstance(each, Import)]
     registry.register_all()
     for statement in imports:
-        try:
+        with suppress(ConfigError):  # the note says it
             import_module(statement)
-        except ConfigError as error:
-            say(str(error))
-    bindings = {binding.key: binding for binding in map(with_full_selector, given)}
+    given = [with_full_selector(each) for each in statements if isinstance(each, Binding)]
+    bindings = {binding.key: binding for binding in given}
     return ReadConfig(name, bindings, [statement.module for statement in imports], ())

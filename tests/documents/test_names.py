@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import benchmarks
+from ddl.cli.subcommands import SUBCOMMANDS
 from ddl.config import registry
 from tests.documents.pages import PAGES, ROOT, all_code, commands, files, prose
 
@@ -115,8 +116,7 @@ def test_modules_that_commands_start():
 def own_flags() -> set[str]:
     """Returns all flags of the commands, as --help lists them."""
     found = {"--help", "--gin.NAME", "--"}
-    commands = ("main", "launch", "lr_finder", "check", "convert", "inspect")
-    for module in (f"ddl.{command}" for command in commands):
+    for module in (f"ddl.{command}" for command in SUBCOMMANDS):
         text = subprocess.run(
             [sys.executable, "-m", module, "--help"], cwd=ROOT, capture_output=True, text=True
         ).stdout

@@ -1,6 +1,7 @@
 """The registered items with their parameters, types, defaults and documentation."""
 
 import dataclasses
+import functools
 import inspect
 import re
 import textwrap
@@ -88,7 +89,10 @@ def describe_item(registered: Any) -> Item:
     wrapped = registered.wrapped
     signature = signature_of(wrapped)
     doc = _documentation(wrapped)
-    documented = _documented(doc)
+    documented: dict[str, str] = {}
+    # A parameter that a class passes on may be described by its base class alone.
+    for each in inspect.getmro(wrapped) if inspect.isclass(wrapped) else [wrapped]:
+        documented = _documented(_documentation(each)) | documented
     names = [name for name in signature.annotations if _may_be_bound(registered, name)]
     return Item(
         name=registry.short_name(registered.selector),
@@ -127,6 +131,7 @@ def default_text(value: Any) -> str:
     return _ADDRESS.sub("", " ".join(repr(value).split()))
 
 
+@functools.cache
 def _documentation(wrapped: Any) -> str:
     """Returns the docstring; of a class, its own followed by that of its constructor."""
     parts = [inspect.cleandoc(wrapped.__doc__ or "")]
