@@ -71,6 +71,8 @@ def test_what_is_not_run_is_still_on_a_page():
 def test_commands(group, folder):
     for command in grouped()[group]:
         arguments = [*shlex.split(command), *shorter(command)]
+        if arguments[0] == "ddl":
+            arguments = ["python", "-m", "ddl", *arguments[1:]]
         assert arguments[0] == "python", f"{command}: run it here, or say in NOT_RUN why not"
         result = forked.run(
             [sys.executable, *arguments[1:]],
@@ -83,6 +85,8 @@ def test_commands(group, folder):
         assert result.returncode == 0, (
             f"{command}\n{result.stdout[-1500:]}\n{result.stderr[-1500:]}"
         )
+        if command.startswith("ddl show") and "CLIP_NORM" in command:
+            assert result.stdout in (ROOT / "docs" / "command.md").read_text()
         if "denoise.gin" in command:
             losses = [float(x) for x in re.findall(r"eval · loss ([\d.e-]+)", result.stdout)]
             assert losses[-1] < losses[0]

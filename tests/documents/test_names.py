@@ -27,7 +27,7 @@ DEFINED_IN = {
     "--small": "tests/gpu/suite.py",
 }
 ABSL = {"--flagfile", "--undefok"}
-VARIABLES_OF_OTHERS = {"TF_CONFIG", "TPU_NAME"}
+VARIABLES_OF_OTHERS = {"TF_CONFIG", "TPU_NAME", "NO_COLOR"}
 
 
 def test_readme_and_build_are_short():
@@ -115,7 +115,7 @@ def test_modules_that_commands_start():
 @cache
 def own_flags() -> set[str]:
     """Returns all flags of the commands, as --help lists them."""
-    found = {"--help", "--gin.NAME", "--"}
+    found = {"--help", "--version", "--gin.NAME", "--"}
     for module in (f"ddl.{command}" for command in SUBCOMMANDS):
         text = subprocess.run(
             [sys.executable, "-m", module, "--help"], cwd=ROOT, capture_output=True, text=True
