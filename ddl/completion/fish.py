@@ -35,15 +35,15 @@ def script(commands: Sequence[CommandWords]) -> str:
             lines += [f"complete -c ddl-launch {each}" for each in _flags(command.flags)]
     # After --, fish takes no word for an option, so the flags of ddl train are arguments there.
     train = next(command for command in commands if command.name == "train")
-    words = [f"{flag.name}={value}" for flag in train.flags for value in flag.values]
-    words += [
+    typed = [f"{flag.name}={value}" for flag in train.flags for value in flag.values]
+    typed += [
         f"{flag.name}=" if flag.takes_value else flag.name
         for flag in train.flags
         if not flag.values
     ]
     for program in ("ddl", "ddl-launch"):
         condition = "contains -- -- (commandline -opc)"
-        lines.append(f"complete -c {program} -n {_quoted(condition)} -a {_quoted(' '.join(words))}")
+        lines.append(f"complete -c {program} -n {_quoted(condition)} -a {_quoted(' '.join(typed))}")
     return "\n".join(lines) + "\n"
 
 

@@ -128,7 +128,7 @@ def kinds(items: Sequence[Item], others: dict[str, str], columns: int | None) ->
 
 def flag(one: flags.Flag, columns: int | None) -> Iterator[str]:
     """Yields a flag with its type, its default and its help."""
-    default = "" if one.default is None else f" = {one.default_as_str.strip(chr(39))}"
+    default = f" = {one.default_as_str.strip(chr(39))}" if one.default not in (None, []) else ""
     lines = wrapped(f"--{one.name}: {_type(one)}{default}", columns, "", _REST * 2)
     name = f"--{one.name}"
     yield emphasized(name) + lines[0][len(name) :]
@@ -139,7 +139,7 @@ def flag(one: flags.Flag, columns: int | None) -> Iterator[str]:
 def _type(one: flags.Flag) -> str:
     if isinstance(one, flags.EnumFlag):
         return " | ".join(one.parser.enum_values)
-    kind = {"string": "text", "multi string": "text, repeatable"}
+    kind = {"string": "text", "comma separated list of strings": "text, separated by commas"}
     if isinstance(one, flags.MultiFlag):
         return "text, repeatable"
     found = one.flag_type()

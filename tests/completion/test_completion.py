@@ -77,6 +77,8 @@ def test_each_script_has_every_flag(words):
             for flag in command.flags:
                 typed = flag.name.removeprefix("--") if name == "fish" else flag.name
                 assert typed in text, (name, flag)
+        if name == "fish":  # after --, the flags of ddl train
+            assert "contains -- -- (commandline -opc)' -a '--mode=train_and_eval --mode=" in text
         assert ">: " not in text  # absl's list of choices before the help of a flag
         if shutil.which(name):
             check = "--no-execute" if name == "fish" else "-n"

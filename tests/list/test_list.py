@@ -99,6 +99,7 @@ def test_flags_macros_configs_and_commands(run):
     assert "--strategy: auto | one_device | " in shown
     assert "    Strategy that distributes training over the devices.\n" in shown
     assert "--gin_param: text, repeatable\n" in shown
+    assert "--gin_allow_unused: text, separated by commas\n" in shown
     assert "--join_timeout: float = 60.0\n" in shown
     assert "ddl launch\n--num_workers: int\n" in shown
     assert "CLIP_NORM = None\n    Sets Trainer.clip_norm. Largest global norm" in shown
