@@ -68,6 +68,15 @@ def check_takes(
         ) from None
 
 
+def installing(extra: str) -> str:
+    """Returns the sentence that says how to install an optional dependency.
+
+    Args:
+      extra: Name of the extra in pyproject.toml.
+    """
+    return f"In the checkout of ddl, run: pip install -e '.[{extra}]'."
+
+
 def definition_of(function: Callable[..., Any]) -> str:
     """Returns the name of a function, preceded by its file and line if they are known."""
     function = inspect.unwrap(function)
