@@ -280,6 +280,11 @@ def _remedy(value: Any, annotation: Any) -> str:
         else:
             if fits(unquoted, annotation):
                 return f" Write {unquoted!r} without quotation marks."
+    whole = map_leaves(
+        value, lambda leaf: int(leaf) if isinstance(leaf, float) and leaf.is_integer() else leaf
+    )
+    if fits(whole, annotation):
+        return f" Write {whole!r}."
     items = value if isinstance(value, (list, tuple)) else [value]
     for other in (tuple(items), list(items)):
         if fits(other, annotation):
