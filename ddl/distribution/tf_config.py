@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddl.errors import ConfigError
+from ddl.errors import ConfigError, did_you_mean, either
 
 _FORM = '{"cluster": {"worker": ["host:port", …]}, "task": {"type": "worker", "index": 0}}'
 _PLURALS = {"chief": "workers", "worker": "workers", "ps": "parameter servers"}
@@ -57,8 +57,8 @@ def cluster_role() -> ClusterRole:
     """Parses TF_CONFIG. Without TF_CONFIG the role has no cluster.
 
     Raises:
-      ConfigError: If TF_CONFIG is malformed, or this process's index is beyond the list of its
-        kind.
+      ConfigError: If TF_CONFIG is malformed, or this process is of a kind that the cluster lacks,
+        or its index is beyond the list of its kind.
     """
     try:
         config = json.loads(os.environ.get("TF_CONFIG") or "{}")
@@ -73,6 +73,13 @@ def cluster_role() -> ClusterRole:
     kind, index = task.get("type", ""), _index(task.get("index", 0))
     if not isinstance(kind, str):
         raise _malformed(f"the type of the task must be a text, got {_shown(kind)}")
+    # TensorFlow lets an evaluator stand outside of the cluster.
+    if cluster and kind and kind not in cluster and kind != "evaluator":
+        names = either(_PLURALS.get(known, known) for known in cluster)
+        raise ConfigError(
+            f"TF_CONFIG must name this process as one of its {names}, got type {kind!r}."
+            f"{did_you_mean(kind, cluster)} It has the form {_FORM}."
+        )
     if kind in cluster and index >= len(cluster[kind]):
         raise ConfigError(
             f"TF_CONFIG must name this process as one of its {_PLURALS.get(kind, 'tasks')}, got "

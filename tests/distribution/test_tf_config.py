@@ -62,6 +62,18 @@ def test_an_index_beyond_the_list_is_refused(monkeypatch, kind, names):
         cluster_role()
 
 
+def test_a_kind_that_the_cluster_lacks_is_refused(monkeypatch):
+    """One worker would else train alone, whatever it is called; an evaluator stands outside."""
+    for kind in ("wroker", "evaluator"):
+        config = {"cluster": {"worker": ["a:1"]}, "task": {"type": kind, "index": 0}}
+        monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+        if kind == "evaluator":
+            assert cluster_role().kind == kind
+        else:
+            with pytest.raises(ConfigError, match=r"got type 'wroker'. Did you mean worker\?"):
+                cluster_role()
+
+
 def test_a_strategy_of_one_process_needs_the_form_too(monkeypatch):
     """TensorFlow reads TF_CONFIG for a mirrored strategy, and raises errors of its own."""
     monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": "localhost:1234"}}')
