@@ -194,9 +194,7 @@ def _undefined_macros(bindings: Sequence[Binding]) -> Iterator[str]:
         try:
             expand(binding.value, macros)
         except MacroCycleError as error:
-            yield binding.complain(
-                f"Macros refer to each other in a cycle: {error}. Give one of them a value."
-            )
+            yield binding.complain(str(error))
 
 
 def _misfits(effective: Mapping[Key, Binding]) -> Iterator[str]:
