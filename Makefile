@@ -1,10 +1,11 @@
 # make demo: a CNN learns the digits on two virtual devices. make test: all tests. make bench: all
-# benchmarks but the long one. Each first creates a virtual environment in .venv from requirements.lock.
+# benchmarks but the long ones and those for GPUs. Each first creates a virtual environment in .venv from requirements.lock.
 PYTHON ?= $(firstword $(foreach p,python3.13 python3.12 python3.11 python3,$(shell $(p) -c 'import sys; (3,11) <= sys.version_info < (3,14) and print("$(p)")' 2>/dev/null)))
 VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 LOWEST := .venv-lowest
+NEEDS_PYTHON = test -n "$(PYTHON)" || { echo "ddl needs Python 3.11, 3.12 or 3.13; none was found. Set PYTHON=/path/to/python." >&2; exit 1; }
 UV := uv>=0.9,<1
 
 .PHONY: demo test test-quick lowest bench lint check lock clean
@@ -22,18 +23,19 @@ test-quick: $(VENV)/.installed
 
 # The lowest versions that pyproject.toml allows, with the tests of the modules that use them.
 lowest:
+	@$(NEEDS_PYTHON)
 	rm -rf $(LOWEST)
 	$(PYTHON) -m venv $(LOWEST)
 	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check "$(UV)"
 	$(LOWEST)/bin/uv pip compile --quiet --resolution lowest-direct --no-emit-index-url \
 	  --python $(LOWEST)/bin/python \
-	  --extra test --extra plots --extra tables pyproject.toml -o $(LOWEST)/requirements.txt
+	  --extra test --extra plots --extra tables --extra arrayrecord pyproject.toml -o $(LOWEST)/requirements.txt
 	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check -r $(LOWEST)/requirements.txt
 	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	$(LOWEST)/bin/tensorboard --version
 	$(LOWEST)/bin/python -m pytest -n $(WORKERS) -m "not slow" tests/test_main.py tests/test_output.py \
 	  tests/cli tests/config tests/run/test_writers.py tests/run/test_console.py tests/data/test_records.py \
-	  tests/data/formats/test_tables.py \
+	  tests/data/formats/test_tables.py tests/data/storage \
 	  tests/benchmarks/test_page.py
 
 bench: $(VENV)/.installed benchmarks/peers
@@ -60,7 +62,7 @@ lock: $(VENV)/.installed
 	  --no-emit-find-links --no-annotate --extra dev --custom-compile-command "make lock" --upgrade pyproject.toml -o requirements.lock
 
 $(VENV)/.installed: pyproject.toml requirements.lock
-	@test -n "$(PYTHON)" || { echo "ddl needs Python 3.11, 3.12 or 3.13; none was found. Set PYTHON=/path/to/python." >&2; exit 1; }
+	@$(NEEDS_PYTHON)
 	@echo "Creating $(VENV) and installing TensorFlow and the other packages. This takes a minute or more."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
@@ -68,4 +70,4 @@ $(VENV)/.installed: pyproject.toml requirements.lock
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(LOWEST) benchmarks/peers runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST) benchmarks/peers runs/demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -23,7 +23,7 @@ try:
 
     from ddl.checking import check, check_config
     from ddl.cli.commands import exiting_on_errors, parse_command_line
-    from ddl.cli.flags import FLAGS as MAIN_FLAGS
+    from ddl.cli.flags import OF_CONFIG, share
 except KeyboardInterrupt:  # else Python prints a traceback
     sys.exit(130)
 
@@ -31,14 +31,10 @@ __all__ = ["check", "run"]
 
 FLAGS = flags.FlagValues()
 
-# Flags of ddl.main that define the computation.
-_OF_MAIN = ("gin_file", "gin_param", "gin_bindings", "gin_search_path", "gin_allow_unused")
-
 
 def define_flags() -> None:
     """Defines every flag of the command line."""
-    for name in _OF_MAIN:
-        FLAGS[name] = MAIN_FLAGS[name]
+    share(FLAGS, OF_CONFIG)
 
 
 def run(argv: Sequence[str] | None = None) -> None:

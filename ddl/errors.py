@@ -68,6 +68,15 @@ def check_takes(
         ) from None
 
 
+def installing(extra: str) -> str:
+    """Returns the sentence that says how to install an optional dependency.
+
+    Args:
+      extra: Name of the extra in pyproject.toml.
+    """
+    return f"In the checkout of ddl, run: pip install -e '.[{extra}]'."
+
+
 def definition_of(function: Callable[..., Any]) -> str:
     """Returns the name of a function, preceded by its file and line if they are known."""
     function = inspect.unwrap(function)
@@ -135,6 +144,9 @@ def closest(word: str, candidates: Iterable[str], cutoff: float = 0.75) -> list[
     for candidate in candidates:
         by_lower.setdefault(candidate.lower(), candidate)
     found = difflib.get_close_matches(word.lower(), list(by_lower), n=3, cutoff=cutoff)
+    # float16 means mixed_float16 rather than float64.
+    ends = [one for one in by_lower if one.endswith(f"_{word.lower()}")] if word else []
+    found = list(dict.fromkeys([*ends, *found]))[:3]
     return [by_lower[match] for match in found if by_lower[match] != word]
 
 

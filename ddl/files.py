@@ -25,3 +25,10 @@ def open_itself(path: str | os.PathLike[str], flags: int) -> int:
         os.close(descriptor)
         raise OSError(errno.EINVAL, "it is not a regular file")
     return descriptor
+
+
+def unwritable(path: str | os.PathLike[str], error: OSError) -> str:
+    """Returns the message for a file that cannot be written, with the remedy."""
+    is_planted = error.errno in (errno.ELOOP, errno.EINVAL, errno.ENXIO)
+    remedy = "Remove it." if is_planted else "Check the free disk space and the permissions."
+    return f"{os.fspath(path)} cannot be written: {error.strerror}. {remedy}"

@@ -90,7 +90,7 @@ def test_a_source_is_converted_and_trains_the_same(run, tmp_path, shards):
     before, after = (
         run(inspect, "--timed_batches=0", "--rows=8", more=text)[1] for text in ((), more)
     )
-    assert before.replace("ArraySource", "RecordSource") == after
+    assert before.replace("ArraySource", "StoredSource") == after
     assert len(stored(tmp_path / "new")) == 20
 
 

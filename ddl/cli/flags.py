@@ -1,5 +1,6 @@
 """The flags of `ddl.main`, shared with other commands. Imports no TensorFlow."""
 
+from collections.abc import Iterable
 from typing import Literal
 
 from absl import flags
@@ -17,6 +18,9 @@ from ddl.choices import (
 FLAGS = flags.FLAGS
 
 _REPEATABLE = "; repeat this option to specify a list of values"
+
+# The flags that load a config, which all commands with a config have.
+OF_CONFIG = ("gin_file", "gin_param", "gin_bindings", "gin_search_path", "gin_allow_unused")
 
 
 def define_flags() -> None:
@@ -211,6 +215,20 @@ def check_flags_fit_mode() -> None:
 def parse_on_device(text: str) -> bool | Literal["auto"]:
     """Parses --data_on_device into the value that `ddl.Trainer` expects."""
     return "auto" if text == "auto" else text == "true"
+
+
+def share(values: flags.FlagValues, names: Iterable[str]) -> None:
+    """Adds flags of `ddl.main` to those of another command."""
+    for name in names:
+        values[name] = FLAGS[name]
+
+
+def define_data_flags(values: flags.FlagValues) -> None:
+    """Defines the flags of a command that reads the data of a config and trains nothing."""
+    share(values, OF_CONFIG)
+    flags.DEFINE_enum(
+        "data", "train", ("train", "eval"), "Which of the config's data.", flag_values=values
+    )
 
 
 def list_of_flags(values: flags.FlagValues) -> str:

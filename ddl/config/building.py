@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
@@ -12,6 +13,9 @@ from ddl.config import registry
 from ddl.config.values import Binding, Key, Reference, enclosing_scopes, leaves, shown
 from ddl.errors import ConfigError, DdlError, did_you_mean
 from ddl.user_code import Place, message_of, place_of, repeats
+
+# Frames at the end of a traceback in which a cycle of references shows calls of gin.
+_LAST = 60
 
 # Text that gin appends to an error at each call it passes, the innermost call first.
 _IN_CALL = re.compile(r"\n  In call to configurable '(.+?)' \((.+?)\)(?: in scope '(.+)')?(?:\n|$)")
@@ -75,8 +79,15 @@ def explaining(
         message = _explain(cause, *_innermost_call(error, name), bindings)
         raise ConfigError(message) from cause
     except RecursionError as error:
+        last = [frame.filename for frame in traceback.extract_tb(error.__traceback__)[-_LAST:]]
+        if any(os.path.dirname(file) == os.path.dirname(gin.__file__) for file in last):
+            raise ConfigError(
+                f"{name} refers to itself through its parameters. Break the cycle."
+            ) from error
         raise ConfigError(
-            f"{name} refers to itself through its parameters. Break the cycle."
+            f"{name} cannot be built: Python allows {sys.getrecursionlimit():,} nested calls, and "
+            f"{last[-1]} needs more. Keras needs one for each layer of a chain: use fewer layers, "
+            "or put some of them into a layer of your own."
         ) from error
     except Exception as error:
         cause = _original(error)

@@ -194,9 +194,7 @@ def _undefined_macros(bindings: Sequence[Binding]) -> Iterator[str]:
         try:
             expand(binding.value, macros)
         except MacroCycleError as error:
-            yield binding.complain(
-                f"Macros refer to each other in a cycle: {error}. Give one of them a value."
-            )
+            yield binding.complain(str(error))
 
 
 def _misfits(effective: Mapping[Key, Binding]) -> Iterator[str]:
@@ -280,6 +278,11 @@ def _remedy(value: Any, annotation: Any) -> str:
         else:
             if fits(unquoted, annotation):
                 return f" Write {unquoted!r} without quotation marks."
+    whole = map_leaves(
+        value, lambda leaf: int(leaf) if isinstance(leaf, float) and leaf.is_integer() else leaf
+    )
+    if fits(whole, annotation):
+        return f" Write {whole!r}."
     items = value if isinstance(value, (list, tuple)) else [value]
     for other in (tuple(items), list(items)):
         if fits(other, annotation):

@@ -50,6 +50,15 @@ def import_module(statement: Import) -> None:
     try:
         with _finding_neighbours(statement.location.file):
             importlib.import_module(statement.module)
+    except SystemExit as error:  # else the command would end with its status, such as 0
+        place = user_code.place_of(error)
+        if place is None:
+            raise
+        complaint = (
+            f"Importing {statement.module} ended the process by sys.exit({error.code!r}). Call it "
+            'only under `if __name__ == "__main__":`.'
+        )
+        raise ConfigError(f"{statement.location.complain(complaint)}\n{place.note}") from error
     except Exception as error:
         if not user_code.repeats(error):
             raise

@@ -12,6 +12,7 @@ _VALUES = {
     **{word: "None" for word in ("none", "NONE", "null", "nil")},
 }
 _DECIMAL_COMMA = re.compile(r"=\s*(-?\d+),(\d+)\s*(?:#.*)?$")
+_GROUPED = re.compile(r"-?\d{1,3}(?: \d{3})+(?:\.\d+)?")
 _COMPUTES = re.compile(r"[-+*/]")
 
 
@@ -67,11 +68,15 @@ def _for_line(line: str) -> str:
         whole, part = comma.groups()
         return f" Write {whole}.{part} for a number, or ({whole}, {int(part)}) for two."
     name, _, value = line.partition("=")
-    if ";" in value:
+    if ";" in (value or name):
         return " Remove the ;. Each binding has a line of its own."
-    if not value and ":" in name:
+    if (not value and ":" in name) or not name.strip():
         return " Write NAME = value."
     computed = value.partition("#")[0].strip()
+    if not computed and "=" in line:
+        return " Write a value after the =."
+    if _GROUPED.fullmatch(computed):
+        return f" Write {computed.replace(' ', '')}, without spaces."
     if _COMPUTES.search(computed) and _is_expression(computed):
         return " gin evaluates no expressions. Write the result."
     return ""

@@ -5,7 +5,7 @@ printed independently of gin's own config.
 """
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ddl.config import registry
@@ -176,10 +176,13 @@ def map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 class MacroCycleError(ValueError):
-    """A cycle of macros that refer to each other."""
+    """A cycle of macros that refer to each other, or a chain that is as good as endless."""
 
 
-def expand(value: Any, macros: Mapping[str, Any], seen: Collection[str] = ()) -> Any:
+_MOST_MACROS = 50  # in a chain; far fewer than Python's limit of nested calls
+
+
+def expand(value: Any, macros: Mapping[str, Any], seen: Sequence[str] = ()) -> Any:
     """Replaces every macro by its value, recursively; unknown macros stay.
 
     Args:
@@ -188,14 +191,22 @@ def expand(value: Any, macros: Mapping[str, Any], seen: Collection[str] = ()) ->
       seen: Names of the macros being expanded.
 
     Raises:
-      MacroCycleError: If a macro is part of its own value.
+      MacroCycleError: If a macro is part of its own value, or the end of a long chain.
     """
 
     def change(leaf: Any) -> Any:
         if not isinstance(leaf, Macro):
             return leaf
         if leaf.name in seen:
-            raise MacroCycleError(" -> ".join(f"%{name}" for name in (*seen, leaf.name)))
+            cycle = " -> ".join(f"%{name}" for name in (*seen, leaf.name))
+            raise MacroCycleError(
+                f"Macros refer to each other in a cycle: {cycle}. Give one of them a value."
+            )
+        if len(seen) == _MOST_MACROS:
+            raise MacroCycleError(
+                f"%{seen[0]} must lead to its value by at most {_MOST_MACROS} macros, got more. "
+                "Refer to a macro that has a value."
+            )
         # In gin, %a/b falls back to a.
         for name in enclosing_scopes(leaf.name):
             if name in macros:

@@ -21,24 +21,17 @@ try:
     from absl import flags
 
     from ddl.cli.commands import exiting_on_errors, parse_command_line
-    from ddl.cli.flags import FLAGS as MAIN_FLAGS
+    from ddl.cli.flags import define_data_flags
     from ddl.cli.loading import load_config
 except KeyboardInterrupt:  # else Python prints a traceback
     sys.exit(130)
 
 FLAGS = flags.FlagValues()
 
-# Flags of ddl.main that define the data.
-_OF_MAIN = ("gin_file", "gin_param", "gin_bindings", "gin_search_path", "gin_allow_unused")
-
 
 def define_flags() -> None:
     """Defines every flag of the command line."""
-    for name in _OF_MAIN:
-        FLAGS[name] = MAIN_FLAGS[name]
-    flags.DEFINE_enum(
-        "data", "train", ("train", "eval"), "Which of the config's data.", flag_values=FLAGS
-    )
+    define_data_flags(FLAGS)
     flags.DEFINE_string("output", None, "New or empty folder for the files.", flag_values=FLAGS)
     flags.DEFINE_enum(
         "format",

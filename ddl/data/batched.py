@@ -4,6 +4,7 @@ A batch of static size looks like one large example: a data set of 1,000 images 
 would train on 20 examples of 50 images each.
 """
 
+import weakref
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -81,11 +82,11 @@ def single_examples(dataset: tf.data.Dataset) -> tf.data.Dataset:
     if found.size is None:
         number, rows = _number_of_rows(dataset, found.operation), _limited(dataset, found)
     else:
-        logging.warning(
-            "The batches of %d rows, made by %s, are split into single examples. If an example "
-            "consists of %d rows, such as a window of a series, pass "
-            "ddl.data.StreamSource(dataset, windows=True).",
-            *(found.size, _name(found.operation), found.size),
+        warn_once(
+            dataset,
+            f"The batches of {found.size} rows, made by {_name(found.operation)}, are split into "
+            f"single examples. If an example consists of {found.size} rows, such as a window of a "
+            "series, pass ddl.data.StreamSource(dataset, windows=True).",
         )
         number, rows = int(dataset.cardinality()) * found.size, dataset.unbatch()
     if number < 0:
@@ -96,6 +97,17 @@ def single_examples(dataset: tf.data.Dataset) -> tf.data.Dataset:
             "ddl.data.StreamSource(dataset.unbatch(), num_examples=…)."
         )
     return rows.apply(tf.data.experimental.assert_cardinality(number))
+
+
+_warned: weakref.WeakKeyDictionary[tf.data.Dataset, set[str]] = weakref.WeakKeyDictionary()
+
+
+def warn_once(dataset: tf.data.Dataset, message: str) -> None:
+    """Logs a warning of a data set, which a run converts more than once."""
+    told = _warned.setdefault(dataset, set())
+    if message not in told:
+        told.add(message)
+        logging.warning("%s", message)
 
 
 def has_changing_order(dataset: tf.data.Dataset) -> bool:

@@ -5,10 +5,9 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from absl import logging
 
 from ddl.data.arrays import ArraySource
-from ddl.data.batched import has_changing_order, single_examples
+from ddl.data.batched import has_changing_order, single_examples, warn_once
 from ddl.data.naming import named
 from ddl.data.objects.py_dataset import PyDatasetSource
 from ddl.data.source import Source
@@ -52,10 +51,11 @@ def as_source(data: Any) -> Source:
         return data
     if isinstance(data, tf.data.Dataset):
         if has_changing_order(data):
-            logging.warning(
+            warn_once(
+                data,
                 "The order of a shuffle() in the tf.data.Dataset changes with each epoch or "
                 "process: a resumed run and the other workers read other batches. Remove it, since "
-                "the Trainer shuffles; or pass it a seed and reshuffle_each_iteration=False."
+                "the Trainer shuffles; or pass it a seed and reshuffle_each_iteration=False.",
             )
         return StreamSource(single_examples(data))
     if isinstance(data, keras.utils.PyDataset):

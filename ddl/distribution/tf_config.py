@@ -7,10 +7,11 @@ TensorFlow's strategies require its own resolvers, which parse TF_CONFIG again.
 import dataclasses
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddl.errors import ConfigError
+from ddl.errors import ConfigError, did_you_mean, either
 
 _FORM = '{"cluster": {"worker": ["host:port", …]}, "task": {"type": "worker", "index": 0}}'
 _PLURALS = {"chief": "workers", "worker": "workers", "ps": "parameter servers"}
@@ -57,8 +58,8 @@ def cluster_role() -> ClusterRole:
     """Parses TF_CONFIG. Without TF_CONFIG the role has no cluster.
 
     Raises:
-      ConfigError: If TF_CONFIG is malformed, or this process's index is beyond the list of its
-        kind.
+      ConfigError: If TF_CONFIG is malformed, or this process is of a kind that the cluster lacks,
+        or its index is beyond the list of its kind.
     """
     try:
         config = json.loads(os.environ.get("TF_CONFIG") or "{}")
@@ -69,10 +70,18 @@ def cluster_role() -> ClusterRole:
         kind: _addresses(kind, hosts)
         for kind, hosts in _mapping('"cluster"', config.get("cluster", {})).items()
     }
+    _check_distinct(cluster)
     task = _mapping('"task"', config.get("task", {}))
     kind, index = task.get("type", ""), _index(task.get("index", 0))
     if not isinstance(kind, str):
         raise _malformed(f"the type of the task must be a text, got {_shown(kind)}")
+    # TensorFlow lets an evaluator stand outside of the cluster.
+    if cluster and kind and kind not in cluster and kind != "evaluator":
+        names = either(_PLURALS.get(known, known) for known in cluster)
+        raise ConfigError(
+            f"TF_CONFIG must name this process as one of its {names}, got type {kind!r}."
+            f"{did_you_mean(kind, cluster)} It has the form {_FORM}."
+        )
     if kind in cluster and index >= len(cluster[kind]):
         raise ConfigError(
             f"TF_CONFIG must name this process as one of its {_PLURALS.get(kind, 'tasks')}, got "
@@ -88,13 +97,27 @@ def _mapping(name: str, value: Any) -> dict[str, Any]:
     raise _malformed(f"{name} must be an object, got {_shown(value)}")
 
 
+def _check_distinct(cluster: Mapping[str, Sequence[str]]) -> None:
+    """Raises ConfigError for an address given twice, and for a second chief: no such cluster joins.
+
+    Nobody connects to an evaluator, so its address does not matter.
+    """
+    known: set[str] = set()
+    for address in (a for kind, hosts in cluster.items() if kind != "evaluator" for a in hosts):
+        if address in known:
+            raise _malformed(f"each address must occur once, got {_shown(address)} twice")
+        known.add(address)
+    if len(cluster.get("chief", [])) > 1:
+        raise _malformed(f'"chief" must have one address, got {_shown(cluster["chief"])}')
+
+
 def _addresses(kind: str, hosts: Any) -> list[str]:
     if not isinstance(hosts, list):
         raise _malformed(f'"{kind}" must be a list of addresses, got {_shown(hosts)}')
     for address in hosts:
         host, colon, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
         is_port = port.isascii() and port.isdecimal() and 0 < int(port[:6]) < 1 << 16
-        if not (host and colon and is_port and len(port) < 6):
+        if not (host and colon and is_port and len(port) < 6) or re.search(r"\s", address):
             raise _malformed(
                 f'an address of "{kind}" must be host:port with a port from 1 to 65535, got '
                 f"{_shown(address)}"

@@ -24,7 +24,7 @@ try:
 
     from ddl.cli.commands import exiting_on_errors, parse_command_line
     from ddl.cli.flags import FLAGS as MAIN_FLAGS
-    from ddl.cli.flags import parse_gpus
+    from ddl.cli.flags import OF_CONFIG, parse_gpus, share
     from ddl.cli.placing import build_placement
     from ddl.lr_finder.results import suggestion, text_plot, write
 except KeyboardInterrupt:  # else Python prints a traceback
@@ -34,7 +34,7 @@ FLAGS = flags.FlagValues()
 
 # Flags of ddl.main that define the computation, and where it runs.
 _OF_MAIN = (
-    *("gin_file", "gin_param", "gin_bindings", "gin_search_path", "gin_allow_unused"),
+    *OF_CONFIG,
     *("strategy", "num_virtual_devices", "virtual_gpu_memory"),
     *("gpus", "memory_growth", "deterministic_ops", "tf32", "jit_compile"),
     *("cross_device_ops", "num_packs", "bytes_per_pack", "data_on_device"),
@@ -43,8 +43,7 @@ _OF_MAIN = (
 
 def define_flags() -> None:
     """Defines every flag of the command line."""
-    for name in _OF_MAIN:
-        FLAGS[name] = MAIN_FLAGS[name]
+    share(FLAGS, _OF_MAIN)
     flags.DEFINE_string("output", None, "Folder for the table and the plot.", flag_values=FLAGS)
     flags.DEFINE_float("smallest", 1e-6, "Learning rate of the first update.", flag_values=FLAGS)
     flags.DEFINE_float("largest", 10.0, "Learning rate of the last update.", flag_values=FLAGS)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddl.checkpoints.durable_files import write_atomically
-from ddl.errors import ConfigError
+from ddl.errors import ConfigError, installing
 
 if TYPE_CHECKING:
     from ddl.run.range_test import RangeTestResult
@@ -70,7 +70,7 @@ def write(result: "RangeTestResult", batch: int, folder: Path) -> list[Path]:
     if (picture := draw(result)) is not None:
         contents["range_test.png"] = picture
     else:
-        print("No picture is written, since matplotlib is missing: pip install 'ddl[plots]'.")
+        print(f"No picture is written, since matplotlib is missing. {installing('plots')}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in contents.items():

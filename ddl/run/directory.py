@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ddl.checkpoints.durable_files import write_atomically
 from ddl.errors import ModelDirectoryError, NotReady
+from ddl.files import unwritable
 
 
 class RunDirectory:
@@ -130,10 +131,7 @@ class RunDirectory:
         try:
             write_atomically(path, text)
         except OSError as error:
-            raise ModelDirectoryError(
-                f"{path} cannot be written: {error.strerror}. Check the free disk space and the "
-                "permissions."
-            ) from error
+            raise ModelDirectoryError(unwritable(path, error)) from error
 
 
 class NoCheckpoints:

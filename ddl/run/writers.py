@@ -1,5 +1,6 @@
 """Writers of metrics: metrics.jsonl and TensorBoard, with the interface they share."""
 
+import errno
 import fcntl
 import json
 import math
@@ -21,7 +22,7 @@ from ddl.callbacks.moment import Kind
 from ddl.checkpoints.directory import first_line
 from ddl.checkpoints.durable_files import sync, write_atomically
 from ddl.errors import ModelDirectoryError
-from ddl.files import open_itself
+from ddl.files import open_itself, unwritable
 from ddl.run.metric_lines import chunks, parsed, start_of_last_line
 
 # Attempts to open a file that others replace, a millisecond apart.
@@ -78,7 +79,9 @@ class JsonLinesWriter:
         A link is refused here too, since its lines would only wait for a file that can be written.
         """
         if self._path.is_symlink():
-            raise self._error(OSError(0, "it is a symbolic link; ddl needs the file itself"))
+            raise self._error(
+                OSError(errno.ELOOP, "it is a symbolic link; ddl needs the file itself")
+            )
         for _ in chunks(self._path):
             pass
 
@@ -201,10 +204,7 @@ class JsonLinesWriter:
         self._report(f"{self._path}: removed the incomplete last line of {size - start:,} bytes.")
 
     def _error(self, error: OSError) -> ModelDirectoryError:
-        return ModelDirectoryError(
-            f"{self._path} cannot be written: {error.strerror}. Check the free disk space and the "
-            "permissions."
-        )
+        return ModelDirectoryError(unwritable(self._path, error))
 
 
 class TensorBoardWriter:

@@ -21,7 +21,7 @@ from ddl.layers.normalization import has_synchronized_layers, take_over_moments
 from ddl.metrics.values import tensors_by_name
 from ddl.random import seed_by_replica
 from ddl.step.metric_sums import MetricSums
-from ddl.step.metric_sums.of_output import check_metrics, layout_of, sums_of
+from ddl.step.metric_sums.of_output import check_kinds, check_metrics, layout_of, sums_of
 from ddl.step.observing import observe
 from ddl.step.onednn import needs_own_graph
 from ddl.step.probe import Probe
@@ -291,6 +291,7 @@ class Objective:
                 f"{name} must return a ddl.PerExample with one loss for each example, got "
                 f"{type(output).__name__}."
             )
+        check_kinds(output, name)
         if output.loss.shape.rank == 0:
             raise ConfigError(
                 f"{name} must return one loss for each example, shape [batch], got a scalar loss. "

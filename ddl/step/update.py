@@ -22,6 +22,7 @@ from ddl.microbatch import Draws
 from ddl.precision import LossScale
 from ddl.step.compiled.compiler import Compiler
 from ddl.step.global_gradient import GlobalGradient, Reduced
+from ddl.step.gradients import Clip
 from ddl.step.metric_sums import SumsOfLosses
 from ddl.step.moving_statistics import Statistics
 from ddl.step.noise_scale import by_optimizer
@@ -35,7 +36,7 @@ from ddl.step.overflow import (
     next_scale,
 )
 from ddl.step.state import TrainingState
-from ddl.step.verbs.applying import Clip, OptimizerPart, apply
+from ddl.step.verbs.applying import OptimizerPart, apply
 from ddl.step.verbs.batches import StepBatch
 from ddl.step.verbs.each_example import OfExample
 from ddl.step.verbs.gradients import Gradients

@@ -28,7 +28,6 @@ from ddl.step.global_gradient import GlobalGradient
 from ddl.step.moving_statistics import Statistics, allow_replica_writes
 from ddl.step.objective import Objective
 from ddl.step.update import UpdateStep
-from ddl.step.verbs.applying import clips_by_name
 from ddl.step.verbs.plan import StepPlan
 from ddl.step.weight_average import WeightAverages
 from ddl.tasks.parts import layers_of
@@ -345,6 +344,6 @@ def _update(
         optimizers=optimizers,
         statistics=statistics,
         averages=averages,
-        clips=clips_by_name(options.clip_norm, options.clip_value, list(plan.groups)),
+        clips=gradient_path.clips_by_name(options.clip_norm, options.clip_value, list(plan.groups)),
         loss_scale=loss_scale,
     )

@@ -14,9 +14,9 @@ from ddl.optimizers.named import Optimizers, from_keras_name
 from ddl.precision import LossScale
 from ddl.signals import deferring_interrupt
 from ddl.step.all_reduce import GradientDtype
+from ddl.step.gradients import Limit
 from ddl.step.noise_scale import GradientNoiseScale
 from ddl.step.state import TrainingState
-from ddl.step.verbs.applying import Limit
 from ddl.step.weight_average import ExponentialMovingAverage
 from ddl.tasks.task import StepTask, Task, check_task
 from ddl.training import optimizer_counts

@@ -12,20 +12,6 @@ from ddl.data.pipeline import BatchPipeline
 from ddl.errors import ConfigError, DataError
 from ddl.training.runner import LoopRunner
 from tests.callbacks.runs import DATA, events, fit, lines, make_trainer, weights
-from tests.training.rewinding import Start
-
-
-@pytest.fixture(scope="module")
-def start():
-    return Start(make_trainer())
-
-
-@pytest.fixture
-def trainer(start):
-    trainer = start.again()
-    trainer.task.weight.assign(1.0)
-    trainer.history.drop_after(-1)
-    return trainer
 
 
 def test_they_are_called_in_order(trainer, tmp_path):

@@ -11,21 +11,7 @@ import ddl
 from ddl.callbacks import Every
 from ddl.errors import ConfigError, TrainingInterrupted
 from ddl.run.loop import OuterLoop
-from tests.callbacks.runs import fit, lines, make_trainer
-from tests.training.rewinding import Start
-
-
-@pytest.fixture(scope="module")
-def start():
-    return Start(make_trainer())
-
-
-@pytest.fixture
-def trainer(start):
-    trainer = start.again()
-    trainer.task.weight.assign(1.0)
-    trainer.history.drop_after(-1)
-    return trainer
+from tests.callbacks.runs import fit, lines
 
 
 class Critic:

@@ -7,7 +7,7 @@ from ddl.callbacks import Every
 from ddl.callbacks.calling import Calls, names_of
 from ddl.distribution.workers import Workers, alone
 from ddl.errors import ConfigError
-from tests.callbacks.runs import events, lines, make_trainer
+from tests.callbacks.runs import events, lines
 from tests.callbacks.test_from_configs import CONFIG
 from tests.distribution.whole_clusters import finish, launch
 
@@ -39,11 +39,6 @@ def calls_of_chief(trainer, function):
     calls = Calls([Every(1, function, on="chief")], trainer, None, lambda *_: None, dict)
     calls._workers.number = 2
     return calls.actions[0]
-
-
-@pytest.fixture(scope="module")
-def trainer():
-    return make_trainer()
 
 
 def test_the_chief_alone_may_not_change_the_training(trainer):

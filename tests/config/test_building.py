@@ -107,6 +107,19 @@ def test_what_builds_itself(load):
     assert "tower refers to itself through its parameters" in complaint(config.build, "tower")
 
 
+def test_a_model_with_too_long_a_chain_of_layers(load):
+    """Keras follows the layers of a functional model by nested calls."""
+
+    @gin.register(module="dummies")
+    def deep():
+        return deep()
+
+    load()
+    message = complaint(config.build, "deep")
+    assert message.startswith("deep cannot be built: Python allows ")
+    assert "test_building.py needs more. Keras needs one for each layer of a chain" in message
+
+
 def test_what_is_built_ahead_is_what_the_call_takes(load):
     calls = []
 

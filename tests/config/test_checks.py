@@ -127,3 +127,9 @@ def test_a_macro_or_reference_in_quotation_marks(load, value):
 def test_a_macro_of_the_standard_file(load):
     message = complaint(load, "Trial.seed = %SEED")
     assert "%SEED is not defined. Add include 'standard.gin', which defines it, as the" in message
+
+
+def test_a_chain_of_macros_that_is_as_good_as_endless(load):
+    chain = "\n".join(f"A{n} = %A{n + 1}" for n in range(60))
+    message = complaint(load, f"{chain}\nA60 = 1")
+    assert "%A1 must lead to its value by at most 50 macros, got more. Refer to a" in message

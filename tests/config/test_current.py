@@ -32,8 +32,13 @@ def test_import_registers_and_is_written_down(write):
             "Importing failing registers failing.a a second time. Remove one of the two, or give",
             "4\n    @gin.register",
         ),
+        (
+            "import argparse\nargparse.ArgumentParser().exit(0)",
+            "Importing failing ended the process by sys.exit(0). Call it only under `if __name__",
+            "2\n    argparse.ArgumentParser().exit(0)",
+        ),
     ],
-    ids=["raises", "syntax", "imports", "registers"],
+    ids=["raises", "syntax", "imports", "registers", "exits"],
 )
 def test_a_module_that_cannot_be_imported(write, module, reason, line):
     write(module, "failing.py")

@@ -9,7 +9,7 @@ from tests.config.dummies import complaint
     ("binding", "words"),
     [
         ("Trial.steps = '5'", "must be int | None, got '5'. Write 5 without quotation marks."),
-        ("Trial.steps = 5.0", "must be int | None, got 5.0"),
+        ("Trial.steps = 5.0", "must be int | None, got 5.0. Write 5."),
         ("Trial.steps = True", "must be int | None, got True"),
         ("Trial.rate = False", "must be float, got False"),
         ("Trial.rate = None", "must be float, got None"),

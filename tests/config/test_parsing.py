@@ -85,6 +85,9 @@ def test_files_that_include_one_another(write):
         ("A = 0,05", 1, "Write 0.05 for a number, or (0, 5) for two."),
         ("A = 5; B = 3", 1, "Remove the ;. Each binding has a line of its own."),
         ("A: 5", 1, "Write NAME = value."),
+        ("= 5", 1, "Write NAME = value."),
+        ("include 'other.gin';", 1, "Remove the ;. Each binding has a line of its own."),
+        ("A = 1 000", 1, "Write 1000, without spaces."),
         (
             "A =\u00a05",
             1,
@@ -93,7 +96,7 @@ def test_files_that_include_one_another(write):
         ("A = \u201ca\u201d", 1, "Column 5 has the character left double quotation mark (U+201C)"),
         ("A = '\u00e9\u00a0' = 3", 1, "Cannot parse"),  # inside a text any character is right
         ("Trial.rate", 1, "Expected NAME = value"),
-        ("A =\nB = 1", 1, "Unable to parse value"),
+        ("A =\nB = 1", 1, "Unable to parse value. Write a value after the =."),
         ("A = 1\nB = (1, 2\nC = 3\n", 3, ""),
         ("A = (1,\n", 1, "never closed"),
         ("Trial . rate = 3", 1, "Malformatted scope or selector"),

@@ -208,3 +208,13 @@ def test_an_order_that_changes_is_reported(shuffled, changes, caplog):
     assert has_changing_order(batches) == changes
     as_source(batches)
     assert ("Remove it, since the Trainer shuffles" in caplog.text) == changes
+
+
+def test_a_warning_comes_once_for_each_data_set(caplog):
+    """A run converts its data to find their number, and again in the Trainer."""
+    for data in (batches(), examples().shuffle(3)):
+        with caplog.at_level("WARNING"):
+            for _ in range(2):
+                as_source(data)
+        assert len(caplog.records) == 1
+        caplog.clear()

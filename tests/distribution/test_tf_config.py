@@ -42,6 +42,9 @@ def test_who_is_no_worker_is_told(monkeypatch, task):
         '{"cluster": {"worker": ["localhost:99999999", "localhost:2"]}}',
         '{"cluster": {"worker": [1, null]}}',
         '{"cluster": {"worker": ["localhost", "localhost:2"]}}',
+        '{"cluster": {"worker": ["localhost:1", " localhost:2"]}}',
+        '{"cluster": {"worker": ["a:1", "b:1"], "ps": ["a:1"]}}',
+        '{"cluster": {"chief": ["a:1", "b:1"], "worker": ["c:1"]}}',
         *('{"cluster": {"ps": ["a:0"]}}', '{"cluster": {"ps": [":1"]}}'),
         *('{"task": "worker"}', '{"task": {"type": 1}}', '{"task": {"index": -1}}'),
         *('{"task": {"index": true}}', '{"task": {"index": 0.5}}', "[" * 100_000),
@@ -60,6 +63,18 @@ def test_an_index_beyond_the_list_is_refused(monkeypatch, kind, names):
     monkeypatch.setenv("TF_CONFIG", json.dumps(config))
     with pytest.raises(ConfigError, match=f"must name this process as one of its {names}"):
         cluster_role()
+
+
+def test_a_kind_that_the_cluster_lacks_is_refused(monkeypatch):
+    """One worker would else train alone, whatever it is called; an evaluator stands outside."""
+    for kind in ("wroker", "evaluator"):
+        config = {"cluster": {"worker": ["a:1"]}, "task": {"type": kind, "index": 0}}
+        monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+        if kind == "evaluator":
+            assert cluster_role().kind == kind
+        else:
+            with pytest.raises(ConfigError, match=r"got type 'wroker'. Did you mean worker\?"):
+                cluster_role()
 
 
 def test_a_strategy_of_one_process_needs_the_form_too(monkeypatch):

@@ -288,10 +288,10 @@ def test_a_planted_link_is_not_followed(tmp_path, exists):
     (tmp_path / "metrics.jsonl").symlink_to(other)
     reported = []
     writer = JsonLinesWriter(tmp_path / "metrics.jsonl", reported.append)
-    with pytest.raises(ModelDirectoryError, match="it is a symbolic link"):
+    with pytest.raises(ModelDirectoryError, match="it is a symbolic link.*Remove it"):
         writer.check()
     writer.write(10, 0.5, "train", {"loss": 1.5})
-    with pytest.raises(ModelDirectoryError, match="it is a symbolic link"):
+    with pytest.raises(ModelDirectoryError, match="it is a symbolic link.*Remove it"):
         writer.sync()
     assert len(reported) == 1
     assert other.exists() == exists

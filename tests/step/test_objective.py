@@ -91,6 +91,16 @@ def test_losses_added_by_layers_count_as_a_mean_and_penalties_on_weights_do_not(
         (lambda y: PerExample(y[:, 0], weight=y[:, :1]), r"got weights of shape \(2, 1\)"),
         (lambda y: PerExample(y[:, 0], {"step": y[:, 0]}), "metric name 'step' is reserved"),
         (lambda y: PerExample(y[:, 0], {"": y[:, 0]}), "a metric has the empty name"),
+        (lambda y: PerExample(tf.cast(y[:, 0], tf.int32)), "losses of a floating dtype, got int32"),
+        (lambda y: PerExample(3.0), "must return losses as a tensor, got float. Compute it with"),
+        (lambda y: PerExample(y[:, 0], weight=2.0), "must return weights as a tensor, got float"),
+        (lambda y: PerExample(y[:, 0], {"a": None}), "the metric 'a' as a tensor, got NoneType"),
+        (
+            lambda y: PerExample(y[:, 0], {"a": tf.strings.as_string(y[:, 0])}),
+            "must return the metric 'a' as numbers, got string",
+        ),
+        (lambda y: PerExample(y[:, 0], [y[:, 0]]), "metrics as a dict from name to values, got"),
+        (lambda y: PerExample(y[:, 0], {3: y[:, 0]}), "metrics as a dict from name to values, got"),
         (
             lambda y: PerExample(y[:, 0], {"mean": tf.reduce_mean(y)}),
             "metric 'mean' for each .* got shape",

@@ -128,7 +128,7 @@ def add_the_penalty_on_each_replica(patch: Patch) -> None:
 
 
 def square_the_parts_of_a_row(patch: Patch) -> None:
-    patch.setattr(gradient_path, "merge_duplicates", lambda gradient: gradient)
+    patch.setattr("ddl.step.gradients.values.merge_duplicates", lambda gradient: gradient)
 
 
 def keep_the_moments_of_a_skipped_update(patch: Patch) -> None:

@@ -7,12 +7,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from ddl.data.records import RecordSource
-from ddl.data.storage.folders import DESCRIPTION
+from ddl.data.storage.folders import DESCRIPTION, StoredSource
 from ddl.errors import DataError
 
 
-def stored(folder: str | os.PathLike[str], *, num_examples: int | None = None) -> RecordSource:
+def stored(folder: str | os.PathLike[str], *, num_examples: int | None = None) -> StoredSource:
     """Builds a source of a folder that `ddl.convert` or `ddl.data.storage.store` wrote.
 
     Args:
@@ -38,7 +37,7 @@ def stored(folder: str | os.PathLike[str], *, num_examples: int | None = None) -
             f"{missing[0]} was not found; {path} lists it. Copy the whole folder, or write it "
             "again with ddl.convert."
         )
-    source = RecordSource(files, lambda record, seed: _decoded(record, features), num_examples)
+    source = StoredSource(files, lambda record, seed: _decoded(record, features), num_examples)
     if num_examples is None and len(source) != described["examples"]:
         raise DataError(
             f"{folder} must hold {described['examples']:,} examples, as {DESCRIPTION} says, got "

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ddl.data.arrays import ArraySource
-from ddl.errors import DataError, did_you_mean
+from ddl.errors import DataError, did_you_mean, installing
 
 
 def table(
@@ -74,7 +74,7 @@ def _columns(files: Sequence[str], separator: str) -> Any:
         from pyarrow import csv, parquet
     except ImportError as error:
         raise DataError(
-            "Reading tables needs pyarrow, which is not installed. Run: pip install 'ddl[tables]'."
+            f"Reading tables needs pyarrow, which is not installed. {installing('tables')}"
         ) from error
 
     def read(file: str) -> Any:

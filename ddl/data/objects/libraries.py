@@ -6,7 +6,7 @@ from typing import Any
 
 from ddl.data.objects.items import from_items
 from ddl.data.random_access import RandomAccessSource
-from ddl.errors import DataError, did_you_mean
+from ddl.errors import DataError, did_you_mean, installing
 
 
 def hugging_face(
@@ -108,8 +108,8 @@ def _imported(package: str, extra: str) -> Any:
         return __import__(package)
     except ImportError as error:
         raise DataError(
-            f"This needs the package {package}, which could not be imported: {error}. Run: "
-            f"pip install 'ddl[{extra}]'."
+            f"This needs the package {package}, which could not be imported: {error}. "
+            + installing(extra)
         ) from error
 
 

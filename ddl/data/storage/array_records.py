@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from ddl.data.one_at_a_time import one_at_a_time
-from ddl.errors import DataError
+from ddl.errors import DataError, installing
 
 ENDING = ".array_record"
 
@@ -85,7 +85,7 @@ def array_record_module() -> Any:
     except ImportError as error:
         raise DataError(
             "ArrayRecord files need the package array_record, which could not be imported: "
-            f"{error}. Run: pip install 'ddl[arrayrecord]'. Or write TFRecord files."
+            f"{error}. {installing('arrayrecord')} Or write TFRecord files."
         ) from error
     return module
 

@@ -27,6 +27,10 @@ _DTYPES = (
 _AT_ONCE = 64
 
 
+class StoredSource(RecordSource):
+    """A folder of records of all features, which its `features.json` describes."""
+
+
 def store(
     source: Source,
     folder: str | os.PathLike[str],
@@ -39,7 +43,8 @@ def store(
 
     Records of a `RecordSource` are copied as they are, to be read with the same `decode` or the
     same features. Examples of other sources become records of `tf.train.Example` with the bytes of
-    each feature, decoded, which `ddl.data.stored` reads. TFRecord files get an index.
+    each feature, decoded, which `ddl.data.stored` reads; so does what it has read. TFRecord files
+    get an index.
 
     Args:
       source: The examples; random augmentation is that of seed 0 in epoch 0.
@@ -74,7 +79,6 @@ def store(
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise ConfigError(f"{path} must be a new or empty folder. Remove it, or pass another one.")
     path.mkdir(parents=True, exist_ok=True)
-    as_they_are = isinstance(source, RecordSource)
     records = _copied(source) if isinstance(source, RecordSource) else _serialized(source)
     ending = ENDING if record_format == "array_record" else ".tfrecord"
     names = [f"data-{shard:05}-of-{shards:05}{ending}" for shard in range(shards)]
@@ -89,7 +93,7 @@ def store(
                     progress(written)
         if record_format == "tfrecord":
             write_index(str(path / name))
-    if not as_they_are:
+    if is_described(source):
         described = {
             # Batches have weights in float32, whatever the data.
             name: {
@@ -101,6 +105,11 @@ def store(
         content = {"examples": count, "files": names, "features": described}
         (path / DESCRIPTION).write_text(json.dumps(content, indent=1) + "\n")
     return [str(path / name) for name in names]
+
+
+def is_described(source: Source) -> bool:
+    """Returns whether a folder that a source is stored in describes its features."""
+    return isinstance(source, StoredSource) or not isinstance(source, RecordSource)
 
 
 class _Writer:

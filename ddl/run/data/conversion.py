@@ -6,8 +6,7 @@ from typing import Literal
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from ddl.data.checks import data_errors
-from ddl.data.records import RecordSource
-from ddl.data.storage.folders import Format, store
+from ddl.data.storage.folders import Format, is_described, store
 from ddl.errors import ConfigError
 from ddl.run.data.of_config import sources_of_config
 from ddl.training.results.progress import open_console
@@ -55,8 +54,8 @@ def convert_data(
             progress=lambda written: bar.update(task, completed=written),
         )
     reading = (
-        f"record_files.files = {files!r}"
-        if isinstance(source, RecordSource)
-        else f"Trainer.{part}_data = @stored() and stored.folder = {folder!r}"
+        f"Trainer.{part}_data = @stored() and stored.folder = {folder!r}"
+        if is_described(source)
+        else f"bind these files in place of the old ones, such as record_files.files = {files!r}"
     )
     return [f"Wrote {count:,} examples: {', '.join(files)}.", f"To read them: {reading}."]

@@ -1,5 +1,8 @@
 """The layout of a loss's metric sums, and the sums, from what the loss returns."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import tensorflow as tf
 
 from ddl.errors import ConfigError
@@ -70,6 +73,46 @@ def sums_of(
         else:
             values[name] = value.values if isinstance(value, OfMean) else value
     return layout.sums(values, weight, [of_states[name] for name in layout.states])
+
+
+def check_kinds(output: PerExample, where: str) -> None:
+    """Checks that losses, weights and metrics are tensors of dtypes that can be added.
+
+    Args:
+      output: The output of the loss.
+      where: Name of the loss, for errors.
+
+    Raises:
+      ConfigError: If one is not a tensor, or of another dtype, or the metrics are no mapping.
+    """
+    _check_tensor("losses", output.loss, where)
+    if not output.loss.dtype.is_floating:
+        raise ConfigError(
+            f"{where} must return losses of a floating dtype, got {output.loss.dtype.name}. Cast "
+            "them: tf.cast(…, tf.float32)."
+        )
+    if output.weight is not None:
+        _check_tensor("weights", output.weight, where)
+    names = list(output.metrics) if isinstance(output.metrics, Mapping) else [None]
+    if not all(isinstance(name, str) for name in names):
+        raise ConfigError(
+            f"{where} must return metrics as a dict from name to values, got "
+            f"{output.metrics!r:.60}."
+        )
+    for name, value in output.metrics.items():
+        if not isinstance(value, Inputs):
+            values = value.values if isinstance(value, OfMean) else value
+            _check_tensor(f"the metric {name!r}", values, where)
+
+
+def _check_tensor(what: str, value: Any, where: str) -> None:
+    if not tf.is_tensor(value):
+        raise ConfigError(
+            f"{where} must return {what} as a tensor, got {type(value).__name__}. Compute it with "
+            "TensorFlow or keras.ops."
+        )
+    if not (value.dtype.is_floating or value.dtype.is_integer or value.dtype.is_bool):
+        raise ConfigError(f"{where} must return {what} as numbers, got {value.dtype.name}.")
 
 
 def check_metrics(output: PerExample, where: str, batch: int) -> None:

@@ -5,76 +5,17 @@ updates the variables of its group.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
 
-from ddl.errors import ConfigError
 from ddl.optimizers.checks import refusing_reductions
-from ddl.optimizers.named import ONLY
 from ddl.step import gradients as gradient_path
 from ddl.step.compiled.compiler import Compiler
 from ddl.step.compiled.deferred import Deferred
-from ddl.step.gradients import Gradient
-
-
-@dataclasses.dataclass(frozen=True)
-class Clip:
-    """Limits of a gradient that is applied.
-
-    Attributes:
-      norm: Largest global norm, or None.
-      value: Largest absolute value of an entry, or None.
-
-    Raises:
-      ConfigError: If a limit is not positive, or both are given.
-    """
-
-    norm: float | None
-    value: float | None
-
-    def __post_init__(self) -> None:
-        for name, limit in (("clip_norm", self.norm), ("clip_value", self.value)):
-            if limit is not None and not limit > 0:
-                raise ConfigError(f"Trainer.{name} must be greater than 0, or None, got {limit}.")
-        if self.norm is not None and self.value is not None:
-            raise ConfigError(
-                f"clip_norm and clip_value exclude each other, got clip_norm = {self.norm} "
-                f"and clip_value = {self.value}. Set one of them to None."
-            )
-
-
-Limit: TypeAlias = float | Mapping[str, float | None] | None
-"""A limit of all gradients, or that of each optimizer by its name; None: no limit."""
-
-
-def clips_by_name(norm: Limit, value: Limit, optimizers: Sequence[str]) -> dict[str, Clip]:
-    """Returns the limits of each optimizer's gradients.
-
-    Args:
-      norm: `Trainer.clip_norm`.
-      value: `Trainer.clip_value`.
-      optimizers: Names of the optimizers.
-
-    Raises:
-      ConfigError: If a limit is not positive, or names no optimizer, or leaves one out.
-    """
-    limits = []
-    for name, limit in (("clip_norm", norm), ("clip_value", value)):
-        if not isinstance(limit, Mapping):
-            limits.append(dict.fromkeys(optimizers, limit))
-            continue
-        if limit.keys() != set(optimizers):
-            known = "only one, without a name" if list(optimizers) == [ONLY] else optimizers
-            raise ConfigError(
-                f"Trainer.{name} gives limits for {', '.join(limit)}, but the Trainer has the "
-                f"optimizers {known if isinstance(known, str) else ', '.join(known)}. Give one "
-                "number, or one for each optimizer; None means no limit."
-            )
-        limits.append(dict(limit))
-    return {name: Clip(limits[0][name], limits[1][name]) for name in optimizers}
+from ddl.step.gradients import Clip, Gradient
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,8 +14,8 @@ from ddl.errors import ConfigError, check_choice
 from ddl.metrics import OfAllOutputs
 from ddl.precision import LossScale
 from ddl.step.all_reduce import GradientDtype
+from ddl.step.gradients import Limit
 from ddl.step.noise_scale import GradientNoiseScale
-from ddl.step.verbs.applying import Limit
 from ddl.step.weight_average import ExponentialMovingAverage
 
 _NUMBERS = {"an integer": numbers.Integral, "a number": numbers.Real}

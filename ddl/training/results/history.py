@@ -84,7 +84,7 @@ class History(Sequence[dict[str, Any]]):
     def plot(self, *names: str) -> Any:
         """Plots figures over the steps, training and evaluation on the same axes.
 
-        Needs matplotlib: `pip install 'ddl[plots]'`.
+        Needs matplotlib: the extra `plots`.
 
         Args:
           *names: Names of figures; none plots those of the evaluations, or else of training.

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from ddl.errors import ConfigError, did_you_mean
+from ddl.errors import ConfigError, did_you_mean, installing
 
 _Splits = Mapping[str, Mapping[str, np.ndarray]]
 
@@ -38,8 +38,7 @@ def plot(splits: _Splits, names: Sequence[str]) -> list[Any]:
         from matplotlib import pyplot
     except ImportError as error:
         raise ConfigError(
-            f"plot needs matplotlib, which cannot be imported ({error}). Install it: "
-            "pip install 'ddl[plots]'."
+            f"plot needs matplotlib, which cannot be imported ({error}). " + installing("plots")
         ) from error
     _, axes = pyplot.subplots(
         1, len(names), figsize=(4.5 * len(names), 3.2), squeeze=False, layout="constrained"

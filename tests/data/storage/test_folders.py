@@ -39,7 +39,15 @@ def test_what_is_stored_is_read_again(tmp_path, shards):
         ):
             for name in one:
                 np.testing.assert_array_equal(one[name], two[name], err_msg=name)
-    assert len(stored(tmp_path / "new", num_examples=2)) == 2
+    some = stored(tmp_path / "new", num_examples=2)
+    assert len(some) == 2
+    store(some, tmp_path / "again")
+    one, two = (
+        next(iter(taken(each, 1, batch=2, shuffle=False)))
+        for each in (some, stored(tmp_path / "again"))
+    )
+    for name in one:
+        np.testing.assert_array_equal(one[name], two[name], err_msg=name)
 
 
 def test_records_are_copied_as_they_are(tmp_path):

@@ -1,0 +1,54 @@
+"""The gradient path after the all-reduce: unscale → penalties → clip → apply.
+
+Before it comes the finite check (`ddl.step.overflow`). Both concern the gradient of the global
+batch and therefore come after the all-reduce, where every replica holds the same values. Keras 3
+clips and checks before the all-reduce, on each replica's own share.
+"""
+
+from ddl.step.gradients.clipping import (
+    Clip,
+    Limit,
+    clip_by_global_norm,
+    clip_by_value,
+    clips_by_name,
+    squared_norm,
+)
+from ddl.step.gradients.penalties import add_regularization
+from ddl.step.gradients.preparation import (
+    check_none_left_out,
+    check_used,
+    left_out,
+    prepare_optimizer,
+)
+from ddl.step.gradients.values import (
+    Gradient,
+    merge_duplicates,
+    multiply,
+    packs,
+    values_of,
+    widest,
+    with_each_row_once,
+    with_values,
+)
+
+__all__ = [
+    "Clip",
+    "Gradient",
+    "Limit",
+    "add_regularization",
+    "check_none_left_out",
+    "check_used",
+    "clip_by_global_norm",
+    "clip_by_value",
+    "clips_by_name",
+    "left_out",
+    "merge_duplicates",
+    "multiply",
+    "packs",
+    "prepare_optimizer",
+    "squared_norm",
+    "values_of",
+    "widest",
+    "with_each_row_once",
+    "with_values",
+]

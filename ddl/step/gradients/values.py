@@ -1,0 +1,92 @@
+"""Values of gradients, dense and sparse: multiplied, merged, looked at."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import tensorflow as tf
+
+from ddl.devices.compiling import CannotCompileError
+from ddl.devices.packing import Packed
+from ddl.devices.path import path_of
+from ddl.microbatch import is_compiled
+
+Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
+
+
+def multiply(gradients: Sequence[Gradient], factor: tf.Tensor) -> list[Gradient]:
+    """Multiplies each gradient by a scalar, in the gradient's dtype; sparse ones stay sparse."""
+    return each(gradients, lambda values: values * tf.cast(factor, values.dtype))
+
+
+def packs(strategy: tf.distribute.Strategy | None = None) -> bool:
+    """Returns whether operations on all gradients are faster in few buffers: on GPUs.
+
+    Args:
+      strategy: The strategy; None in replica context.
+    """
+    return path_of(strategy).packs_tensors
+
+
+def merge_duplicates(gradient: Gradient) -> Gradient:
+    """Returns a sparse gradient with duplicate rows added up, and a dense gradient unchanged.
+
+    Several replicas, or several examples, may give rows for the same index. These rows must be
+    added before the norm or an optimizer such as Adam squares them; else the result would depend on
+    the number of replicas.
+    """
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    indices, segments = tf.unique(gradient.indices)
+    values = tf.math.unsorted_segment_sum(gradient.values, segments, tf.shape(indices)[0])
+    return tf.IndexedSlices(values, indices, gradient.dense_shape)
+
+
+def with_each_row_once(gradients: list[Any], strategy: tf.distribute.Strategy) -> list[Any]:
+    """Merges the duplicate rows of sparse gradients, before they are checked or applied.
+
+    Cross-replica context.
+
+    Args:
+      gradients: The sum over the replicas of each gradient.
+      strategy: The strategy.
+
+    Raises:
+      CannotCompileError: If there are sparse gradients within what XLA compiles.
+    """
+    first = (strategy.experimental_local_results(gradient)[0] for gradient in gradients)
+    if not any(isinstance(gradient, tf.IndexedSlices) for gradient in first):
+        return gradients
+    if is_compiled():
+        raise CannotCompileError("the number of rows of a sparse gradient depends on the examples")
+    return strategy.run(
+        lambda own: [merge_duplicates(gradient) for gradient in own], args=(gradients,)
+    )
+
+
+def widest(values: Sequence[Gradient]) -> tf.DType:
+    """Returns the widest dtype of the values."""
+    return max((value.dtype for value in values), key=lambda dtype: dtype.size)
+
+
+def values_of(gradient: Gradient) -> tf.Tensor:
+    """Returns the values of a gradient; of a sparse one, those of its rows."""
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
+def with_values(gradients: Sequence[Gradient], values: Sequence[tf.Tensor]) -> list[Gradient]:
+    """Returns gradients with other values; sparse gradients stay sparse."""
+    return [
+        tf.IndexedSlices(value, gradient.indices, gradient.dense_shape)
+        if isinstance(gradient, tf.IndexedSlices)
+        else value
+        for gradient, value in zip(gradients, values, strict=True)
+    ]
+
+
+def each(
+    gradients: Sequence[Gradient], function: Callable[[tf.Tensor], tf.Tensor]
+) -> list[Gradient]:
+    """Applies a function of each entry; sparse gradients stay sparse."""
+    values = [values_of(gradient) for gradient in gradients]
+    changed = Packed(values).each(function) if packs() else [function(value) for value in values]
+    return with_values(gradients, changed)
