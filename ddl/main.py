@@ -27,8 +27,16 @@ try:
     from absl import flags
 
     from ddl.cli.commands import exiting_on_errors, parse_command_line
-    from ddl.cli.flags import FLAGS, check_flags_fit_mode, parse_checkpoint, parse_gpus
+    from ddl.cli.flags import (
+        FLAGS,
+        check_flags_fit_mode,
+        parse_checkpoint,
+        parse_gpus,
+        parse_profile,
+    )
     from ddl.cli.placing import build_placement
+    from ddl.diagnosis.phases import during
+    from ddl.diagnosis.stacks import shown_on_quit
 except KeyboardInterrupt:  # else Python prints a traceback
     sys.exit(130)
 
@@ -40,7 +48,7 @@ def run(argv: Sequence[str] | None = None) -> None:
       argv: The program's name, then the arguments; None takes those of this process.
     """
     gpus, checkpoint = parse_command_line("ddl", __doc__, FLAGS, argv, check_flags)
-    with exiting_on_errors():
+    with shown_on_quit(), exiting_on_errors():
         start(gpus, checkpoint)
 
 
@@ -59,7 +67,10 @@ def check_flags() -> tuple[list[int] | None, str | int]:
             "--model_dir=runs/digits, or --dry_run to write nothing."
         )
     gpus, checkpoint = parse_gpus(FLAGS.gpus), parse_checkpoint(FLAGS.checkpoint)
+    parse_profile(FLAGS.profile)
     check_flags_fit_mode()
+    if FLAGS.profile is not None and FLAGS.dry_run:
+        raise flags.Error("--profile has no effect with --dry_run. Leave one of them out.")
     return gpus, checkpoint
 
 
@@ -70,7 +81,8 @@ def start(gpus: Sequence[int] | None, checkpoint: str | int) -> None:
       gpus: Indices of the GPUs to use; None means all.
       checkpoint: Checkpoint to evaluate or export: `latest`, `best`, or a step.
     """
-    placement = build_placement(gpus)
+    with during("the start-up"):
+        placement = build_placement(gpus)
     if placement is None:  # a parameter server or its worker has served
         sys.stdout.flush()
         sys.stderr.flush()
@@ -96,6 +108,7 @@ def start(gpus: Sequence[int] | None, checkpoint: str | int) -> None:
             allow_unused=FLAGS.gin_allow_unused,
             saved_weights=SavedWeights(checkpoint, FLAGS.averaged_weights),
             follow_timeout=FLAGS.follow_timeout,
+            profile=parse_profile(FLAGS.profile),
         )
 
 

@@ -128,7 +128,10 @@ class StopSignals:
         noted = False
         while numbers := os.read(reading, 64):
             for number in numbers:
-                if number in self._numbers:
+                if number not in self._numbers:
+                    if self._previous_descriptor >= 0:  # such as SIGQUIT, which others answer
+                        os.write(self._previous_descriptor, bytes([number]))
+                else:
                     if noted and self._second_ends:
                         os._exit(128 + number)
                     if not noted:

@@ -154,6 +154,12 @@ def define_flags() -> None:
         "Updates per Python call; the default takes about one second. Never changes results.",
         lower_bound=1,
     )
+    flags.DEFINE_string(
+        "profile",
+        None,
+        "Steps to profile, such as 100:110: those after step 100 up to step 110. SIGUSR2 profiles "
+        "the next ones.",
+    )
     flags.DEFINE_enum(
         "data_on_device",
         "auto",
@@ -193,6 +199,23 @@ def parse_checkpoint(text: str) -> str | int:
     raise flags.Error(f"--checkpoint must be latest, best, or a step, got {text!r}.")
 
 
+def parse_profile(text: str | None) -> tuple[int, int] | None:
+    """Parses --profile into the step to begin after and the last step; None means no profile.
+
+    Raises:
+      flags.Error: If the text is not two steps, the smaller one first.
+    """
+    if text is None:
+        return None
+    first, colon, last = text.partition(":")
+    if colon and first.isdecimal() and last.isdecimal() and int(first) < int(last):
+        return int(first), int(last)
+    raise flags.Error(
+        "--profile must be two steps, the smaller one first, such as 100:110 for the updates after "
+        f"step 100 up to step 110, got {text!r}."
+    )
+
+
 def check_flags_fit_mode() -> None:
     """Checks that --mode reads every flag given.
 
@@ -204,6 +227,7 @@ def check_flags_fit_mode() -> None:
         ("checkpoint", reads_saved and FLAGS.follow_timeout is None),
         ("averaged_weights", reads_saved),
         ("follow_timeout", FLAGS.mode == "eval"),
+        ("profile", FLAGS.mode in ("train", "train_and_eval")),
     ):
         if FLAGS[name].present and not is_read:
             following = " and --follow_timeout" if FLAGS.mode == "eval" else ""

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from tensorflow.python.eager import context
 from tensorflow.python.framework import errors
 
+from ddl.diagnosis import stacks
 from ddl.errors import TrainingDiverged, TrainingInterrupted, WorkerLost
 from ddl.output import say
 
@@ -196,6 +197,7 @@ class Peers:
             _send(connection, _LOST + b" " + str(self._loss).encode())
         threading.Thread(target=_break_off, args=(text,), daemon=True).start()
         if not self._is_over.wait(self._grace):
+            stacks.keep(text)
             say(text)
             self._end(WorkerLost.exit_status)
 

@@ -11,6 +11,7 @@ from typing import cast
 import numpy as np
 import tensorflow as tf
 
+from ddl.diagnosis.phases import during
 from ddl.distribution.traits import traits_of
 from ddl.errors import ConfigError, DdlError, ModelDirectoryError
 
@@ -121,7 +122,8 @@ class Workers:
         if self.number == 1:
             return np.asarray(values, np.float64)
         self.check_together("The call")
-        total = _summing_of(self._strategy)(tf.constant(values, tf.float64)).numpy()
+        with during("a collective of all workers"):
+            total = _summing_of(self._strategy)(tf.constant(values, tf.float64)).numpy()
         return total / self.replicas_of_each
 
 

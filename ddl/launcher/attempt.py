@@ -7,7 +7,7 @@ from types import TracebackType
 
 from ddl.errors import TrainingInterrupted, WorkerLost
 from ddl.launcher.messages import quote, say, show
-from ddl.launcher.process import HEARD, ClusterProcess
+from ddl.launcher.process import HEARD, PASSED_ON, ClusterProcess
 
 _LAST_LINES = 20
 # A dying process closes its connections before the launcher sees it end, so its peers may appear to
@@ -116,6 +116,10 @@ class ClusterAttempt:
         heard = signal.sigtimedwait(HEARD, seconds)
         # If the launcher was suspended past the timeout, the result is not filled in.
         if heard is None or heard.si_signo not in HEARD or heard.si_signo == signal.SIGCHLD:
+            return
+        if heard.si_signo in PASSED_ON:
+            for process in self._running():
+                process.send(signal.Signals(heard.si_signo))
             return
         if self.asked_to_stop:
             if not self._ending:

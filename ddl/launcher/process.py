@@ -12,7 +12,10 @@ from ddl.launcher.pinning import Pinning
 from ddl.launcher.tasks import ClusterTask
 
 # Signals that the launcher blocks and waits for.
-HEARD = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
+PASSED_ON = (signal.SIGQUIT, signal.SIGUSR2)
+"""Signals that the launcher passes on and that end nothing: stacks, and a profile."""
+
+HEARD = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, *PASSED_ON)
 
 _SET_PARENT_DEATH_SIGNAL = 1
 _LIBRARY = ctypes.CDLL(None)

@@ -53,6 +53,16 @@ class RunDirectory:
                 "or pass another directory."
             )
 
+    def profiles(self, worker: int, number: int) -> Path:
+        """Returns the folder of a worker's profiles.
+
+        Args:
+          worker: Index of the worker.
+          number: Number of workers.
+        """
+        folder = self.path / "profile"
+        return folder if number == 1 else folder / f"worker-{worker}"
+
     def saved_config(self) -> str | None:
         """Returns the text of an earlier run's config.gin; None if there is none.
 

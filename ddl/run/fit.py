@@ -53,6 +53,7 @@ def fit(
     actions: Sequence[Action] = (),
     callbacks: Sequence[Callback | EarlyStopping] = (),
     progress: bool = True,
+    profile: tuple[int, int] | None = None,
 ) -> History:
     """Makes a whole run: trains, evaluates, logs, saves and resumes, as `ddl.main` does.
 
@@ -81,6 +82,8 @@ def fit(
       callbacks: Functions to call every so many steps, after evaluations, or after saves; see
         `ddl.callbacks`. Pass the same ones to resume the run.
       progress: Whether to print lines, and in a terminal or a notebook a progress bar.
+      profile: The step to begin a profile after and its last step, such as (100, 110). The profile
+        is written under `model_dir`, for TensorBoard.
 
     Returns:
       The trainer's history, with the figures of earlier calls.
@@ -112,7 +115,7 @@ def fit(
             f"{given} needs evaluation data. Pass eval_data to the Trainer, or leave {given} out."
         )
     retention = _with_best(retention or Retention(), early_stopping, restore_best)
-    _check_directory(model_dir, retention, restore_best, on_divergence)
+    _check_directory(model_dir, retention, restore_best, on_divergence, profile)
     periods = {"eval_every": eval_every, "checkpoint_every": checkpoint_every}
     run_plan = RunPlan(
         train_steps=train_steps,
@@ -148,6 +151,7 @@ def fit(
                 evaluates=evaluates,
                 actions=actions,
                 keeps_history=True,
+                profile=profile,
                 remedy="Raise train_steps or train_epochs to train longer.",
             )
         except TrainingInterrupted as interrupted:
@@ -213,9 +217,9 @@ def _with_best(
 
 
 def _check_directory(
-    model_dir: Any, retention: Retention, restore_best: bool, on_divergence: str
+    model_dir: Any, retention: Retention, restore_best: bool, on_divergence: str, profile: Any
 ) -> None:
-    """Raises ConfigError if an argument needs checkpoints and there is no directory for them."""
+    """Raises ConfigError if an argument needs a directory to write to and there is none."""
     if model_dir is not None:
         if not isinstance(model_dir, str | os.PathLike) or not os.fspath(model_dir):
             raise ConfigError(f"model_dir must be the path of a directory, got {model_dir!r:.60}.")
@@ -225,6 +229,8 @@ def _check_directory(
         "on_divergence='rewind'": on_divergence == "rewind",
         "retention.every": retention.every is not None,
     }
+    if profile is not None:
+        raise ConfigError("profile needs a place to write to. Pass model_dir, such as 'runs/a'.")
     for name, given in needs.items():
         if given:
             raise ConfigError(f"{name} needs checkpoints. Pass model_dir, such as 'runs/digits'.")

@@ -8,6 +8,7 @@ from ddl.callbacks.calling import Calls
 from ddl.callbacks.early_stopping import Evaluations
 from ddl.callbacks.moment import MediaWriter
 from ddl.checkpoints.checkpoints import Checkpoints
+from ddl.diagnosis.phases import during
 from ddl.distribution.workers import Workers
 from ddl.errors import ModelDirectoryError, TrainingDiverged, TrainingInterrupted
 from ddl.optimizers.learning_rate import learning_rate_at
@@ -17,6 +18,7 @@ from ddl.optimizers.plateau import ReduceOnPlateau, plateaus_of
 from ddl.run.console import RunConsole
 from ddl.run.directory import NoCheckpoints
 from ddl.run.plan import RunPlan
+from ddl.run.profiling import Profiler
 from ddl.run.writers import Writers
 from ddl.signals import StopSignals
 from ddl.training.actions import Action, EachLoop, Periodic
@@ -41,6 +43,7 @@ class OuterLoop:
         evaluations: Evaluations | None = None,
         actions: Sequence[Action] = (),
         media: MediaWriter | None = None,
+        profiler: Profiler | None = None,
     ):
         """Keeps the parts of a run and schedules the actions.
 
@@ -55,6 +58,7 @@ class OuterLoop:
           evaluations: The earlier evaluations, if the run may end early.
           actions: Further actions, called after the evaluations and before a checkpoint.
           media: Receives the images, texts and histograms of callbacks; None writes none.
+          profiler: Profiles some of the updates; None profiles none.
         """
         self._trainer = trainer
         self._run_plan = run_plan
@@ -76,8 +80,10 @@ class OuterLoop:
         self._calls = Calls(run_plan.calls, trainer, media, self._write, self._training_figures)
         last = self._total
         periodic = [Periodic(run_plan.eval_every, self._evaluate, last)] if evaluates else []
+        self._profiler = profiler
         # The checkpoint comes last: once a step is saved, its logs are already written.
         self._actions: list[Action] = [
+            *([] if profiler is None else [profiler.ending]),
             EachLoop(self._show_progress),
             Periodic(run_plan.log_every, self._log, last),
             *periodic,
@@ -85,6 +91,7 @@ class OuterLoop:
             *self._calls.actions,
             EachLoop(self._save_if_best),
             Periodic(run_plan.checkpoint_every, self._save, last),
+            *([] if profiler is None else [profiler.beginning]),
         ]
 
     def run(self) -> None:
@@ -104,6 +111,8 @@ class OuterLoop:
             self._save(trainer.step)  # a rewind needs a checkpoint
         try:
             while trainer.step < self._total:
+                if self._profiler is not None:
+                    self._profiler.begin_if_due(trainer.step)
                 try:
                     trainer.train(self._total - trainer.step, self._actions, progress=False)
                     if self._ends_early(trainer.step):
@@ -115,6 +124,8 @@ class OuterLoop:
                     self._rewind(error)
             self._finish()
         finally:
+            if self._profiler is not None:
+                self._profiler.end(trainer.step)
             with suppress(ModelDirectoryError):  # already reported
                 self._checkpoints.finish()
 
@@ -193,10 +204,11 @@ class OuterLoop:
             )
 
     def _save(self, step: int, scheduled: bool = True) -> None:
-        self._trainer.check_finite()
         evaluated_at, figures = self._evaluated
         figures = figures if evaluated_at == step else {}
-        saved = self._checkpoints.save(figures, scheduled, self._calls.ending())
+        with during("saving a checkpoint", lambda: f" of step {step:,}"):
+            self._trainer.check_finite()
+            saved = self._checkpoints.save(figures, scheduled, self._calls.ending())
         if saved and self._calls.follow_saves and (path := self._checkpoints.written()):
             self._calls.after_save(path)
 

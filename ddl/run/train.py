@@ -22,6 +22,7 @@ from ddl.run.from_checkpoints import SavedWeights, evaluate_saved, export_saved,
 from ddl.run.lengths import check_lengths, resolve_lengths, withhold_lengths
 from ddl.run.placement import Placement
 from ddl.run.plan import RunPlan
+from ddl.run.profiling import check_steps
 from ddl.run.summary import notes, summary
 from ddl.run.training_run import Files, train_to_end, warm_start
 from ddl.signals import StopSignals
@@ -36,6 +37,7 @@ def run(
     allow_unused: Sequence[str] = (),
     saved_weights: SavedWeights | None = None,
     follow_timeout: float | None = None,
+    profile: tuple[int, int] | None = None,
 ) -> None:
     """Trains, evaluates or exports, as the loaded gin config and the mode say.
 
@@ -51,6 +53,7 @@ def run(
         averages if it has any.
       follow_timeout: With mode `eval`, seconds to wait for each next checkpoint; None evaluates
         one checkpoint.
+      profile: The step to begin a profile after, and its last step.
 
     Raises:
       ConfigError: If the config, a flag or the mode is invalid, or workers differ in them.
@@ -76,7 +79,7 @@ def run(
         **{"mode": mode, "dry_run": dry_run, "follow_timeout": follow_timeout},
         **{"bytes_per_pack": placement.communication.bytes_per_pack},
         **{"collectives": placement.communication.collectives},
-        **{"jit_compile": placement.jit_compile},
+        **{"jit_compile": placement.jit_compile, "profile": profile},
         **{"checkpoint": what.checkpoint, "averaged_weights": what.averaged},
     }
     check_same_on_all(workers, flags)
@@ -86,6 +89,7 @@ def run(
     trains = mode in ("train", "train_and_eval")
     if trains:
         check_run_plan(run_plan, trainer)
+        check_steps(profile, run_plan.total_steps(trainer.steps_per_epoch))
     evaluates = mode != "train" and trainer.has_eval_data
     for plateau in plateaus_of(trainer.optimizer).values():
         check_plateau(plateau, run_plan, trainer.eval_metric_names, evaluates)
@@ -121,6 +125,7 @@ def run(
         train_to_end(
             *(trainer, run_plan, files, console, stop),
             evaluates=evaluates,
+            profile=profile,
             before_restore=lambda: compare_with_saved_config(
                 directory, trainer, console, strict=True
             ),

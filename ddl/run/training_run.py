@@ -9,12 +9,15 @@ from ddl.callbacks.calling import holders_of, names_of
 from ddl.callbacks.early_stopping import Evaluations
 from ddl.checkpoints.checkpoints import Checkpoints
 from ddl.checkpoints.directory import SavedCheckpoint
+from ddl.diagnosis import stacks
+from ddl.diagnosis.phases import during
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError
 from ddl.run.console import RunConsole
 from ddl.run.directory import NoCheckpoints, RunDirectory
 from ddl.run.loop import OuterLoop
 from ddl.run.plan import RunPlan
+from ddl.run.profiling import Profiler, check_steps
 from ddl.run.writers import JsonLinesWriter, TensorBoardWriter, Writer, Writers
 from ddl.signals import StopSignals
 from ddl.training.actions import Action
@@ -74,6 +77,7 @@ def train_to_end(
     before_restore: Callable[[], None] = nothing,
     opened: Callable[[], None] = nothing,
     keeps_history: bool = False,
+    profile: tuple[int, int] | None = None,
     remedy: str = "Raise TRAIN_STEPS or TRAIN_EPOCHS to train longer.",
 ) -> None:
     """Resumes a run or begins it, and trains to its end, its early end or a stop.
@@ -91,6 +95,7 @@ def train_to_end(
       before_restore: Called if there are checkpoints, before one is restored.
       opened: Called on the chief when the directory is created and locked.
       keeps_history: Whether an empty history gets the lines of metrics.jsonl.
+      profile: The step to begin a profile after, and its last step; None profiles on SIGUSR2 alone.
       remedy: What to do if the run has reached its end already.
 
     Raises:
@@ -98,6 +103,7 @@ def train_to_end(
     """
     workers = Workers(trainer.strategy)
     total = run_plan.total_steps(trainer.steps_per_epoch)
+    check_steps(profile, total)
     evaluations = Evaluations(run_plan.early_stopping) if run_plan.early_stopping else None
     with ExitStack() as stack:
         if files is not None:
@@ -140,14 +146,23 @@ def train_to_end(
         writers = Writers([*own, console] if workers.is_chief else own)
         writers.drop_after(trainer.step)
         checkpoints = files.checkpoints if files is not None else NoCheckpoints()
+        profiler = None
+        if files is not None:
+            stacks.keep_in(files.directory.path)
+            folder = files.directory.profiles(workers.index, workers.number)
+            profiler = Profiler(folder, profile, trainer.pace, console.line)
         loop = OuterLoop(
             *(trainer, run_plan, checkpoints, writers, console, stop, evaluates),
             evaluations=evaluations,
             actions=actions,
             media=files.events if files is not None and workers.is_chief else None,
+            profiler=profiler,
         )
+        if profiler is not None:
+            stack.enter_context(profiler.on_signal())
         try:
-            loop.run()
+            with during("the run", lambda: f", after step {trainer.step:,}"):
+                loop.run()
         finally:
             writers.close()
         where = "" if files is None else f", written to {files.directory.path}"
@@ -163,7 +178,8 @@ def _restore(
     Returns:
       Name of the callback that ended the run, if one did.
     """
-    saved = None if files is None else files.checkpoints.restore_latest()
+    with during("restoring a checkpoint"):
+        saved = None if files is None else files.checkpoints.restore_latest()
     if saved is not None:
         console.line(f"Restored step {trainer.step:,} from {saved}.")
         report_replica_change(saved, trainer, console)

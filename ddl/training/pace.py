@@ -45,6 +45,8 @@ class Pace:
         self._next = steps_per_loop or 1
         self._steps = 0
         self._seconds = 0.0
+        self.counts = True
+        """Whether loops count for the speed; not while a profiler slows them down."""
         self.total_seconds = 0.0
         """Seconds spent in loops, tracing included; a resumed run adds to the restored value."""
         self.steps_per_second: float | None = None
@@ -63,7 +65,7 @@ class Pace:
         yield timer
         seconds = self._clock() - start
         self.total_seconds += seconds
-        if not timer.traced:
+        if not timer.traced and self.counts:
             self._record(timer.steps, seconds)
 
     def _record(self, steps: int, seconds: float) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from ddl.diagnosis.phases import during
 from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError
@@ -101,10 +102,13 @@ class LoopRunner:
         """Runs one loop, to step `end` or less far, and checks the state reached."""
         start = self.step
         with self._pace.loop() as timer:
-            self.loop.trace(self.state)
+            with during("tracing the training loop"):
+                self.loop.trace(self.state)
             # After an error in the loop, model and optimizer are ahead of the state.
             self._lost_at = start
-            self.state = self.loop.run(self.state, end)
+            first = self.state
+            with during("the training loop", lambda: _position(first, end)):
+                self.state = self.loop.run(first, end)
             self._lost_at = None
             timer.steps = self.step - start
             timer.traced = not self._has_run
@@ -115,7 +119,8 @@ class LoopRunner:
 
     def trace(self) -> None:
         """Traces the loop without running it."""
-        self.loop.trace(self.state)
+        with during("tracing the training loop"):
+            self.loop.trace(self.state)
         self._settings.take_for_training()
 
     def restore(self, state: TrainingState) -> None:
@@ -148,3 +153,9 @@ class LoopRunner:
                 "have made further updates. Restore a checkpoint with restore_latest, or create a "
                 "new model, optimizer and Trainer."
             )
+
+
+def _position(state: TrainingState, end: int) -> str:
+    """Describes a loop that began at a state, for a run that is stuck in it."""
+    step, batch = int(state.step), int(state.batches)
+    return f" from step {step:,} to at most {end:,}, from batch {batch:,} on"

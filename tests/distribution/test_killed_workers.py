@@ -7,6 +7,7 @@ weights and momentum.
 import os
 import queue
 import random
+import re
 import signal
 import threading
 import time
@@ -162,6 +163,13 @@ def test_killed_without_restarts_all_are_gone_and_the_dead_is_named(tmp_path, vi
     assert process.returncode == 128 + signal.SIGKILL
     # The other worker may be gone when the launcher looks, if the kernel frees memory slowly.
     assert f"worker {victim} was killed by SIGKILL." in watched.text()
+    if moment == "step":  # the survivor says what it was doing
+        (report,) = (model_dir / "stacks").iterdir()
+        text = report.read_text()
+        assert f"Worker {victim}" in text
+        assert "the run, after step" in text
+        # Each loop is followed by a collective, whether a worker was asked to stop.
+        assert re.search("the training loop from step|a collective of all workers", text)
 
 
 @pytest.mark.slow

@@ -42,6 +42,27 @@ def test_a_signal_is_passed_on_to_all_and_nothing_restarts(launch, tmp_path, num
     assert_nothing_is_left(tmp_path, 2)
 
 
+def test_requests_for_stacks_and_profiles_are_passed_on_and_end_nothing(launch, tmp_path):
+    program = """
+asked = set()
+def answer(number, frame):
+    asked.add(number)
+    note(f"{name}.{number}")
+    if len(asked) == 2:
+        sys.exit(0)
+signal.signal(signal.SIGQUIT, answer)
+signal.signal(signal.SIGUSR2, answer)
+running()
+wait_for_ever()
+"""
+    launcher = launch(program)
+    wait_for(lambda: len(list(tmp_path.glob("*.pid"))) == 2)
+    for number in (signal.SIGQUIT, signal.SIGUSR2):
+        launcher.send_signal(number)
+        wait_for(lambda number=number: len(list(tmp_path.glob(f"*.{int(number)}"))) == 2)
+    assert finish(launcher)[0] == 0
+
+
 def test_who_still_saves_is_not_disturbed_by_who_is_done(launch, tmp_path):
     """A second SIGTERM would end ddl.main at once."""
     program = """

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from ddl.data import BatchPipeline
+from ddl.diagnosis.phases import during
 from ddl.errors import ConfigError
 from ddl.signals import deferring_interrupt
 from ddl.step.state import TrainingState
@@ -18,6 +19,7 @@ class Evaluating(Readings):
     """The part of `ddl.Trainer` that evaluates and predicts."""
 
     @hiding_frames
+    @during("an evaluation")
     def evaluate(self, data: Any = None, *others: Any, averaged: bool = True) -> dict[str, float]:
         """Returns loss and metrics of a data set, each example counted once.
 
@@ -63,6 +65,7 @@ class Evaluating(Readings):
         return means
 
     @hiding_frames
+    @during("a prediction")
     def predict(
         self,
         data: Any,

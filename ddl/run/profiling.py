@@ -1,0 +1,169 @@
+"""Profiles of some updates of a run by TensorFlow's profiler."""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import tensorflow as tf
+
+from ddl.errors import ConfigError
+from ddl.training.actions import EachLoop
+from ddl.training.pace import Pace
+
+ON_REQUEST = 10
+"""Updates that a request, such as SIGUSR2, profiles at least."""
+
+
+def check_steps(steps: tuple[int, int] | None, total: int) -> None:
+    """Checks the steps to profile against the length of a run.
+
+    Raises:
+      ConfigError: If they are no range of steps of the run.
+    """
+    if steps is None:
+        return
+    is_pair = isinstance(steps, Sequence) and len(steps) == 2
+    if not is_pair or not all(type(one) is int for one in steps) or not 0 <= steps[0] < steps[1]:
+        raise ConfigError(
+            "profile must be two steps, the smaller one first, such as (100, 110) for the updates "
+            f"after step 100 up to step 110, got {steps!r:.60}."
+        )
+    first, last = steps
+    if last > total:
+        raise ConfigError(
+            f"profile={first}:{last} ends after the run, which has {total:,} steps. Pass steps up "
+            f"to {total}, or train longer."
+        )
+
+
+class Profiler:
+    """Profiles a range of updates, and on request the loops that come next.
+
+    Use it on all workers, in eager, cross-replica context. Each worker writes the profile of its
+    own devices. The loops meanwhile do not count for the speed. A failure of the profiler is
+    reported and does not end the run.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        steps: tuple[int, int] | None,
+        pace: Pace,
+        report: Callable[[str], None],
+    ):
+        """Keeps the arguments; profiles nothing yet.
+
+        Args:
+          folder: Folder of this worker's profiles.
+          steps: The step to begin after and the last step to profile; None profiles on request
+            alone.
+          pace: Measures the speed.
+          report: Prints a line.
+        """
+        self._folder = folder
+        self._steps = steps
+        self._pace = pace
+        self._report = report
+        self._is_requested = False
+        self._since: int | None = None
+        self._until: int | None = None
+
+    def request(self) -> None:
+        """Profiles the next loops until they made `ON_REQUEST` updates. From any thread."""
+        self._is_requested = True
+
+    @property
+    def ending(self) -> "_Ending":
+        """Ends the profile. The first action after a loop, so that no other is in the profile."""
+        return _Ending(self._end_if_due, self._steps)
+
+    @property
+    def beginning(self) -> EachLoop:
+        """Begins a profile. The last action after a loop."""
+        return EachLoop(self.begin_if_due)
+
+    def begin_if_due(self, step: int) -> None:
+        """Begins a profile if one is due before the next loop.
+
+        Args:
+          step: The step reached.
+        """
+        if self._until is not None:
+            return
+        if self._steps is not None and self._steps[0] <= step < self._steps[1]:
+            self._begin(step, self._steps[1])
+        elif self._is_requested:
+            self._is_requested = False
+            self._begin(step, step + ON_REQUEST)
+
+    def _begin(self, step: int, until: int) -> None:
+        try:
+            tf.profiler.experimental.start(str(self._folder))
+        except (tf.errors.OpError, OSError) as error:
+            self._fail(error)
+            return
+        self._since, self._until = step, until
+        self._pace.counts = False
+
+    def _end_if_due(self, step: int) -> None:
+        if self._until is not None and step >= self._until:
+            self.end(step)
+
+    def end(self, step: int) -> None:
+        """Writes the profile in progress, if there is one.
+
+        Args:
+          step: The step reached.
+        """
+        if self._until is None:
+            return
+        since, self._until, self._pace.counts = self._since, None, True
+        try:
+            tf.profiler.experimental.stop()
+        except (tf.errors.OpError, OSError) as error:
+            self._fail(error)
+            return
+        self._report(
+            f"The profile of steps {since:,} to {step:,} is in {self._folder}. With the package "
+            f"tensorboard-plugin-profile, tensorboard --logdir={self._folder} shows it."
+        )
+
+    def _fail(self, error: Exception) -> None:
+        self._steps = None  # else the next loop would try again
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        self._report(f"There is no profile: {first} The run goes on.")
+
+    @contextmanager
+    def on_signal(self) -> Iterator[None]:
+        """Makes SIGUSR2 a request within the `with` block, in the main thread."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            self.request()
+
+        previous = signal.signal(signal.SIGUSR2, handle)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGUSR2, signal.SIG_DFL if previous is None else previous)
+
+
+class _Ending:
+    """The action that ends a profile; it also ends loops where a profile begins and ends."""
+
+    def __init__(self, function: Callable[[int], None], steps: tuple[int, int] | None):
+        self._function = function
+        self._steps = steps or ()
+
+    def next_step(self, step: int) -> int | None:
+        """Returns the next end of the range. The same on all workers, unlike a request."""
+        return next((one for one in self._steps if one > step), None)
+
+    def __call__(self, step: int) -> None:
+        """Ends the profile if it is due."""
+        self._function(step)

@@ -1,0 +1,110 @@
+"""Profiles of a run: by steps, on SIGUSR2, and what goes wrong."""
+
+import os
+import signal
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ddl
+from ddl.callbacks import Every
+from ddl.errors import ConfigError
+from ddl.precision import set_precision
+from ddl.run import profiling
+from ddl.training.actions import EachLoop
+from tests.run.whole_runs import lines
+
+DATA = {
+    "image": np.random.default_rng(0).normal(size=(64, 4)).astype("f4"),
+    "label": np.arange(64) % 3,
+}
+
+
+@pytest.fixture(scope="module")
+def make():
+    def make():
+        set_precision("float32")
+        keras.utils.set_random_seed(1)
+        model = ddl.models.mlp((4,), 3, hidden_units=(4,))
+        task, optimizer = ddl.Classification(model), keras.optimizers.SGD(0.1)
+        return ddl.Trainer(task, optimizer, DATA, global_batch_size=16, steps_per_loop=7)
+
+    return make
+
+
+def profiles(folder):
+    return sorted(folder.rglob("*.xplane.pb"))
+
+
+def test_steps_and_requests_are_profiled_and_results_are_the_same(make, tmp_path, capsys):
+    ends, counted = [], []
+
+    def note(step):
+        ends.append(step)
+        counted.append(trainer.pace.counts)
+
+    def ask(moment):
+        if moment.step == 30:
+            os.kill(os.getpid(), signal.SIGUSR2)
+
+    trainer = make()
+    ddl.fit(
+        trainer,
+        tmp_path / "run",
+        train_steps=60,
+        profile=(9, 12),
+        actions=[EachLoop(note)],
+        callbacks=[Every(10, ask)],
+        log_every=10,
+    )
+    assert {9, 12} <= {*ends}
+    # The ends of loops in which the profiler ran: of the range until 12, then of the request.
+    assert [e for e, c in zip(ends, counted, strict=True) if not c] == [
+        e for e in ends if 9 < e < 12 or 30 < e < 40
+    ]
+    files = profiles(tmp_path / "run" / "profile")
+    assert len(files) == 2
+    assert all(b"TraceMe" in f.read_bytes() or f.stat().st_size > 1000 for f in files)
+    shown = capsys.readouterr().out
+    assert "The profile of steps 9 to 12 is in" in shown
+    assert "The profile of steps 30 to 40 is in" in shown
+    assert signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL
+
+    straight = make()
+    ddl.fit(straight, tmp_path / "straight", train_steps=60, log_every=10)
+    for one, two in zip(trainer.model.weights, straight.model.weights, strict=True):
+        np.testing.assert_array_equal(one.numpy(), two.numpy())
+    assert lines(tmp_path / "run") == lines(tmp_path / "straight")
+
+
+def test_a_profile_that_cannot_be_made_does_not_end_the_run(make, tmp_path, capsys, monkeypatch):
+    def fails(*_):
+        raise tf.errors.UnavailableError(None, None, "Another profiler is running.")
+
+    monkeypatch.setattr(profiling.tf.profiler.experimental, "start", fails)
+    trainer = make()
+    ddl.fit(trainer, tmp_path, train_steps=6, profile=(2, 4))
+    assert trainer.step == 6
+    assert "There is no profile: Another profiler is running." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        ((4, 4), r"the smaller one first, such as \(100, 110\).*got \(4, 4\)"),
+        ("4:5", "got '4:5'"),
+        ((0, 1.5), r"got \(0, 1.5\)"),
+        ((2, 7), "profile=2:7 ends after the run, which has 6 steps"),
+    ],
+)
+def test_steps_that_are_no_range_of_the_run(make, tmp_path, steps, message):
+    with pytest.raises(ConfigError, match=message):
+        ddl.fit(make(), tmp_path, train_steps=6, profile=steps)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_profile_needs_a_directory(make):
+    with pytest.raises(ConfigError, match="profile needs a place to write to"):
+        ddl.fit(make(), train_steps=6, profile=(2, 4))
