@@ -6,7 +6,7 @@ from typing import Any
 from absl import flags
 
 # Flags whose empty value would mean the working directory.
-_PATHS = ("model_dir", "gin_file", "log_dir", "output")
+_PATHS = ("model_dir", "gin_file", "log_dir", "output", "pictures")
 
 _HELP = frozenset(["--help", "-help", "-h", "-?", "--helpfull"])
 
@@ -16,12 +16,18 @@ def asks_for_help(arguments: Sequence[str]) -> bool:
     return not _HELP.isdisjoint(arguments)
 
 
-def parse(values: flags.FlagValues, arguments: Sequence[str]) -> None:
+def parse(
+    values: flags.FlagValues, arguments: Sequence[str], positional: bool = False
+) -> list[str]:
     """Parses arguments into flag values.
 
     Args:
       values: The flags, which get their values here.
       arguments: The program's name, then the arguments.
+      positional: Whether arguments may be something else than flags.
+
+    Returns:
+      The arguments that are not flags.
 
     Raises:
       flags.Error: If an argument is not a flag, a value is invalid, a path is empty, or a
@@ -41,8 +47,9 @@ def parse(values: flags.FlagValues, arguments: Sequence[str]) -> None:
             raise flags.Error(
                 f"--{name} must be a path, got an empty text. A variable of the shell may be unset."
             )
-    if len(rest) > 1:
+    if len(rest) > 1 and not positional:
         raise flags.Error(f"'{rest[1]}' is not a flag. Flags begin with --.")
+    return list(rest[1:])
 
 
 def _listed(value: Any) -> list[Any]:
