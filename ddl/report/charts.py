@@ -18,16 +18,14 @@ from ddl.report.record import Record
 RANGES = 400
 MOST_CHARTS = 60
 
-# Titles of sections, with patterns that match the figures' whole names; what matches none is a
-# metric.
-_SECTIONS: tuple[tuple[str, str], ...] = (
-    ("Loss", r"loss(/.*)?"),
-    ("Metrics", r"(?!)"),
-    ("Learning rate and loss weights", r"learning_rate(/.*)?|loss_weight/.*"),
-    ("Gradients and loss scale", r"gradient_.*|loss_scale|skipped_updates|rewinds|norm/.*|.*_norm"),
-    ("Speed", r"examples_per_second|steps_per_second|.*seconds(/.*)?|time/.*|.*_share(/.*)?"),
+# The order of the charts, by patterns that match whole names. All other figures are metrics.
+_ORDER = (
+    r"loss(/.*)?",
+    _METRICS := "",
+    r"learning_rate(/.*)?|loss_weight/.*",
+    r"gradient_.*|.*norm(/.*)?|loss_scale|skipped_updates|rewinds",
+    r"examples_per_second|steps_per_second|.*seconds(/.*)?|time/.*|.*share(/.*)?",
 )
-_METRICS = 1
 
 
 class Chart(NamedTuple):
@@ -35,19 +33,17 @@ class Chart(NamedTuple):
 
     Attributes:
       name: Name of the figure.
-      section: Title of its section.
       curves: The number of the run, the split and the curve.
       better: `higher is better`, `lower is better` or empty.
     """
 
     name: str
-    section: str
     curves: list[tuple[int, str, Curve]]
     better: str
 
 
 def charts(records: Sequence[Record], patterns: Sequence[str] = ()) -> list[Chart]:
-    """Returns the charts in the order of their sections.
+    """Returns the charts: losses, metrics, learning rates, norms and scales, speed.
 
     Args:
       records: The runs.
@@ -58,13 +54,11 @@ def charts(records: Sequence[Record], patterns: Sequence[str] = ()) -> list[Char
         for (split, name), curve in record.curves.items():
             if not patterns or any(fnmatchcase(name, pattern) for pattern in patterns):
                 by_name.setdefault(name, []).append((number, split, curve))
-    place = {name: _section(name) for name in by_name}
-    names = sorted(by_name, key=lambda name: (place[name], name.count("/"), _natural(name)))
+    names = sorted(by_name, key=lambda name: (_place(name), name.count("/"), _natural(name)))
     better = {"max": "higher is better", "min": "lower is better", None: ""}
     return [
         Chart(
             name,
-            _SECTIONS[place[name]][0],
             sorted(by_name[name], key=lambda each: (each[0], each[1] != "train", each[1])),
             better[direction_in(records, name)],
         )
@@ -72,9 +66,9 @@ def charts(records: Sequence[Record], patterns: Sequence[str] = ()) -> list[Char
     ]
 
 
-def _section(name: str) -> int:
-    found = (i for i, (_, names) in enumerate(_SECTIONS) if re.fullmatch(names, name, re.DOTALL))
-    return next(found, _METRICS)
+def _place(name: str) -> int:
+    found = (i for i, names in enumerate(_ORDER) if names and re.fullmatch(names, name, re.DOTALL))
+    return next(found, _ORDER.index(_METRICS))
 
 
 def _natural(name: str) -> list[tuple[int, str]]:

@@ -107,5 +107,5 @@ def number(value: float) -> str:
         return "not finite"
     if value.is_integer() and abs(value) < 1e15:
         return f"{value:,.0f}"
-    text = f"{value:.6g}"
+    text = f"{value:,.6g}"
     return re.sub(r"e([+-])0*(\d)", r"e\1\2", text)

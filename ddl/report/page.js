@@ -26,7 +26,12 @@
 
   function layout(chart) {
     const axis = { gridcolor: css("--line"), zerolinecolor: css("--line"), linecolor: css("--line"),
-                   automargin: true, exponentformat: "power" };
+                   automargin: true, minexponent: 4 };
+    const values = chart.curves.flatMap((curve) => curve.value).filter((value) => value !== null);
+    const low = values.reduce((a, b) => Math.min(a, b), Infinity);
+    const high = values.reduce((a, b) => Math.max(a, b), -Infinity);
+    // Else the axis of a constant would show digits that it does not have.
+    const around = low === high ? [low - (Math.abs(low) / 2 || 1), low + (Math.abs(low) / 2 || 1)] : [];
     // A restart is known by its step alone.
     const starts = x !== "step" ? [] : data.runs.flatMap((run, number) =>
       shown[number] ? run.restarts.map((step) => ({ number, step })) : []);
@@ -38,7 +43,9 @@
                     font: { color: css("--ink"), size: 12 } },
       xaxis: { ...axis, title: { text: x, standoff: 6 }, zeroline: false },
       // A curve without a positive value has no place on a logarithmic axis.
-      yaxis: { ...axis, zeroline: !log, type: log && chart.curves.some((c) => c.value.some((v) => v > 0)) ? "log" : "linear" },
+      yaxis: { ...axis, zeroline: !log, type: log && high > 0 ? "log" : "linear",
+               exponentformat: high >= 1000 && high < 1e12 ? "SI" : "power", hoverformat: ".6~g",
+               autorangeoptions: log ? {} : { include: around } },
       shapes: starts.map(({ number, step }) => ({
         type: "line", x0: step, x1: step, y0: 0, y1: 1, yref: "paper",
         line: { color: color(number), width: 1, dash: "dash" }, opacity: 0.6 })),

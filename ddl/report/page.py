@@ -13,7 +13,8 @@ from ddl.errors import ConfigError
 from ddl.report.bindings import differences
 from ddl.report.charts import MOST_CHARTS, RANGES, Chart, data, is_thinned, one_line
 from ddl.report.finals import Row, number
-from ddl.report.record import Record, rows_of
+from ddl.report.overview import facts_of
+from ddl.report.record import Record
 
 _FOLDER = Path(__file__).parent
 _NONE = '<span class="absent">–</span>'
@@ -72,7 +73,8 @@ def page(
         *_configs(records, names),
     ]
     if drawn:
-        body.append(f'<script type="application/json" id="data">{data(drawn, names, records)}</script>')
+        points = data(drawn, names, records)
+        body.append(f'<script type="application/json" id="data">{points}</script>')
     body += [f"<script>{script}</script>" for script in scripts]
     return "\n".join(
         [
@@ -110,15 +112,18 @@ def _table(heads: Sequence[str], rows: Sequence[str]) -> str:
 
 
 def _runs(records: Sequence[Record], names: Sequence[str]) -> list[str]:
-    facts = [rows_of(record) for record in records]
+    facts = [facts_of(record) for record in records]
     columns = list(dict.fromkeys(itertools.chain.from_iterable(facts)))
     heads = [f"<th>{_text(head)}</th>" for head in ("run", "state", *columns, "directory")]
     rows = []
     for place, (record, of_run) in enumerate(zip(records, facts, strict=True)):
-        cells = [f"<td>{_text(of_run[c]) if c in of_run else _NONE}</td>" for c in columns]
+        cells = [
+            f'<td class="fact">{_text(of_run[name]) if name in of_run else _NONE}</td>'
+            for name in columns
+        ]
         rows.append(
             f'<tr><th scope="row" class="breaks">{_name(place, names)}</th>'
-            f"<td>{_text(record.state)}</td>"
+            f'<td class="state">{_text(record.state)}</td>'
             f'{"".join(cells)}<td class="path breaks">{_text(str(record.path))}</td></tr>'
         )
     found = ['<section id="runs"><h2>Runs</h2>', _table(heads, rows)]
@@ -149,20 +154,19 @@ def _finals(records: Sequence[Record], names: Sequence[str], rows: Sequence[Row]
     for row in rows:
         if row.split != split:
             split = row.split
-            lines.append(
-                f'<tr><th scope="rowgroup" colspan="{len(names) + 1}"><b>{_text(split)}</b></th></tr>'
-            )
+            head = f'<th scope="rowgroup" colspan="{len(names) + 1}"><b>{_text(split)}</b></th>'
+            lines.append(f"<tr>{head}</tr>")
         cells = []
-        for final in row.finals:
+        for record, final in zip(records, row.finals, strict=True):
             if final.last is None:
                 cells.append(f'<td class="number">{_NONE}</td>')
                 continue
             text = number(final.last.value)
             text = f"<b>{text}</b>" if final.wins else text
-            if len(steps) > 1:
+            if final.last.step != record.step:
                 text += f" <small>at step {final.last.step:,.0f}</small>"
             if final.best is not None and final.best != final.last:
-                text += f"<small>{number(final.best.value)} at {final.best.step:,.0f}</small>"
+                text += f"<small>best {number(final.best.value)} at {final.best.step:,.0f}</small>"
             cells.append(f'<td class="number">{text}</td>')
         arrow = {"max": " <small>↑</small>", "min": " <small>↓</small>", None: ""}[row.direction]
         lines.append(
@@ -206,16 +210,16 @@ def _curves(
         '<label><input type="radio" name="x" value="epoch"> epochs</label></span>',
         '<label><input type="checkbox" id="log"> logarithmic</label></div>',
     ]
-    numbered = list(enumerate(drawn))
-    for section, of_section in itertools.groupby(numbered, key=lambda each: each[1].section):
-        found.append(f'<h3>{section}</h3><div class="charts">')
-        found += [
+    found += [
+        '<div class="charts">',
+        *(
             f"<figure><figcaption>{_text(chart.name)}"
             f"{f'<small>{chart.better}</small>' if chart.better else ''}</figcaption>"
             f'<div class="chart" data-chart="{place}"></div></figure>'
-            for place, chart in of_section
-        ]
-        found.append("</div>")
+            for place, chart in enumerate(drawn)
+        ),
+        "</div>",
+    ]
     if left_out:
         some = ", ".join(_text(name) for name in left_out[:40])
         found.append(

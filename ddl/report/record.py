@@ -5,14 +5,13 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ddl.files import open_itself
-from ddl.output import FAILURES_FILE, printable
+from ddl.output import FAILURES_FILE
 from ddl.report.bindings import bindings, text_of
 from ddl.report.curves import Curve
+from ddl.report.files_of_run import is_locked, reason_of, text_in
 from ddl.report.lines import Metrics
 from ddl.report.starts import Start, starts
 
@@ -88,11 +87,11 @@ def read(path: Path) -> Record:
 def _read_config(record: Record) -> None:
     for name in ("operative_config.gin", "config.gin"):
         try:
-            text = _text(record.path / name, _LARGEST_CONFIG)
+            text = text_in(record.path / name, _LARGEST_CONFIG)
         except FileNotFoundError:
             continue
         except (OSError, ValueError) as error:
-            record.warnings.append(f"{name} cannot be read: {_reason(error)}.")
+            record.warnings.append(f"{name} cannot be read: {reason_of(error)}.")
             continue
         record.config, record.config_file, record.bindings = text, name, bindings(text)
         break
@@ -109,7 +108,7 @@ def _read_metrics(record: Record) -> None:
     except FileNotFoundError:  # no metrics, or removed meanwhile
         return
     except OSError as error:
-        record.warnings.append(f"metrics.jsonl cannot be read: {_reason(error)}.")
+        record.warnings.append(f"metrics.jsonl cannot be read: {reason_of(error)}.")
         return
     record.curves = metrics.curves
     record.warnings += metrics.faults
@@ -126,20 +125,20 @@ def _read_checkpoints(record: Record) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        record.warnings.append(f"checkpoints/ cannot be read: {_reason(error)}.")
+        record.warnings.append(f"checkpoints/ cannot be read: {reason_of(error)}.")
         return
     if damaged:
         some = ", ".join(sorted(damaged)[:5])
-        record.warnings.append(f"Damaged checkpoints were set aside in checkpoints/damaged: {some}.")
+        record.warnings.append(f"Damaged checkpoints lie in checkpoints/damaged: {some}.")
     steps = [int(name[1]) for name in map(_CHECKPOINT.fullmatch, names) if name]
     if not steps:
         return
     record.checkpoint = max(steps)
     name = f"step-{record.checkpoint}.json"
     try:
-        metadata = json.loads(_text(folder / name, _LARGEST_JSON))
+        metadata = json.loads(text_in(folder / name, _LARGEST_JSON))
     except (OSError, ValueError, RecursionError) as error:
-        record.warnings.append(f"checkpoints/{name} cannot be read: {_reason(error)}.")
+        record.warnings.append(f"checkpoints/{name} cannot be read: {reason_of(error)}.")
         return
     record.metadata = metadata if isinstance(metadata, dict) else {}
 
@@ -159,7 +158,8 @@ def _judge(record: Record, names: list[str]) -> None:
         else:
             record.state, why = "no run", "There is neither config nor metric nor checkpoint."
             if runs := [each for each in names if _holds_run(record.path / each)]:
-                why += f" It contains runs: {', '.join(runs[:5])}{', …' * (len(runs) > 5)}. Pass those."
+                more = ", …" if len(runs) > 5 else ""
+                why += f" It contains runs: {', '.join(runs[:5])}{more}. Pass those."
         record.warnings.append(why)
     elif at_checkpoint and metadata.get("ended_by"):
         record.state = f"ended early by {metadata['ended_by']!s:.80}: {of}"
@@ -202,95 +202,13 @@ def _warn(record: Record) -> None:
         more = ", …" if len(at) > 20 else ""
         record.warnings.append(f"Restarts: {len(record.starts) - 1} or more{seen}{more}.")
     try:
-        note = _text(record.path / FAILURES_FILE, _LARGEST_NOTE, cut=True)
+        note = text_in(record.path / FAILURES_FILE, _LARGEST_NOTE, cut=True)
         record.warnings.append(f"{FAILURES_FILE}: {note.strip()}")
     except FileNotFoundError:
         pass
     except (OSError, ValueError) as error:
-        record.warnings.append(f"{FAILURES_FILE} cannot be read: {_reason(error)}.")
+        record.warnings.append(f"{FAILURES_FILE} cannot be read: {reason_of(error)}.")
     for split in ("train", "eval"):
         damaged = list((record.path / split).glob("events.out.damaged.*"))
         if damaged:
             record.warnings.append(f"{split}/ has {len(damaged)} damaged event files.")
-
-
-def is_locked(path: Path, locks: Path = Path("/proc/locks")) -> bool:
-    """Returns whether a process of this machine trains in a directory, as its lock tells.
-
-    Taking the lock would keep a run from starting at this moment, so Linux's list of locks is read.
-    On other systems, and for processes on other machines, the answer is no.
-
-    Args:
-      path: The directory.
-      locks: The list of locks.
-    """
-    try:
-        inode, device = (status := path.stat()).st_ino, status.st_dev
-        place = f"{os.major(device):02x}:{os.minor(device):02x}:{inode}"
-        lines = locks.read_text().splitlines()
-    except (OSError, ValueError):
-        return False
-    return any("FLOCK" in line and "WRITE" in line and place in line.split() for line in lines)
-
-
-def _text(path: Path, largest: int, cut: bool = False) -> str:
-    """Reads a UTF-8 file.
-
-    Raises:
-      OSError: If it cannot be read, or is a link.
-      ValueError: If it is too large, unless it may be cut, or is not UTF-8.
-    """
-    with open(path, "rb", opener=open_itself) as file:
-        content = file.read(largest + 1)
-    if len(content) > largest and not cut:
-        raise ValueError(f"it has more than {largest:,} bytes")
-    return content[:largest].decode(errors="replace" if cut else "strict")
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, OSError):
-        return error.strerror or str(error)
-    if isinstance(error, UnicodeDecodeError):
-        return "it is not UTF-8"
-    return printable(str(error)) or type(error).__name__
-
-
-def labels(paths: list[Path]) -> list[str]:
-    """Returns the shortest endings of paths that tell them apart, each at least one name.
-
-    Args:
-      paths: Different absolute paths.
-    """
-    found = []
-    for path in paths:
-        parts = path.parts
-        others = [other.parts for other in paths if other != path]
-        length = next(
-            n
-            for n in range(1, len(parts) + 1)
-            if n == len(parts) or all(other[-n:] != parts[-n:] for other in others)
-        )
-        found.append("/".join(parts[-length:]).replace("//", "/"))
-    return found
-
-
-def rows_of(record: Record) -> Mapping[str, str]:
-    """Returns what a run's overview shows, beside its state and warnings, as texts by name."""
-    metadata, found = record.metadata, {}
-    if record.epoch is not None:
-        found["epochs"] = f"{record.epoch:,.2f}"
-    if record.checkpoint is not None:
-        found["checkpoint"] = f"step {record.checkpoint:,}"
-    if isinstance(seconds := metadata.get("seconds"), int | float) and 0 < seconds < 1e12:
-        found["time in updates"] = duration(seconds)
-    if isinstance(replicas := metadata.get("replicas"), int):
-        found["replicas"] = f"{replicas:,}"
-    return found
-
-
-def duration(seconds: float) -> str:
-    """Returns a duration such as `1 h 05 min` or `3.2 s`."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60:,} h {minutes % 60:02d} min"

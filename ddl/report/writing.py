@@ -8,9 +8,10 @@ from ddl.checkpoints.durable_files import write_atomically
 from ddl.errors import ConfigError
 from ddl.report.charts import MOST_CHARTS, charts, one_line
 from ddl.report.finals import rows
+from ddl.report.overview import labels
 from ddl.report.page import page, plotly
 from ddl.report.pictures import figure_class, write_pictures
-from ddl.report.record import labels, read
+from ddl.report.record import read
 
 
 def write_report(
