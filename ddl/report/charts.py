@@ -1,5 +1,6 @@
 """The charts of a report: which figures are drawn where, and their points as JSON."""
 
+import itertools
 import json
 import math
 import re
@@ -79,6 +80,15 @@ def _natural(name: str) -> list[tuple[int, str]]:
     ]
 
 
+def colors(records: Sequence[Record]) -> list[int]:
+    """Returns the number of each run's colour; runs without curves take none.
+
+    Args:
+      records: The runs.
+    """
+    return list(itertools.accumulate((bool(record.curves) for record in records[:-1]), initial=0))
+
+
 def data(drawn: Sequence[Chart], names: Sequence[str], records: Sequence[Record]) -> str:
     """Returns the points of the charts as JSON that may stand in a script element.
 
@@ -91,9 +101,10 @@ def data(drawn: Sequence[Chart], names: Sequence[str], records: Sequence[Record]
         "runs": [
             {
                 "name": name,
+                "color": color,
                 "restarts": [s.step for s in record.starts[1:21] if s.step is not None],
             }
-            for name, record in zip(names, records, strict=True)
+            for name, record, color in zip(names, records, colors(records), strict=True)
         ],
         "charts": [
             {"name": one_line(chart.name), "curves": [_points(*curve) for curve in chart.curves]}

@@ -1,5 +1,6 @@
 """Reading of the small files of a run, and of its lock."""
 
+import json
 import os
 from pathlib import Path
 
@@ -32,6 +33,8 @@ def reason_of(error: Exception) -> str:
         return error.strerror or str(error)
     if isinstance(error, UnicodeDecodeError):
         return "it is not UTF-8"
+    if isinstance(error, json.JSONDecodeError | RecursionError):
+        return "it is not valid JSON"
     return printable(str(error)) or type(error).__name__
 
 

@@ -8,19 +8,23 @@
   let x = "step", log = false;
 
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const color = (run) => css(`--run-${run % 8}`);
+  const color = (run) => css(`--run-${data.runs[run].color % 8}`);
   // Plotly reads names as markup.
   const literal = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+
+  // A point between two gaps has no line.
+  const alone = (values) => values.some((value, i) =>
+    value !== null && (values[i - 1] ?? null) === null && (values[i + 1] ?? null) === null);
 
   function traces(chart) {
     return chart.curves.map((curve) => ({
       x: curve[x], y: curve.value, type: "scatter",
       name: literal(data.runs.length > 1 ? `${data.runs[curve.run].name} · ${curve.split}` : curve.split),
-      mode: curve.value.length <= 40 ? "lines+markers" : "lines",
+      mode: curve.value.length <= 40 || alone(curve.value) ? "lines+markers" : "lines",
       visible: shown[curve.run],
       line: { color: color(curve.run), width: curve.split === "train" ? 1.4 : 2.2,
               dash: curve.split === "train" ? "dot" : "solid" },
-      marker: { symbol: symbols[(curve.run + Math.floor(curve.run / 8)) % 8], size: 5 },
+      marker: { symbol: symbols[(data.runs[curve.run].color + Math.floor(data.runs[curve.run].color / 8)) % 8], size: 5 },
     }));
   }
 

@@ -11,7 +11,15 @@ from pathlib import Path
 import ddl
 from ddl.errors import ConfigError
 from ddl.report.bindings import differences
-from ddl.report.charts import MOST_CHARTS, RANGES, Chart, data, is_thinned, one_line
+from ddl.report.charts import (
+    MOST_CHARTS,
+    RANGES,
+    Chart,
+    colors,
+    data,
+    is_thinned,
+    one_line,
+)
 from ddl.report.finals import Row, number
 from ddl.report.overview import facts_of
 from ddl.report.record import Record
@@ -62,15 +70,16 @@ def page(
         f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:"
     )
     now = datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
+    shown = _names(records, names)
     body = [
         f"<header><h1>{_text(title)}</h1>",
         f'<p class="soft">Written by ddl {ddl.__version__} on {now}.</p>',
         '<nav><a href="#runs">Runs</a><a href="#finals">Last values</a>'
         '<a href="#curves">Curves</a><a href="#configs">Configs</a></nav></header>',
-        *_runs(records, names),
-        *_finals(records, names, finals),
-        *_curves(records, names, drawn, left_out),
-        *_configs(records, names),
+        *_runs(records, shown),
+        *_finals(records, shown, finals),
+        *_curves(records, shown, drawn, left_out),
+        *_configs(records, shown),
     ]
     if drawn:
         points = data(drawn, names, records)
@@ -98,10 +107,14 @@ def _text(text: str) -> str:
     return html.escape(one_line(text))
 
 
-def _name(number_of_run: int, names: Sequence[str]) -> str:
-    """Returns the name of a run, with the colour of its curves."""
-    color = f"background:var(--run-{number_of_run % 8})"
-    return f'<span class="run" style="{color}"></span>{_text(names[number_of_run])}'
+def _names(records: Sequence[Record], names: Sequence[str]) -> list[str]:
+    """Returns the names of the runs as HTML, with the colours of their curves."""
+    return [
+        f'<span class="run" style="background:var(--run-{color % 8})"></span>{_text(name)}'
+        if record.curves
+        else _text(name)
+        for record, name, color in zip(records, names, colors(records), strict=True)
+    ]
 
 
 def _table(heads: Sequence[str], rows: Sequence[str]) -> str:
@@ -122,7 +135,7 @@ def _runs(records: Sequence[Record], names: Sequence[str]) -> list[str]:
             for name in columns
         ]
         rows.append(
-            f'<tr><th scope="row" class="breaks">{_name(place, names)}</th>'
+            f'<tr><th scope="row" class="breaks">{names[place]}</th>'
             f'<td class="state">{_text(record.state)}</td>'
             f'{"".join(cells)}<td class="path breaks">{_text(str(record.path))}</td></tr>'
         )
@@ -132,7 +145,7 @@ def _runs(records: Sequence[Record], names: Sequence[str]) -> list[str]:
         for place, record in enumerate(records):
             if record.warnings:
                 items = "".join(f"<li>{_text(text)}</li>" for text in record.warnings)
-                found.append(f"<p>{_name(place, names)}</p><ul>{items}</ul>")
+                found.append(f"<p>{names[place]}</p><ul>{items}</ul>")
         found.append("</div>")
     return [*found, "</section>"]
 
@@ -148,16 +161,17 @@ def _finals(records: Sequence[Record], names: Sequence[str], rows: Sequence[Row]
     steps = {record.step for record in records if record.step is not None}
     if len(steps) > 1:
         note += ". <b>The runs are not equally long</b>: these values are of different steps"
+    measured = [place for place, record in enumerate(records) if record.curves]
     heads = ["<th>figure</th>"]
-    heads += [f'<th class="number">{_name(i, names)}</th>' for i in range(len(names))]
+    heads += [f'<th class="number breaks">{names[place]}</th>' for place in measured]
     lines, split = [], None
     for row in rows:
         if row.split != split:
             split = row.split
-            head = f'<th scope="rowgroup" colspan="{len(names) + 1}"><b>{_text(split)}</b></th>'
+            head = f'<th scope="rowgroup" colspan="{len(measured) + 1}"><b>{_text(split)}</b></th>'
             lines.append(f"<tr>{head}</tr>")
         cells = []
-        for record, final in zip(records, row.finals, strict=True):
+        for record, final in ((records[place], row.finals[place]) for place in measured):
             if final.last is None:
                 cells.append(f'<td class="number">{_NONE}</td>')
                 continue
@@ -197,9 +211,9 @@ def _curves(
             f"largest of each of {RANGES:,} ranges of steps are drawn."
         )
     boxes = "".join(
-        f'<label title="{_text(names[i])}"><input type="checkbox" data-run="{i}" checked> '
-        f"{_name(i, names)}</label>"
-        for i in range(len(names))
+        f'<label><input type="checkbox" data-run="{place}" checked> {names[place]}</label>'
+        for place, record in enumerate(records)
+        if record.curves
     )
     found += [
         f'<p class="soft">{note}</p>',
@@ -238,7 +252,7 @@ def _configs(records: Sequence[Record], names: Sequence[str]) -> list[str]:
     if len(given) > 1:
         found.append("<h3>What differs</h3>")
         if differing := differences([records[place].bindings for place in given]):
-            heads = ["<th>binding</th>", *(f"<th>{_name(place, names)}</th>" for place in given)]
+            heads = ["<th>binding</th>", *(f"<th>{names[place]}</th>" for place in given)]
             rows = [
                 f'<tr><th scope="row" class="path breaks">{_text(each.name)}</th>'
                 + "".join(
@@ -261,7 +275,7 @@ def _configs(records: Sequence[Record], names: Sequence[str]) -> list[str]:
         record = records[place]
         text = "\n".join(map(one_line, (record.config or "").splitlines()))
         found.append(
-            f"<details{' open' if len(given) == 1 else ''}><summary>{_name(place, names)} "
+            f"<details{' open' if len(given) == 1 else ''}><summary>{names[place]} "
             f"<small>{record.config_file}</small></summary><pre>{html.escape(text)}</pre></details>"
         )
     return [*found, "</section>"]

@@ -1,6 +1,7 @@
 """The charts of a report as PNG files, with matplotlib."""
 
 import re
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -34,12 +35,15 @@ def figure_class() -> Any:
     return Figure
 
 
-def write_pictures(drawn: Sequence[Chart], names: Sequence[str], folder: Path) -> list[Path]:
+def write_pictures(
+    drawn: Sequence[Chart], names: Sequence[str], colors: Sequence[int], folder: Path
+) -> list[Path]:
     """Writes a PNG file for each chart; replaces those of an earlier report.
 
     Args:
       drawn: The charts.
       names: Names of the runs, as they are shown.
+      colors: The number of each run's colour.
       folder: Where to write; created if missing.
 
     Returns:
@@ -54,13 +58,15 @@ def write_pictures(drawn: Sequence[Chart], names: Sequence[str], folder: Path) -
         folder.mkdir(parents=True, exist_ok=True)
         for chart in drawn:
             figure = figure_of(figsize=(7, 4), layout="constrained")
-            _draw(chart, names, figure)
+            _draw(chart, names, colors, figure)
             name = re.sub(r"[^\w.-]+", "_", chart.name, flags=re.ASCII).strip("._")[:80] or "figure"
             path, number = folder / f"{name}.png", 1
             while path in written:
                 number += 1
                 path = folder / f"{name}-{number}.png"
-            figure.savefig(path, dpi=150)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Glyph .* missing")  # such as Japanese letters
+                figure.savefig(path, dpi=150)
             written.append(path)
     except OSError as error:
         raise ConfigError(
@@ -70,21 +76,24 @@ def write_pictures(drawn: Sequence[Chart], names: Sequence[str], folder: Path) -
     return written
 
 
-def _draw(chart: Chart, names: Sequence[str], figure: Any) -> None:
+def _draw(chart: Chart, names: Sequence[str], colors: Sequence[int], figure: Any) -> None:
     axes = figure.subplots()
     for run, split, curve in chart.curves:
         rows = curve.rows(RANGES)
         # matplotlib cannot scale an axis to the largest floats.
         values = np.where(np.abs(rows[:, 2]) < 1e300, rows[:, 2], np.nan)
-        trains = split == "train"
+        known = np.pad(np.isfinite(values), 1)
+        # A point between two gaps has no line.
+        marked = len(rows) <= 40 or (known[1:-1] & ~known[:-2] & ~known[2:]).any()
+        trains, color = split == "train", colors[run]
         axes.plot(
             rows[:, 0],
             values,
             label=_plain(f"{names[run]} · {split}" if len(names) > 1 else split),
-            color=_COLORS[run % 8],
+            color=_COLORS[color % 8],
             linestyle=":" if trains else "-",
             linewidth=1.2 if trains else 1.8,
-            marker=_MARKERS[(run + run // 8) % 8] if len(rows) <= 40 else None,
+            marker=_MARKERS[(color + color // 8) % 8] if marked else None,
             markersize=4,
         )
     axes.set_xlabel("step")

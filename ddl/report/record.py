@@ -196,11 +196,12 @@ def _warn(record: Record) -> None:
         number = record.last(name)
         if number > 0:
             record.warnings.append(what.format(f"{number:,.0f}"))
-    if len(record.starts) > 1:
+    if (restarts := len(record.starts) - 1) > 0:
+        often = "once" if restarts == 1 else f"{restarts:,} times"
         at = [f"{start.step:,}" for start in record.starts[1:] if start.step is not None]
-        seen = f"; first logs after them at step {', '.join(at[:20])}" if at else ""
+        some = f" First logs after a restart: step {', '.join(at[:20])}" if at else ""
         more = ", …" if len(at) > 20 else ""
-        record.warnings.append(f"Restarts: {len(record.starts) - 1} or more{seen}{more}.")
+        record.warnings.append(f"Restarted at least {often}.{some}{more}{'.' if at else ''}")
     try:
         note = text_in(record.path / FAILURES_FILE, _LARGEST_NOTE, cut=True)
         record.warnings.append(f"{FAILURES_FILE}: {note.strip()}")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ddl.checkpoints.durable_files import write_atomically
 from ddl.errors import ConfigError
-from ddl.report.charts import MOST_CHARTS, charts, one_line
+from ddl.report.charts import MOST_CHARTS, charts, colors, one_line
 from ddl.report.finals import rows
 from ddl.report.overview import labels
 from ddl.report.page import page, plotly
@@ -76,7 +76,7 @@ def write_report(
     if left_out:
         lines.append(f"{len(left_out)} further figures have no chart; choose with --figures.")
     if pictures is not None:
-        written = write_pictures(drawn, names, Path(pictures))
+        written = write_pictures(drawn, names, colors(records), Path(pictures))
         lines.append(f"Wrote {len(written)} PNG files to {pictures}.")
     return lines
 
