@@ -38,6 +38,7 @@ SUBCOMMANDS: dict[str, Subcommand] = {
     "show": Subcommand(
         "ddl.show.__main__", "Show where a config's values come from, or compare two."
     ),
+    "report": Subcommand("ddl.report.__main__", "Show and compare runs on one HTML page."),
     "completion": Subcommand("ddl.completion.__main__", "Print completions for a shell."),
 }
 

@@ -1,0 +1,1 @@
+"""The command `python -m ddl.report`, which shows and compares runs on one HTML page."""

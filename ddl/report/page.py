@@ -1,0 +1,281 @@
+"""The HTML page of a report: one file that needs no network."""
+
+import base64
+import datetime
+import hashlib
+import html
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+import ddl
+from ddl.errors import ConfigError
+from ddl.report.bindings import differences
+from ddl.report.charts import (
+    MOST_CHARTS,
+    RANGES,
+    Chart,
+    colors,
+    data,
+    is_thinned,
+    one_line,
+)
+from ddl.report.finals import Row, number
+from ddl.report.overview import facts_of
+from ddl.report.record import Record
+
+_FOLDER = Path(__file__).parent
+_NONE = '<span class="absent">–</span>'
+
+
+def plotly() -> str:
+    """Returns the JavaScript of plotly.
+
+    Raises:
+      ConfigError: If plotly is missing.
+    """
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError as error:
+        raise ConfigError(
+            f"A report needs plotly, which cannot be imported ({error}). Install it: "
+            "pip install 'ddl[report]'."
+        ) from error
+    return str(get_plotlyjs())
+
+
+def page(
+    records: Sequence[Record],
+    names: Sequence[str],
+    drawn: Sequence[Chart],
+    left_out: Sequence[str],
+    finals: Sequence[Row],
+    library: str,
+) -> str:
+    """Returns the page.
+
+    Args:
+      records: The runs.
+      names: Names that tell the runs apart, as they are shown.
+      drawn: The charts.
+      left_out: Names of figures that have no chart.
+      finals: The last values.
+      library: The JavaScript of plotly.
+    """
+    title = names[0] if len(names) == 1 else f"{len(names)} runs"
+    scripts = [library, (_FOLDER / "page.js").read_text()] if drawn else []
+    # Nothing but these scripts may run, and nothing may be loaded, whatever the names contain.
+    allowed = " ".join(f"'sha256-{_hash(script)}'" for script in scripts) or "'none'"
+    policy = (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:"
+    )
+    now = datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
+    shown = _names(records, names)
+    body = [
+        f"<header><h1>{_text(title)}</h1>",
+        f'<p class="soft">Written by ddl {ddl.__version__} on {now}.</p>',
+        '<nav><a href="#runs">Runs</a><a href="#finals">Last values</a>'
+        '<a href="#curves">Curves</a><a href="#configs">Configs</a></nav></header>',
+        *_runs(records, shown),
+        *_finals(records, shown, finals),
+        *_curves(records, shown, drawn, left_out),
+        *_configs(records, shown),
+    ]
+    if drawn:
+        points = data(drawn, names, records)
+        body.append(f'<script type="application/json" id="data">{points}</script>')
+    body += [f"<script>{script}</script>" for script in scripts]
+    return "\n".join(
+        [
+            '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"<title>{_text(title)} · ddl report</title>",
+            f"<style>\n{(_FOLDER / 'page.css').read_text()}</style>\n</head>\n<body>",
+            *body,
+            "</body>\n</html>\n",
+        ]
+    )
+
+
+def _hash(script: str) -> str:
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+def _text(text: str) -> str:
+    """Returns a text as HTML, on one line, with control characters escaped."""
+    return html.escape(one_line(text))
+
+
+def _names(records: Sequence[Record], names: Sequence[str]) -> list[str]:
+    """Returns the names of the runs as HTML, with the colours of their curves."""
+    return [
+        f'<span class="run" style="background:var(--run-{color % 8})"></span>{_text(name)}'
+        if record.curves
+        else _text(name)
+        for record, name, color in zip(records, names, colors(records), strict=True)
+    ]
+
+
+def _table(heads: Sequence[str], rows: Sequence[str]) -> str:
+    return (
+        f'<div class="scroll"><table><thead><tr>{"".join(heads)}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
+    )
+
+
+def _runs(records: Sequence[Record], names: Sequence[str]) -> list[str]:
+    facts = [facts_of(record) for record in records]
+    columns = list(dict.fromkeys(itertools.chain.from_iterable(facts)))
+    heads = [f"<th>{_text(head)}</th>" for head in ("run", "state", *columns, "directory")]
+    rows = []
+    for place, (record, of_run) in enumerate(zip(records, facts, strict=True)):
+        cells = [
+            f'<td class="fact">{_text(of_run[name]) if name in of_run else _NONE}</td>'
+            for name in columns
+        ]
+        rows.append(
+            f'<tr><th scope="row" class="breaks">{names[place]}</th>'
+            f'<td class="state">{_text(record.state)}</td>'
+            f'{"".join(cells)}<td class="path breaks">{_text(str(record.path))}</td></tr>'
+        )
+    found = ['<section id="runs"><h2>Runs</h2>', _table(heads, rows)]
+    if any(record.warnings for record in records):
+        found.append('<div class="warnings"><h3>Restarts and warnings</h3>')
+        for place, record in enumerate(records):
+            if record.warnings:
+                items = "".join(f"<li>{_text(text)}</li>" for text in record.warnings)
+                found.append(f"<p>{names[place]}</p><ul>{items}</ul>")
+        found.append("</div>")
+    return [*found, "</section>"]
+
+
+def _finals(records: Sequence[Record], names: Sequence[str], rows: Sequence[Row]) -> list[str]:
+    if not rows:
+        return ['<section id="finals"><h2>Last values</h2><p>No run has a metric.</p></section>']
+    note = "The value at the last step that has it"
+    if any(final.best for row in rows for final in row.finals):
+        note += "; below it, the best of the run and its step, where ddl knows which is better"
+    if any(final.wins for row in rows for final in row.finals):
+        note += ". The best of the runs is <b>bold</b>"
+    steps = {record.step for record in records if record.step is not None}
+    if len(steps) > 1:
+        note += ". <b>The runs are not equally long</b>: these values are of different steps"
+    measured = [place for place, record in enumerate(records) if record.curves]
+    heads = ["<th>figure</th>"]
+    heads += [f'<th class="number breaks">{names[place]}</th>' for place in measured]
+    lines, split = [], None
+    for row in rows:
+        if row.split != split:
+            split = row.split
+            head = f'<th scope="rowgroup" colspan="{len(measured) + 1}"><b>{_text(split)}</b></th>'
+            lines.append(f"<tr>{head}</tr>")
+        cells = []
+        for record, final in ((records[place], row.finals[place]) for place in measured):
+            if final.last is None:
+                cells.append(f'<td class="number">{_NONE}</td>')
+                continue
+            text = number(final.last.value)
+            text = f"<b>{text}</b>" if final.wins else text
+            if final.last.step != record.step:
+                text += f" <small>at step {final.last.step:,.0f}</small>"
+            if final.best is not None and final.best != final.last:
+                text += f"<small>best {number(final.best.value)} at {final.best.step:,.0f}</small>"
+            cells.append(f'<td class="number">{text}</td>')
+        arrow = {"max": " <small>↑</small>", "min": " <small>↓</small>", None: ""}[row.direction]
+        lines.append(
+            f'<tr><th scope="row" class="breaks">{_text(row.name)}{arrow}</th>{"".join(cells)}</tr>'
+        )
+    return [
+        f'<section id="finals"><h2>Last values</h2><p class="soft">{note}.</p>',
+        _table(heads, lines),
+        "</section>",
+    ]
+
+
+def _curves(
+    records: Sequence[Record], names: Sequence[str], drawn: Sequence[Chart], left_out: Sequence[str]
+) -> list[str]:
+    found = ['<section id="curves"><h2>Curves</h2>']
+    if not drawn:
+        return [*found, "<p>There is nothing to draw.</p></section>"]
+    note = (
+        "Drag to zoom, double-click to zoom out, hover to read values. Evaluations are thick, "
+        "training is thin."
+    )
+    if any(len(record.starts) > 1 for record in records):
+        note += " A dashed vertical line is the first log after a restart."
+    if is_thinned(drawn):
+        note += (
+            f" Of curves with more than {4 * RANGES:,} points, the first, last, smallest and "
+            f"largest of each of {RANGES:,} ranges of steps are drawn."
+        )
+    boxes = "".join(
+        f'<label><input type="checkbox" data-run="{place}" checked> {names[place]}</label>'
+        for place, record in enumerate(records)
+        if record.curves
+    )
+    found += [
+        f'<p class="soft">{note}</p>',
+        '<noscript><p class="warnings">The curves need JavaScript. ddl.report also writes PNG '
+        "files: --pictures.</p></noscript>",
+        f'<div class="controls"><span class="runs">{boxes}</span>',
+        '<span><label><input type="radio" name="x" value="step" checked> steps</label> '
+        '<label><input type="radio" name="x" value="epoch"> epochs</label></span>',
+        '<label><input type="checkbox" id="log"> logarithmic</label></div>',
+    ]
+    found += [
+        '<div class="charts">',
+        *(
+            f"<figure><figcaption>{_text(chart.name)}"
+            f"{f'<small>{chart.better}</small>' if chart.better else ''}</figcaption>"
+            f'<div class="chart" data-chart="{place}"></div></figure>'
+            for place, chart in enumerate(drawn)
+        ),
+        "</div>",
+    ]
+    if left_out:
+        some = ", ".join(_text(name) for name in left_out[:40])
+        found.append(
+            f"<p>Not drawn, since a page has at most {MOST_CHARTS} charts: "
+            f"{len(left_out):,} figures ({some}{', …' if len(left_out) > 40 else ''}). Choose "
+            "with --figures.</p>"
+        )
+    return [*found, "</section>"]
+
+
+def _configs(records: Sequence[Record], names: Sequence[str]) -> list[str]:
+    found = ['<section id="configs"><h2>Configs</h2>']
+    given = [place for place, record in enumerate(records) if record.config is not None]
+    if not given:
+        return [*found, "<p>No run has a config that can be read.</p></section>"]
+    if len(given) > 1:
+        found.append("<h3>What differs</h3>")
+        if differing := differences([records[place].bindings for place in given]):
+            heads = ["<th>binding</th>", *(f"<th>{names[place]}</th>" for place in given)]
+            rows = [
+                f'<tr><th scope="row" class="path breaks">{_text(each.name)}</th>'
+                + "".join(
+                    f'<td class="value">{_NONE if text is None else _text(text)}</td>'
+                    for text in each.values
+                )
+                + "</tr>"
+                for each in differing
+            ]
+            found += [_table(heads, rows), '<p class="soft">– means not bound.</p>']
+        else:
+            found.append("<p>Nothing: the configs bind the same values.</p>")
+        if len({records[place].config_file for place in given}) > 1:
+            found.append(
+                "<p>Some runs have only a config.gin, which has no defaults: they differ in all "
+                "bindings that have their default value.</p>"
+            )
+        found.append("<h3>Whole configs</h3>")
+    for place in given:
+        record = records[place]
+        text = "\n".join(map(one_line, (record.config or "").splitlines()))
+        found.append(
+            f"<details{' open' if len(given) == 1 else ''}><summary>{names[place]} "
+            f"<small>{record.config_file}</small></summary><pre>{html.escape(text)}</pre></details>"
+        )
+    return [*found, "</section>"]

@@ -1,0 +1,220 @@
+"""What the directory of a run records: its state, metrics, config, starts and warnings."""
+
+import dataclasses
+import json
+import math
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from ddl.output import FAILURES_FILE
+from ddl.report.bindings import bindings, text_of
+from ddl.report.curves import Curve
+from ddl.report.files_of_run import is_locked, reason_of, text_in
+from ddl.report.lines import Metrics
+from ddl.report.starts import Start, starts
+
+_LARGEST_CONFIG, _LARGEST_JSON, _LARGEST_NOTE = 2**20, 2**22, 2000
+_CHECKPOINT = re.compile(r"step-(\d+)\.index")
+
+
+@dataclasses.dataclass
+class Record:
+    """A run, as its directory shows it.
+
+    Attributes:
+      path: The directory.
+      state: In a few words: finished, training, stopped.
+      warnings: What is missing, damaged or unusual.
+      curves: A curve for each split and figure.
+      step: The largest step with metrics; None if there is none.
+      epoch: The epoch of that step; None if unknown.
+      total: Steps of the whole run; None if unknown.
+      config: The text of the config; None if there is none that can be read.
+      config_file: The name of its file.
+      bindings: The bindings of the config.
+      starts: The processes that trained, in order.
+      checkpoint: The newest checkpoint's step; None if there is none.
+      metadata: What that checkpoint's JSON file says.
+      written: When a metric was last written, in seconds since 1970; None if never.
+    """
+
+    path: Path
+    state: str = "empty"
+    warnings: list[str] = dataclasses.field(default_factory=list)
+    curves: dict[tuple[str, str], Curve] = dataclasses.field(default_factory=dict)
+    step: int | None = None
+    epoch: float | None = None
+    total: int | None = None
+    config: str | None = None
+    config_file: str = "operative_config.gin"
+    bindings: dict[str, str] = dataclasses.field(default_factory=dict)
+    starts: list[Start] = dataclasses.field(default_factory=list)
+    checkpoint: int | None = None
+    metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
+    written: float | None = None
+
+    def last(self, name: str, split: str = "train") -> float:
+        """Returns the last value of a figure; NaN if there is none."""
+        curve = self.curves.get((split, name))
+        return curve.last.value if curve else math.nan
+
+
+def read(path: Path) -> Record:
+    """Reads the directory of a run. Whatever is missing or damaged becomes a warning.
+
+    Args:
+      path: The directory. A run may be training there; it is not disturbed.
+    """
+    record = Record(path)
+    try:
+        names = sorted(os.listdir(path))
+    except OSError as error:
+        record.state = "unreadable"
+        record.warnings.append(f"The directory cannot be read: {error.strerror}.")
+        return record
+    _read_config(record)
+    _read_metrics(record)
+    _read_checkpoints(record)
+    rewinds = record.last("rewinds")
+    record.starts = starts(path, 0 if math.isnan(rewinds) else int(rewinds))
+    _judge(record, names)
+    _warn(record)
+    return record
+
+
+def _read_config(record: Record) -> None:
+    for name in ("operative_config.gin", "config.gin"):
+        try:
+            text = text_in(record.path / name, _LARGEST_CONFIG)
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError) as error:
+            record.warnings.append(f"{name} cannot be read: {reason_of(error)}.")
+            continue
+        record.config, record.config_file, record.bindings = text, name, bindings(text)
+        break
+    total = text_of(record.bindings, "TOTAL_STEPS", "TRAIN_STEPS", "RunPlan.train_steps")
+    if total is not None and re.fullmatch(r"\d{1,15}", total):
+        record.total = int(total)
+
+
+def _read_metrics(record: Record) -> None:
+    path = record.path / "metrics.jsonl"
+    try:
+        metrics = Metrics(path)
+        record.written = path.stat().st_mtime if metrics.lines else None
+    except FileNotFoundError:  # no metrics, or removed meanwhile
+        return
+    except OSError as error:
+        record.warnings.append(f"metrics.jsonl cannot be read: {reason_of(error)}.")
+        return
+    record.curves = metrics.curves
+    record.warnings += metrics.faults
+    if metrics.lines:
+        record.step = int(metrics.last_step)
+        record.epoch = None if math.isnan(metrics.last_epoch) else metrics.last_epoch
+
+
+def _read_checkpoints(record: Record) -> None:
+    folder = record.path / "checkpoints"
+    try:
+        names = os.listdir(folder)
+        damaged = os.listdir(folder / "damaged") if "damaged" in names else []
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        record.warnings.append(f"checkpoints/ cannot be read: {reason_of(error)}.")
+        return
+    if damaged:
+        some = ", ".join(sorted(damaged)[:5])
+        record.warnings.append(f"Damaged checkpoints lie in checkpoints/damaged: {some}.")
+    steps = [int(name[1]) for name in map(_CHECKPOINT.fullmatch, names) if name]
+    if not steps:
+        return
+    record.checkpoint = max(steps)
+    name = f"step-{record.checkpoint}.json"
+    try:
+        metadata = json.loads(text_in(folder / name, _LARGEST_JSON))
+    except (OSError, ValueError, RecursionError) as error:
+        record.warnings.append(f"checkpoints/{name} cannot be read: {reason_of(error)}.")
+        return
+    record.metadata = metadata if isinstance(metadata, dict) else {}
+
+
+def _judge(record: Record, names: list[str]) -> None:
+    """Sets the state of a run."""
+    step = max(-1 if record.step is None else record.step, record.checkpoint or -1)
+    of = f"step {step:,}" + (f" of {record.total:,}" if record.total is not None else "")
+    metadata, at_checkpoint = record.metadata, record.checkpoint == step
+    if is_locked(record.path):
+        record.state = f"training: {of}" if step >= 0 else "training: nothing logged so far"
+    elif step < 0:
+        if not names:
+            record.state, why = "empty", "The directory is empty."
+        elif record.config is not None:
+            record.state, why = "not begun", "There is a config, but neither metric nor checkpoint."
+        else:
+            record.state = "unreadable" if record.warnings else "no run"
+            why = "There is no config, metric or checkpoint that can be read."
+            if runs := [each for each in names if _holds_run(record.path / each)]:
+                more = ", …" if len(runs) > 5 else ""
+                why += f" It contains runs: {', '.join(runs[:5])}{more}. Pass those."
+        record.warnings.append(why)
+    elif at_checkpoint and metadata.get("ended_by"):
+        record.state = f"ended early by {metadata['ended_by']!s:.80}: {of}"
+    elif record.total is None:
+        record.state = f"ended, or waits to be resumed: {of}"
+    elif step >= record.total:
+        record.state = f"finished: {of}"
+    elif at_checkpoint and metadata.get("scheduled") is False:
+        record.state = f"stopped on a signal after saving: {of}"
+    else:
+        record.state = f"unfinished: {of}"
+
+
+def _holds_run(path: Path) -> bool:
+    try:
+        return any((path / name).exists() for name in ("metrics.jsonl", "operative_config.gin"))
+    except OSError:
+        return False
+
+
+def _warn(record: Record) -> None:
+    """Adds the warnings that need several files."""
+    begun = record.step is not None or record.checkpoint is not None
+    if begun and record.config is None:
+        record.warnings.append("There is no config. A run from Python (ddl.fit) writes none.")
+    elif begun and record.config_file == "config.gin":
+        record.warnings.append(
+            "There is no operative_config.gin: the config shows what was bound, not all that was "
+            "used."
+        )
+    if record.checkpoint is not None and record.step is None:
+        record.warnings.append("There are checkpoints, but no metrics in metrics.jsonl.")
+    for name, what in (
+        ("rewinds", "Training diverged and was rewound to a checkpoint: {} so far."),
+        ("skipped_updates", "Updates skipped after an overflow of the gradients: {}."),
+    ):
+        number = record.last(name)
+        if number > 0:
+            record.warnings.append(what.format(f"{number:,.0f}"))
+    if (restarts := len(record.starts) - 1) > 0:
+        often = "once" if restarts == 1 else f"{restarts:,} times"
+        at = [f"{start.step:,}" for start in record.starts[1:] if start.step is not None]
+        some = f" First logs after a restart: step {', '.join(at[:20])}" if at else ""
+        more = ", …" if len(at) > 20 else ""
+        record.warnings.append(f"Restarted at least {often}.{some}{more}{'.' if at else ''}")
+    try:
+        note = text_in(record.path / FAILURES_FILE, _LARGEST_NOTE, cut=True)
+        record.warnings.append(f"{FAILURES_FILE}: {note.strip()}")
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        record.warnings.append(f"{FAILURES_FILE} cannot be read: {reason_of(error)}.")
+    for split in ("train", "eval"):
+        damaged = list((record.path / split).glob("events.out.damaged.*"))
+        if damaged:
+            files = "file" if len(damaged) == 1 else "files"
+            record.warnings.append(f"{split}/ has {len(damaged)} damaged event {files}.")
