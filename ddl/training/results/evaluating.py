@@ -1,7 +1,7 @@
 """What a trainer computes without training: evaluations and predictions."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -105,6 +105,47 @@ class Evaluating(Readings):
             )
         self._parts.settings.take_for_evaluation()
         return outputs
+
+    def predict_batches(
+        self,
+        data: Any,
+        *,
+        features: Sequence[str] = (),
+        first_batch: int = 0,
+        averaged: bool = True,
+        keeps: bool = True,
+    ) -> Iterator[tuple[Any, dict[str, Any]] | None]:
+        """Yields the outputs of the task's `predict` batch by batch, so that they need little memory.
+
+        The model holds the evaluation weights until the last batch, or until the iterator is
+        closed; training before that is an error. Eager, cross-replica context, on all workers, each
+        of which must take all batches.
+
+        Args:
+          data: As in `predict`.
+          features: Names of features of the data to yield beside the outputs.
+          first_batch: Number of the first batch, counted from 0; batches have `global_batch_size`
+            rows.
+          averaged: As in `evaluate`.
+          keeps: Whether this process needs the outputs. If False, each batch is None.
+
+        Yields:
+          The outputs, arrays [b, …] in the structure that `predict` of the task returns, and a dict
+          of the features. The last batch may have fewer rows than the others.
+
+        Raises:
+          ConfigError: As `predict`.
+          DataError: As `predict`, or if the data lack one of `features`.
+        """
+        parts = self._parts
+        parts.workers.check_together("Trainer.predict_batches")
+        self._runner.check_not_lost()
+        parts.check_for_evaluation()
+        with self.evaluation_weights(averaged=averaged):
+            yield from parts.given.predict_batches(
+                data, self._runner.state, features, first_batch, keeps=keeps
+            )
+        parts.settings.take_for_evaluation()
 
     def evaluation_weights(self, *, averaged: bool = True) -> AbstractContextManager[None]:
         """Gives the model the weights for evaluation and export within the `with` block.
