@@ -6,10 +6,12 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from ddl.data import BatchPipeline
+from ddl.data.source import Source
 from ddl.errors import ConfigError
 from ddl.signals import deferring_interrupt
 from ddl.step.state import TrainingState
 from ddl.training.checks.arguments import check_one_data_set
+from ddl.training.results.given_data import check_one_order
 from ddl.training.results.readings import Readings
 from ddl.user_code import hiding_frames
 
@@ -146,6 +148,20 @@ class Evaluating(Readings):
                 data, self._runner.state, features, first_batch, keeps=keeps
             )
         parts.settings.take_for_evaluation()
+
+    def check_predicts(self, what: str, source: Source) -> None:
+        """Checks that the task has outputs, and the data an order, without reading any.
+
+        Args:
+          what: Name of what needs the outputs, for the error.
+          source: The data.
+
+        Raises:
+          ConfigError: If the task has no `predict`, or the strategy is asynchronous.
+          DataError: If the data have no order of their own.
+        """
+        self._parts.given.check_predicts(what)
+        check_one_order(source, what)
 
     def evaluation_weights(self, *, averaged: bool = True) -> AbstractContextManager[None]:
         """Gives the model the weights for evaluation and export within the `with` block.
