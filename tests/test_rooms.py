@@ -48,7 +48,7 @@ GROUND_IN_ORDER = [
     *("errors", "user_code", "choices", "files", "output", "signals", "figures", "precision"),
     *("seeds", "microbatch", "random"),
 ]
-DOORS = {"main", "launch", "lr_finder", "check", "convert", "inspect"}
+DOORS = {"main", "launch", "lr_finder", "check", "convert", "generate", "inspect"}
 ALIASES = {"workers"}
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from absl import flags
 
 # Flags whose empty value would mean the working directory.
-_PATHS = ("model_dir", "gin_file", "log_dir", "output", "predictions")
+_PATHS = ("model_dir", "gin_file", "log_dir", "output", "predictions", "prompt_file")
 
 _HELP = frozenset(["--help", "-help", "-h", "-?", "--helpfull"])
 

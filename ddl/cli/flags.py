@@ -42,7 +42,9 @@ def define_flags() -> None:
         "Whether to train, evaluate, do both, export, or predict.",
     )
     flags.DEFINE_string(
-        "checkpoint", "latest", "Checkpoint for --mode=eval, export or predict: latest, best, or a step."
+        "checkpoint",
+        "latest",
+        "Checkpoint for --mode=eval, export or predict: latest, best, or a step.",
     )
     flags.DEFINE_bool(
         "averaged_weights",

@@ -61,9 +61,7 @@ def write_rows(path: Path, name: str, columns: Sequence[Column], rows: int, part
         os.fsync(file.fileno())
 
 
-def _write_json_lines(
-    file: IO[bytes], columns: Sequence[Column], rows: int, parts: Parts
-) -> None:
+def _write_json_lines(file: IO[bytes], columns: Sequence[Column], rows: int, parts: Parts) -> None:
     keys = [json.dumps(column.name, ensure_ascii=False) for column in columns]
     for part in parts(None):
         texts = [_json_texts(part[column.name]) for column in columns]
