@@ -33,8 +33,8 @@ def generate(
       temperature: Divisor of the logits; 0 takes the likeliest token.
       top_k: If given, only the `top_k` likeliest tokens can be drawn (Fan et al. 2018,
         "Hierarchical Neural Story Generation").
-      top_p: If given, only the fewest likeliest tokens can be drawn that together have at least this
-        probability, after temperature and `top_k` (Holtzman et al. 2020, "The Curious Case of
+      top_p: If given, only the fewest likeliest tokens can be drawn that together have at least
+        this probability, after temperature and `top_k` (Holtzman et al. 2020, "The Curious Case of
         Neural Text Degeneration").
       seed: Seed of the draws.
 

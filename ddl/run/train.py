@@ -49,8 +49,8 @@ def run(
       mode: Whether to train, evaluate, do both, export, or predict.
       dry_run: Build everything, make one step, print the plan and write nothing.
       allow_unused: Names of bindings that may go unused.
-      saved_weights: Weights to evaluate, export or predict with; None takes the newest checkpoint, and its
-        averages if it has any.
+      saved_weights: Weights to evaluate, export or predict with; None takes the newest checkpoint,
+        and its averages if it has any.
       follow_timeout: With mode `eval`, seconds to wait for each next checkpoint; None evaluates
         one checkpoint.
       predictions: With mode `predict`, the file to write: .jsonl, .npz or .parquet.

@@ -172,7 +172,7 @@ class PartialFile:
           ModelDirectoryError: If it cannot be written.
         """
         content = BytesIO()
-        np.savez(content, **{f"c{n}": values for n, values in enumerate(part.values())})
+        np.savez(content, *part.values())
         last = first + len(next(iter(part.values())))
         with self._writing():
             name = f"rows-{first:015d}-{last:015d}.npz"
@@ -189,7 +189,7 @@ class PartialFile:
           ModelDirectoryError: If it cannot be written, a part is damaged, or another file has taken
             its name.
         """
-        order = {column.name: f"c{number}" for number, column in enumerate(columns)}
+        order = {column.name: f"arr_{number}" for number, column in enumerate(columns)}
 
         def parts(names: Sequence[str] | None) -> Iterable[dict[str, np.ndarray]]:
             for _, _, part in self._parts():

@@ -1,7 +1,7 @@
 """What a trainer computes without training: evaluations and predictions."""
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -116,8 +116,8 @@ class Evaluating(Readings):
         first_batch: int = 0,
         averaged: bool = True,
         keeps: bool = True,
-    ) -> Iterator[tuple[Any, dict[str, Any]] | None]:
-        """Yields the outputs of the task's `predict` batch by batch, so that they need little memory.
+    ) -> Generator[tuple[Any, dict[str, Any]] | None, None, None]:
+        """Yields the outputs of the task's `predict` batch by batch, which needs little memory.
 
         The model holds the evaluation weights until the last batch, or until the iterator is
         closed; training before that is an error. Eager, cross-replica context, on all workers, each
