@@ -149,7 +149,9 @@ def test_what_is_refused_before_weights_are_restored(tmp_path, monkeypatch):
         Predictions(ddl.data.endless(endless, steps_per_epoch=3)).source(without)
 
 
-PROGRAM = """
+PROGRAM = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
 from ddl.run.predicting import predict
 predict._PART_SECONDS = 0.05
 from ddl.main import run
@@ -161,7 +163,8 @@ run()
 def test_killed_workers_go_on(finished, tmp_path):
     """Two workers are killed with -9 and started again: one file, in the order of the rows."""
     path, rows = tmp_path / "rows.npz", 100_001
-    np.save(tmp_path / "image.npy", np.arange(rows * 64, dtype="u4").reshape(rows, 8, 8, 1) % 17)
+    images = np.arange(rows * 64).reshape(rows, 8, 8, 1) % 17
+    np.save(tmp_path / "image.npy", images.astype("u1"))
     source = (
         "Predictions.data = @p/numpy_files()",
         f"p/numpy_files.files = {{'image': '{tmp_path}/image.npy'}}",
@@ -178,13 +181,15 @@ def test_killed_workers_go_on(finished, tmp_path):
         return [start_worker(n, there, *flags, program=("-c", PROGRAM)) for n in range(2)]
 
     started, patience = workers(), time.monotonic() + 300
-    while len([*tmp_path.glob("*.partial/rows-*.npz")]) < 3 and time.monotonic() < patience:
+    while started[0].poll() is None and time.monotonic() < patience:
+        if len([*tmp_path.glob("*.partial/rows-*.npz")]) > 2:
+            break
         time.sleep(0.005)
     for worker in started:
         worker.kill()
-        worker.communicate()
+    outputs = [worker.communicate()[0] for worker in started]
     parts = sorted(tmp_path.glob("*.partial/rows-*.npz"))
-    assert parts
+    assert parts, outputs
     assert not path.exists()
     before = np.concatenate([np.load(part)["arr_0"] for part in parts])
     outputs = [worker.communicate(timeout=500)[0] for worker in workers()]
