@@ -31,6 +31,14 @@ NOT_RUN = {
     "python -m ddl.main --gin_file=configs/digits_cnn.gin --dry_run": DRY,
     "python -m ddl.main --gin_file=configs/mnist_mlp.gin --gin_param=\"DATA = 'synthetic'\" "
     "--dry_run": DRY,
+    **dict.fromkeys(
+        (
+            "python -m ddl.main --gin_file=configs/play_gpt.gin --model_dir=runs/play_gpt",
+            "python -m ddl.generate --gin_file=configs/play_gpt.gin --model_dir=runs/play_gpt "
+            "--prompt='ROMEO:' --temperature=0.8",
+        ),
+        "takes minutes; tests/run/generation/ draws from a smaller run of this config",
+    ),
     "python -m benchmarks parity": "takes two minutes; the parity tests run its cases",
 }
 
@@ -46,7 +54,7 @@ def grouped() -> dict[str, list[str]]:
             directory = re.search(r"--model_dir=(\S+)", command)
             groups.setdefault(directory[1] if directory else command, []).append(command)
     for group in groups.values():
-        group.sort(key=lambda command: bool(re.search(r"--mode=(eval|export)", command)))
+        group.sort(key=lambda command: bool(re.search(r"--mode=(eval|export|predict)", command)))
     return groups
 
 

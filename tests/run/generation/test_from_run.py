@@ -44,7 +44,9 @@ def test_the_same_command_draws_the_same_text(model_dir, capsys):
     assert not error.out
     assert first.startswith("Ros")
     two = drawn(model_dir, "longer than 8 positions", samples=2)
-    assert "The prompt has 23 tokens, of which the model sees the last 8." in capsys.readouterr().err
+    assert (
+        "The prompt has 23 tokens, of which the model sees the last 8." in capsys.readouterr().err
+    )
     assert two[0] != two[1]
     assert drawn(model_dir, "Ros") == [first]
     # The tokens are those that `generate` draws with the averages of the checkpoint.
@@ -108,7 +110,10 @@ PLAY_FLAGS = ["--gin_file=configs/play_gpt.gin", "--model_dir=x"]
     ("flags", "message"),
     [
         (PLAY_FLAGS[:1], "--model_dir is required"),
-        (PLAY_FLAGS, "Exactly one of --prompt, --prompt_file and --prompt_tokens is required, got "),
+        (
+            PLAY_FLAGS,
+            "of --prompt, --prompt_file and --prompt_tokens is required, got none",
+        ),
         ([*PLAY_FLAGS, "--prompt=a", "--prompt_file=b"], "got --prompt and --prompt_file"),
         ([*PLAY_FLAGS, "--prompt_tokens=1,b"], "must be numbers such as 5,0,17, got '1,b'"),
         ([*PLAY_FLAGS, "--prompt=a", "--length=0"], "length"),

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -145,17 +146,20 @@ def test_what_a_killed_command_leaves(tmp_path, monkeypatch):
         pass
 
     calls, sync = {"left": 0}, os.fsync  # which is slow, and nothing cuts the power here
-    for name in ("os.replace", "os.fsync", "os.unlink", "os.rmdir", "pathlib.Path.touch"):
-        module, _, function = name.rpartition(".")
-        owner = os if module == "os" else __import__("pathlib").Path
 
-        def counting(*args, real=getattr(owner, function), **kwargs):
+    def counted(real):
+        def counting(*args, **kwargs):
             calls["left"] -= 1
             if calls["left"] == 0:
                 raise Killed
             return None if real is sync else real(*args, **kwargs)
 
-        monkeypatch.setattr(owner, function, counting)
+        return counting
+
+    for owner, name in [(os, n) for n in ("replace", "fsync", "unlink", "rmdir")] + [
+        (Path, "touch")
+    ]:
+        monkeypatch.setattr(owner, name, counted(getattr(owner, name)))
     kept = 0
     for kill in range(1, 100):
         calls["left"] = kill
