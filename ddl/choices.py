@@ -13,7 +13,7 @@ StrategyName = Literal[
 ]
 CrossDeviceOps = Literal["auto", "nccl", "hierarchical_copy", "reduction_to_one_device"]
 Collectives = Literal["auto", "ring", "nccl"]
-Mode = Literal["train_and_eval", "train", "eval", "export"]
+Mode = Literal["train_and_eval", "train", "eval", "export", "predict"]
 Pin = Literal["none", "cores", "gpus"]
 JitCompile = Literal["off", "auto", "on"]
 ClusterName = Literal["auto", "tf_config", "slurm", "none"]
@@ -25,6 +25,8 @@ MODES: tuple[str, ...] = get_args(Mode)
 PINS: tuple[str, ...] = get_args(Pin)
 JIT_COMPILE: tuple[str, ...] = get_args(JitCompile)
 CLUSTERS: tuple[str, ...] = get_args(ClusterName)
+
+PREDICTIONS = (".jsonl", ".npz", ".parquet")
 
 # Bytes. Large enough that latency does not dominate a transfer, small enough that a model with
 # 100 MB of gradients sends most of them while the backward pass computes the others.

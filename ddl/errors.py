@@ -113,7 +113,7 @@ class NotReady(ModelDirectoryError):
 
 
 class TrainingInterrupted(DdlError):
-    """Training saved and stopped on a signal; the same command resumes it."""
+    """Training or prediction saved and stopped on a signal; the same command resumes it."""
 
     exit_status = 75
 

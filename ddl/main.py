@@ -1,4 +1,4 @@
-"""Command that trains, evaluates or exports the experiment described by gin files.
+"""Command that trains, evaluates, exports or predicts with the experiment that gin files describe.
 
   python -m ddl.main --gin_file=configs/digits_cnn.gin --model_dir=runs/digits
 
@@ -10,7 +10,7 @@ Exit status:
   1    The flags, the config, the data or a module of the config have an error.
   70   Another process trains in the model directory, or no checkpoint appeared in time. Any other
        error: a bug, shown with its traceback, or a failure of the system.
-  75   Training stopped on a signal and can be resumed.
+  75   Training, or --mode=predict, stopped on a signal and can be resumed.
   76   Training diverged.
   77   Another worker of the cluster was lost.
   130  The command was interrupted (SIGINT) before training, or with --mode=eval or export.
@@ -79,7 +79,7 @@ def start(gpus: Sequence[int] | None, checkpoint: str | int) -> None:
 
     Args:
       gpus: Indices of the GPUs to use; None means all.
-      checkpoint: Checkpoint to evaluate or export: `latest`, `best`, or a step.
+      checkpoint: Checkpoint to evaluate, export or predict with: `latest`, `best`, or a step.
     """
     with during("the start-up"):
         placement = build_placement(gpus)
@@ -109,6 +109,7 @@ def start(gpus: Sequence[int] | None, checkpoint: str | int) -> None:
             saved_weights=SavedWeights(checkpoint, FLAGS.averaged_weights),
             follow_timeout=FLAGS.follow_timeout,
             profile=parse_profile(FLAGS.profile),
+            predictions=FLAGS.predictions,
         )
 
 

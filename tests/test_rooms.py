@@ -50,7 +50,7 @@ GROUND_IN_ORDER = [
     *("errors", "user_code", "choices", "files", "output", "signals", "figures", "precision"),
     *("seeds", "microbatch", "random"),
 ]
-DOORS = {"__main__", "main", "launch", "lr_finder", "check", "convert", "inspect"}
+DOORS = {"__main__", "main", "launch", "lr_finder", "check", "convert", "generate", "inspect"}
 DOORS |= {"list", "show", "completion"}
 ALIASES = {"workers", "train"}
 

@@ -12,8 +12,10 @@ from ddl.choices import (
     CROSS_DEVICE_OPS,
     JIT_COMPILE,
     MODES,
+    PREDICTIONS,
     STRATEGIES,
 )
+from ddl.errors import either
 
 FLAGS = flags.FLAGS
 
@@ -40,15 +42,21 @@ def define_flags() -> None:
     )
     flags.DEFINE_string("model_dir", None, "Directory the run writes to and resumes from.")
     flags.DEFINE_enum(
-        "mode", "train_and_eval", MODES, "Whether to train, evaluate, do both, or export."
+        "mode",
+        "train_and_eval",
+        MODES,
+        "Whether to train, evaluate, do both, export, or predict.",
     )
     flags.DEFINE_string(
-        "checkpoint", "latest", "Checkpoint for --mode=eval or export: latest, best, or a step."
+        "checkpoint",
+        "latest",
+        "Checkpoint for --mode=eval, export or predict: latest, best, or a step.",
     )
     flags.DEFINE_bool(
         "averaged_weights",
         True,
-        "Whether --mode=eval or export uses the averages of the weights, if the run keeps any.",
+        "Whether --mode=eval, export or predict uses the averages of the weights, if the run keeps "
+        "any.",
     )
     flags.DEFINE_float(
         "follow_timeout",
@@ -56,6 +64,11 @@ def define_flags() -> None:
         "With --mode=eval, evaluate each new checkpoint until the last step of the run, or until "
         "no new one appears for this many seconds.",
         lower_bound=0,
+    )
+    flags.DEFINE_string(
+        "predictions",
+        None,
+        "File that --mode=predict writes, in the format of its ending: .jsonl, .npz or .parquet.",
     )
     flags.DEFINE_bool(
         "dry_run", False, "Build everything, make one step, print the config and write nothing."
@@ -222,17 +235,28 @@ def check_flags_fit_mode() -> None:
     Raises:
       flags.Error: If the mode ignores a given flag.
     """
-    reads_saved = FLAGS.mode in ("eval", "export")
+    reads_saved = FLAGS.mode in ("eval", "export", "predict")
     for name, is_read in (
         ("checkpoint", reads_saved and FLAGS.follow_timeout is None),
         ("averaged_weights", reads_saved),
         ("follow_timeout", FLAGS.mode == "eval"),
         ("profile", FLAGS.mode in ("train", "train_and_eval")),
+        ("predictions", FLAGS.mode == "predict"),
     ):
         if FLAGS[name].present and not is_read:
             following = " and --follow_timeout" if FLAGS.mode == "eval" else ""
             raise flags.Error(
                 f"--{name} has no effect with --mode={FLAGS.mode}{following}. Leave it out."
+            )
+    if FLAGS.mode == "predict":
+        if not FLAGS.predictions:
+            raise flags.Error(
+                "--mode=predict needs --predictions. Pass a file that ends with "
+                f"{either(PREDICTIONS)}, such as --predictions=predictions.jsonl."
+            )
+        if not FLAGS.predictions.endswith(PREDICTIONS):
+            raise flags.Error(
+                f"--predictions must end with {either(PREDICTIONS)}, got {FLAGS.predictions}."
             )
 
 

@@ -84,6 +84,8 @@ OWN: tuple[str, ...] = (
     "ddl.checkpoints.retention:Retention",
     "ddl.callbacks.early_stopping:EarlyStopping",
     "ddl.run.plan:RunPlan",
+    "ddl.run.generation.text_codec:TextCodec",
+    "ddl.run.predicting.settings:Predictions",
     "ddl.optimizers.schedules:CosineWithRestarts",
     "ddl.optimizers.schedules:OneCycle",
     "ddl.optimizers.schedules:ReciprocalSquareRoot",

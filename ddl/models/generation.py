@@ -16,6 +16,7 @@ def generate(
     *,
     temperature: float = 1.0,
     top_k: int | None = None,
+    top_p: float | None = None,
     seed: int = 0,
 ) -> np.ndarray:
     """Continues token sequences, each token drawn given those before it. Eager, one device.
@@ -32,6 +33,9 @@ def generate(
       temperature: Divisor of the logits; 0 takes the likeliest token.
       top_k: If given, only the `top_k` likeliest tokens can be drawn (Fan et al. 2018,
         "Hierarchical Neural Story Generation").
+      top_p: If given, only the fewest likeliest tokens can be drawn that together have at least
+        this probability, after temperature and `top_k` (Holtzman et al. 2020, "The Curious Case of
+        Neural Text Degeneration").
       seed: Seed of the draws.
 
     Returns:
@@ -61,6 +65,8 @@ def generate(
         )
     if top_k is not None and not 1 <= top_k <= vocabulary:
         raise ConfigError(f"generate.top_k must be from 1 to {vocabulary}, got {top_k}.")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ConfigError(f"generate.top_p must be above 0 and at most 1, got {top_p}.")
     given = np.frombuffer(prompt, np.uint8) if isinstance(prompt, bytes) else np.asarray(prompt)
     tokens = np.atleast_2d(given).astype(np.int64)
     if not tokens.size or given.ndim > 2 or given.dtype.kind not in "iu":
@@ -83,8 +89,11 @@ def generate(
         if top_k is not None:
             least = tf.math.top_k(logits, top_k).values[:, -1:]
             logits = tf.where(logits >= least, logits, tf.constant(-math.inf))
+        logits = logits / temperature
+        if top_p is not None and top_p < 1:
+            logits = _nucleus(logits, top_p)
         return tf.random.stateless_categorical(
-            logits / temperature, 1, tf.stack([tf.constant(seed % 2**63, tf.int64), number])
+            logits, 1, tf.stack([tf.constant(seed % 2**63, tf.int64), number])
         )[:, 0]
 
     for number in range(length):
@@ -95,3 +104,11 @@ def generate(
         tokens = np.concatenate([tokens, new[:, np.newaxis]], axis=1)
     found = tokens[:, -length:]
     return found if given.ndim == 2 else found[0]
+
+
+def _nucleus(logits: tf.Tensor, top_p: float) -> tf.Tensor:
+    """Returns logits [rows, vocabulary], those outside of the nucleus as minus infinity."""
+    ordered = tf.sort(logits, direction="DESCENDING")
+    before = tf.cumsum(tf.nn.softmax(ordered), axis=-1, exclusive=True)
+    least = tf.reduce_min(tf.where(before < top_p, ordered, math.inf), axis=-1, keepdims=True)
+    return tf.where(logits >= least, logits, -math.inf)

@@ -31,7 +31,7 @@ _Version = tuple[tuple[str, int, int], ...]
 
 @dataclasses.dataclass(frozen=True)
 class SavedWeights:
-    """The weights of a run to evaluate or export.
+    """The weights of a run to evaluate, export or predict with.
 
     Attributes:
       checkpoint: `latest`; `best`, by the retention's metric; or a step.
@@ -61,7 +61,7 @@ def evaluate_saved(
       ConfigError: If there is no evaluation data, or no metric for `best`.
       DataError: If the data cannot be read.
     """
-    _restore(what, trainer, checkpoints, console)
+    restore(what, trainer, checkpoints, console)
     _evaluate(what, trainer, json_lines, events, console)
 
 
@@ -184,7 +184,7 @@ def export_saved(
         cannot be written.
       ConfigError: If there is no metric for `best`.
     """
-    _restore(what, trainer, checkpoints, console)
+    restore(what, trainer, checkpoints, console)
     with trainer.evaluation_weights(averaged=what.averaged):
         for folder, model in _exports(trainer.task, directory.export):
             for path in export_model(model, folder):
@@ -208,9 +208,15 @@ def _exports(task: Task, folder: Path) -> list[tuple[Path, keras.Model]]:
     return [(folder / name, model) for name, model in models.items()]
 
 
-def _restore(
+def restore(
     what: SavedWeights, trainer: Trainer, checkpoints: Checkpoints, console: RunConsole
 ) -> None:
+    """Restores the weights of one checkpoint. Eager, cross-replica context, on all workers.
+
+    Raises:
+      ModelDirectoryError: If there is no such checkpoint, or it cannot be restored.
+      ConfigError: If there is no metric for `best`.
+    """
     workers = Workers(trainer.strategy)
     with workers.failing_together():
         found = _find(what, checkpoints) if workers.is_chief else None

@@ -1,4 +1,4 @@
-"""One run from a config: build → train, evaluate or export."""
+"""One run from a config: build → train, evaluate, export or predict."""
 
 import re
 import secrets
@@ -22,6 +22,7 @@ from ddl.run.from_checkpoints import SavedWeights, evaluate_saved, export_saved,
 from ddl.run.lengths import check_lengths, resolve_lengths, withhold_lengths
 from ddl.run.placement import Placement
 from ddl.run.plan import RunPlan
+from ddl.run.predicting.predict import Predicting
 from ddl.run.profiling import check_steps
 from ddl.run.summary import notes, summary
 from ddl.run.training_run import Files, train_to_end, warm_start
@@ -38,22 +39,24 @@ def run(
     saved_weights: SavedWeights | None = None,
     follow_timeout: float | None = None,
     profile: tuple[int, int] | None = None,
+    predictions: str | None = None,
 ) -> None:
-    """Trains, evaluates or exports, as the loaded gin config and the mode say.
+    """Trains, evaluates, exports or predicts, as the loaded gin config and the mode say.
 
     Call it on all workers, in eager, cross-replica context.
 
     Args:
       placement: Strategy, communication and the other settings from flags.
       model_dir: Directory the run writes to and resumes from; None makes it a dry run.
-      mode: Whether to train, evaluate, do both, or export.
+      mode: Whether to train, evaluate, do both, export, or predict.
       dry_run: Build everything, make one step, print the plan and write nothing.
       allow_unused: Names of bindings that may go unused.
-      saved_weights: Weights to evaluate or export; None takes the newest checkpoint, and its
-        averages if it has any.
+      saved_weights: Weights to evaluate, export or predict with; None takes the newest checkpoint,
+        and its averages if it has any.
       follow_timeout: With mode `eval`, seconds to wait for each next checkpoint; None evaluates
         one checkpoint.
       profile: The step to begin a profile after, and its last step.
+      predictions: With mode `predict`, the file to write: .jsonl, .npz or .parquet.
 
     Raises:
       ConfigError: If the config, a flag or the mode is invalid, or workers differ in them.
@@ -81,9 +84,15 @@ def run(
         **{"collectives": placement.communication.collectives},
         **{"jit_compile": placement.jit_compile, "profile": profile},
         **{"checkpoint": what.checkpoint, "averaged_weights": what.averaged},
+        "predictions": predictions,
     }
     check_same_on_all(workers, flags)
     run_plan, trainer = build(placement, workers, directory)
+    predicting = None
+    if mode == "predict":
+        if predictions is None:
+            raise ConfigError("--mode=predict needs --predictions=FILE, got none. Pass it.")
+        predicting = Predicting(predictions, config.build("Predictions"), trainer, console)
     dropped = config.check_all_used(allow_unused)
     check_best_metric(run_plan.retention.best_metric, trainer)
     trains = mode in ("train", "train_and_eval")
@@ -105,12 +114,15 @@ def run(
         console.line("\n" + config.operative_config_text().strip())
         return
 
-    # ------------------------------------------------------------------ evaluate, export
+    # ------------------------------------------------------------------ evaluate, export, predict
     files = Files.of(directory, trainer, run_plan, console)
-    if mode in ("eval", "export"):
+    if not trains:
         compare_with_saved_config(directory, trainer, console, strict=False)
         if mode == "export":
             export_saved(what, trainer, files.checkpoints, directory, console)
+            return
+        if predicting is not None:
+            predicting.run(what, files.checkpoints)
             return
         parts = (trainer, files.checkpoints, files.json_lines, files.events, console)
         with closing(files.events):
@@ -159,6 +171,10 @@ def build(
         check_lengths(batches, trainer)
         # Building the plan would report a mistyped metric as one without a direction.
         check_best_metric(config.build_bound("Retention", "best_metric"), trainer)
+        # Used in every mode, so that a config may bind what another mode needs.
+        config.build_bound("Predictions", "data")
+        config.build("Predictions")
+        config.build("TextCodec")
         return config.build("RunPlan"), trainer
 
 

@@ -33,6 +33,14 @@ NOT_RUN = {
     "--dry_run": DRY,
     "python -m ddl.report runs/digits runs/fast --output=report.html": "tests/report/test_page.py "
     "compares runs",
+    **dict.fromkeys(
+        (
+            "python -m ddl.main --gin_file=configs/play_gpt.gin --model_dir=runs/play_gpt",
+            "python -m ddl.generate --gin_file=configs/play_gpt.gin --model_dir=runs/play_gpt "
+            "--prompt='ROMEO:' --temperature=0.8",
+        ),
+        "takes minutes; tests/run/generation/ draws from a smaller run of this config",
+    ),
     "python -m benchmarks parity": "takes two minutes; the parity tests run its cases",
 }
 
@@ -48,7 +56,7 @@ def grouped() -> dict[str, list[str]]:
             directory = re.search(r"(?:--model_dir=|ddl\.report )(\S+)", command)
             groups.setdefault(directory[1] if directory else command, []).append(command)
     for group in groups.values():
-        only_reads = re.compile(r"--mode=(eval|export)|ddl\.report")
+        only_reads = re.compile(r"--mode=(eval|export|predict)|ddl\.report")
         group.sort(key=lambda command: bool(only_reads.search(command)))
     return groups
 

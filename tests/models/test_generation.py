@@ -1,9 +1,11 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from ddl.errors import ConfigError, DataError
 from ddl.models import generate, gpt, mlp
+from ddl.models.generation import _nucleus
 
 
 def counting(positions=4, vocabulary=10):
@@ -33,6 +35,19 @@ def test_draws_follow_the_logits_and_the_seed():
     assert {*generate(model, prompt, 1, temperature=9.0, top_k=1)[:, 0]} == {1}
 
 
+def test_the_nucleus():
+    logits = tf.math.log(tf.constant([[0.5, 0.3, 0.15, 0.05], [0.05, 0.15, 0.3, 0.5]]))
+    for top_p, kept in [(0.4, 1), (0.5, 1), (0.79, 2), (0.81, 3), (0.96, 4)]:
+        found = np.isfinite(_nucleus(logits, top_p).numpy())
+        assert found.sum(1).tolist() == [kept, kept]
+        assert found[0, :kept].all()
+        assert found[1, -kept:].all()
+    # After the temperature, which makes token 1 the nucleus alone.
+    prompt = np.zeros((100, 1), np.int64)
+    assert {*generate(counting(1, 3), prompt, 1, temperature=2.0, top_p=0.9)[:, 0]} == {1}
+    assert len({*generate(counting(1, 3), prompt, 1, temperature=9.0, top_p=0.9)[:, 0]}) > 1
+
+
 def test_a_gpt_continues_bytes():
     model = gpt(256, 8, width=8, heads=2, blocks=1)
     assert generate(model, b"longer than its positions", 5).shape == (5,)
@@ -50,6 +65,7 @@ def test_a_gpt_continues_bytes():
         (ConfigError, "a length of at least 1 .* got 0", {"length": 0}),
         (ConfigError, "temperature of at least 0, got 1 and -1", {"temperature": -1}),
         (ConfigError, "top_k must be from 1 to 10, got 11", {"top_k": 11}),
+        (ConfigError, "top_p must be above 0 and at most 1, got 1.5", {"top_p": 1.5}),
         (DataError, r"at least one token, got float64 of shape \(0,\)", {"prompt": []}),
         (DataError, r"from 0 to 9, .* got 3 to 10", {"prompt": [3, 10]}),
         (DataError, "got float64 of shape", {"prompt": [0.5]}),

@@ -10,6 +10,8 @@ from ddl.errors import ConfigError, ModelDirectoryError
 from ddl.optimizers.plateau import plateaus_of
 from ddl.run.console import RunConsole
 from ddl.run.directory import RunDirectory
+from ddl.run.generation.text_codec import TextCodec
+from ddl.run.predicting.settings import Predictions
 from ddl.training.checks.model import depends_on_microbatches
 from ddl.training.trainer import Trainer
 
@@ -27,6 +29,8 @@ _MAY_CHANGE = (
     "RunPlan.max_rewinds",
     "RunPlan.early_stopping",
     *(f"EarlyStopping.{field.name}" for field in dataclasses.fields(EarlyStopping)),
+    *(f"TextCodec.{field.name}" for field in dataclasses.fields(TextCodec)),
+    *(f"Predictions.{field.name}" for field in dataclasses.fields(Predictions)),
     "Trainer.gradient_noise_scale",
     "GradientNoiseScale.decay",
 )

@@ -1,16 +1,18 @@
 """What a trainer computes without training: evaluations and predictions."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 from ddl.data import BatchPipeline
+from ddl.data.source import Source
 from ddl.diagnosis.phases import during
 from ddl.errors import ConfigError
 from ddl.signals import deferring_interrupt
 from ddl.step.state import TrainingState
 from ddl.training.checks.arguments import check_one_data_set
+from ddl.training.results.given_data import check_one_order
 from ddl.training.results.readings import Readings
 from ddl.user_code import hiding_frames
 
@@ -108,6 +110,61 @@ class Evaluating(Readings):
             )
         self._parts.settings.take_for_evaluation()
         return outputs
+
+    def predict_batches(
+        self,
+        data: Any,
+        *,
+        features: Sequence[str] = (),
+        first_batch: int = 0,
+        averaged: bool = True,
+        keeps: bool = True,
+    ) -> Generator[tuple[Any, dict[str, Any]] | None, None, None]:
+        """Yields the outputs of the task's `predict` batch by batch, which needs little memory.
+
+        The model holds the evaluation weights until the last batch, or until the iterator is
+        closed; training before that is an error. Eager, cross-replica context, on all workers, each
+        of which must take all batches.
+
+        Args:
+          data: As in `predict`.
+          features: Names of features of the data to yield beside the outputs.
+          first_batch: Number of the first batch, counted from 0; batches have `global_batch_size`
+            rows.
+          averaged: As in `evaluate`.
+          keeps: Whether this process needs the outputs. If False, each batch is None.
+
+        Yields:
+          The outputs, arrays [b, …] in the structure that `predict` of the task returns, and a dict
+          of the features. The last batch may have fewer rows than the others.
+
+        Raises:
+          ConfigError: As `predict`.
+          DataError: As `predict`, or if the data lack one of `features`.
+        """
+        parts = self._parts
+        parts.workers.check_together("Trainer.predict_batches")
+        self._runner.check_not_lost()
+        parts.check_for_evaluation()
+        with self.evaluation_weights(averaged=averaged):
+            yield from parts.given.predict_batches(
+                data, self._runner.state, features, first_batch, keeps=keeps
+            )
+        parts.settings.take_for_evaluation()
+
+    def check_predicts(self, what: str, source: Source) -> None:
+        """Checks that the task has outputs, and the data an order, without reading any.
+
+        Args:
+          what: Name of what needs the outputs, for the error.
+          source: The data.
+
+        Raises:
+          ConfigError: If the task has no `predict`, or the strategy is asynchronous.
+          DataError: If the data have no order of their own.
+        """
+        self._parts.given.check_predicts(what)
+        check_one_order(source, what)
 
     def evaluation_weights(self, *, averaged: bool = True) -> AbstractContextManager[None]:
         """Gives the model the weights for evaluation and export within the `with` block.

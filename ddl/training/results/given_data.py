@@ -1,6 +1,6 @@
 """Evaluations and predictions on data that a call gives, with one trace for each form of data."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -115,6 +115,39 @@ class GivenData:
             self._check_strategy("predict")
         pipeline = self._pipeline_of_outputs(self._source_of_inputs(data), "predict")
         return self._prediction(pipeline, (), function, weightless).run(pipeline, state)
+
+    def predict_batches(
+        self,
+        data: Any,
+        state: TrainingState,
+        features: Sequence[str],
+        first_batch: int,
+        *,
+        keeps: bool,
+    ) -> Iterator[tuple[Any, dict[str, np.ndarray]] | None]:
+        """Yields the outputs and features of each batch; see `Prediction.each_batch`.
+
+        Args:
+          data: As in `predict`.
+          state: The training's state.
+          features: Names of features to yield beside the outputs.
+          first_batch: Number of the first batch.
+          keeps: Whether this process keeps them; else each batch is None.
+
+        Raises:
+          ConfigError: If the task has no `predict`, or the strategy is asynchronous.
+          DataError: If the data have no order, do not fit the task or lack a feature.
+        """
+        self.check_predicts("predict_batches")
+        source = self._source_of_inputs(data)
+        pipeline = self._pipeline_of_outputs(source, "predict_batches")
+        if absent := set(features) - pipeline.element_spec.keys():
+            raise DataError(
+                f"The data have no feature {min(absent)!r} to return beside the outputs, only "
+                f"{', '.join(sorted(source.element_spec))}. Name some of these."
+            )
+        prediction = self._prediction(pipeline, tuple(features))
+        return prediction.each_batch(pipeline, state, first_batch, keeps)
 
     def outputs(
         self,

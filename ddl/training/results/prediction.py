@@ -1,7 +1,7 @@
 """Predictions: the outputs of a task for each example, in order and without padding."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -135,29 +135,62 @@ class Prediction:
     ) -> list[np.ndarray]:
         """Returns all outputs and features; empty if they are not kept."""
         arrays: list[np.ndarray] = []
+        for number, rows in enumerate(self._batches(pipeline, state, 0, max_bytes, keeps)):
+            if keeps:
+                _put(arrays, rows, number * pipeline.global_batch_size, pipeline.num_examples)
+        return arrays
+
+    def each_batch(
+        self, pipeline: BatchPipeline, state: TrainingState, first_batch: int, keeps: bool
+    ) -> Iterator[tuple[Any, dict[str, np.ndarray]] | None]:
+        """Yields the outputs and a dict of the features of each batch, without the padding.
+
+        Args:
+          pipeline: As in `run`.
+          state: As in `run`.
+          first_batch: Number of the first batch, counted from 0.
+          keeps: Whether this process keeps them; else each batch is None.
+        """
+        for rows in self._batches(pipeline, state, first_batch, keeps=keeps):
+            if not keeps:
+                yield None
+                continue
+            features = rows[len(rows) - len(self._features) :]
+            yield self._structured(rows), dict(zip(self._features, features, strict=True))
+
+    def _batches(
+        self,
+        pipeline: BatchPipeline,
+        state: TrainingState,
+        first_batch: int,
+        max_bytes: float = math.inf,
+        keeps: bool = True,
+    ) -> Iterator[list[np.ndarray]]:
+        """Yields outputs and features of each batch, without the padding; [] if not kept."""
         self._pipeline = pipeline
         try:
             with data_errors(), device_errors():
-                iterator = pipeline.iterator(self._strategy, 0)
+                iterator = pipeline.iterator(self._strategy, first_batch)
                 if self._structure is None:
                     # Not by a call: TensorFlow counts the traces of all predictions of a process
                     # together, and warns of frequent ones.
                     self._outputs.get_concrete_function(iterator, state.batches, state.step)
                 self._check_bytes(pipeline.num_examples, max_bytes)
-                for number in range(pipeline.steps_per_epoch):
+            left = pipeline.num_examples - first_batch * pipeline.global_batch_size
+            for _ in range(first_batch, pipeline.steps_per_epoch):
+                with data_errors(), device_errors():
                     batch = self._outputs(iterator, state.batches, state.step)
-                    if keeps:
-                        # As arrays at once: all outputs may not fit on a device.
-                        rows = [
-                            np.concatenate([part.numpy() for part in parts]).astype(
-                                dtype.as_numpy_dtype, copy=False
-                            )
-                            for parts, dtype in zip(batch, self._dtypes, strict=True)
-                        ]
-                        _put(arrays, rows, number, pipeline.num_examples)
+                    # As arrays at once: all outputs may not fit on a device.
+                    rows = [
+                        np.concatenate([part.numpy() for part in parts]).astype(
+                            dtype.as_numpy_dtype, copy=False
+                        )[:left]
+                        for parts, dtype in zip(batch if keeps else (), self._dtypes, strict=False)
+                    ]
+                left -= pipeline.global_batch_size
+                yield rows
         finally:
             self._pipeline = None
-        return arrays
 
     def _check_bytes(self, examples: int, max_bytes: float) -> None:
         needed = self._bytes_of_example * examples
@@ -218,13 +251,9 @@ def gatherable(values: tf.Tensor, name: str) -> tf.Tensor:
     )
 
 
-def _put(arrays: list[np.ndarray], batch: list[np.ndarray], number: int, examples: int) -> None:
-    """Puts the rows of a batch into arrays [examples, …]; makes these for the first batch.
-
-    The padding stands at the end and is left out.
-    """
-    if number == 0:
+def _put(arrays: list[np.ndarray], batch: list[np.ndarray], first: int, examples: int) -> None:
+    """Puts the rows of a batch into arrays [examples, …], from row `first` on; makes these at 0."""
+    if first == 0:
         arrays += [np.empty((examples, *rows.shape[1:]), rows.dtype) for rows in batch]
     for array, rows in zip(arrays, batch, strict=True):
-        place = array[number * len(rows) : (number + 1) * len(rows)]
-        place[...] = rows[: len(place)]
+        array[first : first + len(rows)] = rows

@@ -1,0 +1,1 @@
+"""Texts drawn from the model of a run."""

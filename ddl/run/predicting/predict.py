@@ -1,0 +1,198 @@
+"""`--mode=predict`: writes the outputs of a run's weights, and resumes after a stop."""
+
+import hashlib
+import time
+from collections.abc import Mapping
+from contextlib import closing, nullcontext
+
+import numpy as np
+
+from ddl import config
+from ddl.checkpoints.checkpoints import Checkpoints
+from ddl.data.source import Source
+from ddl.distribution.workers import Workers
+from ddl.errors import ConfigError, DdlError, TrainingInterrupted
+from ddl.run.checks.same_on_all_workers import versions
+from ddl.run.console import RunConsole
+from ddl.run.from_checkpoints import SavedWeights, restore
+from ddl.run.predicting.columns import Column, columns_of, forms_of
+from ddl.run.predicting.formats import check_format
+from ddl.run.predicting.parts import PartialFile
+from ddl.run.predicting.settings import Predictions
+from ddl.signals import StopSignals
+from ddl.tasks.parts import copies_of, layers_of, own_variables_of
+from ddl.training.trainer import Trainer
+
+_PART_SECONDS, _PART_BYTES = 10.0, 16 << 20
+
+
+class Predicting:
+    """One file of predictions. Eager, cross-replica context, on all workers."""
+
+    def __init__(self, path: str, predictions: Predictions, trainer: Trainer, console: RunConsole):
+        """Checks all that can be checked before weights are restored. Changes nothing on disk.
+
+        Args:
+          path: The file to write; its ending is that of a format.
+          predictions: What to predict.
+          trainer: Predicts.
+          console: Shows progress.
+
+        Raises:
+          ConfigError: If the task has no outputs, or the config no data, or no format has the
+            ending.
+          DataError: If the data have no end, no order, or lack a feature.
+          ModelDirectoryError: If the file is there already.
+        """
+        check_format(path)
+        self._trainer, self._console = trainer, console
+        self._workers = Workers(trainer.strategy)
+        self._source: Source = predictions.source(trainer)
+        trainer.check_predicts("--mode=predict", self._source)
+        self._features = predictions.features_of(self._source)
+        self._batch = next(iter(trainer.pipelines.values())).global_batch_size
+        self._total = self._source.examples_per_epoch(self._batch)
+        with self._workers.failing_together():
+            self._file = PartialFile(path) if self._workers.is_chief else None
+
+    def run(self, what: SavedWeights, checkpoints: Checkpoints) -> None:
+        """Restores the weights, computes the rows that are missing, and writes the file.
+
+        Raises:
+          TrainingInterrupted: If a signal stopped it; the same command resumes it.
+          ConfigError: If the outputs are not [batch, …].
+          DataError: If the data cannot be read, or do not fit the task.
+          ModelDirectoryError: If there is no such checkpoint, the file cannot be written, or a
+            stopped command computed other rows.
+        """
+        file = self._file
+        if self._workers.broadcast(file is not None and file.is_complete):
+            if file is not None:
+                file.remove_folder()
+                self._console.line(f"{file.path} was complete.")
+            return
+        restore(what, self._trainer, checkpoints, self._console)
+        with (
+            self._trainer.evaluation_weights(averaged=what.averaged),
+            closing(file) if file is not None else nullcontext(),
+        ):
+            first = self._opened(what)
+            self._compute(first)
+            with self._workers.failing_together():
+                if file is not None:
+                    columns = file.columns() or []
+                    file.complete(columns, self._total)
+                    self._console.line(
+                        f"Wrote {self._total:,} rows to {file.path}: "
+                        f"{', '.join(map(str, columns))}."
+                    )
+
+    def _opened(self, what: SavedWeights) -> int:
+        """Returns the first row to compute."""
+        rows = 0
+        with self._workers.failing_together():
+            if self._file is not None:
+                self._file.open(self._identity(what))
+                rows = self._file.rows(self._batch, self._total)
+        rows = self._workers.broadcast(rows)
+        if rows:
+            self._console.line(f"Resuming after {rows:,} of {self._total:,} rows.")
+        return rows
+
+    def _identity(self, what: SavedWeights) -> dict[str, str]:
+        """Describes all that the rows depend on, but the devices."""
+        kind = "averaged weights if any" if what.averaged else "own weights"
+        return {
+            "checkpoint": f"step {self._trainer.step:,}, {kind}",
+            "weights": digest_of(self._trainer),
+            "data": f"{self._total:,} rows in batches of {self._batch:,}",
+            "config": config.config_text(),
+            "versions": versions(),
+        }
+
+    def _compute(self, first: int) -> None:
+        """Computes the rows from `first` on, and writes them in parts."""
+        if first >= self._total:
+            return
+        parts = _Parts(self._file, first, self._total, self._console)
+        failure: DdlError | None = None
+        stopped = False
+        batches = self._trainer.predict_batches(
+            self._source,
+            features=self._features,
+            first_batch=first // self._batch,
+            keeps=self._file is not None,
+        )
+        with StopSignals(lambda: None) as stop, closing(batches):
+            for batch in batches:
+                try:
+                    if batch is not None:
+                        parts.add(*batch)
+                except DdlError as error:
+                    failure = error
+                # A worker that left alone would leave the others waiting for it.
+                stopped = self._workers.any(stop.received is not None or failure is not None)
+                if stopped:
+                    break
+        with self._workers.failing_together():
+            if failure is not None:
+                raise failure
+            parts.write()
+        end = self._workers.broadcast(parts.end)
+        if stopped and end < self._total:
+            self._workers.barrier()
+            name = "a signal to another worker" if stop.received is None else stop.received.name
+            raise TrainingInterrupted(
+                f"Prediction stopped on {name} after {end:,} of {self._total:,} rows. Run "
+                "the same command to resume."
+            )
+
+
+class _Parts:
+    """Joins batches into parts, each written after some seconds or bytes. On the chief."""
+
+    def __init__(self, file: PartialFile | None, first: int, total: int, console: RunConsole):
+        self.end = first
+        self._file, self._total, self._console = file, total, console
+        self._columns: list[Column] | None = None if file is None or not first else file.columns()
+        self._waiting: list[dict[str, np.ndarray]] = []
+        self._bytes = 0
+        self._since = time.monotonic()
+
+    def add(self, outputs: object, features: Mapping[str, np.ndarray]) -> None:
+        columns = columns_of(outputs, features, self.end)
+        forms = forms_of(columns)
+        if self._columns is None:
+            assert self._file is not None
+            if not forms:
+                raise ConfigError("predict returned no output. Return at least one tensor.")
+            self._file.write_columns(forms)
+            self._columns = forms
+        self._waiting.append(columns)
+        self._bytes += sum(values.nbytes for values in columns.values())
+        self.end += len(next(iter(columns.values())))
+        is_due = time.monotonic() - self._since >= _PART_SECONDS
+        if (is_due or self._bytes >= _PART_BYTES) and self.end < self._total:
+            self.write()
+            if is_due:
+                self._console.line(f"Predicted {self.end:,} of {self._total:,} rows.")
+
+    def write(self) -> None:
+        """Writes the rows that wait, if any."""
+        if self._file is None or not self._waiting:
+            return
+        names = self._waiting[0]
+        part = {name: np.concatenate([one[name] for one in self._waiting]) for name in names}
+        self._file.add(self.end - len(next(iter(part.values()))), part)
+        self._waiting, self._bytes, self._since = [], 0, time.monotonic()
+
+
+def digest_of(trainer: Trainer) -> str:
+    """Returns a digest of all variables of the task, as the model holds them now. Eager."""
+    layers = layers_of(trainer.task)
+    variables = {id(v.value): v.value for layer in layers for v in layer.weights}
+    variables |= {id(v): v for v in own_variables_of(trainer.task, layers)}
+    found = hashlib.blake2b(digest_size=16)
+    for variable in variables.values():
+        found.update(np.ascontiguousarray(copies_of(variable)[0].numpy()).tobytes())
+    return found.hexdigest()

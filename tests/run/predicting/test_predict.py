@@ -1,0 +1,201 @@
+"""`--mode=predict`: whole runs in this process, and workers that are killed."""
+
+import json
+import os
+import signal
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ddl
+from ddl.errors import ConfigError, DataError, ModelDirectoryError, TrainingInterrupted
+from ddl.run.from_checkpoints import SavedWeights
+from ddl.run.predicting import predict
+from ddl.run.predicting.parts import PartialFile
+from ddl.run.predicting.settings import Predictions
+from tests.distribution.whole_clusters import addresses, start_worker
+from tests.run.test_train import DIGITS_MLP, run
+from tests.run.whole_runs import ROOT
+
+AVERAGE = (
+    *("Trainer.weight_average = @ExponentialMovingAverage()", "EVAL_EVERY = None"),
+    "ExponentialMovingAverage.decay = 0.9",
+)
+LABELS = "Predictions.features = ['label']"
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    model_dir = tmp_path_factory.mktemp("finished") / "run"
+    run(model_dir, *AVERAGE, **DIGITS_MLP)
+    return model_dir
+
+
+def predicted(model_dir, path, *params, **arguments):
+    arguments = {**DIGITS_MLP, "mode": "predict", "predictions": str(path), **arguments}
+    run(model_dir, *AVERAGE, *params, **arguments)
+    return path
+
+
+@pytest.fixture(scope="module")
+def whole(finished, tmp_path_factory):
+    """The file that one device writes without a stop."""
+    return predicted(finished, tmp_path_factory.mktemp("whole") / "new" / "whole.npz", LABELS)
+
+
+def test_rows_are_the_models_outputs_in_order(finished, whole, tmp_path, capsys):
+    run(finished, *AVERAGE, **DIGITS_MLP, mode="export")
+    model = keras.models.load_model(finished / "export" / "model.keras")
+    images, labels = ddl.data.load_digits("test")
+    rows = np.load(whole)
+    assert list(rows) == ["label", "output"]
+    np.testing.assert_array_equal(rows["label"], labels)
+    np.testing.assert_allclose(rows["output"], model(images), rtol=1e-5, atol=1e-5)
+    # On four replicas, own weights, another source with weights and texts.
+    images = images[:77]
+    np.savez(tmp_path / "data.npz", image=images, weight=np.arange(77) % 2 / 2)
+    path = tmp_path / "own.jsonl"
+    source = ("Predictions.data = @p/numpy_files", f"p/numpy_files.files = '{tmp_path}/data.npz'")
+    own = SavedWeights(20, averaged=False)
+    predicted(finished, path, *source, strategy=("mirrored", 4), saved_weights=own)
+    output = capsys.readouterr().out
+    assert "Restored step 20 from" in output
+    assert f"Wrote 77 rows to {path}: weight float32, output float32 [10]." in output
+    lines = [json.loads(line) for line in path.open()]
+    run(finished, *AVERAGE, **DIGITS_MLP, mode="export", saved_weights=own)
+    model = keras.models.load_model(finished / "export" / "model.keras")
+    given = np.array([line["output"] for line in lines])
+    np.testing.assert_allclose(given, model(images), rtol=1e-5, atol=1e-5)
+    assert [line["weight"] for line in lines] == [n % 2 / 2 for n in range(77)]
+
+
+class Killed(BaseException):
+    """Ends a command as SIGKILL does: nothing handles it."""
+
+
+def test_stopped_it_goes_on_to_the_same_file(finished, whole, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(predict, "_PART_SECONDS", 0)
+    path, made = tmp_path / "part.npz", []
+    add = PartialFile.add
+
+    def at_second(action):
+        def then(self, first, part):
+            add(self, first, part)
+            made.append(first)
+            if len(made) == 2:
+                action()
+
+        monkeypatch.setattr(PartialFile, "add", then)
+
+    def kill():
+        raise Killed
+
+    at_second(kill)
+    with pytest.raises(Killed):
+        predicted(finished, path, LABELS)
+    assert not path.exists()
+    stopped = made.copy()
+    made.clear()
+    at_second(lambda: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(TrainingInterrupted, match="stopped on SIGTERM after .* of 360 rows. Run"):
+        predicted(finished, path, LABELS)
+    message = "weights: .* → .*\nRepeat the stopped command, with its --checkpoint"
+    with pytest.raises(ModelDirectoryError, match=message):
+        predicted(finished, path, LABELS, saved_weights=SavedWeights(20))
+    assert not path.exists()
+    capsys.readouterr()
+    predicted(finished, path, LABELS)
+    assert "Resuming after " in capsys.readouterr().out
+    assert path.read_bytes() == whole.read_bytes()
+    assert len({*stopped, *made}) == len(stopped) + len(made)  # no row is computed twice
+    assert [*tmp_path.iterdir()] == [path]
+
+
+def test_outputs_of_own_tasks(finished, tmp_path, monkeypatch):
+    def outputs(self, features):
+        logits = self.model(features["image"], training=False)
+        return {"class": tf.argmax(logits, -1), "pair": (logits[:, :2], tf.as_string(logits[:, 0]))}
+
+    monkeypatch.setattr(ddl.Classification, "predict", outputs)
+    rows = np.load(predicted(finished, tmp_path / "own.npz"))
+    assert {name: (x.dtype.kind, x.shape) for name, x in rows.items()} == {
+        "class": ("i", (360,)),
+        "pair/0": ("f", (360, 2)),
+        "pair/1": ("U", (360,)),
+    }
+    np.testing.assert_allclose(rows["pair/1"].astype(float), rows["pair/0"][:, 0], atol=1e-4)
+
+
+def test_what_is_refused_before_weights_are_restored(tmp_path, monkeypatch):
+    monkeypatch.setattr(ddl.Classification, "predict", None)
+    message = "Classification has no outputs to predict. Give it .* for --mode=predict."
+    with pytest.raises(ConfigError, match=message):
+        predicted(tmp_path / "no_run", tmp_path / "x.jsonl")
+    assert not [*tmp_path.iterdir()]
+    without: Any = SimpleNamespace(eval_pipeline=None)
+    with pytest.raises(ConfigError, match="binds neither Predictions.data nor Trainer.eval_data"):
+        Predictions().source(without)
+    with pytest.raises(DataError, match="names 'id', which the data do not have, only image"):
+        Predictions({"image": np.zeros([2, 3])}, ["id"]).source(without)
+    with pytest.raises(ConfigError, match="must be a list of names, got 'label'"):
+        Predictions(features="label")
+    endless = tf.data.Dataset.from_tensors({"image": [1.0]}).repeat()
+    with pytest.raises(DataError, match="needs data with an end, got endless data"):
+        Predictions(ddl.data.endless(endless, steps_per_epoch=3)).source(without)
+
+
+PROGRAM = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+from ddl.run.predicting import predict
+predict._PART_SECONDS = 0.05
+from ddl.main import run
+run()
+"""
+
+
+@pytest.mark.slow
+def test_killed_workers_go_on(finished, tmp_path):
+    """Two workers are killed with -9 and started again: one file, in the order of the rows."""
+    path, rows = tmp_path / "rows.npz", 100_001
+    images = np.arange(rows * 64).reshape(rows, 8, 8, 1) % 17
+    np.save(tmp_path / "image.npy", images.astype("u1"))
+    source = (
+        "Predictions.data = @p/numpy_files()",
+        f"p/numpy_files.files = {{'image': '{tmp_path}/image.npy'}}",
+    )
+    params = [*AVERAGE, *source, "TRAIN_STEPS = 40"]
+    flags = [
+        f"--gin_file={ROOT}/configs/digits_mlp.gin",
+        *(f"--model_dir={finished}", "--mode=predict", f"--predictions={path}"),
+        *(f"--gin_param={param}" for param in params),
+    ]
+
+    def workers():
+        there = addresses(2)
+        return [start_worker(n, there, *flags, program=("-c", PROGRAM)) for n in range(2)]
+
+    started, patience = workers(), time.monotonic() + 300
+    while started[0].poll() is None and time.monotonic() < patience:
+        if len([*tmp_path.glob("*.partial/rows-*.npz")]) > 2:
+            break
+        time.sleep(0.005)
+    for worker in started:
+        worker.kill()
+    outputs = [worker.communicate()[0] for worker in started]
+    parts = sorted(tmp_path.glob("*.partial/rows-*.npz"))
+    assert parts, outputs
+    assert not path.exists()
+    before = np.concatenate([np.load(part)["arr_0"] for part in parts])
+    outputs = [worker.communicate(timeout=500)[0] for worker in workers()]
+    assert "Resuming after " in outputs[0], outputs
+    after = np.load(path)["output"]
+    np.testing.assert_array_equal(after[: len(before)], before)
+    alone = np.load(predicted(finished, tmp_path / "alone.npz", *source))["output"]
+    np.testing.assert_allclose(after, alone, rtol=1e-5, atol=1e-5)
+    assert len(after) == rows
