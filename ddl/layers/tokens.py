@@ -15,9 +15,7 @@ class TiedEmbedding(keras.layers.Embedding):
     Press and Wolf 2017, "Using the Output Embedding to Improve Language Models".
     """
 
-    def __init__(
-        self, input_dim: int, output_dim: int, logit_bias: bool = False, **arguments: Any
-    ):
+    def __init__(self, input_dim: int, output_dim: int, logit_bias: bool = False, **arguments: Any):
         """Initializes the layer.
 
         Args:

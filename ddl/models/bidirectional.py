@@ -18,7 +18,7 @@ def bert(
     dropout: float = 0.1,
     packed: bool = False,
 ) -> keras.Model:
-    """Builds an encoder of tokens: Devlin et al. 2019, "BERT: Pre-training of Deep Bidirectional …".
+    """Builds an encoder of tokens: Devlin et al. 2019, "BERT: Pre-training of Deep ...".
 
     The defaults are those of BERT-base, which has 30,522 tokens and 512 positions. There are
     neither vectors of sentence A and B nor a prediction of the next sentence (Liu et al. 2019,

@@ -57,6 +57,11 @@ def fits(expected: Sequence[int | None], given: Sequence[int | None]) -> bool:
     )
 
 
+def without_one(shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+    """Returns a shape without a last dimension of 1."""
+    return shape[:-1] if shape and shape[-1] == 1 else shape
+
+
 def check_model(model: Any, task: str) -> None:
     """Raises ConfigError if `model` is no Keras model."""
     if not isinstance(model, keras.Model):

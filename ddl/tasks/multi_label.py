@@ -66,6 +66,13 @@ class MultiLabel:
         self._input_name = input_name
         self._label_name = label_name
         self._auc = KerasMetric("AUC", {"name": "auc"})
+        self._precision = KerasMetric(
+            "AUC", {"name": "mean_average_precision", "curve": "PR", "multi_label": True}
+        )
+        self._f1 = {
+            name: KerasMetric("F1Score", {"name": name, "average": average, "threshold": 0.5})
+            for name, average in (("f1_micro", "micro"), ("f1_macro", "macro"))
+        }
 
     def per_example(self, features: dict[str, Any], training: bool) -> PerExample:
         """Computes the loss and metrics of a batch. Replica context.
@@ -76,8 +83,10 @@ class MultiLabel:
 
         Returns:
           The loss [batch], and the metrics "binary_accuracy", the share of classes that are right,
-          "exact_match", 1 where all are, and "auc", the area under the ROC curve of all classes
-          together.
+          "exact_match", 1 where all are, "f1_micro" and "f1_macro", the F1 score of all classes
+          together and its mean over the classes, "auc", the area under the ROC curve of all classes
+          together, and "mean_average_precision", the mean over the classes of the area under the
+          curve of precision and recall (from 200 thresholds).
         """
         inputs = inputs_of(self.model, features, self._input_name, self._label_name)
         logits = in_float32(self.model(inputs, training=training))
@@ -88,13 +97,18 @@ class MultiLabel:
             factors = tf.constant(self._positive_weights, logits.dtype)
             losses = tf.nn.weighted_cross_entropy_with_logits(labels, logits, factors)
         # A logit that is not a number is above no threshold, and predicts nothing.
-        right = tf.equal(logits >= self._threshold, labels >= 0.5) & ~tf.math.is_nan(logits)
+        predicted = logits >= self._threshold
+        right = tf.equal(predicted, labels >= 0.5) & ~tf.math.is_nan(logits)
+        chances = tf.sigmoid(tf.cast(logits, tf.float64))
+        predictions = tf.cast(predicted, tf.float64)
         return PerExample(
             tf.reduce_mean(losses, axis=-1),
             {
                 "binary_accuracy": tf.reduce_mean(tf.cast(right, tf.float32), axis=-1),
                 "exact_match": tf.cast(tf.reduce_all(right, axis=-1), tf.float32),
-                "auc": self._auc(labels, tf.sigmoid(tf.cast(logits, tf.float64))),
+                **{name: f1(labels, predictions) for name, f1 in self._f1.items()},
+                "auc": self._auc(labels, chances),
+                "mean_average_precision": self._precision(labels, chances),
             },
         )
 
