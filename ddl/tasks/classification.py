@@ -15,7 +15,7 @@ from ddl.metrics.values import Value
 from ddl.tasks.accuracy import accuracy, top_k_accuracy
 from ddl.tasks.checks import check_features, in_float32
 from ddl.tasks.cross_entropy import cross_entropy
-from ddl.tasks.inputs import check_inputs, inputs_of, names_of
+from ddl.tasks.inputs import check_inputs, check_looked_up, inputs_of, names_of
 from ddl.tasks.task import PerExample
 
 # Called with inputs [batch, …] and training=True.
@@ -220,6 +220,7 @@ class Classification:
             names.pop("input_name")
         check_features(spec, names, "Classification")
         check_inputs(self.model, spec, self.input_name, self._label_name, "Classification")
+        check_looked_up(self.model, source, self.input_name)
         classes = self._num_classes()
         label_spec = spec[self._label_name]
         if label_spec.dtype == tf.string:

@@ -15,7 +15,7 @@ from ddl.tasks.checks import (
     check_model,
     check_range,
     fits,
-    in_float32,
+    one_output,
     output_shape,
 )
 from ddl.tasks.cross_entropy import cross_entropy
@@ -70,7 +70,7 @@ class LanguageModel:
         """
         labels = tf.cast(features[self._label_name], tf.int64)
         logits = self.model(self._inputs(features), training=training)
-        return _compared(labels, logits, features.get(self._weight_name))
+        return _compared(self, labels, logits, features.get(self._weight_name))
 
     def predict(self, features: dict[str, Any]) -> tf.Tensor:
         """Returns the logits [batch, positions, vocabulary]. Labels are not read."""
@@ -172,13 +172,15 @@ class MaskedLanguageModel:
         token, given = features[self._input_name], features.get(self._weight_name)
         can_mask = features["segment"] > 0 if "segment" in features else None
         if given is not None:
-            can_mask = given > 0 if can_mask is None else can_mask & (given > 0)
+            counts = tf.cast(given, tf.float32) > 0
+            can_mask = counts if can_mask is None else can_mask & counts
         masked = self.masking(token, can_mask=can_mask)
         inputs = self._inputs({**features, self._input_name: masked.token})
         weight = masked.weight
         if given is not None:
             weight *= tf.cast(given, weight.dtype)
-        return _compared(tf.cast(token, tf.int64), self.model(inputs, training=training), weight)
+        logits = self.model(inputs, training=training)
+        return _compared(self, tf.cast(token, tf.int64), logits, weight)
 
     def predict(self, features: dict[str, Any]) -> tf.Tensor:
         """Returns the logits [batch, positions, vocabulary] of tokens that are not masked here."""
@@ -199,6 +201,12 @@ class MaskedLanguageModel:
         check_features(spec, {"input_name": self._input_name}, "MaskedLanguageModel")
         token = spec[self._input_name]
         if "segment" not in spec and "length" in spec:
+            length = spec["length"]
+            if length.shape.rank != 0 or not length.dtype.is_integer:
+                raise DataError(
+                    "Feature 'length' must be an integer for each example, the number of its "
+                    f"tokens, got {length.dtype.name} of shape {tuple(length.shape)}."
+                )
             spec |= dict.fromkeys(("segment", "position"), tf.TensorSpec(token.shape, tf.int64))
         check_inputs(self.model, spec, self._input_name, "", "MaskedLanguageModel")
         given = inputs_of(self.model, spec, self._input_name, "")
@@ -223,9 +231,17 @@ def _with_segments(features: dict[str, Any], input_name: str) -> dict[str, Any]:
     return {**features, "segment": tf.cast(inside, tf.int64), "position": position}
 
 
-def _compared(labels: tf.Tensor, logits: tf.Tensor, weight: tf.Tensor | None) -> PerExample:
+def _compared(
+    task: LanguageModel | MaskedLanguageModel,
+    labels: tf.Tensor,
+    outputs: Any,
+    weight: tf.Tensor | None,
+) -> PerExample:
     """Returns the loss of each token and the metrics."""
-    logits, shape = in_float32(logits), tf.shape(labels)
+    form = "[batch, positions, vocabulary]"
+    expected = (labels.shape[1], None)
+    logits = one_output(outputs, task.model, type(task).__name__, form, expected)
+    shape = tf.shape(labels)
     rows = tf.reshape(logits, [-1, logits.shape[-1]])
     classes = tf.reshape(labels, [-1])
     loss = tf.reshape(cross_entropy(classes, rows), shape)
@@ -274,6 +290,8 @@ def _check_tokens(
                 f"Feature {name!r} must have a value for each token, shape {tokens}, got "
                 f"{tuple(spec[name].shape)}. Reshape it in the data."
             )
+        if spec[name].dtype == tf.string:
+            raise DataError(f"Feature {name!r} must be numbers, got text. Convert it in the data.")
     shape = output_shape(model)
     end = None if shape is None else shape[-1]
     for name in names:

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from ddl.errors import ConfigError, DataError
 from ddl.metrics.keras_metric import KerasMetric
-from ddl.tasks.checks import check_features, check_model, in_float32, output_shape
-from ddl.tasks.inputs import check_inputs, inputs_of
+from ddl.tasks.checks import check_features, check_model, in_float32, one_output, output_shape
+from ddl.tasks.inputs import check_inputs, check_looked_up, inputs_of
 from ddl.tasks.task import PerExample
 
 
@@ -89,8 +89,10 @@ class MultiLabel:
           curve of precision and recall (from 200 thresholds).
         """
         inputs = inputs_of(self.model, features, self._input_name, self._label_name)
-        logits = in_float32(self.model(inputs, training=training))
-        labels = tf.cast(features[self._label_name], logits.dtype)
+        outputs, given = self.model(inputs, training=training), features[self._label_name]
+        form, expected = "[batch, classes]", given.shape[1:]
+        logits = one_output(outputs, self.model, "MultiLabel", form, expected)
+        labels = self._checked(tf.cast(given, logits.dtype))
         if self._positive_weights is None:
             losses = tf.nn.sigmoid_cross_entropy_with_logits(labels, logits)
         else:
@@ -112,6 +114,13 @@ class MultiLabel:
             },
         )
 
+    def _checked(self, labels: tf.Tensor) -> tf.Tensor:
+        """Returns labels after a check of the values, which not every source has as an array."""
+        nan = tf.constant(float("nan"), labels.dtype)
+        is_either = tf.equal(labels, 0.0) | tf.equal(labels, 1.0)
+        message = f"Feature {self._label_name!r} has a value other than 0 and 1 (MultiLabel)"
+        return tf.debugging.check_numerics(tf.where(is_either, labels, nan), message)
+
     def predict(self, features: dict[str, Any]) -> tf.Tensor:
         """Returns the probability of each class, [batch, classes]."""
         inputs = inputs_of(self.model, features, self._input_name, self._label_name)
@@ -127,9 +136,14 @@ class MultiLabel:
         spec = source.element_spec
         check_features(spec, {"label_name": self._label_name}, "MultiLabel")
         check_inputs(self.model, spec, self._input_name, self._label_name, "MultiLabel")
+        check_looked_up(self.model, source, self._input_name)
         label, shape = spec[self._label_name], output_shape(self.model)
         classes = None if shape is None else shape[0]
-        if label.shape.rank != 1 or classes not in (None, label.shape[0]):
+        if (
+            label.dtype == tf.string
+            or label.shape.rank != 1
+            or classes not in (None, label.shape[0])
+        ):
             raise DataError(
                 "MultiLabel needs labels with 0 or 1 for each class, shape "
                 f"({classes or 'classes'},), got {label.dtype.name} of shape "

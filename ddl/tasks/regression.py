@@ -18,7 +18,7 @@ from ddl.tasks.checks import (
     output_shape,
     without_one,
 )
-from ddl.tasks.inputs import check_inputs, inputs_of
+from ddl.tasks.inputs import check_inputs, check_looked_up, inputs_of
 from ddl.tasks.task import PerExample
 
 _LOSSES: dict[str, Callable[[tf.Tensor, float], tf.Tensor]] = {
@@ -85,7 +85,13 @@ class Regression:
           a mean over the numbers of an example.
         """
         inputs = inputs_of(self.model, features, self._input_name, self._label_name)
-        outputs = in_float32(self.model(inputs, training=training))
+        outputs = self.model(inputs, training=training)
+        if not tf.is_tensor(outputs):
+            raise ConfigError(
+                f"Regression needs a model with one output, but {self.model.name!r} returns a "
+                f"{type(outputs).__name__}. Return one tensor, or write a task of your own."
+            )
+        outputs = in_float32(outputs)
         labels = tf.cast(features[self._label_name], outputs.dtype)
         sizes = [math.prod(each.shape[1:]) for each in (outputs, labels)]
         if sizes[0] != sizes[1]:
@@ -128,6 +134,7 @@ class Regression:
         spec = source.element_spec
         check_features(spec, {"label_name": self._label_name}, "Regression")
         check_inputs(self.model, spec, self._input_name, self._label_name, "Regression")
+        check_looked_up(self.model, source, self._input_name)
         label, shape = spec[self._label_name], output_shape(self.model)
         if label.dtype == tf.string:
             raise DataError(
