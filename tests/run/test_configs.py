@@ -6,7 +6,6 @@ import re
 import pytest
 
 import ddl
-from ddl.errors import ConfigError, DataError
 from ddl.training.checks.row_independence import RowIndependence
 from tests.run.test_train import CONFIGS, metrics, run
 
