@@ -117,9 +117,9 @@ class WarmStart:
             raise ConfigError(
                 f"WarmStart: {read[name]} in {prefix} must have the shape of {name} in this model, "
                 f"{sizes[name][0]}, got {sizes[name][1]}. Of the {len(here)} weights of this "
-                f"model, {len(matching)} match ({some(matching) or 'none'}), {len(other)} have another "
-                f"shape ({some(other)}), and {len(here) - len(read)} are not read. Exclude those "
-                "that differ by WarmStart.include, such as '(?!logits)'."
+                f"model, {len(matching)} match ({some(matching) or 'none'}), {len(other)} have "
+                f"another shape ({some(other)}), and {len(here) - len(read)} are not read. Exclude "
+                "those that differ by WarmStart.include, such as '(?!logits)'."
             )
         with _reading(prefix) as reader:
             values = {name: reader.get_tensor(there[source][0]) for name, source in read.items()}
