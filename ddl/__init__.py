@@ -44,7 +44,7 @@ if TYPE_CHECKING:  # for completion and types, which cannot follow `__getattr__`
     from ddl.tasks.current_batch import current_batch
     from ddl.tasks.distillation import Distillation
     from ddl.tasks.gather import gather
-    from ddl.tasks.language import LanguageModel
+    from ddl.tasks.language import LanguageModel, MaskedLanguageModel
     from ddl.tasks.multi_label import MultiLabel
     from ddl.tasks.regression import Regression
     from ddl.tasks.segmentation import Segmentation
@@ -64,6 +64,7 @@ _HOME = {
     "LanguageModel": "ddl.tasks.language",
     "LossScale": "ddl.precision",
     "LossWeight": "ddl.optimizers.loss_weight",
+    "MaskedLanguageModel": "ddl.tasks.language",
     "MultiLabel": "ddl.tasks.multi_label",
     "PerExample": "ddl.tasks.task",
     "Regression": "ddl.tasks.regression",
@@ -98,6 +99,7 @@ __all__ = [
     "LanguageModel",
     "LossScale",
     "LossWeight",
+    "MaskedLanguageModel",
     "MultiLabel",
     "PerExample",
     "Regression",

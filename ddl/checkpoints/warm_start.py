@@ -106,13 +106,21 @@ class WarmStart:
                         f"WarmStart: the name {name} is ambiguous: {len(names)} weights have it. "
                         "Give their layers different names, or exclude them by WarmStart.include."
                     )
-            shape_there, shape_here = tuple(shapes[there[source][0]]), tuple(here[name][0].shape)
-            if shape_there != shape_here:
-                raise ConfigError(
-                    f"WarmStart: {source} in {prefix} must have the shape of {name} in this model, "
-                    f"{shape_here}, got {shape_there}. Exclude it by WarmStart.include, such as "
-                    "'(?!logits)'."
-                )
+        sizes = {
+            name: (tuple(here[name][0].shape), tuple(shapes[there[source][0]]))
+            for name, source in read.items()
+        }
+        other = [name for name, (ours, theirs) in sizes.items() if ours != theirs]
+        if other:
+            name = other[0]
+            matching = [each for each in read if each not in other]
+            raise ConfigError(
+                f"WarmStart: {read[name]} in {prefix} must have the shape of {name} in this model, "
+                f"{sizes[name][0]}, got {sizes[name][1]}. Of the {len(here)} weights of this "
+                f"model, {len(matching)} match ({some(matching) or 'none'}), {len(other)} have "
+                f"another shape ({some(other)}), and {len(here) - len(read)} are not read. Exclude "
+                "those that differ by WarmStart.include, such as '(?!logits)'."
+            )
         with _reading(prefix) as reader:
             values = {name: reader.get_tensor(there[source][0]) for name, source in read.items()}
         for name, value in values.items():

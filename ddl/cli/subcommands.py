@@ -28,10 +28,11 @@ class Subcommand(NamedTuple):
 
 # A new subcommand is a line here, and a module ddl.NAME or ddl.NAME.__main__.
 SUBCOMMANDS: dict[str, Subcommand] = {
-    "train": Subcommand("ddl.main", "Train, evaluate or export what a config describes."),
+    "train": Subcommand("ddl.main", "Train, evaluate, export or predict, as a config says."),
     "launch": Subcommand("ddl.launch", "Start and watch a cluster of processes on this machine."),
     "check": Subcommand("ddl.check", "Check that a task computes the same on any devices."),
     "lr_finder": Subcommand("ddl.lr_finder.__main__", "Make a learning rate range test."),
+    "generate": Subcommand("ddl.generate.__main__", "Continue a text with the model of a run."),
     "inspect": Subcommand("ddl.inspect.__main__", "Show a config's data, and time their reading."),
     "convert": Subcommand("ddl.convert.__main__", "Write a config's data into record files."),
     "list": Subcommand("ddl.list.__main__", "List what configs and flags can name, with types."),

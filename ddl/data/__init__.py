@@ -25,7 +25,7 @@ from ddl.data.objects import (
     tfds,
 )
 from ddl.data.order import batch_indices, steps_per_epoch
-from ddl.data.packaged import load_digits, romeo_and_juliet
+from ddl.data.packaged import load_digits, penguins, romeo_and_juliet, shapes
 from ddl.data.pipeline import BatchPipeline
 from ddl.data.random_access import RandomAccessSource
 from ddl.data.records import RecordSource
@@ -64,8 +64,10 @@ __all__ = [
     "load_keras_dataset",
     "numpy_files",
     "packed",
+    "penguins",
     "record_files",
     "romeo_and_juliet",
+    "shapes",
     "skip_damaged",
     "steps_per_epoch",
     "store",

@@ -28,6 +28,11 @@ _OF_DATA = re.compile(
     r"Feature '|Received a label value|\bindices\S* = \S+ is not in \["
 )
 
+# A token or category that a layer looks up, and the node that does so.
+_BEYOND_TABLE = re.compile(
+    r"\bindices\S* = (-?\d+) is not in \[0, (\d+)\)\s*\[\[\{\{node ([^}]*)\}\}"
+)
+
 # A node that an error of the data passes through, as do errors of other nodes.
 _IN_BATCH = "Iterator"
 
@@ -155,6 +160,13 @@ def data_errors(*sources: _Read) -> Iterator[None]:
             raise
         reason = own[-1] if own else text.split("[[{{node")[0].strip().splitlines()[-1].strip()
         reason = _ASSERTED.sub(r"\1", _BEFORE_REASON.sub("", reason))
+        if beyond := _BEYOND_TABLE.search(text):
+            value, rows, node = beyond.groups()
+            reason += (
+                f". The value {value} was looked up by {_layer(node)}, whose table has rows from 0 "
+                f"to {int(rows) - 1}. Give the model a larger vocabulary or number of categories, "
+                "or correct the data."
+            )
         # A Python function of the data, such as a generator, leaves its traceback in the text.
         place = None if own or "Traceback (most recent" not in text else place_of(error)
         note = f"\n{place.note}" if place else ""
@@ -175,3 +187,9 @@ def data_errors(*sources: _Read) -> Iterator[None]:
             f"The data set must have {wanted:,} examples, got only {found:,}. Set num_examples to "
             f"{found}, or correct what the data set reads."
         ) from None
+
+
+def _layer(node: str) -> str:
+    """Returns the name of a layer from that of a node: "while/replica_1/gpt_1/tokens/GatherV2"."""
+    names = [name for name in node.split("/") if not re.match(r"while|replica_\d", name)]
+    return "/".join(names[:-1]) or node

@@ -23,7 +23,7 @@ try:
 
     from ddl.cli.commands import exiting_on_errors, parse_command_line
     from ddl.cli.flags import FLAGS as MAIN_FLAGS
-    from ddl.cli.flags import parse_checkpoint, parse_gpus
+    from ddl.cli.flags import OF_CONFIG, parse_checkpoint, parse_gpus, share
     from ddl.cli.placing import build_placement
 except KeyboardInterrupt:  # else Python prints a traceback
     sys.exit(130)
@@ -32,7 +32,7 @@ FLAGS = flags.FlagValues()
 
 # Flags of ddl.main that define the model, its weights and its device.
 _OF_MAIN = (
-    *("gin_file", "gin_param", "gin_bindings", "gin_search_path", "gin_allow_unused"),
+    *OF_CONFIG,
     *("model_dir", "checkpoint", "averaged_weights"),
     *("gpus", "memory_growth", "deterministic_ops", "tf32"),
 )
@@ -41,8 +41,7 @@ _PROMPTS = ("prompt", "prompt_file", "prompt_tokens")
 
 def define_flags() -> None:
     """Defines every flag of the command line."""
-    for name in _OF_MAIN:
-        FLAGS[name] = MAIN_FLAGS[name]
+    share(FLAGS, _OF_MAIN)
     flags.DEFINE_string("prompt", None, "Text to continue.", flag_values=FLAGS)
     flags.DEFINE_string("prompt_file", None, "File with the text to continue.", flag_values=FLAGS)
     flags.DEFINE_list(
@@ -109,7 +108,7 @@ def run(argv: Sequence[str] | None = None) -> None:
     Args:
       argv: The program's name, then the arguments; None takes those of this process.
     """
-    gpus, checkpoint, tokens = parse_command_line("ddl.generate", __doc__, FLAGS, argv, check_flags)
+    gpus, checkpoint, tokens = parse_command_line("ddl generate", __doc__, FLAGS, argv, check_flags)
     MAIN_FLAGS.mark_as_parsed()
     with exiting_on_errors():
         generate(gpus, checkpoint, tokens)

@@ -15,6 +15,24 @@ class TiedEmbedding(keras.layers.Embedding):
     Press and Wolf 2017, "Using the Output Embedding to Improve Language Models".
     """
 
+    def __init__(self, input_dim: int, output_dim: int, logit_bias: bool = False, **arguments: Any):
+        """Initializes the layer.
+
+        Args:
+          input_dim: Number of tokens.
+          output_dim: Width of the vectors.
+          logit_bias: Whether to add a learned number for each token to the logits, as in BERT.
+          **arguments: Those of `keras.layers.Embedding`.
+        """
+        super().__init__(input_dim, output_dim, **arguments)
+        self.logit_bias = logit_bias
+
+    def build(self, input_shape: Any = None) -> None:
+        """Creates the table and the bias."""
+        super().build(input_shape)
+        if self.logit_bias:
+            self.bias = self.add_weight(shape=(self.input_dim,), initializer="zeros", name="bias")
+
     def call(self, inputs: tf.Tensor, as_logits: bool = False) -> tf.Tensor:
         """Looks up tokens, or multiplies vectors by the table.
 
@@ -31,7 +49,13 @@ class TiedEmbedding(keras.layers.Embedding):
         # Not an einsum: its gradient for the table would hold a table for each position.
         rows = tf.reshape(inputs, [-1, inputs.shape[-1]])
         logits = tf.matmul(rows, table, transpose_b=True)
+        if self.logit_bias:
+            logits += tf.cast(self.bias, logits.dtype)
         return tf.reshape(logits, [*keras.ops.shape(inputs)[:-1], self.input_dim])
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments."""
+        return super().get_config() | {"logit_bias": self.logit_bias}
 
     def compute_output_shape(self, input_shape: Any, as_logits: bool = False) -> Any:
         """Returns the shape of the output."""

@@ -1,6 +1,7 @@
 """Plain Keras 3 models with input scaling inside, so that serving takes the same raw inputs."""
 
 from ddl.models.applications import keras_application
+from ddl.models.bidirectional import bert
 from ddl.models.convolutional import cnn
 from ddl.models.exported import load_exported
 from ddl.models.generation import generate
@@ -12,6 +13,7 @@ from ddl.models.transformers import gpt, vit
 from ddl.models.wide_residual import wide_resnet
 
 __all__ = [
+    "bert",
     "cnn",
     "generate",
     "gpt",

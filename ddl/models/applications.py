@@ -8,6 +8,7 @@ import keras
 
 from ddl import layers
 from ddl.errors import ConfigError, did_you_mean
+from ddl.models.weights import load_weights
 
 
 def keras_application(
@@ -38,7 +39,7 @@ def keras_application(
 
     Raises:
       ConfigError: If there is no such function, it does not take an argument, or the weights are
-        not those of a file.
+        not those of a file, or those of another model.
     """
     functions = {
         key: each for key, each in vars(keras.applications).items() if inspect.isfunction(each)
@@ -63,8 +64,10 @@ def keras_application(
     if "classifier_activation" in taken:
         arguments = {"classifier_activation": None, **arguments}
     model = functions[name](
-        weights=weights, input_shape=tuple(input_shape), classes=num_classes, **arguments
+        weights=None, input_shape=tuple(input_shape), classes=num_classes, **arguments
     )
+    if weights is not None:
+        load_weights(model, weights, "keras_application.weights")
     if synchronized:
         values = model.get_weights()
         model = keras.models.clone_model(model, clone_function=_same_on_all_replicas)

@@ -16,6 +16,8 @@ def table_mlp(
     embedding_width: int = 8,
     hidden_units: Sequence[int] = (128, 64),
     dropout: float = 0.0,
+    numbers_mean: Sequence[float] | None = None,
+    numbers_deviation: Sequence[float] | None = None,
 ) -> keras.Model:
     """Builds a perceptron that looks categories up in tables of vectors, and takes numbers as such.
 
@@ -28,13 +30,23 @@ def table_mlp(
       embedding_width: Width of the vectors.
       hidden_units: Width of each hidden layer.
       dropout: Dropout rate after each hidden layer.
+      numbers_mean: Subtracted from the raw numbers, one for each; None subtracts nothing.
+      numbers_deviation: Divisors of the centred numbers, one for each; None divides by 1.
 
     Returns:
       A model from a dict of features to [batch, num_outputs].
 
     Raises:
-      ConfigError: If there are neither numbers nor categories, or both have one name.
+      ConfigError: If there are neither numbers nor categories, or both have one name, or mean or
+        deviation have another length than the numbers.
     """
+    mean = [0.0] * numbers if numbers_mean is None else list(numbers_mean)
+    deviation = [1.0] * numbers if numbers_deviation is None else list(numbers_deviation)
+    if not len(mean) == len(deviation) == numbers or not all(each > 0 for each in deviation):
+        raise ConfigError(
+            "table_mlp.numbers_mean must be a number, and table_mlp.numbers_deviation a number "
+            f"above 0, for each of the {numbers} numbers, got {mean} and {deviation}."
+        )
     if numbers and "numbers" in (categories or {}):
         raise ConfigError(
             "table_mlp.categories must not have a feature 'numbers', the name of the feature of "
@@ -44,7 +56,11 @@ def table_mlp(
     columns: list[keras.KerasTensor] = []
     if numbers:
         inputs["numbers"] = keras.Input((numbers,), name="numbers")
-        columns.append(inputs["numbers"])
+        x = inputs["numbers"]
+        if numbers_mean is not None or numbers_deviation is not None:
+            offset = [-m / d for m, d in zip(mean, deviation, strict=True)]
+            x = keras.layers.Rescaling([1 / d for d in deviation], offset, name="scale")(x)
+        columns.append(x)
     for name, count in (categories or {}).items():
         inputs[name] = keras.Input((), dtype="int64", name=name)
         table = keras.layers.Embedding(count, embedding_width, name=f"{name}_vectors")

@@ -2,7 +2,7 @@
 
 from ddl.tasks.classification import Classification
 from ddl.tasks.distillation import Distillation
-from ddl.tasks.language import LanguageModel
+from ddl.tasks.language import LanguageModel, MaskedLanguageModel
 from ddl.tasks.multi_label import MultiLabel
 from ddl.tasks.regression import Regression
 from ddl.tasks.segmentation import Segmentation
@@ -12,6 +12,7 @@ __all__ = [
     "Classification",
     "Distillation",
     "LanguageModel",
+    "MaskedLanguageModel",
     "MultiLabel",
     "Regression",
     "Segmentation",

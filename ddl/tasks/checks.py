@@ -36,11 +36,7 @@ def check_input(model: keras.Model, name: str, spec: tf.TensorSpec) -> None:
     """
     if not getattr(model, "inputs", None):
         return
-    if spec.dtype == tf.string and model.inputs[0].dtype != "string":
-        raise DataError(
-            f"Feature {name!r} of the data is text, but the model {model.name!r} takes numbers. "
-            "Convert the text to numbers in the data, or set input_name to another feature."
-        )
+    check_kind(model, name, spec, model.inputs[0].dtype)
     expected = tuple(model.inputs[0].shape[1:])
     if not fits(expected, tuple(spec.shape)):
         given = tuple(spec.shape)
@@ -50,11 +46,37 @@ def check_input(model: keras.Model, name: str, spec: tf.TensorSpec) -> None:
         )
 
 
+def check_kind(model: keras.Model, name: str, spec: tf.TensorSpec, dtype: str) -> None:
+    """Raises DataError if a feature is text or a fraction where a model takes numbers or integers.
+
+    Args:
+      model: The model.
+      name: Name of the feature.
+      spec: The feature of one example.
+      dtype: Dtype of the model's input, to which Keras would cast the feature.
+    """
+    if spec.dtype == tf.string and dtype != "string":
+        raise DataError(
+            f"Feature {name!r} of the data is text, but the model {model.name!r} takes numbers. "
+            "Convert the text to numbers in the data, or set input_name to another feature."
+        )
+    if spec.dtype.is_floating and tf.as_dtype(dtype).is_integer:
+        raise DataError(
+            f"Feature {name!r} of the data must be integers, as the model {model.name!r} takes "
+            f"them, got {spec.dtype.name}. Convert it in the data."
+        )
+
+
 def fits(expected: Sequence[int | None], given: Sequence[int | None]) -> bool:
     """Returns whether a shape is as expected; None stands for any size."""
     return len(expected) == len(given) and all(
         e is None or e == g for e, g in zip(expected, given, strict=True)
     )
+
+
+def without_one(shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+    """Returns a shape without a last dimension of 1."""
+    return shape[:-1] if shape and shape[-1] == 1 else shape
 
 
 def check_model(model: Any, task: str) -> None:
@@ -93,6 +115,39 @@ def check_range(source: Any, name: str, end: int | None, what: str, remedy: str)
             f"{what} must be from 0 to {end - 1}, got {low} to {high} (first in example {row}). "
             f"{remedy}"
         )
+
+
+def one_output(
+    outputs: Any, model: keras.Model, task: str, form: str, shape: Sequence[int | None]
+) -> tf.Tensor:
+    """Returns a model's outputs as `in_float32` does, after a check of their shape.
+
+    Args:
+      outputs: What the model returned.
+      model: The model.
+      task: Name of the task.
+      form: The shape that the task needs, in words, such as "[batch, classes]".
+      shape: The same without the batch; None stands for any size.
+
+    Raises:
+      ConfigError: If the outputs are not one tensor of this shape.
+    """
+    if not tf.is_tensor(outputs):
+        got = f"a {type(outputs).__name__}"
+    elif outputs.shape.rank is None:
+        return in_float32(outputs)
+    else:
+        given = tuple(outputs.shape[1:])
+        if len(given) == len(shape) and all(
+            None in pair or pair[0] == pair[1] for pair in zip(given, shape, strict=True)
+        ):
+            return in_float32(outputs)
+        got = f"shape {('batch', *given)}".replace("'", "")
+    wanted = f"({', '.join(['batch', *('any' if size is None else str(size) for size in shape)])})"
+    raise ConfigError(
+        f"{task} needs a model with one output of shape {form}, here {wanted}, but {model.name!r} "
+        f"returns {got}. Change the model's last layers, or the labels."
+    )
 
 
 def in_float32(outputs: tf.Tensor) -> tf.Tensor:

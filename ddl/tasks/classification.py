@@ -13,8 +13,9 @@ from ddl.layers.transforms.mixing import Mixed
 from ddl.metrics.keras_metric import KerasMetric, check_names
 from ddl.metrics.values import Value
 from ddl.tasks.accuracy import accuracy, top_k_accuracy
-from ddl.tasks.checks import check_features, check_input, in_float32
+from ddl.tasks.checks import check_features, in_float32
 from ddl.tasks.cross_entropy import cross_entropy
+from ddl.tasks.inputs import check_inputs, check_looked_up, inputs_of, names_of
 from ddl.tasks.task import PerExample
 
 # Called with inputs [batch, …] and training=True.
@@ -29,8 +30,9 @@ _LABEL_CHUNK = 1 << 20
 class Classification:
     """Single-label classification: a model from inputs to one logit per class.
 
-    The task reads the features "image" and "label" (see `input_name`, `label_name`). Labels are
-    integers [batch] or one-hot rows [batch, classes].
+    The task reads the features "image" and "label" (see `input_name`, `label_name`). A model with
+    several inputs, such as `ddl.models.table_mlp`, gets a dict of the features that it names.
+    Labels are integers [batch] or one-hot rows [batch, classes].
     """
 
     def __init__(
@@ -63,12 +65,12 @@ class Classification:
           mixing: `ddl.layers.Mixup` or `ddl.layers.CutMix`, applied after the augmentations, in
             training only. Loss and accuracies of training are then means of those for both
             labels, and it reports none of `metrics`.
-          input_name: Name of the input feature.
+          input_name: Name of the input feature of a model with one input.
           label_name: Name of the label feature.
 
         Raises:
-          ConfigError: If `loss` has a reduction, `mixing` is a layer of Keras, or another argument
-            is out of range.
+          ConfigError: If `loss` has a reduction, `mixing` is a layer of Keras, a model with several
+            inputs has augmentations or mixing, or another argument is out of range.
         """
         if not isinstance(model, keras.Model):
             raise ConfigError(
@@ -96,6 +98,12 @@ class Classification:
             raise ConfigError(
                 "Classification.mixing must be ddl.layers.Mixup or ddl.layers.CutMix, got Keras's "
                 f"{type(mixing).__name__}, which mixes the rows of one replica."
+            )
+        if (augmentations or mixing) and names_of(model) is not None:
+            raise ConfigError(
+                "Classification.augmentations and Classification.mixing need a model with one "
+                f"input, but {model.name!r} takes {', '.join(names_of(model) or ())}. Change the "
+                "features in the data, or write a task of your own."
             )
         self.model = model
         if isinstance(metrics, str):
@@ -136,7 +144,7 @@ class Classification:
         self, features: dict[str, Any], training: bool
     ) -> tuple[PerExample, tf.Tensor, tf.Tensor]:
         """Returns the result of `per_example`, the augmented inputs and the logits."""
-        inputs, labels = features[self.input_name], features[self._label_name]
+        inputs, labels = self._inputs(features), features[self._label_name]
         mixed: Mixed | None = None
         if training:
             for augmentation in self._augmentations:
@@ -193,7 +201,10 @@ class Classification:
         Args:
           features: Inputs [batch, …]; labels are not read.
         """
-        return self.model(features[self.input_name], training=False)
+        return self.model(self._inputs(features), training=False)
+
+    def _inputs(self, features: dict[str, Any]) -> Any:
+        return inputs_of(self.model, features, self.input_name, self._label_name)
 
     def check(self, source: Any) -> None:
         """Checks a data source before training.
@@ -205,8 +216,11 @@ class Classification:
         """
         spec = source.element_spec
         names = {"input_name": self.input_name, "label_name": self._label_name}
+        if names_of(self.model) is not None:
+            names.pop("input_name")
         check_features(spec, names, "Classification")
-        check_input(self.model, self.input_name, spec[self.input_name])
+        check_inputs(self.model, spec, self.input_name, self._label_name, "Classification")
+        check_looked_up(self.model, source, self.input_name)
         classes = self._num_classes()
         label_spec = spec[self._label_name]
         if label_spec.dtype == tf.string:

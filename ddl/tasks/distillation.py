@@ -6,7 +6,7 @@ import keras
 import tensorflow as tf
 
 from ddl.errors import ConfigError
-from ddl.tasks.checks import in_float32, output_shape
+from ddl.tasks.checks import one_output, output_shape
 from ddl.tasks.classification import Classification
 from ddl.tasks.task import PerExample
 
@@ -74,7 +74,9 @@ class Distillation:
           "agreement", 1 where student and teacher give the same class.
         """
         found, inputs, logits = self.student.forward(features, training)
-        targets = in_float32(self.teacher(inputs, training=False))
+        outputs = self.teacher(inputs, training=False)
+        form, expected = "[batch, classes] (the teacher)", logits.shape[1:]
+        targets = one_output(outputs, self.teacher, "Distillation", form, expected)
         teacher = tf.stop_gradient(tf.cast(targets, logits.dtype))
         temperature = tf.constant(self._temperature, logits.dtype)
         distilled = tf.nn.softmax_cross_entropy_with_logits(

@@ -7,7 +7,14 @@ import keras
 import tensorflow as tf
 
 from ddl.errors import DataError
-from ddl.tasks.checks import check_features, check_input
+from ddl.tasks.checks import (
+    check_features,
+    check_input,
+    check_kind,
+    check_range,
+    fits,
+    without_one,
+)
 
 
 def inputs_of(
@@ -21,7 +28,7 @@ def inputs_of(
       input_name: Name of the feature for a model with one input.
       label_name: Name of the label, which is no input.
     """
-    names = _names(model)
+    names = names_of(model)
     if names is not None:
         return {name: features[name] for name in names}
     if input_name in features or getattr(model, "inputs", None):
@@ -45,7 +52,7 @@ def check_inputs(
       label_name: As in `inputs_of`.
       task: Name of the task.
     """
-    names = _names(model)
+    names = names_of(model)
     if names is None:
         if getattr(model, "inputs", None):
             check_features(spec, {"input_name": input_name}, task)
@@ -58,9 +65,44 @@ def check_inputs(
                 f"The model {model.name!r} takes the features {', '.join(names)}, but the data "
                 f"have no {name!r}, only {others}. Rename it in the data."
             )
+        expected, given = tuple(model.input[name].shape[1:]), tuple(spec[name].shape)
+        check_kind(model, name, spec[name], model.input[name].dtype)
+        # Keras adds a last dimension of 1, or removes it.
+        if not fits(without_one(expected), without_one(given)):
+            raise DataError(
+                f"Feature {name!r} of the data has shape {given}, but the model {model.name!r} "
+                f"takes {expected}. Change the model's sizes, or reshape the feature in the data."
+            )
 
 
-def _names(model: keras.Model) -> list[str] | None:
+def check_looked_up(model: keras.Model, source: Any, input_name: str) -> None:
+    """Raises DataError if integers that a model looks up in a table are beyond the table.
+
+    On CPUs TensorFlow raises an error in the update that looks them up; on GPUs it does not.
+
+    Args:
+      model: The model; only the inputs that go straight into a layer for embeddings are checked.
+      source: The source; only one that has its features as arrays is checked.
+      input_name: As in `inputs_of`.
+    """
+    for layer in getattr(model, "layers", ()):
+        try:
+            taken = layer.input if isinstance(layer, keras.layers.Embedding) else None
+        except (AttributeError, ValueError):  # Keras: no input yet, or several
+            continue
+        if taken is None or not model.inputs:
+            continue
+        names = names_of(model)
+        inputs = model.input if names is not None else {input_name: model.inputs[0]}
+        for name in [name for name, each in inputs.items() if each is taken]:
+            remedy = (
+                f"Give the table {layer.name!r} of {model.name!r} more rows, or number the values "
+                "from 0 on in the data."
+            )
+            check_range(source, name, layer.input_dim, f"Feature {name!r}", remedy)
+
+
+def names_of(model: keras.Model) -> list[str] | None:
     """Returns the names of a functional model's inputs if they come as a dict."""
     functional = getattr(model, "inputs", None) and not isinstance(model, keras.Sequential)
     own = model.input if functional else None

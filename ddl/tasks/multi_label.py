@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from ddl.errors import ConfigError, DataError
 from ddl.metrics.keras_metric import KerasMetric
-from ddl.tasks.checks import check_features, check_model, in_float32, output_shape
-from ddl.tasks.inputs import check_inputs, inputs_of
+from ddl.tasks.checks import check_features, check_model, in_float32, one_output, output_shape
+from ddl.tasks.inputs import check_inputs, check_looked_up, inputs_of
 from ddl.tasks.task import PerExample
 
 
@@ -66,6 +66,13 @@ class MultiLabel:
         self._input_name = input_name
         self._label_name = label_name
         self._auc = KerasMetric("AUC", {"name": "auc"})
+        self._precision = KerasMetric(
+            "AUC", {"name": "mean_average_precision", "curve": "PR", "multi_label": True}
+        )
+        self._f1 = {
+            name: KerasMetric("F1Score", {"name": name, "average": average, "threshold": 0.5})
+            for name, average in (("f1_micro", "micro"), ("f1_macro", "macro"))
+        }
 
     def per_example(self, features: dict[str, Any], training: bool) -> PerExample:
         """Computes the loss and metrics of a batch. Replica context.
@@ -76,27 +83,43 @@ class MultiLabel:
 
         Returns:
           The loss [batch], and the metrics "binary_accuracy", the share of classes that are right,
-          "exact_match", 1 where all are, and "auc", the area under the ROC curve of all classes
-          together.
+          "exact_match", 1 where all are, "f1_micro" and "f1_macro", the F1 score of all classes
+          together and its mean over the classes, "auc", the area under the ROC curve of all classes
+          together, and "mean_average_precision", the mean over the classes of the area under the
+          curve of precision and recall (from 200 thresholds).
         """
         inputs = inputs_of(self.model, features, self._input_name, self._label_name)
-        logits = in_float32(self.model(inputs, training=training))
-        labels = tf.cast(features[self._label_name], logits.dtype)
+        outputs, given = self.model(inputs, training=training), features[self._label_name]
+        form, expected = "[batch, classes]", given.shape[1:]
+        logits = one_output(outputs, self.model, "MultiLabel", form, expected)
+        labels = self._checked(tf.cast(given, logits.dtype))
         if self._positive_weights is None:
             losses = tf.nn.sigmoid_cross_entropy_with_logits(labels, logits)
         else:
             factors = tf.constant(self._positive_weights, logits.dtype)
             losses = tf.nn.weighted_cross_entropy_with_logits(labels, logits, factors)
         # A logit that is not a number is above no threshold, and predicts nothing.
-        right = tf.equal(logits >= self._threshold, labels >= 0.5) & ~tf.math.is_nan(logits)
+        predicted = logits >= self._threshold
+        right = tf.equal(predicted, labels >= 0.5) & ~tf.math.is_nan(logits)
+        chances = tf.sigmoid(tf.cast(logits, tf.float64))
+        predictions = tf.cast(predicted, tf.float64)
         return PerExample(
             tf.reduce_mean(losses, axis=-1),
             {
                 "binary_accuracy": tf.reduce_mean(tf.cast(right, tf.float32), axis=-1),
                 "exact_match": tf.cast(tf.reduce_all(right, axis=-1), tf.float32),
-                "auc": self._auc(labels, tf.sigmoid(tf.cast(logits, tf.float64))),
+                **{name: f1(labels, predictions) for name, f1 in self._f1.items()},
+                "auc": self._auc(labels, chances),
+                "mean_average_precision": self._precision(labels, chances),
             },
         )
+
+    def _checked(self, labels: tf.Tensor) -> tf.Tensor:
+        """Returns labels after a check of the values, which not every source has as an array."""
+        nan = tf.constant(float("nan"), labels.dtype)
+        is_either = tf.equal(labels, 0.0) | tf.equal(labels, 1.0)
+        message = f"Feature {self._label_name!r} has a value other than 0 and 1 (MultiLabel)"
+        return tf.debugging.check_numerics(tf.where(is_either, labels, nan), message)
 
     def predict(self, features: dict[str, Any]) -> tf.Tensor:
         """Returns the probability of each class, [batch, classes]."""
@@ -113,9 +136,14 @@ class MultiLabel:
         spec = source.element_spec
         check_features(spec, {"label_name": self._label_name}, "MultiLabel")
         check_inputs(self.model, spec, self._input_name, self._label_name, "MultiLabel")
+        check_looked_up(self.model, source, self._input_name)
         label, shape = spec[self._label_name], output_shape(self.model)
         classes = None if shape is None else shape[0]
-        if label.shape.rank != 1 or classes not in (None, label.shape[0]):
+        if (
+            label.dtype == tf.string
+            or label.shape.rank != 1
+            or classes not in (None, label.shape[0])
+        ):
             raise DataError(
                 "MultiLabel needs labels with 0 or 1 for each class, shape "
                 f"({classes or 'classes'},), got {label.dtype.name} of shape "

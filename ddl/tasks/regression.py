@@ -8,8 +8,17 @@ import keras
 import tensorflow as tf
 
 from ddl.errors import ConfigError, DataError, check_choice
-from ddl.tasks.checks import check_features, check_model, fits, in_float32, output_shape
-from ddl.tasks.inputs import check_inputs, inputs_of
+from ddl.metrics.keras_metric import KerasMetric
+from ddl.metrics.of_mean import FunctionOfMean
+from ddl.tasks.checks import (
+    check_features,
+    check_model,
+    fits,
+    in_float32,
+    output_shape,
+    without_one,
+)
+from ddl.tasks.inputs import check_inputs, check_looked_up, inputs_of
 from ddl.tasks.task import PerExample
 
 _LOSSES: dict[str, Callable[[tf.Tensor, float], tf.Tensor]] = {
@@ -60,6 +69,8 @@ class Regression:
         self._huber_delta = float(huber_delta)
         self._input_name = input_name
         self._label_name = label_name
+        self._root = FunctionOfMean(math.sqrt)
+        self._r2 = KerasMetric("R2Score", {"name": "r2"})
 
     def per_example(self, features: dict[str, Any], training: bool) -> PerExample:
         """Computes the loss and metrics of a batch. Replica context.
@@ -69,10 +80,18 @@ class Regression:
           training: Whether to run the model in training mode.
 
         Returns:
-          The loss [batch], and the metrics "mean_absolute_error" and "mean_squared_error".
+          The loss [batch], and the metrics "mean_absolute_error", "mean_squared_error", its root
+          "root_mean_squared_error", and "r2", the coefficient of determination over all examples,
+          a mean over the numbers of an example.
         """
         inputs = inputs_of(self.model, features, self._input_name, self._label_name)
-        outputs = in_float32(self.model(inputs, training=training))
+        outputs = self.model(inputs, training=training)
+        if not tf.is_tensor(outputs):
+            raise ConfigError(
+                f"Regression needs a model with one output, but {self.model.name!r} returns a "
+                f"{type(outputs).__name__}. Return one tensor, or write a task of your own."
+            )
+        outputs = in_float32(outputs)
         labels = tf.cast(features[self._label_name], outputs.dtype)
         sizes = [math.prod(each.shape[1:]) for each in (outputs, labels)]
         if sizes[0] != sizes[1]:
@@ -83,16 +102,20 @@ class Regression:
             )
         # Else [batch] would broadcast against [batch, 1], each label against all outputs.
         rows = tf.shape(outputs)[0]
-        error = tf.reshape(outputs, [rows, -1]) - tf.reshape(labels, [rows, -1])
+        outputs, labels = (tf.reshape(each, [rows, sizes[0]]) for each in (outputs, labels))
+        error = outputs - labels
 
         def mean(values: tf.Tensor) -> tf.Tensor:
             return tf.reduce_mean(values, axis=-1)
 
+        squared = mean(tf.square(error))
         return PerExample(
             mean(_LOSSES[self._loss](error, self._huber_delta)),
             {
                 "mean_absolute_error": mean(tf.abs(error)),
-                "mean_squared_error": mean(tf.square(error)),
+                "mean_squared_error": squared,
+                "root_mean_squared_error": self._root(squared),
+                "r2": self._r2(labels, outputs),
             },
         )
 
@@ -111,18 +134,15 @@ class Regression:
         spec = source.element_spec
         check_features(spec, {"label_name": self._label_name}, "Regression")
         check_inputs(self.model, spec, self._input_name, self._label_name, "Regression")
+        check_looked_up(self.model, source, self._input_name)
         label, shape = spec[self._label_name], output_shape(self.model)
         if label.dtype == tf.string:
             raise DataError(
                 f"Feature {self._label_name!r} must be numbers, got text. Convert it in the data."
             )
-        if shape is not None and not fits(_without_one(shape), _without_one(tuple(label.shape))):
+        if shape is not None and not fits(without_one(shape), without_one(tuple(label.shape))):
             raise DataError(
                 f"Regression needs labels in the shape of the model's outputs, {shape}, got "
                 f"{tuple(label.shape)}. Change the last layer of {self.model.name!r}, or reshape "
                 "the labels."
             )
-
-
-def _without_one(shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
-    return shape[:-1] if shape and shape[-1] == 1 else shape

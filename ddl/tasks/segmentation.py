@@ -15,7 +15,7 @@ from ddl.tasks.checks import (
     check_model,
     check_range,
     fits,
-    in_float32,
+    one_output,
     output_shape,
 )
 from ddl.tasks.cross_entropy import cross_entropy
@@ -86,7 +86,9 @@ class Segmentation:
           intersection over union, and the weight. Class weights do not change "mean_iou".
         """
         labels = tf.cast(features[self._label_name], tf.int64)
-        logits = in_float32(self.model(features[self._input_name], training=training))
+        outputs = self.model(features[self._input_name], training=training)
+        form, expected = "[batch, height, width, classes]", (*labels.shape[1:], None)
+        logits = one_output(outputs, self.model, "Segmentation", form, expected)
         weight, counted = None, tf.ones(tf.shape(labels), logits.dtype)
         if self._ignored is not None:
             counts = labels != self._ignored

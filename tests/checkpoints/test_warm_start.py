@@ -109,9 +109,11 @@ def test_nothing_that_matches_is_an_error(there, arguments, message):
 def test_another_shape_is_an_error_and_changes_nothing(there):
     target = model(units=7)
     before = values(target)
-    with pytest.raises(
-        ConfigError, match=r"head/kernel .*must have the shape .*\(3, 7\), got \(3, 5\)"
-    ):
+    message = (
+        r"head/kernel .*must have the shape .*\(3, 7\), got \(3, 5\). Of the \d+ weights of this "
+        r"model, \d+ match \(body_1/kernel.*\), 2 have another shape \(head/kernel, head/bias\)"
+    )
+    with pytest.raises(ConfigError, match=message):
         WarmStart(there[0]).apply(target)
     for name, value in values(target).items():
         np.testing.assert_array_equal(value, before[name])

@@ -404,7 +404,7 @@ def test_every_block_is_run_or_checked():
     python = [b for page in PAGES for b in blocks(page) if b.language == "python"]
     names = {name for name in files() if name.endswith(".py")}
     shown = {"denoise.py", "jitter.py", "centering.py", "notebook.py", "my_gan.py", "checked.py"}
-    shown |= {"windows.py", "items.py", "info_nce.py", "annealed.py", "mixing.py", "masked_lm.py"}
+    shown |= {"windows.py", "items.py", "info_nce.py", "annealed.py", "mixing.py"}
     shown |= {"areas.py", "watch.py", "rising_weight.py", "hard_examples.py"}
     shown |= {"endless_digits.py"}  # imported by a config
     shown |= {"continued.py"}

@@ -13,11 +13,12 @@ def trainable(model) -> int:
     return sum(int(keras.ops.size(variable)) for variable in model.trainable_variables)
 
 
-# Counts of GPT-2 small, of DeiT-S, of the code of Wide ResNets, of torchvision's ResNets, and of
-# a U-Net with normalization.
+# Counts of BERT-base for masked tokens without vectors of sentences, of GPT-2 small, of DeiT-S, of
+# the code of Wide ResNets, of torchvision's ResNets, and of a U-Net with normalization.
 @pytest.mark.parametrize(
     ("build", "count", "output"),
     [
+        (lambda: models.bert(30_522, 512), 109_512_762, (None, 512, 30_522)),
         (lambda: models.gpt(50_257, 1024), 124_439_808, (None, 1024, 50_257)),
         (lambda: models.vit((224, 224, 3), 1000), 22_050_664, (None, 1000)),
         (lambda: models.wide_resnet((32, 32, 3), 10), 36_479_194, (None, 10)),
@@ -29,7 +30,7 @@ def trainable(model) -> int:
         ),
         (lambda: models.unet((64, 64, 3), 2), 31_037_698, (None, 64, 64, 2)),
     ],
-    ids=["gpt", "vit", "wide_resnet", "resnet_50", "resnet_18", "unet"],
+    ids=["bert", "gpt", "vit", "wide_resnet", "resnet_50", "resnet_18", "unet"],
 )
 def test_parameters_and_shapes(build, count, output):
     model = build()
@@ -45,13 +46,32 @@ def test_the_gpt_looks_at_earlier_tokens_alone():
     assert changed.tolist() == [False] * 3 + [True] * 3
 
 
-@pytest.mark.parametrize("name", ["gpt", "vit"])
-def test_no_two_layers_begin_with_the_same_numbers(name):
-    model = (
-        models.gpt(16, 16, width=8, heads=2, blocks=2)
-        if name == "gpt"
-        else models.vit((4, 4, 1), 2, patch=2, width=8, heads=2, blocks=2)
-    )
+def test_the_bert_looks_at_all_tokens_of_the_same_document():
+    tokens, other = np.array([[1, 2, 3, 4, 5, 6]]), np.array([[1, 2, 3, 9, 5, 6]])
+    model = models.bert(16, 6, width=8, heads=2, blocks=2)
+    changed = np.abs(model(tokens) - model(other)).max(axis=(0, 2)) > 0
+    assert changed.all()
+    packed = models.bert(16, 6, width=8, heads=2, blocks=2, packed=True)
+    packed.set_weights(model.get_weights())
+    whole = {"segment": np.ones((1, 6), int), "position": np.arange(6)[np.newaxis]}
+    np.testing.assert_allclose(packed({"token": tokens, **whole}), model(tokens), atol=1e-6)
+    rows = {"segment": np.array([[1, 1, 1, 2, 2, 0]]), "position": np.array([[0, 1, 2, 0, 1, 0]])}
+    difference = packed({"token": tokens, **rows}) - packed({"token": other, **rows})
+    changed = np.abs(difference).max(axis=(0, 2)) > 0
+    assert changed.tolist() == [False] * 3 + [True] * 2 + [False]
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: models.bert(16, 16, width=8, heads=2, blocks=2),
+        lambda: models.gpt(16, 16, width=8, heads=2, blocks=2),
+        lambda: models.vit((4, 4, 1), 2, patch=2, width=8, heads=2, blocks=2),
+    ],
+    ids=["bert", "gpt", "vit"],
+)
+def test_no_two_layers_begin_with_the_same_numbers(build):
+    model = build()
     beginnings = [
         keras.ops.convert_to_numpy(variable).reshape(-1)[:8]
         for variable in model.trainable_variables

@@ -1,10 +1,13 @@
-"""Every file under configs/ answers to the standard macros and passes a dry run."""
+"""Every file under configs/ answers to the standard macros, passes a dry run and trains."""
 
+import math
 import re
 
 import pytest
 
-from tests.run.test_train import CONFIGS, run
+import ddl
+from ddl.training.checks.row_independence import RowIndependence
+from tests.run.test_train import CONFIGS, metrics, run
 
 FILES = sorted(path.name for path in CONFIGS.glob("*.gin"))
 MACROS = [
@@ -18,6 +21,25 @@ MACROS = [
     "ACCUMULATION_STEPS",
 ]
 
+# What makes a config small enough to trace it in a second or two, by the beginning of its name.
+SMALL = {
+    "cifar10_": ["IMAGE_SHAPE = (8, 8, 3)"],
+    "cifar10_mlp": ["mlp.hidden_units = (64, 32)"],
+    "cifar10_resnet18": ["BLOCKS = (1,)", "resnet.width = 4"],
+    "digits_resnet18": ["BLOCKS = (1,)", "resnet.width = 4"],
+    "digits_resnet_goyal": ["resnet.blocks = (1,)"],
+    "digits_vit": ["BLOCKS = 1", "vit.width = 8"],
+    "fashion_mnist_": ["IMAGE_SHAPE = (8, 8, 1)"],
+    "mnist_": ["IMAGE_SHAPE = (8, 8, 1)"],
+    "play_": ["LENGTH = 8"],
+    "play_bert": ["BLOCKS = 1", "bert.width = 8"],
+    "play_gpt": ["gpt.blocks = 1", "gpt.width = 8"],
+    "resnet50_": ["IMAGE_SHAPE = (16, 16, 3)", "BLOCKS = (1,)", "resnet.width = 4"],
+    "shapes_multi_label": ["BLOCKS = (1,)", "resnet.width = 4"],
+    "shapes_unet": ["WIDTHS = (4, 4)"],
+}
+PACKAGED = ("digits", "penguins", "play", "shapes")  # beginnings of configs whose data ddl has
+
 
 def text_with_includes(name: str) -> str:
     text = (CONFIGS / name).read_text()
@@ -25,19 +47,22 @@ def text_with_includes(name: str) -> str:
     return "".join(text_with_includes(other) for other in included) + text
 
 
-def stand_ins(name: str) -> list[str]:
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory) -> str:
+    """A model for distillation, untrained."""
+    path = tmp_path_factory.mktemp("teacher") / "model.keras"
+    ddl.models.mlp((8, 8, 1), 10, hidden_units=(4,)).save(path)
+    return str(path)
+
+
+def stand_ins(name: str, teacher: str) -> list[str]:
     """What makes a config small enough, and independent of data that are not there."""
-    params = [] if name.startswith(("digits", "play")) else ["DATA = 'synthetic'"]
-    if "imagenet" in name:
-        params += ["IMAGE_SHAPE = (16, 16, 3)", "BLOCKS = (1,)", "GLOBAL_BATCH_SIZE = 16"]
-        params += ["ACCUMULATION_STEPS = 2"]
-    if "lamb" in name:
-        params += ["GLOBAL_BATCH_SIZE = 64"]
-    if name == "cifar10_mlp.gin":
-        params += ["mlp.hidden_units = (64, 32)"]
-    if name == "digits_resnet_goyal.gin":
-        params += ["resnet.blocks = (1,)"]
-    return params
+    params = [] if name.startswith(PACKAGED) else ["DATA = 'synthetic'"]
+    if "images.name" in text_with_includes(name):
+        params.append("images.num_examples = 40")
+    if name == "digits_distillation.gin":
+        params.append(f"TEACHER = {teacher!r}")
+    return params + [each for start in SMALL if name.startswith(start) for each in SMALL[start]]
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -55,28 +80,58 @@ def test_the_header_gives_the_command(name):
     assert first.startswith(f"# python -m ddl.main --gin_file=configs/{name} --model_dir=")
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_dry_run(name, capsys, monkeypatch):
-    monkeypatch.setattr("tests.run.test_train.SHORT", ())
-    run(None, *stand_ins(name), gin_file=name, dry_run=True)
-    assert "One step on one batch: loss" in capsys.readouterr().out
-
-
-# One config of each model and optimizer: to trace a second replica of all takes a minute.
-# tests/run/test_train.py runs the regularized config on two replicas.
-ON_TWO_REPLICAS = {
-    *("digits_mlp.gin", "digits_cnn_per_replica.gin", "digits_cnn_lars.gin"),
-    "digits_resnet_goyal.gin",
+# The figures that a task's field reports.
+REPORTED = {
+    "Classification": {"accuracy"},
+    "Distillation": {"accuracy", "agreement", "label_loss"},
+    "LanguageModel": {"accuracy", "perplexity"},
+    "MaskedLanguageModel": {"accuracy", "perplexity"},
+    "MultiLabel": {"binary_accuracy", "exact_match", "f1_macro", "mean_average_precision"},
+    "Regression": {"mean_absolute_error", "root_mean_squared_error", "r2"},
+    "Segmentation": {"accuracy", "mean_iou"},
 }
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_every_macro_can_be_set(name, capsys, monkeypatch):
+def test_ten_steps(name, monkeypatch, tmp_path, teacher):
     monkeypatch.setattr("tests.run.test_train.SHORT", ())
+    run(
+        tmp_path,
+        *stand_ins(name, teacher),
+        "PER_REPLICA_BATCH_SIZE = None",
+        "GLOBAL_BATCH_SIZE = 8",
+        "ACCUMULATION_STEPS = 1" if "lars" not in name else "ACCUMULATION_STEPS = 2",
+        "TRAIN_EPOCHS = None",
+        "TRAIN_STEPS = 10",
+        "EVAL_EVERY = 10",
+        "CHECKPOINT_EVERY = 10",
+        "LOG_EVERY = 10",
+        "WARMUP_EPOCHS = None",
+        "WARMUP_STEPS = None",
+        gin_file=name,
+    )
+    (trained,), (evaluated,) = metrics(tmp_path, "train"), metrics(tmp_path, "eval")
+    assert trained["step"] == evaluated["step"] == 10
+    assert math.isfinite(trained["loss"])
+    assert math.isfinite(evaluated["loss"])
+    (task,) = re.findall(r"^Trainer.task = @(\w+)", text_with_includes(name), re.MULTILINE)
+    assert evaluated.keys() >= REPORTED[task]
+
+
+# One config of several models and optimizers: to trace a second replica of all takes a minute.
+# tests/run/test_train.py runs the regularized config on two replicas.
+ON_TWO_REPLICAS = {"digits_mlp.gin", "digits_cnn_per_replica.gin", "digits_cnn_lars.gin"}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_dry_run_with_every_macro_set(name, capsys, monkeypatch, teacher):
+    monkeypatch.setattr("tests.run.test_train.SHORT", ())
+    # `test_ten_steps` checks the rows of each config.
+    monkeypatch.setattr(RowIndependence, "check", lambda *_: None)
     batch = "PER_REPLICA_BATCH_SIZE" if "per_replica" in name else "GLOBAL_BATCH_SIZE"
     run(
         None,
-        *stand_ins(name),
+        *stand_ins(name, teacher),
         "SEED = 7",
         f"{batch} = 20",
         "TRAIN_STEPS = None",

@@ -30,6 +30,7 @@ DATA = {
         "colour": RANDOM.integers(0, 4, EXAMPLES),
         "label": RANDOM.normal(size=EXAMPLES),
     },
+    "documents": {"token": TOKENS, "length": RANDOM.integers(1, 8, EXAMPLES)},
     "several": {"image": IMAGES, "label": RANDOM.integers(0, 2, (EXAMPLES, 3))},
 }
 
@@ -51,6 +52,13 @@ CASES = {
     "gpt": (
         "tokens",
         lambda: ddl.LanguageModel(ddl.models.gpt(11, 6, width=8, heads=2, blocks=1, dropout=0.2)),
+    ),
+    "bert": (
+        "documents",
+        lambda: ddl.MaskedLanguageModel(
+            ddl.models.bert(12, 7, width=8, heads=2, blocks=1, dropout=0.2, packed=True),
+            ddl.layers.TokenMasking(11, 11, rate=0.4),
+        ),
     ),
     "lstm": ("tokens", lambda: ddl.LanguageModel(recurrent())),
     "vit": (
