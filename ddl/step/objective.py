@@ -17,6 +17,7 @@ from absl import logging
 from ddl import microbatch
 from ddl.errors import ConfigError
 from ddl.layers.broadcasting import broadcasts, with_rank
+from ddl.layers.lookups import look_up_rows
 from ddl.layers.normalization import has_synchronized_layers, take_over_moments
 from ddl.metrics.values import tensors_by_name
 from ddl.random import seed_by_replica
@@ -226,6 +227,7 @@ class Objective:
         """
         layers = layers_of(self._task)
         take_over_moments(layers)
+        look_up_rows(layers)
         seed_by_replica(layers)
         with suppress(Exception):
             return probe.output(training=True, rows=_PROBE_ROWS)
