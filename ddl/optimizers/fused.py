@@ -19,6 +19,7 @@ from absl import logging
 from ddl import microbatch
 from ddl.devices.packing import Packed, zero_variable
 from ddl.devices.path import path_of
+from ddl.optimizers.rows.duplicates import merge_duplicates
 
 
 def constructor_of(keras_class: type[keras.optimizers.Optimizer], name: str) -> Callable[..., None]:
@@ -49,7 +50,13 @@ class Fused(keras.optimizers.Optimizer):
     A sparse gradient is converted to a dense one, with repeated rows summed: Keras also updates the
     slots of all rows, whether their gradient is zero or not. The exception is an optimizer that
     leaves rows without gradient unchanged; `rows_step` updates the rows of the gradient alone.
+
+    Attributes:
+      merges_rows: Whether sparse gradients may hold a row more than once. The Trainer, which merges
+        such rows before it clips, sets it to False.
     """
+
+    merges_rows = True
 
     def update_step(self, gradient: Any, variable: tf.Variable, learning_rate: Any) -> None:
         """Updates one variable, or a replica-local copy, in the strategy's update context.
@@ -66,6 +73,8 @@ class Fused(keras.optimizers.Optimizer):
         own = scalars[dtype.name]
         if isinstance(gradient, tf.IndexedSlices) and self.supports_sparse_updates():
             gradient = tf.cast(gradient, dtype)
+            if self.merges_rows:
+                gradient = merge_duplicates(gradient)
             self.rows_step(gradient, variable, self._get_variable_index(variable), own)
         elif lacks := _no_kernel(dtype) or self.unsupported_reason(dtype):
             _note_once(type(self).__name__, lacks)
@@ -127,7 +136,7 @@ class Fused(keras.optimizers.Optimizer):
         Called only if `supports_sparse_updates`. The default is Keras's sparse update.
 
         Args:
-          gradient: Holds each row once, as the Trainer's gradients do; in the variable's dtype.
+          gradient: Holds each row once, in the variable's dtype.
           variable: The variable, or a replica-local copy of it.
           index: Index of the variable among those the optimizer was built with.
           scalars: Result of `scalars`, in the variable's dtype.

@@ -106,10 +106,9 @@ class FusedAdagrad(Fused, keras.optimizers.Adagrad):
         """Updates single rows; see `Fused.rows_step`. Keras takes the roots of all accumulators."""
         dtype, values, rows = gradient.dtype, gradient.values, gradient.indices
         accumulator = self._accumulators[index].value.handle
-        tf.raw_ops.ResourceScatterAdd(
-            resource=accumulator, indices=rows, updates=tf.square(values)
-        )
         squares = tf.raw_ops.ResourceGather(resource=accumulator, indices=rows, dtype=dtype)
+        squares += tf.square(values)
+        tf.raw_ops.ResourceScatterUpdate(resource=accumulator, indices=rows, updates=squares)
         root = tf.sqrt(squares + tf.constant(self.epsilon, dtype))
         tf.raw_ops.ResourceScatterSub(
             resource=variable.handle, indices=rows, updates=values * scalars["lr"] / root

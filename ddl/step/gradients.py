@@ -17,6 +17,8 @@ from ddl.devices.path import path_of
 from ddl.errors import ConfigError
 from ddl.microbatch import is_compiled
 from ddl.optimizers.checks import check_holds_none, check_optimizer, check_unused
+from ddl.optimizers.fused import Fused
+from ddl.optimizers.rows.duplicates import merge_duplicates
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 
@@ -52,6 +54,8 @@ def prepare_optimizer(
         optimizer.build(variables)
     check_holds_none(optimizer)
     optimizer._all_reduce_sum_gradients = lambda gradients_and_variables: gradients_and_variables
+    if isinstance(optimizer, Fused):
+        optimizer.merges_rows = False  # `with_each_row_once` has merged them
 
 
 def check_used(unused: Sequence[keras.Variable]) -> None:
@@ -166,20 +170,6 @@ def clip_by_value(gradients: Sequence[Gradient], clip_value: float) -> list[Grad
       clip_value: The largest absolute value allowed.
     """
     return _each(gradients, lambda values: tf.clip_by_value(values, -clip_value, clip_value))
-
-
-def merge_duplicates(gradient: Gradient) -> Gradient:
-    """Returns a sparse gradient with duplicate rows added up, and a dense gradient unchanged.
-
-    Several replicas, or several examples, may give rows for the same index. These rows must be
-    added before the norm or an optimizer such as Adam squares them; else the result would depend on
-    the number of replicas.
-    """
-    if not isinstance(gradient, tf.IndexedSlices):
-        return gradient
-    indices, segments = tf.unique(gradient.indices)
-    values = tf.math.unsorted_segment_sum(gradient.values, segments, tf.shape(indices)[0])
-    return tf.IndexedSlices(values, indices, gradient.dense_shape)
 
 
 def with_each_row_once(gradients: list[Any], strategy: tf.distribute.Strategy) -> list[Any]:
