@@ -15,7 +15,6 @@ from ddl.distribution.communication import Communication
 from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError
-from ddl.layers.lookups import look_up_rows
 from ddl.layers.normalization import take_over_moments
 from ddl.optimizers.named import Optimizers, by_name, groups_by_name
 from ddl.precision import LossScale
@@ -195,7 +194,6 @@ def assemble(
         ],
     )
     take_over_moments(layers)
-    look_up_rows(layers)
     generator_states = seed_by_replica(layers)
     update = _update(task, optimizers, plan, train, strategy, options, layers)
 

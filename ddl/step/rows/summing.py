@@ -105,7 +105,6 @@ def gradient_sums(
     Raises:
       CannotCompileError: If a sum consists of rows, within what XLA compiles.
     """
-
     examples = batch_size // strategy.num_replicas_in_sync
 
     def by_rows(variable: keras.Variable) -> bool:
