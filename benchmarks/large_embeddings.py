@@ -77,8 +77,13 @@ def _ddl(case: Case, turns: Turns, replicas: int = 1, **arguments: Any) -> None:
     distribution.configure_devices(replicas if replicas > 1 else None, gpus=())
     strategy = distribution.build_strategy("mirrored" if replicas > 1 else "one_device")
     with strategy.scope():
-        task, optimizer = ddl.Classification(network(case)), FusedAdagrad(RATE)
-    trainer = ddl.Trainer(task, optimizer, data(case), global_batch_size=BATCH, **arguments)
+        trainer = ddl.Trainer(
+            ddl.Classification(network(case)),
+            FusedAdagrad(RATE),
+            data(case),
+            global_batch_size=BATCH,
+            **arguments,
+        )
     trainer.train(case.steps)
     turns.take(lambda: trainer.train(case.steps), case.steps)
 

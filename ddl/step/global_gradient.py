@@ -140,15 +140,13 @@ class GlobalGradient:
 
         def one(batch: StepBatch, index: tf.Tensor | int, so_far: Any) -> Any:
             values = self._of_microbatch(objective, variables, batch, state, index, draws, each)
-            if self.microbatches == 1:
-                return values
-            return form.next(so_far, values)
+            return values if self.microbatches == 1 else form.next(so_far, values)
 
         def zeros() -> tuple[list[Any], tf.Tensor]:
             return form.zeros(), tf.zeros([size], tf.float64)
 
-        own_graph = objective.needs_own_graph
-        gradients, sums = self._over_microbatches(one, batch, zeros, own_graph)
+        own = objective.needs_own_graph
+        gradients, sums = self._over_microbatches(one, batch, zeros, own)
         return form.as_gradients(gradients), sums
 
     def gradient_sums(

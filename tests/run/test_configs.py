@@ -27,7 +27,7 @@ def text_with_includes(name: str) -> str:
 
 def stand_ins(name: str) -> list[str]:
     """What makes a config small enough, and independent of data that are not there."""
-    params = [] if name.startswith(("digits", "play")) else ["DATA = 'synthetic'"]
+    params = [] if name.startswith(("digits", "play", "large")) else ["DATA = 'synthetic'"]
     if "imagenet" in name:
         params += ["IMAGE_SHAPE = (16, 16, 3)", "BLOCKS = (1,)", "GLOBAL_BATCH_SIZE = 16"]
         params += ["ACCUMULATION_STEPS = 2"]
