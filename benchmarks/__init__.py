@@ -15,6 +15,7 @@ BENCHMARKS = (
     "tracing",
     "gpu_counts",
     "max_pooling",
+    "large_embeddings",
     "epoch_order",
     "checkpoint_cost",
     "memory",

@@ -62,7 +62,10 @@ def synthetic_images(
 
 
 def synthetic_arrays(
-    elements: Mapping[str, tuple[Sequence[int], str]], num_examples: int, seed: int = 0
+    elements: Mapping[str, tuple[Sequence[int], str]],
+    num_examples: int,
+    seed: int = 0,
+    below: Mapping[str, int] | None = None,
 ) -> ArraySource:
     """Generates random features of any shapes and dtypes, without a learnable relation.
 
@@ -72,10 +75,19 @@ def synthetic_arrays(
         1/2.
       num_examples: Number of examples.
       seed: Seed of all features.
+      below: Number of values of integer features that have others than 128, by feature name.
 
     Raises:
-      ConfigError: If `num_examples` is not positive or a dtype is not a float, integer or boolean.
+      ConfigError: If `num_examples` is not positive, a dtype is not a float, integer or boolean,
+        or `below` names no integer feature or a number that is not positive.
     """
+    below = dict(below or {})
+    for name, count in below.items():
+        if name not in elements or np.dtype(elements[name][1]).kind not in "iu" or count < 1:
+            raise ConfigError(
+                "synthetic_arrays.below must give the number of values, at least 1, of integer "
+                f"features, got {count} for {name!r}. The features are {', '.join(elements)}."
+            )
     if num_examples < 1:
         raise ConfigError(
             f"num_examples of the synthetic data must be at least 1, got {num_examples}."
@@ -87,6 +99,8 @@ def synthetic_arrays(
         kind = np.dtype(dtype_name).kind
         if kind == "f":
             features[name] = generator.standard_normal(size, np.float32).astype(dtype_name)
+        elif name in below:
+            features[name] = generator.integers(0, below[name], size, np.int64).astype(dtype_name)
         elif kind in "iu":
             features[name] = generator.integers(0, 128, size, np.uint8).astype(dtype_name)
         elif kind == "b":

@@ -36,10 +36,21 @@ def zero_variable(like: tf.Tensor) -> tf.Tensor:
     Args:
       like: Has the shape and dtype of the variable.
     """
-    handle = tf.raw_ops.VarHandleOp(dtype=like.dtype, shape=like.shape, shared_name=_ANONYMOUS)
     # Not tf.zeros: TensorFlow would keep it as a constant, and copy it in each update.
     zeros = tf.raw_ops.Empty(shape=like.shape.as_list(), dtype=like.dtype, init=True)
-    tf.raw_ops.AssignVariableOp(resource=handle, value=zeros)
+    return new_variable(zeros, like.shape)
+
+
+def new_variable(value: tf.Tensor, shape: tf.TensorShape | None = None) -> tf.Tensor:
+    """Returns the handle of a new variable on the current device; see `zero_variable`.
+
+    Args:
+      value: Its first value.
+      shape: Its static shape; None takes that of `value`, which need not be fully known.
+    """
+    static = value.shape if shape is None else shape
+    handle = tf.raw_ops.VarHandleOp(dtype=value.dtype, shape=static, shared_name=_ANONYMOUS)
+    tf.raw_ops.AssignVariableOp(resource=handle, value=value)
     return handle
 
 

@@ -10,6 +10,7 @@ from ddl.layers.dropout_and_noise import (
     SpatialDropout2D,
     SpatialDropout3D,
 )
+from ddl.layers.lookups import look_up
 from ddl.layers.recurrent import GRU, LSTM, SimpleRNN
 from ddl.layers.replica_sum import sum_over_replicas
 from ddl.layers.tokens import ClassToken, PositionEmbedding, TiedEmbedding
@@ -54,5 +55,6 @@ __all__ = [
     "SpatialDropout3D",
     "TiedEmbedding",
     "TokenMasking",
+    "look_up",
     "sum_over_replicas",
 ]

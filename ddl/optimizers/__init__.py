@@ -6,6 +6,7 @@ from ddl.optimizers.fused_rmsprop import FusedAdagrad, FusedRMSprop
 from ddl.optimizers.fused_sgd import FusedSGD, MomentumSGD
 from ddl.optimizers.groups import Group, ParameterGroups, layerwise_decay
 from ddl.optimizers.layerwise import LAMB, LARS
+from ddl.optimizers.rows.lazy_adam import LazyAdam
 from ddl.optimizers.schedule_free import AdamWScheduleFree
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "FusedRMSprop",
     "FusedSGD",
     "Group",
+    "LazyAdam",
     "MomentumSGD",
     "ParameterGroups",
     "exclude_from_weight_decay",

@@ -19,6 +19,7 @@ from absl import logging
 from ddl import microbatch
 from ddl.devices.packing import Packed, zero_variable
 from ddl.devices.path import path_of
+from ddl.optimizers.rows.duplicates import merge_duplicates
 
 
 def constructor_of(keras_class: type[keras.optimizers.Optimizer], name: str) -> Callable[..., None]:
@@ -48,8 +49,14 @@ class Fused(keras.optimizers.Optimizer):
 
     A sparse gradient is converted to a dense one, with repeated rows summed: Keras also updates the
     slots of all rows, whether their gradient is zero or not. The exception is an optimizer that
-    leaves rows without gradient unchanged; Keras's own sparse update runs there.
+    leaves rows without gradient unchanged; `rows_step` updates the rows of the gradient alone.
+
+    Attributes:
+      merges_rows: Whether sparse gradients may hold a row more than once. The Trainer, which merges
+        such rows before it clips, sets it to False.
     """
+
+    merges_rows = True
 
     def update_step(self, gradient: Any, variable: tf.Variable, learning_rate: Any) -> None:
         """Updates one variable, or a replica-local copy, in the strategy's update context.
@@ -64,10 +71,13 @@ class Fused(keras.optimizers.Optimizer):
         if scalars is None:
             scalars = {dtype.name: self.scalars(tf.cast(learning_rate, dtype))}
         own = scalars[dtype.name]
-        if lacks := _no_kernel(dtype) or self.unsupported_reason(dtype):
+        if isinstance(gradient, tf.IndexedSlices) and self.supports_sparse_updates():
+            gradient = tf.cast(gradient, dtype)
+            if self.merges_rows:
+                gradient = merge_duplicates(gradient)
+            self.rows_step(gradient, variable, self._get_variable_index(variable), own)
+        elif lacks := _no_kernel(dtype) or self.unsupported_reason(dtype):
             _note_once(type(self).__name__, lacks)
-            super().update_step(gradient, variable, own["lr"])
-        elif isinstance(gradient, tf.IndexedSlices) and self.supports_sparse_updates():
             super().update_step(gradient, variable, own["lr"])
         else:
             gradient = dense_like(gradient, variable, dtype)
@@ -114,12 +124,31 @@ class Fused(keras.optimizers.Optimizer):
         """
         raise NotImplementedError
 
+    def rows_step(
+        self,
+        gradient: tf.IndexedSlices,
+        variable: tf.Variable,
+        index: int,
+        scalars: dict[str, tf.Tensor],
+    ) -> None:
+        """Updates the rows that a sparse gradient names, and reads no others.
+
+        Called only if `supports_sparse_updates`. The default is Keras's sparse update.
+
+        Args:
+          gradient: Holds each row once, in the variable's dtype.
+          variable: The variable, or a replica-local copy of it.
+          index: Index of the variable among those the optimizer was built with.
+          scalars: Result of `scalars`, in the variable's dtype.
+        """
+        super().update_step(gradient, variable, scalars["lr"])
+
     def unsupported_reason(self, dtype: tf.DType) -> str | None:
         """Returns why variables of a dtype need Keras's arithmetic; None if the kernel works."""
         return None
 
     def supports_sparse_updates(self) -> bool:
-        """Returns whether an update leaves a row with zero gradient and its slots unchanged."""
+        """Returns whether an update leaves rows without gradient, and their slots, unchanged."""
         return False
 
     def _packs_decay(self) -> bool:

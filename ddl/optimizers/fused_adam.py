@@ -7,8 +7,8 @@ from ddl import microbatch
 from ddl.optimizers.fused import Fused, constructor_of
 
 
-class _AdamKernel(Fused):
-    """Adam's kernel, for both classes.
+class AdamKernel(Fused):
+    """Adam's kernel, for all its classes.
 
     The kernel adds ε outside the root, as Keras does. It computes 1 - β in the variable's dtype.
     For β₂ = 0.999 that is accurate to 5e-5 in float32, and far off in half precision.
@@ -82,14 +82,14 @@ def _adam_with_amsgrad(
 
 
 @keras.saving.register_keras_serializable("ddl")
-class FusedAdam(_AdamKernel, keras.optimizers.Adam):
+class FusedAdam(AdamKernel, keras.optimizers.Adam):
     """`keras.optimizers.Adam` with TensorFlow's fused kernel: Kingma and Ba 2015, "Adam"."""
 
     __init__ = constructor_of(keras.optimizers.Adam, "adam")
 
 
 @keras.saving.register_keras_serializable("ddl")
-class FusedAdamW(_AdamKernel, keras.optimizers.AdamW):
+class FusedAdamW(AdamKernel, keras.optimizers.AdamW):
     """`keras.optimizers.AdamW` with TensorFlow's fused kernel.
 
     Loshchilov and Hutter 2019, "Decoupled weight decay regularization".

@@ -96,6 +96,24 @@ class FusedAdagrad(Fused, keras.optimizers.Adagrad):
                 grad=gradient,
             )
 
+    def rows_step(
+        self,
+        gradient: tf.IndexedSlices,
+        variable: tf.Variable,
+        index: int,
+        scalars: dict[str, tf.Tensor],
+    ) -> None:
+        """Updates single rows; see `Fused.rows_step`. Keras takes the roots of all accumulators."""
+        dtype, values, rows = gradient.dtype, gradient.values, gradient.indices
+        accumulator = self._accumulators[index].value.handle
+        squares = tf.raw_ops.ResourceGather(resource=accumulator, indices=rows, dtype=dtype)
+        squares += tf.square(values)
+        tf.raw_ops.ResourceScatterUpdate(resource=accumulator, indices=rows, updates=squares)
+        root = tf.sqrt(squares + tf.constant(self.epsilon, dtype))
+        tf.raw_ops.ResourceScatterSub(
+            resource=variable.handle, indices=rows, updates=values * scalars["lr"] / root
+        )
+
     def unsupported_reason(self, dtype: tf.DType) -> str | None:
         """Returns why half precision needs Keras's arithmetic; None for float32 and float64."""
         return _lacks_half_precision("Adagrad", dtype)

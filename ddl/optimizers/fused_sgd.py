@@ -51,7 +51,8 @@ class MomentumSGD(keras.optimizers.SGD):
     velocity of the corrected form is in units of the gradient, so a checkpoint of one form cannot
     be resumed in the other. Either form is one TensorFlow kernel.
 
-    A sparse gradient is converted to a dense one, since momentum moves every row in every update.
+    With momentum, a sparse gradient is converted to a dense one, since momentum moves every row in
+    every update.
     """
 
     def __init__(
@@ -96,10 +97,10 @@ class MomentumSGD(keras.optimizers.SGD):
           variable: The variable to update, or a replica-local copy of it.
           learning_rate: Scalar.
         """
-        gradient = dense(gradient, variable.dtype)
-        if not self.momentum:
-            super().update_step(gradient, variable, learning_rate)
+        if not self.momentum:  # rows without gradient stay as they are
+            super().update_step(tf.cast(gradient, variable.dtype), variable, learning_rate)
             return
+        gradient = dense(gradient, variable.dtype)
         kernels = tf.raw_ops
         kernel = (
             kernels.ResourceApplyMomentum

@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ddl.devices.packing import zero_variable
+from ddl.devices.packing import new_variable, zero_variable
 from ddl.devices.path import path_of
 from ddl.devices.replicas import local_devices
 from ddl.step.onednn import in_own_graph
@@ -63,11 +63,21 @@ def _in_variables(
     """
 
     def made() -> list[tf.Tensor]:
-        return [zero_variable(value) for value in tf.nest.flatten(zeros())]
+        return [
+            zero_variable(value) if value.shape.is_fully_defined() else new_variable(value)
+            for value in tf.nest.flatten(zeros())
+        ]
 
     def add(handles: list[tf.Tensor], values: Any) -> None:
-        for handle, value in zip(handles, tf.nest.flatten(values), strict=True):
-            tf.raw_ops.AssignAddVariableOp(resource=handle, value=tf.convert_to_tensor(value))
+        like = tf.nest.flatten(zeros())
+        for handle, value, zero in zip(handles, tf.nest.flatten(values), like, strict=True):
+            value = tf.convert_to_tensor(value)
+            if zero.shape.is_fully_defined():
+                tf.raw_ops.AssignAddVariableOp(resource=handle, value=value)
+            else:  # rows of a sparse gradient
+                rows = tf.raw_ops.ReadVariableOp(resource=handle, dtype=value.dtype)
+                joined = tf.concat([tf.ensure_shape(rows, zero.shape), value], axis=0)
+                tf.raw_ops.AssignVariableOp(resource=handle, value=joined)
 
     def read(handles: list[tf.Tensor]) -> Any:
         like = zeros()

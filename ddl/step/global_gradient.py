@@ -32,6 +32,7 @@ from ddl.step.moving_statistics import Statistics
 from ddl.step.noise_scale import GradientNoiseScale, estimates, squared_norm_of
 from ddl.step.objective import Objective
 from ddl.step.overflow import all_finite, multiply_finite
+from ddl.step.rows.summing import GradientSums, added, gradient_sums, has_rows
 from ddl.step.state import TrainingState
 from ddl.step.verbs.batches import StepBatch
 from ddl.step.verbs.each_example import (
@@ -134,14 +135,26 @@ class GlobalGradient:
         elif self.microbatches > 1 and objective.gathers:
             return ThreePasses(self, objective, variables, batch, state, draws).gradients()
 
-        def one(batch: StepBatch, index: tf.Tensor | int, so_far: Any) -> Any:
-            return self._of_microbatch(
-                objective, variables, batch, state, index, so_far, draws, each
-            )
+        form = self.gradient_sums(objective, variables, batch)
+        size = objective.metrics.size + (self.noise_scale is not None)
 
-        return self._over_microbatches(
-            one, batch, lambda: self._zeros(objective, variables), objective.needs_own_graph
-        )
+        def one(batch: StepBatch, index: tf.Tensor | int, so_far: Any) -> Any:
+            values = self._of_microbatch(objective, variables, batch, state, index, draws, each)
+            return values if self.microbatches == 1 else form.next(so_far, values)
+
+        def zeros() -> tuple[list[Any], tf.Tensor]:
+            return form.zeros(), tf.zeros([size], tf.float64)
+
+        own = objective.needs_own_graph
+        gradients, sums = self._over_microbatches(one, batch, zeros, own)
+        return form.as_gradients(gradients), sums
+
+    def gradient_sums(
+        self, objective: Objective, variables: Sequence[keras.Variable], batch: StepBatch
+    ) -> GradientSums:
+        """Returns the form of the sums of an objective's gradients over the microbatches."""
+        tables = objective.tables if self.microbatches > 1 else {}
+        return gradient_sums(variables, tables, self.batch_size(batch), self.strategy)
 
     def sums(
         self, objective: Objective, batch: StepBatch, state: TrainingState, draws: Draws
@@ -188,7 +201,9 @@ class GlobalGradient:
         """
 
         def on_replica(own: Batch, place: tf.Tensor | int, index: Any, so_far: Any) -> Any:
-            return self.compiler(lambda: one(StepBatch(batch.source, place, own), index, so_far))
+            inside = None if has_rows(so_far) else so_far  # XLA takes no growing tensors
+            values = self.compiler(lambda: one(StepBatch(batch.source, place, own), index, inside))
+            return values if inside is so_far else added(so_far, values)
 
         def run(index: tf.Tensor | int, so_far: Any) -> Any:
             return self.strategy.run(on_replica, args=(batch.batch, batch.place, index, so_far))
@@ -222,12 +237,6 @@ class GlobalGradient:
         """Returns the number of rows of a global batch."""
         return self.pipelines[batch.source].global_batch_size
 
-    def _zeros(
-        self, objective: Objective, variables: Sequence[keras.Variable]
-    ) -> tuple[list[tf.Tensor], tf.Tensor]:
-        size = objective.metrics.size + (self.noise_scale is not None)
-        return [tf.zeros_like(v.value) for v in variables], tf.zeros([size], tf.float64)
-
     def _of_microbatch(
         self,
         objective: Objective,
@@ -235,11 +244,10 @@ class GlobalGradient:
         batch: StepBatch,
         state: TrainingState,
         index: tf.Tensor | int,
-        so_far: tuple[list[tf.Tensor], tf.Tensor] | None,
         draws: Draws,
         each: OfExample | None,
     ) -> tuple[list[Any], tf.Tensor]:
-        """Adds gradients and sums of microbatch `index` to `so_far`. Replica context."""
+        """Returns gradients and sums of microbatch `index`. Replica context."""
         features, microbatch = self.examples(batch, index, state, draws)
         with tf.GradientTape(persistent=each is not None) as tape, microbatch.forward():
             if each is None:
@@ -266,10 +274,7 @@ class GlobalGradient:
         gradient_path.check_none_left_out(others, of_others)
         if self.noise_scale is not None:
             sums = tf.concat([sums, [squared_norm_of(gradients)]], axis=0)
-        if so_far is None:
-            return gradients, sums
-        added = [total + gradient for total, gradient in zip(so_far[0], gradients, strict=True)]
-        return added, so_far[1] + sums
+        return gradients, sums
 
     def left_out(
         self, watched: Sequence[tf.Variable], variables: Sequence[keras.Variable]

@@ -13,7 +13,8 @@ import tensorflow as tf
 
 from ddl.errors import ConfigError
 from ddl.optimizers.named import figure
-from ddl.step.gradients import Gradient, merge_duplicates, squared_norm
+from ddl.optimizers.rows.duplicates import merge_duplicates
+from ddl.step.gradients import Gradient, squared_norm
 
 
 @dataclasses.dataclass(frozen=True)

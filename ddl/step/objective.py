@@ -17,6 +17,7 @@ from absl import logging
 from ddl import microbatch
 from ddl.errors import ConfigError
 from ddl.layers.broadcasting import broadcasts, with_rank
+from ddl.layers.lookups import look_up_rows
 from ddl.layers.normalization import has_synchronized_layers, take_over_moments
 from ddl.metrics.values import tensors_by_name
 from ddl.random import seed_by_replica
@@ -25,6 +26,7 @@ from ddl.step.metric_sums.of_output import check_kinds, check_metrics, layout_of
 from ddl.step.observing import observe
 from ddl.step.onednn import needs_own_graph
 from ddl.step.probe import Probe
+from ddl.step.rows.tables import tables_in
 from ddl.tasks.parts import layers_of
 from ddl.tasks.task import LossFunction, PerExample, Task, has_step
 from ddl.tasks.weight_names import check_read, names_resembling_weight
@@ -74,6 +76,8 @@ class Objective:
             self._check_dimensions(evaluated, self._of_other_rows(probe))
         tried = self._tried_in_training(probe)
         output = tried or evaluated
+        self.tables = tables_in(probe.graph, _PROBE_ROWS)
+        """The variables of which the loss looks up single rows (`ddl.step.rows.tables`)."""
         self.gathers = probe.gathers
         """The calls of `ddl.gather` in training."""
         self.training_layers = self._layers_in_training(probe if tried else None)
@@ -226,6 +230,7 @@ class Objective:
         """
         layers = layers_of(self._task)
         take_over_moments(layers)
+        look_up_rows(layers)
         seed_by_replica(layers)
         with suppress(Exception):
             return probe.output(training=True, rows=_PROBE_ROWS)

@@ -25,6 +25,7 @@ from ddl.training.assembly import assemble
 from ddl.training.checks.arguments import Options, check_strategy
 from ddl.training.checks.batch_size import check_batch_split
 from ddl.training.checks.fixed_settings import check_attribute
+from ddl.training.checks.tables import warn_of_dense_updates
 from ddl.training.metric_reader import MetricReader
 from ddl.training.pace import Pace
 from ddl.training.results.earlier import free_unused, note_arrays
@@ -137,6 +138,7 @@ class Trainer(Evaluating):
         check_batch_split(global_batch_size, self.strategy.num_replicas_in_sync, accumulation_steps)
         options = Options.of(given)
         parts = assemble(task, optimizer, train_data, eval_data, self.strategy, options)
+        warn_of_dense_updates(parts.update)
         self._parts = parts
         own = [] if parts.eval_pipeline is None else [parts.eval_pipeline]
         note_arrays(self, [*parts.train.values(), *own])

@@ -94,5 +94,9 @@ def test_synthetic_arrays():
     for name, (shape, dtype) in elements.items():
         assert source.features[name].shape == (9, *shape)
         assert source.features[name].dtype == dtype
+    more = synthetic_arrays({"id": ((50,), "int64"), **elements}, 9, below={"id": 10**6})
+    assert 10**5 < more.features["id"].max() < 10**6
+    with pytest.raises(ConfigError, match="below must give .* got 5 for 'x'. The features are to"):
+        synthetic_arrays(elements, 9, below={"x": 5})
     with pytest.raises(ConfigError, match="'s' .* must be a float, integer or boolean, got U3"):
         synthetic_arrays({"s": ((), "U3")}, 9)

@@ -259,6 +259,12 @@ def test_continued_text(folder, capsys):
     assert len(capsys.readouterr().out) == 61
 
 
+def test_item_vectors():
+    namespace: dict = {}
+    exec(files()["item_vectors.py"], namespace)
+    assert namespace["ItemVectors"]()(np.array([1, 999_999])).shape == (2, 32)
+
+
 def test_metrics(folder, capsys):
     trainer = runpy.run_path("areas.py")["trainer"]
     found = trainer.history[-1]

@@ -16,6 +16,7 @@ from ddl.step.accumulation import over_microbatches
 from ddl.step.across_examples.gathering import OwnRowsKept, RowsGiven
 from ddl.step.moving_statistics import Statistics
 from ddl.step.objective import Objective
+from ddl.step.rows.summing import GradientSums, added
 from ddl.step.state import TrainingState
 from ddl.step.verbs.batches import StepBatch
 
@@ -41,6 +42,11 @@ class Computes(Protocol):
 
     def batch_size(self, batch: StepBatch) -> int:
         """Returns the number of rows of a global batch."""
+
+    def gradient_sums(
+        self, objective: Objective, variables: Sequence[keras.Variable], batch: StepBatch
+    ) -> GradientSums:
+        """Returns the form of the sums of gradients over the microbatches."""
 
     def examples(
         self, batch: StepBatch, index: Any, state: TrainingState, draws: Draws
@@ -79,6 +85,7 @@ class ThreePasses:
         self._parts = self.of.microbatches
         self._replicas = self.of.strategy.num_replicas_in_sync
         self._used: set[int] = set()
+        self._form = self.of.gradient_sums(self.objective, self.variables, self.batch)
 
     def gradients(self) -> tuple[Any, Any]:
         """Returns gradients and metric sums of each replica, before any reduce.
@@ -96,11 +103,11 @@ class ThreePasses:
             of_own = run(self._of_own, args=(of_rows,))
             statistics.restore()
             through_rows = self._over_microbatches(self._pulled, (rows, of_own), self._no_pulled)
-            gradients = run(_added, args=(gradients, through_rows))
+            gradients = run(added, args=(gradients, through_rows))
         gradient_path.check_used(
             [v for place, v in enumerate(self.variables) if place not in self._used]
         )
-        return gradients, sums
+        return self._form.as_gradients(gradients), sums
 
     def _over_microbatches(
         self, one: Callable[..., Any], given: Any, zeros: Callable[[], Any]
@@ -116,7 +123,7 @@ class ThreePasses:
 
         def on_replica(own: Batch, place: Any, given: Any, index: Any, so_far: Any) -> Any:
             values = one(StepBatch(self.batch.source, place, own), index, given)
-            return values if so_far is None else _added(so_far, values)
+            return values if so_far is None else added(so_far, values)
 
         def run(index: Any, so_far: Any) -> Any:
             arguments = (self.batch.batch, self.batch.place, given, index, so_far)
@@ -222,8 +229,8 @@ class ThreePasses:
             upstream.append(tf.cast(tf.ensure_shape(part, own.shape), own.dtype))
         return self._gradients(tape, current, floats, [], upstream)[0]
 
-    def _no_pulled(self) -> list[tf.Tensor]:
-        return [tf.zeros_like(v.value) for v in self.variables]
+    def _no_pulled(self) -> list[Any]:
+        return self._form.zeros()
 
     def _gradients(
         self,
@@ -242,7 +249,7 @@ class ThreePasses:
         gradient_path.check_none_left_out(others, rest[: len(others)])
         self._used |= {place for place, one in enumerate(of_variables) if one is not None}
         of_tensors = rest[len(others) :]
-        return _dense(of_variables, updated), _dense(of_tensors, tensors)
+        return self._form.of(of_variables), _dense(of_tensors, tensors)
 
 
 def _dense(gradients: Sequence[Any], like: Sequence[Any]) -> list[tf.Tensor]:
@@ -250,10 +257,6 @@ def _dense(gradients: Sequence[Any], like: Sequence[Any]) -> list[tf.Tensor]:
         tf.zeros_like(value) if one is None else tf.convert_to_tensor(one)
         for one, value in zip(gradients, like, strict=True)
     ]
-
-
-def _added(one: Any, other: Any) -> Any:
-    return tf.nest.map_structure(lambda a, b: a + b, one, other)
 
 
 def _summable(values: tf.Tensor) -> tf.Tensor:

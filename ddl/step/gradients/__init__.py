@@ -22,7 +22,6 @@ from ddl.step.gradients.preparation import (
 )
 from ddl.step.gradients.values import (
     Gradient,
-    merge_duplicates,
     multiply,
     packs,
     values_of,
@@ -42,7 +41,6 @@ __all__ = [
     "clip_by_value",
     "clips_by_name",
     "left_out",
-    "merge_duplicates",
     "multiply",
     "packs",
     "prepare_optimizer",

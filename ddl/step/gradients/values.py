@@ -9,6 +9,7 @@ from ddl.devices.compiling import CannotCompileError
 from ddl.devices.packing import Packed
 from ddl.devices.path import path_of
 from ddl.microbatch import is_compiled
+from ddl.optimizers.rows.duplicates import merge_duplicates
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 
@@ -25,20 +26,6 @@ def packs(strategy: tf.distribute.Strategy | None = None) -> bool:
       strategy: The strategy; None in replica context.
     """
     return path_of(strategy).packs_tensors
-
-
-def merge_duplicates(gradient: Gradient) -> Gradient:
-    """Returns a sparse gradient with duplicate rows added up, and a dense gradient unchanged.
-
-    Several replicas, or several examples, may give rows for the same index. These rows must be
-    added before the norm or an optimizer such as Adam squares them; else the result would depend on
-    the number of replicas.
-    """
-    if not isinstance(gradient, tf.IndexedSlices):
-        return gradient
-    indices, segments = tf.unique(gradient.indices)
-    values = tf.math.unsorted_segment_sum(gradient.values, segments, tf.shape(indices)[0])
-    return tf.IndexedSlices(values, indices, gradient.dense_shape)
 
 
 def with_each_row_once(gradients: list[Any], strategy: tf.distribute.Strategy) -> list[Any]:

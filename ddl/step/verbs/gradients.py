@@ -1,5 +1,6 @@
 """The gradient of the global batch, as a value that a step can compute with."""
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -8,6 +9,7 @@ import tensorflow as tf
 
 from ddl.errors import ConfigError, check_takes
 from ddl.microbatch import Draws
+from ddl.optimizers.rows.duplicates import in_pairs
 from ddl.step import gradients as gradient_path
 from ddl.step.compiled.deferred import Deferred
 from ddl.step.gradients import Gradient
@@ -101,7 +103,7 @@ class Gradients(Guarded):
         return self._values
 
     def __add__(self, other: "Gradients") -> "Gradients":
-        return self._with(other, lambda a, b: _dense(a) + _dense(b), "added")
+        return self._with(other, operator.add, "added")
 
     def __radd__(self, other: Any) -> "Gradients":
         if isinstance(other, int) and other == 0:  # the start of Python's sum()
@@ -109,7 +111,7 @@ class Gradients(Guarded):
         return self + other
 
     def __sub__(self, other: "Gradients") -> "Gradients":
-        return self._with(other, lambda a, b: _dense(a) - _dense(b), "subtracted")
+        return self._with(other, operator.sub, "subtracted")
 
     def __rsub__(self, other: Any) -> "Gradients":
         raise ConfigError(f"Gradients cannot be subtracted from {other!r:.80}.")
@@ -162,12 +164,9 @@ class Gradients(Guarded):
 
         def products(own: list[Gradient], others: list[Gradient]) -> tf.Tensor:
             widest = gradient_path.widest(own)
-            return tf.add_n(
-                [
-                    tf.cast(tf.reduce_sum(_dense(a) * _dense(b)), widest)
-                    for a, b in zip(own, others, strict=True)
-                ]
-            )
+            of_entries = [in_pairs(operator.mul, *pair) for pair in zip(own, others, strict=True)]
+            values = map(gradient_path.values_of, of_entries)
+            return tf.add_n([tf.cast(tf.reduce_sum(one), widest) for one in values])
 
         return self._of_first_replica(products, self.values, other.values)
 
@@ -239,8 +238,8 @@ class Gradients(Guarded):
     ) -> "Gradients":
         self._check_same(other, what)
 
-        def run(own: list[Gradient], others: list[Gradient]) -> list[tf.Tensor]:
-            return [function(a, b) for a, b in zip(own, others, strict=True)]
+        def run(own: list[Gradient], others: list[Gradient]) -> list[Gradient]:
+            return [in_pairs(function, a, b) for a, b in zip(own, others, strict=True)]
 
         values = self._strategy.run(run, args=(self.values, other.values))
         draws = self.draws if self.draws is other.draws else None

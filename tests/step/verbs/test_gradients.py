@@ -30,7 +30,10 @@ def pair(request):
 
 def values(gradients):
     results = gradients._strategy.experimental_local_results
-    found = [[copy.numpy() for copy in results(value)] for value in gradients.values]
+    found = [
+        [tf.convert_to_tensor(copy).numpy() for copy in results(value)]
+        for value in gradients.values
+    ]
     for copies in found:
         for copy in copies[1:]:
             np.testing.assert_array_equal(copy, copies[0])
@@ -121,5 +124,11 @@ def test_sparse_gradients_stay_sparse_when_scaled_and_add_up():
     expected = np.zeros([4, 2])
     expected[3] = [3, 6]
     np.testing.assert_array_equal(values(gradients + gradients * 2.0)[0], expected)
+    other = tf.IndexedSlices(tf.constant([[1.0, 1.0], [5.0, 7.0]]), [3, 0], tf.constant([4, 2]))
+    others = Gradients(strategy, table.trainable_variables, [other])
+    difference = gradients - others
+    assert isinstance(difference.values[0], tf.IndexedSlices)
+    np.testing.assert_array_equal(values(difference)[0], [[-5, -7], [0, 0], [0, 0], [0, 1]])
+    assert float(gradients.dot(others)) == 3
     assert float(gradients.dot(gradients)) == 5
     assert float(gradients.norm()) == pytest.approx(5**0.5)

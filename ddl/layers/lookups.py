@@ -1,0 +1,68 @@
+"""Lookups in embedding tables that read the rows that they need, not the whole table.
+
+`keras.layers.Embedding` and `tf.gather` read a table before they gather rows. The read is free only
+until the first sparse update of the table: from then on TensorFlow copies the whole table in each
+read, so that a step takes longer the more rows there are. A `ResourceGather` reads the rows alone,
+and gives the same bits.
+"""
+
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ddl import microbatch
+
+
+def look_up(table: keras.Variable | tf.Variable, ids: tf.Tensor) -> tf.Tensor:
+    """Returns rows of a table, in the time that the rows take. In replica context, or eager.
+
+    Call it instead of `tf.gather(table, ids)` in a layer of your own. The gradient is sparse: it
+    holds the rows that were looked up.
+
+    Args:
+      table: A variable [rows, …].
+      ids: int32 or int64 [batch, …], from 0 to rows - 1. On CPUs another id raises an error; on
+        GPUs it gives zeros.
+
+    Returns:
+      [*ids.shape, *table.shape[1:]], in the dtype that reading the table would give.
+    """
+    variable = table._value if isinstance(table, keras.Variable) else table
+    # tf.gather would read a variable of several replicas as a whole.
+    local = variable._get() if hasattr(variable, "_get") else variable
+    rows = local.sparse_read(ids)
+    return table._maybe_autocast(rows) if isinstance(table, keras.Variable) else rows
+
+
+def look_up_rows(layers: Iterable[keras.layers.Layer]) -> None:
+    """Makes `keras.layers.Embedding` call `look_up` in a trainer; elsewhere Keras's code runs.
+
+    A subclass that overrides `call` is left as it is. The attributes of Keras and of TensorFlow
+    that this module reads are private; tests/layers/test_lookups.py guards them.
+
+    Args:
+      layers: The layers of a task; others than embeddings are left as they are.
+    """
+    for layer in layers:
+        if (
+            isinstance(layer, keras.layers.Embedding)
+            and type(layer).call is keras.layers.Embedding.call
+        ):
+            layer.call = functools.partial(_call, layer)
+
+
+def _call(layer: keras.layers.Embedding, inputs: Any) -> Any:
+    in_trainer = microbatch.current() is not None and isinstance(inputs, tf.Tensor)
+    # Otherwise the rows are not those of the variable.
+    plain = not (layer.lora_enabled or layer.quantization_mode)
+    if not (in_trainer and plain and isinstance(layer._embeddings._value, tf.Variable)):
+        return type(layer).call(layer, inputs)
+    if inputs.dtype not in (tf.int32, tf.int64):
+        inputs = tf.cast(inputs, tf.int32)
+    # As in keras.ops.take, negative ids count from the end.
+    count = tf.constant(layer.input_dim, inputs.dtype)
+    ids = tf.where(inputs < 0, inputs + count, inputs)
+    return tf.cast(look_up(layer._embeddings, ids), layer.compute_dtype)

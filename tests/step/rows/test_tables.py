@@ -1,0 +1,231 @@
+"""Updates of a table take time and memory for the rows of the batch alone."""
+
+import functools
+import logging
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ddl
+from ddl.optimizers import FusedAdagrad, FusedSGD, LazyAdam, MomentumSGD
+from ddl.precision import set_precision
+from ddl.training.checks.tables import updates_rows
+from tests.conftest import make_strategy
+from tests.training.rewinding import Start
+
+ROWS = 3001  # no other size of the model
+BATCH = 16
+
+
+@keras.saving.register_keras_serializable("test")
+class OneHot(keras.layers.Embedding):
+    """Looks rows up by a matrix product, so that the gradient of the table is dense."""
+
+    def call(self, inputs):
+        return tf.one_hot(inputs, self.input_dim, dtype=self.compute_dtype) @ self.embeddings
+
+
+class Bags:
+    """A weighted loss of two lookups of one table and one of another, with some ids twice."""
+
+    def __init__(self, layer=keras.layers.Embedding):
+        words = keras.Input((4,), dtype="int64", name="words")
+        other = keras.Input((), dtype="int64", name="other")
+        table = layer(ROWS, 2, name="table")
+        columns = [keras.layers.Flatten()(table(words)), table(other), layer(2 * ROWS, 1)(other)]
+        x = keras.layers.Concatenate()(columns)
+        self.model = keras.Model([words, other], keras.layers.Dense(1)(x))
+
+    def per_example(self, features, training):
+        outputs = self.model([features["words"], features["other"]], training=training)
+        return ddl.PerExample((outputs[:, 0] - features["y"]) ** 2)
+
+
+def examples():
+    random = np.random.default_rng(1)
+    words = np.where(random.random((3 * BATCH, 4)) < 0.5, 7, random.integers(0, ROWS, (48, 4)))
+    return {
+        "words": words,
+        "other": random.integers(0, ROWS, 48),
+        "y": random.normal(size=48),
+        "weight": random.uniform(0, 2, 48).astype("f4"),
+    }
+
+
+ALL = {"clip_norm": 0.5, "loss_scale": ddl.LossScale(initial=8.0)}
+
+
+def trainer(where, layer=keras.layers.Embedding, optimizer=FusedAdagrad, **arguments):
+    set_precision("float64")
+    keras.utils.set_random_seed(3)
+    strategy = make_strategy(*where)
+    with strategy.scope():
+        return ddl.Trainer(
+            Bags(layer),
+            optimizer(0.5),
+            examples(),
+            global_batch_size=BATCH,
+            strategy=strategy,
+            **ALL | arguments,
+        )
+
+
+def weights(trained):
+    return [variable.numpy() for variable in trained.model.variables]
+
+
+@functools.cache
+def dense_weights():
+    """Weights at the start, and after each of two pairs of updates with dense gradients."""
+    made = trainer(("one_device", 1), OneHot)
+    start = weights(made)
+    made.train(2)
+    middle = weights(made)
+    made.train(2)
+    return start, middle, weights(made)
+
+
+def shapes(made):
+    """Shapes of all tensors of the traced loop, by the type of their operation."""
+    made.trace()
+    loop = made._runner.loop
+    steps = tf.constant(0, tf.int64)
+    iterator = loop._iterator_from(made.state)
+    graphs = [loop._loop.get_concrete_function(iterator, steps, made.state).graph]
+    found = []
+    while graphs:
+        graph = graphs.pop()
+        for operation in graph.get_operations():
+            known = [output.shape for output in operation.outputs if output.shape.rank]
+            found += [(operation.type, shape.as_list()) for shape in known]
+        functions = [graph._get_function(name) for name in graph._functions]
+        graphs += [function.graph for function in functions if hasattr(function, "graph")]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("where", "arguments"),
+    [
+        (("one_device", 1), {}),
+        (("one_device", 1), {"accumulation_steps": 4}),
+        (("mirrored", 2), {"accumulation_steps": 2}),
+        (("central_storage", 2), {}),
+    ],
+    ids=str,
+)
+def test_equals_dense_updates_and_has_no_tensor_of_the_tables_size(where, arguments):
+    made = trainer(where, **arguments)
+    large = [(kind, shape) for kind, shape in shapes(made) if {ROWS, 2 * ROWS} & {*shape[:1]}]
+    assert not large
+    start, middle, end = dense_weights()
+    made.train(2)
+    for value, expected in zip(weights(made), middle, strict=True):
+        np.testing.assert_allclose(value, expected, rtol=0, atol=1e-10)
+    at_2 = Start(made)
+    made.train(2)
+    after = weights(made)
+    for value, expected, before in zip(after, end, start, strict=True):
+        np.testing.assert_allclose(value, expected, rtol=0, atol=1e-10)
+        assert np.abs(value - before).max() > 1e-3
+    resumed = at_2.again()
+    resumed.train(2)
+    for value, expected in zip(weights(resumed), after, strict=True):
+        np.testing.assert_array_equal(value, expected)
+
+
+def test_a_search_for_large_tensors_finds_them():
+    made = trainer(("one_device", 1), OneHot)
+    assert any(ROWS in shape for _, shape in shapes(made))
+
+
+@pytest.mark.usefixtures("gpu_path")
+def test_rows_add_up_in_the_variables_of_several_gpus():
+    made = trainer(("mirrored", 2), accumulation_steps=2)
+    made.train(2)
+    for value, expected in zip(weights(made), dense_weights()[1], strict=True):
+        np.testing.assert_allclose(value, expected, rtol=0, atol=1e-10)
+
+
+def test_a_small_table_has_dense_sums_over_microbatches():
+    """All microbatches together look up more rows than the table has."""
+    made = trainer(("one_device", 1), accumulation_steps=2)
+    (objective,) = made._parts.update.plan.objectives
+    gradient = made._parts.update.gradient
+    tables = made.model.trainable_variables
+    lookups = [table.lookups for table in objective.tables.values()]
+    assert sorted(lookups) == [1, 5]
+    for batch, expected in ((16, 2), (ROWS // 5 + 1, 1), (2 * ROWS, 0)):
+        form = ddl.step.rows.summing.gradient_sums(
+            tables, objective.tables, batch, gradient.strategy
+        )
+        assert sum(form.by_rows) == expected
+
+
+class Reads:
+    """A table that a user's layer reads as a whole."""
+
+    def __init__(self):
+        self.model = keras.Sequential([keras.Input((2,), dtype="int64"), Own(), _flat()])
+
+    def per_example(self, features, training):
+        return ddl.PerExample(self.model(features["x"], training=training)[:, 0] ** 2)
+
+
+@keras.saving.register_keras_serializable("test")
+class Own(keras.layers.Layer):
+    def build(self, _):
+        self.table = self.add_weight(shape=(70_000, 16), name="table")
+
+    def call(self, inputs):
+        return keras.ops.take(self.table, inputs, axis=0)
+
+
+def _flat():
+    return keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(1)])
+
+
+def test_says_at_the_start_which_updates_move_all_rows(caplog):
+    set_precision("float32")
+
+    def made(optimizer, **arguments):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            task = Reads()
+            task.model.layers[0].table.regularizer = arguments.pop("regularizer", None)
+            ddl.Trainer(task, optimizer, {"x": np.zeros([4, 2], int)}, global_batch_size=4)
+            ddl.Trainer(task, FusedSGD(0.1), {"x": np.zeros([4, 2], int)}, global_batch_size=4)
+        return [record.getMessage() for record in caplog.records if "rows" in record.getMessage()]
+
+    l2 = keras.regularizers.L2(0.1)
+    first, second = made(keras.optimizers.AdamW(weight_decay=0.1), regularizer=l2)
+    for text in (
+        "70,000 rows of the table",
+        "own/table",
+        "AdamW computes",
+        "weight_decay",
+        "its reg",
+    ):
+        assert text in first
+    assert "reads the whole table" in first
+    assert "AdamW" not in second
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "expected"),
+    [
+        (FusedAdagrad(0.1), True),
+        (FusedSGD(0.1), True),
+        (LazyAdam(0.1), True),
+        (MomentumSGD(0.1, momentum=0.0), True),
+        (keras.optimizers.SGD(0.1), True),
+        (keras.optimizers.SGD(0.1, momentum=0.9), False),
+        (FusedSGD(0.1, momentum=0.9), False),
+        (keras.optimizers.Adagrad(0.1), False),
+        (keras.optimizers.Adam(0.1), False),
+    ],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_which_optimizers_update_rows(optimizer, expected):
+    assert updates_rows(optimizer) == expected
