@@ -19,12 +19,16 @@ from ddl import microbatch
 FEWEST = 16
 """Fewest tensors of a buffer. TensorFlow joins and splits fewer of them one by one."""
 
+_FEWEST_SHARED = 3
+"""Fewest tensors of a buffer on which several operations work, which then outweigh the copies."""
+
 _LARGE = 2**20  # entries of a tensor that stays alone
 _LARGEST_BUFFER = 2**24  # entries; buffers take additional memory
 _ROW = 1024
 # ResourceHandle::ANONYMOUS_NAME of TensorFlow: each execution creates a new variable. A name drawn
 # at trace time would be shared by all workers of parameter servers, which share a trace.
 _ANONYMOUS = "cd2c89b7-88b7-44c8-ad83-06c2a9158347"
+_BUFFER = "_ddl_buffer"  # attribute of a symbolic tensor; see `_remember`
 _ALIGNED = 64  # bytes: parts of a buffer that begin at a multiple are shared, not copied
 
 
@@ -51,21 +55,25 @@ class Packed:
       buffers: A tensor that stays alone, or a vector of several tensors of one dtype.
     """
 
-    def __init__(self, tensors: Sequence[tf.Tensor]):
-        """Packs tensors; those of unknown shape stay alone, and all in what XLA compiles."""
+    def __init__(self, tensors: Sequence[tf.Tensor], shared: bool = False):
+        """Packs tensors; those of unknown shape stay alone, and all in what XLA compiles.
+
+        Args:
+          tensors: The tensors.
+          shared: Whether several operations follow, each on what the one before returned. Few
+            tensors are then packed too. Their buffer is found again: tensors that were packed or
+            unpacked together are packed without a copy.
+        """
         self._tensors = list(tensors)
         alone = [[place] for place in range(len(self._tensors))]
         self.places = alone if microbatch.is_compiled() else groups(self._tensors)
+        if shared and not microbatch.is_compiled():
+            self.places = _with_few(self.places, self._tensors)
         self.buffers = self.alike(self._tensors)
 
     def alike(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Packs other tensors of the same shapes and of one dtype in the same way."""
-        return [
-            tensors[group[0]]
-            if len(group) == 1
-            else tf.concat([tf.reshape(tensors[place], [-1]) for place in group], axis=0)
-            for group in self.places
-        ]
+        return [_joined([tensors[place] for place in group]) for group in self.places]
 
     def unpacked(self, buffers: Sequence[tf.Tensor], to_keep: bool = False) -> list[tf.Tensor]:
         """Returns the tensors that lie in buffers, in their own order and shapes.
@@ -82,9 +90,17 @@ class Packed:
                 continue
             shapes = [self._tensors[place].shape for place in group]
             sizes = [shape.num_elements() for shape in shapes]
-            parts = tf.split(buffer[tf.newaxis], sizes, 1) if to_keep else tf.split(buffer, sizes)
-            for place, part, shape in zip(group, parts, shapes, strict=True):
-                found[place] = tf.reshape(part, shape)
+            if len(group) < FEWEST:  # slices share memory where they are aligned
+                ends = np.cumsum(sizes).tolist()
+                parts = [buffer[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+            elif to_keep:
+                parts = tf.split(buffer[tf.newaxis], sizes, 1)
+            else:
+                parts = tf.split(buffer, sizes)
+            own = [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
+            _remember(buffer, own)
+            for place, part in zip(group, own, strict=True):
+                found[place] = part
         return found
 
     def each(self, function: Callable[[tf.Tensor], tf.Tensor]) -> list[tf.Tensor]:
@@ -113,6 +129,46 @@ def groups(tensors: Sequence[tf.Tensor]) -> list[list[int]]:
         for group in found
         for part in ([group] if len(group) >= FEWEST else [[place] for place in group])
     ]
+
+
+def _with_few(places: Sequence[list[int]], tensors: Sequence[tf.Tensor]) -> list[list[int]]:
+    """Returns `groups` in which few small tensors of one dtype share a buffer, aligned ones first.
+
+    Among few, an aligned part of a buffer is a view, and any other a copy.
+    """
+    found, few = [], dict[tf.DType, list[int]]()
+    for group in places:
+        size = tensors[group[0]].shape.num_elements()
+        if len(group) > 1 or size is None or size >= _LARGE:
+            found.append(group)
+        else:
+            few.setdefault(tensors[group[0]].dtype, []).append(group[0])
+    for dtype, group in few.items():
+        group.sort(key=lambda place: tensors[place].shape.num_elements() * dtype.size % _ALIGNED > 0)
+        found += [group] if len(group) >= _FEWEST_SHARED else [[place] for place in group]
+    return found
+
+
+def _joined(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Returns a tensor that is alone, or a vector of several: a former one if it still holds."""
+    if len(tensors) == 1:
+        return tensors[0]
+    first = getattr(tensors[0], _BUFFER, None)
+    if first is not None and first[1] == len(tensors):
+        known = [getattr(tensor, _BUFFER, (None,)) for tensor in tensors]
+        if all(own[0] is first[0] and own[2] == i for i, own in enumerate(known) if own[0] is not None) and all(own[0] is not None for own in known):
+            return first[0]
+    buffer = tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], axis=0)
+    _remember(buffer, tensors)
+    return buffer
+
+
+def _remember(buffer: tf.Tensor, tensors: Sequence[tf.Tensor]) -> None:
+    """Notes with each tensor its place in a buffer of the same graph."""
+    if tf.executing_eagerly() or any(tensor.graph is not buffer.graph for tensor in tensors):
+        return
+    for place, tensor in enumerate(tensors):
+        setattr(tensor, _BUFFER, (buffer, len(tensors), place))
 
 
 def square_sums(tensors: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -138,10 +138,29 @@ def clip_by_global_norm(
       The clipped gradients, and the norm before clipping: a scalar in the widest dtype of
       the gradients.
     """
-    norm = tf.sqrt(squared_norm(gradients) if squared is None else squared)
+    norm = global_norm(gradients) if squared is None else tf.sqrt(squared)
     # Below the limit the factor is exactly one, so clipping rounds nothing.
     limit = tf.constant(clip_norm, norm.dtype)  # tf.cast rounds to float32 first
     return multiply(gradients, limit / tf.maximum(norm, limit)), norm
+
+
+def global_norm(gradients: Sequence[Gradient]) -> tf.Tensor:
+    """Returns the global norm: a scalar in the widest dtype of the gradients.
+
+    Args:
+      gradients: As in `clip_by_global_norm`.
+    """
+    values = [values_of(gradient) for gradient in gradients]
+    wide = widest(gradients)
+    if not packs() or any(value.dtype != wide or wide.size < 4 for value in values):
+        return tf.sqrt(squared_norm(gradients))
+    # The square root is taken in the kernel that adds.
+    norms = [_norm(tf.reshape(buffer, [-1])) for buffer in Packed(values, shared=True).buffers]
+    return norms[0] if len(norms) == 1 else _norm(tf.stack(norms))
+
+
+def _norm(vector: tf.Tensor) -> tf.Tensor:
+    return tf.raw_ops.EuclideanNorm(input=vector, axis=[0])
 
 
 def squared_norm(gradients: Sequence[Gradient]) -> tf.Tensor:
@@ -153,9 +172,9 @@ def squared_norm(gradients: Sequence[Gradient]) -> tf.Tensor:
     wide = widest(gradients)
     values = [values_of(gradient) for gradient in gradients]
     if packs():
-        values = Packed(values).buffers
+        values = Packed(values, shared=True).buffers
     halves = [tf.cast(tf.nn.l2_loss(value), wide) for value in values]
-    return 2 * tf.reduce_sum(tf.stack(halves))
+    return 2 * (halves[0] if len(halves) == 1 and packs() else tf.reduce_sum(tf.stack(halves)))
 
 
 def clip_by_value(gradients: Sequence[Gradient], clip_value: float) -> list[Gradient]:
@@ -251,5 +270,10 @@ def _each(
 ) -> list[Gradient]:
     """Applies a function of each entry; sparse gradients stay sparse."""
     values = [values_of(gradient) for gradient in gradients]
-    changed = Packed(values).each(function) if packs() else [function(value) for value in values]
+    # Few gradients stay alone, unless they share a buffer already.
+    shared = all(hasattr(value, "_ddl_buffer") for value in values)
+    if packs():
+        changed = Packed(values, shared).each(function)
+    else:
+        changed = [function(value) for value in values]
     return with_values(gradients, changed)
