@@ -144,22 +144,30 @@ def _with_few(places: Sequence[list[int]], tensors: Sequence[tf.Tensor]) -> list
         else:
             few.setdefault(tensors[group[0]].dtype, []).append(group[0])
     for dtype, group in few.items():
-        group.sort(key=lambda place: tensors[place].shape.num_elements() * dtype.size % _ALIGNED > 0)
+        sizes = {place: tensors[place].shape.num_elements() * dtype.size for place in group}
+        group.sort(key=lambda place: sizes[place] % _ALIGNED > 0)
         found += [group] if len(group) >= _FEWEST_SHARED else [[place] for place in group]
     return found
 
 
+def in_buffers(tensors: Sequence[tf.Tensor]) -> bool:
+    """Returns whether each tensor was packed or unpacked, so that `shared` costs no copy."""
+    return all(hasattr(tensor, _BUFFER) for tensor in tensors)
+
+
 def _joined(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Returns a tensor that is alone, or a vector of several: a former one if it still holds."""
+    """Returns a tensor that is alone, or a vector of several: the one that they have, if any."""
     if len(tensors) == 1:
         return tensors[0]
-    first = getattr(tensors[0], _BUFFER, None)
-    if first is not None and first[1] == len(tensors):
-        known = [getattr(tensor, _BUFFER, (None,)) for tensor in tensors]
-        if all(own[0] is first[0] and own[2] == i for i, own in enumerate(known) if own[0] is not None) and all(own[0] is not None for own in known):
-            return first[0]
+    if in_buffers(tensors):
+        buffer = getattr(tensors[0], _BUFFER)[0]
+        places = [(id(buffer), len(tensors), place) for place in range(len(tensors))]
+        own = [getattr(tensor, _BUFFER) for tensor in tensors]
+        if places == [(id(one), *rest) for one, *rest in own]:
+            return buffer
     buffer = tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], axis=0)
-    _remember(buffer, tensors)
+    if not any(hasattr(tensor, _BUFFER) for tensor in tensors):
+        _remember(buffer, tensors)
     return buffer
 
 
@@ -171,15 +179,27 @@ def _remember(buffer: tf.Tensor, tensors: Sequence[tf.Tensor]) -> None:
         setattr(tensor, _BUFFER, (buffer, len(tensors), place))
 
 
-def square_sums(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Returns the sum of squares of each tensor of one dtype: [tensors].
+def norms(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Returns the Euclidean norm of each tensor of one dtype, at least float32: [tensors].
 
-    Each sum always adds in the same order, so all replicas get the same bits.
+    Each norm always adds in the same order, so all replicas get the same bits.
     """
     sizes = [tensor.shape.num_elements() for tensor in tensors]
     small = [place for place, size in enumerate(sizes) if size < _LARGE]
     if len(small) < FEWEST:
-        return 2 * tf.stack([tf.nn.l2_loss(tensor) for tensor in tensors])
+        return tf.stack([norm(tensor) for tensor in tensors])
+    return tf.sqrt(_square_sums(tensors, sizes, small))
+
+
+def norm(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns the Euclidean norm of a tensor, []: the kernel that adds takes the root too."""
+    return tf.raw_ops.EuclideanNorm(input=tf.reshape(tensor, [-1]), axis=[0])
+
+
+def _square_sums(
+    tensors: Sequence[tf.Tensor], sizes: Sequence[int], small: Sequence[int]
+) -> tf.Tensor:
+    """Returns the sum of squares of each of many tensors of one dtype: [tensors]."""
     large = [place for place, size in enumerate(sizes) if size >= _LARGE]
     sums = _small_square_sums([tensors[place] for place in small])
     if not large:
@@ -196,7 +216,7 @@ def unstacked(vector: tf.Tensor) -> list[tf.Tensor]:
 
 
 def _small_square_sums(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Returns `square_sums`: of rows in one matrix, then of the rows of each tensor."""
+    """Returns `_square_sums`: of rows in one matrix, then of the rows of each tensor."""
     dtype, sizes = tensors[0].dtype, [tensor.shape.num_elements() for tensor in tensors]
     rows = [-(-size // _ROW) for size in sizes]
     parts: list[tf.Tensor] = []

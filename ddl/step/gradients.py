@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from ddl.devices.compiling import CannotCompileError
-from ddl.devices.packing import Packed
+from ddl.devices.packing import Packed, in_buffers, norm
 from ddl.devices.path import path_of
 from ddl.errors import ConfigError
 from ddl.microbatch import is_compiled
@@ -138,10 +138,10 @@ def clip_by_global_norm(
       The clipped gradients, and the norm before clipping: a scalar in the widest dtype of
       the gradients.
     """
-    norm = global_norm(gradients) if squared is None else tf.sqrt(squared)
+    own = global_norm(gradients) if squared is None else tf.sqrt(squared)
     # Below the limit the factor is exactly one, so clipping rounds nothing.
-    limit = tf.constant(clip_norm, norm.dtype)  # tf.cast rounds to float32 first
-    return multiply(gradients, limit / tf.maximum(norm, limit)), norm
+    limit = tf.constant(clip_norm, own.dtype)  # tf.cast rounds to float32 first
+    return multiply(gradients, limit / tf.maximum(own, limit)), own
 
 
 def global_norm(gradients: Sequence[Gradient]) -> tf.Tensor:
@@ -155,12 +155,8 @@ def global_norm(gradients: Sequence[Gradient]) -> tf.Tensor:
     if not packs() or any(value.dtype != wide or wide.size < 4 for value in values):
         return tf.sqrt(squared_norm(gradients))
     # The square root is taken in the kernel that adds.
-    norms = [_norm(tf.reshape(buffer, [-1])) for buffer in Packed(values, shared=True).buffers]
-    return norms[0] if len(norms) == 1 else _norm(tf.stack(norms))
-
-
-def _norm(vector: tf.Tensor) -> tf.Tensor:
-    return tf.raw_ops.EuclideanNorm(input=vector, axis=[0])
+    norms = [norm(buffer) for buffer in Packed(values, shared=True).buffers]
+    return norms[0] if len(norms) == 1 else norm(tf.stack(norms))
 
 
 def squared_norm(gradients: Sequence[Gradient]) -> tf.Tensor:
@@ -270,10 +266,8 @@ def _each(
 ) -> list[Gradient]:
     """Applies a function of each entry; sparse gradients stay sparse."""
     values = [values_of(gradient) for gradient in gradients]
-    # Few gradients stay alone, unless they share a buffer already.
-    shared = all(hasattr(value, "_ddl_buffer") for value in values)
-    if packs():
-        changed = Packed(values, shared).each(function)
+    if packs():  # few gradients stay alone, unless they share a buffer already
+        changed = Packed(values, shared=in_buffers(values)).each(function)
     else:
         changed = [function(value) for value in values]
     return with_values(gradients, changed)
