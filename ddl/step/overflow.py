@@ -113,7 +113,9 @@ class Changes:
             "step": state.step + tf.cast(finite, tf.int64),
             "loss_scale": scale,
             "finite_updates": count,
-            "skipped_in_a_row": tf.where(finite, tf.zeros([], tf.int64), state.skipped_in_a_row + 1),
+            "skipped_in_a_row": tf.where(
+                finite, tf.zeros([], tf.int64), state.skipped_in_a_row + 1
+            ),
             "sums": state.sums + sums,
         }
         if self.norms is not None:
