@@ -206,7 +206,7 @@ def _square_sums(
         return sums
     of_large = 2 * tf.stack([tf.nn.l2_loss(tensors[place]) for place in large])
     # Not int32, which TensorFlow keeps on the host.
-    order = tf.constant(np.argsort(small + large), tf.int64)
+    order = tf.constant(np.argsort([*small, *large]), tf.int64)
     return tf.gather(tf.concat([sums, of_large], axis=0), order)
 
 
