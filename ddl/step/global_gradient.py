@@ -303,17 +303,11 @@ class GlobalGradient:
         return sums[:-1], tf.where(tf.equal(sums[0], size * entries), noise, np.nan)
 
     def _factor(
-        self,
-        objective: Objective,
-        batch: StepBatch,
-        sums: tf.Tensor,
-        scale: tf.Tensor,
-        wide: tf.DType,
+        self, objective: Objective, batch: StepBatch, sums: tf.Tensor, scale: tf.Tensor, wide: Any
     ) -> Callable[[], tf.Tensor] | None:
-        """Returns B / (Σ weight · loss scale) as a function; None if always one.
+        """Returns a function for B / (Σ weight · loss scale), []; None if always one.
 
-        The factor is float64 [], or float32 [] if the loss scale is all of it and `wide`, the
-        widest dtype of the gradients, is float32.
+        Float64, or float32 where that is exact enough for `wide`, the gradients' widest dtype.
         """
         pipeline = self.pipelines[batch.source]
         # An example with several losses, as of tokens, weighs as many.
