@@ -11,12 +11,15 @@ _AMPERE = {"float32": 19.5, "tf32": 156.0, "float16": 312.0, "bfloat16": 312.0}
 
 # Part of a device's name, and its rates; an earlier part goes first.
 PEAKS: tuple[tuple[str, dict[str, float]], ...] = (
+    ("RTX", {}),  # such as the RTX A1000, which is no A100
+    ("T400", {}),
     ("H100 PCIe", {"float32": 51.0, "tf32": 378.0, "float16": 756.5, "bfloat16": 756.5}),
     ("H100 NVL", {"float32": 60.0, "tf32": 417.5, "float16": 835.5, "bfloat16": 835.5}),
     ("H100", _HOPPER),
     ("H200 NVL", {"float32": 60.0, "tf32": 417.5, "float16": 835.5, "bfloat16": 835.5}),
     ("H200", _HOPPER),
     ("A100", _AMPERE),
+    ("V100S", {"float32": 16.4, "float16": 130.0}),
     ("V100-PCIE", {"float32": 14.0, "float16": 112.0}),
     ("V100", {"float32": 15.7, "float16": 125.0}),
     ("T4", {"float32": 8.1, "float16": 65.0}),

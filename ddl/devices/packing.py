@@ -19,12 +19,16 @@ from ddl import microbatch
 FEWEST = 16
 """Fewest tensors of a buffer. TensorFlow joins and splits fewer of them one by one."""
 
+_FEWEST_SHARED = 3
+"""Fewest tensors of a buffer on which several operations work, which then outweigh the copies."""
+
 _LARGE = 2**20  # entries of a tensor that stays alone
 _LARGEST_BUFFER = 2**24  # entries; buffers take additional memory
 _ROW = 1024
 # ResourceHandle::ANONYMOUS_NAME of TensorFlow: each execution creates a new variable. A name drawn
 # at trace time would be shared by all workers of parameter servers, which share a trace.
 _ANONYMOUS = "cd2c89b7-88b7-44c8-ad83-06c2a9158347"
+_BUFFER = "_ddl_buffer"  # attribute of a symbolic tensor; see `_remember`
 _ALIGNED = 64  # bytes: parts of a buffer that begin at a multiple are shared, not copied
 
 
@@ -62,21 +66,25 @@ class Packed:
       buffers: A tensor that stays alone, or a vector of several tensors of one dtype.
     """
 
-    def __init__(self, tensors: Sequence[tf.Tensor]):
-        """Packs tensors; those of unknown shape stay alone, and all in what XLA compiles."""
+    def __init__(self, tensors: Sequence[tf.Tensor], shared: bool = False):
+        """Packs tensors; those of unknown shape stay alone, and all in what XLA compiles.
+
+        Args:
+          tensors: The tensors.
+          shared: Whether several operations follow, each on what the one before returned. Few
+            tensors are then packed too. Their buffer is found again: tensors that were packed or
+            unpacked together are packed without a copy.
+        """
         self._tensors = list(tensors)
         alone = [[place] for place in range(len(self._tensors))]
         self.places = alone if microbatch.is_compiled() else groups(self._tensors)
+        if shared and not microbatch.is_compiled():
+            self.places = _with_few(self.places, self._tensors)
         self.buffers = self.alike(self._tensors)
 
     def alike(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Packs other tensors of the same shapes and of one dtype in the same way."""
-        return [
-            tensors[group[0]]
-            if len(group) == 1
-            else tf.concat([tf.reshape(tensors[place], [-1]) for place in group], axis=0)
-            for group in self.places
-        ]
+        return [_joined([tensors[place] for place in group]) for group in self.places]
 
     def unpacked(self, buffers: Sequence[tf.Tensor], to_keep: bool = False) -> list[tf.Tensor]:
         """Returns the tensors that lie in buffers, in their own order and shapes.
@@ -93,9 +101,17 @@ class Packed:
                 continue
             shapes = [self._tensors[place].shape for place in group]
             sizes = [shape.num_elements() for shape in shapes]
-            parts = tf.split(buffer[tf.newaxis], sizes, 1) if to_keep else tf.split(buffer, sizes)
-            for place, part, shape in zip(group, parts, shapes, strict=True):
-                found[place] = tf.reshape(part, shape)
+            if len(group) < FEWEST:  # slices share memory where they are aligned
+                ends = np.cumsum(sizes).tolist()
+                parts = [buffer[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+            elif to_keep:
+                parts = tf.split(buffer[tf.newaxis], sizes, 1)
+            else:
+                parts = tf.split(buffer, sizes)
+            own = [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
+            _remember(buffer, own)
+            for place, part in zip(group, own, strict=True):
+                found[place] = part
         return found
 
     def each(self, function: Callable[[tf.Tensor], tf.Tensor]) -> list[tf.Tensor]:
@@ -126,22 +142,82 @@ def groups(tensors: Sequence[tf.Tensor]) -> list[list[int]]:
     ]
 
 
-def square_sums(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Returns the sum of squares of each tensor of one dtype: [tensors].
+def _with_few(places: Sequence[list[int]], tensors: Sequence[tf.Tensor]) -> list[list[int]]:
+    """Returns `groups` in which few small tensors of one dtype share a buffer, aligned ones first.
 
-    Each sum always adds in the same order, so all replicas get the same bits.
+    Among few, an aligned part of a buffer is a view, and any other a copy.
+    """
+    found, few = [], dict[tf.DType, list[int]]()
+    for group in places:
+        size = tensors[group[0]].shape.num_elements()
+        if len(group) > 1 or size is None or size >= _LARGE:
+            found.append(group)
+        else:
+            few.setdefault(tensors[group[0]].dtype, []).append(group[0])
+    for dtype, group in few.items():
+        sizes = {place: tensors[place].shape.num_elements() * dtype.size for place in group}
+        group.sort(key=lambda place: sizes[place] % _ALIGNED > 0)
+        found += [group] if len(group) >= _FEWEST_SHARED else [[place] for place in group]
+    return found
+
+
+def in_buffers(tensors: Sequence[tf.Tensor]) -> bool:
+    """Returns whether each tensor was packed or unpacked, so that `shared` costs no copy."""
+    return all(hasattr(tensor, _BUFFER) for tensor in tensors)
+
+
+def _joined(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Returns a tensor that is alone, or a vector of several: the one that they have, if any."""
+    if len(tensors) == 1:
+        return tensors[0]
+    if in_buffers(tensors):
+        buffer = getattr(tensors[0], _BUFFER)[0]
+        places = [(id(buffer), len(tensors), place) for place in range(len(tensors))]
+        own = [getattr(tensor, _BUFFER) for tensor in tensors]
+        if places == [(id(one), *rest) for one, *rest in own]:
+            return buffer
+    buffer = tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], axis=0)
+    if not any(hasattr(tensor, _BUFFER) for tensor in tensors):
+        _remember(buffer, tensors)
+    return buffer
+
+
+def _remember(buffer: tf.Tensor, tensors: Sequence[tf.Tensor]) -> None:
+    """Notes with each tensor its place in a buffer of the same graph."""
+    if tf.executing_eagerly() or any(tensor.graph is not buffer.graph for tensor in tensors):
+        return
+    for place, tensor in enumerate(tensors):
+        setattr(tensor, _BUFFER, (buffer, len(tensors), place))
+
+
+def norms(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Returns the Euclidean norm of each tensor of one dtype, at least float32: [tensors].
+
+    Each norm always adds in the same order, so all replicas get the same bits.
     """
     sizes = [tensor.shape.num_elements() for tensor in tensors]
     small = [place for place, size in enumerate(sizes) if size < _LARGE]
     if len(small) < FEWEST:
-        return 2 * tf.stack([tf.nn.l2_loss(tensor) for tensor in tensors])
+        return tf.stack([norm(tensor) for tensor in tensors])
+    return tf.sqrt(_square_sums(tensors, sizes, small))
+
+
+def norm(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns the Euclidean norm of a tensor, []: the kernel that adds takes the root too."""
+    return tf.raw_ops.EuclideanNorm(input=tf.reshape(tensor, [-1]), axis=[0])
+
+
+def _square_sums(
+    tensors: Sequence[tf.Tensor], sizes: Sequence[int], small: Sequence[int]
+) -> tf.Tensor:
+    """Returns the sum of squares of each of many tensors of one dtype: [tensors]."""
     large = [place for place, size in enumerate(sizes) if size >= _LARGE]
     sums = _small_square_sums([tensors[place] for place in small])
     if not large:
         return sums
     of_large = 2 * tf.stack([tf.nn.l2_loss(tensors[place]) for place in large])
     # Not int32, which TensorFlow keeps on the host.
-    order = tf.constant(np.argsort(small + large), tf.int64)
+    order = tf.constant(np.argsort([*small, *large]), tf.int64)
     return tf.gather(tf.concat([sums, of_large], axis=0), order)
 
 
@@ -151,7 +227,7 @@ def unstacked(vector: tf.Tensor) -> list[tf.Tensor]:
 
 
 def _small_square_sums(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Returns `square_sums`: of rows in one matrix, then of the rows of each tensor."""
+    """Returns `_square_sums`: of rows in one matrix, then of the rows of each tensor."""
     dtype, sizes = tensors[0].dtype, [tensor.shape.num_elements() for tensor in tensors]
     rows = [-(-size // _ROW) for size in sizes]
     parts: list[tf.Tensor] = []

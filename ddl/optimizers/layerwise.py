@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ddl.devices.packing import Packed, square_sums, unstacked
+from ddl.devices.packing import Packed, norms, unstacked
 from ddl.errors import ConfigError
 from ddl.optimizers.exclusions import excluded
 from ddl.optimizers.fused import Together, dense, temporary
@@ -129,8 +129,7 @@ class LARS(Together, MomentumSGD):
         if places:
             own = [gradients[place] for place in places]
             weights = [tf.convert_to_tensor(variables[place]) for place in places]
-            weight_norms = tf.sqrt(square_sums(weights))
-            gradient_norms = tf.sqrt(square_sums(own))
+            weight_norms, gradient_norms = norms(weights), norms(own)
             divisors = gradient_norms + self._decay * weight_norms + self.epsilon
             rates = self.trust_coefficient * weight_norms / divisors
             rates = _or_ones(rates, weight_norms, gradient_norms)
@@ -289,8 +288,7 @@ class LAMB(Together, keras.optimizers.Lamb):
             packed = Packed(directions)
             pairs = zip(packed.buffers, packed.alike(weights), strict=True)
             directions = packed.unpacked([r + self._decay * w for r, w in pairs])
-        weight_norms = tf.sqrt(square_sums(weights))
-        update_norms = tf.sqrt(square_sums(directions))
+        weight_norms, update_norms = norms(weights), norms(directions)
         ratios = _or_ones(weight_norms / update_norms, weight_norms, update_norms)
         rates = unstacked(learning_rate * ratios)
         for place, direction, rate in zip(places, directions, rates, strict=True):
@@ -315,7 +313,7 @@ def _or_one(ratio: tf.Tensor, *norms: tf.Tensor) -> tf.Tensor:
 
 def _or_ones(ratios: tf.Tensor, norms: tf.Tensor, others: tf.Tensor) -> tf.Tensor:
     """Returns ratios, [n], or 1 where one of two norms is zero."""
-    return tf.where((norms > 0) & (others > 0), ratios, tf.ones_like(ratios))
+    return tf.where(tf.minimum(norms, others) > 0, ratios, tf.ones_like(ratios))
 
 
 def _check_not_negative(optimizer: str, **numbers: float) -> None:

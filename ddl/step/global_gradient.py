@@ -114,7 +114,8 @@ class GlobalGradient:
         gradients = self.all_reduce(gradients, variables)
         gradients = gradient_path.with_each_row_once(gradients, self.strategy)
         sums, noise = self._gradient_noise(objective, sums, gradients, batch, state)
-        factor = self._factor(objective, batch, sums, state.loss_scale)
+        wide = gradient_path.widest([self._of_first_replica(g) for g in gradients])
+        factor = self._factor(objective, batch, sums, state.loss_scale, wide)
         return Reduced(*self._multiplied(gradients, factor), sums=sums, noise=noise)
 
     def of_replicas(
@@ -307,9 +308,12 @@ class GlobalGradient:
         return sums[:-1], tf.where(tf.equal(sums[0], size * entries), noise, np.nan)
 
     def _factor(
-        self, objective: Objective, batch: StepBatch, sums: tf.Tensor, scale: tf.Tensor
+        self, objective: Objective, batch: StepBatch, sums: tf.Tensor, scale: tf.Tensor, wide: Any
     ) -> Callable[[], tf.Tensor] | None:
-        """Returns B / (Σ weight · loss scale) as a function: float64 []; None if always one."""
+        """Returns a function for B / (Σ weight · loss scale), []; None if always one.
+
+        Float64, or float32 where that is exact enough for `wide`, the gradients' widest dtype.
+        """
         pipeline = self.pipelines[batch.source]
         # An example with several losses, as of tokens, weighs as many.
         weights_are_one = (
@@ -317,6 +321,8 @@ class GlobalGradient:
         )
         if weights_are_one and not self.scales:
             return None
+        if weights_are_one and wide.size <= scale.dtype.size:
+            return lambda: tf.math.reciprocal(scale)
 
         def factor() -> tf.Tensor:
             size = tf.constant(pipeline.global_batch_size, tf.float64)

@@ -7,6 +7,7 @@ and moving statistics as they were.
 Micikevicius et al. 2018, "Mixed Precision Training".
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,7 +38,7 @@ def multiply_finite(
       gradients: The gradients.
       factor: [], cast to the gradients' dtypes.
     """
-    packed = Packed([values_of(gradient) for gradient in gradients])
+    packed = Packed([values_of(gradient) for gradient in gradients], shared=True)
     finite = tf.reduce_all(each_finite(packed.buffers))
     values = packed.each(lambda buffer: buffer * tf.cast(factor, buffer.dtype))
     return with_values(gradients, values), finite
@@ -72,21 +73,92 @@ def change_unless_overflow(
     return tf.cond(finite, change, skip)
 
 
-def next_scale(
-    loss_scale: LossScale, state: TrainingState, finite: tf.Tensor
-) -> dict[str, tf.Tensor]:
-    """Returns the fields of the next state that belong to the loss scale.
+@dataclasses.dataclass(frozen=True)
+class Changes:
+    """The changes of the training state by an update. Cross-replica context, in a graph.
 
-    Args:
-      loss_scale: The rule.
-      state: The state before the update.
-      finite: Whether the update was made, bool [].
+    Attributes:
+      sums: Metric sums of the update, float64 [n].
+      norms: Returns what an update adds to `gradient_norms`, if it was made, bool []; None:
+        nothing.
+      noise: The next `gradient_noise`, or None.
     """
-    scale, finite_updates = loss_scale.next(state.loss_scale, state.finite_updates, finite)
-    skipped = tf.where(finite, tf.zeros([], tf.int64), state.skipped_in_a_row + 1)
+
+    sums: tf.Tensor
+    norms: Callable[[tf.Tensor], tf.Tensor] | None
+    noise: tf.Tensor | None
+
+    def made(self, state: TrainingState) -> dict[str, tf.Tensor]:
+        """Returns the changed fields after an update that was made, but for the loss scale."""
+        changed = {"step": state.step + 1, "sums": state.sums + self.sums}
+        if self.norms is not None:
+            changed["gradient_norms"] = state.gradient_norms + self.norms(tf.constant(True))
+        if self.noise is not None:
+            changed["gradient_noise"] = self.noise
+        return changed
+
+    def by_selection(
+        self, state: TrainingState, finite: tf.Tensor, loss_scale: LossScale
+    ) -> dict[str, tf.Tensor]:
+        """Returns the changed fields.
+
+        Args:
+          state: The state before the update.
+          finite: Whether the update was made, bool [].
+          loss_scale: The rule of the loss scale.
+        """
+        scale, count = loss_scale.next(state.loss_scale, state.finite_updates, finite)
+        sums = tf.where(finite, self.sums, tf.zeros_like(self.sums))
+        changed = {
+            "step": state.step + tf.cast(finite, tf.int64),
+            "loss_scale": scale,
+            "finite_updates": count,
+            "skipped_in_a_row": tf.where(
+                finite, tf.zeros([], tf.int64), state.skipped_in_a_row + 1
+            ),
+            "sums": state.sums + sums,
+        }
+        if self.norms is not None:
+            changed["gradient_norms"] = state.gradient_norms + self.norms(finite)
+        if self.noise is not None:
+            changed["gradient_noise"] = tf.where(finite, self.noise, state.gradient_noise)
+        return changed
+
+    def by_branch(
+        self, state: TrainingState, finite: tf.Tensor, loss_scale: LossScale
+    ) -> dict[str, tf.Tensor]:
+        """Returns `by_selection` from the branch of a condition, where each selection is a kernel.
+
+        The host knows already whether the update was made: `change_unless_overflow` asks.
+        """
+
+        def made() -> dict[str, tf.Tensor]:
+            scale, count = loss_scale.after_finite(state.loss_scale, state.finite_updates)
+            skipped = tf.zeros_like(state.skipped_in_a_row)
+            return self.made(state) | _fields(scale, count, skipped)
+
+        def skipped() -> dict[str, tf.Tensor]:
+            same = {name: tf.identity(getattr(state, name)) for name in self._of_made}
+            scale, count = loss_scale.after_overflow(state.loss_scale, state.finite_updates)
+            return same | _fields(scale, count, state.skipped_in_a_row + 1)
+
+        with tf.device("CPU:0"):
+            finite = tf.identity(finite)
+        return tf.cond(finite, made, skipped)
+
+    @property
+    def _of_made(self) -> list[str]:
+        """Names of the fields of `made`."""
+        names = ["step", "sums"]
+        names += ["gradient_norms"] * (self.norms is not None)
+        return names + ["gradient_noise"] * (self.noise is not None)
+
+
+def _fields(scale: tf.Tensor, count: tf.Tensor, skipped: tf.Tensor) -> dict[str, tf.Tensor]:
+    """Returns the fields of the state that belong to the loss scale."""
     return {
-        "loss_scale": scale,
-        "finite_updates": finite_updates,
+        "loss_scale": tf.identity(scale),
+        "finite_updates": tf.identity(count),
         "skipped_in_a_row": skipped,
     }
 

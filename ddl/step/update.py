@@ -9,6 +9,7 @@ The built-in step is `update.minimize(task.per_example, batch)`.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -22,7 +23,7 @@ from ddl.microbatch import Draws
 from ddl.precision import LossScale
 from ddl.step.compiled.compiler import Compiler
 from ddl.step.global_gradient import GlobalGradient, Reduced
-from ddl.step.gradients import Clip
+from ddl.step.gradients import Clip, packs
 from ddl.step.metric_sums import SumsOfLosses
 from ddl.step.moving_statistics import Statistics
 from ddl.step.noise_scale import by_optimizer
@@ -30,10 +31,10 @@ from ddl.step.observing import observe
 from ddl.step.onednn import in_own_graph
 from ddl.step.order_of_sums import fixed_order_of_sums
 from ddl.step.overflow import (
+    Changes,
     KeptValues,
     all_finite,
     change_unless_overflow,
-    next_scale,
 )
 from ddl.step.state import TrainingState
 from ddl.step.verbs.applying import OptimizerPart, apply
@@ -175,32 +176,29 @@ class UpdateStep:
         return names
 
     def _next_state(self, state: TrainingState, books: Books) -> TrainingState:
-        finite = tf.constant(True) if books.finite is None else books.finite
-        made = tf.cast(finite, tf.int64)
-        sums = self.metrics.joined(books.sums)
-        changes: dict[str, Any] = {}
-        if self.loss_scale is not None:
-            changes |= next_scale(self.loss_scale, state, finite)
-            sums = tf.where(finite, sums, tf.zeros_like(sums))
-        if "gradient_norms" in self.changing_fields:
-            counted = tf.stack(self._counted_norms(books, finite))
-            changes["gradient_norms"] = state.gradient_norms + counted
+        noise = norms = None
         if self.gradient.noise_scale is not None:
             noise = tf.concat([books.noise[name] for name in self.plan.groups], axis=0)
-            changes["gradient_noise"] = tf.where(finite, noise, state.gradient_noise)
-        sums = state.sums + sums  # once not finite, they stay so
+        if "gradient_norms" in self.changing_fields:
+            norms = functools.partial(self._counted_norms, books)
+        changes = Changes(self.metrics.joined(books.sums), norms, noise)
+        if self.loss_scale is None:
+            changed = changes.made(state)
+        elif books.finite is not None and packs(self.strategy) and not self.compiler.is_on:
+            changed = changes.by_branch(state, books.finite, self.loss_scale)
+        else:
+            finite = tf.constant(True) if books.finite is None else books.finite
+            changed = changes.by_selection(state, finite, self.loss_scale)
         # Counted here and checked after the loop. If the loop ended at once, each update would
         # have to wait for the one before.
-        diverged = tf.reduce_any(~tf.math.is_finite(sums))
+        diverged = tf.reduce_any(~tf.math.is_finite(changed["sums"]))
         return state._replace(
-            step=state.step + made,
             batches=state.batches + 1,
-            sums=sums,
             diverged_for=state.diverged_for + tf.cast(diverged, tf.int64),
-            **changes,
+            **changed,
         )
 
-    def _counted_norms(self, books: Books, finite: tf.Tensor) -> list[tf.Tensor]:
+    def _counted_norms(self, books: Books, finite: tf.Tensor) -> tf.Tensor:
         """Returns the sum and the number of the norms of each optimizer, one after the other."""
         made = tf.cast(finite, tf.float64)
         counted: list[tf.Tensor] = []
@@ -210,7 +208,7 @@ class UpdateStep:
                 norm = tf.where(finite, norm, tf.zeros_like(norm))
             once = isinstance(count, int) and count == 1
             counted += [norm, made if once else made * tf.cast(count, tf.float64)]
-        return counted
+        return tf.stack(counted)
 
 
 class _Work:

@@ -54,6 +54,13 @@ class ExponentialMovingAverage:
         count = tf.cast(update, tf.float64)
         return tf.minimum(decay, (1 + count) / (10 + count))
 
+    def step_at(self, update: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+        """Returns 1 - `decay_at`, of a dtype [], with few operations and other rounding."""
+        least = tf.constant(1 - self.decay, dtype)
+        if not self.warm_up:
+            return least
+        return tf.maximum(least, 9 / tf.cast(update + 10, dtype))
+
 
 class WeightAverages:
     """The averages of a model's weights and statistics, one variable for each.
@@ -91,10 +98,12 @@ class WeightAverages:
           update: Number of the update that was made, int64 [], counted from 1.
           compiler: Compiles what each replica does, or not.
         """
-        step = 1 - self.rule.decay_at(update)
         if path_of(self._strategy).packs_tensors or compiler.is_on:
-            self._move_in_buffers(step, compiler)
+            narrow = all(variable.dtype == tf.float32 for variable in self.variables)
+            dtype = tf.float32 if narrow else tf.float64
+            self._move_in_buffers(self.rule.step_at(update, dtype), compiler)
             return
+        step = 1 - self.rule.decay_at(update)
 
         def move(average: tf.Variable, weight: tf.Tensor) -> tf.Operation:
             return average.assign_add(tf.cast(step, average.dtype) * (weight - average))
@@ -111,21 +120,31 @@ class WeightAverages:
 
     def _move_in_buffers(self, step: tf.Tensor, compiler: Compiler) -> None:
         """Moves the averages as `update` does, with few kernels."""
-        any_is_fixed = not all(weight.trainable for weight in self._weights)
 
         def move(step: tf.Tensor) -> None:
             averages = [tf.convert_to_tensor(average) for average in self.variables]
             weights = [tf.convert_to_tensor(weight) for weight in self._weights]
             packed = Packed(averages)
-            moved = []
-            for average, weight in zip(packed.buffers, packed.alike(weights), strict=True):
-                distance = weight - average
-                if any_is_fixed:  # see `move_unless_equal`
+            moved = list(packed.buffers)
+            pairs = zip(packed.buffers, packed.alike(weights), strict=True)
+            for number, (average, weight) in enumerate(pairs):
+                group = packed.places[number]
+                distance = average - weight
+                if not all(self._weights[place].trainable for place in group):
+                    # See `move_unless_equal`.
                     equal = tf.equal(weight, average)
                     distance = tf.where(equal, tf.zeros_like(distance), distance)
-                moved.append(average + tf.cast(step, average.dtype) * distance)
-            for variable, value in zip(self.variables, packed.unpacked(moved, True), strict=True):
-                variable.assign(value)
+                own = tf.cast(step, average.dtype)
+                if len(group) == 1 and average.dtype != tf.bfloat16:  # GPUs have no kernel for it
+                    tf.raw_ops.ResourceApplyGradientDescent(
+                        var=self.variables[group[0]].handle, alpha=own, delta=distance
+                    )
+                else:
+                    moved[number] = average - own * distance
+            values = packed.unpacked(moved, True)
+            for variable, value, before in zip(self.variables, values, averages, strict=True):
+                if value is not before:
+                    variable.assign(value)
 
         self._strategy.extended.update(
             self.variables[0],

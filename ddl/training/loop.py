@@ -9,7 +9,7 @@ import tensorflow as tf
 from ddl.data.checks import data_errors
 from ddl.data.pipeline import Batch, LivePipeline
 from ddl.data.pipeline.buckets import buckets_of
-from ddl.data.pipeline.placed_order import rows_at
+from ddl.data.pipeline.placed_order import on_host, on_host_if_placed, rows_at
 from ddl.data.source import Source
 from ddl.devices.path import path_of
 from ddl.distribution.workers import Workers
@@ -21,6 +21,9 @@ from ddl.training.stale_traces import explaining_stale_traces
 from ddl.training.stop_flag import StopFlag
 
 _Carried = dict[str, tf.Tensor]
+
+# Counts of the state that a loop carries as int32, which TensorFlow keeps on the host.
+_COUNTS = ("skipped_in_a_row", "finite_updates")
 
 
 class TrainingLoop:
@@ -146,7 +149,7 @@ class TrainingLoop:
                 return pipeline.rows(number, strategy)
             return next(iterators[name])
 
-        def update(carried: _Carried, counter: tf.Tensor) -> tuple[_Carried, tf.Tensor]:
+        def update(carried: _Carried, counter: tf.Tensor, _: Any) -> tuple[_Carried, tf.Tensor]:
             before = state._replace(**carried)
             batches = {
                 name: Batch(rows(name, before.batches), resident[name], counter)
@@ -162,12 +165,11 @@ class TrainingLoop:
                 lambda cut: self._updated({name: cut}, before, batch_counter),
             )
 
-        carried, _ = tf.while_loop(
-            lambda carried, _: self._goes_on_below(carried["step"], end, carried),
-            update,
-            (self._carried(state), batch_counter(state.batches)),
-        )
-        return state._replace(**carried)
+        counter = batch_counter(state.batches)
+        with on_host_if_placed(strategy):
+            left = end - state.step
+        carried = self._carried(state)
+        return state._replace(**self._repeated(update, carried, counter, "step", end, left))
 
     def _over_arrays(self, resident: Any, end: tf.Tensor, state: TrainingState) -> TrainingState:
         """Orders many batches at once; gathers each batch while the previous one is computed."""
@@ -185,7 +187,9 @@ class TrainingLoop:
         def updates(carried: _Carried, *ordered_ahead: Any) -> tuple[Any, ...]:
             first, ordered = ordered_ahead or order(carried["batches"])
             count = tf.shape(ordered["index"], tf.int64)[0]
-            until = first + tf.minimum(count, end - carried["step"])
+            with on_host_if_placed(strategy):
+                left = tf.minimum(count, end - carried["step"])
+            until = first + left
             # The host orders these while the devices compute the updates.
             following = order(first + count) if ordered_ahead else ()
             ordered = pipeline.placed(ordered, strategy)
@@ -203,22 +207,19 @@ class TrainingLoop:
                 # After the last batch, this gathers the last batch again; the result is not used.
                 return made(tf.minimum(number, until - 1))
 
-            def update(carried: _Carried, ahead: Any) -> tuple[_Carried, Any]:
+            def update(carried: _Carried, ahead: Any, turn: Any) -> tuple[_Carried, Any]:
                 before = state._replace(**carried)
                 if takes_rows:
-                    rows = rows_at(ordered, carried["batches"] - first, strategy)
+                    place = carried["batches"] - first if turn is None else turn
+                    rows = rows_at(ordered, place, strategy)
                     batch = Batch(rows, arrays, batch_counter(carried["batches"]))
                 else:
                     batch = ahead._replace(arrays=arrays)
                 return self._updated({name: batch}, before, made_next)
 
             # An update consumes at least one batch, so `until` cannot lead past step `end`.
-            carried, _ = tf.while_loop(
-                lambda carried, _: self._goes_on_below(carried["batches"], until, carried),
-                update,
-                (carried, () if takes_rows else made(first)),
-            )
-            return carried, *following
+            ahead = () if takes_rows else made(first)
+            return self._repeated(update, carried, ahead, "batches", until, left), *following
 
         def goes_on(carried: _Carried, *ordered_ahead: Any) -> tf.Tensor:
             going = self._goes_on(carried, self._stop.ends_loop()) & (carried["step"] < end)
@@ -253,6 +254,63 @@ class TrainingLoop:
         """Returns the fields that change: each loop variable costs three operations per update."""
         return {name: getattr(state, name) for name in self._update.changing_fields}
 
+    def _repeated(
+        self,
+        update: Callable[[_Carried, Any, Any], tuple[_Carried, Any]],
+        carried: _Carried,
+        ahead: Any,
+        name: str,
+        end: tf.Tensor,
+        left: tf.Tensor,
+    ) -> _Carried:
+        """Repeats an update until a count of the state reaches its end; returns the loop variables.
+
+        Args:
+          update: Takes and returns the loop variables and what was made ahead. Its last argument is
+            the number of the turn, int32 [] on the host, or None.
+          carried: The loop variables.
+          ahead: What was made ahead for the first update.
+          name: Name of the count: "batches", or "step", which skipped updates leave as it is.
+          end: Its end, int64 [].
+          left: Its distance from the end, int64 [].
+        """
+        if not self._counts_on_host():
+            carried, _ = tf.while_loop(
+                lambda carried, _: self._goes_on_below(carried[name], end, carried),
+                lambda carried, ahead: update(carried, ahead, None),
+                (carried, ahead),
+            )
+            return carried
+        # A count on the device would be three kernels an update, and the host would wait for each.
+        with on_host():
+            left = tf.cast(tf.minimum(left, tf.int32.max), tf.int32)
+        skips = "skipped_in_a_row" in carried
+        ahead_by = carried["step"] - carried["batches"]
+        own = _with_counts(carried, tf.int32)
+        if not skips:
+            del own["step"]  # a constant distance from `batches`
+
+        def turn(own: _Carried, ahead: Any, number: tf.Tensor, done: Any) -> tuple[Any, ...]:
+            given = own if skips else {**own, "step": own["batches"] + ahead_by}
+            after, ahead = update(given, ahead, number)
+            with on_host():
+                made = [n + tf.cast(tf.equal(after["skipped_in_a_row"], 0), n.dtype) for n in done]
+            return {kept: after[kept] for kept in own}, ahead, number + 1, made
+
+        def goes_on(own: _Carried, _: Any, number: tf.Tensor, done: Any) -> tf.Tensor:
+            with on_host():
+                below = (done[0] if done else number) < left
+                return self._goes_on(own, self._stop.ends_loop()) & below
+
+        done = [tf.constant(0)] if skips and name == "step" else []
+        own, *_ = tf.while_loop(goes_on, turn, (own, ahead, tf.constant(0), done))
+        own = _with_counts(own, tf.int64)
+        return own if skips else {**own, "step": own["batches"] + ahead_by}
+
+    def _counts_on_host(self) -> bool:
+        """Returns whether the host counts the updates of a loop, so that it waits for none."""
+        return path_of(self._update.strategy).places_order and not self._update.compiler.is_on
+
     def _goes_on_below(self, count: tf.Tensor, end: tf.Tensor, carried: _Carried) -> tf.Tensor:
         stops = self._stop.ends_loop()  # outside of what is compiled: the flag lies on the host
         return self._update.compiler(lambda: self._goes_on(carried, stops) & (count < end))
@@ -262,3 +320,9 @@ class TrainingLoop:
         if "skipped_in_a_row" in carried:
             going &= carried["skipped_in_a_row"] < self._max_skipped_updates
         return going
+
+
+def _with_counts(carried: _Carried, dtype: tf.DType) -> _Carried:
+    """Returns loop variables with the counts of `_COUNTS` in another dtype, from the host."""
+    with on_host():
+        return carried | {n: tf.cast(carried[n], dtype) for n in _COUNTS if n in carried}

@@ -5,6 +5,7 @@ import tensorflow as tf
 from ddl.devices import packing
 from tests.as_on_gpus import as_on_gpus
 
+concat = tf.concat
 SHAPES = [(3, 2), (16,), (4, 4), (), (700,), (32,), (5,), (1, 16), (640,)]
 
 
@@ -45,11 +46,33 @@ def test_unpacks_what_it_packed(to_keep):
         np.testing.assert_array_equal(result, a - 2 * b)
 
 
-def test_square_sums_of_each_tensor():
+def test_few_tensors_share_a_buffer_through_several_operations(monkeypatch):
+    monkeypatch.setattr(packing, "FEWEST", 16)
+    given = tensors()
+    joined = []
+    monkeypatch.setattr(packing.tf, "concat", lambda *a, **k: joined.append(1) or concat(*a, **k))
+
+    @tf.function(autograph=False)
+    def changed(values):
+        own = packing.Packed(values, shared=True).each(lambda buffer: buffer * 2)
+        sums = [tf.reduce_sum(buffer) for buffer in packing.Packed(own, shared=True).buffers]
+        others = packing.Packed(own[::-1], shared=True).each(lambda buffer: -buffer)
+        return packing.Packed(own, shared=True).each(lambda buffer: buffer + 1), sums, others
+
+    found, sums, others = changed(given)
+    assert len(joined) == 2  # the second for another order
+    assert sum(map(float, sums)) == pytest.approx(sum(2 * float(tf.reduce_sum(x)) for x in given))
+    for a, result, other in zip(given, found, others[::-1], strict=True):
+        np.testing.assert_array_equal(result, 2 * a + 1)
+        np.testing.assert_array_equal(other, -2 * a)
+    assert len(packing.Packed(given[:2], shared=True).buffers) == 2
+
+
+def test_norms_of_each_tensor():
     given = tensors("float64")
     expected = [float(tf.reduce_sum(tf.square(value))) for value in given]
-    np.testing.assert_allclose(packing.square_sums(given), expected, rtol=1e-14)
-    np.testing.assert_allclose(packing.square_sums(given[:1]), expected[:1], rtol=1e-14)
+    np.testing.assert_allclose(packing.norms(given) ** 2, expected, rtol=1e-14)
+    np.testing.assert_allclose(packing.norms(given[:1]) ** 2, expected[:1], rtol=1e-14)
 
 
 def test_unstacks_scalars():

@@ -151,6 +151,13 @@ def of_node(node: Any, body: Body, most: int, allowed: set[str]) -> Iterator[str
             yield f"{node.op}: {name}, {dtype.name}{_text(shape)}, is in host memory ({node.name})"
 
 
+def is_in_host_memory(node: Any) -> bool:
+    """Returns whether a node's kernel for GPUs starts none, as all it takes and gives is there."""
+    kernel = _kernel(node)
+    names = {name for pairs in _arguments(node) for name, _ in pairs}
+    return kernel is not None and names <= set(kernel.host_memory_arg)
+
+
 def _pairs(names: Sequence[Any], values: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
     return zip(names, values, strict=False)
 

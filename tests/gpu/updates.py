@@ -12,7 +12,15 @@ from typing import Any
 import tensorflow as tf
 
 import ddl
-from tests.gpu.placement import Body, body_of_function, functions_of, node_of, nodes, of_node
+from tests.gpu.placement import (
+    Body,
+    body_of_function,
+    functions_of,
+    is_in_host_memory,
+    node_of,
+    nodes,
+    of_node,
+)
 
 HOST, DEVICE = "CPU:0", "CPU:1"
 
@@ -71,8 +79,10 @@ def _loop_in(nodes: Any) -> Any:
 
 
 def _counts(node: Any, body: Body, seen: set[Any]) -> bool:
-    """Returns whether a node counts: not of constants alone, and not twice the same."""
+    """Returns whether a node counts: not of constants alone, not twice, and not on the host."""
     if node.op in _FREE or not any(_is_computed(name, body) for name in node.input):
+        return False
+    if _place(node) == HOST or is_in_host_memory(node):
         return False
     same = (id(body), node.op, *node.input, *(str(node.attr[key]) for key in sorted(node.attr)))
     if same in seen and not node.op.startswith("Resource"):

@@ -53,7 +53,8 @@ def rows_at(
 
     Args:
       ordered: The result of `placed`.
-      place: Number of the batch, counted from the first one of `ordered`, int64 [].
+      place: Number of the batch, counted from the first one of `ordered`: [], int32 if the host
+        counts the batches, else int64.
       strategy: Strategy of the training.
     """
     if not path_of(strategy).places_order:
@@ -62,6 +63,8 @@ def rows_at(
 
 
 def _taken(ordered: dict[str, tf.Tensor], place: tf.Tensor) -> dict[str, tf.Tensor]:
+    if place.dtype == tf.int32:  # on the host: the rows are a view
+        return {name: rows[place] for name, rows in ordered.items()}
     # A slice would read `place` on the host, and so make the host wait for the device.
     return {name: tf.gather(rows, place) for name, rows in ordered.items()}
 

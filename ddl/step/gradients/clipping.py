@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
-from ddl.devices.packing import Packed
+from ddl.devices.packing import Packed, norm
 from ddl.errors import ConfigError
 from ddl.optimizers.named import ONLY
 from ddl.step.gradients.values import Gradient, each, multiply, packs, values_of, widest
@@ -90,10 +90,25 @@ def clip_by_global_norm(
       The clipped gradients, and the norm before clipping: a scalar in the widest dtype of
       the gradients.
     """
-    norm = tf.sqrt(squared_norm(gradients) if squared is None else squared)
+    own = global_norm(gradients) if squared is None else tf.sqrt(squared)
     # Below the limit the factor is exactly one, so clipping rounds nothing.
-    limit = tf.constant(clip_norm, norm.dtype)  # tf.cast rounds to float32 first
-    return multiply(gradients, limit / tf.maximum(norm, limit)), norm
+    limit = tf.constant(clip_norm, own.dtype)  # tf.cast rounds to float32 first
+    return multiply(gradients, limit / tf.maximum(own, limit)), own
+
+
+def global_norm(gradients: Sequence[Gradient]) -> tf.Tensor:
+    """Returns the global norm: a scalar in the widest dtype of the gradients.
+
+    Args:
+      gradients: As in `clip_by_global_norm`.
+    """
+    values = [values_of(gradient) for gradient in gradients]
+    wide = widest(gradients)
+    if not packs() or any(value.dtype != wide or wide.size < 4 for value in values):
+        return tf.sqrt(squared_norm(gradients))
+    # The square root is taken in the kernel that adds.
+    norms = [norm(buffer) for buffer in Packed(values, shared=True).buffers]
+    return norms[0] if len(norms) == 1 else norm(tf.stack(norms))
 
 
 def squared_norm(gradients: Sequence[Gradient]) -> tf.Tensor:
@@ -105,9 +120,9 @@ def squared_norm(gradients: Sequence[Gradient]) -> tf.Tensor:
     wide = widest(gradients)
     values = [values_of(gradient) for gradient in gradients]
     if packs():
-        values = Packed(values).buffers
+        values = Packed(values, shared=True).buffers
     halves = [tf.cast(tf.nn.l2_loss(value), wide) for value in values]
-    return 2 * tf.reduce_sum(tf.stack(halves))
+    return 2 * (halves[0] if len(halves) == 1 and packs() else tf.reduce_sum(tf.stack(halves)))
 
 
 def clip_by_value(gradients: Sequence[Gradient], clip_value: float) -> list[Gradient]:

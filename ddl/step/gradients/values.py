@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from ddl.devices.compiling import CannotCompileError
-from ddl.devices.packing import Packed
+from ddl.devices.packing import Packed, in_buffers
 from ddl.devices.path import path_of
 from ddl.microbatch import is_compiled
 from ddl.optimizers.rows.duplicates import merge_duplicates
@@ -75,5 +75,8 @@ def each(
 ) -> list[Gradient]:
     """Applies a function of each entry; sparse gradients stay sparse."""
     values = [values_of(gradient) for gradient in gradients]
-    changed = Packed(values).each(function) if packs() else [function(value) for value in values]
+    if packs():  # few gradients stay alone, unless they share a buffer already
+        changed = Packed(values, shared=in_buffers(values)).each(function)
+    else:
+        changed = [function(value) for value in values]
     return with_values(gradients, changed)

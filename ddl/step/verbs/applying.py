@@ -65,9 +65,9 @@ def apply(
         own = gradient_path.add_regularization(own, variables)
         norm = tf.zeros([], tf.float64)
         if clip.norm is not None:
-            own, norm = gradient_path.clip_by_global_norm(
-                own, clip.norm, _squared_norm(own, parts, step)
-            )
+            frozen = any(part.frozen_until for part in parts)
+            squared = _squared_norm(own, parts, step) if frozen else None
+            own, norm = gradient_path.clip_by_global_norm(own, clip.norm, squared)
         if clip.value is not None:
             own = gradient_path.clip_by_value(own, clip.value)
         return own, tf.cast(norm, tf.float64)
@@ -118,8 +118,6 @@ def _squared_norm(
     gradients: Sequence[Gradient], parts: Sequence[OptimizerPart], step: tf.Tensor
 ) -> tf.Tensor:
     """Returns the squared global norm of the parts that are not frozen. Replica context."""
-    if not any(part.frozen_until for part in parts):
-        return gradient_path.squared_norm(gradients)
     squares = []
     for part in parts:
         square = gradient_path.squared_norm([gradients[place] for place in part.places])
