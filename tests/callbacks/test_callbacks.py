@@ -294,9 +294,14 @@ def test_a_callback_cannot_restore(trainer, tmp_path):
     assert trainer.step == 4
 
 
+def zeroes(moment):
+    moment.trainer.model.variables[0].assign(np.zeros([3, 2]))
+
+
 AFTER_SAVES = {
     "but after the save, so a resumed": lambda m: m.trainer.task.weight.assign(2.0) and None,
     r"Counter changed what a checkpoint holds": Counter(),
+    "zeroes changed what a checkpoint holds": zeroes,
     "returned figures after a save": lambda moment: {"x": 1.0},
     "ends the run after a save": lambda moment: moment.end("enough"),
 }
