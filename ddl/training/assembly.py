@@ -289,7 +289,7 @@ def _pipeline(
     source = as_source(data)
     check = getattr(task, "check", None)
     if check is not None:
-        check(source)
+        source.check_by(check)
     return pipeline_type(source)(
         source,
         global_batch_size,

@@ -210,7 +210,13 @@ class GivenData:
                 name = getattr(function, "__name__", "function")
             called = function or self._task.predict
             made = Prediction(
-                called, name, pipeline, self._strategy, features, weightless=weightless
+                called,
+                name,
+                pipeline,
+                self._strategy,
+                features,
+                weightless=weightless,
+                gathers=function is not None,
             )
             _keep(self._predictions, form, made)
         return self._predictions[form]
