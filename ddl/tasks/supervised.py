@@ -83,7 +83,7 @@ class Supervised:
         metrics = {
             name: metric(labels, outputs)
             if isinstance(metric, KerasMetric)
-            else tf.cast(_per_row(metric(labels, outputs)), tf.float32)
+            else _per_row(tf.cast(metric(labels, outputs), tf.float64))
             for name, metric in self._metrics.items()
         }
         return PerExample(_per_row(self._loss(labels, outputs)), metrics, weight)
