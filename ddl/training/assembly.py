@@ -251,7 +251,7 @@ def assemble(
         given,
         corpus,
         VariablesFinite(kept_finite, workers),
-        FixedSettings(task, layers, list(optimizers.values()), plan.trained),
+        FixedSettings(task, layers, list(optimizers.values()), plan.trained, plan.read),
     )
 
 
