@@ -30,7 +30,8 @@ class ReadAttributes:
         What the block changes, such as a count of traces, is a record and is left out.
         """
         holder, read = self._holder, set[str]()
-        cls, before = type(holder), plain_attributes(holder)
+        cls: Any = type(holder)
+        before = plain_attributes(holder)
         own, get = vars(cls).get("__getattribute__"), cls.__getattribute__
 
         def noting(instance: Any, name: str) -> Any:
