@@ -126,7 +126,7 @@ def _settings_of_task(
 ) -> _Settings:
     yield from _arguments("the task", task)
     for name in read:
-        yield id(task), f"{name} of the task", vars(task).get(name)
+        yield id(task), f"{name} of the task", _copied(vars(task).get(name))
     for layer in layers:
         yield from _arguments(f"layer {layer.name!r}", layer)
 
@@ -198,6 +198,12 @@ def _frozen(value: Any) -> Any:
     if isinstance(value, Mapping):
         return tuple(value.items())
     return tuple(value) if isinstance(value, (list, tuple)) else value
+
+
+def _copied(value: Any) -> Any:
+    """Returns a copy of a small array of numbers, which may be changed in place."""
+    is_small = isinstance(value, np.ndarray) and value.dtype.kind in "biuf" and value.nbytes < 2**20
+    return value.copy() if is_small and not np.isnan(value).any() else value
 
 
 def _same(one: Any, other: Any) -> bool:

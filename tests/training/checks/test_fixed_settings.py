@@ -118,6 +118,7 @@ CHANGES = {
     ),
     "scale of the task": lambda t: setattr(t.task, "scale", 3.0),
     "shift of the task": lambda t: setattr(t.task, "shift", np.ones(2)),
+    "shift of": lambda t: t.task.shift.__setitem__(0, 1.0),
     "label_smoothing of the task": lambda t: setattr(t.task, "_label_smoothing", 0.0),
     "augmentations of the task": lambda t: setattr(t.task, "_augmentations", (tf.identity,)),
     "momentum of the optimizer": lambda t: setattr(t.optimizer, "momentum", 0.5),
