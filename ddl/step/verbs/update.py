@@ -71,7 +71,7 @@ class Update(ControlFlow):
         """Runs a step with this update; what the step draws itself is the same on all replicas."""
         with self._draws.forward():
             step(self, self.batches.given)
-        self._place.check_entered()
+        self._place.end()
 
     @property
     def step(self) -> tf.Tensor:
