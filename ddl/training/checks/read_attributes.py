@@ -39,7 +39,11 @@ class ReadAttributes:
                 read.add(name)
             return get(instance, name)
 
-        cls.__getattribute__ = noting
+        try:
+            cls.__getattribute__ = noting
+        except TypeError:  # of a class without Python code, such as types.SimpleNamespace
+            yield
+            return
         try:
             yield
         finally:
