@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ddl.callbacks.fingerprint import fingerprint
+from ddl.callbacks.fingerprint import Fingerprint
 from ddl.callbacks.moment import Media, MediaWriter, Moment
 from ddl.callbacks.schedule import AfterEvaluation, AfterSave, Callback, Every
 from ddl.distribution.workers import Workers, alone
@@ -83,6 +83,7 @@ class Calls:
           training_figures: Returns the figures of training since the last log.
         """
         self._trainer = trainer
+        self._fingerprint = Fingerprint(trainer)
         self._workers = Workers(trainer.strategy)
         self._media = media if self._workers.is_chief else None
         self._log = log
@@ -177,13 +178,13 @@ class Calls:
         must_keep = by_chief or checkpoint is not None
         holder = callback.holder
         compares = callback.on == "all" and self._workers.number > 1 and not must_keep
-        before = fingerprint(trainer, holder) if must_keep or compares else []
+        before = self._fingerprint(holder) if must_keep or compares else []
         with ExitStack() as stack:
             stack.enter_context(trainer.busy())
             if by_chief:
                 stack.enter_context(alone(trainer.strategy, f"the callback {name} (on='chief')"))
             returned = callback.function(moment)
-        if must_keep and fingerprint(trainer, holder) != before:
+        if must_keep and self._fingerprint(holder) != before:
             raise ConfigError(
                 f"The callback {name} changed what a checkpoint holds, but "
                 + (
@@ -193,7 +194,7 @@ class Calls:
                 )
             )
         if compares:
-            self._check_same(name, before, fingerprint(trainer, holder))
+            self._check_same(name, before, self._fingerprint(holder))
         values = _checked(callback, returned, trainer)
         if values and checkpoint is not None:
             raise ConfigError(

@@ -7,7 +7,8 @@ import numpy as np
 import tensorflow as tf
 
 from ddl.callbacks.moment import Moment
-from ddl.callbacks.schedule import AfterEvaluation, Every
+from ddl.callbacks.schedule import AfterEvaluation, Callback, Every
+from ddl.distribution.traits import traits_of
 from ddl.errors import ConfigError, DataError
 from ddl.training.results.given_data import check_one_order
 from ddl.training.trainer import Trainer
@@ -69,7 +70,12 @@ class SampleImages(Every):
         self._examples: dict[str, np.ndarray] | None = None
 
     def check(self, trainer: Trainer) -> None:
-        """Raises ConfigError if the task lacks the method, or the data lack the feature."""
+        """Checks task and data, without reading any.
+
+        Raises:
+          ConfigError: If the task lacks the method, or the data lack the feature; for a method with
+            parameter servers.
+        """
         task, names = type(trainer.task).__name__, _pipeline(trainer).source.element_spec
         if self._method is None and self._feature not in names:
             raise ConfigError(
@@ -81,6 +87,8 @@ class SampleImages(Every):
                 f"SampleImages.method is {self._method!r}, but {task} has no such method. Write "
                 f"{task}.{self._method}(features), which returns images [n, height, width, 1 or 3]."
             )
+        if self._method is not None:
+            _check_predicts(self, trainer)
 
     def _show(self, moment: Moment) -> None:
         if self._examples is None:
@@ -120,10 +128,12 @@ class ConfusionMatrix(AfterEvaluation):
         """Checks task and data, without reading any.
 
         Raises:
-          ConfigError: If the task has no `predict`, or the data have no such label.
+          ConfigError: If the task has no `predict`, or the data have no such label; with parameter
+            servers.
           DataError: If the data have no order, such as batches by length.
         """
         super().check(trainer)
+        _check_predicts(self, trainer)
         source = _pipeline(trainer).source
         task, spec = type(trainer.task).__name__, source.element_spec
         check_one_order(source, "ConfusionMatrix")
@@ -191,6 +201,15 @@ def _classes(task: Any, label: str) -> Callable[[dict[str, tf.Tensor]], Any]:
         }
 
     return classes
+
+
+def _check_predicts(callback: Callback, trainer: Trainer) -> None:
+    """Raises ConfigError if the strategy computes no outputs."""
+    if traits_of(trainer.strategy).asynchronous:
+        raise ConfigError(
+            f"{type(callback).__name__} needs outputs of the task, which parameter servers do not "
+            "compute. Leave it out, or run under another strategy."
+        )
 
 
 def _pipeline(trainer: Trainer) -> Any:

@@ -69,6 +69,22 @@ def check_same_features(
                 f"{spec.shape} in the training data and {evaluation[name].shape} in the evaluation "
                 "data."
             )
+        check_same_kind(name, spec.dtype, evaluation[name].dtype)
+
+
+def check_same_kind(name: str, train: tf.DType, other: tf.DType) -> None:
+    """Raises DataError if a feature is an integer in one data set and a float in another.
+
+    Args:
+      name: Name of the feature.
+      train: Its dtype in the training data.
+      other: Its dtype in other data.
+    """
+    if (train.is_integer and other.is_floating) or (train.is_floating and other.is_integer):
+        raise DataError(
+            f"Feature {name!r} is {train.name} in the training data, but {other.name} here, so its "
+            "values may have another scale. Convert it as the training data, with .astype."
+        )
 
 
 def check_same_classes(train: Any, evaluation: Any) -> None:

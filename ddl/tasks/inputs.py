@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ddl.errors import DataError
+from ddl.errors import ConfigError, DataError
 from ddl.tasks.checks import (
     check_features,
     check_input,
@@ -25,15 +25,28 @@ def inputs_of(
     Args:
       model: The model.
       features: The features of a batch, or their specs.
-      input_name: Name of the feature for a model with one input.
+      input_name: Name of the feature for a model with one input; if there is no such feature, the
+        model gets the only one.
       label_name: Name of the label, which is no input.
+
+    Raises:
+      ConfigError: If a model with one input has several features to choose from.
     """
     names = names_of(model)
     if names is not None:
         return {name: features[name] for name in names}
-    if input_name in features or getattr(model, "inputs", None):
+    if input_name in features:
         return features[input_name]
-    return {k: v for k, v in features.items() if k not in (label_name, "weight")}
+    others = {k: v for k, v in features.items() if k not in (label_name, "weight")}
+    if len(others) == 1:
+        return next(iter(others.values()))
+    inputs = getattr(model, "inputs", None)
+    if inputs and len(inputs) == 1:
+        raise ConfigError(
+            f"The model {model.name!r} has one input, but the data have the features "
+            f"{', '.join(sorted(others))}. Set input_name of the task to one of them."
+        )
+    return others
 
 
 def check_inputs(
@@ -52,12 +65,24 @@ def check_inputs(
       label_name: As in `inputs_of`.
       task: Name of the task.
     """
-    names = names_of(model)
-    if names is None:
-        if getattr(model, "inputs", None):
-            check_features(spec, {"input_name": input_name}, task)
-            check_input(model, input_name, spec[input_name])
-        return
+    if names_of(model) is not None:
+        check_named_inputs(model, spec, label_name)
+    elif getattr(model, "inputs", None):
+        check_features(spec, {"input_name": input_name}, task)
+        check_input(model, input_name, spec[input_name])
+
+
+def check_named_inputs(
+    model: keras.Model, spec: Mapping[str, tf.TensorSpec], label_name: str
+) -> None:
+    """Raises DataError if the data lack an input of a model with inputs by name.
+
+    Args:
+      model: The model; one without such inputs fits.
+      spec: One example by feature name.
+      label_name: As in `inputs_of`.
+    """
+    names = names_of(model) or []
     for name in names:
         if name not in spec:
             others = ", ".join(sorted(spec.keys() - {label_name}))

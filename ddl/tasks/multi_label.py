@@ -106,7 +106,8 @@ class MultiLabel:
         return PerExample(
             tf.reduce_mean(losses, axis=-1),
             {
-                "binary_accuracy": tf.reduce_mean(tf.cast(right, tf.float32), axis=-1),
+                # In float32, a share such as 2/3 would be exact to eight digits alone.
+                "binary_accuracy": tf.reduce_mean(tf.cast(right, tf.float64), axis=-1),
                 "exact_match": tf.cast(tf.reduce_all(right, axis=-1), tf.float32),
                 **{name: f1(labels, predictions) for name, f1 in self._f1.items()},
                 "auc": self._auc(labels, chances),

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from ddl.errors import ConfigError, DataError
 from ddl.metrics.keras_metric import KerasMetric, check_names
+from ddl.tasks.inputs import check_named_inputs, inputs_of
 from ddl.tasks.task import PerExample
 
 # Called with labels and outputs [batch, …]; returns [batch, …].
@@ -83,20 +84,22 @@ class Supervised:
         metrics = {
             name: metric(labels, outputs)
             if isinstance(metric, KerasMetric)
-            else tf.cast(_per_row(metric(labels, outputs)), tf.float32)
+            else _per_row(tf.cast(metric(labels, outputs), tf.float64))
             for name, metric in self._metrics.items()
         }
         return PerExample(_per_row(self._loss(labels, outputs)), metrics, weight)
 
     def predict(self, features: dict[str, Any]) -> Any:
         """Returns the model's outputs. Labels are not read. Replica context."""
-        return self.model(self._inputs(features), training=False)
+        inputs = inputs_of(self.model, features, self.input_name, self.label_name)
+        return self.model(inputs, training=False)
 
     def check(self, source: Any) -> None:
         """Checks a data source before training.
 
         Raises:
-          DataError: If the label is missing, or there is no input.
+          DataError: If the label or an input of the model is missing, or there is no input.
+          ConfigError: If a model with one input has several features to choose from.
         """
         spec = source.element_spec
         if self.label_name not in spec:
@@ -106,27 +109,12 @@ class Supervised:
             )
         if not spec.keys() - {self.label_name, "weight"}:
             raise DataError("The data have no inputs, only the label.")
-
-    def _inputs(self, features: Mapping[str, Any]) -> Any:
-        inputs = getattr(self.model, "inputs", None)
-        is_functional = inputs and not isinstance(self.model, keras.Sequential)
-        own = self.model.input if is_functional else None
-        if isinstance(own, Mapping):
-            return {name: features[name] for name in own}
-        if self.input_name in features:
-            return features[self.input_name]
-        given = {k: v for k, v in features.items() if k not in (self.label_name, "weight")}
-        if len(given) == 1:
-            return next(iter(given.values()))
-        if inputs and len(inputs) == 1:
-            raise ConfigError(
-                f"The model {self.model.name!r} has one input, but the data have the features "
-                f"{', '.join(sorted(given))}. Set Supervised.input_name to one of them."
-            )
-        return given
+        check_named_inputs(self.model, spec, self.label_name)
+        inputs_of(self.model, spec, self.input_name, self.label_name)
 
     def _outputs(self, features: Mapping[str, Any], training: bool) -> tf.Tensor:
-        outputs = self.model(self._inputs(features), training=training)
+        inputs = inputs_of(self.model, features, self.input_name, self.label_name)
+        outputs = self.model(inputs, training=training)
         if not tf.is_tensor(outputs):
             raise ConfigError(
                 f"Supervised needs a model with one output, but {self.model.name!r} returns a "

@@ -250,7 +250,7 @@ def assemble(
         given,
         corpus,
         VariablesFinite(kept_finite, workers),
-        FixedSettings(task, layers, list(optimizers.values()), plan.trained),
+        FixedSettings(task, layers, list(optimizers.values()), plan.trained, plan.read),
     )
 
 
@@ -288,7 +288,7 @@ def _pipeline(
     source = as_source(data)
     check = getattr(task, "check", None)
     if check is not None:
-        check(source)
+        source.check_by(check)
     return pipeline_type(source)(
         source,
         global_batch_size,

@@ -1,5 +1,6 @@
 """Checks for divergence: which values are not finite, and where they first occurred."""
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -76,8 +77,8 @@ def check_state_finite(state: TrainingState, update: UpdateStep, max_skipped_upd
     """Checks the state after a training loop. Eager, cross-replica context, on all workers.
 
     Raises:
-      TrainingDiverged: If the loss is not finite, or if at least `max_skipped_updates` updates in a
-        row were skipped.
+      TrainingDiverged: If the loss or a metric is not finite, or if at least
+        `max_skipped_updates` updates in a row were skipped.
     """
     skipped = int(state.skipped_in_a_row)
     if skipped >= max_skipped_updates:
@@ -87,10 +88,24 @@ def check_state_finite(state: TrainingState, update: UpdateStep, max_skipped_upd
             f"{float(state.loss_scale):g}. {_first_overflow(state, update)} {_REMEDY}"
         )
     if count := int(state.diverged_for):
+        what, remedy = _not_finite(state, update)
         raise TrainingDiverged(
-            f"Training diverged at step {int(state.step) - count + 1}: the loss is not finite from "
-            f"batch {int(state.batches) - count} on. {_REMEDY}"
+            f"Training diverged at step {int(state.step) - count + 1}: {what} is not finite from "
+            f"batch {int(state.batches) - count} on. {remedy}"
         )
+
+
+def _not_finite(state: TrainingState, update: UpdateStep) -> tuple[str, str]:
+    """Returns the figure that is not finite, a metric if the loss is, and what to do."""
+    means = update.metrics.means(state.sums)
+    others = [name for name, value in means.items() if not math.isfinite(value)]
+    if not others or any(name.split("/")[0] == "loss" for name in others):
+        return "the loss", _REMEDY
+    remedy = (
+        "The loss is finite. Return a finite number of this metric for each example, or leave the "
+        "metric out."
+    )
+    return f"the metric {others[0]!r}", remedy
 
 
 def _finite_gradients(update: UpdateStep, batch: Batch, state: TrainingState) -> tf.Tensor:

@@ -7,7 +7,14 @@ import pytest
 import tensorflow as tf
 
 import ddl
-from ddl.callbacks import AfterEvaluation, AfterSave, ConfusionMatrix, Every
+from ddl.callbacks import (
+    AfterEvaluation,
+    AfterSave,
+    ConfusionMatrix,
+    Every,
+    SampleImages,
+    pictures,
+)
 from ddl.data.pipeline import BatchPipeline
 from ddl.errors import ConfigError, DataError
 from ddl.training.runner import LoopRunner
@@ -280,9 +287,14 @@ def test_a_callback_cannot_restore(trainer, tmp_path):
     assert trainer.step == 4
 
 
+def zeroes(moment):
+    moment.trainer.model.variables[0].assign(np.zeros([3, 2]))
+
+
 AFTER_SAVES = {
     "but after the save, so a resumed": lambda m: m.trainer.task.weight.assign(2.0) and None,
     r"Counter changed what a checkpoint holds": Counter(),
+    "zeroes changed what a checkpoint holds": zeroes,
     "returned figures after a save": lambda moment: {"x": 1.0},
     "ends the run after a save": lambda moment: moment.end("enough"),
 }
@@ -318,3 +330,12 @@ def test_a_confusion_matrix_needs_one_order():
     trainer = make_trainer(data, eval_data=ddl.data.bucketed(data, [3], features=["image"]))
     with pytest.raises(DataError, match="ConfusionMatrix needs examples in one order, got batches"):
         ConfusionMatrix().check(trainer)
+
+
+@pytest.mark.parametrize("callback", [ConfusionMatrix(), SampleImages(2, "predict")])
+def test_outputs_are_refused_with_parameter_servers(trainer, monkeypatch, callback):
+    asynchronous = types.SimpleNamespace(asynchronous=True)
+    monkeypatch.setattr(pictures, "traits_of", lambda strategy: asynchronous)
+    with pytest.raises(ConfigError, match="needs outputs of the task, which parameter servers"):
+        ddl.fit(trainer, train_steps=2, callbacks=[callback])
+    assert trainer.step == 0

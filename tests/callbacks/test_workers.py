@@ -41,11 +41,20 @@ def calls_of_chief(trainer, function):
     return calls.actions[0]
 
 
+def one_more(variable, place):
+    """Changes one entry."""
+    values = np.array(variable)
+    values[place] += 1
+    variable.assign(values)
+
+
 def test_the_chief_alone_may_not_change_the_training(trainer):
     calls_of_chief(trainer, lambda moment: np.zeros(3) and None)  # changes nothing
     for change in (
         lambda moment: moment.trainer.task.weight.assign_add(1.0) and None,
         lambda moment: setattr(moment.trainer.optimizer, "learning_rate", 0.01),
+        lambda moment: one_more(moment.trainer.model.variables[0], (2, 1)),
+        lambda moment: one_more(moment.trainer.optimizer.iterations, ()),
     ):
         with pytest.raises(ConfigError, match=r"runs on the chief alone, .* Pass on='all'"):
             calls_of_chief(trainer, change)(1)
@@ -76,13 +85,17 @@ def calls_of_workers(trainer, callbacks, monkeypatch):
 
 
 @pytest.mark.parametrize("values", [(0.25, 0.5), (0.25, None), (None, 0.25)])
-def test_all_workers_make_the_same_changes(trainer, monkeypatch, values):
+@pytest.mark.parametrize("changed", ["weight of a loss", "bias of the model"])
+def test_all_workers_make_the_same_changes(trainer, monkeypatch, changed, values):
+    is_own = changed == "weight of a loss"
+    variable = trainer.task.weight if is_own else trainer.model.variables[-1]
+
     def change(moment):
         if (value := given.pop(0)) is not None:
-            moment.trainer.task.weight.assign(value)
+            variable.assign(np.full(variable.shape, value))
 
     def call():
-        trainer.task.weight.assign(1.0)
+        variable.assign(np.ones(variable.shape))
         calls.actions[0](1)
 
     for same in (0.25, None):

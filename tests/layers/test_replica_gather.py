@@ -2,8 +2,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import ddl
 from ddl.layers.replica_gather import gather_over_replicas, scatter_over_replicas
-from tests.conftest import LikeGpus, for_every_strategy, make_strategy
+from tests.conftest import LikeGpus, for_every_strategy, make_strategy, microbatch
 from tests.layers.test_replica_sum import on_replicas
 
 DTYPES = ["float16", "bfloat16", "float32", "float64", "int32", "int64", "uint8", "bool"]
@@ -63,6 +64,30 @@ def test_dtypes_keep_their_values(make, gpu_path):
         for result in results:
             assert result.dtype == dtype
             np.testing.assert_array_equal(result, tf.cast(expected, dtype))
+
+
+def test_two_replicas_send_hardly_more_than_the_rows(gpu_path):
+    """By the collectives, as several workers use them: the rows there, the gradients back."""
+    strategy, rows, width = LikeGpus(2), 64, 32
+
+    def function():
+        x, batch = tf.ones([rows, width]), microbatch(rows=rows, mask=[True] * rows)
+        with tf.GradientTape() as tape, batch.forward():
+            tape.watch(x)
+            others = ddl.gather(x)
+            loss = tf.reduce_sum(tf.where(others.mask[:, tf.newaxis], others.rows, 0.0))
+        return tape.gradient(loss, x)
+
+    graph = tf.function(lambda: strategy.run(function), autograph=False).get_concrete_function()
+    sent = dict.fromkeys(("CollectiveGatherV2", "CollectiveAllToAllV2"), 0)
+    for operation in graph.graph.get_operations():
+        if operation.type.startswith("Collective"):
+            values = operation.inputs[0]
+            sent[operation.type] += values.shape.num_elements() * values.dtype.size
+    bytes_of_rows = 4 * rows * width
+    assert bytes_of_rows <= sent["CollectiveGatherV2"] / 2 <= 1.1 * bytes_of_rows
+    # [2, rows]: each replica keeps one of the two.
+    assert sent["CollectiveAllToAllV2"] / 2 == 2 * bytes_of_rows
 
 
 def test_half_precision_is_summed_in_more():

@@ -95,6 +95,12 @@ class Batched(Source):
         return tf.data.Dataset.from_tensor_slices(batches).repeat()
 
 
+def passing(width: int) -> keras.Model:
+    """Returns a model that returns its inputs."""
+    inputs = keras.Input((width,), dtype="float64")
+    return keras.Sequential([inputs, keras.layers.Activation("linear", dtype="float64")])
+
+
 class AllMetrics:
     """Reports metrics of what the data hold as outputs; the weight has no effect on these."""
 
@@ -120,6 +126,11 @@ class AllMetrics:
         self.r2 = KerasMetric(keras.metrics.R2Score())
         self.rmse = KerasMetric("RootMeanSquaredError")
         self.root = FunctionOfMean(math.sqrt)
+        self.tasks = {
+            "mae": ddl.Supervised(passing(2), "mse", metrics=["mae"]),
+            "top": ddl.Classification(passing(CLASSES), top_k=2),
+            "labels": ddl.MultiLabel(passing(TOKENS)),
+        }
         self.perplexity = Perplexity()
 
     def per_example(self, features: dict[str, Any], training: bool) -> ddl.PerExample:
@@ -141,6 +152,14 @@ class AllMetrics:
                 features["of_tokens"], features["tokens"], features["real"]
             ),
         }
+        for task, inputs, labels in (
+            ("mae", y, z),
+            ("top", tf.math.log(chances), classes),
+            ("labels", tf.math.log(features["tokens"] / (1 - features["tokens"])), "of_tokens"),
+        ):
+            labels = features[labels] if isinstance(labels, str) else labels
+            own = self.tasks[task].per_example({"image": inputs, "label": labels}, training)
+            metrics |= {f"{task}_{name}": value for name, value in own.metrics.items()}
         out = self.model(tf.zeros_like(y) * y, training=training)[:, 0]
         return ddl.PerExample(log_loss + 0.0 * out, metrics)
 
@@ -156,6 +175,8 @@ def expected_of(data: dict[str, np.ndarray]) -> dict[str, float]:
     label, score, classes, chances = (data[k] for k in ("label", "score", "class", "chances"))
     guess, names = chances.argmax(1), list(range(CLASSES))
     options: dict[str, Any] = {"sample_weight": w, "zero_division": 0}
+    of_two: dict[str, Any] = {"k": 2, "labels": names}
+    of_tokens, tokens = data["of_tokens"], data["tokens"]
     (tn, fp), (fn, tp) = sk.confusion_matrix(label, score > 0.5, sample_weight=w, labels=[0, 1])
     found = {
         "auc": sk.roc_auc_score(label, score, sample_weight=w),
@@ -172,6 +193,12 @@ def expected_of(data: dict[str, np.ndarray]) -> dict[str, float]:
         ),
         "r2": sk.r2_score(data["y"], data["z"], sample_weight=w),
         "rmse": sk.mean_squared_error(data["y"], data["z"], sample_weight=w) ** 0.5,
+        "mae_mae": sk.mean_absolute_error(data["y"], data["z"], sample_weight=w),
+        "top_accuracy": sk.accuracy_score(classes, guess, sample_weight=w),
+        "top_top_2_accuracy": sk.top_k_accuracy_score(classes, chances, sample_weight=w, **of_two),
+        "labels_binary_accuracy": 1 - sk.hamming_loss(of_tokens, tokens >= 0.5, sample_weight=w),
+        "labels_exact_match": sk.accuracy_score(of_tokens, tokens >= 0.5, sample_weight=w),
+        "labels_auc": sk.roc_auc_score(of_tokens, tokens, average="micro", sample_weight=w),
         "perplexity": math.exp(sk.log_loss(classes, chances, sample_weight=w, labels=names)),
         "auc_of_tokens": sk.roc_auc_score(
             data["of_tokens"].ravel(),

@@ -38,7 +38,13 @@ SMALL = {
     "shapes_multi_label": ["BLOCKS = (1,)", "resnet.width = 4"],
     "shapes_unet": ["WIDTHS = (4, 4)"],
 }
-PACKAGED = ("digits", "large_table", "penguins", "play", "shapes")  # beginnings of configs whose data ddl has
+PACKAGED = (
+    "digits",
+    "large_table",
+    "penguins",
+    "play",
+    "shapes",
+)  # beginnings of configs whose data ddl has
 
 
 def text_with_includes(name: str) -> str:

@@ -119,6 +119,24 @@ def test_misuses_are_refused_at_the_start(task, options, message, monkeypatch):
         build("Misused", make_strategy("mirrored", 2), **options).trace()
 
 
+class Compares(InfoNce):
+    def predict(self, features):
+        return self.gather(self.model(features["x"])).rows
+
+    def losses(self, features):
+        return self.per_example(features, False).loss
+
+
+def test_an_output_gathers_nothing(monkeypatch):
+    """Another function, such as one that returns the losses, may."""
+    monkeypatch.setitem(TASKS, "Compares", Compares)
+    trainer = build("Compares", make_strategy("one_device", 1))
+    with pytest.raises(ConfigError, match="was called in predict, but an output must not depend"):
+        trainer.predict(data())
+    losses = trainer.predict(data(), function=trainer.task.losses)
+    assert losses.mean() == pytest.approx(trainer.evaluate()["loss"], abs=1e-12)
+
+
 def test_in_an_evaluation_it_covers_the_batch():
     """The mean over batches of 16 and 5 rows, each as a whole, whatever the accumulation."""
     trainer = build("InfoNce", make_strategy("one_device", 1), made={"dropout": False})

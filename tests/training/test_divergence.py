@@ -1,7 +1,9 @@
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+import ddl
 from ddl.distribution.workers import Workers
 from ddl.errors import TrainingDiverged
 from ddl.training.divergence import VariablesFinite
@@ -47,6 +49,23 @@ def test_on_any_dtype():
     variables[1].assign(tf.constant(np.inf, tf.bfloat16))
     with pytest.raises(TrainingDiverged):
         check.check(2)
+
+
+@pytest.mark.parametrize("infinite", ["metric", "both"])
+def test_a_metric_that_is_not_finite_is_named(infinite):
+    class Undefined(ddl.Classification):
+        def per_example(self, features, training):
+            output = super().per_example(features, training)
+            none = tf.zeros_like(output.loss) / 0.0
+            loss = output.loss + none if infinite == "both" else output.loss
+            return ddl.PerExample(loss, {**output.metrics, "ratio": none})
+
+    data = {"image": np.ones((8, 3), "f4"), "label": np.zeros(8, "i4")}
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    trainer = ddl.Trainer(Undefined(model), "sgd", data, global_batch_size=4)
+    what = "the metric 'ratio'" if infinite == "metric" else "the loss"
+    with pytest.raises(TrainingDiverged, match=f"at step 1: {what} is not finite from batch 0 on"):
+        trainer.train(1)
 
 
 class SecondOfTwo(Workers):

@@ -1,6 +1,8 @@
 """Rows that a run makes itself: replay buffers, pools of hard examples, self-play."""
 
+import inspect
 import threading
+import weakref
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -68,6 +70,7 @@ class ReplayBuffer(Source):
         self._added = _on_host(lambda: tf.Variable(0, trainable=False, dtype=tf.int64))
         self._digest = 0
         self._is_read = False  # by a training loop
+        self._check_of_task: Callable[[], Callable[[Source], None] | None] = lambda: None
         self.add(first.features)
 
     def __len__(self) -> int:
@@ -110,7 +113,8 @@ class ReplayBuffer(Source):
 
         Raises:
           DataError: If names, shapes or dtypes are not those of the first rows, lengths differ, or
-            values are not finite; or if there are more rows than places.
+            values are not finite; if there are more rows than places; or if the task of the
+            Trainer that was made last refuses them, such as labels out of range.
           ConfigError: In a graph, or while the training loop runs.
         """
         if tf.inside_function():
@@ -129,6 +133,8 @@ class ReplayBuffer(Source):
             return
         rows = _checked(arrays)
         self._check(rows)
+        if (check := self._check_of_task()) is not None:
+            check(rows)
         first = self.added
         places = (first + np.arange(len(rows))) % self.capacity
         for name in sorted(self._rows):
@@ -137,6 +143,20 @@ class ReplayBuffer(Source):
             with tf.device("CPU:0"):
                 self._rows[name].scatter_update(tf.IndexedSlices(tf.constant(array), places))
         self._added.assign(first + len(rows))
+
+    def check_by(self, check: Callable[[Source], None]) -> None:
+        """Checks the rows that the buffer holds, and from now on those that `add` gets.
+
+        Args:
+          check: A task's `check`, in place of an earlier one. The buffer does not keep the task.
+
+        Raises:
+          DataError: As `check`.
+        """
+        check(self)
+        check(_checked(self.contents()))
+        is_method = inspect.ismethod(check)
+        self._check_of_task = weakref.WeakMethod(check) if is_method else lambda: check
 
     def contents(self) -> dict[str, np.ndarray]:
         """Returns copies of the rows that the buffer holds, from the oldest on, each [n, …]."""

@@ -80,6 +80,14 @@ def without_effect(run_plan: RunPlan, trainer: Trainer, evaluates: bool) -> list
             "RunPlan.early_stopping has no effect, since the run evaluates only at its end, if at "
             "all."
         )
+    elif run_plan.early_stopping is not None and eval_every is not None:
+        # The first evaluation sets the best; after the last step there is nothing to leave out.
+        in_time, patience = (total - 1) // eval_every, run_plan.early_stopping.patience
+        if in_time <= patience:
+            found.append(
+                f"EarlyStopping.patience is {patience}, but the run has only {in_time} evaluations "
+                "before its end, so it never ends early."
+            )
     found += [
         f"{type(one).__name__} ({one.name}) has steps = {one.steps:,}, but the run ends at step "
         f"{total:,}, so it is never called."

@@ -19,6 +19,7 @@ class Place:
         self._context = tf.distribute.get_replica_context()
         self._moved: set[int] = set()
         self._waiting: list[MustEnter] = []
+        self._has_ended = False
 
     @property
     def has_moved(self) -> bool:
@@ -46,8 +47,13 @@ class Place:
         """Returns the context manager of `moved`, whose `with` block must be entered."""
         return MustEnter(moved, self._waiting)
 
-    def check_entered(self) -> None:
-        """Raises ConfigError if a call of `moved` was not used in a `with` statement."""
+    def end(self) -> None:
+        """Ends the step: no verb may be called any more.
+
+        Raises:
+          ConfigError: If a call of `moved` was not used in a `with` statement.
+        """
+        self._has_ended = True
         if self._waiting:
             raise ConfigError(
                 "update.moved moves nothing unless it is used in a `with` statement: "
@@ -55,7 +61,12 @@ class Place:
             )
 
     def check(self, verb: str) -> None:
-        """Raises ConfigError if the current context or graph is not that of the step."""
+        """Raises ConfigError after the step, or in another context or graph than its own."""
+        if self._has_ended:
+            raise ConfigError(
+                f"update.{verb} was called after its step had ended. Call it in step(update, "
+                "batch), which gets a new update each time, and keep no update."
+            )
         if tf.distribute.get_replica_context() is not self._context:
             raise ConfigError(
                 f"update.{verb} was called within a loss or `strategy.run`. Call it in the step "

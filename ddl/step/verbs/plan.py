@@ -1,7 +1,7 @@
 """The plan of a step: its losses and the variables that it changes, known before training."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -42,6 +42,7 @@ class StepPlan:
       averaged: Variables that `average` changes.
       own: Variables that the task keeps outside of its layers.
       frozen: Weights of layers that no verb changes; the step may assign to them.
+      read: Names of the task's numbers and texts that its trace has read.
     """
 
     task: Task
@@ -58,6 +59,7 @@ class StepPlan:
     averaged: Sequence[tf.Variable] = ()
     own: Sequence[tf.Variable] = ()
     frozen: Sequence[tf.Variable] = ()
+    read: Collection[str] = ()
 
     @property
     def run(self) -> Callable[[Any, Any], None]:

@@ -71,7 +71,7 @@ class Update(ControlFlow):
         """Runs a step with this update; what the step draws itself is the same on all replicas."""
         with self._draws.forward():
             step(self, self.batches.given)
-        self._place.check_entered()
+        self._place.end()
 
     @property
     def step(self) -> tf.Tensor:
@@ -105,7 +105,8 @@ class Update(ControlFlow):
     ) -> Gradients:
         """Computes the gradient of a loss over the global batch.
 
-        The logged values of a loss are means over all its calls, without those within `moved`.
+        The loss is computed on all microbatches and replicas and summed once. The logged values of
+        a loss are means over all its calls, without those within `moved`.
 
         Args:
           loss: A method of the task with the arguments and the result of `per_example`.
@@ -118,6 +119,10 @@ class Update(ControlFlow):
             (DP-SGD): takes and returns a list with a tensor for each variable. It computes for one
             example, and `tf.vectorized_map` runs it on all. The gradients of all examples of a
             replica are in memory at once.
+
+        Returns:
+          The gradients, the same on all replicas: divided by the global weight, unscaled, not
+          clipped. Each has shape and dtype of its variable.
 
         Raises:
           ConfigError: If the loss is not a function of the task, does not depend on a variable, or
@@ -174,9 +179,20 @@ class Update(ControlFlow):
         return tf.math.divide_no_nan(total, tf.cast(weight, total.dtype))
 
     def sum(self, function: OfExamples, batch: StepBatch, *, name: str | None = None) -> tf.Tensor:
-        """Computes the sum of a function of the examples; otherwise as `mean`.
+        """Computes the sum of a function of the examples over the global batch.
 
         The sum of ones is the sum of the weights: the number of examples, if the data have none.
+
+        Args:
+          function: As in `mean`.
+          batch: As in `mean`.
+          name: As in `mean`.
+
+        Returns:
+          Tensor […] of the function's dtype, of the examples times their weights.
+
+        Raises:
+          ConfigError: As `mean`.
         """
         return self._sums("sum", function, batch, name, self._draws_of(None))[0]
 
@@ -224,7 +240,18 @@ class Update(ControlFlow):
         optimizer: str | None = None,
         name: str | None = None,
     ) -> None:
-        """Computes the gradient of a loss and applies it: `gradients`, then `apply`."""
+        """Computes the gradient of a loss and applies it: `gradients`, then `apply`.
+
+        Args:
+          loss: As in `gradients`.
+          batch: As in `gradients`.
+          model: As in `gradients`.
+          optimizer: As in `apply`.
+          name: As in `gradients`.
+
+        Raises:
+          ConfigError: As `gradients` and `apply`.
+        """
         self.apply(self.gradients(loss, batch, model, name=name), optimizer)
 
     def moved(self, model: Any, by: Gradients) -> AbstractContextManager[None]:
@@ -233,6 +260,9 @@ class Update(ControlFlow):
         Args:
           model: Model, layer or list of variables to move; None: the task's `model`.
           by: What to add, such as a multiple of gradients.
+
+        Returns:
+          A context manager, for a `with` statement.
 
         Raises:
           ConfigError: If `by` holds nothing for a variable, or the weights are moved already.
@@ -257,6 +287,8 @@ class Update(ControlFlow):
 
     def average(self, target: Any, *, of: Any, decay: float | tf.Tensor) -> None:
         """Moves weights towards others: target ← target + (1 - decay)·(of - target).
+
+        As the mean teacher of Tarvainen and Valpola 2017, once for each call, on all replicas.
 
         Args:
           target: Model, layer or list of variables to move, with its moving statistics.

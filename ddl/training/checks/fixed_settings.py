@@ -3,7 +3,7 @@
 The Trainer reads its arguments and the set of trained variables in its constructor. The training
 loop reads everything that is not a variable while it is traced: a dropout rate, an optimizer's
 momentum, a task's label smoothing. Known as settings are attributes that are named after arguments
-of a constructor; other attributes of a user's classes are not compared.
+of a constructor, and the numbers and texts of a task that its code read in the first trace.
 """
 
 import functools
@@ -42,6 +42,7 @@ class FixedSettings:
         layers: Sequence[keras.layers.Layer],
         optimizers: Sequence[keras.optimizers.Optimizer],
         variables: Sequence[keras.Variable],
+        read: Collection[str] = (),
     ):
         """Records which variables are trained.
 
@@ -50,12 +51,13 @@ class FixedSettings:
           layers: The task's layers.
           optimizers: The trainer's optimizers.
           variables: The trained variables.
+          read: Names of further attributes of the task that are settings.
         """
         self._optimizers = optimizers
         traced = "the loop was traced"
         self._trained = _Readings(lambda: _trainability(task, layers), "the trainer was created")
         self._trained.take()
-        self._of_task = _Readings(lambda: _settings_of_task(task, layers), traced)
+        self._of_task = _Readings(lambda: _settings_of_task(task, layers, read), traced)
         self._of_update = _Readings(lambda: _settings_of_update(optimizers, variables), traced)
 
     def check_for_training(self) -> None:
@@ -119,8 +121,12 @@ def _trainability(task: Task, layers: Sequence[keras.layers.Layer]) -> _Settings
         yield id(model), "the list of the model's trainable variables", paths
 
 
-def _settings_of_task(task: Task, layers: Sequence[keras.layers.Layer]) -> _Settings:
+def _settings_of_task(
+    task: Task, layers: Sequence[keras.layers.Layer], read: Collection[str]
+) -> _Settings:
     yield from _arguments("the task", task)
+    for name in read:
+        yield id(task), f"{name} of the task", _copied(vars(task).get(name))
     for layer in layers:
         yield from _arguments(f"layer {layer.name!r}", layer)
 
@@ -192,6 +198,12 @@ def _frozen(value: Any) -> Any:
     if isinstance(value, Mapping):
         return tuple(value.items())
     return tuple(value) if isinstance(value, (list, tuple)) else value
+
+
+def _copied(value: Any) -> Any:
+    """Returns a copy of a small array of numbers, which may be changed in place."""
+    is_small = isinstance(value, np.ndarray) and value.dtype.kind in "biuf" and value.nbytes < 2**20
+    return value.copy() if is_small and not np.isnan(value).any() else value
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from ddl.data import ArraySource, BatchPipeline, as_source
-from ddl.data.checks import check_same_features
+from ddl.data.checks import check_same_features, check_same_kind
 from ddl.data.source import Source
 from ddl.data.stream import StreamSource
 from ddl.data.varying import BucketedSource
@@ -243,7 +243,13 @@ class GivenData:
                 name = getattr(function, "__name__", "function")
             called = function or self._task.predict
             made = Prediction(
-                called, name, pipeline, self._strategy, features, weightless=weightless
+                called,
+                name,
+                pipeline,
+                self._strategy,
+                features,
+                weightless=weightless,
+                gathers=function is not None,
             )
             _keep(self._predictions, form, made)
         return self._predictions[form]
@@ -275,6 +281,8 @@ class GivenData:
                     f"Feature {name!r} must have shape {spec.shape}, as in the training data, got "
                     f"{given[name].shape}."
                 )
+            if name in given:
+                check_same_kind(name, spec.dtype, given[name].dtype)
 
 
 def check_one_order(source: Source, what: str) -> None:

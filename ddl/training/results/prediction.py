@@ -12,7 +12,9 @@ from ddl.data.checks import data_errors
 from ddl.data.pipeline import Batch
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, DataError
+from ddl.microbatch import Microbatch
 from ddl.step.state import TrainingState
+from ddl.tasks.gather import Across, Gathered
 from ddl.training.device_errors import device_errors
 
 
@@ -28,6 +30,7 @@ class Prediction:
         features: Sequence[str] = (),
         *,
         weightless: bool = True,
+        gathers: bool = False,
     ):
         """Keeps the arguments; traces at the first run.
 
@@ -38,6 +41,7 @@ class Prediction:
           strategy: The strategy.
           features: Names of features to return beside the outputs.
           weightless: Whether examples of weight 0 are returned too.
+          gathers: Whether the function may call `ddl.gather`, as a loss does.
         """
         self._name = name
         self._strategy = strategy
@@ -63,6 +67,8 @@ class Prediction:
                 microbatch = pipeline.microbatch(
                     batch, features, training=False, step=step, position=position
                 )
+                if not gathers:
+                    microbatch.gathering = _refuse
                 beside = [features[name] for name in beside_outputs]
                 features = {name: v for name, v in features.items() if name != "weight"}
                 with microbatch.forward():
@@ -224,6 +230,15 @@ class Prediction:
                     f"the batch, {rows}, got {got}."
                 )
         return outputs
+
+
+def _refuse(tensors: list[tf.Tensor], across: Across, current: Microbatch) -> Gathered:
+    """Refuses `ddl.gather` (`ddl.tasks.gather.Gathering`)."""
+    raise ConfigError(
+        "ddl.gather was called in predict, but an output must not depend on the other examples of "
+        "its batch. Compute it from the features of its example. Compare examples in a loss, or in "
+        "a function of all outputs (ddl.metrics.OfAllOutputs)."
+    )
 
 
 def gatherable(values: tf.Tensor, name: str) -> tf.Tensor:

@@ -1,5 +1,7 @@
 """Trainings on rows that the run adds: parity, no reading ahead, resuming, other workers."""
 
+import gc
+
 import keras
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ import ddl
 from ddl.callbacks import AfterSave, Every
 from ddl.data import ReplayBuffer
 from ddl.distribution.workers import Workers
-from ddl.errors import ConfigError, TrainingDiverged
+from ddl.errors import ConfigError, DataError, TrainingDiverged
 from tests.conftest import make_strategy
 
 PLAN = {"train_steps": 12, "checkpoint_every": 5, "log_every": 1, "progress": False}
@@ -176,6 +178,35 @@ def test_an_overflow_of_each_update_is_a_divergence():
         TrainingDiverged, match="the gradients of 2 consecutive batches .* first gradient"
     ):
         trainer.train(5)
+
+
+def test_the_task_checks_the_rows():
+    """Those of the start, and those that a callback adds; the buffer does not keep the task."""
+    x = np.ones((4, 3), "f4")
+
+    def task(classes=2):
+        return ddl.Classification(
+            keras.Sequential([keras.Input((3,)), keras.layers.Dense(classes)])
+        )
+
+    def trainer(buffer, classes=2):
+        return ddl.Trainer(task(classes), "sgd", buffer, global_batch_size=4)
+
+    message = r"Labels must be from 0 to 1, since the model has 2 classes, got 0 to 2 \(first at"
+    labels = np.array([0, 1, 2, 0])
+    with pytest.raises(DataError, match=message):
+        trainer(ReplayBuffer(8, image=x, label=labels))
+    buffer = ReplayBuffer(8, image=x, label=labels % 2)
+    made = trainer(buffer)
+    with pytest.raises(DataError, match=message):
+        buffer.add(image=x, label=labels)
+    assert buffer.added == 4
+    buffer.add(image=x, label=labels % 2)
+    other = trainer(buffer, classes=3)
+    buffer.add(image=x, label=labels)
+    del made, other
+    gc.collect()
+    assert buffer._check_of_task() is None
 
 
 def test_rows_of_a_loop_and_a_save_are_refused(tmp_path):

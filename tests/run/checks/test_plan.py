@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import keras
 import pytest
 
+import ddl
 from ddl.checkpoints.retention import Retention
 from ddl.errors import ConfigError
 from ddl.optimizers.plateau import ReduceOnPlateau
@@ -50,3 +51,9 @@ def test_a_patience_beyond_the_run_is_noted():
         optimizer=optimizer, train_steps=40, eval_every=10
     )
     assert noted(optimizer=optimizer, train_steps=41, eval_every=10) == ""
+    rule = ddl.EarlyStopping(patience=3)
+    assert (
+        "EarlyStopping.patience is 3, but the run has only 3 evaluations before its end"
+        in noted(early_stopping=rule, train_steps=40, eval_every=10)
+    )
+    assert noted(early_stopping=rule, train_steps=41, eval_every=10) == ""

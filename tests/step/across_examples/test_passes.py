@@ -1,5 +1,8 @@
 """The three passes over the microbatches of a loss across examples."""
 
+import json
+import sys
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -7,6 +10,8 @@ import tensorflow as tf
 import ddl
 from ddl.errors import ConfigError
 from tests.conftest import make_strategy
+from tests.processes import forked
+from tests.run.whole_runs import ROOT
 from tests.step.across_examples.tasks import TASKS, InfoNce, build, copies
 from tests.step.across_examples.test_same import UPDATES
 
@@ -82,6 +87,16 @@ def check_statistics():
     assert np.abs(layer.moving_mean.numpy()).max() > 1e-4
     np.testing.assert_allclose(layer.moving_mean, other.moving_mean, rtol=0, atol=1e-15)
     np.testing.assert_allclose(layer.moving_variance, other.moving_variance, rtol=0, atol=1e-15)
+
+
+@pytest.mark.slow
+def test_four_microbatches_take_the_memory_of_one():
+    """Three passes over four microbatches, against one microbatch alone, and all rows at once."""
+    command = [sys.executable, "-m", "tests.step.across_examples.memory"]
+    done = forked.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    one, passes, at_once = json.loads(done.stdout.splitlines()[-1])
+    assert passes < 1.25 * one
+    assert at_once > 2 * one
 
 
 def test_moving_statistics_move_once():

@@ -181,6 +181,18 @@ def test_errors_of_the_user_stay_as_they_are():
         trainer(lambda t, u, b: 1 / 0)
 
 
+def test_an_update_that_was_kept():
+    kept = []
+
+    def step(task, update, batch):
+        kept.append((update, batch))
+        update.minimize(task.per_example, batch)
+
+    task = trainer(step).task
+    with pytest.raises(ConfigError, match="update.gradients was called after its step had ended"):
+        gradients(task, *kept[-1])
+
+
 def test_moved_without_with():
     with pytest.raises(ConfigError, match="moves nothing unless it is used in a `with` statement"):
         trainer(lambda t, u, b: u.moved(t.model, gradients(t, u, b)))

@@ -20,11 +20,13 @@ class Smoothed(ddl.Classification):
         self.scale = scale
         self.history = history or []
         self.calls = 0
+        self.shift = np.zeros(2)
+        self.best = 0.0  # nobody reads it
 
     def per_example(self, features, training):
         self.calls += 1
         output = super().per_example(features, training)
-        return output._replace(loss=self.scale * output.loss)
+        return output._replace(loss=self.scale * output.loss + self.shift[0])
 
 
 @pytest.fixture
@@ -115,6 +117,8 @@ CHANGES = {
         t.model.get_layer("hidden"), "activation", keras.activations.relu
     ),
     "scale of the task": lambda t: setattr(t.task, "scale", 3.0),
+    "shift of the task": lambda t: setattr(t.task, "shift", np.ones(2)),
+    "shift of": lambda t: t.task.shift.__setitem__(0, 1.0),
     "label_smoothing of the task": lambda t: setattr(t.task, "_label_smoothing", 0.0),
     "augmentations of the task": lambda t: setattr(t.task, "_augmentations", (tf.identity,)),
     "momentum of the optimizer": lambda t: setattr(t.optimizer, "momentum", 0.5),
@@ -139,6 +143,8 @@ def test_an_array_of_equal_values_is_no_change(trainer):
     trainer.task.scale = tf.constant([2.0])
     trainer.train(1)
     trainer.task.scale = tf.constant([2.0])
+    trainer.task.shift = np.zeros(2)
+    trainer.task.best, trainer.task.calls = 0.5, 0  # not read, and changed by the trace itself
     trainer.train(1)
     for other in (tf.constant([2.5]), tf.constant([2.0], tf.float64), tf.constant([2.0, 2.0])):
         trainer.task.scale = other

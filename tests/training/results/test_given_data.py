@@ -256,3 +256,12 @@ def test_a_stream_in_shards_has_no_order(trainer):
 def test_given_data_of_another_form_are_refused(trainer, data, message):
     with pytest.raises(DataError, match=message):
         trainer.evaluate(data)
+
+
+def test_integers_for_floats_are_refused(trainer):
+    """As of pixels that were scaled in the training data alone."""
+    raw = {"image": (10 * IMAGES).astype("u1"), "label": LABELS}
+    for call in (trainer.evaluate, trainer.predict):
+        with pytest.raises(DataError, match="'image' is float32 in .*uint8 here.*scale"):
+            call(raw)
+        call({"image": IMAGES.astype("f8"), "label": LABELS.astype("u1")})
