@@ -118,6 +118,7 @@ def test_items_of_the_users_modules(run, tmp_path, monkeypatch):
     assert "\nDoubling(model: Model, factor: float = 2.0)\n    Learns to double.\n" in shown
     assert "\nnumbers(last: int | None = None)\n    Yields numbers.\n" in shown
     assert "\nhelper(text: str)" in shown
+    assert "Doubling(" not in run("others", "--gin_file=a.gin")[1]
     assert "    Of the outputs." in run("Doubling.factor", "--gin_param=import doubling")[1]
 
 
