@@ -22,8 +22,9 @@
       name: literal(data.runs.length > 1 ? `${data.runs[curve.run].name} · ${curve.split}` : curve.split),
       mode: curve.value.length <= 40 || alone(curve.value) ? "lines+markers" : "lines",
       visible: shown[curve.run],
-      line: { color: color(curve.run), width: curve.split === "train" ? 1.4 : 2.2,
-              dash: curve.split === "train" ? "dot" : "solid" },
+      opacity: curve.split === "train" ? 0.7 : 1,
+      line: { color: color(curve.run), width: curve.split === "train" ? 1.2 : 2.2,
+              dash: curve.split === "train" && curve.value.length <= 200 ? "dot" : "solid" },
       marker: { symbol: symbols[(data.runs[curve.run].color + Math.floor(data.runs[curve.run].color / 8)) % 8], size: 5 },
     }));
   }
@@ -35,13 +36,15 @@
     const low = values.reduce((a, b) => Math.min(a, b), Infinity);
     const high = values.reduce((a, b) => Math.max(a, b), -Infinity);
     // Else the axis of a constant would show digits that it does not have.
-    const around = low === high ? [low - (Math.abs(low) / 2 || 1), low + (Math.abs(low) / 2 || 1)] : [];
+    const margin = Math.abs(low) / 2 || 1;
+    const fixed = low === high && !log ? { range: [low - margin, low + margin], autorange: false } : { autorange: true };
     // A restart is known by its step alone.
     const starts = x !== "step" ? [] : data.runs.flatMap((run, number) =>
       shown[number] ? run.restarts.map((step) => ({ number, step })) : []);
     return {
       margin: { l: 12, r: 12, t: 8, b: 12 }, showlegend: false, hovermode: "x unified",
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+      modebar: { bgcolor: "rgba(0,0,0,0)", color: css("--soft"), activecolor: css("--ink") },
       font: { family: "system-ui, Segoe UI, Roboto, Helvetica Neue, Arial, sans-serif", size: 12, color: css("--soft") },
       hoverlabel: { bgcolor: css("--panel"), bordercolor: css("--line"), namelength: 32,
                     font: { color: css("--ink"), size: 12 } },
@@ -49,7 +52,7 @@
       // A curve without a positive value has no place on a logarithmic axis.
       yaxis: { ...axis, zeroline: !log, type: log && high > 0 ? "log" : "linear",
                exponentformat: high >= 1000 && high < 1e12 ? "SI" : "power", hoverformat: ".6~g",
-               autorangeoptions: log ? {} : { include: around } },
+               ...fixed },
       shapes: starts.map(({ number, step }) => ({
         type: "line", x0: step, x1: step, y0: 0, y1: 1, yref: "paper",
         line: { color: color(number), width: 1, dash: "dash" }, opacity: 0.6 })),
@@ -61,7 +64,7 @@
     drawn.set(chart, element);
     Plotly.react(element, traces(chart), layout(chart), {
       responsive: true, displaylogo: false, scrollZoom: false,
-      modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
+      modeBarButtons: [["toImage", "zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]],
       toImageButtonOptions: { filename: chart.name.replace(/[^\w.-]+/g, "_") } });
   }
 

@@ -200,8 +200,8 @@ def _curves(
     if not drawn:
         return [*found, "<p>There is nothing to draw.</p></section>"]
     note = (
-        "Drag to zoom, double-click to zoom out, hover to read values. Evaluations are solid, "
-        "training is dotted."
+        "Drag to zoom, double-click to zoom out, hover to read values. Evaluations are thick, "
+        "training is thin."
     )
     if any(len(record.starts) > 1 for record in records):
         note += " A dashed vertical line is the first log after a restart."

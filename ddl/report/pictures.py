@@ -91,8 +91,9 @@ def _draw(chart: Chart, names: Sequence[str], colors: Sequence[int], figure: Any
             values,
             label=_plain(f"{names[run]} · {split}" if len(names) > 1 else split),
             color=_COLORS[color % 8],
-            linestyle=":" if trains else "-",
-            linewidth=1.2 if trains else 1.8,
+            linestyle=":" if trains and len(rows) <= 200 else "-",
+            linewidth=1.0 if trains else 1.8,
+            alpha=0.7 if trains else 1,
             marker=_MARKERS[(color + color // 8) % 8] if marked else None,
             markersize=4,
         )

@@ -31,6 +31,8 @@ NOT_RUN = {
     "python -m ddl.main --gin_file=configs/digits_cnn.gin --dry_run": DRY,
     "python -m ddl.main --gin_file=configs/mnist_mlp.gin --gin_param=\"DATA = 'synthetic'\" "
     "--dry_run": DRY,
+    "python -m ddl.report runs/digits runs/fast --output=report.html": "tests/report/test_page.py "
+    "compares runs",
     "python -m benchmarks parity": "takes two minutes; the parity tests run its cases",
 }
 
@@ -43,10 +45,10 @@ def grouped() -> dict[str, list[str]]:
     groups: dict[str, list[str]] = {}
     for command in commands():
         if command not in NOT_RUN:
-            directory = re.search(r"--model_dir=(\S+)", command)
+            directory = re.search(r"(?:--model_dir=|ddl\.report )(\S+)", command)
             groups.setdefault(directory[1] if directory else command, []).append(command)
     for group in groups.values():
-        group.sort(key=lambda command: bool(re.search(r"--mode=(eval|export)", command)))
+        group.sort(key=lambda command: bool(re.search(r"--mode=(eval|export)|ddl\.report", command)))
     return groups
 
 

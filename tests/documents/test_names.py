@@ -115,7 +115,7 @@ def test_modules_that_commands_start():
 def own_flags() -> set[str]:
     """Returns all flags of the commands, as --help lists them."""
     found = {"--help", "--gin.NAME", "--"}
-    commands = ("main", "launch", "lr_finder", "check", "convert", "inspect")
+    commands = ("main", "launch", "lr_finder", "check", "convert", "inspect", "report")
     for module in (f"ddl.{command}" for command in commands):
         text = subprocess.run(
             [sys.executable, "-m", module, "--help"], cwd=ROOT, capture_output=True, text=True
