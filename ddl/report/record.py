@@ -156,7 +156,8 @@ def _judge(record: Record, names: list[str]) -> None:
         elif record.config is not None:
             record.state, why = "not begun", "There is a config, but neither metric nor checkpoint."
         else:
-            record.state, why = "no run", "There is neither config nor metric nor checkpoint."
+            record.state = "unreadable" if record.warnings else "no run"
+            why = "There is no config, metric or checkpoint that can be read."
             if runs := [each for each in names if _holds_run(record.path / each)]:
                 more = ", …" if len(runs) > 5 else ""
                 why += f" It contains runs: {', '.join(runs[:5])}{more}. Pass those."
@@ -212,4 +213,5 @@ def _warn(record: Record) -> None:
     for split in ("train", "eval"):
         damaged = list((record.path / split).glob("events.out.damaged.*"))
         if damaged:
-            record.warnings.append(f"{split}/ has {len(damaged)} damaged event files.")
+            files = "file" if len(damaged) == 1 else "files"
+            record.warnings.append(f"{split}/ has {len(damaged)} damaged event {files}.")

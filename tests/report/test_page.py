@@ -1,0 +1,305 @@
+"""The page, the PNG files and the command: real runs are compared, also in a real browser."""
+
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from ddl.report import __main__ as command
+from ddl.report import charts
+from ddl.report.bindings import bindings, differences
+from ddl.report.finals import direction_in, rows
+from ddl.report.record import Record, read
+from ddl.report.writing import write_report
+from tests.report import browser
+from tests.run.test_earlier_runs import COMMAND, EARLIER
+from tests.run.test_earlier_runs import run as train
+
+EVIL = "<img src=x onerror=alert(1)> $x_{ %{y} \x1b\u202e'\"&amp;"
+FIGURE = "</script><script>document.title='broken'</script>"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A real run that was resumed, the run as it was, one with odd names, and an empty one."""
+    folder = tmp_path_factory.mktemp("runs")
+    resumed = shutil.copytree(EARLIER, folder / "new" / "run")
+    for steps in (40, 60):
+        flags = (f"TRAIN_STEPS = {steps}", "LOG_EVERY = 5", "CLIP_NORM = 1.0")
+        train(resumed, *COMMAND, *flags)
+    earlier = shutil.copytree(EARLIER, folder / "old" / "run")
+    (odd := folder / EVIL).mkdir()
+    lines = [
+        {"step": step, "epoch": step, "split": split, "loss": 9.0, FIGURE: step, "f1/10": 1.0}
+        | {"\x00\n": None if step % 2 else 1.0, "f1/2": 0.0}
+        for step in range(10)
+        for split in ("train", "<b>")
+    ]
+    (odd / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "empty").mkdir()
+    return [resumed, earlier, odd, folder / "empty"]
+
+
+@pytest.fixture(scope="module")
+def report(runs, tmp_path_factory):
+    """The page of all runs, the folder of the PNG files, and the printed lines."""
+    folder = tmp_path_factory.mktemp("report")
+    # A run given twice is shown once.
+    given = [*runs, runs[0].parent / "." / "run"]
+    lines = write_report(given, folder / "new" / "page.html", folder / "png")
+    return folder / "new" / "page.html", folder / "png", lines
+
+
+class Reader(HTMLParser):
+    """The tables of a page as lists of rows, and its elements."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tables, self.elements, self._cell = [], [], None
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("th", "td"):
+            self._cell = ""
+        elif tag == "b" and self._cell is not None:
+            self._cell += "*"
+
+    def handle_endtag(self, tag):
+        if tag in ("th", "td"):
+            self.tables[-1][-1].append(self._cell)
+            self._cell = None
+
+    def handle_data(self, text):
+        if self._cell is not None:
+            self._cell += text
+
+
+def test_the_tables(report, runs):
+    page, _, lines = report
+    of_runs, finals, of_configs = Reader(page.read_text()).tables
+    name = r"<img src=x onerror=alert(1)> $x_{ %{y} \x1b\u202e'" + '"&amp;'
+    assert [row[0] for row in of_runs[1:]] == ["new/run", "old/run", name, "empty"]
+    assert [row[1] for row in of_runs[1:]] == [
+        *("finished: step 60 of 60", "finished: step 20 of 20"),
+        *("ended, or waits to be resumed: step 9", "empty"),
+    ]
+    assert finals[0][1:] == ["new/run", "old/run", name]  # the empty run has no values
+    resumed = [json.loads(line) for line in (runs[0] / "metrics.jsonl").read_text().splitlines()]
+    accuracies = {x["step"]: x["accuracy"] for x in resumed if x["split"] == "eval"}
+    place = finals.index(["*eval"])
+    row = next(row for row in finals[place:] if row[0].startswith("accuracy"))
+    assert row[0] == "accuracy ↑"
+    assert row[1].startswith(f"*{accuracies[60]:.6g}")
+    assert row[2] == "0.311111"
+    assert row[3] == "–"
+    learning_rate = next(row for row in finals if row[0] == "learning_rate")
+    assert learning_rate[1:] == ["0.05", "0.05", "–"]  # ddl knows no better one
+    differing = {row[0]: row[1:] for row in of_configs[1:]}
+    assert differing["TOTAL_STEPS"] == ["60", "20"]
+    assert differing["CLIP_NORM"] == ["1.0", "None"]
+    assert "LEARNING_RATE" not in differing
+    text = "\n".join(lines)
+    assert "Restarted at least once. First logs after a restart: step 45." in text
+    assert "Restarted at least once. First logs after a restart: step 45." in page.read_text()
+    assert r"\x00\n (train) is not finite in 5 of 10 lines, first at step 1." in page.read_text()
+
+
+def test_the_page_is_whole_and_safe(report):
+    text = report[0].read_text()
+    elements = Reader(text).elements
+    assert not [e for e in elements if e[0] in ("img", "link", "iframe") or "src" in e[1]]
+    assert len([tag for tag, _ in elements if tag == "script"]) == 3
+    (policy,) = (a["content"] for tag, a in elements if a.get("http-equiv"))
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    assert not re.search(
+        r"[\x00-\x08\x0b-\x1f\u202e]", re.sub(r"(?s)<script>.*?</script>", "", text)
+    )
+    data = json.loads(re.search(r'(?s)id="data">(.*?)</script>', text)[1])
+    names = [chart["name"] for chart in data["charts"]]
+    assert names[0] == "loss"
+    assert names.index("f1/2") < names.index("f1/10") < names.index("learning_rate")
+    assert names[-1] == "examples_per_second"
+    assert data["runs"][0]["restarts"] == [45]
+    loss = data["charts"][0]["curves"]
+    assert [(curve["run"], curve["split"]) for curve in loss][:3] == [
+        *((0, "train"), (0, "eval"), (1, "train"))
+    ]
+    assert loss[0]["step"] == [20, *range(25, 61, 5)]
+
+
+def test_pictures(report):
+    files = sorted(path.name for path in report[1].iterdir())
+    assert {"loss.png", "accuracy.png", "f1_2.png", "figure.png"} <= set(files)
+    assert len(files) == len(re.findall(r'class="chart"', report[0].read_text()))
+    assert all(path.read_bytes()[:4] == b"\x89PNG" for path in report[1].iterdir())
+
+
+@pytest.mark.skipif(browser.COMMAND is None, reason="needs Chromium")
+def test_in_a_browser(report, tmp_path):
+    page = browser.Browser(tmp_path / "profile", 1280, 900)
+    try:
+        page.call("Page.navigate", url=report[0].as_uri())
+        page.wait("document.readyState === 'complete' && !!document.querySelector('.main-svg')")
+        chart = "document.querySelector('.chart')"
+        page.value(f"{chart}.scrollIntoView()")
+        box = json.loads(page.value(f"JSON.stringify({chart}.getBoundingClientRect())"))
+        x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+        page.mouse("Moved", x, y)
+        page.mouse("Moved", x + 1, y)
+        hovered = page.wait(f"{chart}.querySelector('.hoverlayer').textContent")
+        assert "new/run · eval : " in hovered
+        before = page.value(f"{chart}._fullLayout.xaxis.range.join()")
+        page.mouse("Pressed", x, y, button="left", clickCount=1)
+        for moved in (20, 60, 100):
+            page.mouse("Moved", x + moved, y + moved / 2, button="left", buttons=1)
+        page.mouse("Released", x + 100, y + 50, button="left", clickCount=1)
+        page.wait(f"{chart}._fullLayout.xaxis.range.join() !== '{before}'")
+        page.value("document.getElementById('log').click()")
+        page.value("document.querySelector('input[value=epoch]').click()")
+        page.value("document.querySelector('input[data-run]').click()")
+        page.wait(f"{chart}._fullLayout.yaxis.type === 'log'")
+        assert page.value(f"{chart}._fullLayout.xaxis.title.text") == "epoch"
+        assert page.value(f"{chart}._fullData.map(t => t.visible).slice(0, 3).join()") == (
+            "false,false,true"
+        )
+        ink = page.value("getComputedStyle(document.body).color")
+        dark = {"name": "prefers-color-scheme", "value": "dark"}
+        page.call("Emulation.setEmulatedMedia", features=[dark])
+        page.wait(f"getComputedStyle(document.body).color !== '{ink}'")
+        phone = {"width": 400, "height": 800, "deviceScaleFactor": 1, "mobile": True}
+        page.call("Emulation.setDeviceMetricsOverride", **phone)
+        # All charts come near the screen in turn; none is wider than it.
+        charted = page.value("document.querySelectorAll('.chart').length")
+        for number in range(charted):
+            one = f"document.querySelectorAll('.chart')[{number}]"
+            page.value(f"{one}.scrollIntoView()")
+            page.wait(f"!!{one}.querySelector('.main-svg')")
+        assert page.value("document.documentElement.scrollWidth") == 400
+        assert page.value("document.title") == "4 runs · ddl report"
+        assert page.errors == []
+        assert {url.partition(":")[0] for url in page.requests} == {"file"}
+    finally:
+        page.close()
+
+
+def curve_of(*values):
+    curve = charts.Curve()
+    for step, value in enumerate(values):
+        curve.add(step, step, value)
+    return curve
+
+
+def test_the_direction_of_better_is_that_of_the_configs():
+    one = Record(Path("one"), curves={("eval", "AUC"): curve_of(0.9, 0.8)})
+    two = Record(Path("two"), curves={("eval", "AUC"): curve_of(0.7, float("nan"))})
+    three = Record(Path("three"), curves={("eval", "AUC"): curve_of(0.8)})
+    every = [one, two, three]
+    assert direction_in(every, "AUC") is None
+    assert not any(final.wins for final in rows(every)[0].finals)
+    one.bindings = bindings("Retention.best_metric = %M\nM = 'AUC'\nRetention.best_mode = 'max'\n")
+    assert [final.wins for final in rows(every)[0].finals] == [True, False, True]
+    assert [final.best[1] for final in rows(every)[0].finals] == [0.9, 0.7, 0.8]
+    two.bindings = bindings("EarlyStopping.metric = 'AUC'\nEarlyStopping.mode = 'min'\n")
+    assert direction_in(every, "AUC") is None
+    assert [direction_in(every, name) for name in ("loss", "accuracy", "top_5_accuracy")] == [
+        *("min", "max", "max")
+    ]
+
+
+def test_bindings_of_several_lines():
+    text = "# A = 9\nimport a.b\nA = 1\nx/f.a = [1,\n    2]\nf.b = \\\n    {'c': 3}\n"
+    text += "A = 2\n\n  stray\n"
+    found = bindings(text)
+    assert found == {"import a.b": "yes", "x/f.a": "[1, 2]", "f.b": "{'c': 3}", "A": "2"}
+    assert [each.name for each in differences([found, {"A": "1"}])] == [
+        "A",
+        "import a.b",
+        *("x/f.a", "f.b"),
+    ]
+    assert differences([found, found]) == []
+
+
+@pytest.fixture
+def run(capsys):
+    """Runs the command; returns its status and its output."""
+
+    def run(*arguments):
+        status = 0
+        try:
+            command.run(["ddl.report", *map(str, arguments)])
+        except SystemExit as ended:
+            status = ended.code
+        finally:
+            for name in command.FLAGS:
+                command.FLAGS[name].unparse()
+        captured = capsys.readouterr()
+        return status, captured.out + captured.err
+
+    return run
+
+
+def test_the_command(run, runs, tmp_path, monkeypatch):
+    monkeypatch.setattr("ddl.report.writing.MOST_CHARTS", 3)
+    status, shown = run(runs[0], runs[3], f"--output={tmp_path}/a.html")
+    assert status == 0
+    assert "empty: empty\n  The directory is empty." in shown
+    assert re.search(r"Wrote .*/a.html \([45]\.\d MB, 3 charts\)", shown)
+    assert "2 further figures have no chart" in shown
+    assert "gradient_norm, examples_per_second" in (tmp_path / "a.html").read_text()
+    status, shown = run(runs[0], f"--output={tmp_path}/a.html", "--figures=*_norm,los?")
+    assert (status, "2 charts" in shown) == (0, True)
+    # A directory without any metric has a page without scripts.
+    status, shown = run(f"--output={tmp_path}/b.html", runs[3])
+    assert (status, "0.0 MB, 0 charts" in shown) == (0, True)
+    assert "<script" not in (tmp_path / "b.html").read_text()
+
+
+def test_wrong_command_lines(run, runs, tmp_path):
+    output = f"--output={tmp_path}/page.html"
+    (tmp_path / "file").write_text("")
+    for arguments, message in (
+        ([output], "A run is required"),
+        ([runs[0]], "--output is required"),
+        ([runs[0], "--output="], "--output must be a path, got an empty text"),
+        ([runs[0], output, "--pictures="], "--pictures must be a path"),
+        ([runs[0], output, output], "Pass this flag once"),
+        ([runs[0], tmp_path / "gone", output], "gone, which is none. Pass a --model_dir"),
+        ([tmp_path / "file", output], "must be the directory of a run"),
+        ([runs[0], f"--output={runs[0]}/metrics.jsonl"], "must be a file whose name ends in .html"),
+        ([runs[0], f"--output={tmp_path}/file/page.html"], "page.html cannot be written"),
+        ([runs[0], output, f"--pictures={tmp_path}/file"], "file cannot be written"),
+        (
+            [runs[0], output, "--figures=loss,accurcy"],
+            "--figures=accurcy: no run has such a figure",
+        ),
+    ):
+        status, shown = run(*arguments)
+        assert (status, message in shown) == (1, True), shown
+        assert "Traceback" not in shown
+
+
+@pytest.mark.parametrize(("library", "flags"), [("plotly", []), ("matplotlib", ["--pictures=x"])])
+def test_a_missing_library_is_named(run, runs, tmp_path, monkeypatch, library, flags):
+    import sys
+
+    monkeypatch.setitem(sys.modules, f"{library}.offline", None)
+    monkeypatch.setitem(sys.modules, f"{library}.figure", None)
+    status, shown = run(runs[1], f"--output={tmp_path}/page.html", *flags)
+    assert status == 1
+    assert f"needs {library}, which cannot be imported" in shown
+    assert "pip install 'ddl[report]'" in shown
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_reading_changes_nothing(runs):
+    before = {path: path.stat().st_mtime_ns for path in runs[0].rglob("*")}
+    read(runs[0])
+    assert before == {path: path.stat().st_mtime_ns for path in runs[0].rglob("*")}

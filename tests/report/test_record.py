@@ -1,0 +1,175 @@
+"""Directories in every state: each is named and described, and none ends the command."""
+
+import fcntl
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddl.report.overview import duration, facts_of, labels
+from ddl.report.record import read
+
+EARLIER = Path(__file__).parents[1] / "run" / "earlier_run"
+LINE = '{"step": %d, "epoch": 1.0, "split": "eval", "loss": 1.0}\n'
+
+
+def write(folder, **files):
+    """Writes files into a new folder: `a__b` is the name `b` in the folder `a`."""
+    for name, text in files.items():
+        path = folder / name.replace("__", "/").replace("_gin", ".gin").replace("_json", ".json")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text) if isinstance(text, str) else path.write_bytes(text)
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def test_a_run_of_an_earlier_version():
+    record = read(EARLIER)
+    assert record.state == "finished: step 20 of 20"
+    assert record.warnings == []
+    assert record.bindings["LEARNING_RATE"] == "0.05"
+    assert record.last("accuracy", "eval") == 0.3111111111111111
+    assert facts_of(record) == {"epochs": "0.87", "checkpoint": "step 20"} | {
+        name: text
+        for name, text in facts_of(record).items()
+        if name in ("time in updates", "replicas")
+    }
+
+
+ENDED = json.dumps({"ended_by": "<Mine>", "scheduled": True, "seconds": 7200.0, "replicas": 4})
+ON_SIGNAL = json.dumps({"ended_by": None, "scheduled": False, "seconds": "x", "replicas": None})
+STATES = {
+    "empty": ({}, "empty", ["The directory is empty."]),
+    "config alone": (
+        {"config_gin": "TRAIN_STEPS = 9\n"},
+        "not begun",
+        ["There is a config, but neither metric nor checkpoint."],
+    ),
+    "other files": (
+        {"notes": "hm"},
+        "no run",
+        ["There is no config, metric or checkpoint that can be read."],
+    ),
+    "folder of runs": ({"one__metrics.jsonl": ""}, "no run", ["It contains runs: one. Pass"]),
+    "half-written": (
+        {
+            "config_gin": "TRAIN_STEPS = %MANY\nMANY = 9\n",
+            "checkpoints__step-5.index": "",
+            "checkpoints__step-5_json": '{"metr',
+            "metrics.jsonl": '{"step": 3, "spl',
+        },
+        "unfinished: step 5 of 9",
+        [
+            "step-5.json cannot be read: it is not valid JSON",
+            "no operative_config.gin",
+            "checkpoints, but no metrics",
+            "The last line of metrics.jsonl is incomplete",
+        ],
+    ),
+    "stopped": (
+        {
+            "operative_config_gin": "TOTAL_STEPS = 90\n",
+            "checkpoints__step-7.index": "",
+            "checkpoints__step-7_json": ON_SIGNAL,
+            "metrics.jsonl": LINE % 6,
+        },
+        "stopped on a signal after saving: step 7 of 90",
+        [],
+    ),
+    "ended early": (
+        {
+            "operative_config_gin": "TOTAL_STEPS = 90\n",
+            "checkpoints__step-7.index": "",
+            "checkpoints__step-7_json": ENDED,
+            "checkpoints__damaged__step-6__x": "",
+            "metrics.jsonl": LINE % 7,
+            "output_errors.txt": "Disk full \x1b[31m" + "x" * 9000,
+            "train__events.out.damaged.1": "",
+        },
+        "ended early by <Mine>: step 7 of 90",
+        [
+            "Damaged checkpoints lie in checkpoints/damaged: step-6.",
+            "output_errors.txt: Disk full",
+            "train/ has 1 damaged event file.",
+        ],
+    ),
+    "from Python": (
+        {"metrics.jsonl": LINE % 7 + '{"step": 8, "rewinds": 2, "skipped_updates": 3}\n'},
+        "ended, or waits to be resumed: step 8",
+        ["There is no config.", "rewound to a checkpoint: 2 so far", "gradients: 3."],
+    ),
+    "not text": (
+        {"operative_config_gin": b"\xff\xfe", "metrics.jsonl": b"\xff\n", "checkpoints": "a file"},
+        "no run",
+        [
+            "operative_config.gin cannot be read: it is not UTF-8",
+            "number 1.",
+            "checkpoints/ cannot",
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", STATES)
+def test_states(case, tmp_path):
+    files, state, warnings = STATES[case]
+    record = read(write(tmp_path / "run", **files))
+    assert record.state == state
+    for warning in warnings:
+        assert any(warning in each for each in record.warnings), record.warnings
+    assert len(record.warnings) == len(warnings)
+
+
+def test_what_is_no_file_is_not_opened(tmp_path):
+    run = write(tmp_path / "run", secret=LINE % 1)
+    os.mkfifo(run / "metrics.jsonl")
+    (run / "config.gin").mkdir()
+    (run / "operative_config.gin").symlink_to(run / "secret")
+    record = read(run)
+    assert record.curves == {}
+    assert record.config is None
+    assert [each.split(" cannot")[0] for each in record.warnings[:3]] == [
+        *("operative_config.gin", "config.gin", "metrics.jsonl")
+    ]
+    assert read(tmp_path / "gone").state == "unreadable"
+
+
+def test_a_run_that_trains_is_not_disturbed(tmp_path):
+    if not Path("/proc/locks").exists():
+        pytest.skip("the locks of other processes are known on Linux alone")
+    run = shutil.copytree(EARLIER, tmp_path / "run")
+    descriptor = os.open(run, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        assert read(run).state == "training: step 20 of 20"
+    finally:
+        os.close(descriptor)
+    assert read(run).state == "finished: step 20 of 20"
+
+
+def test_labels_tell_runs_apart():
+    paths = ["/a/x/run", "/a/y/run", "/b/y/run", "/a/other", "/"]
+    assert labels([Path(path) for path in paths]) == ["x/run", "a/y/run", "b/y/run", "other", "/"]
+
+
+def test_durations():
+    assert [duration(s) for s in (3.21, 59.99, 3599, 7500)] == [
+        "3.2 s",
+        "60.0 s",
+        "1 h 00 min",
+        "2 h 05 min",
+    ]
+
+
+def test_tensorflow_is_not_imported():
+    """Of a fresh process, since this one has imported it."""
+    import subprocess
+
+    program = (
+        "import sys, ddl.report.writing, ddl.report.__main__; print('tensorflow' in sys.modules)"
+    )
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert answer.stdout == "False\n", answer.stderr
