@@ -48,7 +48,8 @@ def grouped() -> dict[str, list[str]]:
             directory = re.search(r"(?:--model_dir=|ddl\.report )(\S+)", command)
             groups.setdefault(directory[1] if directory else command, []).append(command)
     for group in groups.values():
-        group.sort(key=lambda command: bool(re.search(r"--mode=(eval|export)|ddl\.report", command)))
+        only_reads = re.compile(r"--mode=(eval|export)|ddl\.report")
+        group.sort(key=lambda command: bool(only_reads.search(command)))
     return groups
 
 

@@ -103,11 +103,12 @@ STATES = {
     ),
     "not text": (
         {"operative_config_gin": b"\xff\xfe", "metrics.jsonl": b"\xff\n", "checkpoints": "a file"},
-        "no run",
+        "unreadable",
         [
             "operative_config.gin cannot be read: it is not UTF-8",
             "number 1.",
-            "checkpoints/ cannot",
+            "checkpoints/ cannot be read",
+            "There is no config, metric",
         ],
     ),
 }
