@@ -11,6 +11,7 @@
   const color = (run) => css(`--run-${data.runs[run].color % 8}`);
   // Plotly reads names as markup.
   const literal = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+  const short = (text) => text.length > 26 ? `${text.slice(0, 16)}…${text.slice(-9)}` : text;
 
   // A point between two gaps has no line.
   const alone = (values) => values.some((value, i) =>
@@ -19,7 +20,7 @@
   function traces(chart) {
     return chart.curves.map((curve) => ({
       x: curve[x], y: curve.value, type: "scatter",
-      name: literal(data.runs.length > 1 ? `${data.runs[curve.run].name} · ${curve.split}` : curve.split),
+      name: literal(data.runs.length > 1 ? `${short(data.runs[curve.run].name)} · ${curve.split}` : curve.split),
       mode: curve.value.length <= 40 || alone(curve.value) ? "lines+markers" : "lines",
       visible: shown[curve.run],
       opacity: curve.split === "train" ? 0.7 : 1,
@@ -46,7 +47,7 @@
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       modebar: { bgcolor: "rgba(0,0,0,0)", color: css("--soft"), activecolor: css("--ink") },
       font: { family: "system-ui, Segoe UI, Roboto, Helvetica Neue, Arial, sans-serif", size: 12, color: css("--soft") },
-      hoverlabel: { bgcolor: css("--panel"), bordercolor: css("--line"), namelength: 32,
+      hoverlabel: { bgcolor: css("--panel"), bordercolor: css("--line"), namelength: 60,
                     font: { color: css("--ink"), size: 12 } },
       xaxis: { ...axis, title: { text: x, standoff: 6 }, zeroline: false },
       // A curve without a positive value has no place on a logarithmic axis.

@@ -158,7 +158,7 @@ def test_in_a_browser(report, tmp_path):
         page.mouse("Moved", x + 1, y)
         hovered = f"{chart}.querySelector('.hoverlayer').textContent"
         assert re.search(r"\d+new/run · train : 1\.\d+", page.wait(hovered))
-        for moved in range(60):  # to the left, where the run with the odd name is
+        for moved in range(45):  # to the left, where the run with the odd name is
             page.mouse("Moved", x - 5 * moved, y)
         page.wait(f"{hovered}.includes('<img src=x')")
         before = page.value(f"{chart}._fullLayout.xaxis.range.join()")
