@@ -172,7 +172,8 @@ def test_in_a_browser(report, tmp_path):
         page.value("document.querySelector('input[data-run]').click()")
         page.wait(f"{chart}._fullLayout.yaxis.type === 'log'")
         page.wait(f"{chart}._fullLayout.xaxis.title.text === 'epoch'")
-        page.wait(f"{chart}._fullData.map(t => t.visible).slice(0, 3).join() === 'false,false,true'")
+        visible = f"{chart}._fullData.map(t => t.visible).slice(0, 3).join()"
+        page.wait(f"{visible} === 'false,false,true'")
         ink = page.value("getComputedStyle(document.body).color")
         dark = {"name": "prefers-color-scheme", "value": "dark"}
         page.call("Emulation.setEmulatedMedia", features=[dark])
