@@ -1,5 +1,6 @@
 """Names of runs, and what the first table of a report shows of each."""
 
+import datetime
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -36,6 +37,9 @@ def facts_of(record: Record) -> Mapping[str, str]:
         found["time in updates"] = duration(seconds)
     if isinstance(replicas := metadata.get("replicas"), int):
         found["replicas"] = f"{replicas:,}"
+    if record.written is not None:
+        written = datetime.datetime.fromtimestamp(record.written)
+        found["last written"] = written.strftime("%Y-%m-%d %H:%M")
     return found
 
 

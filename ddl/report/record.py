@@ -175,7 +175,10 @@ def _judge(record: Record, names: list[str]) -> None:
 
 
 def _holds_run(path: Path) -> bool:
-    return any((path / name).exists() for name in ("metrics.jsonl", "operative_config.gin"))
+    try:
+        return any((path / name).exists() for name in ("metrics.jsonl", "operative_config.gin"))
+    except OSError:
+        return False
 
 
 def _warn(record: Record) -> None:

@@ -99,7 +99,7 @@ def _folders(runs: Sequence[str | os.PathLike[str]]) -> list[Path]:
         if not is_folder:
             raise ConfigError(
                 f"Each run must be the directory of a run, got {one_line(str(run))}, which is "
-                "none. Pass a --model_dir of ddl.main, such as runs/digits."
+                "none, or cannot be reached. Pass a --model_dir of ddl.main, such as runs/digits."
             )
         found[folder] = None
     return list(found)
