@@ -161,6 +161,7 @@ def test_in_a_browser(report, tmp_path):
         for moved in range(45):  # to the left, where the run with the odd name is
             page.mouse("Moved", x - 5 * moved, y)
         page.wait(f"{hovered}.includes('<img src=x')")
+        assert "&amp; · train" in page.value(hovered)
         before = page.value(f"{chart}._fullLayout.xaxis.range.join()")
         page.mouse("Pressed", x, y, button="left", clickCount=1)
         for moved in (20, 60, 100):
@@ -186,7 +187,7 @@ def test_in_a_browser(report, tmp_path):
             one = f"document.querySelectorAll('.chart')[{number}]"
             page.value(f"{one}.scrollIntoView()")
             page.wait(f"!!{one}.querySelector('.main-svg')")
-        assert page.value("document.documentElement.scrollWidth") == 400
+        page.wait("document.documentElement.scrollWidth === 400")  # once all are resized
         assert page.value("document.title") == "4 runs · ddl report"
         assert page.errors == []
         assert {url.partition(":")[0] for url in page.requests} <= {"file", "data"}
