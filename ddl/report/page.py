@@ -189,9 +189,8 @@ def _finals(records: Sequence[Record], names: Sequence[str], rows: Sequence[Row]
                 text += f"<small>best {number(final.best.value)} at {final.best.step:,.0f}</small>"
             cells.append(f'<td class="number">{text}</td>')
         arrow = {"max": " <small>↑</small>", "min": " <small>↓</small>", None: ""}[row.direction]
-        lines.append(
-            f'<tr><th scope="row" class="breaks">{_dotted(row.name)}{arrow}</th>{"".join(cells)}</tr>'
-        )
+        head = f'<th scope="row" class="breaks">{_dotted(row.name)}{arrow}</th>'
+        lines.append(f"<tr>{head}{''.join(cells)}</tr>")
     return [
         f'<section id="finals"><h2>Last values</h2><p class="soft">{note}.</p>',
         _table(heads, lines),
