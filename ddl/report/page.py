@@ -5,6 +5,7 @@ import datetime
 import hashlib
 import html
 import itertools
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -107,6 +108,11 @@ def _text(text: str) -> str:
     return html.escape(one_line(text))
 
 
+def _dotted(name: str) -> str:
+    """Returns a name as HTML that a narrow table breaks at dots, slashes and underscores."""
+    return re.sub(r"([._/])", r"\1<wbr>", _text(name))
+
+
 def _names(records: Sequence[Record], names: Sequence[str]) -> list[str]:
     """Returns the names of the runs as HTML, with the colours of their curves."""
     return [
@@ -183,9 +189,8 @@ def _finals(records: Sequence[Record], names: Sequence[str], rows: Sequence[Row]
                 text += f"<small>best {number(final.best.value)} at {final.best.step:,.0f}</small>"
             cells.append(f'<td class="number">{text}</td>')
         arrow = {"max": " <small>↑</small>", "min": " <small>↓</small>", None: ""}[row.direction]
-        lines.append(
-            f'<tr><th scope="row" class="breaks">{_text(row.name)}{arrow}</th>{"".join(cells)}</tr>'
-        )
+        head = f'<th scope="row" class="breaks">{_dotted(row.name)}{arrow}</th>'
+        lines.append(f"<tr>{head}{''.join(cells)}</tr>")
     return [
         f'<section id="finals"><h2>Last values</h2><p class="soft">{note}.</p>',
         _table(heads, lines),
@@ -254,7 +259,7 @@ def _configs(records: Sequence[Record], names: Sequence[str]) -> list[str]:
         if differing := differences([records[place].bindings for place in given]):
             heads = ["<th>binding</th>", *(f"<th>{names[place]}</th>" for place in given)]
             rows = [
-                f'<tr><th scope="row" class="path breaks">{_text(each.name)}</th>'
+                f'<tr><th scope="row" class="path breaks">{_dotted(each.name)}</th>'
                 + "".join(
                     f'<td class="value">{_NONE if text is None else _text(text)}</td>'
                     for text in each.values
