@@ -12,7 +12,7 @@ gradient is therefore multiplied by B / Σ weight, with Σ over the global batch
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
@@ -32,6 +32,7 @@ from ddl.step.moving_statistics import Statistics
 from ddl.step.noise_scale import GradientNoiseScale, estimates, squared_norm_of
 from ddl.step.objective import Objective
 from ddl.step.overflow import all_finite, multiply_finite
+from ddl.step.reduced import Reduced
 from ddl.step.rows.summing import GradientSums, added, gradient_sums, has_rows
 from ddl.step.state import TrainingState
 from ddl.step.verbs.batches import StepBatch
@@ -41,23 +42,6 @@ from ddl.step.verbs.each_example import (
     check_no_gathers,
     sum_of_changed,
 )
-
-
-class Reduced(NamedTuple):
-    """A gradient of the global batch, with what was summed along with it.
-
-    Attributes:
-      values: One per variable, equal on all replicas; divided by Σ weight and unscaled.
-      finite: Whether all values are finite, bool []; None without loss scaling.
-      sums: The loss's metric sums of the global batch, float64 [size of its `MetricSums`].
-      noise: Estimates of |G|² and tr Σ (`ddl.step.noise_scale`), float64 [2]; NaN for a batch that
-        is not full; None without an estimator.
-    """
-
-    values: list[Any] | Deferred
-    finite: tf.Tensor | None
-    sums: tf.Tensor
-    noise: tf.Tensor | None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,7 +22,7 @@ from ddl.errors import ConfigError
 from ddl.microbatch import Draws
 from ddl.precision import LossScale
 from ddl.step.compiled.compiler import Compiler
-from ddl.step.global_gradient import GlobalGradient, Reduced
+from ddl.step.global_gradient import GlobalGradient
 from ddl.step.gradients import Clip, packs
 from ddl.step.metric_sums import SumsOfLosses
 from ddl.step.moving_statistics import Statistics
@@ -36,6 +36,7 @@ from ddl.step.overflow import (
     all_finite,
     change_unless_overflow,
 )
+from ddl.step.reduced import Reduced
 from ddl.step.state import TrainingState
 from ddl.step.verbs.applying import OptimizerPart, apply
 from ddl.step.verbs.batches import StepBatch

@@ -410,14 +410,8 @@ def test_what_is_beyond_a_table_is_told_with_the_layer():
     def update(given):
         return task.per_example(given, False).loss
 
-<<<<<<< HEAD
     message = (
         r"12 was looked up by gpt\S*/token_vectors\S*, whose table has rows from 0 to 10. Give"
     )
-||||||| 543c029
-    message = r"12 was looked up by gpt\S*/token_vectors\S*, whose table has rows from 0 to 10. Give"
-=======
-    message = r"12 was looked up by gpt\S*/token_vectors\S*, whose table has rows from 0 to 10"
->>>>>>> configs
     with pytest.raises(DataError, match=message), data_errors():
         update(of_tensors(features))

@@ -18,9 +18,9 @@ from ddl.microbatch import Draws
 from ddl.optimizers.groups import Group, assign
 from ddl.optimizers.schedule_free import AdamWScheduleFree
 from ddl.random import batch_counter
-from ddl.step.global_gradient import Reduced
 from ddl.step.objective import Objective
 from ddl.step.overflow import KeptValues
+from ddl.step.reduced import Reduced
 from ddl.step.state import TrainingState
 from ddl.step.verbs import plan as plans
 from ddl.step.verbs.batches import StepBatch

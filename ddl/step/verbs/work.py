@@ -7,8 +7,8 @@ import keras
 import tensorflow as tf
 
 from ddl.microbatch import Draws
-from ddl.step.global_gradient import Reduced
 from ddl.step.overflow import KeptValues
+from ddl.step.reduced import Reduced
 from ddl.step.verbs.batches import StepBatch
 from ddl.step.verbs.each_example import OfExample
 from ddl.step.verbs.gradients import Gradients

@@ -1,0 +1,24 @@
+"""What `GlobalGradient` returns."""
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from ddl.step.compiled.deferred import Deferred
+
+
+class Reduced(NamedTuple):
+    """A gradient of the global batch, with what was summed along with it.
+
+    Attributes:
+      values: One per variable, equal on all replicas; divided by Σ weight and unscaled.
+      finite: Whether all values are finite, bool []; None without loss scaling.
+      sums: The loss's metric sums of the global batch, float64 [size of its `MetricSums`].
+      noise: Estimates of |G|² and tr Σ (`ddl.step.noise_scale`), float64 [2]; NaN for a batch that
+        is not full; None without an estimator.
+    """
+
+    values: list[Any] | Deferred
+    finite: tf.Tensor | None
+    sums: tf.Tensor
+    noise: tf.Tensor | None
