@@ -68,6 +68,15 @@ def test_help_needs_no_tensorflow():
             [DIGITS, "--model_dir=x", "--checkpoint=100"],
             "--checkpoint has no effect with --mode=train_and_eval. Leave",
         ),
+        ([DIGITS, "--model_dir=x", "--mode=predict"], "--mode=predict needs --predictions. Pass a"),
+        (
+            [DIGITS, "--model_dir=x", "--mode=predict", "--predictions=x.csv"],
+            "--predictions must end with .jsonl, .npz or .parquet, got x.csv",
+        ),
+        (
+            [DIGITS, "--model_dir=x", "--predictions=x.npz"],
+            "--predictions has no effect with --mode=train_and_eval",
+        ),
         (
             [DIGITS, "--model_dir=x", "--mode=export", "--follow_timeout=1"],
             "has no effect with --mode=export. Leave it out",
