@@ -68,6 +68,15 @@ def test_help_needs_no_tensorflow():
             [DIGITS, "--model_dir=x", "--checkpoint=100"],
             "--checkpoint has no effect with --mode=train_and_eval. Leave",
         ),
+        ([DIGITS, "--model_dir=x", "--mode=predict"], "--mode=predict needs --predictions. Pass a"),
+        (
+            [DIGITS, "--model_dir=x", "--mode=predict", "--predictions=x.csv"],
+            "--predictions must end with .jsonl, .npz or .parquet, got x.csv",
+        ),
+        (
+            [DIGITS, "--model_dir=x", "--predictions=x.npz"],
+            "--predictions has no effect with --mode=train_and_eval",
+        ),
         (
             [DIGITS, "--model_dir=x", "--profile=110:100"],
             "--profile must be two steps, the smaller one first, such as 100:110 for the updates "

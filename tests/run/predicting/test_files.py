@@ -205,6 +205,9 @@ def test_rows_after_a_gap_are_computed_anew(tmp_path):
         file.add(first, columns)
     (file.folder / "rows-000000000000004-000000000000008.npz").unlink()
     assert file.rows(BATCH, ROWS) == 4
+    assert [path.name for path in file.folder.glob("rows-*")] == [
+        "rows-000000000000000-000000000000004.npz"
+    ]
     assert file.rows(3, ROWS) == 0
     file.close()
 
