@@ -4,6 +4,7 @@ import pytest
 import tensorflow as tf
 
 from ddl.errors import ConfigError
+from ddl.optimizers.rows.duplicates import merge_duplicates
 from ddl.step import gradients as gradient_path
 from tests.conftest import for_every_strategy, make_strategy
 
@@ -90,7 +91,7 @@ def test_clipping_by_value_moves_each_entry():
 def test_a_repeated_row_is_counted_once():
     repeated = slices([[1.0, 0.0], [2.0, 0.0], [0.0, 4.0]], [1, 1, 3])
     dense = tf.convert_to_tensor(repeated)
-    merged = gradient_path.merge_duplicates(repeated)
+    merged = merge_duplicates(repeated)
     clipped, norm = gradient_path.clip_by_global_norm([merged], 1.0)
     expected, expected_norm = gradient_path.clip_by_global_norm([dense], 1.0)
     assert float(norm) == pytest.approx(float(expected_norm))
