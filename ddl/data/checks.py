@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import tensorflow as tf
+from absl import logging
 
 from ddl.errors import DataError
 from ddl.user_code import place_of
@@ -69,11 +70,13 @@ def check_same_features(
                 f"{spec.shape} in the training data and {evaluation[name].shape} in the evaluation "
                 "data."
             )
-        check_same_kind(name, spec.dtype, evaluation[name].dtype)
+        warn_of_another_kind(name, spec.dtype, evaluation[name].dtype)
 
 
-def check_same_kind(name: str, train: tf.DType, other: tf.DType) -> None:
-    """Raises DataError if a feature is an integer in one data set and a float in another.
+def warn_of_another_kind(name: str, train: tf.DType, other: tf.DType) -> None:
+    """Logs a warning if a feature is an integer in one data set and a float in another.
+
+    No error, since the values may have the same scale all the same.
 
     Args:
       name: Name of the feature.
@@ -81,9 +84,10 @@ def check_same_kind(name: str, train: tf.DType, other: tf.DType) -> None:
       other: Its dtype in other data.
     """
     if (train.is_integer and other.is_floating) or (train.is_floating and other.is_integer):
-        raise DataError(
-            f"Feature {name!r} is {train.name} in the training data, but {other.name} here, so its "
-            "values may have another scale. Convert it as the training data, with .astype."
+        logging.warning(
+            "Feature %r is %s in the training data, but %s in other data, so its values may have "
+            "another scale. Convert both alike, with .astype.",
+            *(name, train.name, other.name),
         )
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from ddl.data import ArraySource, BatchPipeline, as_source
-from ddl.data.checks import check_same_features, check_same_kind
+from ddl.data.checks import check_same_features, warn_of_another_kind
 from ddl.data.source import Source
 from ddl.data.stream import StreamSource
 from ddl.data.varying import BucketedSource
@@ -282,7 +282,7 @@ class GivenData:
                     f"{given[name].shape}."
                 )
             if name in given:
-                check_same_kind(name, spec.dtype, given[name].dtype)
+                warn_of_another_kind(name, spec.dtype, given[name].dtype)
 
 
 def check_one_order(source: Source, what: str) -> None:
