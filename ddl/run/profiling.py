@@ -101,7 +101,8 @@ class Profiler:
 
     def _begin(self, step: int, until: int) -> None:
         try:
-            tf.profiler.experimental.start(str(self._folder))
+            # TensorFlow names a profile by the second, and would overwrite an earlier one.
+            tf.profiler.experimental.start(str(self._folder / f"after-step-{step}"))
         except (tf.errors.OpError, OSError) as error:
             self._fail(error)
             return

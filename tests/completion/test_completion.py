@@ -18,7 +18,7 @@ TYPED = {
     "ddl|tr": "train",
     "ddl|train|--mo": "--model_dir= --mode=",
     "ddl|--strat": "--strategy=",
-    "ddl|train|--mode|=|": "train_and_eval train eval export",
+    "ddl|train|--mode|=|": "train_and_eval train eval export predict",
     "ddl|train|--mode|=|e": "eval export",
     "ddl|train|--mode|e": "eval export",
     "ddl|train|--mode=e": "--mode=eval --mode=export",
