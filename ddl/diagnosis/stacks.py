@@ -6,6 +6,7 @@ import faulthandler
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,12 +20,13 @@ FOLDER = "stacks"
 """Folder in the run's directory for the stacks of processes that lost a worker."""
 
 _STANDARD_ERROR = 2
-_FOLDERS: list[Path] = []  # where reports go; the last one counts
+_KEEP_SECONDS = 5.0
+_FOLDER: dict[str, Path | None] = {"of the run": None}
 
 
-def keep_in(model_dir: Path) -> None:
-    """Sets the run's directory, into whose folder `FOLDER` `keep` writes."""
-    _FOLDERS.append(model_dir / FOLDER)
+def keep_in(model_dir: Path | None) -> None:
+    """Sets the run's directory, into whose folder `FOLDER` `keep` writes; None for no directory."""
+    _FOLDER["of the run"] = None if model_dir is None else model_dir / FOLDER
 
 
 @contextlib.contextmanager
@@ -57,20 +59,37 @@ def shown_on_quit() -> Iterator[None]:
 def keep(reason: str, error: BaseException | None = None) -> Path | None:
     """Writes phases and stacks to a file of the run's directory. Never raises.
 
+    Takes at most some seconds: a file system may be gone with the machine that was lost.
+
     Args:
       reason: Why, for the first line.
       error: The error that ends the process; its phases and its traceback are written too.
 
     Returns:
-      The file; None if no run has a directory here, or it cannot be written.
+      The file; None if the run has no directory, or the file cannot be written.
     """
-    if not _FOLDERS:
+    folder = _FOLDER["of the run"]
+    if folder is None:
         return None
-    file = _FOLDERS[-1] / f"{socket.gethostname()}-{os.getpid()}.txt"
+    file = folder / f"{socket.gethostname()}-{os.getpid()}.txt"
+    phases = described() if error is None else described_of(error)
+    written = threading.Event()
+
+    def write() -> None:
+        if _write(file, reason, phases, error):
+            written.set()
+
+    writer = threading.Thread(target=write, daemon=True)
+    writer.start()
+    writer.join(_KEEP_SECONDS)
+    return file if written.is_set() else None
+
+
+def _write(file: Path, reason: str, phases: str, error: BaseException | None) -> bool:
+    """Writes a report, and returns whether it is written."""
     try:
         file.parent.mkdir(exist_ok=True)
         with open(file, "a", encoding="utf-8", opener=open_itself) as stream:
-            phases = described() if error is None else described_of(error)
             stream.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {reason}\n{phases}\n")
             stream.flush()
             faulthandler.dump_traceback(stream, all_threads=True)
@@ -78,8 +97,8 @@ def keep(reason: str, error: BaseException | None = None) -> Path | None:
                 stream.write("The error, at its origin first:\n")
                 stream.writelines(_places_of(error))
     except OSError:
-        return None
-    return file
+        return False
+    return True
 
 
 def _places_of(error: BaseException) -> Iterator[str]:

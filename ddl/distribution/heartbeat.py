@@ -197,8 +197,8 @@ class Peers:
             _send(connection, _LOST + b" " + str(self._loss).encode())
         threading.Thread(target=_break_off, args=(text,), daemon=True).start()
         if not self._is_over.wait(self._grace):
-            stacks.keep(text)
             say(text)
+            stacks.keep(text)
             self._end(WorkerLost.exit_status)
 
 

@@ -54,7 +54,9 @@ class ClusterProcess:
             if pinning.cores is not None:
                 os.sched_setaffinity(0, pinning.cores)
             for number in HEARD:
-                signal.signal(number, signal.SIG_DFL)
+                # One that comes before the program has a handler would end it.
+                ignored = number in PASSED_ON
+                signal.signal(number, signal.SIG_IGN if ignored else signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, HEARD)
 
         output = None if log is None else log.writing

@@ -121,11 +121,13 @@ class OuterLoop:
                 except TrainingDiverged as error:
                     if self._run_plan.on_divergence == "stop":
                         raise
+                    if self._profiler is not None:
+                        self._profiler.end(trainer.step)
                     self._rewind(error)
             self._finish()
         finally:
             if self._profiler is not None:
-                self._profiler.end(trainer.step)
+                self._profiler.end()
             with suppress(ModelDirectoryError):  # already reported
                 self._checkpoints.finish()
 

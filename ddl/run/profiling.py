@@ -68,7 +68,7 @@ class Profiler:
         self._pace = pace
         self._report = report
         self._is_requested = False
-        self._since: int | None = None
+        self._since = self._reached = 0
         self._until: int | None = None
 
     def request(self) -> None:
@@ -106,22 +106,24 @@ class Profiler:
         except (tf.errors.OpError, OSError) as error:
             self._fail(error)
             return
-        self._since, self._until = step, until
+        self._since, self._reached, self._until = step, step, until
         self._pace.counts = False
 
     def _end_if_due(self, step: int) -> None:
+        self._reached = step
         if self._until is not None and step >= self._until:
-            self.end(step)
+            self.end()
 
-    def end(self, step: int) -> None:
+    def end(self, step: int | None = None) -> None:
         """Writes the profile in progress, if there is one.
 
         Args:
-          step: The step reached.
+          step: The step reached; None for that of the last loop that ended.
         """
         if self._until is None:
             return
-        since, self._until, self._pace.counts = self._since, None, True
+        self._reached = self._reached if step is None else step
+        since, step, self._until, self._pace.counts = self._since, self._reached, None, True
         try:
             tf.profiler.experimental.stop()
         except (tf.errors.OpError, OSError) as error:

@@ -147,8 +147,8 @@ def train_to_end(
         writers.drop_after(trainer.step)
         checkpoints = files.checkpoints if files is not None else NoCheckpoints()
         profiler = None
+        stacks.keep_in(None if files is None else files.directory.path)
         if files is not None:
-            stacks.keep_in(files.directory.path)
             folder = files.directory.profiles(workers.index, workers.number)
             profiler = Profiler(folder, profile, trainer.pace, console.line)
         loop = OuterLoop(

@@ -1,7 +1,9 @@
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import threading
 
 from ddl.diagnosis import stacks
 from ddl.diagnosis.phases import during
@@ -49,7 +51,7 @@ def test_sigquit_shows_stacks_and_phases_and_the_process_goes_on():
 
 
 def test_a_report_has_phases_stacks_and_the_place_of_the_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(stacks, "_FOLDERS", [])
+    monkeypatch.setattr(stacks, "_FOLDER", {"of the run": None})
     assert stacks.keep("Worker 1 died.") is None
     stacks.keep_in(tmp_path)
     try:
@@ -63,6 +65,11 @@ def test_a_report_has_phases_stacks_and_the_place_of_the_error(tmp_path, monkeyp
     assert "Worker 1 died." in text
     assert "a collective of all workers, for" in text
     assert f'File "{__file__}"' in text.split("at its origin first")[1]
+    monkeypatch.setattr(stacks, "_write", lambda *_: threading.Event().wait())
+    monkeypatch.setattr(stacks, "_KEEP_SECONDS", 0.01)
+    assert stacks.keep("Worker 1 died.") is None  # a file system that does not answer
+    monkeypatch.undo()
+    monkeypatch.setattr(stacks, "_FOLDER", {"of the run": tmp_path / "stacks"})
     file.unlink()
     file.symlink_to(tmp_path / "planted")
     assert stacks.keep("Worker 1 died.") is None
@@ -79,6 +86,14 @@ def test_other_signals_reach_the_descriptor_that_was_set_before():
             os.kill(os.getpid(), signal.SIGUSR2)
             assert os.read(reading, 1)[0] == signal.SIGUSR2
         assert stop.received is None
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(writing, bytes(4096))
+        answered = threading.Event()
+        with StopSignals(answered.set):
+            os.kill(os.getpid(), signal.SIGUSR2)  # cannot be passed on
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert answered.wait(60)
     finally:
         signal.signal(signal.SIGUSR2, handler)
         signal.set_wakeup_fd(before)

@@ -24,12 +24,13 @@ DATA = {
 
 @pytest.fixture(scope="module")
 def make():
-    def make():
+    def make(data=DATA, steps_per_loop=7, **arguments):
         set_precision("float32")
         keras.utils.set_random_seed(1)
         model = ddl.models.mlp((4,), 3, hidden_units=(4,))
         task, optimizer = ddl.Classification(model), keras.optimizers.SGD(0.1)
-        return ddl.Trainer(task, optimizer, DATA, global_batch_size=16, steps_per_loop=7)
+        arguments |= {"global_batch_size": 16, "steps_per_loop": steps_per_loop}
+        return ddl.Trainer(task, optimizer, data, **arguments)
 
     return make
 
@@ -91,6 +92,20 @@ def test_a_profile_that_cannot_be_made_does_not_end_the_run(make, tmp_path, caps
     ddl.fit(trainer, tmp_path, train_steps=6, profile=(2, 4))
     assert trainer.step == 6
     assert "There is no profile: Another profiler is running." in capsys.readouterr().out
+
+
+def test_a_rewind_ends_the_profile(make, tmp_path, capsys, monkeypatch):
+    calls = []
+    profiler = profiling.tf.profiler.experimental
+    monkeypatch.setattr(profiler, "start", lambda folder: calls.append(folder[-1]))
+    monkeypatch.setattr(profiler, "stop", lambda: calls.append("stop"))
+    images = DATA["image"].copy()
+    images[20] = 3.4e38  # in the second batch: the loss is not finite
+    trainer = make({**DATA, "image": images}, shuffle=False, steps_per_loop=1)
+    arguments = {"train_steps": 4, "checkpoint_every": 1, "on_divergence": "rewind"}
+    ddl.fit(trainer, tmp_path, profile=(1, 3), **arguments)
+    assert "The run rewinds to step 1" in capsys.readouterr().out
+    assert calls == ["1", "stop", "1", "stop"]
 
 
 @pytest.mark.parametrize(
