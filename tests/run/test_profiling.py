@@ -22,15 +22,21 @@ DATA = {
 }
 
 
+class Breaking(ddl.Classification):
+    def per_example(self, features, training):
+        found = super().per_example(features, training)
+        is_seven = tf.reduce_all(features["image"] == 7, axis=1)
+        return ddl.PerExample(tf.where(is_seven, np.nan, found.loss), found.metrics)
+
+
 @pytest.fixture(scope="module")
 def make():
-    def make(data=DATA, steps_per_loop=7, **arguments):
+    def make(data=DATA, steps_per_loop=7, task=ddl.Classification, **arguments):
         set_precision("float32")
         keras.utils.set_random_seed(1)
         model = ddl.models.mlp((4,), 3, hidden_units=(4,))
-        task, optimizer = ddl.Classification(model), keras.optimizers.SGD(0.1)
         arguments |= {"global_batch_size": 16, "steps_per_loop": steps_per_loop}
-        return ddl.Trainer(task, optimizer, data, **arguments)
+        return ddl.Trainer(task(model), keras.optimizers.SGD(0.1), data, **arguments)
 
     return make
 
@@ -100,8 +106,9 @@ def test_a_rewind_ends_the_profile(make, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(profiler, "start", lambda folder: calls.append(folder[-1]))
     monkeypatch.setattr(profiler, "stop", lambda: calls.append("stop"))
     images = DATA["image"].copy()
-    images[20] = 3.4e38  # in the second batch: the loss is not finite
-    trainer = make({**DATA, "image": images}, shuffle=False, steps_per_loop=1)
+    images[20] = 7  # in the second batch
+    data = {**DATA, "image": images}
+    trainer = make(data, steps_per_loop=1, task=Breaking, shuffle=False)
     arguments = {"train_steps": 4, "checkpoint_every": 1, "on_divergence": "rewind"}
     ddl.fit(trainer, tmp_path, profile=(1, 3), **arguments)
     assert "The run rewinds to step 1" in capsys.readouterr().out
