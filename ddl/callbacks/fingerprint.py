@@ -42,7 +42,7 @@ class Fingerprint:
             *map(int, self._traced().numpy()),
             *trainer.learning_rates.values(),
             *(one.digest for one in sources if isinstance(one, ReplayBuffer)),
-            *(zlib.crc32(_first_copy(variable).numpy().tobytes()) for variable in own),
+            *(zlib.crc32(_bytes_of(_first_copy(variable))) for variable in own),
         ]
 
     @tf.function(autograph=False)
@@ -61,9 +61,21 @@ def _first_copy(variable: tf.Variable) -> tf.Variable:
     return copies_of(variable)[0]
 
 
+def _bytes_of(variable: tf.Variable) -> bytes:
+    values = variable.numpy()
+    # An array of texts holds their addresses; a single text is no array.
+    return (
+        repr(np.asarray(values).tolist()).encode()
+        if variable.dtype == tf.string
+        else values.tobytes()
+    )
+
+
 def _checksum(variable: tf.Variable) -> tf.Tensor:
     """Returns an int64 [] that depends on the bits and the place of each entry."""
     values = tf.reshape(variable.read_value(), [-1])
+    if values.dtype.is_complex:
+        values = tf.concat([tf.math.real(values), tf.math.imag(values)], axis=0)
     if values.dtype == tf.bool:
         bits = tf.cast(values, tf.int64)
     else:

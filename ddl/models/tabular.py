@@ -59,7 +59,11 @@ def table_mlp(
         x = inputs["numbers"]
         if numbers_mean is not None or numbers_deviation is not None:
             offset = [-m / d for m, d in zip(mean, deviation, strict=True)]
-            x = keras.layers.Rescaling([1 / d for d in deviation], offset, name="scale")(x)
+            # In float32: the difference of large numbers loses all its digits in half precision.
+            scale = keras.layers.Rescaling(
+                [1 / d for d in deviation], offset, name="scale", dtype="float32"
+            )
+            x = scale(x)
         columns.append(x)
     for name, count in (categories or {}).items():
         inputs[name] = keras.Input((), dtype="int64", name=name)

@@ -114,7 +114,7 @@ class Changes:
             "loss_scale": scale,
             "finite_updates": count,
             "skipped_in_a_row": tf.where(
-                finite, tf.zeros([], tf.int64), state.skipped_in_a_row + 1
+                finite, tf.zeros_like(state.skipped_in_a_row), state.skipped_in_a_row + 1
             ),
             "sums": state.sums + sums,
         }

@@ -2,9 +2,11 @@
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from ddl.callbacks import Every
 from ddl.callbacks.calling import Calls, names_of
+from ddl.callbacks.fingerprint import _bytes_of, _checksum
 from ddl.distribution.workers import Workers, alone
 from ddl.errors import ConfigError
 from tests.callbacks.runs import events, lines
@@ -33,6 +35,16 @@ def test_two_workers(tmp_path):
     assert [line["step"] for line in lines(tmp_path / "run") if "by_chief" in line] == [2, 4]
     seen = [event[0] for event in events(tmp_path / "run", "train") if event[1] == "seen"]
     assert seen == [2, 4]
+
+
+def test_texts_and_complex_numbers_have_checksums():
+    for values in (["a", "b"], "a", [1 + 2j, 3]):
+        variable = tf.Variable(values)
+        before = _bytes_of(variable)
+        assert before == _bytes_of(tf.Variable(values))
+        other = tf.reverse(variable, [0]) if variable.shape.rank else tf.constant("c")
+        assert _bytes_of(tf.Variable(other)) != before
+    assert int(_checksum(tf.Variable([1 + 2j]))) != int(_checksum(tf.Variable([2 + 1j])))
 
 
 def calls_of_chief(trainer, function):

@@ -244,7 +244,8 @@ def test_no_worker_left_ends_all(monkeypatch):
 
 @pytest.mark.parametrize("cluster", [{}, {"worker": ["a:1", "b:1"]}, {"chief": ["a:1"]}])
 def test_a_cluster_without_parameter_servers_is_refused(monkeypatch, cluster):
-    config = {"cluster": cluster, "task": {"type": "worker", "index": 0}} if cluster else {}
+    kind = next(iter(cluster), None)
+    config = {"cluster": cluster, "task": {"type": kind, "index": 0}} if cluster else {}
     monkeypatch.setenv("TF_CONFIG", json.dumps(config))
     with pytest.raises(ConfigError, match=r"chief, workers\s+and parameter servers"):
         serves_here()

@@ -239,6 +239,14 @@ def test_the_layer_that_sums_over_the_replicas():
     np.testing.assert_allclose(means, [mean, mean], rtol=1e-5)
 
 
+def test_the_layer_that_looks_up_rows():
+    namespace: dict = {}
+    exec(files()["item_vectors.py"], namespace)
+    layer = namespace["ItemVectors"]()
+    found = layer(np.array([[3, 7], [999_999, 3]]))
+    np.testing.assert_array_equal(found, layer.table.numpy()[[[3, 7], [999_999, 3]]])
+
+
 def test_the_gan(folder, capsys):
     runpy.run_path("my_gan.py")
     assert "loss/real_or_fake" in capsys.readouterr().out
@@ -406,13 +414,14 @@ OF_NOTEBOOKS = {"images.py", "text.py", "table.py", "virtual_devices.py", "quest
 def test_every_block_is_run_or_checked():
     """Blocks of another language would go unnoticed. `py` marks code of other frameworks."""
     languages = {block.language for page in PAGES for block in blocks(page)}
-    assert languages == {"sh", "gin", "python", "py"}
+    # Without a language: what a command prints.
+    assert languages == {"", "sh", "gin", "python", "py"}
     python = [b for page in PAGES for b in blocks(page) if b.language == "python"]
     names = {name for name in files() if name.endswith(".py")}
     shown = {"denoise.py", "jitter.py", "centering.py", "notebook.py", "my_gan.py", "checked.py"}
     shown |= {"windows.py", "items.py", "info_nce.py", "annealed.py", "mixing.py"}
     shown |= {"areas.py", "watch.py", "rising_weight.py", "hard_examples.py"}
     shown |= {"endless_digits.py"}  # imported by a config
-    shown |= {"continued.py"}
+    shown |= {"continued.py", "item_vectors.py"}
     assert names == shown | OWN_STEPS.keys() | MOVED | OF_NOTEBOOKS
     assert len(python) == len(names)

@@ -7,6 +7,7 @@ import pytest
 from ddl import layers, models
 from ddl.checkpoints.export import export_model
 from ddl.errors import ConfigError
+from ddl.precision import set_precision
 
 
 def trainable(model) -> int:
@@ -160,3 +161,13 @@ def test_an_application_of_keras_for_logits():
 def test_what_is_refused(build, message):
     with pytest.raises(ConfigError, match=message):
         build()
+
+
+def test_numbers_are_scaled_in_float32():
+    """200 and 200.4 are one number in bfloat16, and 70,000 is too large for float16."""
+    for precision in ("mixed_bfloat16", "mixed_float16"):
+        set_precision(precision)
+        model = models.table_mlp(2, numbers=1, numbers_mean=[200.0], numbers_deviation=[100.0])
+        scaled = model.get_layer("scale")(np.array([[200.0], [200.4], [70_000.0]]))
+        np.testing.assert_allclose(scaled, [[0.0], [0.004], [698.0]], atol=1e-5, rtol=1e-5)
+    set_precision("float32")
