@@ -41,6 +41,8 @@ def inputs_of(
     if len(others) == 1:
         return next(iter(others.values()))
     inputs = getattr(model, "inputs", None)
+    if inputs and not others:
+        return features[input_name]  # the error names the feature
     if inputs and len(inputs) == 1:
         raise ConfigError(
             f"The model {model.name!r} has one input, but the data have the features "
