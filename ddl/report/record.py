@@ -145,7 +145,8 @@ def _read_checkpoints(record: Record) -> None:
 
 def _judge(record: Record, names: list[str]) -> None:
     """Sets the state of a run."""
-    step = max(-1 if record.step is None else record.step, record.checkpoint or -1)
+    # A run may have a checkpoint of step 0, from before its first update.
+    step = max(-1 if known is None else known for known in (record.step, record.checkpoint))
     of = f"step {step:,}" + (f" of {record.total:,}" if record.total is not None else "")
     metadata, at_checkpoint = record.metadata, record.checkpoint == step
     if is_locked(record.path):
