@@ -93,7 +93,12 @@ def _read_config(record: Record) -> None:
         except (OSError, ValueError) as error:
             record.warnings.append(f"{name} cannot be read: {reason_of(error)}.")
             continue
-        record.config, record.config_file, record.bindings = text, name, bindings(text)
+        record.config, record.config_file = text, name
+        record.bindings, fault = bindings(text, name)
+        if fault is not None:
+            record.warnings.append(
+                f"Only the bindings before a fault in {name} are compared: {fault!s:.500}"
+            )
         break
     total = text_of(record.bindings, "TOTAL_STEPS", "TRAIN_STEPS", "RunPlan.train_steps")
     if total is not None and re.fullmatch(r"\d{1,15}", total):

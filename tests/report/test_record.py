@@ -50,9 +50,12 @@ ON_SIGNAL = json.dumps({"ended_by": None, "scheduled": False, "seconds": "x", "r
 STATES = {
     "empty": ({}, "empty", ["The directory is empty."]),
     "config alone": (
-        {"config_gin": "TRAIN_STEPS = 9\n"},
+        {"config_gin": "TRAIN_STEPS = 9\nf.a = [1,"},
         "not begun",
-        ["There is a config, but neither metric nor checkpoint."],
+        [
+            "Only the bindings before a fault in config.gin are compared: config.gin:2: A bracket",
+            "There is a config, but neither metric nor checkpoint.",
+        ],
     ),
     "killed after its first save": (
         {
