@@ -4,6 +4,7 @@ The public names below are imported on first use, so that ``import ddl`` (and wi
 ``python -m ddl.main --help``) does not wait for TensorFlow.
 """
 
+import builtins
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -127,5 +128,7 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'ddl' has no attribute {name!r}")
 
 
-def __dir__() -> list[str]:
+# `import ddl.list`, the package of a command, makes that package the name `list` of this module. So
+# code here names the builtin by its module.
+def __dir__() -> builtins.list[str]:
     return sorted([*__all__, *_SUBMODULES])

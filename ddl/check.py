@@ -21,13 +21,10 @@ from collections.abc import Sequence
 try:
     from absl import flags
 
-    from ddl.checking import check, check_config
     from ddl.cli.commands import exiting_on_errors, parse_command_line
     from ddl.cli.flags import OF_CONFIG, share
 except KeyboardInterrupt:  # else Python prints a traceback
     sys.exit(130)
-
-__all__ = ["check", "run"]
 
 FLAGS = flags.FlagValues()
 
@@ -47,6 +44,9 @@ def run(argv: Sequence[str] | None = None) -> None:
     # Else a SIGTERM would leave processes and their folder behind.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with exiting_on_errors():
+        # NumPy and gin take a while to import, so the flags are checked before.
+        from ddl.checking import check_config
+
         report = check_config(
             FLAGS.gin_file,
             FLAGS.gin_param or (),

@@ -18,11 +18,28 @@ assert {"data", "layers", "models", "errors"} <= set(dir(ddl))
 import ddl.distribution
 assert "build_strategy" in dir(ddl.distribution)
 assert "tensorflow" not in sys.modules
+import importlib
+import ddl.list.__main__
+assert importlib.reload(ddl).list is sys.modules["ddl.list"] and "Trainer" in dir(ddl)
+assert ddl.config.load and ddl.precision.LossScale and ddl.LossScale is ddl.precision.LossScale
 """
 
 
 def test_names_are_there_before_tensorflow_is_imported():
     subprocess.run([sys.executable, "-c", PROGRAM], check=True)
+
+
+def test_no_name_of_the_package_means_another_one_once_a_module_is_imported():
+    """Such as `list`, which is the package of a command as soon as that is imported."""
+    folder = Path(ddl.__file__).parent
+    modules = {path.stem for path in folder.iterdir() if path.suffix in ("", ".py")}
+    tree = ast.parse(Path(ddl.__file__).read_text())
+    (checking,) = [node for node in tree.body if isinstance(node, ast.If)]
+    tree.body.remove(checking)
+    named = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    assert "sorted" in named
+    assert "list" in modules
+    assert not named & modules
 
 
 def test_every_name_can_be_had():

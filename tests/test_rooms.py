@@ -43,7 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | GROUND,
     "cli": {"run", "config", "distribution"} | GROUND,
     "launcher": {"cli", "distribution", "errors", "choices", "files", "output"},
-    "report": {"cli", "run", "checkpoints"} | GROUND,
+    "report": {"cli", "run", "checkpoints", "config"} | GROUND,
 }
 # The base modules, of which the later may import the earlier.
 GROUND_IN_ORDER = [

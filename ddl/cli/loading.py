@@ -9,7 +9,7 @@ from absl import flags
 
 
 def load_config(values: flags.FlagValues) -> None:
-    """Loads the config of a command line.
+    """Prepares, and loads the config of a command line.
 
     Args:
       values: The parsed flags, with `gin_file`, `gin_param`, `gin_search_path` and
@@ -19,14 +19,19 @@ def load_config(values: flags.FlagValues) -> None:
       ConfigError: If the config is wrong.
     """
     with prepare():
-        from ddl import config
+        load_prepared(values)
 
-        config.load(
-            values["gin_file"].value,
-            values["gin_param"].value or (),
-            values["gin_search_path"].value or (),
-            values["gin_allow_unused"].value,
-        )
+
+def load_prepared(values: flags.FlagValues) -> None:
+    """Loads the config as `load_config` does, in a block that `prepare` began."""
+    from ddl import config
+
+    config.load(
+        values["gin_file"].value,
+        values["gin_param"].value or (),
+        values["gin_search_path"].value or (),
+        values["gin_allow_unused"].value,
+    )
 
 
 @contextmanager

@@ -1,12 +1,11 @@
 """Set-up of a run's devices and strategy from the flags."""
 
-import os
-import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from ddl.cli.flags import FLAGS, parse_on_device
+from ddl.cli.loading import load_prepared, prepare
 
 if TYPE_CHECKING:
     from ddl.run.placement import Placement
@@ -24,24 +23,12 @@ def build_placement(gpus: Sequence[int] | None) -> "Placement | None":
     Raises:
       DdlError: If the config, the devices or the cluster cannot be used.
     """
-    # TensorFlow takes seconds to import, so the flags are checked before.
+    # Imports subprocess, which --help does not need.
     from ddl.cli.tensorflow_messages import quiet_start_up
 
-    # A config imports the user's own modules. This lets the command `ddl` find them in the
-    # current folder, as `python -m ddl.main` does.
-    if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-
-    with quiet_start_up():
-        from ddl import config
-
+    with prepare():
         # Load the config first: it checks what it can before TensorFlow is imported.
-        config.load(
-            FLAGS.gin_file,
-            FLAGS.gin_param or (),
-            FLAGS.gin_search_path or (),
-            FLAGS.gin_allow_unused,
-        )
+        load_prepared(FLAGS)
 
         from ddl.distribution import parameter_servers
         from ddl.distribution.communication import Communication

@@ -5,6 +5,15 @@ from collections.abc import Sequence
 from ddl.completion.words import POSITIONAL, TAKES_PATHS, CommandWords
 
 _SCRIPT = r"""# Completions of ddl for bash, printed by: ddl completion bash
+_ddl_files() {
+    local IFS=$'\n'
+    compopt -o filenames 2>/dev/null
+    case "$1" in
+        @config) COMPREPLY=($(compgen -f -X '!*.gin' -- "$2"; compgen -d -- "$2")) ;;
+        @folder) COMPREPLY=($(compgen -d -- "$2")) ;;
+        @file) COMPREPLY=($(compgen -f -- "$2")) ;;
+    esac
+}
 _ddl() {
     local current="${COMP_WORDS[COMP_CWORD]}" previous="" command="" flag="" value="" prefix=""
     local index words=""
@@ -39,14 +48,8 @@ _ddl() {
 @VALUES@
             *) flag="" ;;
         esac
-        if [[ $words == "@config" ]]; then
-            compopt -o filenames 2>/dev/null
-            COMPREPLY=($(compgen -f -X '!*.gin' -- "$value"; compgen -d -- "$value"))
-            words=""
-        elif [[ $words == "@folder" ]]; then
-            compopt -o filenames 2>/dev/null
-            COMPREPLY=($(compgen -d -- "$value"))
-            words=""
+        if [[ $words == @* ]]; then
+            _ddl_files "$words" "$value"
         elif [[ -n $words ]]; then
             COMPREPLY=($(compgen -P "$prefix" -W "${words// /$IFS}" -- "$value"))
         fi
@@ -62,9 +65,8 @@ _ddl() {
             *) words="" ;;
         esac
     fi
-    if [[ $words == "@paths" ]]; then
-        compopt -o filenames 2>/dev/null
-        COMPREPLY=($(compgen -f -X '!*.gin' -- "$current"; compgen -d -- "$current"))
+    if [[ $words == @* ]]; then
+        _ddl_files "$words" "$current"
     else
         COMPREPLY=($(compgen -W "${words// /$IFS}" -- "$current"))
         [[ ${COMPREPLY[0]} == *= ]] && compopt -o nospace 2>/dev/null
@@ -90,7 +92,9 @@ def script(commands: Sequence[CommandWords]) -> str:
                 values.append(f"            '{command.name} {flag.name}') words='{text}' ;;")
         words.append(f"        {command.name}) words='{' '.join([*names, '--help'])}' ;;")
     positional = [f"            {name}) words='{' '.join(w)}' ;;" for name, w in POSITIONAL.items()]
-    positional += [f"            {name}) words='@paths' ;;" for name in TAKES_PATHS]
+    positional += [
+        f"            {name}) words='@{files}' ;;" for name, files in TAKES_PATHS.items()
+    ]
     return (
         _SCRIPT.replace("@VALUES@", "\n".join(values))
         .replace("@COMMANDS@", " ".join(command.name for command in commands))

@@ -2,10 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 
-from ddl.completion.words import POSITIONAL, TAKES_PATHS, CommandWords, FlagWords
+from ddl.completion.words import POSITIONAL, TAKES_PATHS, CommandWords, Files, FlagWords
 
-_CONFIGS = "(__fish_complete_suffix .gin)"
-_FOLDERS = "(__fish_complete_directories)"
+# What completes each kind of paths. Any file is completed by fish itself, with --force-files.
+_PATHS: dict[Files, str] = {
+    "config": "(__fish_complete_suffix .gin)",
+    "folder": "(__fish_complete_directories)",
+}
 
 
 def script(commands: Sequence[CommandWords]) -> str:
@@ -28,8 +31,8 @@ def script(commands: Sequence[CommandWords]) -> str:
         lines += [f"{begins} {each}" for each in _flags(command.flags)]
         if words := POSITIONAL.get(command.name):
             lines.append(f"{begins} -a {_quoted(' '.join(words))}")
-        if command.name in TAKES_PATHS:
-            lines.append(f"{begins} -a {_quoted(_CONFIGS)}")
+        if files := TAKES_PATHS.get(command.name):
+            lines.append(f"{begins} -a {_quoted(_PATHS[files])}")
         if command.name == "launch":
             lines.append("complete -c ddl-launch -f")
             lines += [f"complete -c ddl-launch {each}" for each in _flags(command.flags)]
@@ -51,12 +54,11 @@ def _flags(flags: Sequence[FlagWords]) -> Iterator[str]:
     """Yields the arguments of `complete` for each flag."""
     for flag in flags:
         text = f"-l {flag.name.removeprefix('--')} -d {_quoted(flag.help)}"
-        if flag.files == "config":
-            text += f" -x -a {_quoted(_CONFIGS)}"
-        elif flag.files == "folder":
-            text += f" -x -a {_quoted(_FOLDERS)}"
+        if flag.files == "file":
+            text += " -r -F"
         elif flag.takes_value:
-            text += f" -x -a {_quoted(' '.join(flag.values))}"
+            completed = _PATHS.get(flag.files, " ".join(flag.values))
+            text += f" -x -a {_quoted(completed)}"
         yield text
 
 

@@ -8,10 +8,20 @@ from absl import flags
 from ddl.cli.flags import flags_of, help_of
 from ddl.cli.subcommands import SUBCOMMANDS, load
 
-Files = Literal["none", "config", "folder"]
+Files = Literal["none", "config", "folder", "file"]
 
-_CONFIGS = ("gin_file",)
-_FOLDERS = ("model_dir", "gin_search_path", "log_dir", "output")
+# The flags that name files; a flag of one command goes before that of all.
+_FILES: dict[str, Files] = {
+    "gin_file": "config",
+    "gin_search_path": "folder",
+    "log_dir": "folder",
+    "model_dir": "folder",
+    "output": "folder",
+    "pictures": "folder",
+    "predictions": "file",
+    "prompt_file": "file",
+    "report output": "file",
+}
 
 # The commands that take words which are no flags. The kinds of `ddl list` are written here, since
 # the module that knows them imports TensorFlow; a test compares them.
@@ -23,8 +33,8 @@ POSITIONAL: dict[str, tuple[str, ...]] = {
     ),
     "completion": ("bash", "zsh", "fish"),
 }
-# The commands that take paths of configs and folders of runs.
-TAKES_PATHS = ("show",)
+# The commands that take paths: of configs and folders, or of folders alone.
+TAKES_PATHS: dict[str, Files] = {"show": "config", "report": "folder"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,19 +74,19 @@ class CommandWords:
 def words_of_all_commands() -> list[CommandWords]:
     """Returns the words of each subcommand. Imports no TensorFlow."""
     return [
-        CommandWords(name, command.purpose, tuple(map(_words_of, flags_of(load(name).FLAGS))))
+        CommandWords(
+            name,
+            command.purpose,
+            tuple(_words_of(name, flag) for flag in flags_of(load(name).FLAGS)),
+        )
         for name, command in SUBCOMMANDS.items()
     ]
 
 
-def _words_of(flag: flags.Flag) -> FlagWords:
+def _words_of(command: str, flag: flags.Flag) -> FlagWords:
     sentence = help_of(flag).partition(". ")[0].rstrip(".")
     if flag.boolean:
         return FlagWords(f"--{'no' if flag.default else ''}{flag.name}", sentence, False)
     values = tuple(getattr(flag.parser, "enum_values", ()))
-    files: Files = "none"
-    if flag.name in _CONFIGS:
-        files = "config"
-    elif flag.name in _FOLDERS:
-        files = "folder"
+    files = _FILES.get(f"{command} {flag.name}", _FILES.get(flag.name, "none"))
     return FlagWords(f"--{flag.name}", sentence, True, values, files)

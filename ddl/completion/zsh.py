@@ -2,7 +2,14 @@
 
 from collections.abc import Sequence
 
-from ddl.completion.words import POSITIONAL, TAKES_PATHS, CommandWords, FlagWords
+from ddl.completion.words import POSITIONAL, TAKES_PATHS, CommandWords, Files, FlagWords
+
+# What completes each kind of paths.
+_PATHS: dict[Files, str] = {
+    "config": '_files -g "*.gin(-.) *(-/)"',
+    "folder": "_files -/",
+    "file": "_files",
+}
 
 _SCRIPT = r"""#compdef ddl ddl-launch
 # Completions of ddl for zsh, printed by: ddl completion zsh
@@ -54,8 +61,8 @@ def script(commands: Sequence[CommandWords]) -> str:
         specifications.append("--help[Show the flags]")
         if words := POSITIONAL.get(command.name):
             specifications.append(f"*:name:({' '.join(words)})")
-        if command.name in TAKES_PATHS:
-            specifications.append('*:config or folder of a run:_files -g "*.gin(-.) *(-/)"')
+        if files := TAKES_PATHS.get(command.name):
+            specifications.append(f"*:{'config or ' * (files == 'config')}run:{_PATHS[files]}")
         lines = " \\\n                ".join(map(_quoted, specifications))
         cases.append(f"        {command.name})\n            _arguments {lines} ;;")
     return _SCRIPT.replace("@COMMANDS@", "\n".join(described)).replace("@CASES@", "\n".join(cases))
@@ -68,13 +75,7 @@ def _specification(flag: FlagWords) -> str:
         text = text.replace(character, f"\\{character}")
     if not flag.takes_value:
         return f"{flag.name}[{text}]"
-    value = f"({' '.join(flag.values)})"
-    if flag.files == "config":
-        value = '_files -g "*.gin"'
-    elif flag.files == "folder":
-        value = "_files -/"
-    elif not flag.values:
-        value = " "
+    value = _PATHS.get(flag.files, f"({' '.join(flag.values)})" if flag.values else " ")
     return f"*{flag.name}=[{text}]:value:{value}"
 
 

@@ -69,16 +69,16 @@ class Reader:
         return self._statements(text, file=None, including=())
 
     def text(self, text: str, name: str) -> Iterator[Statement]:
-        """Yields the statements of a text.
+        """Yields the statements of the saved config of a run, which has no includes.
 
         Args:
           text: The config text.
           name: Name of its source, for errors.
 
         Raises:
-          ConfigError: If the text cannot be parsed.
+          ConfigError: If the text cannot be parsed, or includes a file: none is opened.
         """
-        return self._statements(text, file=name, including=())
+        return self._statements(text, file=name, including=(), opens_files=False)
 
     def _file(
         self,
@@ -100,7 +100,11 @@ class Reader:
         return self._statements(text, file=path, including=(*including, os.path.abspath(path)))
 
     def _statements(
-        self, text: str, file: str | None, including: tuple[str, ...]
+        self,
+        text: str,
+        file: str | None,
+        including: tuple[str, ...],
+        opens_files: bool = True,
     ) -> Iterator[Statement]:
         lines = text.splitlines()
 
@@ -115,6 +119,12 @@ class Reader:
             elif isinstance(statement, config_parser.ImportStatement):
                 yield Import(statement.module, location)
             elif isinstance(statement, config_parser.IncludeStatement):
+                if not opens_files:
+                    raise _error(
+                        "The saved config of a run must have no include. Replace it by the "
+                        "statements of the file.",
+                        location,
+                    )
                 here = [os.path.dirname(file)] if file else []
                 folders = list(dict.fromkeys([*here, *self._folders]))
                 yield from self._file(statement.filename, folders, location, including)

@@ -27,7 +27,7 @@ try:
     from absl import flags
 
     from ddl.cli.commands import exiting_on_errors, parse_flags_and_names
-    from ddl.cli.flags import FLAGS as MAIN_FLAGS
+    from ddl.cli.flags import share
     from ddl.cli.terminal import width
 except KeyboardInterrupt:  # else Python prints a traceback
     sys.exit(130)
@@ -40,8 +40,7 @@ _OF_MAIN = ("gin_file", "gin_param", "gin_bindings", "gin_search_path")
 
 def define_flags() -> None:
     """Defines every flag of the command line."""
-    for name in _OF_MAIN:
-        FLAGS[name] = MAIN_FLAGS[name]
+    share(FLAGS, _OF_MAIN)
 
 
 def run(argv: Sequence[str] | None = None) -> None:

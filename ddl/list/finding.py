@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from absl import flags
 
 from ddl.cli import subcommands
-from ddl.cli.flags import FLAGS as MAIN_FLAGS
 from ddl.cli.flags import flags_of
 from ddl.cli.loading import prepare
 from ddl.cli.terminal import emphasized, wrapped
@@ -88,13 +87,19 @@ class _Names:
         flag = name.lstrip("-").partition("=")[0]
         if kind := next((each for each in (name, f"{name}s") if each in OTHERS), None):
             return getattr(self, f"_{kind}")()
-        if flag in (by_name := {one.name: one for _, one in _all_flags()}):
-            return text.flag(by_name[flag], self._columns)
+        if found := [(commands, one) for commands, one in _all_flags() if one.name == flag]:
+            return self._of_name(found)
         if kind := next((each for each in (name, f"{name}s") if each in KINDS), None):
             return self._of_kind(kind)
         if macro := next((each for each in standard_macros() if each.name == name), None):
             return self._macro(macro)
         return self._item(name)
+
+    def _of_name(self, found: Sequence[tuple[Sequence[str], flags.Flag]]) -> Iterator[str]:
+        for commands, one in found:
+            yield from text.flag(one, self._columns)
+            which = ", ".join(f"ddl {command}" for command in commands)
+            yield from wrapped(f"A flag of {which}.", self._columns, "    ", "    ")
 
     def _of_kind(self, kind: str) -> Iterator[str]:
         found = [item for item in self.items if item.kind == kind]
@@ -157,7 +162,7 @@ class _Names:
 
     def _flags(self) -> Iterator[str]:
         last = None
-        for command, one in _all_flags():
+        for (command, *_), one in _all_flags():
             if command != last:
                 yield ("" if last is None else "\n") + emphasized(f"ddl {command}", "1;4")
             last = command
@@ -179,12 +184,10 @@ def _matches(item: Item, name: str) -> bool:
     return bool(name) and f".{item.selector}".endswith(f".{name}")
 
 
-def _all_flags() -> Iterator[tuple[str, flags.Flag]]:
-    """Yields each flag once, with the first command that has it."""
-    seen = set()
+def _all_flags() -> list[tuple[list[str], flags.Flag]]:
+    """Returns each flag once, with the commands that share it; two flags may have one name."""
+    found: dict[int, tuple[list[str], flags.Flag]] = {}
     for command in subcommands.SUBCOMMANDS:
-        values = subcommands.load(command).FLAGS
-        for flag in [*flags_of(MAIN_FLAGS)] if command == "train" else flags_of(values):
-            if flag.name not in seen:
-                seen.add(flag.name)
-                yield command, flag
+        for flag in flags_of(subcommands.load(command).FLAGS):
+            found.setdefault(id(flag), ([], flag))[0].append(command)
+    return list(found.values())

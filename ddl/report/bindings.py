@@ -8,35 +8,38 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-_BINDING = re.compile(r"([A-Za-z_][\w./]*)\s*=\s*(.*)")
-_STATEMENT = re.compile(r"(import|include|from)\s+(.+)")
+from ddl.config.parsing import Reader
+from ddl.config.values import Import, name_of
+from ddl.errors import ConfigError
 
 
-def bindings(text: str) -> dict[str, str]:
+def bindings(text: str, name: str) -> tuple[dict[str, str], ConfigError | None]:
     """Returns the bindings of a config as texts by name, in the order of the file.
 
-    An `import` or `include` is a binding of its own name. A later binding of a name replaces an
-    earlier one, as in gin. A value of several lines is joined to one.
+    An `import` is a binding of its own name. A later binding of a name replaces an earlier one, as
+    in gin. Values have one form, however they are written: 1e-3 is 0.001.
 
     Args:
       text: The config, as `operative_config.gin` and `config.gin` are written.
+      name: Name of its file, for errors.
+
+    Returns:
+      The bindings, and the fault that ends them; None if the whole text can be parsed.
     """
     found: dict[str, str] = {}
-    name = None
-    for line in text.splitlines():
-        bare = line.strip()
-        if not bare or bare.startswith("#"):
-            name = None
-        elif match := _BINDING.fullmatch(line):
-            name = match[1]
-            found.pop(name, None)
-            found[name] = match[2].removesuffix("\\").strip()
-        elif match := _STATEMENT.fullmatch(line):
-            name = None
-            found[bare] = "yes"
-        elif name is not None:
-            found[name] = f"{found[name]} {bare.removesuffix(chr(92)).strip()}".strip()
-    return found
+    try:
+        for statement in Reader().text(text, name):
+            if isinstance(statement, Import):
+                found[f"import {statement.module}"] = "yes"
+                continue
+            bound = name_of(statement.key)
+            found.pop(bound, None)
+            found[bound] = repr(statement.value)
+    except ConfigError as error:
+        return found, error
+    except ValueError as error:  # an integer too long to be written in decimal digits
+        return found, ConfigError(f"{name}: {error}")
+    return found, None
 
 
 class Difference(NamedTuple):
@@ -55,6 +58,8 @@ def differences(configs: Sequence[Mapping[str, str]]) -> list[Difference]:
     """Returns the bindings that are not the same in all configs; macros come first.
 
     A binding to a macro, such as `%LEARNING_RATE`, is the same in all even if the macro is not.
+    Unlike `ddl.config.differences`, this fills in no defaults: those of this version of ddl may not
+    be those of the runs.
 
     Args:
       configs: The bindings of each run.

@@ -105,6 +105,8 @@ class Curve:
 def thinned(rows: np.ndarray, ranges: int) -> np.ndarray:
     """Returns the first, last, smallest and largest point of each range, and one that is NaN.
 
+    Of equal points, the first is the smallest or largest: `Curve.best` names the first best one.
+
     Args:
       rows: float64 [n, 3]: step in ascending order, epoch, value.
       ranges: Number of equal ranges of steps.
@@ -112,17 +114,17 @@ def thinned(rows: np.ndarray, ranges: int) -> np.ndarray:
     steps, values = rows[:, 0], rows[:, 2]
     width = (steps[-1] - steps[0]) / ranges
     place = np.minimum((steps - steps[0]) // width if width else steps * 0, ranges - 1)
-    keep = _ends(place)
-    for some in (np.isnan(values), ~np.isnan(values)):
+    begins = _begins(place)
+    keep = begins | np.append(begins[1:], True)  # the last point is before the next range
+    not_finite = np.isnan(values)
+    for some, order in ((not_finite, values), (~not_finite, values), (~not_finite, -values)):
         index = np.flatnonzero(some)
-        # In each range the values ascend, so its ends are the extremes; a NaN is like any other.
-        index = index[np.lexsort((values[index], place[index]))]
-        keep[index[_ends(place[index])]] = True
+        # The order ascends in each range. The sort is stable, and a NaN is like any other.
+        index = index[np.lexsort((order[index], place[index]))]
+        keep[index[_begins(place[index])]] = True
     return rows[keep]
 
 
-def _ends(place: np.ndarray) -> np.ndarray:
-    """Marks the first and last of each run of equal numbers: bool [n]."""
-    changes = place[1:] != place[:-1]
-    one = np.ones(min(1, len(place)), bool)
-    return np.concatenate([one, changes]) | np.concatenate([changes, one])
+def _begins(place: np.ndarray) -> np.ndarray:
+    """Marks the first of each run of equal numbers: bool [n]."""
+    return np.append(np.ones(min(1, len(place)), bool), place[1:] != place[:-1])

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import ddl
-from ddl.errors import ConfigError
+from ddl.errors import ConfigError, installing
 from ddl.report.bindings import differences
 from ddl.report.charts import (
     MOST_CHARTS,
@@ -39,8 +39,7 @@ def plotly() -> str:
         from plotly.offline import get_plotlyjs
     except ImportError as error:
         raise ConfigError(
-            f"A report needs plotly, which cannot be imported ({error}). Install it: "
-            "pip install 'ddl[report]'."
+            f"A report needs plotly, which cannot be imported ({error}). {installing('report')}"
         ) from error
     return str(get_plotlyjs())
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ddl.errors import ConfigError
+from ddl.errors import ConfigError, installing
 from ddl.report.charts import RANGES, Chart, one_line
 
 # As in page.css, on white.
@@ -29,8 +29,8 @@ def figure_class() -> Any:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ConfigError(
-            f"--pictures needs matplotlib, which cannot be imported ({error}). Install it: "
-            "pip install 'ddl[report]'."
+            f"--pictures needs matplotlib, which cannot be imported ({error}). "
+            f"{installing('report')}"
         ) from error
     return Figure
 

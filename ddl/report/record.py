@@ -93,7 +93,12 @@ def _read_config(record: Record) -> None:
         except (OSError, ValueError) as error:
             record.warnings.append(f"{name} cannot be read: {reason_of(error)}.")
             continue
-        record.config, record.config_file, record.bindings = text, name, bindings(text)
+        record.config, record.config_file = text, name
+        record.bindings, fault = bindings(text, name)
+        if fault is not None:
+            record.warnings.append(
+                f"Only the bindings before a fault in {name} are compared: {fault!s:.500}"
+            )
         break
     total = text_of(record.bindings, "TOTAL_STEPS", "TRAIN_STEPS", "RunPlan.train_steps")
     if total is not None and re.fullmatch(r"\d{1,15}", total):
@@ -145,7 +150,8 @@ def _read_checkpoints(record: Record) -> None:
 
 def _judge(record: Record, names: list[str]) -> None:
     """Sets the state of a run."""
-    step = max(-1 if record.step is None else record.step, record.checkpoint or -1)
+    # A run may have a checkpoint of step 0, from before its first update.
+    step = max(-1 if known is None else known for known in (record.step, record.checkpoint))
     of = f"step {step:,}" + (f" of {record.total:,}" if record.total is not None else "")
     metadata, at_checkpoint = record.metadata, record.checkpoint == step
     if is_locked(record.path):

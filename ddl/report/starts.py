@@ -44,12 +44,17 @@ def starts(run: Path, rewinds: int) -> list[Start]:
             files.setdefault(process, []).append((_first(path, int(name[1])), path))
     found, later = [], []
     for of_process in files.values():
-        first, *others = sorted(start for start, _ in of_process)
+        first, *others = sorted((start for start, _ in of_process), key=_in_time)
         found.append(first)
         later += others
     # In containers all processes may have the same host and number: then rewinds tell them apart.
-    found += sorted(later)[: max(0, len(later) - rewinds)]
-    return sorted(found, key=lambda start: start.time)
+    found += sorted(later, key=_in_time)[: max(0, len(later) - rewinds)]
+    return sorted(found, key=_in_time)
+
+
+def _in_time(start: Start) -> tuple[float, bool, int]:
+    """Returns the sort key of a start: of one second, those without a known step come last."""
+    return start.time, start.step is None, start.step or 0
 
 
 def _first(path: Path, time: int) -> Start:

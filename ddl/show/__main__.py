@@ -30,7 +30,7 @@ try:
 
     from ddl.cli.commands import exiting_on_errors, parse_flags_and_names
     from ddl.cli.flags import FLAGS as MAIN_FLAGS
-    from ddl.cli.flags import check_flags_fit_mode, flags_of, parse_checkpoint, parse_gpus
+    from ddl.cli.flags import check_flags_fit_mode, flags_of, parse_checkpoint, parse_gpus, share
     from ddl.cli.terminal import width
 except KeyboardInterrupt:  # else Python prints a traceback
     sys.exit(130)
@@ -40,8 +40,7 @@ FLAGS = flags.FlagValues()
 
 def define_flags() -> None:
     """Defines every flag of the command line."""
-    for flag in flags_of(MAIN_FLAGS):
-        FLAGS[flag.name] = flag
+    share(FLAGS, (flag.name for flag in flags_of(MAIN_FLAGS)))
     flags.DEFINE_bool(
         "defaults",
         False,

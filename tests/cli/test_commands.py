@@ -47,14 +47,18 @@ def test_each_error_has_its_status(error, exit_, status, message, capsys):
 
 @pytest.mark.parametrize(
     ("command", "does", "flags"),
-    [(main, "start", ["--dry_run"]), (lr_finder, "find", []), (check, "check_config", [])],
+    [
+        (main, "ddl.main.start", ["--dry_run"]),
+        (lr_finder, "ddl.lr_finder.__main__.find", []),
+        (check, "ddl.checking.check_config", []),
+    ],
     ids=["ddl", "ddl lr_finder", "ddl check"],
 )
 def test_an_interrupted_command_shows_no_traceback(command, does, flags, monkeypatch, capsys):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command, does, interrupted)
+    monkeypatch.setattr(does, interrupted)
     try:
         with pytest.raises(SystemExit) as raised:
             command.run(["command", "--gin_file=x.gin", *flags])

@@ -27,7 +27,7 @@ for name in SUBCOMMANDS:
             run(["ddl", *arguments])
         except SystemExit as ended:
             assert ended.code == ("--nonsense" in arguments), name
-        assert not {"tensorflow", "keras"} & set(sys.modules), name
+        assert not {"tensorflow", "keras", "numpy", "gin"} & set(sys.modules), name
 for arguments in (["list", "flags"], ["list", "strategy"], ["completion", "bash"]):
     run(["ddl", *arguments])
     assert not {"tensorflow", "keras"} & set(sys.modules), arguments

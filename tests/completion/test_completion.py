@@ -5,6 +5,7 @@ import subprocess
 
 import pytest
 
+from ddl.cli.arguments import _PATHS
 from ddl.cli.subcommands import SUBCOMMANDS
 from ddl.completion import __main__ as completion
 from ddl.completion import bash, fish, zsh
@@ -26,7 +27,13 @@ TYPED = {
     "ddl|train|--dry_run|--mode|=|tr": "train_and_eval train",
     "ddl|train|--gin_file|=|configs/a": "configs/a.gin",
     "ddl|--model_dir|=|con": "configs",
-    "ddl|show|configs/": "configs/a.gin",
+    "ddl|show|configs/": "configs/a.gin configs/runs",
+    "ddl|report|configs/": "configs/runs",
+    "ddl|report|--output|=|configs/a": "configs/a.gin configs/a.txt",
+    "ddl|report|--pictures|=|configs/": "configs/runs",
+    "ddl|convert|--output|=|configs/": "configs/runs",
+    "ddl|--predictions|=|configs/a.t": "configs/a.txt",
+    "ddl|generate|--prompt_file|=|configs/a.t": "configs/a.txt",
     "ddl|list|opt": "optimizers",
     "ddl|completion|": "bash zsh fish",
     "ddl|launch|--num_workers|=|2|--|--dr": "--dry_run",
@@ -54,7 +61,7 @@ def words():
 
 
 def test_bash_completes(words, tmp_path):
-    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "runs").mkdir(parents=True)
     (tmp_path / "configs" / "a.gin").write_text("")
     (tmp_path / "configs" / "a.txt").write_text("")
     done = subprocess.run(
@@ -83,6 +90,16 @@ def test_each_script_has_every_flag(words):
         if shutil.which(name):
             check = "--no-execute" if name == "fish" else "-n"
             subprocess.run([name, check], input=text, text=True, check=True)
+
+
+def test_each_flag_that_takes_a_path_completes_files(words):
+    paths = {f"--{name}" for name in (*_PATHS, "gin_search_path")}
+    for command in words:
+        for flag in command.flags:
+            assert (flag.files != "none") == (flag.name in paths), (command.name, flag.name)
+    assert "-l output -d 'The HTML file to write' -r -F\n" in fish.script(words)
+    assert "--output=[The HTML file to write]:value:_files'" in zsh.script(words)
+    assert "*:run:_files -/'" in zsh.script(words)
 
 
 def test_the_kinds_are_those_of_ddl_list():

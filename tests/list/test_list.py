@@ -105,7 +105,23 @@ def test_flags_macros_configs_and_commands(run):
     assert "CLIP_NORM = None\n    Sets Trainer.clip_norm. Largest global norm" in shown
     assert "digits_cnn.gin\n    A small CNN on the 1,797 handwritten digits" in shown
     assert "\nlist        List what " in shown
-    assert run("num_packs")[1].startswith("--num_packs: int = 1\n    Number of gradient buffers")
+    shown = run("num_packs")[1]
+    assert shown.startswith("--num_packs: int = 1\n    Number of gradient buffers")
+    assert shown.endswith("\n    A flag of ddl train, ddl lr_finder, ddl show.\n")
+
+
+def test_flags_of_one_name_are_all_listed(run):
+    _, shown, _ = run("output")
+    for name, text in (
+        ("lr_finder", "Folder for the table and the plot."),
+        ("inspect", "Folder for PNG files of the images."),
+        ("convert", "New or empty folder for the files."),
+        ("report", "The HTML file to write."),
+    ):
+        assert f"--output: text\n    {text}\n    A flag of ddl {name}.\n" in shown
+    _, of_all, _ = run("flags")
+    assert of_all.count("--output: text") == shown.count("--output: text") == 4
+    assert of_all.count("--gin_file: text") == 1
 
 
 def test_items_of_the_users_modules(run, tmp_path, monkeypatch):

@@ -41,6 +41,16 @@ def test_a_long_curve_keeps_its_ends_peaks_and_gaps(monkeypatch):
         assert np.nanmin(kept) <= here[np.isfinite(here)].min()
 
 
+def test_the_first_of_equal_points_is_the_best(monkeypatch):
+    monkeypatch.setattr(curves, "_CAPACITY", 50)
+    monkeypatch.setattr(curves, "_RANGES", 4)
+    curve = Curve()
+    for step in range(500):  # 8 from step 101 on, 2 from step 301 on, each ten times
+        curve.add(step, 0, 8 if step % 100 in range(1, 11) and step > 100 else 5 - 3 * (step > 300))
+    assert curve.best("max") == (101, 8)
+    assert curve.best("min") == (311, 2)
+
+
 def test_a_short_curve_is_whole_and_a_repeated_step_counts_once():
     curve = Curve()
     for step, value in [(10, 1.0), (20, 0.5), (20, 0.7), (15, math.nan), (30, math.nan)]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ddl.errors import installing
 from ddl.report import __main__ as command
 from ddl.report import charts
 from ddl.report.bindings import bindings, differences
@@ -209,27 +210,46 @@ def test_the_direction_of_better_is_that_of_the_configs():
     every = [one, two, three]
     assert direction_in(every, "AUC") is None
     assert not any(final.wins for final in rows(every)[0].finals)
-    one.bindings = bindings("Retention.best_metric = %M\nM = 'AUC'\nRetention.best_mode = 'max'\n")
+    text = "Retention.best_metric = %M\nM = 'AUC'\nRetention.best_mode = 'max'\n"
+    one.bindings, _ = bindings(text, "a.gin")
     assert [final.wins for final in rows(every)[0].finals] == [True, False, True]
     assert [final.best[1] for final in rows(every)[0].finals] == [0.9, 0.7, 0.8]
-    two.bindings = bindings("EarlyStopping.metric = 'AUC'\nEarlyStopping.mode = 'min'\n")
+    text = "EarlyStopping.metric = 'AUC'\nEarlyStopping.mode = 'min'\n"
+    two.bindings, _ = bindings(text, "a.gin")
     assert direction_in(every, "AUC") is None
     assert [direction_in(every, name) for name in ("loss", "accuracy", "top_5_accuracy")] == [
         *("min", "max", "max")
     ]
 
 
-def test_bindings_of_several_lines():
+def test_bindings_are_values_not_text():
     text = "# A = 9\nimport a.b\nA = 1\nx/f.a = [1,\n    2]\nf.b = \\\n    {'c': 3}\n"
-    text += "A = 2\n\n  stray\n"
-    found = bindings(text)
-    assert found == {"import a.b": "yes", "x/f.a": "[1, 2]", "f.b": "{'c': 3}", "A": "2"}
-    assert [each.name for each in differences([found, {"A": "1"}])] == [
+    text += 'A = 2e-1\n\ng:\n  c = "t"\n  d = @s/h()\n  e = %A\n'
+    found, fault = bindings(text, "a.gin")
+    assert fault is None
+    of_g = {"g.c": "'t'", "g.d": "@s/h()", "g.e": "%A"}
+    assert found == {"import a.b": "yes", "x/f.a": "[1, 2]", "f.b": "{'c': 3}", "A": "0.2", **of_g}
+    other, _ = bindings("A = 1\ng.c = 't'\ng.d = @s/h()\ng.e = %A\n", "a.gin")
+    assert [each.name for each in differences([found, other])] == [
         "A",
         "import a.b",
         *("x/f.a", "f.b"),
     ]
     assert differences([found, found]) == []
+
+
+@pytest.mark.parametrize("end", ["b = [1,", "'", "b = 0x" + "f" * 5000, "b = " + "[" * 9999])
+def test_the_bindings_before_a_fault_are_kept(end):
+    found, fault = bindings(f"A = 1\n{end}", "a.gin")
+    assert found == {"A": "1"}
+    assert str(fault).startswith("a.gin:")
+
+
+def test_includes_of_a_saved_config_are_not_opened(tmp_path):
+    (tmp_path / "secret.gin").write_text("PASSWORD = 'abc'\n")
+    found, fault = bindings(f"A = 1\ninclude '{tmp_path}/secret.gin'\nB = 2\n", "a.gin")
+    assert found == {"A": "1"}
+    assert "must have no include" in str(fault)
 
 
 @pytest.fixture
@@ -303,7 +323,7 @@ def test_a_missing_library_is_named(run, runs, tmp_path, monkeypatch, library, f
     status, shown = run(runs[1], f"--output={tmp_path}/page.html", *flags)
     assert status == 1
     assert f"needs {library}, which cannot be imported" in shown
-    assert "pip install 'ddl[report]'" in shown
+    assert installing("report") in shown
     assert not (tmp_path / "page.html").exists()
 
 

@@ -5,13 +5,17 @@ import json
 import os
 import re
 import shutil
+import struct
 import sys
 from pathlib import Path
 
 import pytest
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
 
 from ddl.report.overview import duration, facts_of, labels
 from ddl.report.record import read
+from ddl.report.starts import Start, starts
 
 EARLIER = Path(__file__).parents[1] / "run" / "earlier_run"
 LINE = '{"step": %d, "epoch": 1.0, "split": "eval", "loss": 1.0}\n'
@@ -46,9 +50,21 @@ ON_SIGNAL = json.dumps({"ended_by": None, "scheduled": False, "seconds": "x", "r
 STATES = {
     "empty": ({}, "empty", ["The directory is empty."]),
     "config alone": (
-        {"config_gin": "TRAIN_STEPS = 9\n"},
+        {"config_gin": "TRAIN_STEPS = 9\nf.a = [1,"},
         "not begun",
-        ["There is a config, but neither metric nor checkpoint."],
+        [
+            "Only the bindings before a fault in config.gin are compared: config.gin:2: A bracket",
+            "There is a config, but neither metric nor checkpoint.",
+        ],
+    ),
+    "killed after its first save": (
+        {
+            "operative_config_gin": "TOTAL_STEPS = 9\n",
+            "checkpoints__step-0.index": "",
+            "checkpoints__step-0_json": "{}",
+        },
+        "unfinished: step 0 of 9",
+        ["There are checkpoints, but no metrics"],
     ),
     "other files": (
         {"notes": "hm"},
@@ -138,6 +154,20 @@ def test_what_is_no_file_is_not_opened(tmp_path):
         *("operative_config.gin", "config.gin", "metrics.jsonl")
     ]
     assert read(tmp_path / "gone").state == "unreadable"
+
+
+def test_event_files_of_one_second(tmp_path):
+    event = Event(step=5, summary=Summary()).SerializeToString()
+    written = struct.pack("<Q4x", len(event)) + event + bytes(4)
+    (tmp_path / "train").mkdir()
+    for process in ("host.1", "host.2"):
+        for number in range(4):
+            name = f"events.out.tfevents.77.{process}.{number}.v2"
+            content = b"" if number % 2 else written
+            (tmp_path / "train" / name).write_bytes(content)
+    known, unknown = Start(77.0, 5), Start(77.0, None)
+    assert starts(tmp_path, 0) == [known] * 4 + [unknown] * 4
+    assert starts(tmp_path, 4) == [known] * 4
 
 
 def test_a_run_that_trains_is_not_disturbed(tmp_path):
