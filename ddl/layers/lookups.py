@@ -53,7 +53,10 @@ def look_up_rows(layers: Iterable[keras.layers.Layer]) -> None:
       layers: The layers of a task; others than embeddings are left as they are.
     """
     for layer in layers:
-        if type(layer) is keras.layers.Embedding and "call" not in vars(layer):
+        # A copy of a layer has the `call` of the original.
+        own = vars(layer).get("call")
+        is_ours = isinstance(own, functools.partial) and own.func is _call
+        if type(layer) is keras.layers.Embedding and (own is None or is_ours):
             layer.call = functools.partial(_call, layer)
 
 

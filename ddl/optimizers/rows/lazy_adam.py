@@ -89,14 +89,12 @@ class LazyAdam(AdamKernel, keras.optimizers.Adam):
         dtype = own if own.size >= 4 else tf.float32  # half precision rounds β₂ to 1
         # Also true for a NaN.
         entries = tf.not_equal(gradient, tf.zeros([], own))
-        moves = tf.reduce_any(entries, axis=range(1, gradient.shape.rank), keepdims=True)
+        moves = tf.reduce_any(entries, axis=list(range(1, gradient.shape.rank)), keepdims=True)
         gradient = tf.cast(gradient, dtype)
         if dtype != own:
             scalars = self.scalars(tf.cast(scalars["lr"], dtype))
 
-        def moved(
-            slot: keras.Variable, towards: Callable[[tf.Tensor], tf.Tensor]
-        ) -> tf.Tensor:
+        def moved(slot: keras.Variable, towards: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
             before = read(slot.value.handle)
             value = towards(tf.cast(before, dtype))
             write(slot.value.handle, tf.where(moves, tf.cast(value, own), before))
