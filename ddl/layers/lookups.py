@@ -12,6 +12,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.backend.common.stateless_scope import in_stateless_scope
 
 from ddl import microbatch
 
@@ -20,7 +21,8 @@ def look_up(table: keras.Variable | tf.Variable, ids: tf.Tensor) -> tf.Tensor:
     """Returns rows of a table, in the time that the rows take. In replica context, or eager.
 
     Call it instead of `tf.gather(table, ids)` in a layer of your own. The gradient is sparse: it
-    holds the rows that were looked up.
+    holds the rows that were looked up. On TPUs, and of a variable to which `stateless_call` gives
+    another value, this is `tf.gather`.
 
     Args:
       table: A variable [rows, …].
@@ -30,6 +32,9 @@ def look_up(table: keras.Variable | tf.Variable, ids: tf.Tensor) -> tf.Tensor:
     Returns:
       [*ids.shape, *table.shape[1:]], in the dtype that reading the table would give.
     """
+    if not _reads_rows():
+        value = table.value if isinstance(table, keras.Variable) else table
+        return tf.gather(value, ids)
     variable = table._value if isinstance(table, keras.Variable) else table
     # tf.gather would read a variable of several replicas as a whole.
     local = variable._get() if hasattr(variable, "_get") else variable
@@ -40,24 +45,34 @@ def look_up(table: keras.Variable | tf.Variable, ids: tf.Tensor) -> tf.Tensor:
 def look_up_rows(layers: Iterable[keras.layers.Layer]) -> None:
     """Makes `keras.layers.Embedding` call `look_up` in a trainer; elsewhere Keras's code runs.
 
-    A subclass that overrides `call` is left as it is. The attributes of Keras and of TensorFlow
-    that this module reads are private; tests/layers/test_lookups.py guards them.
+    A subclass is left as it is, since it may override what Keras's `call` reads, and so is a layer
+    whose `call` was replaced. The attributes of Keras and of TensorFlow that this module reads are
+    private; tests/layers/test_lookups.py guards them.
 
     Args:
       layers: The layers of a task; others than embeddings are left as they are.
     """
     for layer in layers:
-        if (
-            isinstance(layer, keras.layers.Embedding)
-            and type(layer).call is keras.layers.Embedding.call
-        ):
+        # A copy of a layer has the `call` of the original.
+        own = vars(layer).get("call")
+        is_ours = isinstance(own, functools.partial) and own.func is _call
+        if type(layer) is keras.layers.Embedding and (own is None or is_ours):
             layer.call = functools.partial(_call, layer)
+
+
+def _reads_rows() -> bool:
+    """Returns whether the rows of a variable are those of its resource here.
+
+    In a StatelessScope a variable has another value. A TPU has its own copies of variables.
+    """
+    on_tpu = isinstance(tf.distribute.get_strategy(), tf.distribute.TPUStrategy)
+    return not (on_tpu or in_stateless_scope())
 
 
 def _call(layer: keras.layers.Embedding, inputs: Any) -> Any:
     in_trainer = microbatch.current() is not None and isinstance(inputs, tf.Tensor)
     # Otherwise the rows are not those of the variable.
-    plain = not (layer.lora_enabled or layer.quantization_mode)
+    plain = _reads_rows() and not (layer.lora_enabled or layer.quantization_mode)
     if not (in_trainer and plain and isinstance(layer._embeddings._value, tf.Variable)):
         return type(layer).call(layer, inputs)
     if inputs.dtype not in (tf.int32, tf.int64):

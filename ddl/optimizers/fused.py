@@ -8,7 +8,7 @@ optimizer subclasses Keras's and keeps its constructor, slots, config and checkp
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -52,8 +52,8 @@ class Fused(keras.optimizers.Optimizer):
     leaves rows without gradient unchanged; `rows_step` updates the rows of the gradient alone.
 
     Attributes:
-      merges_rows: Whether sparse gradients may hold a row more than once. The Trainer, which merges
-        such rows before it clips, sets it to False.
+      merges_rows: Whether sparse gradients may hold a row more than once. `rows_merged` says for a
+        while that they do not.
     """
 
     merges_rows = True
@@ -76,7 +76,7 @@ class Fused(keras.optimizers.Optimizer):
             if self.merges_rows:
                 gradient = merge_duplicates(gradient)
             self.rows_step(gradient, variable, self._get_variable_index(variable), own)
-        elif lacks := _no_kernel(dtype) or self.unsupported_reason(dtype):
+        elif lacks := self.unsupported_reason(dtype):
             _note_once(type(self).__name__, lacks)
             super().update_step(gradient, variable, own["lr"])
         else:
@@ -144,8 +144,8 @@ class Fused(keras.optimizers.Optimizer):
         super().update_step(gradient, variable, scalars["lr"])
 
     def unsupported_reason(self, dtype: tf.DType) -> str | None:
-        """Returns why variables of a dtype need Keras's arithmetic; None if the kernel works."""
-        return None
+        """Returns why variables of a dtype need Keras's arithmetic; None if `fused_step` works."""
+        return _no_kernel(dtype)
 
     def supports_sparse_updates(self) -> bool:
         """Returns whether an update leaves rows without gradient, and their slots, unchanged."""
@@ -277,6 +277,25 @@ class Together(keras.optimizers.Optimizer):
 def tensorflow_variable(variable: Any) -> tf.Variable:
     """Returns TensorFlow's variable of a Keras variable, and any other unchanged."""
     return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+@contextmanager
+def rows_merged(optimizers: Iterable[keras.optimizers.Optimizer]) -> Iterator[None]:
+    """Says that the sparse gradients of the `with` block hold each row once already.
+
+    It must surround the whole trace, not the part of one replica: replicas take turns in a block.
+
+    Args:
+      optimizers: The optimizers; others than `Fused` are left as they are.
+    """
+    fused = [one for one in optimizers if isinstance(one, Fused) and one.merges_rows]
+    for optimizer in fused:
+        optimizer.merges_rows = False
+    try:
+        yield
+    finally:
+        for optimizer in fused:
+            optimizer.merges_rows = True
 
 
 @contextmanager

@@ -16,6 +16,12 @@ class Own(keras.layers.Embedding):
         return super().call(inputs) + 1
 
 
+class Zeros(keras.layers.Embedding):
+    @property
+    def embeddings(self):
+        return self._embeddings * 0.0
+
+
 def traced(strategy, layer, ids, of_outer=None):
     """The rows that replicas get, the kinds of operations that make them, and the gradient."""
     policy = keras.layers.Layer(dtype=of_outer or "float32")
@@ -73,17 +79,65 @@ def test_casts_rows_as_keras_casts_the_table():
 
 
 def test_leaves_what_computes_something_else():
-    own, lora = Own(5, 3), keras.layers.Embedding(5, 3)
-    for layer in (own, lora):
+    own, zeros, replaced, lora, copied = made = [
+        *(kind(5, 3) for kind in (Own, Zeros)),
+        *(keras.layers.Embedding(5, 3) for _ in range(3)),
+    ]
+    for layer in made:
         layer.build()
+    plain = replaced.call
+    replaced.call = lambda inputs: plain(inputs) * 0.0
     lora.enable_lora(2)
     lora.lora_embeddings_a.assign(np.ones([5, 2]))
     lora.lora_embeddings_b.assign(np.ones([2, 3]))
-    lookups.look_up_rows([own, lora])
+    lookups.look_up_rows([copied])
+    other = keras.layers.Embedding(5, 3)
+    other.build()
+    vars(other)["call"] = vars(copied)["call"]  # as copy.copy leaves it
+    lookups.look_up_rows([*made, other])
     strategy = make_strategy("one_device", 1)
-    for layer in (own, lora):
+    for layer in (own, zeros, replaced, lora, copied):
         expected = layer(IDS).numpy()
         np.testing.assert_array_equal(traced(strategy, layer, IDS)[0], expected)
+    for layer in (zeros, replaced):
+        assert not np.any(layer(IDS))
+    rows, _, _ = traced(strategy, other, IDS)
+    np.testing.assert_array_equal(rows, other.embeddings.numpy()[IDS])
+
+
+def test_a_stateless_call_reads_the_values_that_it_is_given():
+    layer = keras.layers.Embedding(5, 3)
+    layer.build()
+    lookups.look_up_rows([layer])
+    given, ids = tf.reshape(tf.range(15.0), [5, 3]), tf.constant([[3, 0]])
+    current = Microbatch(
+        seed=None, training=True, counter=batch_counter(tf.zeros([], tf.int64)), first_row=0, rows=2
+    )
+    with current.forward():
+        rows, _ = layer.stateless_call([given], [], ids)
+        np.testing.assert_array_equal(rows[0], [[9, 10, 11], [0, 1, 2]])
+        with keras.StatelessScope([(layer.embeddings, given)]):
+            np.testing.assert_array_equal(look_up(layer.embeddings, ids), rows)
+        np.testing.assert_array_equal(layer(ids)[0], layer.embeddings.numpy()[[3, 0]])
+
+
+def test_tpus_read_their_own_copies(monkeypatch):
+    layer = keras.layers.Embedding(5, 3)
+    layer.build()
+    lookups.look_up_rows([layer])
+    strategy = make_strategy("one_device", 1)
+    rows, operations, _ = traced(strategy, layer, IDS)
+    assert "ReadVariableOp" not in operations
+    tpu = tf.distribute.TPUStrategy.__new__(tf.distribute.TPUStrategy)
+    monkeypatch.setattr(lookups.tf.distribute, "get_strategy", lambda: tpu)
+    assert not lookups._reads_rows()
+    monkeypatch.undo()
+    monkeypatch.setattr(lookups, "_reads_rows", lambda: False)
+    of_tpu, operations, _ = traced(strategy, layer, IDS)
+    assert "ReadVariableOp" in operations
+    assert "ResourceGather" not in operations
+    np.testing.assert_array_equal(of_tpu, rows)
+    np.testing.assert_array_equal(look_up(layer.embeddings, tf.constant(IDS % 5)), rows)
 
 
 def test_looks_up_rows_of_any_variable():

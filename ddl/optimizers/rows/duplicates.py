@@ -36,7 +36,9 @@ def in_pairs(
     """
     if not isinstance(one, tf.IndexedSlices) or not isinstance(other, tf.IndexedSlices):
         return function(tf.convert_to_tensor(one), tf.convert_to_tensor(other))
-    indices, segments = tf.unique(tf.concat([one.indices, other.indices], axis=0))
+    # The one loss may look rows up by int32 ids, the other by int64 ids.
+    of_both = [tf.cast(gradient.indices, tf.int64) for gradient in (one, other)]
+    indices, segments = tf.unique(tf.concat(of_both, axis=0))
     number = tf.shape(one.indices)[0]
     both = [
         tf.math.unsorted_segment_sum(gradient.values, places, tf.shape(indices)[0])

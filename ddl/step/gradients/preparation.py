@@ -7,7 +7,6 @@ import tensorflow as tf
 
 from ddl.errors import ConfigError
 from ddl.optimizers.checks import check_holds_none, check_optimizer, check_unused
-from ddl.optimizers.fused import Fused
 from ddl.step.gradients.values import Gradient
 
 
@@ -42,8 +41,6 @@ def prepare_optimizer(
         optimizer.build(variables)
     check_holds_none(optimizer)
     optimizer._all_reduce_sum_gradients = lambda gradients_and_variables: gradients_and_variables
-    if isinstance(optimizer, Fused):
-        optimizer.merges_rows = False  # `with_each_row_once` has merged them
 
 
 def check_used(unused: Sequence[keras.Variable]) -> None:

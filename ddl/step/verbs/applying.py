@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from ddl.optimizers.checks import refusing_reductions
+from ddl.optimizers.fused import rows_merged
 from ddl.step import gradients as gradient_path
 from ddl.step.compiled.compiler import Compiler
 from ddl.step.compiled.deferred import Deferred
@@ -91,7 +92,8 @@ def apply(
             args=(own,),
         )
 
-    with refusing_reductions(strategy):
+    # `with_each_row_once` has merged the rows.
+    with refusing_reductions(strategy), rows_merged(optimizers):
         if not any(part.frozen_until for part in parts):
             norms = run(clipped_and_applied, values)
             return strategy.experimental_local_results(norms)[0]

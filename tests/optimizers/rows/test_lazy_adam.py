@@ -4,6 +4,7 @@ import pytest
 import tensorflow as tf
 
 from ddl.optimizers import FusedAdagrad, FusedAdam, FusedSGD, LazyAdam, MomentumSGD
+from ddl.optimizers.rows.duplicates import in_pairs
 
 ROWS, WIDTH = 6, 3
 
@@ -53,10 +54,45 @@ def test_is_adam_if_every_row_has_a_gradient(amsgrad):
     lazy = updated(LazyAdam(0.1, amsgrad=amsgrad), gradients)
     dense = updated(LazyAdam(0.1, amsgrad=amsgrad), [tf.constant(value) for value in values])
     adam = updated(FusedAdam(0.1, amsgrad=amsgrad), gradients)
-    for one, other, third in zip(lazy, dense, adam, strict=True):
-        for value, expected, of_adam in zip(one, other, third, strict=True):
-            np.testing.assert_allclose(value, of_adam, rtol=0, atol=1e-12)
-            np.testing.assert_array_equal(expected, of_adam)
+    for three in zip(lazy, dense, adam, strict=True):
+        for one, other, of_adam in zip(*three, strict=True):
+            np.testing.assert_allclose(one, of_adam, rtol=0, atol=1e-12)
+            np.testing.assert_array_equal(other, one)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
+def test_a_row_without_gradient_stays_whatever_the_form_of_the_gradient(dtype):
+    given = list(drawn(dtype="float32"))
+    for values, _ in given:
+        values[1] = 0  # a row that padding looks up
+    named = [rows_of(tf.cast(values, dtype), rows) for values, rows in given]
+    dense = [tf.convert_to_tensor(gradient) for gradient in named]
+    unnamed = [rows_of(tf.cast(v[[0, 2]], dtype), rows[[0, 2]]) for v, rows in given]
+    forms = [updated(LazyAdam(0.1, amsgrad=True), form, dtype) for form in (named, dense, unnamed)]
+    for after in zip(*forms, strict=True):
+        for one, *others in zip(*after, strict=True):
+            for other in others:
+                np.testing.assert_array_equal(one, other)
+    moved = np.any(forms[1][-1][0] != forms[1][-2][0], axis=1)
+    assert sorted(given[-1][1][[0, 2]]) == np.flatnonzero(moved).tolist()
+
+
+def test_entries_of_a_vector_are_rows_and_a_scalar_is_one():
+    for start, gradient, expected in (([1.0, 1], [2.0, 0], [0.9, 1]), (1.0, 2.0, 0.9)):
+        variable, optimizer = keras.Variable(start), LazyAdam(0.1)
+        for factor in (1.0, 0.0):
+            optimizer.apply([tf.constant(gradient) * factor], [variable])
+        np.testing.assert_allclose(variable.numpy(), expected, atol=1e-6)
+
+
+def test_rows_of_gradients_are_paired_whatever_the_dtype_of_their_indices():
+    one, other = (
+        tf.IndexedSlices(tf.constant([[1.0], [2.0]]), tf.constant(rows, dtype), [ROWS, 1])
+        for rows, dtype in (([1, 4], tf.int32), ([4, 2], tf.int64))
+    )
+    for first, second in ((one, other), (other, one)):
+        both = in_pairs(tf.add, first, second)
+        np.testing.assert_array_equal(tf.convert_to_tensor(both)[:, 0], [0, 1, 2, 0, 3, 0])
 
 
 @pytest.mark.parametrize("make", [LazyAdam, FusedAdagrad, FusedSGD, MomentumSGD])
