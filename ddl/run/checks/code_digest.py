@@ -43,23 +43,22 @@ def user_code_digests(names: Collection[str]) -> list[str]:
     by_package: dict[str, list[Path]] = {}
     for name, file in loaded.items():
         by_package.setdefault(name.partition(".")[0], []).append(file)
-    own = {_folder(loaded[name]) for name in given if name in loaded}
+    own = {_root(name, file) for name, file in loaded.items() if name.partition(".")[0] in given}
     own = {folder for folder in own if not is_of_library(str(folder / "module.py"))}
     digests = {}
     for name, files in by_package.items():
-        if name in loaded and (name in given or _is_beside(loaded[name], own, name)):
+        if name not in given and (name in _KNOWN or not _is_beside(files[0], own)):
+            continue
+        if name in loaded:
             digests[name] = code_digest(loaded[name])
-        elif name in given:  # a folder without __init__.py, which may hold anything else
-            digest = hashlib.sha256()
-            for file in sorted(files):
-                digest.update(code_digest(file).encode())
-            digests[name] = digest.hexdigest()[:12]
+        else:  # a folder without __init__.py, which may hold anything else
+            each = "".join(code_digest(file) for file in sorted(files))
+            digests[name] = hashlib.sha256(each.encode()).hexdigest()[:12]
     return [f"{name}, code {digests[name]}" for name in sorted(digests)]
 
 
-def _is_beside(file: Path, folders: Collection[Path], name: str) -> bool:
-    is_own = name not in _KNOWN and not is_of_library(str(file))
-    return is_own and any(folder in file.parents for folder in folders)
+def _is_beside(file: Path, folders: Collection[Path]) -> bool:
+    return any(folder in file.parents for folder in folders) and not is_of_library(str(file))
 
 
 def _file(module: ModuleType | None) -> Path | None:
@@ -71,6 +70,7 @@ def _file(module: ModuleType | None) -> Path | None:
     return path if path.is_file() else None
 
 
-def _folder(file: Path) -> Path:
-    """Returns the folder from which a top-level module or package was imported."""
-    return file.parent.parent if file.name == "__init__.py" else file.parent
+def _root(name: str, file: Path) -> Path:
+    """Returns the folder of `sys.path` from which a module was imported."""
+    module = file.parent if file.name == "__init__.py" else file
+    return module.parents[name.count(".")]
