@@ -13,9 +13,10 @@ Exit status:
   75   Training, or --mode=predict, stopped on a signal and can be resumed.
   76   Training diverged.
   77   Another worker of the cluster was lost.
-  130  The command was interrupted (SIGINT) before training, or with --mode=eval or export.
-  143  SIGTERM ended the command before training, or with --mode=eval or export: the status that a
-       shell shows for a process that the signal ended.
+  130  The command was interrupted (SIGINT) before training, with --mode=eval or export, or as
+       --mode=predict restored weights or wrote the final file. It can be repeated.
+  143  SIGTERM ended the command at such a time: the status that a shell shows for a process that
+       the signal ended.
 """
 
 import os

@@ -82,7 +82,10 @@ def test_help_needs_no_tensorflow():
             "--profile must be two steps, the smaller one first, such as 100:110 for the updates "
             "after step 100 up to step 110, got '110:100'",
         ),
-        ([DIGITS, "--model_dir=x", "--mode=eval", "--profile=1:2"], "--profile has no effect with"),
+        (
+            [DIGITS, "--model_dir=x", "--mode=eval", "--profile=1:2"],
+            "--profile has no effect with --mode=eval. Leave it out",
+        ),
         ([DIGITS, "--dry_run", "--profile=1:2"], "--profile has no effect with --dry_run"),
         (
             [DIGITS, "--model_dir=x", "--mode=export", "--follow_timeout=1"],

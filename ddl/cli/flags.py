@@ -244,7 +244,8 @@ def check_flags_fit_mode() -> None:
         ("predictions", FLAGS.mode == "predict"),
     ):
         if FLAGS[name].present and not is_read:
-            following = " and --follow_timeout" if FLAGS.mode == "eval" else ""
+            is_follower = name == "checkpoint" and reads_saved  # the mode alone would read it
+            following = " and --follow_timeout" if is_follower else ""
             raise flags.Error(
                 f"--{name} has no effect with --mode={FLAGS.mode}{following}. Leave it out."
             )

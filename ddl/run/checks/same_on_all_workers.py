@@ -1,6 +1,5 @@
 """A check that all workers run the same code, versions, config and flags."""
 
-import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,9 +10,10 @@ import tensorflow as tf
 
 import ddl
 from ddl import config
+from ddl.config.registry import user_packages
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError
-from ddl.run.checks.code_digest import code_digest
+from ddl.run.checks.code_digest import code_digest, user_code_digests
 
 
 def check_same_on_all(workers: Workers, flags: Mapping[str, object]) -> None:
@@ -47,15 +47,11 @@ def check_same_on_all(workers: Workers, flags: Mapping[str, object]) -> None:
 
 
 def versions() -> str:
-    """Returns library versions, and digests of ddl's code and of the modules the config imports."""
+    """Returns library versions, and digests of ddl's code and of the config's packages."""
     package = Path(ddl.__file__).parent
     lines = [
         f"ddl {ddl.__version__}, code {code_digest(package)}",
         f"TensorFlow {tf.__version__}, Keras {keras.__version__}, NumPy {np.__version__}",
         "Python {}.{}".format(*sys.version_info),
     ]
-    for name in re.findall(r"^import ([\w.]+)", config.config_text(), re.MULTILINE):
-        module = sys.modules.get(name)
-        if module is not None and getattr(module, "__file__", None):
-            lines.append(f"{name}, code {code_digest(Path(str(module.__file__)))}")
-    return "\n".join(lines)
+    return "\n".join([*lines, *user_code_digests({*config.imported_modules(), *user_packages()})])

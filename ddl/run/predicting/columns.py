@@ -11,7 +11,7 @@ from ddl.errors import ConfigError, DataError
 OUTPUT = "output"
 """Name of the column of a task that returns one tensor; others of a tuple add a number."""
 
-_TEXT_BYTES = 64  # assumed of a text, whose length is not known
+_TEXT_BYTES = 64  # of the Python object that holds a text
 
 
 class Column(NamedTuple):
@@ -26,12 +26,6 @@ class Column(NamedTuple):
     name: str
     dtype: str
     shape: tuple[int, ...]
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a row; an estimate for text."""
-        size = _TEXT_BYTES if self.dtype == "str" else np.dtype(self.dtype).itemsize
-        return max(1, size * math.prod(self.shape))
 
     def __str__(self) -> str:
         shape = ", ".join(map(str, self.shape))
@@ -51,6 +45,10 @@ def columns_of(
       features: Arrays [b, …] by name.
       first_row: Number of the batch's first row in the data, for errors.
 
+    Returns:
+      Arrays [b, …] of numbers, or of objects of class str: numpy's own texts all take the bytes of
+      the longest one.
+
     Raises:
       ConfigError: If two columns have the same name, or an output is complex.
       DataError: If a text is not UTF-8.
@@ -69,9 +67,23 @@ def columns_of(
 def forms_of(columns: Mapping[str, np.ndarray]) -> list[Column]:
     """Returns the form of each column of a batch."""
     return [
-        Column(name, "str" if values.dtype.kind == "U" else values.dtype.name, values.shape[1:])
+        Column(name, "str" if values.dtype.kind == "O" else values.dtype.name, values.shape[1:])
         for name, values in columns.items()
     ]
+
+
+def bytes_of_rows(columns: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Returns the bytes of each row, int64 [n]; a character of a text counts as one."""
+    sizes: Any = 0
+    for values in columns.values():
+        if values.dtype.kind == "O":
+            lengths = np.fromiter(map(len, values.flat), np.int64, values.size)
+            each = math.prod(values.shape[1:])
+            sizes = sizes + (lengths + _TEXT_BYTES).reshape(len(values), each).sum(1)
+        else:
+            row = values.dtype.itemsize * math.prod(values.shape[1:])
+            sizes = sizes + np.full(len(values), row, np.int64)
+    return sizes
 
 
 def _named(outputs: Any, name: str) -> Iterator[tuple[str, np.ndarray]]:
@@ -95,7 +107,8 @@ def _storable(name: str, values: np.ndarray, first_row: int) -> np.ndarray:
     kind = values.dtype.kind
     if kind == "O":
         return _text(name, values, first_row)
-    if kind in "biuf" and values.dtype.name != "bfloat16":
+    # Dtypes that numpy lacks, such as float8_e5m2, may have the kind of those that it has.
+    if kind in "biuf" and values.dtype.isbuiltin == 1:
         return values
     if kind == "c":
         raise ConfigError(
@@ -122,4 +135,4 @@ def _text(name: str, values: np.ndarray, first_row: int) -> np.ndarray:
                 "cannot keep. Leave it out of the predictions."
             )
         texts.append(text)
-    return np.array(texts, np.str_).reshape(values.shape)
+    return np.array(texts, object).reshape(values.shape)

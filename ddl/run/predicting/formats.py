@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import os
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,8 +12,8 @@ from typing import IO, Any
 import numpy as np
 
 from ddl.choices import PREDICTIONS
-from ddl.errors import ConfigError, either
-from ddl.run.predicting.columns import Column
+from ddl.errors import ConfigError, either, installing
+from ddl.run.predicting.columns import Column, bytes_of_rows
 
 Parts = Callable[[Sequence[str] | None], Iterable[dict[str, np.ndarray]]]
 """Reads the parts of the predictions in order: their columns of these names, or all of them."""
@@ -37,9 +38,25 @@ def check_format(path: str) -> None:
             import pyarrow.parquet  # noqa: F401
         except ImportError as error:
             raise ConfigError(
-                "Parquet files need pyarrow, which is not installed. Run: pip install "
-                "'ddl[tables]', or write .jsonl or .npz."
+                "Parquet files need pyarrow, which is not installed. "
+                f"{installing('tables')} Or write .jsonl or .npz."
             ) from error
+
+
+def check_columns(path: str, columns: Sequence[Column]) -> None:
+    """Checks that a format can hold columns, before more than one batch is computed.
+
+    Raises:
+      ConfigError: If there are none, or Parquet is to hold an array without values.
+    """
+    if not columns:
+        raise ConfigError("predict returned no output. Return at least one tensor.")
+    empty = next((column for column in columns if 0 in column.shape), None)
+    if empty is not None and os.path.splitext(path)[1] == ".parquet":
+        raise ConfigError(
+            f"Parquet cannot hold the column {empty}, whose rows have no values. Leave it out of "
+            "predict, or write .jsonl or .npz."
+        )
 
 
 def write_rows(path: Path, name: str, columns: Sequence[Column], rows: int, parts: Parts) -> None:
@@ -62,7 +79,7 @@ def write_rows(path: Path, name: str, columns: Sequence[Column], rows: int, part
 
 
 def _write_json_lines(file: IO[bytes], columns: Sequence[Column], rows: int, parts: Parts) -> None:
-    keys = [json.dumps(column.name, ensure_ascii=False) for column in columns]
+    keys = [_json_text(column.name) for column in columns]
     for part in parts(None):
         texts = [_json_texts(part[column.name]) for column in columns]
         for values in zip(*texts, strict=True):
@@ -72,19 +89,33 @@ def _write_json_lines(file: IO[bytes], columns: Sequence[Column], rows: int, par
 
 def _json_texts(values: np.ndarray) -> Iterator[str]:
     """Yields each row as JSON, which has no NaN and no infinity: null, and a number beyond all."""
+    if values.dtype.kind == "O":
+        yield from (_json_text(row if isinstance(row, str) else row.tolist()) for row in values)
+        return
     finite = values.dtype.kind != "f" or np.isfinite(values).all()
     for row in values:
-        text = json.dumps(row.tolist(), ensure_ascii=False)
+        text = json.dumps(row.tolist())
         yield text if finite else text.replace("NaN", "null").replace("Infinity", "1e999")
+
+
+def _json_text(text: Any) -> str:
+    """Returns texts as JSON. Many readers take two characters of Unicode for ends of lines."""
+    written = json.dumps(text, ensure_ascii=False)
+    return written.replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
 def _write_npz(file: IO[bytes], columns: Sequence[Column], rows: int, parts: Parts) -> None:
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         for column in columns:
-            dtype = np.dtype(column.dtype)
             if column.dtype == "str":
-                widest = max(part[column.name].dtype.itemsize for part in parts([column.name]))
-                dtype = np.dtype(f"<U{widest // 4}")
+                # numpy gives at least one character to a text.
+                each = (
+                    len(text) for part in parts([column.name]) for text in part[column.name].flat
+                )
+                dtype = np.dtype(f"<U{max(1, max(each, default=1))}")
+            else:
+                dtype = np.dtype(column.dtype)
+            of_slice = max(1, _GROUP_BYTES // max(1, dtype.itemsize * math.prod(column.shape)))
             header = io.BytesIO()
             description = {
                 "descr": np.lib.format.dtype_to_descr(dtype),
@@ -96,8 +127,10 @@ def _write_npz(file: IO[bytes], columns: Sequence[Column], rows: int, parts: Par
             with archive.open(entry, "w", force_zip64=True) as member:
                 member.write(header.getvalue())
                 for part in parts([column.name]):
-                    values = part[column.name].astype(dtype, copy=False)
-                    member.write(np.ascontiguousarray(values).tobytes())
+                    values = part[column.name]
+                    for first in range(0, len(values), of_slice):
+                        few = values[first : first + of_slice].astype(dtype, copy=False)
+                        member.write(np.ascontiguousarray(few).tobytes())
 
 
 def _write_parquet(file: IO[bytes], columns: Sequence[Column], rows: int, parts: Parts) -> None:
@@ -106,12 +139,15 @@ def _write_parquet(file: IO[bytes], columns: Sequence[Column], rows: int, parts:
 
     types = {column.name: _arrow_type(column, pyarrow) for column in columns}
     schema = pyarrow.schema(list(types.items()))
-    row_bytes = sum(column.row_bytes for column in columns)
-    of_group = max(1, min(_GROUP_ROWS, _GROUP_BYTES // row_bytes))
     with parquet.ParquetWriter(file, schema) as writer:
-        for group in _regrouped(parts(None), of_group):
-            arrays = [_arrow_array(group[name], kind, pyarrow) for name, kind in types.items()]
-            writer.write_table(pyarrow.Table.from_arrays(arrays, schema=schema))
+        for group in _groups(parts(None)):
+            arrays = [
+                pyarrow.chunked_array([_arrow_array(part[name], kind, pyarrow) for part in group])
+                for name, kind in types.items()
+            ]
+            # In one piece, since the bytes of the file depend on the pieces.
+            table = pyarrow.Table.from_arrays(arrays, schema=schema).combine_chunks()
+            writer.write_table(table, row_group_size=_GROUP_ROWS)
 
 
 def _arrow_type(column: Column, pyarrow: Any) -> Any:
@@ -135,32 +171,27 @@ def _arrow_array(values: np.ndarray, kind: Any, pyarrow: Any) -> Any:
     return array
 
 
-def _regrouped(
-    parts: Iterable[dict[str, np.ndarray]], rows: int
-) -> Iterator[dict[str, np.ndarray]]:
-    """Yields the same rows in groups of `rows`, whatever the sizes of the parts; the last fewer."""
-    waiting: list[dict[str, np.ndarray]] = []
-    held = 0
+def _groups(parts: Iterable[dict[str, np.ndarray]]) -> Iterator[list[dict[str, np.ndarray]]]:
+    """Yields the rows in groups of parts, which depend on the rows alone, not on the parts.
+
+    A group ends with the row that fills its bytes or its rows; the last one may be smaller.
+    """
+    group: list[dict[str, np.ndarray]] = []
+    held = size = 0
     for part in parts:
-        waiting.append(part)
-        held += _length(part)
-        while held >= rows:
-            joined = _joined(waiting)
-            yield {name: values[:rows] for name, values in joined.items()}
-            waiting = [{name: values[rows:] for name, values in joined.items()}]
-            held -= rows
-    if held:
-        yield _joined(waiting)
-
-
-def _length(part: dict[str, np.ndarray]) -> int:
-    return len(next(iter(part.values())))
-
-
-def _joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    if len(parts) == 1:
-        return parts[0]
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        ends = np.cumsum(bytes_of_rows(part))
+        first = 0
+        while first < len(ends):
+            before = int(ends[first - 1]) if first else 0
+            full = int(np.searchsorted(ends, before + _GROUP_BYTES - size)) + 1
+            end = min(full, first + _GROUP_ROWS - held, len(ends))
+            group.append({name: values[first:end] for name, values in part.items()})
+            held, size, first = held + end - first, size + int(ends[end - 1]) - before, end
+            if held == _GROUP_ROWS or size >= _GROUP_BYTES:
+                yield group
+                group, held, size = [], 0, 0
+    if group:
+        yield group
 
 
 _Writer = Callable[[IO[bytes], Sequence[Column], int, Parts], None]

@@ -5,10 +5,9 @@ import filecmp
 import json
 import os
 import re
-import zipfile
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,11 @@ from ddl.checkpoints.durable_files import sync, write_atomically
 from ddl.errors import ModelDirectoryError, NotReady
 from ddl.run.predicting.columns import Column
 from ddl.run.predicting.formats import write_rows
+from ddl.run.predicting.part_files import packed, read_part
 
 _IDENTITY = "identity.json"
 _COLUMNS = "columns.json"
 _WHOLE = "whole"
-_NAMED = "named"  # the file has its name, and this folder is being removed
 _PART = re.compile(r"rows-(\d{15})-(\d{15})\.npz")
 
 
@@ -30,7 +29,8 @@ class PartialFile:
     """The rows of a file that is not complete, in the folder FILE.partial. Only on the chief.
 
     Each part holds whole batches and is written atomically, so that a process killed anywhere
-    leaves whole parts. The file gets its name when all of its rows are there.
+    leaves whole parts. The file gets its name when all of its rows are there. A file without the
+    folder is complete: the folder is renamed to FILE.partial.done before it is removed.
 
     Attributes:
       path: The file.
@@ -38,7 +38,7 @@ class PartialFile:
     """
 
     def __init__(self, path: str | os.PathLike[str]):
-        """Keeps the path; changes nothing on disk.
+        """Keeps the path; creates nothing on disk.
 
         Raises:
           ModelDirectoryError: If the path is a URL or a folder, or the file is there and no command
@@ -50,37 +50,20 @@ class PartialFile:
             )
         self.path = Path(path)
         self.folder = self.path.with_name(self.path.name + ".partial")
+        self._done = self.path.with_name(self.path.name + ".partial.done")
         self._lock: int | None = None
         if self.path.is_dir():
             raise ModelDirectoryError(
                 f"--predictions={path} is a folder. Pass the name of a file in it."
             )
         if self.path.exists() and not self.folder.exists():
+            shutil.rmtree(self._done, ignore_errors=True)  # of a command killed at its very end
             raise self._is_there()
 
     def _is_there(self) -> ModelDirectoryError:
         return ModelDirectoryError(
             f"--predictions={self.path} is there already. Remove it, or pass another name."
         )
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the file is there, by a command that was killed as it removed the folder."""
-        return self.path.exists() and (self.folder / _NAMED).exists()
-
-    def remove_folder(self) -> None:
-        """Removes the folder. Raises ModelDirectoryError if it cannot be removed."""
-        with self._writing():
-            (self.folder / _NAMED).touch()
-            self._remove_parts()
-            (self.folder / _NAMED).unlink()
-            self.folder.rmdir()
-
-    def _remove_parts(self) -> None:
-        """Empties the folder, but for the mark that the file has its name."""
-        for path in self.folder.iterdir():
-            if path.name != _NAMED:
-                path.unlink()
 
     def open(self, identity: Mapping[str, str]) -> None:
         """Creates and locks the folder, or opens that of a command that was stopped.
@@ -95,9 +78,6 @@ class PartialFile:
         with self._writing():
             self.folder.mkdir(parents=True, exist_ok=True)
             self._claim()
-            if (self.folder / _NAMED).exists():  # somebody removed the file since
-                self._remove_parts()
-                (self.folder / _NAMED).unlink()
             file = self.folder / _IDENTITY
             if not file.exists():
                 write_atomically(file, json.dumps(dict(identity), indent=1))
@@ -171,12 +151,10 @@ class PartialFile:
         Raises:
           ModelDirectoryError: If it cannot be written.
         """
-        content = BytesIO()
-        np.savez(content, *part.values())
         last = first + len(next(iter(part.values())))
         with self._writing():
             name = f"rows-{first:015d}-{last:015d}.npz"
-            write_atomically(self.folder / name, content.getvalue())
+            write_atomically(self.folder / name, packed(part))
 
     def complete(self, columns: Sequence[Column], total: int) -> None:
         """Writes the file from its parts, and removes these.
@@ -189,11 +167,11 @@ class PartialFile:
           ModelDirectoryError: If it cannot be written, a part is damaged, or another file has taken
             its name.
         """
-        order = {column.name: f"arr_{number}" for number, column in enumerate(columns)}
+        form = {column.name: column for column in columns}
 
         def parts(names: Sequence[str] | None) -> Iterable[dict[str, np.ndarray]]:
-            for _, _, part in self._parts():
-                yield self._load(part, {name: order[name] for name in names or order})
+            for first, last, part in self._parts():
+                yield read_part(part, last - first, [form[name] for name in names or form])
 
         whole = self.folder / _WHOLE
         with self._writing():
@@ -203,7 +181,10 @@ class PartialFile:
                 raise self._is_there()
             os.replace(whole, self.path)
             sync(self.path.parent)
-        self.remove_folder()
+            shutil.rmtree(self._done, ignore_errors=True)
+            os.rename(self.folder, self._done)
+            sync(self.path.parent)
+            shutil.rmtree(self._done, ignore_errors=True)  # the file is complete
 
     def _parts(self) -> list[tuple[int, int, Path]]:
         """Returns first row, end and file of each part, in order."""
@@ -212,16 +193,6 @@ class PartialFile:
             if match := _PART.fullmatch(path.name):
                 found.append((int(match[1]), int(match[2]), path))
         return sorted(found)
-
-    def _load(self, part: Path, members: Mapping[str, str]) -> dict[str, np.ndarray]:
-        try:
-            with np.load(part, allow_pickle=False) as loaded:
-                return {name: loaded[member] for name, member in members.items()}
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-            raise ModelDirectoryError(
-                f"{part} is damaged: {error}. Remove it and run the same command again, which "
-                "computes its rows anew."
-            ) from error
 
     def _read(self, file: Path) -> Any:
         try:

@@ -1,26 +1,23 @@
 """`--mode=predict`: writes the outputs of a run's weights, and resumes after a stop."""
 
-import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing, nullcontext
 
 import numpy as np
 
-from ddl import config
 from ddl.checkpoints.checkpoints import Checkpoints
 from ddl.data.source import Source
 from ddl.distribution.workers import Workers
-from ddl.errors import ConfigError, DdlError, TrainingInterrupted
-from ddl.run.checks.same_on_all_workers import versions
+from ddl.errors import DataError, DdlError, ModelDirectoryError, TrainingInterrupted
 from ddl.run.console import RunConsole
 from ddl.run.from_checkpoints import SavedWeights, restore
-from ddl.run.predicting.columns import Column, columns_of, forms_of
-from ddl.run.predicting.formats import check_format
+from ddl.run.predicting.columns import Column, bytes_of_rows, columns_of, forms_of
+from ddl.run.predicting.formats import check_columns, check_format
+from ddl.run.predicting.identity import identity_of
 from ddl.run.predicting.parts import PartialFile
 from ddl.run.predicting.settings import Predictions
 from ddl.signals import StopSignals
-from ddl.tasks.parts import copies_of, layers_of, own_variables_of
 from ddl.training.trainer import Trainer
 
 _PART_SECONDS, _PART_BYTES = 10.0, 16 << 20
@@ -41,7 +38,7 @@ class Predicting:
         Raises:
           ConfigError: If the task has no outputs, or the config no data, or no format has the
             ending.
-          DataError: If the data have no end, no order, or lack a feature.
+          DataError: If the data have no end, no order or no rows, or lack a feature.
           ModelDirectoryError: If the file is there already.
         """
         check_format(path)
@@ -52,6 +49,8 @@ class Predicting:
         self._features = predictions.features_of(self._source)
         self._batch = next(iter(trainer.pipelines.values())).global_batch_size
         self._total = self._source.examples_per_epoch(self._batch)
+        if not self._total:
+            raise DataError("--mode=predict needs at least one row, got data without any.")
         with self._workers.failing_together():
             self._file = PartialFile(path) if self._workers.is_chief else None
 
@@ -60,17 +59,12 @@ class Predicting:
 
         Raises:
           TrainingInterrupted: If a signal stopped it; the same command resumes it.
-          ConfigError: If the outputs are not [batch, …].
+          ConfigError: If the outputs are not [batch, …], or the format cannot hold them.
           DataError: If the data cannot be read, or do not fit the task.
           ModelDirectoryError: If there is no such checkpoint, the file cannot be written, or a
-            stopped command computed other rows.
+            stopped command computed other rows or columns.
         """
         file = self._file
-        if self._workers.broadcast(file is not None and file.is_complete):
-            if file is not None:
-                file.remove_folder()
-                self._console.line(f"{file.path} was complete.")
-            return
         restore(what, self._trainer, checkpoints, self._console)
         with (
             self._trainer.evaluation_weights(averaged=what.averaged),
@@ -92,23 +86,19 @@ class Predicting:
         rows = 0
         with self._workers.failing_together():
             if self._file is not None:
-                self._file.open(self._identity(what))
+                identity = identity_of(
+                    self._trainer,
+                    averaged=what.averaged,
+                    source=self._source,
+                    batch=self._batch,
+                    total=self._total,
+                )
+                self._file.open(identity)
                 rows = self._file.rows(self._batch, self._total)
         rows = self._workers.broadcast(rows)
         if rows:
             self._console.line(f"Resuming after {rows:,} of {self._total:,} rows.")
         return rows
-
-    def _identity(self, what: SavedWeights) -> dict[str, str]:
-        """Describes all that the rows depend on, but the devices."""
-        kind = "averaged weights if any" if what.averaged else "own weights"
-        return {
-            "checkpoint": f"step {self._trainer.step:,}, {kind}",
-            "weights": digest_of(self._trainer),
-            "data": f"{self._total:,} rows in batches of {self._batch:,}",
-            "config": config.config_text(),
-            "versions": versions(),
-        }
 
     def _compute(self, first: int) -> None:
         """Computes the rows from `first` on, and writes them in parts."""
@@ -164,18 +154,28 @@ class _Parts:
         forms = forms_of(columns)
         if self._columns is None:
             assert self._file is not None
-            if not forms:
-                raise ConfigError("predict returned no output. Return at least one tensor.")
+            check_columns(self._file.path.name, forms)
             self._file.write_columns(forms)
             self._columns = forms
+        elif sorted(forms) != sorted(self._columns):
+            raise self._other_columns(forms)
         self._waiting.append(columns)
-        self._bytes += sum(values.nbytes for values in columns.values())
+        self._bytes += int(bytes_of_rows(columns).sum())
         self.end += len(next(iter(columns.values())))
         is_due = time.monotonic() - self._since >= _PART_SECONDS
         if (is_due or self._bytes >= _PART_BYTES) and self.end < self._total:
             self.write()
             if is_due:
                 self._console.line(f"Predicted {self.end:,} of {self._total:,} rows.")
+
+    def _other_columns(self, forms: Sequence[Column]) -> ModelDirectoryError:
+        assert self._file is not None
+        before, now = (", ".join(map(str, those)) for those in (self._columns or (), forms))
+        return ModelDirectoryError(
+            f"{self._file.folder} holds rows of the columns {before}, but row {self.end:,} "
+            f"(counted from 0) has the columns {now}. Repeat the stopped command with its code and "
+            "data; or remove the folder to start over; or pass another --predictions."
+        )
 
     def write(self) -> None:
         """Writes the rows that wait, if any."""
@@ -185,14 +185,3 @@ class _Parts:
         part = {name: np.concatenate([one[name] for one in self._waiting]) for name in names}
         self._file.add(self.end - len(next(iter(part.values()))), part)
         self._waiting, self._bytes, self._since = [], 0, time.monotonic()
-
-
-def digest_of(trainer: Trainer) -> str:
-    """Returns a digest of all variables of the task, as the model holds them now. Eager."""
-    layers = layers_of(trainer.task)
-    variables = {id(v.value): v.value for layer in layers for v in layer.weights}
-    variables |= {id(v): v for v in own_variables_of(trainer.task, layers)}
-    found = hashlib.blake2b(digest_size=16)
-    for variable in variables.values():
-        found.update(np.ascontiguousarray(copies_of(variable)[0].numpy()).tobytes())
-    return found.hexdigest()

@@ -224,10 +224,16 @@ class Prediction:
         for one in tf.nest.flatten(outputs):
             shape = one.shape if tf.is_tensor(one) else None
             if shape is None or shape.rank == 0 or shape[0] != rows:
-                got = f"a {type(one).__name__}" if shape is None else f"shape {tuple(shape)}"
+                got = f"a {type(one).__name__}" if shape is None else f"shape {shape}"
                 raise ConfigError(
                     f"{self._name} must return tensors whose first dimension is "
                     f"the batch, {rows}, got {got}."
+                )
+            if not shape.is_fully_defined():
+                raise ConfigError(
+                    f"{self._name} must return tensors of static shape, got {shape}: a later "
+                    "dimension depends on the values. Pad it to a fixed length, or call "
+                    "tf.ensure_shape if all examples have one shape."
                 )
         return outputs
 

@@ -4,7 +4,6 @@ import json
 import os
 import sys
 import tracemalloc
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ from pyarrow import parquet
 from ddl.errors import ConfigError, DataError, ModelDirectoryError, NotReady
 from ddl.run.predicting import formats
 from ddl.run.predicting.columns import columns_of, forms_of
+from ddl.run.predicting.part_files import packed
 from ddl.run.predicting.parts import PartialFile
 
 ROWS, BATCH = 11, 4
@@ -119,6 +119,53 @@ def test_the_memory_does_not_grow_with_the_rows(tmp_path, ending, monkeypatch):
     assert peaks[1] < 1.3 * peaks[0]
 
 
+@pytest.mark.parametrize("ending", READ)
+def test_one_long_text_does_not_widen_the_others(tmp_path, ending):
+    """Their numpy array has 100 MB; .npz has this array on disk, but never in memory."""
+    rows = 512
+    texts = np.array(["x" * 12] * (rows - 1) + ["y" * 50_000], object)
+    file = PartialFile(tmp_path / f"x{ending}")
+    file.open({})
+    file.write_columns(forms_of({"text": texts}))
+    tracemalloc.start()
+    for first in range(0, rows, 128):
+        file.add(first, {"text": texts[first : first + 128]})
+    file.complete(file.columns(), rows)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    file.close()
+    assert peak < 50e6
+    if ending == ".parquet":
+        assert parquet.read_table(file.path)["text"].to_pylist() == texts.tolist()
+
+
+def test_groups_end_with_rows_whatever_the_parts(monkeypatch):
+    monkeypatch.setattr(formats, "_GROUP_BYTES", 300)
+    texts = np.array(["a" * (n % 7 * 50) for n in range(40)], object)
+    found = []
+    for size in (1, 3, 40):
+        parts = [{"text": texts[n : n + size]} for n in range(0, 40, size)]
+        groups = [[len(p["text"]) for p in group] for group in formats._groups(parts)]
+        found.append([sum(group) for group in groups])
+    assert found[0] == found[1] == found[2]
+    assert sum(found[0]) == 40
+    assert len(found[0]) > 10
+
+
+def test_lines_hold_no_other_ends_of_lines(tmp_path):
+    part = {
+        "a\u2028": np.array([["b\u2028", "c\u2029"]], object),
+        "d": np.array(["\u2029"], object),
+    }
+    file = PartialFile(tmp_path / "x.jsonl")
+    file.open({})
+    file.add(0, part)
+    file.complete(forms_of(part), 1)
+    file.close()
+    (line,) = file.path.read_text().splitlines()
+    assert json.loads(line) == {"a\u2028": ["b\u2028", "c\u2029"], "d": "\u2029"}
+
+
 def test_names_of_columns():
     one = np.zeros([2, 3], "f4")
     assert [*columns_of(one, {"label": one}, 0)] == ["label", "output"]
@@ -126,6 +173,9 @@ def test_names_of_columns():
     half = tf.constant([1.5, 3.25], tf.bfloat16).numpy()
     (column,) = forms_of(columns_of(half, {}, 0))
     assert (column.name, column.dtype, column.shape) == ("output", "float32", ())
+    eighth = tf.cast([1.5, 3.0], tf.dtypes.experimental.float8_e5m2).numpy()
+    found = columns_of(eighth, {}, 0)["output"]
+    assert (found.dtype.name, found.tolist()) == ("float32", [1.5, 3.0])
     with pytest.raises(ConfigError, match="Two columns .* 'label'. Return the output under anoth"):
         columns_of({"label": one}, {"label": one}, 0)
     with pytest.raises(ConfigError, match="'output' is complex"):
@@ -156,11 +206,9 @@ def test_what_a_killed_command_leaves(tmp_path, monkeypatch):
 
         return counting
 
-    for owner, name in [(os, n) for n in ("replace", "fsync", "unlink", "rmdir")] + [
-        (Path, "touch")
-    ]:
-        monkeypatch.setattr(owner, name, counted(getattr(owner, name)))
-    kept = 0
+    for name in ("replace", "fsync", "unlink", "rename", "rmdir"):
+        monkeypatch.setattr(os, name, counted(getattr(os, name)))
+    kept = refused = 0
     for kill in range(1, 100):
         calls["left"] = kill
         try:
@@ -169,21 +217,24 @@ def test_what_a_killed_command_leaves(tmp_path, monkeypatch):
         except Killed:
             calls["left"] = 0
             made: list[int] = []
-            kept += resume(path, made)
+            if path.exists() and not path.with_name("killed.jsonl.partial").exists():
+                with pytest.raises(ModelDirectoryError, match="is there already"):  # and complete
+                    PartialFile(path)
+                refused += 1
+            else:
+                kept += resume(path, made)
             assert path.read_bytes() == expected, kill
             assert [*tmp_path.glob("killed*")] == [path], kill
             path.unlink()
     assert 15 < kill < 99
     assert kept > 5
+    assert refused > 3  # as the folder was removed
 
 
 def resume(path, made) -> int:
     """Goes on with a file as a command does; returns the number of rows that were there."""
     file = PartialFile(path)
     try:
-        if file.is_complete:
-            file.remove_folder()
-            return ROWS
         file.open({"weights": "same"})
         rows = file.rows(BATCH, ROWS)
         for first, columns in batches():
@@ -231,6 +282,11 @@ def test_what_is_refused(tmp_path, monkeypatch):
     os.truncate(part, 50)
     with pytest.raises(ModelDirectoryError, match="rows-.* is damaged.* Remove it and run"):
         again.complete(again.columns(), 4)
+    rows = columns["output"]
+    for other in (rows[:3], rows.astype("f8"), rows[:, :1]):
+        part.write_bytes(packed({"output": other}))
+        with pytest.raises(ModelDirectoryError, match="damaged: expected 4 rows of output float32"):
+            again.complete(again.columns(), 4)
     path.write_text("somebody else's")
     part.unlink()
     again.add(0, columns)
@@ -246,9 +302,12 @@ def test_what_is_refused(tmp_path, monkeypatch):
         PartialFile(tmp_path / "y.npz")
     with pytest.raises(ModelDirectoryError, match="cannot be written: .*Not a directory"):
         PartialFile(tmp_path / "y.npz" / "z.npz").open({})
+    formats.check_columns("x.npz", forms_of({"a": np.zeros([2, 0])}))
+    with pytest.raises(ConfigError, match=r"Parquet cannot hold the column a float64 \[0\]"):
+        formats.check_columns("x.parquet", forms_of({"a": np.zeros([2, 0])}))
     with pytest.raises(ConfigError, match="must end with .jsonl, .npz or .parquet, got x.csv"):
         formats.check_format("x.csv")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(ConfigError, match=r"pip install 'ddl\[tables\]', or write .jsonl"):
+    with pytest.raises(ConfigError, match=r"pip install -e '.\[tables\]'. Or write .jsonl"):
         formats.check_format("x.parquet")

@@ -16,6 +16,7 @@ import ddl
 from ddl.errors import ConfigError, DataError, ModelDirectoryError, TrainingInterrupted
 from ddl.run.from_checkpoints import SavedWeights
 from ddl.run.predicting import predict
+from ddl.run.predicting.identity import data_digest
 from ddl.run.predicting.parts import PartialFile
 from ddl.run.predicting.settings import Predictions
 from tests.distribution.whole_clusters import addresses, start_worker
@@ -107,6 +108,27 @@ def test_stopped_it_goes_on_to_the_same_file(finished, whole, tmp_path, monkeypa
     message = "weights: .* → .*\nRepeat the stopped command, with its --checkpoint"
     with pytest.raises(ModelDirectoryError, match=message):
         predicted(finished, path, LABELS, saved_weights=SavedWeights(20))
+
+    # Neither other columns nor other data of as many rows come into the same file.
+    def classes(self, features):
+        return tf.argmax(self.model(features["image"]), -1)
+
+    with monkeypatch.context() as changed:
+        changed.setattr(ddl.Classification, "predict", classes)
+        message = "rows of the columns label int64, output float32 .* row .* output int64. Repeat"
+        with pytest.raises(ModelDirectoryError, match=message):
+            predicted(finished, path, LABELS)
+    load = ddl.data.arrays.ArraySource.__init__
+
+    def changing(self, features=None, /, **named):
+        load(self, features, **named)
+        if len(self) == 360:
+            self.features["image"][180] += 1
+
+    with monkeypatch.context() as changed:
+        changed.setattr(ddl.data.arrays.ArraySource, "__init__", changing)
+        with pytest.raises(ModelDirectoryError, match="data: 360 rows .* digest .* → 360 rows"):
+            predicted(finished, path, LABELS)
     assert not path.exists()
     capsys.readouterr()
     predicted(finished, path, LABELS)
@@ -129,6 +151,39 @@ def test_outputs_of_own_tasks(finished, tmp_path, monkeypatch):
         "pair/1": ("U", (360,)),
     }
     np.testing.assert_allclose(rows["pair/1"].astype(float), rows["pair/0"][:, 0], atol=1e-4)
+
+    def of_open_width(self, features):
+        return tf.boolean_mask(features["image"], features["image"][0, :, 0, 0] >= 0, axis=1)
+
+    monkeypatch.setattr(ddl.Classification, "predict", of_open_width)
+    message = r"must return tensors of static shape, got \(\d+, None, 8, 1\).* Pad it to a fixed"
+    with pytest.raises(ConfigError, match=message):
+        predicted(finished, tmp_path / "open.npz")
+    monkeypatch.setattr(ddl.data.ArraySource, "examples_per_epoch", lambda *_: 0)
+    with pytest.raises(DataError, match="needs at least one row, got data without any"):
+        predicted(finished, tmp_path / "none.npz")
+
+
+def test_the_digest_of_data_tells_changed_examples():
+    values, texts = np.arange(40, dtype="f4"), np.array([b"a", b"bc"] * 20)
+
+    def digests(values, texts):
+        rows = {"x": values, "text": texts}
+        looked_up = ddl.data.RandomAccessSource(lambda i: {"x": values[i], "text": texts[i]}, 40)
+        stream = ddl.data.StreamSource(tf.data.Dataset.from_tensor_slices(rows))
+        sources = ddl.data.ArraySource(rows), looked_up, stream
+        return [data_digest(source, 16) for source in sources]
+
+    same, last, middle = digests(values, texts), values.copy(), values.copy()
+    last[39], middle[20] = 7, 7
+    assert digests(values.copy(), texts) == same
+    first = digests(values, np.array([b"ab", b"c"] * 20))
+    for other, differ in (
+        (first, [True, True, True]),
+        (digests(last, texts), [True, True, False]),  # a stream is not read to its end
+        (digests(middle, texts), [True, False, False]),
+    ):
+        assert [one != now for one, now in zip(same, other, strict=True)] == differ
 
 
 def test_what_is_refused_before_weights_are_restored(tmp_path, monkeypatch):
@@ -153,6 +208,7 @@ PROGRAM = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
 from ddl.run.predicting import predict
+from ddl.run.predicting.identity import data_digest
 predict._PART_SECONDS = 0.05
 from ddl.main import run
 run()
@@ -191,7 +247,7 @@ def test_killed_workers_go_on(finished, tmp_path):
     parts = sorted(tmp_path.glob("*.partial/rows-*.npz"))
     assert parts, outputs
     assert not path.exists()
-    before = np.concatenate([np.load(part)["arr_0"] for part in parts])
+    before = np.concatenate([np.load(part)["output"] for part in parts])
     outputs = [worker.communicate(timeout=500)[0] for worker in workers()]
     assert "Resuming after " in outputs[0], outputs
     after = np.load(path)["output"]

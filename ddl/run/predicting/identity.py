@@ -1,0 +1,94 @@
+"""What the rows of a file of predictions depend on, as texts that a resuming command compares."""
+
+import hashlib
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ddl import config
+from ddl.data.arrays import ArraySource
+from ddl.data.checks import data_errors
+from ddl.data.source import Source
+from ddl.data.stream import StreamSource
+from ddl.run.checks.same_on_all_workers import versions
+from ddl.tasks.parts import copies_of, layers_of, own_variables_of
+from ddl.training.trainer import Trainer
+
+_CHUNK_BYTES = 1 << 24
+
+
+def identity_of(
+    trainer: Trainer, *, averaged: bool, source: Source, batch: int, total: int
+) -> dict[str, str]:
+    """Describes all that the rows depend on, but the devices. Eager, with the weights restored.
+
+    Args:
+      trainer: Predicts.
+      averaged: Whether with the averages of the weights.
+      source: The data, which are read as `data_digest` says.
+      batch: Global batch size.
+      total: Number of rows.
+
+    Raises:
+      DataError: If the data cannot be read.
+    """
+    kind = "averaged weights if any" if averaged else "own weights"
+    return {
+        "checkpoint": f"step {trainer.step:,}, {kind}",
+        "weights": weights_digest(trainer),
+        "data": f"{total:,} rows in batches of {batch:,}, digest {data_digest(source, batch)}",
+        "config": config.config_text(),
+        "versions": versions(),
+    }
+
+
+def weights_digest(trainer: Trainer) -> str:
+    """Returns a digest of all variables of the task, as the model holds them now. Eager."""
+    layers = layers_of(trainer.task)
+    variables = {id(v.value): v.value for layer in layers for v in layer.weights}
+    variables |= {id(v): v for v in own_variables_of(trainer.task, layers)}
+    found = hashlib.blake2b(digest_size=16)
+    for variable in variables.values():
+        found.update(np.ascontiguousarray(copies_of(variable)[0].numpy()).tobytes())
+    return found.hexdigest()
+
+
+def data_digest(source: Source, batch: int) -> str:
+    """Returns a digest of the features' names and forms, and of examples. Eager.
+
+    Of arrays in memory these are all examples; of other data those of the first and the last batch,
+    of a stream those of the first one, since all others would have to be read before the last.
+
+    Args:
+      source: Data with an end.
+      batch: Global batch size.
+
+    Raises:
+      DataError: If the data cannot be read.
+    """
+    found = hashlib.blake2b(digest_size=16)
+    for name, spec in sorted(source.element_spec.items()):
+        found.update(f"{name} {spec.dtype.name} {spec.shape}\n".encode())
+    if isinstance(source, ArraySource):
+        for _, array in sorted(source.features.items()):
+            _add(found, array)
+        return found.hexdigest()
+    last = 0 if isinstance(source, StreamSource) else source.steps_per_epoch(batch) - 1
+    for number in sorted({0, last}):
+        with data_errors(source), tf.device("CPU:0"):
+            batches = source.batches(batch, number, seed=0, shuffle=False)
+            for _, rows in sorted(next(iter(batches.take(1))).items()):
+                _add(found, rows.numpy())
+    return found.hexdigest()
+
+
+def _add(found: Any, values: np.ndarray) -> None:
+    rows = max(1, _CHUNK_BYTES // max(1, values[:1].nbytes))
+    for first in range(0, len(values), rows):
+        few = values[first : first + rows]
+        if few.dtype.kind == "O":
+            for text in few.flat:
+                found.update(len(text).to_bytes(8, "little") + text)
+        else:
+            found.update(np.ascontiguousarray(few).tobytes())
