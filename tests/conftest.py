@@ -12,6 +12,7 @@ import keras
 import pytest
 import tensorflow as tf
 
+from ddl import output
 from ddl.checking import processes
 from ddl.checkpoints.checkpoints import Checkpoints
 from ddl.devices import path as device_path
@@ -66,6 +67,13 @@ class LikeGpus(tf.distribute.MirroredStrategy):
     def experimental_distribute_dataset(self, dataset, options=None):
         self.distributed.append(dataset)
         return super().experimental_distribute_dataset(dataset, options)
+
+
+@pytest.fixture(autouse=True)
+def _name_of_the_program(monkeypatch):
+    """Restores the name under which this process speaks, which a command that a test calls sets."""
+    monkeypatch.setattr(output._REPORTS, "program", output._REPORTS.program)
+    monkeypatch.setattr(output._REPORTS, "quiet", output._REPORTS.quiet)
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import pytest
 import tensorflow as tf
 
 from ddl import check as door
-from ddl import output
 from ddl.checking import check, check_all, worker
 from ddl.checking.configurations import ALL, ONE, RESUMED, WRITER, Configuration
 from ddl.checking.recording import Recording
@@ -27,10 +26,8 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
-def _state_of_a_command(monkeypatch):
-    """Leaves neither the flags, which the command shares with ddl.main, nor its name behind."""
-    monkeypatch.setattr(output._REPORTS, "program", output._REPORTS.program)
-    monkeypatch.setattr(output._REPORTS, "quiet", output._REPORTS.quiet)
+def _state_of_a_command():
+    """Leaves no flags behind, which the command shares with ddl.main."""
     yield
     for name in door.FLAGS:
         door.FLAGS[name].unparse()
