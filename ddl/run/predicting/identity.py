@@ -1,4 +1,4 @@
-"""What the rows of a file of predictions depend on, as texts that a resuming command compares."""
+"""Texts that identify the rows of a file of predictions, which a resuming command compares."""
 
 import hashlib
 from typing import Any
