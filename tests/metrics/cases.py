@@ -21,6 +21,7 @@ SETS = 60
 BATCH = 16
 CLASSES = 3
 TOKENS = 2
+OF_KERAS = {"labels_mean_average_precision"}  # compared with Keras's figure, in float32
 
 
 def data_of(seed: int) -> dict[str, np.ndarray]:
@@ -198,6 +199,9 @@ def expected_of(data: dict[str, np.ndarray]) -> dict[str, float]:
         "top_top_2_accuracy": sk.top_k_accuracy_score(classes, chances, sample_weight=w, **of_two),
         "labels_binary_accuracy": 1 - sk.hamming_loss(of_tokens, tokens >= 0.5, sample_weight=w),
         "labels_exact_match": sk.accuracy_score(of_tokens, tokens >= 0.5, sample_weight=w),
+        "labels_f1_micro": sk.f1_score(of_tokens, tokens >= 0.5, average="micro", **options),
+        "labels_f1_macro": sk.f1_score(of_tokens, tokens >= 0.5, average="macro", **options),
+        "labels_mean_average_precision": average_precision(of_tokens, tokens, w),
         "labels_auc": sk.roc_auc_score(of_tokens, tokens, average="micro", sample_weight=w),
         "perplexity": math.exp(sk.log_loss(classes, chances, sample_weight=w, labels=names)),
         "auc_of_tokens": sk.roc_auc_score(
@@ -218,6 +222,13 @@ def expected_of(data: dict[str, np.ndarray]) -> dict[str, float]:
     matrix = sk.confusion_matrix(classes, guess, sample_weight=w, labels=names)
     found |= {f"confusion/{i}/{j}": matrix[i, j] for i in names for j in names}
     return {name: float(value) for name, value in found.items()}
+
+
+def average_precision(labels: np.ndarray, scores: np.ndarray, weight: np.ndarray) -> float:
+    """Returns Keras's figure, in float32: scikit-learn interpolates in another way."""
+    metric = keras.metrics.AUC(curve="PR", multi_label=True)
+    metric.update_state(labels, scores, sample_weight=weight)
+    return float(metric.result())
 
 
 def iou(labels: np.ndarray, guess: np.ndarray, weight: np.ndarray) -> float:
