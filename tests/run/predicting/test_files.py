@@ -103,9 +103,9 @@ def test_every_value_comes_back_whatever_the_parts(tmp_path, ending, monkeypatch
 @pytest.mark.parametrize("ending", READ)
 def test_the_memory_does_not_grow_with_the_rows(tmp_path, ending, monkeypatch):
     monkeypatch.setattr(formats, "_GROUP_ROWS", 300)
-    rows, peaks = 1 << 9, []
-    for parts in (4, 12):
-        file = PartialFile(tmp_path / f"{parts}{ending}")
+
+    def peak(file: PartialFile, parts: int) -> int:
+        rows = 1 << 9
         file.open({})
         part = {"output": np.zeros([rows, 20], "f4")}
         file.write_columns(forms_of(part))
@@ -113,10 +113,17 @@ def test_the_memory_does_not_grow_with_the_rows(tmp_path, ending, monkeypatch):
             file.add(number * rows, part)
         tracemalloc.start()
         file.complete(file.columns(), parts * rows)
-        peaks.append(tracemalloc.get_traced_memory()[1])
+        peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         file.close()
-    assert peaks[1] < 1.3 * peaks[0]
+        return peak
+
+    # The least of some tries: threads of other tests may allocate meanwhile.
+    of_four, of_twelve = (
+        min(peak(PartialFile(tmp_path / f"{parts}-{n}{ending}"), parts) for n in range(3))
+        for parts in (4, 12)
+    )
+    assert of_twelve < 1.3 * of_four
 
 
 @pytest.mark.parametrize("ending", READ)
