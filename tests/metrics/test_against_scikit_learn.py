@@ -78,11 +78,12 @@ def test_two_workers():
         [json.loads(line) for line in output.splitlines() if line.startswith("[")]
         for _, output in ended
     ]
-    assert printed[0][0] == printed[1][0]
-    (trained, *evaluated), calls = printed[0]
+    (*found, calls), (*others, of_other) = printed
+    assert found == others
+    trained, *evaluated = [figures for (figures,) in found]
     check(trained, 0, corpus=False)
     for seed in range(cases.SETS):
         check(evaluated[seed], seed)
     weights = [cases.data_of(seed)["weight"] for seed in range(cases.SETS)]
     assert calls == [np.count_nonzero(weight) for weight in weights]
-    assert printed[1][1] == []
+    assert of_other == []
