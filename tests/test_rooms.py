@@ -25,7 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "devices": {"microbatch"},
     "config": {"errors", "user_code"},
     "distribution": GROUND,
-    "layers": GROUND,
+    "layers": {"distribution"} | GROUND,
     "models": {"layers"} | GROUND,
     "metrics": GROUND,
     "tasks": {"layers", "metrics"} | GROUND,

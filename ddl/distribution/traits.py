@@ -37,6 +37,8 @@ class Traits:
       asynchronous: Whether a chief schedules updates on workers that do not wait for each other,
         with the variables on parameter servers.
       shares_variables: Whether all replicas write the same copy of each variable.
+      replicates_handles: Whether a variable has a handle for each core, so that none of its rows
+        can be read alone.
       notes: Notes for the start of a run.
     """
 
@@ -44,6 +46,7 @@ class Traits:
     several_processes: bool = False
     asynchronous: bool = False
     shares_variables: bool = False
+    replicates_handles: bool = False
     notes: tuple[Note, ...] = ()
 
     @property
@@ -77,6 +80,7 @@ TRAITS: dict[StrategyName, Traits] = {
     "central_storage": Traits("experimental.CentralStorageStrategy", shares_variables=True),
     "tpu": Traits(
         "TPUStrategy",
+        replicates_handles=True,
         notes=(
             Note(
                 "TPUs multiply in bfloat16: PRECISION = 'mixed_bfloat16' is fastest there and "

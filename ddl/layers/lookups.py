@@ -15,6 +15,7 @@ import tensorflow as tf
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 
 from ddl import microbatch
+from ddl.distribution.traits import traits_of
 
 
 def look_up(table: keras.Variable | tf.Variable, ids: tf.Tensor) -> tf.Tensor:
@@ -63,10 +64,10 @@ def look_up_rows(layers: Iterable[keras.layers.Layer]) -> None:
 def _reads_rows() -> bool:
     """Returns whether the rows of a variable are those of its resource here.
 
-    In a StatelessScope a variable has another value. A TPU has its own copies of variables.
+    In a StatelessScope a variable has another value.
     """
-    on_tpu = isinstance(tf.distribute.get_strategy(), tf.distribute.TPUStrategy)
-    return not (on_tpu or in_stateless_scope())
+    replicated = traits_of(tf.distribute.get_strategy()).replicates_handles
+    return not (replicated or in_stateless_scope())
 
 
 def _call(layer: keras.layers.Embedding, inputs: Any) -> Any:

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 from ddl.diagnosis import stacks
 from ddl.diagnosis.phases import during
@@ -46,6 +47,8 @@ def test_sigquit_shows_stacks_and_phases_and_the_process_goes_on():
             assert "in stuck_here" in text
             assert "the training loop from step 7, for " in text
             assert process.poll() is None
+            # faulthandler gives the signal to Python's handler, and only then sets its own again.
+            time.sleep(0.5)
         process.kill()
         process.wait()
 

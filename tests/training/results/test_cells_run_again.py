@@ -65,10 +65,14 @@ def test_the_arrays_of_an_unused_trainer_are_freed(tmp_path, monkeypatch, limit,
 
 
 def memory_of_trainers(number):
-    """Makes trainers, each with 64 MB of arrays, and prints the resident memory after each."""
-    own = Path("/proc/self/statm")
-    page = resource.getpagesize()
+    """Makes trainers of 64 MB of arrays; prints the resident memory before them and after each."""
+
+    def show_memory():
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        print("memory", pages * resource.getpagesize() >> 20)
+
     strategy = make_strategy("one_device", 1)
+    show_memory()
     for _ in range(number):
         images = np.ones([1 << 18, 64], "f4")
         with strategy.scope():
@@ -80,7 +84,7 @@ def memory_of_trainers(number):
                 global_batch_size=8,
             )
         trainer.train(1)
-        print("memory", int(own.read_text().split()[1]) * page >> 20)
+        show_memory()
 
 
 def test_five_trainers_take_the_memory_of_two_at_most():
@@ -90,8 +94,10 @@ def test_five_trainers_take_the_memory_of_two_at_most():
         [sys.executable, *program], cwd=ROOT, capture_output=True, text=True, check=True
     )
     memory = [int(line.split()[1]) for line in done.stdout.splitlines() if "memory" in line]
-    assert len(memory) == 5
-    assert max(memory) - memory[0] < 1.5 * 64, memory
+    assert len(memory) == 6
+    # Each trainer has the arrays of the caller and its own copy.
+    before, one = memory[0], memory[1] - memory[0]
+    assert max(memory) - before < 2.25 * one, memory
 
 
 if __name__ == "__main__":
