@@ -86,7 +86,8 @@ class LearningRate(Schedule):
           schedule: The rate at `base_batch_size`, as a number or a schedule: Keras's, one of
             `ddl.optimizers.schedules`, or a custom one.
           scaling: How the rate scales with the batch size (`scaling_factor`). None is for a rate
-            tuned at the batch size of the training.
+            tuned at the batch size of the training, and refuses a base batch size. "none" keeps the
+            rate at any batch size, and ignores a base batch size.
           base_batch_size: Batch size for which the rate was tuned.
           global_batch_size: Batch size of the training.
           warmup_steps: W, in updates; 0 for no warm-up.

@@ -4,9 +4,9 @@ import numbers
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from signal import SIGINT
+from signal import SIG_DFL, SIGINT, SIGQUIT, getsignal
 from typing import Any, Literal
 
 from ddl.callbacks.calling import checked_callbacks
@@ -14,6 +14,7 @@ from ddl.callbacks.early_stopping import EarlyStopping
 from ddl.callbacks.schedule import Callback
 from ddl.checkpoints.retention import Retention
 from ddl.checkpoints.warm_start import WarmStart
+from ddl.diagnosis.stacks import shown_on_quit
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, ModelDirectoryError, TrainingInterrupted
 from ddl.optimizers.plateau import plateaus_of
@@ -254,6 +255,8 @@ def _check_same_run(files: Files, trainer: Trainer) -> None:
 def _stopping(trainer: Trainer) -> Iterator[StopSignals | None]:
     """Stops the training on SIGINT and SIGTERM; yields None outside of the main thread.
 
+    Shows stacks on SIGQUIT, unless the caller handles this signal.
+
     Raises:
       KeyboardInterrupt: If a SIGINT was received.
       TrainingInterrupted: If a SIGTERM was received.
@@ -262,8 +265,9 @@ def _stopping(trainer: Trainer) -> Iterator[StopSignals | None]:
         yield None
         return
     stop = StopSignals(trainer.request_stop, second_ends=not in_notebook())
+    shown = shown_on_quit() if getsignal(SIGQUIT) == SIG_DFL else nullcontext()
     try:
-        with stop:
+        with shown, stop:
             yield stop
     except TrainingInterrupted as interrupted:
         if stop.received != SIGINT:

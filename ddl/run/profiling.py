@@ -137,7 +137,7 @@ class Profiler:
     def _fail(self, error: Exception) -> None:
         self._steps = None  # else the next loop would try again
         first = (str(error).splitlines() or [type(error).__name__])[0]
-        self._report(f"There is no profile: {first} The run goes on.")
+        self._report(f"There is no profile: {first} Training continues.")
 
     @contextmanager
     def on_signal(self) -> Iterator[None]:

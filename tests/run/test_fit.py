@@ -11,6 +11,7 @@ import pytest
 
 import ddl
 from ddl.callbacks.early_stopping import EarlyStopping, Evaluations
+from ddl.diagnosis import stacks
 from ddl.errors import ConfigError, DataError, ModelDirectoryError, TrainingInterrupted
 from ddl.training.actions import EachLoop, Periodic
 from tests.conftest import make_strategy
@@ -174,6 +175,33 @@ def test_a_signal_ends_the_run_after_saving(trainer, straight, tmp_path, number,
     assert (tmp_path / "checkpoints" / "step-7.index").exists()
     ddl.fit(trainer, tmp_path, train_steps=20, progress=False)
     assert_same(values(trainer), straight)
+
+
+def test_sigquit_shows_the_stacks_and_the_run_continues(trainer, tmp_path, monkeypatch, capfd):
+    phases, described = [], threading.Event()
+    monkeypatch.setattr(stacks, "say", lambda text: (phases.append(text), described.set()))
+
+    def hangs(step):
+        if step == 3:
+            os.kill(os.getpid(), signal.SIGQUIT)
+            assert described.wait(60)
+
+    ddl.fit(trainer, tmp_path, train_steps=5, actions=[EachLoop(hangs)], progress=False)
+    assert trainer.step == 5
+    assert "the run, after step 3" in phases[0]
+    assert "in hangs" in capfd.readouterr().err
+    assert signal.getsignal(signal.SIGQUIT) == signal.SIG_DFL
+
+
+def test_a_callers_handler_of_sigquit_stays(trainer):
+    received = []
+    before = signal.signal(signal.SIGQUIT, lambda number, _: received.append(number))
+    try:
+        action = EachLoop(lambda _: os.kill(os.getpid(), signal.SIGQUIT))
+        ddl.fit(trainer, train_steps=2, actions=[action], progress=False)
+    finally:
+        signal.signal(signal.SIGQUIT, before)
+    assert received == [signal.SIGQUIT] * 2
 
 
 def test_an_action_ends_the_run_without_an_error(trainer, tmp_path, capsys):
