@@ -1,4 +1,4 @@
-"""What of a training a callback may change, as checksums."""
+"""Checksums of the values that a callback may change."""
 
 import zlib
 from typing import Any

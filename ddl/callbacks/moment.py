@@ -1,4 +1,4 @@
-"""What a callback gets: the moment of the run at which it is called."""
+"""The argument of a callback: the moment of the run at which it is called."""
 
 import functools
 from collections.abc import Callable, Mapping

@@ -14,7 +14,7 @@ _WEIGHT = "weight"
 
 @dataclasses.dataclass(frozen=True)
 class Predictions:
-    """What `--mode=predict` predicts.
+    """Settings of `--mode=predict`: data and columns.
 
     Attributes:
       data: The examples; None takes the evaluation data. They need no labels. A source without

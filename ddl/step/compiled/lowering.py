@@ -1,4 +1,4 @@
-"""Whether XLA can compile a function, found without compiling it.
+"""Check that XLA can compile a function, without compiling it.
 
 The function's operations are lowered to XLA's own, for the device at hand. Its arguments are known
 by shape and dtype alone, so nothing is computed or copied.

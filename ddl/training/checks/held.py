@@ -1,4 +1,4 @@
-"""What the first run of the check of row independence leaves to the later runs."""
+"""Values of the first run of the row-independence check that later runs reuse."""
 
 from typing import NamedTuple
 

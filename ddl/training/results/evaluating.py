@@ -1,4 +1,4 @@
-"""What a trainer computes without training: evaluations and predictions."""
+"""Evaluations and predictions of a trainer."""
 
 import functools
 from collections.abc import Callable, Generator, Sequence
