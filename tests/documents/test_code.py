@@ -41,7 +41,8 @@ NOT_RUN = {
         ),
         "takes minutes; tests/run/generation/ draws from a smaller run of this config",
     ),
-    "python -m benchmarks parity": "takes two minutes; the parity tests run its cases",
+    "python -m benchmarks parity": "takes minutes; tests/training/test_parity.py runs "
+    "some of its cases",
 }
 
 
