@@ -1,4 +1,4 @@
-"""When a run calls a function of the user's, and on which workers."""
+"""Periods at which a run calls a function of the user, and the workers that call it."""
 
 import inspect
 from collections.abc import Callable, Mapping
