@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from ddl.data.locking import one_at_a_time
 from ddl.data.objects.examples import are_same, check_fits, features_of, spec_of
-from ddl.data.one_at_a_time import one_at_a_time
 from ddl.data.random_access import RandomAccessSource
 from ddl.errors import DataError, check_takes
 

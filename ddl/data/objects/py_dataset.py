@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from ddl.data.checks import checked_weight
+from ddl.data.locking import one_at_a_time
 from ddl.data.objects.examples import are_same, check_fits, features_of, spec_of
-from ddl.data.one_at_a_time import one_at_a_time
 from ddl.data.order import indices_at, steps_per_epoch
 from ddl.data.random_access import RandomAccessSource
 from ddl.data.source import Source, checked_element_spec, weighted
