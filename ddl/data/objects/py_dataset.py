@@ -37,7 +37,7 @@ class PyDatasetSource(Source):
         """Reads the first batch twice, and the last one.
 
         Args:
-          data: The batches. A batch must depend on its number alone. All but the last must have the
+          data: The batches. A batch must depend only on its index. All but the last must have the
             same number of rows.
           steps_per_epoch: Batches of the run that count as an epoch, for a PyDataset without end
             (`num_batches` is None), whose batches are then read in order.

@@ -161,7 +161,7 @@ class Update(ControlFlow):
 
         Args:
           function: A method of the task with the arguments of a loss, which returns a float tensor
-            [batch, …]. The row of an example must depend on that example alone.
+            [batch, …]. The row of an example must depend only on that example.
           batch: The batch that the step was given.
           name: Name of the function; None: its own name.
           same_draws_as: As in `gradients`.

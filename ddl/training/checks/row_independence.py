@@ -1,4 +1,4 @@
-"""A check that a task's outputs for an example depend on that example alone.
+"""A check that a task's outputs for an example depend only on that example.
 
 A replica computes its share of a batch, in microbatches, and pads the last batch of an epoch. A
 loss across examples (in-batch negatives, mining, mixing, a division by the largest of the batch)
