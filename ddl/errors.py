@@ -74,7 +74,7 @@ def installing(extra: str) -> str:
     Args:
       extra: Name of the extra in pyproject.toml.
     """
-    return f"In the checkout of ddl, run: pip install -e '.[{extra}]'."
+    return f"In the checkout of ddl, run: pip install '.[{extra}]'."
 
 
 def definition_of(function: Callable[..., Any]) -> str:

@@ -15,7 +15,7 @@ def open_itself(path: str | os.PathLike[str], flags: int) -> int:
       OSError: If it cannot be opened, or is a symbolic link, a pipe or a device.
     """
     try:
-        # Without O_NONBLOCK, opening a pipe that nobody reads would wait for ever.
+        # Without O_NONBLOCK, opening a pipe that nobody reads would wait forever.
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     except OSError as error:
         if error.errno == errno.ELOOP:

@@ -15,8 +15,8 @@ The exit status is the worst one of the processes, without those that the launch
 the worst to the best:
   128 + N  A process was killed by signal N.
   76       Training diverged.
-  1, 70    1: the flags, the config or the data have an error. 70, or any other status: a bug,
-           a failure of the system, or another run trains in the model directory.
+  1, 70    1: the flags, the config, the data or your own code have an error. 70, or any other
+           status: a bug, a failure of the system, or another run trains in the model directory.
   77       A process lost another one.
   75       Training stopped on a signal and can be resumed.
   0        Done.

@@ -26,7 +26,7 @@ class Distillation:
           student: Maps images to logits; it is trained and exported.
           teacher: The `model.keras` of an export, which maps images to logits.
           temperature: Divisor of both logits; a higher one makes the predictions softer.
-          share: Share of the teacher in the loss; 0 trains the student on the labels alone.
+          share: Share of the teacher in the loss; 0 trains the student only on the labels.
         """
         self.model, self.temperature, self.share = student, temperature, share
         self.teacher = cast(keras.Model, keras.models.load_model(teacher, compile=False))

@@ -42,7 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | _LEARNING
     | GROUND,
     "cli": {"run", "config", "distribution"} | GROUND,
-    "launcher": {"cli", "distribution", "errors", "choices", "files", "output"},
+    "launcher": {"errors", "choices", "files", "output"},
     "report": {"cli", "run", "checkpoints", "config"} | GROUND,
 }
 # The base modules, of which the later may import the earlier.

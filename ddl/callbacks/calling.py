@@ -231,7 +231,7 @@ class Calls:
 
 
 class _Multiples:
-    """Calls a function at the multiples of a number of steps alone; an `Action`."""
+    """Calls a function only at the multiples of a number of steps; an `Action`."""
 
     def __init__(self, steps: int, function: Callable[[], None]):
         self._steps = steps

@@ -1,4 +1,4 @@
-"""What of a training a callback may change, as checksums."""
+"""Checksums of the values that a callback may change."""
 
 import zlib
 from typing import Any
@@ -16,7 +16,7 @@ _BITS = {1: tf.uint8, 2: tf.uint16, 4: tf.int32, 8: tf.int64}
 
 
 class Fingerprint:
-    """Checksums of what a callback may change in a trainer. Eager, on one worker alone.
+    """Checksums of what a callback may change in a trainer. Eager, on one worker only.
 
     Those of the weights, of the optimizers' slots and of averages are computed on the device, which
     reads each once. A checksum differs wherever an entry does, up to chance; a change back is none.

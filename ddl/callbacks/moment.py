@@ -1,4 +1,4 @@
-"""What a callback gets: the moment of the run at which it is called."""
+"""The argument of a callback: the moment of the run at which it is called."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -26,7 +26,7 @@ class MediaWriter(Protocol):
 class Media:
     """Images, texts and histograms for TensorBoard.
 
-    Only the chief of a run with a model directory writes them; elsewhere they are checked alone.
+    Only the chief of a run with a model directory writes them; elsewhere they are only checked.
     """
 
     def __init__(self, writer: MediaWriter | None, step: int, split: str):
@@ -143,7 +143,7 @@ class Moment:
 
     @functools.cached_property
     def random(self) -> np.random.Generator:
-        """Random numbers that depend on the run's seed, the callback's name and the step alone."""
+        """Random numbers that depend only on the run's seed, the callback's name and the step."""
         first = next(iter(self.trainer.pipelines.values()))
         return np.random.default_rng(hashed(first.seed, self._name, self.step) % 2**64)
 

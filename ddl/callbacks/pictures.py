@@ -10,7 +10,7 @@ from ddl.callbacks.moment import Moment
 from ddl.callbacks.schedule import AfterEvaluation, Callback, Every
 from ddl.distribution.traits import traits_of
 from ddl.errors import ConfigError, DataError
-from ddl.training.results.given_data import check_one_order
+from ddl.training.results.other_data import check_one_order
 from ddl.training.trainer import Trainer
 
 _PIXELS = 256

@@ -1,4 +1,4 @@
-"""When a run calls a function of the user's, and on which workers."""
+"""Periods at which a run calls a function of the user, and the workers that call it."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ class Callback:
 
     Attributes:
       function: The function, of a `Moment`. It may return figures by name, which are logged.
-      on: `all` workers call it, or the `chief` alone.
+      on: `all` workers call it, or only the `chief`.
     """
 
     def __init__(self, function: Function, on: Workers = "all"):
@@ -27,7 +27,7 @@ class Callback:
           function: A function of one argument, a `ddl.callbacks.Moment`. An object may be one, by
             `__call__`; then the `tf.Variable`s in its attributes are saved in checkpoints.
           on: `all` workers of a cluster call it, as it must be if it changes the training, or uses
-            all devices, as `trainer.evaluate` does; or the `chief` alone.
+            all devices, as `trainer.evaluate` does; or only the `chief`.
 
         Raises:
           ConfigError: If the function takes other arguments, or `on` is unknown.

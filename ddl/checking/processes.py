@@ -19,7 +19,7 @@ from ddl.errors import ConfigError
 
 _AT_ONCE = 2
 _LIMIT_SECONDS = 900.0
-"""A collective that one replica does not join would wait for ever."""
+"""A collective that one replica does not join would wait forever."""
 
 _PAUSE_SECONDS = 0.05
 _LOG_BYTES = 100_000  # of the end of a log

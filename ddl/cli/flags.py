@@ -117,7 +117,7 @@ def define_flags() -> None:
         "auto",
         JIT_COMPILE,
         "Whether XLA compiles forward and backward pass, and the update. auto: on GPUs, except for "
-        "what XLA cannot compile. Changes results by rounding alone.",
+        "what XLA cannot compile. Changes results only by rounding.",
     )
     flags.DEFINE_enum(
         "cross_device_ops",

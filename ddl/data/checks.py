@@ -13,7 +13,7 @@ from ddl.user_code import place_of
 
 
 class _Read(Protocol):
-    """What a source can do after an error."""
+    """Methods that a source may have for errors."""
 
     def damaged(self) -> str | None: ...
 

@@ -22,7 +22,7 @@ class Source(abc.ABC):
 
     Attributes:
       has_numbered_examples: For sources with random access: whether an epoch holds each example
-        once, so that examples can be found by their numbers alone.
+        once, so that examples can be found by their indices.
     """
 
     has_numbered_examples = True

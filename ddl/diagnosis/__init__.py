@@ -1,1 +1,1 @@
-"""What a process is doing, and its stacks: for a run that is stuck, or that lost a worker."""
+"""Current work and stacks of a process, for a run that is stuck or has lost a worker."""

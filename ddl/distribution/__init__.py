@@ -1,6 +1,6 @@
 """Devices, strategies, workers, parameter servers, and detection of lost peers.
 
-The names below are imported on first use, so that the launcher reads TF_CONFIG without importing
+The names below are imported on first use, so that the commands import this package without
 TensorFlow.
 """
 

@@ -30,7 +30,7 @@ class Communication:
       collectives: Implementation of collectives; `auto` takes NCCL between GPUs, else rings: on
         CPU devices and on virtual GPUs.
       timeout_seconds: For collectives: seconds after which a collective that a peer has not joined
-        raises an error; None waits for ever.
+        raises an error; None waits forever.
 
     Raises:
       ConfigError: If a choice is unknown or a number is out of range.

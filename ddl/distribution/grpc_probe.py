@@ -2,7 +2,7 @@
 
 A gRPC server sends a greeting to each connection. For a dead process the kernel refuses the
 connection. For a stopped process the kernel accepts it, but no greeting follows. TensorFlow's own
-calls would wait for a stopped process for ever.
+calls would wait for a stopped process forever.
 """
 
 import socket

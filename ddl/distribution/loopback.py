@@ -1,7 +1,7 @@
-"""Clusters on one machine: their servers accept connections from this machine alone.
+"""Clusters on one machine: their servers accept connections only from this machine.
 
 TensorFlow's servers execute what any client sends, without authentication, and listen on all
-interfaces whatever address TF_CONFIG gives (`GrpcServer::Init` takes the port alone). TensorFlow
+interfaces whatever address TF_CONFIG gives (`GrpcServer::Init` takes only the port). TensorFlow
 2.21 has no option for this. But Linux lets a process bind its own listening socket to the loopback
 device afterwards, without privileges from version 5.7 on; connections through other devices are
 then refused.

@@ -3,7 +3,7 @@
 A chief leads such a cluster and is the only process that runs the program. Workers and parameter
 servers are TensorFlow servers that execute what the chief sends (`ddl.training.asynchronous.loop`).
 TensorFlow reassigns the updates of a lost worker to the others and readmits the worker when it is
-back. But TensorFlow waits for ever for a worker that neither answers nor dies, so the chief probes
+back. But TensorFlow waits forever for a worker that neither answers nor dies, so the chief probes
 every task.
 """
 
@@ -260,6 +260,6 @@ class _Watch:
 
 
 def _end(why: str) -> NoReturn:
-    """Reports the reason and exits at once: the main thread may be blocked for ever."""
+    """Reports the reason and exits at once: the main thread may be blocked forever."""
     say(f"{why}. Restart all tasks; they resume from the last checkpoint.")
     os._exit(WorkerLost.exit_status)

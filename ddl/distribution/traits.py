@@ -66,9 +66,9 @@ TRAITS: dict[StrategyName, Traits] = {
         notes=(
             Note(
                 "Updates are asynchronous: one worker computes each update from a whole global "
-                "batch, while other workers may change the weights. Neither fresh nor resumed runs "
-                "are reproducible. The learning rate follows the step, whichever worker makes the "
-                "update."
+                "batch, while other workers may change the weights. With several workers, neither "
+                "fresh nor resumed runs are reproducible. The learning rate follows the step, "
+                "whichever worker makes the update."
             ),
             Note(
                 "BatchNormalization normalizes with the moments of the worker's own batch. All "

@@ -105,7 +105,7 @@ class Workers:
         return self._total(matrix.ravel()).reshape(matrix.shape)
 
     def check_together(self, call: str) -> None:
-        """Checks that all processes can take part in a call, and none would wait for ever.
+        """Checks that all processes can take part in a call, and none would wait forever.
 
         Raises:
           ConfigError: Within `alone`, if there are several processes.
@@ -114,7 +114,7 @@ class Workers:
         if what is not None and self.number > 1:
             raise ConfigError(
                 f"{call} needs all {self.number} workers, but {what} runs on one alone, "
-                "which would wait for ever. Pass on='all'."
+                "which would wait forever. Pass on='all'."
             )
 
     def _total(self, values: Sequence[float] | np.ndarray) -> np.ndarray:

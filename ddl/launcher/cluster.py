@@ -132,7 +132,10 @@ class Cluster:
         if TrainingDiverged.exit_status in statuses:
             say("No restart: training diverged and would diverge again.")
         elif worst == DdlError.exit_status:
-            say(f"No restart: status {worst} means an error in flags, config or data.")
+            say(
+                f"No restart: status {worst} means an error in flags, config, data or your own "
+                "code."
+            )
         elif self._restarts == self._max_restarts:
             say(f"No restart: --max_restarts={self._max_restarts} is reached.")
         else:

@@ -2,7 +2,7 @@
 
 `keras.layers.Embedding` and `tf.gather` read a table before they gather rows. The read is free only
 until the first sparse update of the table: from then on TensorFlow copies the whole table in each
-read, so that a step takes longer the more rows there are. A `ResourceGather` reads the rows alone,
+read, so that a step takes longer the more rows there are. A `ResourceGather` reads only the rows,
 and gives the same bits.
 """
 

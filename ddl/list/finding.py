@@ -1,4 +1,4 @@
-"""What the names given to `ddl list` mean. Imports TensorFlow only for items of configs."""
+"""Lookup of the names given to `ddl list`. Imports TensorFlow only for items of configs."""
 
 from collections.abc import Iterator, Sequence
 

@@ -11,7 +11,7 @@ from ddl.metrics.probabilities import input_fault
 from ddl.metrics.state import KerasState
 
 FAILS = "it fails on random examples: "
-"""How the clause begins if the metric raises an error."""
+"""Beginning of the clause for a metric that raises an error."""
 
 _ROWS, _FIRST = 7, 2
 _TOLERANCE = 1e-9

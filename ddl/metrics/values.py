@@ -51,7 +51,7 @@ class Metric(Protocol):
 
 
 class Inputs(NamedTuple):
-    """What a metric computes its state from.
+    """Inputs from which a metric computes its state.
 
     Attributes:
       metric: The metric.

@@ -49,7 +49,7 @@ class Fused(keras.optimizers.Optimizer):
 
     A sparse gradient is converted to a dense one, with repeated rows summed: Keras also updates the
     slots of all rows, whether their gradient is zero or not. The exception is an optimizer that
-    leaves rows without gradient unchanged; `rows_step` updates the rows of the gradient alone.
+    leaves rows without gradient unchanged; `rows_step` updates only the rows of the gradient.
 
     Attributes:
       merges_rows: Whether sparse gradients may hold a row more than once. `rows_merged` says for a

@@ -21,7 +21,7 @@ class AdamWScheduleFree(keras.optimizers.ScheduleFreeAdamW):
         y ← (1 - β₁)·z + β₁·x
 
     The model holds y and the slot `momentum` holds z; evaluations and exports use x. The class
-    replaces Keras's, which reads z after it has changed it, and decays y alone, so that its x is
+    replaces Keras's, which reads z after it has changed it, and decays only y, so that its x is
     not the average of z.
     """
 

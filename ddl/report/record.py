@@ -1,4 +1,4 @@
-"""What the directory of a run records: its state, metrics, config, starts and warnings."""
+"""Contents of a run's directory: state, metrics, config, starts and warnings."""
 
 import dataclasses
 import json

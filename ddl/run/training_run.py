@@ -95,7 +95,7 @@ def train_to_end(
       before_restore: Called if there are checkpoints, before one is restored.
       opened: Called on the chief when the directory is created and locked.
       keeps_history: Whether an empty history gets the lines of metrics.jsonl.
-      profile: The step to begin a profile after, and its last step; None profiles on SIGUSR2 alone.
+      profile: The step to begin a profile after, and its last step; None profiles only on SIGUSR2.
       remedy: What to do if the run has reached its end already.
 
     Raises:

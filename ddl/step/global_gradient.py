@@ -275,7 +275,7 @@ class GlobalGradient:
         batch: StepBatch,
         state: TrainingState,
     ) -> tuple[tf.Tensor, tf.Tensor | None]:
-        """Returns the metric sums alone, and the estimates of the gradient noise, if any."""
+        """Returns only the metric sums, and the estimates of the gradient noise, if any."""
         if self.noise_scale is None:
             return sums, None
         size = self.pipelines[batch.source].global_batch_size

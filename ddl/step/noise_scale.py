@@ -31,7 +31,7 @@ class GradientNoiseScale:
     The noise scale, in examples, is the ratio of the averages.
 
     The estimate costs one norm per microbatch and no communication. The rows of a small batch are
-    consecutive in the global batch, so the estimate depends on P alone, not on how P splits into
+    consecutive in the global batch, so the estimate depends only on P, not on how P splits into
     replicas and microbatches. For another P the estimate differs by chance. The gradients are those
     of the loss, before regularization and clipping; in a step of one's own, those that
     `update.gradients` returns. Batches with padding and skipped updates do not count. The estimator

@@ -119,7 +119,7 @@ class Objective:
 
         Returns:
           The objective, float32 [] or float64 [], and the metric sums, float64 [size] of
-          `MetricSums`. The sum "loss" holds the task's loss alone, without weight penalties and
+          `MetricSums`. The sum "loss" holds only the task's loss, without weight penalties and
           losses of layers.
 
         Raises:

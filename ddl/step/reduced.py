@@ -1,4 +1,4 @@
-"""What `GlobalGradient` returns."""
+"""Result of `GlobalGradient`."""
 
 from typing import Any, NamedTuple
 

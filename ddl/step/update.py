@@ -263,7 +263,7 @@ class _Work:
         objective = self._plan.means[name].of(values)
         sums, weight = self._update.gradient.sums(objective, batch, self._state, draws)
         observe("summed", loss=name, value=sums)
-        traced = objective.loss  # an equal function of the rehearsal, or `values`
+        traced = objective.loss  # an equal function of the planning trace, or `values`
         assert isinstance(traced, Values)
         return tf.reshape(tf.cast(sums, traced.dtype), traced.shape), weight
 

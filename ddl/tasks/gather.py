@@ -1,6 +1,6 @@
 """The rows of other examples, for losses that compare each example with the others of its batch.
 
-A replica computes its share of a batch. A loss that takes negatives from its own rows alone has
+A replica computes its share of a batch. A loss that takes negatives only from its own rows has
 fewer of them on more replicas, and computes something else. `gather` gives it the rows of all:
 
     rows           [b, …] on each of R replicas → [R·b, …] on each, by position in the global batch
@@ -106,7 +106,7 @@ def gather(x: Any, across: Across = "microbatch") -> Gathered:
 
 
 def own_rows(tensors: list[tf.Tensor], across: Across, current: Microbatch) -> Gathered:
-    """Gathers the rows of this replica alone, for trials on a single replica (`Gathering`)."""
+    """Gathers only the rows of this replica, for trials on a single replica (`Gathering`)."""
     mask = tf.ones([current.rows], tf.bool) if current.mask is None else current.mask
     return Gathered(tensors, mask, positions_of(current))
 

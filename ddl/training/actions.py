@@ -23,7 +23,7 @@ class Action(Protocol):
 class Periodic:
     """Calls a function at every multiple of a number of steps, and at the last step.
 
-    No training loop runs past such a step. The schedule depends on the step alone: a resumed run
+    No training loop runs past such a step. The schedule depends only on the step: a resumed run
     calls the function at the same steps as an uninterrupted run.
     """
 

@@ -48,7 +48,7 @@ from ddl.training.divergence import VariablesFinite
 from ddl.training.evaluation import Evaluation
 from ddl.training.evaluation_weights import EvaluationWeights
 from ddl.training.results.corpus_figures import CorpusFigures
-from ddl.training.results.given_data import GivenData
+from ddl.training.results.other_data import OtherData
 from ddl.training.schedule_free import ScheduleFreeWeights, schedule_free_weights
 from ddl.training.step_plan import evaluation_objective, step_plan
 
@@ -86,7 +86,7 @@ class Assembly:
     update: UpdateStep
     evaluation_weights: EvaluationWeights
     schedule_free: ScheduleFreeWeights | None
-    given: GivenData
+    given: OtherData
     corpus: CorpusFigures
     finite: VariablesFinite
     settings: FixedSettings
@@ -204,7 +204,7 @@ def assemble(
             raise ConfigError(_not_evaluated(task))
         return found
 
-    given = GivenData(
+    given = OtherData(
         task,
         strategy,
         lambda task, source, may_reside: _pipeline(

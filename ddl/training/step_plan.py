@@ -13,7 +13,7 @@ from ddl.optimizers.schedule_free import AdamWScheduleFree
 from ddl.step.objective import Objective
 from ddl.step.verbs.gradients import trainable_variables
 from ddl.step.verbs.plan import BUILT_IN, StepPlan
-from ddl.step.verbs.rehearsal import rehearse
+from ddl.step.verbs.planning import plan_step
 from ddl.tasks.task import LossFunction, Task, evaluation_loss, has_step
 from ddl.training.checks.read_attributes import ReadAttributes
 
@@ -51,7 +51,7 @@ def _planned(
                 f"{name} has a step of its own, which --strategy=parameter_server cannot run: its "
                 "workers update independently, without a global batch. Use another strategy."
             )
-        return rehearse(task, groups, objective, strategy, data)
+        return plan_step(task, groups, objective, strategy, data)
     if list(data) != [""]:
         raise ConfigError(
             f"{name} has no `step`, which several sources in Trainer.train_data need, got "

@@ -113,7 +113,7 @@ class Trainer(Evaluating):
             decides by size. Results do not change.
           communication: Options of the all-reduce: collectives, buffer size, timeout.
           jit_compile: Whether XLA compiles forward and backward pass, and the update: "on", "off",
-            or "auto": on GPUs, except for what XLA cannot compile. Changes rounding alone.
+            or "auto": on GPUs, except for what XLA cannot compile. Changes only rounding.
 
         Raises:
           ConfigError: If an argument is out of range, model or optimizer was made outside the

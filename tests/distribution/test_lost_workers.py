@@ -21,7 +21,7 @@ LONG = ["TRAIN_STEPS = 100000", "EVAL_EVERY = 100000", "CHECKPOINT_EVERY = 20"]
 LIMITS = ["--join_timeout=30", "--peer_timeout=6", "--stall_timeout=6"]
 
 # Joins a cluster as ddl.main does, and nothing else. One of them does something to itself after the
-# workers have met and before TensorFlow joins, when it would wait for ever.
+# workers have met and before TensorFlow joins, when it would wait forever.
 JOINS = """
 import os, signal, sys
 from ddl.distribution import multi_worker

@@ -19,7 +19,7 @@ from tests.documents.pages import PAGES, ROOT, all_code, commands, files, prose
 by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 # Flags and variables of other programs.
-FLAGS_OF_OTHERS = {"--gpus-per-task", "--logdir"}
+FLAGS_OF_OTHERS = {"--distribution", "--gpus-per-task", "--logdir"}
 # Flags of the benchmarks and of the GPU suite, and where they are defined.
 DEFINED_IN = {
     "--only": "benchmarks/command.py",

@@ -1,9 +1,9 @@
 """The GPU suite: each place in a process of its own, and the commands on a GPU.
 
-    python -m pytest -m gpu tests/gpu -k virtual_2
+    python -m pytest -m gpu tests/gpu -k virtual_4
 
-Each test takes at most ten minutes. What it finds is in the folder `gpu_results`, or in the one
-that the environment variable DDL_GPU_RESULTS names. Skipped without a GPU.
+Each test ends after ten minutes at the latest. Its results are in the folder `gpu_results`, or in
+the one that the environment variable DDL_GPU_RESULTS names. Skipped without a GPU.
 """
 
 import fcntl

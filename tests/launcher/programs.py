@@ -6,7 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
 
-# What the programs begin with. None of them stays for ever, whatever goes wrong. `note` leaves a
+# What the programs begin with. None of them stays forever, whatever goes wrong. `note` leaves a
 # file that is there whole or not at all; `wait_for` waits for one; `running` says that a process is
 # there, and so are the handlers it has set.
 BEGINNING = """

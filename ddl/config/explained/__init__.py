@@ -1,1 +1,1 @@
-"""What a config can name, where its values come from, and how two configs differ."""
+"""Names for configs, origins of values, and comparison of two configs."""

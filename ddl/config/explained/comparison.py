@@ -1,4 +1,4 @@
-"""How two configs differ: by values, not by text."""
+"""Comparison of two configs by values, not by text."""
 
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping

@@ -1,4 +1,4 @@
-"""Where the values of a config come from, and what they override."""
+"""Origin of each value of a config, and the values that it overrides."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence

@@ -9,7 +9,7 @@ from absl import logging
 from ddl.data.checks import checked_finite
 from ddl.data.combining.random_access import RandomAccess, with_random_access
 from ddl.data.decoded import DecodedSource
-from ddl.data.one_at_a_time import one_at_a_time
+from ddl.data.locking import one_at_a_time
 from ddl.errors import ConfigError, DataError
 
 _DAMAGED = -1.0

@@ -2,7 +2,7 @@
 
 The shares hold in each stretch of 10,000 examples: how many of them come from which source is
 fixed, and their places are shuffled by the seed and the number of the stretch. How many examples
-of a source precede a batch therefore follows from the batch's number alone, and a run resumes
+of a source precede a batch therefore depends only on the batch's number, and a run resumes
 anywhere at once.
 """
 

@@ -59,7 +59,7 @@ def k_fold(
 ) -> Source:
     """Returns the training part or the held-out part of a fold of a cross-validation.
 
-    The examples are shuffled once, by `seed` and their number alone, and cut into `folds` parts
+    The examples are shuffled once, only by `seed` and their number, and cut into `folds` parts
     whose sizes differ by at most 1. Part number `fold` is held out; the others are for training.
 
     Args:

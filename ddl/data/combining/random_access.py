@@ -1,4 +1,4 @@
-"""What can be combined: sources whose examples are found by their numbers."""
+"""Checks that sources can be combined: they need random access and equal features."""
 
 from typing import Any
 

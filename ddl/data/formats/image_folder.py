@@ -15,7 +15,7 @@ class ImageFolder(DecodedSource):
     """Labelled image files, in one folder for each class: `train/cat/1.jpg`, `train/dog/7.png`.
 
     Files are JPEG, PNG or BMP, at any depth below the folder of their class; names that begin with
-    a dot are left out. Each epoch is fully shuffled, and each worker reads its own files alone.
+    a dot are left out. Each epoch is fully shuffled, and each worker reads only its own files.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ def numpy_files(
       names: For an `.npz` file: names of its arrays by the name of the feature, such as
         {"image": "x_train", "label": "y_train"}. None takes all arrays under their own names.
       in_memory: For `.npy` files: whether to read them into memory at once. Otherwise they are
-        memory-mapped, so that a batch reads its own rows alone. None reads them if they have at
+        memory-mapped, so that a batch reads only its own rows. None reads them if they have at
         most 1 GiB in sum. An `.npz` file is always read.
 
     Returns:

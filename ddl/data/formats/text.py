@@ -21,7 +21,7 @@ def text_lines(
 ) -> RandomAccessSource:
     r"""Builds a source in which each line of text files is an example.
 
-    The files are memory-mapped, so that a batch reads its own lines alone. Empty lines are left
+    The files are memory-mapped, so that a batch reads only its own lines. Empty lines are left
     out. Lines end with "\n" or "\r\n".
 
     Args:

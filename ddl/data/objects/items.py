@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from ddl.data.locking import one_at_a_time
 from ddl.data.objects.examples import are_same, check_fits, features_of, spec_of
-from ddl.data.one_at_a_time import one_at_a_time
 from ddl.data.random_access import RandomAccessSource
 from ddl.errors import DataError, check_takes
 
@@ -21,7 +21,7 @@ def from_items(
     object with `__getitems__`, as PyTorch calls it, is asked for all rows of a batch at once.
 
     Args:
-      data: The object. An item must depend on its number alone: augment with random numbers that
+      data: The object. An item must depend only on its index: augment with random numbers that
         follow from the number, or in the model with `ddl.layers`.
       decode: Turns an item into a dict of features or a tuple (x, y) or (x, y, weights); None if
         items are of this form already.

@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from ddl.data.checks import checked_weight
+from ddl.data.locking import one_at_a_time
 from ddl.data.objects.examples import are_same, check_fits, features_of, spec_of
-from ddl.data.one_at_a_time import one_at_a_time
 from ddl.data.order import indices_at, steps_per_epoch
 from ddl.data.random_access import RandomAccessSource
 from ddl.data.source import Source, checked_element_spec, weighted
@@ -37,7 +37,7 @@ class PyDatasetSource(Source):
         """Reads the first batch twice, and the last one.
 
         Args:
-          data: The batches. A batch must depend on its number alone. All but the last must have the
+          data: The batches. A batch must depend only on its index. All but the last must have the
             same number of rows.
           steps_per_epoch: Batches of the run that count as an epoch, for a PyDataset without end
             (`num_batches` is None), whose batches are then read in order.

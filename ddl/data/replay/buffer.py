@@ -30,8 +30,8 @@ class ReplayBuffer(Source):
     rows are in host memory, once in each process, and in each checkpoint. All workers of a cluster
     must add the same rows; a run with different ones ends with an error.
 
-    It is training data alone, or one of a dict of sources. An epoch has as many rows as the buffer
-    has places.
+    It can only be training data, alone or as one of a dict of sources. An epoch has as many rows
+    as the buffer has places.
 
     Attributes:
       capacity: Number of places.

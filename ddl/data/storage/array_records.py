@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ddl.data.one_at_a_time import one_at_a_time
+from ddl.data.locking import one_at_a_time
 from ddl.errors import DataError, installing
 
 ENDING = ".array_record"

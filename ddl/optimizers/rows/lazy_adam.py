@@ -28,7 +28,7 @@ class LazyAdam(AdamKernel, keras.optimizers.Adam):
     updates, also for a row that is seen for the first time. So do LazyAdam of TensorFlow Addons and
     SparseAdam of PyTorch, which move each row that a sparse gradient names.
 
-    Sparse gradients take time for their rows alone. Dense ones take more time than `FusedAdam`.
+    Sparse gradients take time only for their rows. Dense ones take more time than `FusedAdam`.
 
     With `weight_decay`, every update decays all rows.
     """

@@ -1,4 +1,4 @@
-"""What a config's data look like, and how fast they are read."""
+"""Examples of a config's data, and the speed of reading them."""
 
 import time
 from collections.abc import Iterator

@@ -26,7 +26,7 @@ _RULE = "-" * 40
 
 @dataclasses.dataclass(frozen=True)
 class Draws:
-    """How tokens are drawn; see `ddl.models.generate`."""
+    """Settings for drawing tokens; see `ddl.models.generate`."""
 
     length: int
     temperature: float = 1.0

@@ -172,7 +172,7 @@ def _arrow_array(values: np.ndarray, kind: Any, pyarrow: Any) -> Any:
 
 
 def _groups(parts: Iterable[dict[str, np.ndarray]]) -> Iterator[list[dict[str, np.ndarray]]]:
-    """Yields the rows in groups of parts, which depend on the rows alone, not on the parts.
+    """Yields the rows in groups of parts, which depend only on the rows, not on the parts.
 
     A group ends with the row that fills its bytes or its rows; the last one may be smaller.
     """

@@ -14,11 +14,11 @@ _WEIGHT = "weight"
 
 @dataclasses.dataclass(frozen=True)
 class Predictions:
-    """What `--mode=predict` predicts.
+    """Settings of `--mode=predict`: data and columns.
 
     Attributes:
       data: The examples; None takes the evaluation data. They need no labels. A source without
-        parentheses, as `@images`, is built by `--mode=predict` alone.
+        parentheses, as `@images`, is built only by `--mode=predict`.
       features: Names of features to write beside the outputs, such as a label or a number that
         names the example. The feature "weight" is always written, if the data have it: examples
         that `ddl.data.skip_damaged` leaves out have weight 0.

@@ -14,6 +14,6 @@ setup", arXiv:2101.06983: GradCache):
 
 Each pass draws the same random numbers and begins with the same moving statistics, which the last
 one moves. BatchNormalization computes the same moments of each microbatch three times, as their
-gradients pass through them. If the loss reads the model's output from the gathered rows alone, no
+gradients pass through them. If the loss reads the model's output only from the gathered rows, no
 operation of the model is left in pass 2, as in the paper.
 """

@@ -1,4 +1,4 @@
-"""How `ddl.gather` gets its rows in each of the three passes (`ddl.tasks.gather.Gathering`)."""
+"""Rows that `ddl.gather` returns in each of the three passes (`ddl.tasks.gather.Gathering`)."""
 
 from collections.abc import Iterable, Sequence
 

@@ -22,7 +22,7 @@ from ddl.step.verbs.batches import StepBatch
 
 
 class Computes(Protocol):
-    """What the passes need of `ddl.step.global_gradient.GlobalGradient`; see there."""
+    """Methods of `ddl.step.global_gradient.GlobalGradient` that the passes use; see there."""
 
     @property
     def strategy(self) -> tf.distribute.Strategy:

@@ -13,7 +13,7 @@ def add_regularization(
 ) -> list[Gradient]:
     """Adds the gradients of the variables' own regularizers, such as L2. Replica context.
 
-    These gradients depend on the weights alone, so every replica computes them without an
+    These gradients depend only on the weights, so every replica computes them without an
     all-reduce. They are added once after the all-reduce, so their scale does not depend on the
     number of replicas or microbatches.
     """

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 
 class Table(NamedTuple):
-    """How a loss reads a variable of which it looks up rows alone.
+    """Lookups of a loss in a variable of which it reads only rows.
 
     Attributes:
       lookups: Number of rows that it looks up for an example; 0 if unknown.
@@ -18,7 +18,7 @@ class Table(NamedTuple):
 
 
 def tables_in(graph: tf.Graph, examples: int) -> dict[int, Table]:
-    """Returns the variables of which a forward pass looks up rows alone, by `id` of their handles.
+    """Returns the variables of which a forward pass looks up only rows, by `id` of their handles.
 
     The gradient of any other variable is dense. A variable that is read within another function is
     not found.

@@ -7,9 +7,9 @@ from typing import Any
 import tensorflow as tf
 
 from ddl.errors import ConfigError, check_takes
+from ddl.step.verbs.call_context import CallContext
 from ddl.step.verbs.draws import StepDraws
 from ddl.step.verbs.misuse import Guarded
-from ddl.step.verbs.place import Place
 from ddl.step.verbs.turns import Turns
 from ddl.step.verbs.work import Books, Work
 
@@ -30,7 +30,7 @@ class ControlFlow(Guarded):
         """
         self._work = work
         self._draws = draws
-        self._place = Place()
+        self._call_context = CallContext()
         self._turns = Turns()
         self.books = Books()
 
@@ -46,7 +46,7 @@ class ControlFlow(Guarded):
         Raises:
           ConfigError: If the condition is no bool scalar, or the function takes arguments.
         """
-        self._place.check("when")
+        self._call_context.check("when")
         holds = _condition(condition)
         check_takes("The function of update.when", function, ())
 
@@ -69,7 +69,7 @@ class ControlFlow(Guarded):
           ConfigError: If `times` is not an integer, the function takes other arguments, or this is
             a repeat within two others.
         """
-        self._place.check("repeat")
+        self._call_context.check("repeat")
         count = self._turns.check_repeat(times)
         check_takes("The function of update.repeat", function, ("turn",))
         if tf.get_static_value(count) == 0:
@@ -90,7 +90,7 @@ class ControlFlow(Guarded):
         self._turns = turns
         self.books = Books.of(books)
         try:
-            with self._place.in_present_graph(), self._draws.in_turn(turns.number).forward():
+            with self._call_context.in_present_graph(), self._draws.in_turn(turns.number).forward():
                 yield
         finally:
             self._turns, self.books = earlier

@@ -27,7 +27,7 @@ class StepDraws:
         """Keeps the arguments.
 
         Args:
-          seed: Seed of the trainer; None in a rehearsal.
+          seed: Seed of the trainer; None in a planning trace.
           counter: `ddl.random.batch_counter` of the global batch.
         """
         self._first = Microbatch(

@@ -26,7 +26,7 @@ class Guarded:
     """Base class of the objects that a step gets: an unknown attribute raises a ConfigError."""
 
     _called: ClassVar[str]
-    """How errors refer to the object, such as "update"."""
+    """Name of the object in errors, such as "update"."""
 
     _offered: ClassVar[tuple[str, ...]] = ()
     """Names of the attributes that a step may use."""

@@ -71,7 +71,7 @@ class Update(ControlFlow):
         """Runs a step with this update; what the step draws itself is the same on all replicas."""
         with self._draws.forward():
             step(self, self.batches.given)
-        self._place.end()
+        self._call_context.end()
 
     @property
     def step(self) -> tf.Tensor:
@@ -88,7 +88,7 @@ class Update(ControlFlow):
         Raises:
           ConfigError: Within `when`, or a `repeat` whose number of turns is a tensor.
         """
-        self._place.check("next")
+        self._call_context.check("next")
         check_batch("next", batch)
         return self.batches.next(batch, self._turns)
 
@@ -129,7 +129,7 @@ class Update(ControlFlow):
             returns something else than a `ddl.PerExample`; with `each`, if the model normalizes
             over the batch.
         """
-        self._place.check("gradients")
+        self._call_context.check("gradients")
         check_batch("gradients", batch)
         name = self._work.name_of_loss(loss, name, batch.source)
         if each is not None:
@@ -141,7 +141,7 @@ class Update(ControlFlow):
             reduced = self._work.gradients(name, variables, batch, draws, each)
         self._record("gradients", name, variables)
         self.books.add_check(reduced.finite)
-        if not self._place.has_moved:
+        if not self._call_context.has_moved:
             self.books.add_sums(name, reduced.sums)
         of = Origin(name, reduced.noise)
         return Gradients(self._work.strategy, variables, reduced.values, draws, True, of)
@@ -161,7 +161,7 @@ class Update(ControlFlow):
 
         Args:
           function: A method of the task with the arguments of a loss, which returns a float tensor
-            [batch, …]. The row of an example must depend on that example alone.
+            [batch, …]. The row of an example must depend only on that example.
           batch: The batch that the step was given.
           name: Name of the function; None: its own name.
           same_draws_as: As in `gradients`.
@@ -199,7 +199,7 @@ class Update(ControlFlow):
     def _sums(
         self, verb: str, function: OfExamples, batch: StepBatch, name: str | None, draws: Draws
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        self._place.check(verb)
+        self._call_context.check(verb)
         check_batch(verb, batch)
         check_takes(f"The function of update.{verb}", function, ("features", "training"))
         values = Values(function, f"update.{verb}")
@@ -220,9 +220,9 @@ class Update(ControlFlow):
         Raises:
           ConfigError: If there is no optimizer of that name.
         """
-        self._place.check("apply")
+        self._call_context.check("apply")
         check_gradients("update.apply", gradients)
-        self._place.check_not_moved("apply", [v.value for v in gradients.variables])
+        self._call_context.check_not_moved("apply", [v.value for v in gradients.variables])
         name = self._work.name_of_optimizer(optimizer)
         of = gradients.origin.loss
         self._record("apply", name, gradients.variables, checks=not gradients.checked, loss=of)
@@ -267,22 +267,22 @@ class Update(ControlFlow):
         Raises:
           ConfigError: If `by` holds nothing for a variable, or the weights are moved already.
         """
-        self._place.check("moved")
+        self._call_context.check("moved")
         check_gradients("update.moved", by)
         own = by.of(trainable_variables(self._work.model(model)))
-        return self._place.must_enter(self._moved(own))
+        return self._call_context.must_enter(self._moved(own))
 
     @contextmanager
     def _moved(self, by: Gradients) -> Iterator[None]:
-        self._place.check("moved")
+        self._call_context.check("moved")
         variables = [variable.value for variable in by.variables]
-        self._place.check_not_moved("moved", variables)
+        self._call_context.check_not_moved("moved", variables)
         kept = KeptValues(variables, self._work.strategy)
         for variable, value in zip(variables, by.values, strict=True):
             self._work.strategy.extended.update(variable, add, args=(value,))
-        with self._place.moving(variables):
+        with self._call_context.moving(variables):
             yield
-        self._place.check("moved")
+        self._call_context.check("moved")
         kept.restore()
 
     def average(self, target: Any, *, of: Any, decay: float | tf.Tensor) -> None:
@@ -298,10 +298,10 @@ class Update(ControlFlow):
         Raises:
           ConfigError: If the shapes differ, or the decay is out of range.
         """
-        self._place.check("average")
+        self._call_context.check("average")
         check_decay(decay)
         targets, sources = weights_of_both(target, of)
-        self._place.check_not_moved("average", targets)
+        self._call_context.check_not_moved("average", targets)
         self._record("average", "", targets)
 
         def change() -> tf.Tensor:

@@ -45,7 +45,7 @@ class Call(NamedTuple):
 
 
 class Work(Protocol):
-    """The operations that the verbs need; an update and a rehearsal implement them."""
+    """The operations that the verbs need; an update and a planning trace implement them."""
 
     strategy: tf.distribute.Strategy
     seed: int | None

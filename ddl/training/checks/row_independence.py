@@ -1,4 +1,4 @@
-"""A check that a task's outputs for an example depend on that example alone.
+"""A check that a task's outputs for an example depend only on that example.
 
 A replica computes its share of a batch, in microbatches, and pads the last batch of an epoch. A
 loss across examples (in-batch negatives, mining, mixing, a division by the largest of the batch)
@@ -38,7 +38,7 @@ from ddl.step.moving_statistics import restoring
 from ddl.tasks.gather import HeldRows
 from ddl.tasks.parts import models_of, variables_of
 from ddl.tasks.task import LossFunction, Task
-from ddl.training.checks.held import Held
+from ddl.training.checks.first_run import FirstRun
 
 _FEWEST, _MOST = 8, 16
 """Bounds of the number of rows. In fewer, mining may find no pair; more only cost time."""
@@ -59,7 +59,7 @@ _Features = dict[str, tf.Tensor]
 
 
 # Losses, weights and metrics by the names that errors use; and what is held.
-_Run = tuple[dict[str, tf.Tensor], Held]
+_Run = tuple[dict[str, tf.Tensor], FirstRun]
 
 
 class _Values(NamedTuple):
@@ -148,7 +148,7 @@ class RowIndependence:
         # A gate that starts at zero would hide a dependence that training opens.
         zeros = [v for v in variables if v.trainable and not np.any(v.numpy())]
 
-        def run(features: _Features, held: Held | None) -> _Run:
+        def run(features: _Features, held: FirstRun | None) -> _Run:
             moments = HeldMoments(None if held is None else held.moments)
             rows = HeldRows(None if held is None else held.rows)
             partners = HeldPartners(None if held is None else held.partners)
@@ -167,13 +167,13 @@ class RowIndependence:
                 output = loss(dict(features), training)
             weight = {} if output.weight is None else {"weight": output.weight}
             metrics = {f"metric {name!r}": v for name, v in tensors_by_name(output.metrics).items()}
-            held_now = Held(moments.moments, rows.gathered, partners.found)
+            held_now = FirstRun(moments.moments, rows.gathered, partners.found)
             return {"loss": output.loss, **weight, **metrics}, held_now
 
-        def all_of(run: Callable[[_Features, Held | None], _Run]) -> Any:
-            held: Held | None = None
+        def all_of(run: Callable[[_Features, FirstRun | None], _Run]) -> Any:
+            held: FirstRun | None = None
 
-            def values(features: _Features, given: Held | None = None) -> dict[str, _Values]:
+            def values(features: _Features, given: FirstRun | None = None) -> dict[str, _Values]:
                 nonlocal held
                 with restoring(variables, only_changed=True):  # all runs start from the same
                     tensors, now = run(features, given or held)
@@ -292,7 +292,7 @@ def _check_padding(runs: Sequence[dict[str, _Values]], where: str) -> None:
     """Raises ConfigError if rows depend on padding that was gathered.
 
     Args:
-      runs: Values for `Held.with_padding`; empty if nothing was gathered.
+      runs: Values for `FirstRun.with_padding`; empty if nothing was gathered.
       where: Name of the loss, for the error.
     """
     if runs and (found := _dependences([runs[0], runs[1], runs[1]])):
@@ -316,7 +316,7 @@ def _in_graphs(run: Callable[..., _Run]) -> Callable[..., _Run]:
     """Returns the function traced: once to compute moments, once to use given moments."""
     traced: dict[tuple[bool, bool], Any] = {}
 
-    def run_traced(features: _Features, held: Held | None) -> _Run:
+    def run_traced(features: _Features, held: FirstRun | None) -> _Run:
         key = held is None, held is not None and held.mask is not None
         if key not in traced:
             function = tf.function(run, autograph=False)

@@ -67,7 +67,7 @@ def _reasons(
 
 
 def updates_rows(optimizer: keras.optimizers.Optimizer) -> bool:
-    """Returns whether an optimizer updates the rows of a sparse gradient alone."""
+    """Returns whether an optimizer updates only the rows of a sparse gradient."""
     if isinstance(optimizer, Fused):
         return optimizer.supports_sparse_updates()
     is_sgd = type(optimizer) is keras.optimizers.SGD or type(optimizer) is MomentumSGD

@@ -10,13 +10,13 @@ from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError
 from ddl.metrics.of_all_outputs import checked_corpus_metrics
 from ddl.step.state import TrainingState
-from ddl.training.results.given_data import GivenData
+from ddl.training.results.other_data import OtherData
 
 
 class CorpusFigures:
     """Passes all outputs to the functions on the chief, and their figures to all workers."""
 
-    def __init__(self, metrics: Any, given: GivenData, workers: Workers):
+    def __init__(self, metrics: Any, given: OtherData, workers: Workers):
         """Checks the functions; computes nothing.
 
         Args:

@@ -1,4 +1,4 @@
-"""What a trainer computes without training: evaluations and predictions."""
+"""Evaluations and predictions of a trainer."""
 
 import functools
 from collections.abc import Callable, Generator, Sequence
@@ -12,7 +12,7 @@ from ddl.errors import ConfigError
 from ddl.signals import deferring_interrupt
 from ddl.step.state import TrainingState
 from ddl.training.checks.arguments import check_one_data_set
-from ddl.training.results.given_data import check_one_order
+from ddl.training.results.other_data import check_one_order
 from ddl.training.results.readings import Readings
 from ddl.user_code import hiding_frames
 

@@ -1,4 +1,4 @@
-"""What a trainer's state says: steps, rates, scales and means of metrics."""
+"""Values read from a trainer's state: steps, rates, scales and means of metrics."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -88,5 +88,5 @@ def test_bad_files(tmp_path, monkeypatch):
     with pytest.raises(DataError, match="files is empty"):
         table([])
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(DataError, match=r"pip install -e '\.\[tables\]'"):
+    with pytest.raises(DataError, match=r"pip install '\.\[tables\]'"):
         table(names[0])

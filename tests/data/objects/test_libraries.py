@@ -140,5 +140,5 @@ class TestTFDS:
 )
 def test_a_missing_package_is_named(package, read, extra, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(DataError, match=rf"pip install -e '\.\[{extra}\]'"):
+    with pytest.raises(DataError, match=rf"pip install '\.\[{extra}\]'"):
         read()

@@ -316,5 +316,5 @@ def test_what_is_refused(tmp_path, monkeypatch):
         formats.check_format("x.csv")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(ConfigError, match=r"pip install -e '.\[tables\]'. Or write .jsonl"):
+    with pytest.raises(ConfigError, match=r"pip install '.\[tables\]'. Or write .jsonl"):
         formats.check_format("x.parquet")

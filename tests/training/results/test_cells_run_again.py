@@ -54,7 +54,7 @@ def test_the_arrays_of_an_unused_trainer_are_freed(tmp_path, monkeypatch, limit,
     gc.collect()
     enable = gc.enable
     gc.disable()
-    # A reader thread of an earlier test's data may end in between (ddl.data.one_at_a_time).
+    # A reader thread of an earlier test's data may end in between (ddl.data.locking).
     monkeypatch.setattr(gc, "enable", lambda: None)
     try:
         unused = weakref.ref(run_cells(tmp_path / "first", strategy))

@@ -94,7 +94,7 @@ def test_a_plot_has_axes_for_each_figure_and_a_line_for_each_split():
 
 def test_a_plot_without_matplotlib(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
-    with pytest.raises(ConfigError, match=r"pip install -e '\.\[plots\]'"):
+    with pytest.raises(ConfigError, match=r"pip install '\.\[plots\]'"):
         made_history().plot()
 
 

@@ -1,4 +1,4 @@
-"""What the first run of the check of row independence leaves to the later runs."""
+"""Values of the first run of the row-independence check that later runs reuse."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,7 @@ from ddl.layers.transforms.partners import Partners
 from ddl.tasks.gather import Gathered
 
 
-class Held(NamedTuple):
+class FirstRun(NamedTuple):
     """Values of the first run that do not follow the rows of the later runs.
 
     Attributes:
@@ -23,7 +23,7 @@ class Held(NamedTuple):
     partners: list[Partners]
     mask: tf.Tensor | None = None
 
-    def with_padding(self) -> "tuple[Held, ...]":
+    def with_padding(self) -> "tuple[FirstRun, ...]":
         """Returns the same with every third row as padding, and again with other rows there."""
         (rows,) = self.rows[0].mask.shape
         mask = tf.range(rows) % 3 != 2
@@ -34,4 +34,4 @@ class Held(NamedTuple):
 
         masked = [one._replace(mask=mask) for one in self.rows]
         others = [one._replace(rows=[replaced(x) for x in one.rows]) for one in masked]
-        return tuple(Held(self.moments, one, self.partners, mask) for one in (masked, others))
+        return tuple(FirstRun(self.moments, one, self.partners, mask) for one in (masked, others))

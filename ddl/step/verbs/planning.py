@@ -1,6 +1,6 @@
-"""A rehearsal of a task's own step: a trace that computes no gradients and changes nothing.
+"""Planning of a task's own step by a trace that computes no gradients and changes nothing.
 
-The rehearsal finds the losses, the variables that each optimizer updates, and whether an update can
+The trace finds the losses, the variables that each optimizer updates, and whether an update can
 check all gradients before its first change. Its plan defines the optimizer slots and the metric
 sums.
 """
@@ -34,7 +34,7 @@ from ddl.tasks.parts import layers_of, own_variables_of
 from ddl.tasks.task import LossFunction, Task
 
 
-def rehearse(
+def plan_step(
     task: Task,
     groups: Mapping[str, Mapping[str, Group]],
     objective: Callable[[LossFunction, str], Objective],
@@ -54,25 +54,25 @@ def rehearse(
       ConfigError: If the step misuses a verb, applies nothing, leaves an optimizer unused, leaves
         out a trainable variable, or a variable is in no parameter group or in two.
     """
-    rehearsal = _Rehearsal(task, list(groups), strategy, data)
+    planned = _PlanningTrace(task, list(groups), strategy, data)
 
     def trace() -> None:
-        rehearsal.functions.clear()  # a loss that is defined in the step is new in each trace
+        planned.functions.clear()  # a loss that is defined in the step is new in each trace
         state = TrainingState.initial(1.0, tf.zeros([0], tf.float64))
         batch = Batch({}, {}, batch_counter(state.batches))
-        update = Update(rehearsal, state, dict.fromkeys(data, batch))
+        update = Update(planned, state, dict.fromkeys(data, batch))
         update.run(lambda *given: plans.run_own_step(task, *given))
-        rehearsal.calls, rehearsal.batches = update.calls, update.batches.taken
+        planned.calls, planned.batches = update.calls, update.batches.taken
 
     while True:
         try:
             with strategy.scope(), microbatch.without_traces_of_the_user():
                 tf.function(trace, autograph=False).get_concrete_function()
-            return _plan(task, rehearsal, groups, strategy)
+            return _plan(task, planned, groups, strategy)
         except _NewLossError as new:
             # Built here, since models cannot be built within a trace on several replicas.
-            rehearsal.losses[new.name] = objective(new.loss, new.source)
-            rehearsal.sources[new.name] = new.source
+            planned.losses[new.name] = objective(new.loss, new.source)
+            planned.sources[new.name] = new.source
 
 
 class _NewLossError(BaseException):
@@ -83,8 +83,8 @@ class _NewLossError(BaseException):
         self.name, self.loss, self.source = name, loss, source
 
 
-class _Rehearsal:
-    """The work of a rehearsal (`ddl.step.verbs.work.Work`). All gradients are zero."""
+class _PlanningTrace:
+    """The work of a planning trace (`ddl.step.verbs.work.Work`). All gradients are zero."""
 
     def __init__(
         self,
@@ -175,12 +175,12 @@ class _Rehearsal:
 
 def _plan(
     task: Task,
-    rehearsal: _Rehearsal,
+    planned: _PlanningTrace,
     groups: Mapping[str, Mapping[str, Group]],
     strategy: tf.distribute.Strategy,
 ) -> StepPlan:
-    """Derives the plan from the calls of the rehearsal, and checks it."""
-    calls = rehearsal.calls
+    """Derives the plan from the calls of the planning trace, and checks it."""
+    calls = planned.calls
     changes = [place for place, call in enumerate(calls) if call.changes]
     means = {call.name for call in calls if call.verb == "sum"}
     applies = [call for call in calls if call.verb == "apply"]
@@ -196,7 +196,7 @@ def _plan(
             f"{name}.step never uses the optimizer {', '.join(map(repr, unused))}. Remove it from "
             "Trainer.optimizer, or name it in update.apply."
         )
-    if idle := set(rehearsal.batches) - set(rehearsal.sources.values()):
+    if idle := set(planned.batches) - set(planned.sources.values()):
         raise ConfigError(
             f"{name}.step never uses the source {', '.join(map(repr, sorted(idle)))}. Remove it "
             "from Trainer.train_data, or pass its batch to a method of update."
@@ -225,11 +225,11 @@ def _plan(
             _check_all_at_once(name, own_groups[optimizer].optimizer, applies, used, updated)
     return StepPlan(
         task=task,
-        losses={n: loss for n, loss in rehearsal.losses.items() if n not in means},
-        means={n: loss for n, loss in rehearsal.losses.items() if n in means},
+        losses={n: loss for n, loss in planned.losses.items() if n not in means},
+        means={n: loss for n, loss in planned.losses.items() if n in means},
         groups=groups,
-        sources=rehearsal.sources,
-        batches=rehearsal.batches,
+        sources=planned.sources,
+        batches=planned.batches,
         variables=variables_by_optimizer,
         applies=numbers,
         applied={used: sorted({c.loss for c in applies if c.name == used}) for used in groups},

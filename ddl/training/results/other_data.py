@@ -24,7 +24,7 @@ _FORMS = 8
 """Number of forms of data whose traces are kept."""
 
 
-class GivenData:
+class OtherData:
     """Evaluates and predicts on other data than a trainer's own. Eager, on all workers.
 
     The data stay on the host. They are freed after the call.

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import ddl
-from ddl.data.one_at_a_time import one_at_a_time
+from ddl.data.locking import one_at_a_time
 
 
 class OpenFile:

@@ -15,7 +15,7 @@ def one_at_a_time(lock: threading.Lock) -> Iterator[None]:
     """Holds a lock within the `with` block, in which no garbage is collected.
 
     The garbage may hold a TensorFlow iterator, whose end waits for its reader threads. If one of
-    them waited for this lock, both would wait for ever.
+    them waited for this lock, both would wait forever.
 
     Args:
       lock: The lock of an object.

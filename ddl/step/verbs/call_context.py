@@ -1,4 +1,4 @@
-"""Checks of the place at which a step calls a verb."""
+"""Checks of the context and the graph in which a step calls a verb."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -9,7 +9,7 @@ from ddl.errors import ConfigError
 from ddl.step.verbs.misuse import MustEnter
 
 
-class Place:
+class CallContext:
     """The context and the graph in which a step calls its verbs, and which weights are moved."""
 
     def __init__(self) -> None:
