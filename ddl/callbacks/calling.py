@@ -173,7 +173,7 @@ class Calls:
             self.reason = f"{name}: {reason}"
             self.stop()
 
-        media = Media(self._media, trainer.step, split)
+        media = Media(self._media, trainer.step, split, name)
         moment = Moment(trainer, figures, media, end, name, checkpoint)
         must_keep = by_chief or checkpoint is not None
         holder = callback.holder

@@ -196,8 +196,9 @@ def data_errors(*sources: _Read) -> Iterator[None]:
         if endless := _ENDED.search(str(error.message)):
             raise DataError(
                 f"Data that are read without end must not end, but ended after "
-                f"{int(endless[1]):,} examples. They must have an example, and a function with the "
-                "argument start must return a data set without end."
+                f"{int(endless[1]):,} examples. If a function with the argument start makes the "
+                "data set, repeat it there by dataset.repeat(); else correct what it reads, since "
+                "it has no examples."
             ) from None
         ended = _ENDED_EARLY.search(str(error.message))
         if ended is None:

@@ -317,9 +317,9 @@ def _length(dataset: tf.data.Dataset | None, given: int | None) -> int:
         given = cardinality
     if given < 1:
         what = (
-            f"StreamSource.num_examples must be at least 1, got {given}."
+            f"StreamSource.num_examples must be at least 1, got {given}. Pass the right number."
             if given_by_name
-            else "The tf.data.Dataset is empty; it needs at least one example."
+            else "The tf.data.Dataset must have at least one example, got 0. Correct what it reads."
         )
         raise DataError(what)
     if 0 <= cardinality < given:

@@ -282,7 +282,9 @@ class Classification:
             if wrong.any():
                 raise DataError(
                     f"Labels with {spec.shape[0]} values per example must be one-hot, got "
-                    f"{rows[np.argmax(wrong)].tolist()} in example {start + int(np.argmax(wrong))}."
+                    f"{rows[np.argmax(wrong)].tolist()} in example {start + int(np.argmax(wrong))}"
+                    ". For several classes an example, use ddl.MultiLabel; for probabilities, use "
+                    "ddl.Supervised with a Keras loss."
                 )
 
 

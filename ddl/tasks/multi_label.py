@@ -155,5 +155,6 @@ class MultiLabel:
         if values is not None and not np.isin(values, (0, 1)).all():
             row = int(np.argmax(~np.isin(values, (0, 1)).all(axis=1)))
             raise DataError(
-                f"Labels of MultiLabel must be 0 or 1, got {values[row].tolist()} in example {row}."
+                f"Labels of MultiLabel must be 0 or 1, got {values[row].tolist()} in example "
+                f"{row}. Round probabilities, or use ddl.Supervised with a Keras loss for them."
             )

@@ -108,7 +108,10 @@ class Supervised:
                 "Rename it in the data, or set label_name of Supervised."
             )
         if not spec.keys() - {self.label_name, "weight"}:
-            raise DataError("The data have no inputs, only the label.")
+            raise DataError(
+                f"Supervised needs an input beside the label {self.label_name!r}, got only the "
+                f"features {', '.join(sorted(spec))}. Add the input of the model to the data."
+            )
         check_named_inputs(self.model, spec, self.label_name)
         inputs_of(self.model, spec, self.input_name, self.label_name)
 

@@ -75,7 +75,7 @@ def test_good_labels_pass(labels):
         (LABELS[:, np.newaxis], r"shape \(n,\), got \(n, 1\)"),
         (np.array(["cat", "dog"] * 3), "feature 'label' is text. Number the classes: np.unique"),
         (np.eye(4)[LABELS], "the model's 3 classes, got 4"),
-        (np.ones((6, 3)), "must be one-hot, got .* in example 0"),
+        (np.ones((6, 3)), "must be one-hot, got .* in example 0.* use ddl.MultiLabel"),
         (np.eye(3)[LABELS] / 2, "must be one-hot, got .* in example 0"),
     ],
 )

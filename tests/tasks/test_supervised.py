@@ -154,7 +154,7 @@ def test_bad_optimizer_name():
     ("data", "error", "message"),
     [
         ({"image": X}, DataError, "no feature 'label', only image"),
-        ({"label": Y}, DataError, "no inputs, only the label"),
+        ({"label": Y}, DataError, "got only the features label. Add the input"),
         (({"label": X}, Y), DataError, "must not be named 'label'"),
         ((X, Y, WEIGHT, X), DataError, r"a tuple \(x, y\) or \(x, y, weights\)"),
         ((PARTS, Y), ConfigError, "has one input, but the data have the features a, b"),

@@ -54,7 +54,11 @@ class ImageFolder(DecodedSource):
         found = _class_folders(folder)
         self.classes = found if classes is None else list(classes)
         if len({*self.classes}) < len(self.classes):
-            raise DataError(f"ImageFolder.classes names a class twice: {self.classes}.")
+            doubled = next(name for name in self.classes if self.classes.count(name) > 1)
+            raise DataError(
+                f"ImageFolder.classes must name each class once, got {doubled!r} several times. "
+                "Remove all but one."
+            )
         if left_out := {*found} - {*self.classes}:
             raise DataError(
                 f"ImageFolder.classes must name each folder in {folder}, but leaves out "

@@ -38,7 +38,10 @@ def text_lines(
     file_numbers = np.repeat(np.arange(len(texts)), [len(span) for span in spans])
     bounds = np.concatenate(spans)
     if not len(bounds):
-        raise DataError(f"The {len(texts)} text files hold no lines that are not empty.")
+        raise DataError(
+            f"text_lines.files must have at least one line that is not empty, got {len(texts):,} "
+            f"files without any: {files!r:.200}. Pass files with text."
+        )
 
     def lookup(indices: np.ndarray) -> dict[str, Any]:
         lines = [

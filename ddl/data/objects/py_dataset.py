@@ -77,7 +77,8 @@ class PyDatasetSource(Source):
         if last > self._rows:
             raise DataError(
                 f"The last batch of the {type(data).__name__} must have at most {self._rows} rows, "
-                f"as its first one has, got {last}."
+                f"as its first one has, got {last}. Return batches of one size; only the last may "
+                "be smaller."
             )
         self._length = None if count is None else (count - 1) * self._rows + last
         self._batch = functools.lru_cache(_KEPT_BATCHES)(self._checked_batch)
@@ -90,7 +91,10 @@ class PyDatasetSource(Source):
           DataError: If the data have no end.
         """
         if self._length is None:
-            raise DataError("A PyDataset without end has no length; see `examples_per_epoch`.")
+            raise DataError(
+                "len() needs data with an end, but this PyDataset is read without end. Call "
+                "examples_per_epoch(global_batch_size) of the source."
+            )
         return self._length
 
     @property
