@@ -99,7 +99,7 @@ class OfAllOutputs:
             except (TypeError, ValueError) as error:
                 raise ConfigError(
                     f"The function of OfAllOutputs must return a number as {name!r}, got "
-                    f"{found[name]!r:.80}."
+                    f"{found[name]!r:.80}. Convert it there, such as by float or np.mean."
                 ) from error
         return figures
 
@@ -116,7 +116,7 @@ def checked_corpus_metrics(given: Any) -> tuple[OfAllOutputs, ...]:
     ):
         raise ConfigError(
             "Trainer.corpus_metrics must be a ddl.metrics.OfAllOutputs, or a list of such, got "
-            f"{given!r:.80}."
+            f"{given!r:.80}. Wrap a function, as in OfAllOutputs(function, ['bleu'])."
         )
     names = [name for one in several for name in one.names]
     for name in names:

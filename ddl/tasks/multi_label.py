@@ -56,7 +56,7 @@ class MultiLabel:
         ):
             raise ConfigError(
                 "MultiLabel.positive_weights must be a number of at least 0 for each class of the "
-                f"model, got {weights} for logits of shape {shape}."
+                f"model, got {weights} for logits of shape {shape}. Give one number for each class."
             )
         if not 0 < threshold < 1:
             raise ConfigError(f"MultiLabel.threshold must be between 0 and 1, got {threshold}.")

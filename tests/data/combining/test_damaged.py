@@ -81,7 +81,8 @@ def test_weights_and_sources_of_python(warnings):
     (batch,) = taken(skip_damaged(from_items(items), limit=1), 1, batch=6, shuffle=False)
     assert batch["weight"].tolist() == [0.5, 0.5, 0.5, 0, 0.5, 0.5]
     assert warnings == [
-        "example 3 cannot be read and counts nothing (damaged example 1 of at most 1)."
+        "example 3 cannot be read and counts nothing (damaged example 1 of at most 1). "
+        "Replace it in the data, so that it counts."
     ]
 
 
