@@ -68,7 +68,7 @@ def check_same_features(
             raise DataError(
                 f"Feature {name!r} must have the same shape in both data sets, but it has shape "
                 f"{spec.shape} in the training data and {evaluation[name].shape} in the evaluation "
-                "data."
+                "data. Resize, pad or crop it to one shape."
             )
         warn_of_another_kind(name, spec.dtype, evaluation[name].dtype)
 

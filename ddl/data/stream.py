@@ -270,7 +270,7 @@ class StreamSource(Source):
         if global_batch_size % shards:
             raise ConfigError(
                 f"The global batch size must be a multiple of the {shards} shards of the stream, "
-                f"got {global_batch_size}: each shard gives an equal part of a batch."
+                f"got {global_batch_size}: each shard gives an equal part of a batch. Change it."
             )
         return global_batch_size // shards
 
@@ -325,7 +325,7 @@ def _length(dataset: tf.data.Dataset | None, given: int | None) -> int:
     if 0 <= cardinality < given:
         raise DataError(
             f"StreamSource.num_examples must be at most {cardinality:,}, the number of examples in "
-            f"the tf.data.Dataset, got {given:,}."
+            f"the tf.data.Dataset, got {given:,}. Pass a smaller one."
         )
     return int(given)
 

@@ -287,7 +287,7 @@ def test_shards_that_are_full_have_no_padding():
 def test_shards_that_cannot_be_are_told():
     with pytest.raises(ConfigError, match="needs a function, got one tf.data.Dataset"):
         StreamSource(numbers(4), [2, 2])
-    with pytest.raises(ConfigError, match="a multiple of the 4 shards of the stream, got 6"):
+    with pytest.raises(ConfigError, match="multiple of the 4 shards .*, got 6.* Change it"):
         BatchPipeline(StreamSource(shard, SHARDS), 6)
     with pytest.raises(DataError, match="at most 5, .* tf.data.Dataset, got 6"):
         StreamSource(shard, [6, 3, 4, 2])

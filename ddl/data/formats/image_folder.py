@@ -62,7 +62,8 @@ class ImageFolder(DecodedSource):
         if left_out := {*found} - {*self.classes}:
             raise DataError(
                 f"ImageFolder.classes must name each folder in {folder}, but leaves out "
-                f"{', '.join(sorted(left_out))}. Its classes are {', '.join(self.classes)}."
+                f"{', '.join(sorted(left_out))}. Its classes are {', '.join(self.classes)}. Add "
+                "those left out, or move their folders elsewhere."
             )
         files: list[str] = []
         labels: list[int] = []

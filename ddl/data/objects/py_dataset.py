@@ -55,7 +55,10 @@ class PyDatasetSource(Source):
         count = _number_of_batches(data)
         check_steps(steps_per_epoch, "the PyDataset", known=count is not None)
         if count == 0:
-            raise DataError(f"The {type(data).__name__} has no batches; it needs at least one.")
+            raise DataError(
+                f"The {type(data).__name__} must have at least one batch, got 0. Correct what it "
+                "reads, or its __len__."
+            )
         for hook in ("on_epoch_begin", "on_epoch_end"):
             if getattr(type(data), hook, None) is not getattr(keras.utils.PyDataset, hook, None):
                 raise DataError(
@@ -220,6 +223,6 @@ def _rows_of(features: dict[str, np.ndarray], where: str) -> int:
         shapes = ", ".join(f"{name} {array.shape}" for name, array in features.items())
         raise DataError(
             f"All features of {where} of a PyDataset must have the same number of rows, at least "
-            f"1, got {shapes}."
+            f"1, got {shapes}. Return arrays whose first dimensions are equal."
         )
     return rows.pop()

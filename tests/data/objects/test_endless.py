@@ -136,7 +136,7 @@ def fails():
         ([1, 2], "got list"),
         (lambda: [3], r"must be a dict of features by name, or a tuple \(x, y\) .*, got 3"),
         (lambda: [{"x": None}], "must be numbers or text of one shape, got None"),
-        (lambda: [{"x": [[1], [1, 2]]}], "could not be converted|must be numbers or text"),
+        (lambda: [{"x": [[1], [1, 2]]}], "must be numbers or text of one shape, .* Pad rows"),
         (dataset().batch(2), "must yield single examples, but it yields batches of 2 rows"),
     ],
 )
