@@ -64,9 +64,9 @@ class Snapshots:
         gathered, _, registered, _ = self._checkpoint._saver._gather_serialized_tensors()
         if registered:
             raise ConfigError(
-                "A checkpoint cannot hold objects whose savers were registered by "
-                "tf.train.experimental.register_checkpoint_saver, got those of "
-                f"{', '.join(registered)}. Keep their values in attributes that are tf.Variable."
+                "A checkpoint cannot hold objects with savers of their own, which TensorFlow's "
+                f"register_checkpoint_saver sets, got {', '.join(registered)}. Keep their values "
+                "in attributes that are tf.Variable."
             )
         for part, tensors in gathered.items():
             # TensorFlow wraps variables of a strategy that it made itself, such as averages.

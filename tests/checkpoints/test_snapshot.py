@@ -59,7 +59,7 @@ def test_objects_with_registered_savers_are_refused():
     register_checkpoint_saver(
         "ddl", "saved", lambda one: isinstance(one, Saved), lambda *_: [], lambda *_: None
     )
-    message = "got those of ddl.saved. Keep their values in attributes that are tf.Variable"
+    message = "got ddl.saved. Keep their values in attributes that are tf.Variable"
     with pytest.raises(ConfigError, match=message):
         Snapshots(tf.train.Checkpoint(one=Saved()))
 
