@@ -29,7 +29,7 @@ def test_looked_up_examples_have_static_shapes(tmp_path):
         (lambda i: {"y": np.zeros([2, 3])}, "must return the features x, got y"),
         (
             lambda i: {"x": {}[int(i[0])]},
-            r"examples 7, 8 raised KeyError: 7, raised in .*test_random_access.py:\d+\. Correct the",
+            r"examples 7, 8 raised KeyError: 7, raised in .*random_access.py:\d+\. Correct the",
         ),
         (
             lambda i: {"x": np.where(i == 8, np.nan, 1)[:, None].repeat(3, 1).astype("f4")},

@@ -306,7 +306,7 @@ def test_shards_that_cannot_be_are_told():
         (numbers(4).filter(lambda e: True), None, "is unknown. Pass it"),
         (numbers(4).repeat(), None, "is infinite"),
         (numbers(4), 5, "at most 4, .* tf.data.Dataset, got 5"),
-        (numbers(0), None, "empty"),
+        (numbers(0), None, "at least one example, got 0. Correct what it reads"),
         (tf.data.Dataset.range(4), None, "must be dicts"),
         (numbers(4).batch(2), None, "batches of 2 rows, made by batch. Remove .batch"),
     ],

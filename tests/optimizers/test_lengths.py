@@ -31,7 +31,10 @@ def test_warm_up_in_either_unit():
         (lambda: warmup_steps(-5), "WARMUP_STEPS .* at least 0, got -5. Set 0 for"),
         (lambda: warmup_steps(2.5), "WARMUP_STEPS .* an integer of at least 0, got 2.5"),
         (lambda: steps_after_warmup(10, 10), "takes 10 updates and the run has 10"),
-        (lambda: steps_after_warmup(None), "^steps_after_warmup.total_st.* Bind it to %TOTAL_STEPS"),
+        (
+            lambda: steps_after_warmup(None),
+            "^steps_after_warmup.total_st.* Bind it to %TOTAL_STEPS",
+        ),
     ],
 )
 def test_refuses(call, message):

@@ -71,7 +71,9 @@ def test_one_more_than_the_limit_is_an_error_that_names_them(source, warnings):
 
 def test_without_it_a_damaged_record_is_an_error_that_names_it(source):
     """One of the two: batches are read in parallel."""
-    message = r"(part-0 is damaged: the record at byte 18|part-2 is damaged: the record at byte 120) "
+    message = (
+        r"(part-0 is damaged: the record at byte 18|part-2 is damaged: the record at byte 120) "
+    )
     with pytest.raises(DataError, match=message), data_errors(source):
         taken(source, 3)
 

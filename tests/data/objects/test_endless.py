@@ -162,7 +162,10 @@ def test_what_fails_later_names_the_example():
 
 def test_an_end_after_a_start_is_an_error_and_no_end_of_training():
     source = endless(lambda start: dataset().repeat(8).skip(start), steps_per_epoch=3)
-    with pytest.raises(DataError, match="ended after 88 examples. .* dataset.repeat"), data_errors():
+    with (
+        pytest.raises(DataError, match="ended after 88 examples. .* dataset.repeat"),
+        data_errors(),
+    ):
         taken(source, 30, batch=4)
 
 

@@ -93,7 +93,7 @@ MISUSED = [
     (lambda t, u, b: u.minimize(t.without_training, b), r"function of \(features, training\), got"),
     (lambda t, u, b: u.minimize(t.per_example, b, name=3), "a loss needs a name.*got 3"),
     (lambda t, u, b: u.minimize(t.per_example, b, name=""), "a loss needs a name.*got ''"),
-    (lambda t, u, b: u.minimize(t.per_example, b, "model"), "A Keras model.*got 'model'"),
+    (lambda t, u, b: u.minimize(t.per_example, b, "model"), "must be a Keras model.*got 'model'"),
     (
         lambda t, u, b: u.minimize(t.per_example, b, optimizer=t.model),
         "optimizer must be the name of an optimizer, a text, got <Sequential",
