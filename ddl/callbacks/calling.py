@@ -34,7 +34,9 @@ def checked_callbacks(callbacks: Any, where: str, *others: type) -> tuple[Any, .
       ConfigError: If it holds something else, such as a function.
     """
     if not isinstance(callbacks, Sequence) or isinstance(callbacks, str):
-        raise ConfigError(f"{where} must be a list of callbacks, got {callbacks!r:.60}.")
+        raise ConfigError(
+            f"{where} must be a list of callbacks, got {callbacks!r:.60}. Write [callback] for one."
+        )
     for one in callbacks:
         if not isinstance(one, (Callback, *others)):
             raise ConfigError(
@@ -173,7 +175,7 @@ class Calls:
             self.reason = f"{name}: {reason}"
             self.stop()
 
-        media = Media(self._media, trainer.step, split)
+        media = Media(self._media, trainer.step, split, name)
         moment = Moment(trainer, figures, media, end, name, checkpoint)
         must_keep = by_chief or checkpoint is not None
         holder = callback.holder

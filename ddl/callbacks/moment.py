@@ -29,11 +29,12 @@ class Media:
     Only the chief of a run with a model directory writes them; elsewhere they are only checked.
     """
 
-    def __init__(self, writer: MediaWriter | None, step: int, split: str):
-        """Keeps the arguments; `writer` None writes nothing."""
+    def __init__(self, writer: MediaWriter | None, step: int, split: str, callback: str):
+        """Keeps the arguments; `writer` None writes nothing. Errors name the callback."""
         self._writer = writer
         self._step = step
         self._split = split
+        self._callback = callback
 
     def images(self, name: str, images: Any) -> None:
         """Writes images.
@@ -51,17 +52,19 @@ class Media:
         floats = np.issubdtype(array.dtype, np.floating)
         if array.ndim != 4 or array.shape[-1] not in (1, 3, 4) or 0 in array.shape:
             raise ConfigError(
-                f"The images {name!r} must be [n, height, width, channels] with 1, 3 or 4 "
-                f"channels, got shape {np.shape(images)}."
+                f"{self._call('images', name)}: images must be [n, height, width, channels] with "
+                f"1, 3 or 4 channels, got shape {np.shape(images)}. Reshape them; "
+                "images[..., np.newaxis] adds a channel."
             )
         if not floats and array.dtype != np.uint8:
             raise ConfigError(
-                f"The images {name!r} must be uint8, or floats from 0 to 1, got {array.dtype}."
+                f"{self._call('images', name)}: images must be uint8, or floats from 0 to 1, got "
+                f"{array.dtype}. Convert them, such as by .astype('uint8')."
             )
         if floats and not (array.min() >= 0 and array.max() <= 1):
             raise ConfigError(
-                f"The images {name!r} must be floats from 0 to 1, got values from "
-                f"{array.min():.4g} to {array.max():.4g}. Scale or clip them."
+                f"{self._call('images', name)}: images must be uint8, or floats from 0 to 1, got "
+                f"values from {array.min():.4g} to {array.max():.4g}. Scale or clip them."
             )
         self._write("image", name, array.astype(np.float32) if floats else array)
 
@@ -72,7 +75,10 @@ class Media:
           ConfigError: If it is no text.
         """
         if not isinstance(text, str):
-            raise ConfigError(f"The text {name!r} must be a str, got {type(text).__name__}.")
+            raise ConfigError(
+                f"{self._call('text', name)}: the text must be a str, got {type(text).__name__}. "
+                "Pass str(text)."
+            )
         self._write("text", name, text)
 
     def histogram(self, name: str, values: Any) -> None:
@@ -84,10 +90,14 @@ class Media:
         array = np.asarray(values, np.float64)
         if not array.size or not np.isfinite(array).all():
             raise ConfigError(
-                f"The histogram {name!r} needs finite numbers, got {array.size:,} values, "
-                f"{np.count_nonzero(~np.isfinite(array)):,} of them not finite."
+                f"{self._call('histogram', name)} needs finite numbers, at least one, got "
+                f"{array.size:,} values, {np.count_nonzero(~np.isfinite(array)):,} of them not "
+                "finite. Leave these out: values[np.isfinite(values)]."
             )
         self._write("histogram", name, array.ravel())
+
+    def _call(self, method: str, name: str) -> str:
+        return f"moment.write.{method}({name!r}) in the callback {self._callback}"
 
     def _write(self, kind: Kind, name: str, value: Any) -> None:
         if self._writer is not None:

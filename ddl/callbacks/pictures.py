@@ -177,7 +177,8 @@ def confusion(labels: np.ndarray, predicted: np.ndarray, classes: int) -> np.nda
     if len(labels) and not (labels.min() >= 0 and labels.max() < classes):
         raise DataError(
             f"The labels must be from 0 to {classes - 1}, as the task predicts {classes} classes, "
-            f"got labels from {labels.min()} to {labels.max()}."
+            f"got labels from {labels.min()} to {labels.max()}. Correct the labels, or the number "
+            "of classes of the model."
         )
     counts = np.bincount(labels.astype(np.int64) * classes + predicted, minlength=classes**2)
     return counts.reshape(classes, classes)
@@ -192,7 +193,8 @@ def _classes(task: Any, label: str) -> Callable[[dict[str, tf.Tensor]], Any]:
             got = f"shape {scores.shape}" if tf.is_tensor(scores) else type(scores).__name__
             raise ConfigError(
                 f"ConfusionMatrix needs scores [n, classes] from {type(task).__name__}.predict, "
-                f"with at least two classes, got {got}."
+                f"with at least two classes, got {got}. Return one tensor of scores from it, or "
+                "leave ConfusionMatrix out."
             )
         return {
             "label": tf.cast(features[label], tf.int64),

@@ -5,6 +5,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ddl.errors import ConfigError
+
 
 class Snapshots:
     """Takes the values that a `tf.train.Checkpoint` would save, without copying host variables.
@@ -61,8 +63,10 @@ class Snapshots:
         # object graph.
         gathered, _, registered, _ = self._checkpoint._saver._gather_serialized_tensors()
         if registered:
-            raise NotImplementedError(
-                f"ddl cannot save objects with registered savers: {', '.join(registered)}."
+            raise ConfigError(
+                "A checkpoint cannot hold objects with savers of their own, which TensorFlow's "
+                f"register_checkpoint_saver sets, got {', '.join(registered)}. Keep their values "
+                "in attributes that are tf.Variable."
             )
         for part, tensors in gathered.items():
             # TensorFlow wraps variables of a strategy that it made itself, such as averages.

@@ -55,10 +55,14 @@ class ArraySource(IndexedSource):
             if len(self.features[name]) != self._length:
                 raise DataError(
                     f"All features must have the same number of examples, but {first!r} has "
-                    f"{self._length:,} and {name!r} has {len(self.features[name]):,}."
+                    f"{self._length:,} and {name!r} has {len(self.features[name]):,}. Pass arrays "
+                    "whose first dimensions are equal."
                 )
         if not self._length:
-            raise DataError(f"Feature {first!r} is empty; a data set needs at least one example.")
+            raise DataError(
+                f"Feature {first!r} must have at least one example, got shape "
+                f"{self.features[first].shape}. Pass data with examples."
+            )
         for name, array in self.features.items():
             _check_finite(name, array)
         if "weight" in self.features:
@@ -98,14 +102,21 @@ def _as_array(name: str, data: Any) -> np.ndarray:
     try:
         array = np.asarray(data)
     except ValueError as error:
-        raise DataError(f"Feature {name!r} could not be converted to an array: {error}") from error
+        raise DataError(
+            f"Feature {name!r} must be an array of numbers or text, with an entry for each "
+            f"example, but NumPy could not convert it: {str(error).rstrip('.')}. Pad rows of "
+            "different lengths to one length."
+        ) from error
     if array.dtype == object:
         raise DataError(
             f"Feature {name!r} must have a numeric dtype, got Python objects. Its rows may have "
             "different lengths: pad them to one length."
         )
     if array.ndim == 0:
-        raise DataError(f"Feature {name!r} must have one value per example, got a single value.")
+        raise DataError(
+            f"Feature {name!r} must have one value per example, shape [examples, …], got a single "
+            f"value, {array.item()!r:.60}. Repeat it for each example, such as by np.full."
+        )
     try:
         tensorflow_dtype(array.dtype)
     except TypeError as error:
@@ -139,11 +150,14 @@ def _check_weight(weight: np.ndarray) -> None:
     if weight.ndim != 1 or not tensorflow_dtype(weight.dtype).is_floating:
         raise DataError(
             f"Feature 'weight' must be one float per example, got {weight.dtype} of shape "
-            f"{weight.shape}."
+            f"{weight.shape}. Pass an array [examples]; .astype('float32') converts its numbers."
         )
     if weight.min() < 0:
         row = int(np.argmin(weight))
-        raise DataError(f"Feature 'weight' must be at least 0, got {weight[row]} in example {row}.")
+        raise DataError(
+            f"Feature 'weight' must be at least 0, got {weight[row]} in example {row}. Correct it; "
+            "an example of weight 0 does not count."
+        )
     if weight.max() == 0:
         raise DataError(
             f"Feature 'weight' is 0 for all {len(weight):,} examples, so no example counts. Give a "

@@ -68,7 +68,7 @@ def check_same_features(
             raise DataError(
                 f"Feature {name!r} must have the same shape in both data sets, but it has shape "
                 f"{spec.shape} in the training data and {evaluation[name].shape} in the evaluation "
-                "data."
+                "data. Resize, pad or crop it to one shape."
             )
         warn_of_another_kind(name, spec.dtype, evaluation[name].dtype)
 
@@ -196,8 +196,9 @@ def data_errors(*sources: _Read) -> Iterator[None]:
         if endless := _ENDED.search(str(error.message)):
             raise DataError(
                 f"Data that are read without end must not end, but ended after "
-                f"{int(endless[1]):,} examples. They must have an example, and a function with the "
-                "argument start must return a data set without end."
+                f"{int(endless[1]):,} examples. If a function with the argument start makes the "
+                "data set, repeat it there by dataset.repeat(); else correct what it reads, since "
+                "it has no examples."
             ) from None
         ended = _ENDED_EARLY.search(str(error.message))
         if ended is None:

@@ -29,7 +29,10 @@ def sources_by_name(data: Any) -> dict[str, Source]:
     if not several:
         return {"": as_source(data)}
     if bad := [name for name in data if not isinstance(name, str) or not name]:
-        raise DataError(f"The name of a source must be a text that is not empty, got {bad[0]!r}.")
+        raise DataError(
+            f"The name of a source must be a text that is not empty, got {bad[0]!r}. Pass several "
+            "sources to Trainer.train_data by name, as in {'labelled': …, 'unlabelled': …}."
+        )
     return {name: as_source(one) for name, one in data.items()}
 
 

@@ -51,9 +51,15 @@ def steps_per_epoch(num_examples: int, global_batch_size: int) -> int:
       ConfigError: If the batch size is not from 1 to 2^31 - 1.
     """
     if num_examples < 1:
-        raise DataError("The data set is empty; it needs at least one example.")
+        raise DataError(
+            f"A data set must have at least one example, got {num_examples}. Pass data with "
+            "examples, or correct the files or the split that the source reads."
+        )
     if global_batch_size < 1:
-        raise ConfigError(f"The global batch size must be at least 1, got {global_batch_size}.")
+        raise ConfigError(
+            f"The global batch size must be at least 1, got {global_batch_size}. Correct "
+            "GLOBAL_BATCH_SIZE in the config, or Trainer.global_batch_size."
+        )
     if global_batch_size > _LARGEST_BATCH:
         raise ConfigError(
             f"The global batch size must be at most {_LARGEST_BATCH:,}, since TensorFlow counts "

@@ -79,7 +79,7 @@ class RandomAccessSource(IndexedSource):
             where = f", raised in {place}" if place else ""
             raise DataError(
                 f"Looking up examples {_some(indices)} raised {type(error).__name__}: "
-                f"{error}{where}"
+                f"{error}{where}. Correct the function that looks them up, or the data it reads."
             ) from error
         if not isinstance(found, Mapping):
             raise DataError(
@@ -99,16 +99,18 @@ class RandomAccessSource(IndexedSource):
             shape = (len(indices), *spec.shape)
             # Text has dtype object or bytes in numpy, string in TensorFlow.
             same_dtype = spec.dtype == tf.string or rows[name].dtype == spec.dtype.as_numpy_dtype
-            if spec.dtype.is_floating and not np.isfinite(rows[name]).all():
-                raise DataError(
-                    f"Looking up examples {_some(indices)} returned NaN or infinity in feature "
-                    f"{name!r}."
-                )
             if rows[name].shape != shape or not same_dtype:
                 raise DataError(
                     f"Looking up examples {_some(indices)} must return {name!r} as "
                     f"{spec.dtype.name} of shape {shape}, got {rows[name].dtype} of shape "
-                    f"{rows[name].shape}."
+                    f"{rows[name].shape}. Return all examples in the shape and dtype of example 0, "
+                    "or of RandomAccessSource.element_spec."
+                )
+            if spec.dtype.is_floating and not (finite := np.isfinite(rows[name])).all():
+                bad = indices[int(np.argmin(finite.reshape(len(indices), -1).all(axis=1)))]
+                raise DataError(
+                    f"Feature {name!r} must be finite, but looking up examples {_some(indices)} "
+                    f"returned NaN or infinity, first in example {bad}. Remove or replace them."
                 )
         return [rows[name] for name in self._element_spec]
 

@@ -172,7 +172,10 @@ def checked_element_spec(spec: Any) -> dict[str, tf.TensorSpec]:
         float [].
     """
     if not isinstance(spec, Mapping) or not spec:
-        raise DataError(f"Examples must be dicts of features by name, got {spec!r}.")
+        raise DataError(
+            f"Examples must be dicts of features by name, got {spec!r:.200}. Map them to dicts, "
+            "such as {'image': …, 'label': …}."
+        )
     for name, feature in spec.items():
         if not isinstance(feature, tf.TensorSpec):
             raise DataError(f"Feature {name!r} must be a dense tensor, got {_not_dense(feature)}")
@@ -185,7 +188,7 @@ def checked_element_spec(spec: Any) -> dict[str, tf.TensorSpec]:
     if "weight" in spec and (spec["weight"].shape.rank or not spec["weight"].dtype.is_floating):
         raise DataError(
             f"Feature 'weight' must be one float per example, got {spec['weight'].dtype.name} of "
-            f"shape {spec['weight'].shape}."
+            f"shape {spec['weight'].shape}. Give each example one number, converted to float32."
         )
     return dict(spec)
 

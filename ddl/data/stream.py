@@ -270,7 +270,7 @@ class StreamSource(Source):
         if global_batch_size % shards:
             raise ConfigError(
                 f"The global batch size must be a multiple of the {shards} shards of the stream, "
-                f"got {global_batch_size}: each shard gives an equal part of a batch."
+                f"got {global_batch_size}: each shard gives an equal part of a batch. Change it."
             )
         return global_batch_size // shards
 
@@ -317,15 +317,15 @@ def _length(dataset: tf.data.Dataset | None, given: int | None) -> int:
         given = cardinality
     if given < 1:
         what = (
-            f"StreamSource.num_examples must be at least 1, got {given}."
+            f"StreamSource.num_examples must be at least 1, got {given}. Pass the right number."
             if given_by_name
-            else "The tf.data.Dataset is empty; it needs at least one example."
+            else "The tf.data.Dataset must have at least one example, got 0. Correct what it reads."
         )
         raise DataError(what)
     if 0 <= cardinality < given:
         raise DataError(
             f"StreamSource.num_examples must be at most {cardinality:,}, the number of examples in "
-            f"the tf.data.Dataset, got {given:,}."
+            f"the tf.data.Dataset, got {given:,}. Pass a smaller one."
         )
     return int(given)
 

@@ -48,12 +48,13 @@ class Communication:
         if self.num_packs < 0 or self.bytes_per_pack < 0:
             raise ConfigError(
                 "Communication.num_packs and bytes_per_pack must be at least 0, got "
-                f"{self.num_packs} and {self.bytes_per_pack}."
+                f"{self.num_packs} and {self.bytes_per_pack}. num_packs=0 sends each gradient on "
+                "its own, bytes_per_pack=0 all of them in one buffer."
             )
         if self.timeout_seconds is not None and self.timeout_seconds <= 0:
             raise ConfigError(
-                "Communication.timeout_seconds must be greater than 0, or None to wait forever, "
-                f"got {self.timeout_seconds}."
+                "Communication.timeout_seconds (--communication_timeout) must be greater than 0, "
+                f"got {self.timeout_seconds}. Leave it out to wait forever."
             )
 
     def options(self) -> tf.distribute.experimental.CommunicationOptions:
@@ -65,14 +66,15 @@ class Communication:
         gpus = tf.config.list_physical_devices("GPU")
         if self.collectives == "nccl" and not gpus:
             raise ConfigError(
-                "Communication.collectives is 'nccl', but TensorFlow sees no GPU. Set it to 'auto'."
+                "Communication.collectives (--collectives) = 'nccl' needs a GPU for each replica, "
+                "but TensorFlow sees no GPU. Set it to 'auto'."
             )
         collectives = self.collectives
         if gpus and gpu_is_split():
             if collectives == "nccl":
                 raise ConfigError(
-                    "Communication.collectives is 'nccl', which needs a GPU for each replica, but "
-                    "the GPUs are virtual. Set it to 'auto'."
+                    "Communication.collectives (--collectives) = 'nccl' needs a GPU for each "
+                    "replica, but the GPUs are virtual. Set it to 'auto'."
                 )
             collectives = "ring"  # TensorFlow would take NCCL
         experimental = tf.distribute.experimental
@@ -105,8 +107,8 @@ def cross_device_ops(
     if choice == "nccl":
         if not path.has_nccl:
             raise ConfigError(
-                "Communication.cross_device_ops is 'nccl', but the replicas are not on GPUs of "
-                "their own. Set it to 'auto'."
+                "Communication.cross_device_ops (--cross_device_ops) = 'nccl' needs a GPU for each "
+                "replica, but the replicas are not on GPUs of their own. Set it to 'auto'."
             )
         return tf.distribute.NcclAllReduce(num_packs=communication.num_packs)
     if choice == "hierarchical_copy":

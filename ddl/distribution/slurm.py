@@ -87,7 +87,9 @@ def slurm_tf_config(environment: Mapping[str, str]) -> str:
         ) from error
     except ValueError as error:
         raise ConfigError(
-            f"--cluster=slurm could not parse Slurm's environment variables: {error}"
+            "--cluster=slurm needs Slurm's environment variables in the form that srun sets, but "
+            f"could not parse them: {error}. Start the workers with srun; if srun set them so, set "
+            "TF_CONFIG for each worker and pass --cluster=tf_config."
         ) from error
     if len(hosts) != len(counts) or sum(counts) != number or not 0 <= rank < number:
         raise ConfigError(

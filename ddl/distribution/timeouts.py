@@ -26,6 +26,7 @@ class ClusterTimeouts:
     def __post_init__(self) -> None:
         if min(self.join, self.peer, self.stall) <= 0:
             raise ConfigError(
-                "join_timeout, peer_timeout and stall_timeout must be greater than 0, got "
-                f"{self.join}, {self.peer} and {self.stall}."
+                "--join_timeout, --peer_timeout and --stall_timeout (ClusterTimeouts) must be "
+                f"greater than 0 seconds, got {self.join}, {self.peer} and {self.stall}. Leave one "
+                "out to take its default."
             )

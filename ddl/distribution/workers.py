@@ -67,10 +67,12 @@ class Workers:
             yield
         except DdlError as error:
             failure = error
-        if self.any(failure is not None):
+        failed = np.flatnonzero(self.gather(np.array([float(failure is not None)])))
+        if failed.size:
             self.barrier()
             raise failure or ModelDirectoryError(
-                "Another worker failed. Its output shows the error."
+                f"Worker {failed[0]} failed, so this worker ends, too. The output of worker "
+                f"{failed[0]} shows the error: correct it, and start all workers again."
             )
 
     def barrier(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import keras
 
-from ddl.errors import ConfigError
+from ddl.errors import ConfigError, did_you_mean
 
 _T = TypeVar("_T")
 _FLOATX = threading.RLock()
@@ -76,7 +76,7 @@ def _class_named(name: str) -> type[keras.metrics.Metric]:
     if not _is_metric(found):
         raise ConfigError(
             f"KerasMetric.metric must be the name of a metric of Keras, such as 'AUC' or 'F1Score',"
-            f" or a Keras metric, got {name!r}."
+            f" or a Keras metric, got {name!r}. Correct the name.{did_you_mean(name, list(known))}"
         )
     return found
 

@@ -50,7 +50,7 @@ class KerasMetric:
         if not isinstance(metric, str | keras.metrics.Metric):
             raise ConfigError(
                 "KerasMetric.metric must be the name of a Keras metric or a Keras metric, got "
-                f"{metric!r:.80}."
+                f"{metric!r:.80}. Name it, as in KerasMetric('AUC'), or pass a metric itself."
             )
         if arguments and not isinstance(metric, str):
             raise ConfigError(
@@ -90,7 +90,8 @@ class KerasMetric:
             if values.dtype == tf.string or not values.shape.rank:
                 raise ConfigError(
                     f"The metric {self.name!r} needs {what} of shape [batch, …] that are numbers, "
-                    f"got {values.dtype.name} of shape {tuple(values.shape)}."
+                    f"got {values.dtype.name} of shape {tuple(values.shape)}. Pass a number for "
+                    "each example."
                 )
         weight = None if weight is None else tf.convert_to_tensor(weight)
         return Inputs(self, labels, outputs, weight)

@@ -59,14 +59,20 @@ class OfAllOutputs:
                     f"OfAllOutputs.{what} must be a list of names, got {given!r:.80}. Write "
                     "['bleu'] for one name."
                 )
-        if not names or any(not name or is_reserved(name) for name in names):
+        if not names or "" in names:
             raise ConfigError(
-                "OfAllOutputs.names must name each figure, and not as ddl names its own, got "
-                f"{list(names)}."
+                f"OfAllOutputs.names must name each figure, got {list(names)}. Give the keys of "
+                "the dict that the function returns, such as ['bleu']."
+            )
+        if taken := [name for name in names if is_reserved(name)]:
+            raise ConfigError(
+                "OfAllOutputs.names must not be names of ddl's own figures, got "
+                f"{', '.join(taken)}. Rename the figure, here and in the function."
             )
         if isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or max_bytes < 1:
             raise ConfigError(
-                f"OfAllOutputs.max_bytes must be a number of bytes of at least 1, got {max_bytes}."
+                "OfAllOutputs.max_bytes must be an integer of at least 1, a number of bytes, got "
+                f"{max_bytes!r:.60}. Leave it out for 1 GiB."
             )
         self.names = tuple(names)
         self.features = None if features is None else tuple(features)
@@ -93,7 +99,7 @@ class OfAllOutputs:
             except (TypeError, ValueError) as error:
                 raise ConfigError(
                     f"The function of OfAllOutputs must return a number as {name!r}, got "
-                    f"{found[name]!r:.80}."
+                    f"{found[name]!r:.80}. Convert it there, such as by float or np.mean."
                 ) from error
         return figures
 
@@ -110,7 +116,7 @@ def checked_corpus_metrics(given: Any) -> tuple[OfAllOutputs, ...]:
     ):
         raise ConfigError(
             "Trainer.corpus_metrics must be a ddl.metrics.OfAllOutputs, or a list of such, got "
-            f"{given!r:.80}."
+            f"{given!r:.80}. Wrap a function, as in OfAllOutputs(function, ['bleu'])."
         )
     names = [name for one in several for name in one.names]
     for name in names:

@@ -49,7 +49,8 @@ def bert(
             raise ConfigError(f"bert.{name} must be at least 1, got {size}.")
     if width % heads:
         raise ConfigError(
-            f"bert.heads must divide bert.width, got {heads} heads for a width of {width}."
+            f"bert.heads must divide bert.width, got {heads} heads for a width of {width}. Change "
+            "one of them."
         )
     length = None if packed else positions
     token = keras.Input((length,), dtype="int64", name="token")

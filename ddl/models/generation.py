@@ -72,12 +72,13 @@ def generate(
     if not tokens.size or given.ndim > 2 or given.dtype.kind not in "iu":
         raise DataError(
             f"The prompt must be tokens [rows, n] with at least one token, got {given.dtype} of "
-            f"shape {given.shape}."
+            f"shape {given.shape}. Pass rows of integers of one length, such as [[1, 2, 3]]."
         )
     if tokens.min() < 0 or tokens.max() >= vocabulary:
         raise DataError(
             f"The tokens of the prompt must be from 0 to {vocabulary - 1}, the vocabulary of "
-            f"{model.name!r}, got {tokens.min()} to {tokens.max()}."
+            f"{model.name!r}, got {tokens.min()} to {tokens.max()}. Encode the prompt as the "
+            "training data were encoded."
         )
 
     @tf.function(autograph=False)

@@ -70,7 +70,10 @@ def table_mlp(
         table = keras.layers.Embedding(count, embedding_width, name=f"{name}_vectors")
         columns.append(table(inputs[name]))
     if not columns:
-        raise ConfigError("table_mlp needs numbers, categories, or both; got neither.")
+        raise ConfigError(
+            "table_mlp needs numbers, categories, or both; got neither. Set table_mlp.numbers to "
+            "the number of columns with numbers, or name features in table_mlp.categories."
+        )
     x = keras.layers.Concatenate(name="columns")(columns) if len(columns) > 1 else columns[0]
     for number, units in enumerate(hidden_units, start=1):
         x = keras.layers.Dense(units, activation="relu", name=f"hidden_{number}")(x)

@@ -194,7 +194,8 @@ def _block(
 def _check_heads(model: str, width: int, heads: int) -> None:
     if heads < 1 or width % heads:
         raise ConfigError(
-            f"{model}.heads must divide {model}.width, got {heads} heads for a width of {width}."
+            f"{model}.heads must divide {model}.width, got {heads} heads for a width of {width}. "
+            "Change one of them."
         )
 
 

@@ -27,7 +27,8 @@ def load_weights(model: keras.Model, path: str | os.PathLike[str], parameter: st
     """
     if not os.path.isfile(path):
         raise ConfigError(
-            f"{parameter} must be the path of a local file of weights, but {path} does not exist."
+            f"{parameter} must be the path of a local file of weights, but {path} does not exist. "
+            "Correct the path; model.save_weights('NAME.weights.h5') writes such a file."
         )
     layers = [layer.name for layer in model.layers if layer.weights]
     try:

@@ -58,7 +58,9 @@ def check_optimizer(optimizer: Any) -> None:
     """
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise ConfigError(
-            f"Trainer.optimizer must be a keras.optimizers.Optimizer, got {_described(optimizer)}."
+            f"Trainer.optimizer must be a keras.optimizers.Optimizer, got {_described(optimizer)}. "
+            "Pass an instance, such as keras.optimizers.SGD(0.1); in a config, write @SGD() with "
+            "parentheses."
         )
     check_holds_none(optimizer)
     check_arguments(optimizer)

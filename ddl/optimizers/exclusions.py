@@ -15,6 +15,9 @@ from ddl.errors import ConfigError
 BIAS_AND_NORMALIZATION = (r"(^|/)(bias|beta|gamma|scale)$",)
 """Patterns of the paths of biases and normalization parameters in Keras's layers."""
 
+# Paths of variables that an error lists.
+_MOST_SHOWN = 40
+
 
 def excluded(
     variables: Sequence[keras.Variable], patterns: Sequence[str] | None, argument: str
@@ -39,13 +42,16 @@ def excluded(
             expression = re.compile(pattern)
         except re.error as error:
             raise ConfigError(
-                f"{argument} must contain regular expressions, got {pattern!r} ({error})."
+                f"{argument} must contain regular expressions, got {pattern!r} ({error}). Correct "
+                "the pattern; re.escape makes one of a path."
             ) from error
         places = {place for place, v in enumerate(variables) if expression.search(v.path)}
         if not places and patterns is not None:
+            paths = [variable.path for variable in variables]
+            more = f" and {len(paths) - _MOST_SHOWN:,} more" if len(paths) > _MOST_SHOWN else ""
             raise ConfigError(
-                f"{argument}: the pattern {pattern!r} matches none of the variables "
-                + ", ".join(variable.path for variable in variables)
+                f"{argument}: each pattern must match a variable, but the pattern {pattern!r} "
+                f"matches none of {', '.join(paths[:_MOST_SHOWN])}{more}. Correct or remove it."
             )
         found |= places
     return frozenset(found)

@@ -332,4 +332,4 @@ def _no_kernel(dtype: tf.DType) -> str | None:
 
 @functools.cache
 def _note_once(optimizer: str, lacks: str) -> None:
-    logging.info("%s uses the update of Keras's own class. %s", optimizer, lacks)
+    logging.info("%s uses Keras's update instead of a fused operation: %s", optimizer, lacks)

@@ -54,7 +54,8 @@ class Group:
                 re.compile(pattern)
             except (re.error, TypeError) as error:
                 raise ConfigError(
-                    f"Group.variables must contain regular expressions, got {pattern!r} ({error})."
+                    f"Group.variables must contain regular expressions, got {pattern!r} ({error}). "
+                    "Correct the pattern; re.escape makes one of a path."
                 ) from error
 
 
@@ -89,14 +90,16 @@ class ParameterGroups:
         if not isinstance(groups, Mapping) or not groups:
             raise ConfigError(
                 "ParameterGroups takes a dict from name to Group with at least one group, got "
-                f"{groups!r:.80}."
+                f"{groups!r:.80}. Write, for example, {{'backbone': Group(SGD(0.1), ['^conv']), "
+                "'head': SGD(1.0)}."
             )
         for name, group in groups.items():
             check_name("ParameterGroups", name, "backbone")
             if not isinstance(group, Group | keras.optimizers.Optimizer):
                 raise ConfigError(
                     f"ParameterGroups: the group {name!r} must be a Group or a Keras optimizer, "
-                    f"got {group!r:.80}."
+                    f"got {group!r:.80}. Pass an instance; in a config, write @Group() with "
+                    "parentheses."
                 )
         self.groups = {
             name: group if isinstance(group, Group) else Group(group)

@@ -37,7 +37,7 @@ def epochs_to_steps(
         `steps_per_epoch` is missing.
     """
     if steps_per_epoch is None:
-        raise ConfigError("steps_per_epoch is missing. Bind it to %STEPS_PER_EPOCH or to a number.")
+        raise _missing("epochs_to_steps.steps_per_epoch", "STEPS_PER_EPOCH")
     if isinstance(epochs, Sequence):
         return [_steps(one, steps_per_epoch) for one in epochs]
     return _steps(epochs, steps_per_epoch)
@@ -62,9 +62,14 @@ def warmup_steps(
             "of them to None."
         )
     if epochs is not None:
+        if steps_per_epoch is None:
+            raise _missing("warmup_steps.steps_per_epoch", "STEPS_PER_EPOCH")
         (steps,) = epochs_to_steps([epochs], steps_per_epoch)
     if steps is not None and (steps < 0 or steps % 1):
-        raise ConfigError(f"WARMUP_STEPS must be an integer of at least 0, got {steps}.")
+        raise ConfigError(
+            f"WARMUP_STEPS (warmup_steps.steps) must be an integer of at least 0, got {steps}. Set "
+            "0 for no warm-up, or WARMUP_EPOCHS for a length in epochs."
+        )
     return steps or 0
 
 
@@ -79,7 +84,7 @@ def steps_after_warmup(total_steps: int | None, warmup_steps: int = 0) -> int:
       ConfigError: If no updates are left after the warm-up, or `total_steps` is missing.
     """
     if total_steps is None:
-        raise ConfigError("total_steps is missing. Bind it to %TOTAL_STEPS or to a number.")
+        raise _missing("steps_after_warmup.total_steps", "TOTAL_STEPS")
     if warmup_steps >= total_steps:
         raise ConfigError(
             f"The warm-up must be shorter than the run, but it takes {warmup_steps:,} updates and "
@@ -88,9 +93,19 @@ def steps_after_warmup(total_steps: int | None, warmup_steps: int = 0) -> int:
     return total_steps - warmup_steps
 
 
+def _missing(argument: str, macro: str) -> ConfigError:
+    return ConfigError(
+        f"{argument} must be a number of updates, got None. Bind it to %{macro}, which follows "
+        "from the data, the batch size and the length of the run, or to a number."
+    )
+
+
 def _steps(epochs: float, steps_per_epoch: int) -> int:
     if not 0 <= epochs < math.inf:
-        raise ConfigError(f"The number of epochs must be finite and at least 0, got {epochs}.")
+        raise ConfigError(
+            f"A number of epochs must be finite and at least 0, got {epochs}. Correct it in the "
+            "config or the call, such as TRAIN_EPOCHS or WARMUP_EPOCHS."
+        )
     # 1.1 epochs of 110 steps are 121, but 1.1 * 110 > 121 in floating point.
     steps = math.ceil(round(epochs * steps_per_epoch, 6))
     if steps > LARGEST_STEP:

@@ -30,7 +30,7 @@ def from_keras_name(optimizer: Any, strategy: Any) -> Any:
     except ValueError as error:
         raise ConfigError(
             "Trainer.optimizer must be an optimizer, or the name of one of Keras's, such as "
-            f"'adam' or 'sgd', got {optimizer!r:.60}."
+            f"'adam' or 'sgd', got {optimizer!r:.60}. Correct the name, or pass an instance."
         ) from error
 
 

@@ -164,7 +164,7 @@ def fit(
             _restore_best(files, trainer, console)
         is_stopped = Workers(trainer.strategy).any(stop is not None and stop.received is not None)
     if is_stopped:  # else `_stopping` has raised
-        raise TrainingInterrupted("A signal to another worker arrived when the run had ended.")
+        raise _ended_before("A signal to another worker")
     return trainer.history
 
 
@@ -279,4 +279,11 @@ def _stopping(trainer: Trainer) -> Iterator[StopSignals | None]:
     if stop.received == SIGINT:
         raise KeyboardInterrupt
     if stop.received is not None:
-        raise TrainingInterrupted(f"{stop.received.name} arrived when the run had ended.")
+        raise _ended_before(stop.received.name)
+
+
+def _ended_before(signal: str) -> TrainingInterrupted:
+    return TrainingInterrupted(
+        f"{signal} arrived when the run had ended, so no update is lost. Run the program again for "
+        "what follows ddl.fit: with model_dir, a run that is complete is not trained again."
+    )

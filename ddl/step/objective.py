@@ -306,13 +306,13 @@ class Objective:
         if output.loss.shape[0] != batch:
             raise ConfigError(
                 f"{name} must return losses whose first dimension is the batch, {batch}, got shape "
-                f"{tuple(output.loss.shape)}."
+                f"{tuple(output.loss.shape)}. Reduce over the other dimensions alone."
             )
         if output.weight is not None and not broadcasts(output.weight.shape, output.loss.shape):
             raise ConfigError(
                 f"{name} must return one weight for each loss, or for the first dimensions of the "
                 f"losses, got weights of shape {tuple(output.weight.shape)} and losses of shape "
-                f"{tuple(output.loss.shape)}."
+                f"{tuple(output.loss.shape)}. Return weights [{batch}], one for each example."
             )
         check_metrics(output, name, batch)
 

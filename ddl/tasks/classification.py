@@ -246,11 +246,12 @@ class Classification:
             scaled = labels is not None and labels.size and 0 <= labels.min() <= labels.max() <= 1
             last = "classes - 1" if classes is None else classes - 1
             raise DataError(
-                f"Labels must be integers from 0 to {last}, got {spec.dtype.name}."
+                f"Labels must be integers from 0 to {last}, got {spec.dtype.name}. "
                 + (
-                    " They lie between 0 and 1, so they may have been scaled with the inputs."
+                    "They lie between 0 and 1, so they may have been scaled with the inputs. Leave "
+                    "them unscaled, as integers."
                     if scaled
-                    else ""
+                    else "Convert them by .astype('int64'); for other targets, use ddl.Regression."
                 )
             )
         if labels is None or classes is None:
@@ -282,7 +283,9 @@ class Classification:
             if wrong.any():
                 raise DataError(
                     f"Labels with {spec.shape[0]} values per example must be one-hot, got "
-                    f"{rows[np.argmax(wrong)].tolist()} in example {start + int(np.argmax(wrong))}."
+                    f"{rows[np.argmax(wrong)].tolist()} in example {start + int(np.argmax(wrong))}"
+                    ". For several classes an example, use ddl.MultiLabel; for probabilities, use "
+                    "ddl.Supervised with a Keras loss."
                 )
 
 

@@ -40,20 +40,26 @@ class Distillation:
         """
         if not isinstance(student, Classification):
             raise ConfigError(
-                f"Distillation.student must be a ddl.Classification, got {student!r:.60}."
+                f"Distillation.student must be a ddl.Classification, got {student!r:.60}. Pass "
+                "ddl.Classification(model); in a config, write @Classification()."
             )
         if not isinstance(teacher, keras.Model):
-            raise ConfigError(f"Distillation.teacher must be a Keras model, got {teacher!r:.60}.")
+            raise ConfigError(
+                f"Distillation.teacher must be a Keras model, got {teacher!r:.60}. Pass the model "
+                "itself; in a config, write @load_exported() with parentheses."
+            )
         if not temperature > 0 or not 0 <= share <= 1:
             raise ConfigError(
                 "Distillation.temperature must be above 0 and Distillation.share from 0 to 1, got "
-                f"{temperature} and {share}."
+                f"{temperature} and {share}. Correct the one out of range; the defaults are 4.0 "
+                "and 0.9."
             )
         of_student, of_teacher = output_shape(student.model), output_shape(teacher)
         if None not in (of_student, of_teacher) and of_student != of_teacher:
             raise ConfigError(
                 f"Distillation needs a teacher with the student's classes, {of_student}, but "
-                f"{teacher.name!r} returns {of_teacher}."
+                f"{teacher.name!r} returns {of_teacher}. Pass a teacher of the same classes, or "
+                "change num_classes of the student."
             )
         teacher.trainable = False
         self.model = student.model

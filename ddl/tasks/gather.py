@@ -98,7 +98,10 @@ def gather(x: Any, across: Across = "microbatch") -> Gathered:
         )
     tensors = [_checked(one, current.rows) for one in tf.nest.flatten(x)]
     if not tensors:
-        raise ConfigError(f"ddl.gather takes a tensor or a structure of tensors, got {x!r:.80}.")
+        raise ConfigError(
+            f"ddl.gather takes a tensor or a structure of tensors, got {x!r:.80}. Pass at least "
+            "one tensor."
+        )
     specs = tuple(tf.TensorSpec(one.shape[1:], one.dtype) for one in tensors)
     current.gathers.append(GatherCall(across, specs))
     gathered = (current.gathering or _over_replicas)(tensors, across, current)
@@ -150,7 +153,7 @@ def _checked(value: Any, rows: int) -> tf.Tensor:
     if not (tensor.dtype.is_floating or tensor.dtype.is_integer or tensor.dtype.is_bool):
         raise ConfigError(
             f"ddl.gather takes tensors of floating, integer or bool dtypes, got "
-            f"{tensor.dtype.name}."
+            f"{tensor.dtype.name}. Convert it to numbers in the data."
         )
     return tensor
 

@@ -140,7 +140,8 @@ class MaskedLanguageModel:
         if not isinstance(masking, TokenMasking):
             raise ConfigError(
                 "MaskedLanguageModel.masking must be a ddl.layers.TokenMasking, got "
-                f"{masking!r:.60}."
+                f"{masking!r:.60}. Pass an instance; in a config, write @TokenMasking() with "
+                "parentheses."
             )
         shape = output_shape(model)
         largest = max(masking.mask_token, masking.vocabulary_size - 1)
@@ -205,7 +206,8 @@ class MaskedLanguageModel:
             if length.shape.rank != 0 or not length.dtype.is_integer:
                 raise DataError(
                     "Feature 'length' must be an integer for each example, the number of its "
-                    f"tokens, got {length.dtype.name} of shape {tuple(length.shape)}."
+                    f"tokens, got {length.dtype.name} of shape {tuple(length.shape)}. Convert it, "
+                    "or rename a feature of another meaning."
                 )
             spec |= dict.fromkeys(("segment", "position"), tf.TensorSpec(token.shape, tf.int64))
         check_inputs(self.model, spec, self._input_name, "", "MaskedLanguageModel")

@@ -56,7 +56,7 @@ class MultiLabel:
         ):
             raise ConfigError(
                 "MultiLabel.positive_weights must be a number of at least 0 for each class of the "
-                f"model, got {weights} for logits of shape {shape}."
+                f"model, got {weights} for logits of shape {shape}. Give one number for each class."
             )
         if not 0 < threshold < 1:
             raise ConfigError(f"MultiLabel.threshold must be between 0 and 1, got {threshold}.")
@@ -155,5 +155,6 @@ class MultiLabel:
         if values is not None and not np.isin(values, (0, 1)).all():
             row = int(np.argmax(~np.isin(values, (0, 1)).all(axis=1)))
             raise DataError(
-                f"Labels of MultiLabel must be 0 or 1, got {values[row].tolist()} in example {row}."
+                f"Labels of MultiLabel must be 0 or 1, got {values[row].tolist()} in example "
+                f"{row}. Round probabilities, or use ddl.Supervised with a Keras loss for them."
             )

@@ -108,7 +108,10 @@ class Supervised:
                 "Rename it in the data, or set label_name of Supervised."
             )
         if not spec.keys() - {self.label_name, "weight"}:
-            raise DataError("The data have no inputs, only the label.")
+            raise DataError(
+                f"Supervised needs an input beside the label {self.label_name!r}, got only the "
+                f"features {', '.join(sorted(spec))}. Add the input of the model to the data."
+            )
         check_named_inputs(self.model, spec, self.label_name)
         inputs_of(self.model, spec, self.input_name, self.label_name)
 
@@ -130,7 +133,8 @@ def _loss(loss: Any) -> _Function:
         except ValueError as error:
             raise ConfigError(
                 f"Supervised.loss must be the name of a Keras loss, such as 'mse' or "
-                f"'sparse_categorical_crossentropy', got {loss!r}."
+                f"'sparse_categorical_crossentropy', got {loss!r}. Correct the name, or pass a "
+                "function of (labels, outputs)."
             ) from error
     if isinstance(loss, keras.losses.Loss) and loss.reduction not in (None, "none"):
         raise ConfigError(
@@ -155,7 +159,7 @@ def _metric(metric: Any) -> tuple[str, _Function | KerasMetric]:
         except ValueError as error:
             raise ConfigError(
                 f"Supervised.metrics must hold names of Keras metrics, such as 'accuracy' or "
-                f"'mae', got {given!r}."
+                f"'mae', got {given!r}. Correct the name, or pass a function of (labels, outputs)."
             ) from error
         except TypeError:  # it needs arguments, which `KerasMetric` says
             metric = KerasMetric(metric)

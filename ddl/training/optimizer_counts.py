@@ -33,8 +33,8 @@ def learning_rate(update: UpdateStep, step: int) -> float:
     rates = list(learning_rates(update, step).values())
     if len(rates) > 1:
         raise ConfigError(
-            f"The Trainer has the optimizers {', '.join(update.optimizers)}. Read "
-            "trainer.learning_rates."
+            "trainer.learning_rate needs a Trainer with one optimizer, got "
+            f"{', '.join(update.optimizers)}. Read trainer.learning_rates, a dict by name."
         )
     return rates[0]
 

@@ -263,9 +263,13 @@ BAD_CALLS = {
     "floats from 0 to 1, got values from -1": lambda moment: moment.write.images(
         "x", -np.ones([1, 2, 2, 1])
     ),
-    "1, 3 or 4 channels": lambda moment: moment.write.images("x", np.ones([1, 2, 2])),
-    "must be a str": lambda moment: moment.write.text("x", 5),
-    "1 of them not finite": lambda moment: moment.write.histogram("x", [np.nan]),
+    r"images\('x'\) in the callback .*: .* 1, 3 or 4 channels, .* Reshape": lambda moment: (
+        moment.write.images("x", np.ones([1, 2, 2]))
+    ),
+    r"text\('x'\) in the callback .*must be a str, got int. Pass": lambda moment: moment.write.text(
+        "x", 5
+    ),
+    "1 of them not finite. Leave these out": lambda moment: moment.write.histogram("x", [np.nan]),
 }
 
 

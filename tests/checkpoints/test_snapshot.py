@@ -4,9 +4,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.saved_model.registration import register_checkpoint_saver
 
 import ddl
 from ddl.checkpoints.snapshot import Snapshots
+from ddl.errors import ConfigError
 from tests.conftest import for_each_kind_on_two, make_strategy
 from tests.training.test_trainer import make_trainer
 
@@ -48,6 +50,18 @@ def test_stays_so_where_rows_are_updated_in_place(optimizer):
     assert not any(np.array_equal(table.numpy(), value) for value in before.values())
     for name, value in taken.items():
         np.testing.assert_array_equal(value.numpy(), before[name], err_msg=name)
+
+
+def test_objects_with_registered_savers_are_refused():
+    class Saved(tf.Module):
+        """As `register_checkpoint_saver` marks a class, for the rest of the process."""
+
+    register_checkpoint_saver(
+        "ddl", "saved", lambda one: isinstance(one, Saved), lambda *_: [], lambda *_: None
+    )
+    message = "got ddl.saved. Keep their values in attributes that are tf.Variable"
+    with pytest.raises(ConfigError, match=message):
+        Snapshots(tf.train.Checkpoint(one=Saved()))
 
 
 def test_the_fused_update_ops_leave_it_as_it_is():

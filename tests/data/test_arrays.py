@@ -20,11 +20,11 @@ def test_arrays_keep_their_dtypes_and_are_gathered_by_row():
     ("features", "message"),
     [
         ({}, "at least one feature"),
-        ({"x": []}, "'x' is empty"),
-        ({"x": 3.0}, "'x' must .* got a single value"),
-        ({"x": [1, 2], "y": [1]}, "'x' has 2 and 'y' has 1"),
+        ({"x": []}, r"'x' must have at least one example, got shape \(0,\). Pass data"),
+        ({"x": 3.0}, "'x' must .* got a single value, 3.0. Repeat it"),
+        ({"x": [1, 2], "y": [1]}, "'x' has 2 and 'y' has 1. Pass arrays"),
         ({"x": np.array([{}, 2], object)}, "'x' must have a numeric dtype, got Python objects"),
-        ({"x": [[1, 2], [3]]}, "'x' could not be converted to an array"),
+        ({"x": [[1, 2], [3]]}, "'x' must be an array .* could not convert it: .*[^.]. Pad rows"),
         ({"x": np.array(["2020-01-01"], "datetime64[D]")}, "'x' has dtype datetime64"),
         (
             {"x": [0.0, np.nan, np.inf]},
@@ -34,14 +34,14 @@ def test_arrays_keep_their_dtypes_and_are_gathered_by_row():
             {"x": np.array([0, np.inf], np.float16)},
             "'x' contains 1 NaN or infinite values, the first in example 1",
         ),
-        ({"x": [1, 2], "weight": [1, 2]}, "'weight' must be one float per example, got int64"),
+        ({"x": [1, 2], "weight": [1, 2]}, r"float per example, got int64 .*\. Pass an array \["),
         (
             {"x": [1, 2], "weight": [[1.0], [2.0]]},
             r"'weight' must be one float per example, got float64 of shape \(2, 1\)",
         ),
         (
             {"x": [1, 2], "weight": [1.0, -2.0]},
-            "'weight' must be at least 0, got -2.0 in example 1",
+            "'weight' must be at least 0, got -2.0 in example 1. Correct it",
         ),
         ({"x": [1, 2], "weight": [1.0, np.nan]}, "'weight' contains 1 NaN or infinite values"),
     ],

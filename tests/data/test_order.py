@@ -174,9 +174,9 @@ def test_the_order_never_changes():
 
 
 def test_impossible_sizes_are_refused():
-    with pytest.raises(DataError, match="empty"):
+    with pytest.raises(DataError, match="at least one example, got 0. Pass data with examples"):
         steps_per_epoch(0, 4)
-    with pytest.raises(ConfigError, match="at least 1, got 0"):
+    with pytest.raises(ConfigError, match="at least 1, got 0. Correct GLOBAL_BATCH_SIZE"):
         steps_per_epoch(4, 0)
 
 

@@ -29,7 +29,11 @@ def test_looked_up_examples_have_static_shapes(tmp_path):
         (lambda i: {"y": np.zeros([2, 3])}, "must return the features x, got y"),
         (
             lambda i: {"x": {}[int(i[0])]},
-            r"Looking up examples 7, 8 raised KeyError: 7, raised in .*test_random_access.py:\d+",
+            r"examples 7, 8 raised KeyError: 7, raised in .*random_access.py:\d+\. Correct the",
+        ),
+        (
+            lambda i: {"x": np.where(i == 8, np.nan, 1)[:, None].repeat(3, 1).astype("f4")},
+            "'x' must be finite, .* first in example 8. Remove",
         ),
         (lambda i: [i], r"must return a dict .*, got list from .*test_random_access.py:\d+: <lam"),
     ],

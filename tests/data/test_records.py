@@ -158,8 +158,8 @@ def test_the_record_that_is_cut_is_told(tmp_path, end, told):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (text, "truncated, compressed, or not a TFRecord file"),
-        (missing, "could not be read"),
+        (text, "truncated, compressed, or not a TFRecord file.* Copy it again, or decompress it"),
+        (missing, "could not be read: .* Check the path"),
     ],
 )
 def test_files_that_are_none_are_told(tmp_path, damage, message):
@@ -194,7 +194,7 @@ def test_a_damaged_record_stops_the_step(tmp_path):
     data = bytearray((tmp_path / "part-0").read_bytes())
     data[12] ^= 1  # of the first record's text
     (tmp_path / "part-0").write_bytes(data)
-    with pytest.raises(DataError, match="corrupted record"), data_errors():
+    with pytest.raises(DataError, match="part-0 is damaged.*ddl.data.skip_damaged"), data_errors():
         taken(RecordSource(files, decode), 3, shuffle=False)
 
 

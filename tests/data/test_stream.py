@@ -287,7 +287,7 @@ def test_shards_that_are_full_have_no_padding():
 def test_shards_that_cannot_be_are_told():
     with pytest.raises(ConfigError, match="needs a function, got one tf.data.Dataset"):
         StreamSource(numbers(4), [2, 2])
-    with pytest.raises(ConfigError, match="a multiple of the 4 shards of the stream, got 6"):
+    with pytest.raises(ConfigError, match="multiple of the 4 shards .*, got 6.* Change it"):
         BatchPipeline(StreamSource(shard, SHARDS), 6)
     with pytest.raises(DataError, match="at most 5, .* tf.data.Dataset, got 6"):
         StreamSource(shard, [6, 3, 4, 2])
@@ -306,7 +306,7 @@ def test_shards_that_cannot_be_are_told():
         (numbers(4).filter(lambda e: True), None, "is unknown. Pass it"),
         (numbers(4).repeat(), None, "is infinite"),
         (numbers(4), 5, "at most 4, .* tf.data.Dataset, got 5"),
-        (numbers(0), None, "empty"),
+        (numbers(0), None, "at least one example, got 0. Correct what it reads"),
         (tf.data.Dataset.range(4), None, "must be dicts"),
         (numbers(4).batch(2), None, "batches of 2 rows, made by batch. Remove .batch"),
     ],

@@ -114,7 +114,7 @@ def test_reserved_ports_are_used():
             {"SLURM_STEP_NODELIST": None},
             "variable SLURM_STEP_NODELIST, which is not set.*Start the workers with srun",
         ),
-        ({"SLURM_STEP_NODELIST": "r[1-2]n[1-2]"}, "Invalid hostlist"),
+        ({"SLURM_STEP_NODELIST": "r[1-2]n[1-2]"}, "(?s)Invalid hostlist.*--cluster=tf_config"),
         ({"SLURM_STEP_TASKS_PER_NODE": "two"}, "Invalid tasks-per-node"),
         ({"SLURM_STEP_TASKS_PER_NODE": "1,2"}, "the 4 tasks of the step do not match its"),
         ({"SLURM_PROCID": "9"}, "SLURM_PROCID=9"),

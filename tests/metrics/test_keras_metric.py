@@ -141,8 +141,8 @@ def test_adjusted_r2_counts_padding_and_is_refused():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("acuracy",), "must be the name of a metric of Keras, .* got 'acuracy'"),
-        ((3,), "must be the name of a Keras metric or a Keras metric, got 3"),
+        (("Acuracy",), "must be the name of .* got 'Acuracy'. Correct .* Did you mean Accuracy"),
+        ((3,), "must be the name of a Keras metric or .*, got 3. Name it"),
         (("MeanIoU",), "cannot make the metric MeanIoU .*num_classes"),
         (("AUC", {"curves": "PR"}), "cannot make the metric AUC .*curves"),
         ((keras.metrics.AUC(), {"curve": "PR"}), "belong to the name of a metric, got .* 'auc"),

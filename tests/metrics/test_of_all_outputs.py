@@ -154,9 +154,9 @@ def test_what_is_refused(metrics, options, error, message):
     [
         ((lambda outputs: {}, ["n"]), {}, r"a function of \(outputs, features\)"),
         ((checked, "n"), {}, "must be a list of names, got 'n'"),
-        ((checked, ["step"]), {}, "not as ddl names its own"),
-        ((checked, []), {}, "must name each figure"),
-        ((checked, ["n"]), {"max_bytes": 0}, "at least 1, got 0"),
+        ((checked, ["n", "step"]), {}, "must not be names of .* got step. Rename the figure"),
+        ((checked, []), {}, r"must name each figure, got \[\]. Give the keys"),
+        ((checked, ["n"]), {"max_bytes": 0}, "at least 1, a number of bytes, got 0. Leave it out"),
     ],
 )
 def test_bad_arguments(arguments, options, message):

@@ -55,7 +55,7 @@ def test_weights_of_the_same_model(files, kind):
             r"another model than 'small'.* the file holds 6 arrays and the model takes 2",
         ),
         ("broken", perceptron, "is no readable file of Keras"),
-        ("absent", perceptron, "local file of weights, but .*absent does not exist"),
+        ("absent", perceptron, "absent does not exist. Correct the path; model.save"),
     ],
     ids=["classes", "widths", "depth", "larger", "broken", "absent"],
 )

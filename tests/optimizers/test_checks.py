@@ -133,7 +133,7 @@ class OwnRate(K.SGD):
 @pytest.mark.parametrize(
     ("optimizer", "message"),
     [
-        ("adam", "must be a keras.optimizers.Optimizer, got 'adam'"),
+        ("adam", "must be a keras.optimizers.Optimizer, got 'adam'. Pass an instance"),
         (K.SGD, "got the class SGD"),
         (OwnRate, "OwnRate overrides learning_rate.*LearningRateSchedule"),
         *[

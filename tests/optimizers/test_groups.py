@@ -72,7 +72,7 @@ def test_refuses_a_step_that_is_none(frozen_until):
 
 
 def test_refuses_what_is_no_group_or_shared():
-    with pytest.raises(ConfigError, match="'a' must be a Group or a Keras optimizer, got 0.1"):
+    with pytest.raises(ConfigError, match="a Group or a Keras optimizer, got 0.1. Pass an inst"):
         ParameterGroups({"a": 0.1})
     shared = sgd()
     with pytest.raises(ConfigError, match="each of a, b needs an optimizer of its own"):

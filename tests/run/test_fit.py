@@ -177,6 +177,14 @@ def test_a_signal_ends_the_run_after_saving(trainer, straight, tmp_path, number,
     assert_same(values(trainer), straight)
 
 
+def test_a_signal_after_the_last_update_says_that_none_is_lost(trainer):
+    action = EachLoop(lambda step: step == 2 and os.kill(os.getpid(), signal.SIGTERM))
+    message = "SIGTERM arrived when the run had ended, so no update is lost.* with model_dir"
+    with pytest.raises(TrainingInterrupted, match=message):
+        ddl.fit(trainer, train_steps=2, actions=[action], progress=False)
+    assert trainer.step == 2
+
+
 def test_sigquit_shows_the_stacks_and_the_run_continues(trainer, tmp_path, monkeypatch, capfd):
     phases, described = [], threading.Event()
     monkeypatch.setattr(stacks, "say", lambda text: (phases.append(text), described.set()))

@@ -83,7 +83,10 @@ def test_losses_added_by_layers_count_as_a_mean_and_penalties_on_weights_do_not(
             "must return one loss for each.* got a scalar loss",
         ),
         (lambda y: tf.reduce_mean(y), "must return a ddl.PerExample .* got .*Tensor"),
-        (lambda y: PerExample(tf.zeros([5])), r"first dimension is the batch, 2, got shape \(5,\)"),
+        (
+            lambda y: PerExample(tf.zeros([5])),
+            r"the batch, 2, got shape \(5,\). Reduce over the other",
+        ),
         (
             lambda y: PerExample(tf.reduce_mean(y, 0, keepdims=True)[0, :1]),
             "first dimension is the batch, 2, got shape",

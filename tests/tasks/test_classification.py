@@ -68,14 +68,14 @@ def test_good_labels_pass(labels):
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        (LABELS / 255, "must be integers from 0 to 2, got float64.*scaled with the inputs"),
-        (LABELS.astype(np.float32), "must be integers from 0 to 2, got float32"),
+        (LABELS / 255, "from 0 to 2, got float64.*scaled with the inputs. Leave"),
+        (LABELS.astype(np.float32), "from 0 to 2, got float32. Convert them"),
         (LABELS + 1, r"from 0 to 2, since the model has 3 classes, got 1 to 3 .first at example 2"),
         (LABELS - 1, "from 0 to 2, .* got -1 to 1"),
         (LABELS[:, np.newaxis], r"shape \(n,\), got \(n, 1\)"),
         (np.array(["cat", "dog"] * 3), "feature 'label' is text. Number the classes: np.unique"),
         (np.eye(4)[LABELS], "the model's 3 classes, got 4"),
-        (np.ones((6, 3)), "must be one-hot, got .* in example 0"),
+        (np.ones((6, 3)), "must be one-hot, got .* in example 0.* use ddl.MultiLabel"),
         (np.eye(3)[LABELS] / 2, "must be one-hot, got .* in example 0"),
     ],
 )

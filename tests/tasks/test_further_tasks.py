@@ -305,7 +305,7 @@ def test_data_that_do_not_fit(task, data, message):
         ),
         (
             lambda: ddl.MaskedLanguageModel(small_bert(), keras.layers.Dropout(0.1)),
-            "masking must be a ddl.layers.TokenMasking",
+            "masking must be a ddl.layers.TokenMasking, got .* Pass an instance",
         ),
         (
             lambda: ddl.Classification(

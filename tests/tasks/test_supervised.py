@@ -127,7 +127,7 @@ def test_it_learns_with_an_optimizer_by_name():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"loss": "msee"}, "must be the name of a Keras loss, .* got 'msee'"),
+        ({"loss": "msee"}, "name of a Keras loss, .* got 'msee'. Correct the name"),
         ({"loss": keras.losses.MeanSquaredError()}, "Create it with reduction=None"),
         ({"loss": 3}, "must be a name, a Keras loss or a function, got 3"),
         ({"metrics": ["AUC", "AUC"]}, "two metrics with the name 'AUC'"),
@@ -154,7 +154,7 @@ def test_bad_optimizer_name():
     ("data", "error", "message"),
     [
         ({"image": X}, DataError, "no feature 'label', only image"),
-        ({"label": Y}, DataError, "no inputs, only the label"),
+        ({"label": Y}, DataError, "got only the features label. Add the input"),
         (({"label": X}, Y), DataError, "must not be named 'label'"),
         ((X, Y, WEIGHT, X), DataError, r"a tuple \(x, y\) or \(x, y, weights\)"),
         ((PARTS, Y), ConfigError, "has one input, but the data have the features a, b"),

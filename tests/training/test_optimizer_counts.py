@@ -37,5 +37,6 @@ def test_an_optimizer_used_elsewhere_is_noticed():
 
 def test_one_learning_rate_of_several_is_ambiguous():
     trainer = build("Gan", make_strategy("one_device", 1))
-    with pytest.raises(ConfigError, match="Read trainer.learning_rates"):
+    message = "with one optimizer, got generator, discriminator. Read trainer.learning_rates"
+    with pytest.raises(ConfigError, match=message):
         _ = trainer.learning_rate

@@ -96,7 +96,8 @@ class _Tolerant(DecodedSource):
                         "raise the limit."
                     )
                 logging.warning(
-                    "%s cannot be read and counts nothing (damaged example %d of at most %d).",
+                    "%s cannot be read and counts nothing (damaged example %d of at most %d). "
+                    "Replace it in the data, so that it counts.",
                     *(self._found[number], len(self._found), self._limit),
                 )
         return tf.float32.as_numpy_dtype(0)

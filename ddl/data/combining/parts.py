@@ -39,7 +39,7 @@ def subset(
     if first is None or index_file is not None:
         raise ConfigError(
             "subset takes either first, a number of examples, or index_file, a file with their "
-            f"numbers, got first = {first!r} and index_file = {index_file!r}."
+            f"numbers, got first = {first!r} and index_file = {index_file!r}. Pass one of them."
         )
     if not 1 <= first <= len(source):
         raise DataError(
@@ -111,12 +111,12 @@ def _numbers_in(file: str, count: int) -> np.ndarray:
     if numbers.ndim != 1 or numbers.dtype.kind not in "iu" or not len(numbers):
         raise DataError(
             f"subset.index_file {file!r} must hold at least one integer in one column, got "
-            f"{numbers.dtype} of shape {numbers.shape}."
+            f"{numbers.dtype} of shape {numbers.shape}. Write one number of an example a line."
         )
     if outside := [n for n in (numbers.min(), numbers.max()) if not 0 <= n < count]:
         raise DataError(
             f"subset.index_file {file!r} must hold numbers from 0 to {count - 1:,}, since the data "
-            f"have {count:,} examples, got {outside[0]}."
+            f"have {count:,} examples, got {outside[0]}. Correct the file; numbers begin at 0."
         )
     unique, counts = np.unique(numbers, return_counts=True)
     if len(unique) < len(numbers):

@@ -43,13 +43,17 @@ def check_same_spec(sources: list[RandomAccess], user: str) -> None:
       DataError: If there are no sources, or the features of one differ.
     """
     if not sources:
-        raise DataError(f"{user} needs at least one data set, got none.")
+        raise DataError(
+            f"{user} needs at least one data set, got an empty list. Pass the data sets to join, "
+            "such as [first, second]."
+        )
     expected = _described(sources[0])
     for number, source in enumerate(sources[1:], start=1):
         if (given := _described(source)) != expected:
             raise DataError(
                 f"{user} needs the same features in all data sets. Number 0 has "
-                f"{_text(expected)}; number {number} has {_text(given)}."
+                f"{_text(expected)}; number {number} has {_text(given)}. Rename or convert "
+                "features of one, so that they agree."
             )
 
 

@@ -54,11 +54,16 @@ class ImageFolder(DecodedSource):
         found = _class_folders(folder)
         self.classes = found if classes is None else list(classes)
         if len({*self.classes}) < len(self.classes):
-            raise DataError(f"ImageFolder.classes names a class twice: {self.classes}.")
+            doubled = next(name for name in self.classes if self.classes.count(name) > 1)
+            raise DataError(
+                f"ImageFolder.classes must name each class once, got {doubled!r} several times. "
+                "Remove all but one."
+            )
         if left_out := {*found} - {*self.classes}:
             raise DataError(
                 f"ImageFolder.classes must name each folder in {folder}, but leaves out "
-                f"{', '.join(sorted(left_out))}. Its classes are {', '.join(self.classes)}."
+                f"{', '.join(sorted(left_out))}. Its classes are {', '.join(self.classes)}. Add "
+                "those left out, or move their folders elsewhere."
             )
         files: list[str] = []
         labels: list[int] = []

@@ -58,7 +58,8 @@ def numpy_files(
     if len({*lengths.values()}) != 1:
         raise DataError(
             "All .npy files must have the same number of examples, got "
-            f"{', '.join(f'{name}: {length:,}' for name, length in lengths.items())}."
+            f"{', '.join(f'{name}: {length:,}' for name, length in lengths.items())}. Save arrays "
+            "whose first dimensions are equal."
         )
     return RandomAccessSource(
         lambda indices: {name: array[indices] for name, array in arrays.items()},
@@ -69,8 +70,8 @@ def numpy_files(
 def _of_archive(file: str, names: Mapping[str, str] | None) -> dict[str, np.ndarray]:
     if not file.endswith(".npz"):
         raise DataError(
-            f"numpy_files.files must be an .npz file or a mapping from feature to .npy file, got "
-            f"{file!r}."
+            "numpy_files.files must be an .npz file or a mapping from feature to .npy file, got "
+            f"{file!r}. Pass a .npy file as a mapping, such as {{'image': {file!r}}}."
         )
     try:
         with np.load(file, allow_pickle=False) as archive:
@@ -82,14 +83,25 @@ def _of_archive(file: str, names: Mapping[str, str] | None) -> dict[str, np.ndar
                 )
             return {feature: archive[name] for feature, name in names.items()}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(f"{file} could not be read as an .npz file: {error}") from error
+        raise DataError(_unreadable(file, ".npz", "savez", error)) from error
 
 
 def _mapped(file: str) -> np.ndarray:
     try:
         array = np.load(file, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{file} could not be read as a .npy file: {error}") from error
+        raise DataError(_unreadable(file, ".npy", "save", error)) from error
     if not isinstance(array, np.ndarray) or array.ndim == 0:
-        raise DataError(f"{file} must hold one array [n, …], with an example in each row.")
+        given = "one number" if isinstance(array, np.ndarray) else "an archive of several arrays"
+        raise DataError(
+            f"{file} must hold one array [n, …], with an example in each row, got {given}. Write "
+            "it with numpy.save(file, array), or pass the path of an .npz file itself."
+        )
     return array
+
+
+def _unreadable(file: str, ending: str, writer: str, error: Exception) -> str:
+    return (
+        f"{file} could not be read as a file {ending} of numbers or text: {error}. Correct "
+        f"numpy_files.files, or write the file again with numpy.{writer}."
+    )

@@ -86,7 +86,10 @@ def _columns(files: Sequence[str], separator: str) -> Any:
             delimiter = "\t" if file.endswith(".tsv") else separator
             return csv.read_csv(file, parse_options=csv.ParseOptions(delimiter=delimiter))
         except (pyarrow.ArrowException, OSError, ValueError) as error:
-            raise DataError(f"The table {file} could not be read: {error}") from error
+            raise DataError(
+                f"The table {file} could not be read: {error}. It must be a file .csv, .tsv or "
+                ".parquet of that format; correct the file, table.files or table.separator."
+            ) from error
 
     tables = [read(file) for file in files]
     for file, each in zip(files, tables, strict=True):
@@ -94,17 +97,20 @@ def _columns(files: Sequence[str], separator: str) -> Any:
             raise DataError(
                 "All tables must have the same columns. "
                 f"{files[0]} has {', '.join(tables[0].column_names)}; {file} has "
-                f"{', '.join(each.column_names)}."
+                f"{', '.join(each.column_names)}. Read tables of other columns on their own."
             )
         doubled = {n for n in each.column_names if each.column_names.count(n) > 1}
         if doubled:
-            raise DataError(f"{file} has several columns of the name {min(doubled)!r}.")
+            raise DataError(
+                f"The columns of {file} must have different names, got {min(doubled)!r} several "
+                "times. Rename them in the file."
+            )
     try:
         return pyarrow.concat_tables(tables, promote_options="permissive")
     except pyarrow.ArrowException as error:
         raise DataError(
-            f"The columns of the tables {', '.join(files)} have types that do not fit together: "
-            f"{error}"
+            f"A column must have one type in all {len(files):,} tables ({files[0]}, …), but types "
+            f"do not fit together: {error}. Convert the column in one of the files."
         ) from error
 
 
@@ -136,12 +142,18 @@ def _array(name: str, column: Any, categories: Sequence[Any] | None) -> np.ndarr
 def _numbered(name: str, values: np.ndarray, categories: list[Any]) -> np.ndarray:
     numbers = {value: number for number, value in enumerate(categories)}
     if len(numbers) < len(categories):
-        raise DataError(f"table.categories names a value of column {name!r} twice: {categories}.")
-    unique, inverse = np.unique(values, return_inverse=True)
-    unknown = [value for value in unique.tolist() if value not in numbers]
-    if unknown:
+        doubled = next(value for value in categories if categories.count(value) > 1)
         raise DataError(
-            f"Column {name!r} holds {unknown[0]!r}, which is not among its values in "
-            f"table.categories: {', '.join(map(repr, categories))}."
+            f"table.categories must name each value of column {name!r} once, got {doubled!r} "
+            "several times. Remove all but one."
         )
-    return np.array([numbers[value] for value in unique.tolist()], np.int64)[inverse]
+    unique, inverse = np.unique(values, return_inverse=True)
+    found = unique.tolist()
+    if unknown := [place for place, value in enumerate(found) if value not in numbers]:
+        row = int(np.argmax(inverse == unknown[0]))
+        raise DataError(
+            f"Column {name!r} holds {found[unknown[0]]!r} in row {row} (counted from 0), which is "
+            f"not among its values in table.categories: {', '.join(map(repr, categories))}. Add "
+            "the value to table.categories, or correct the table."
+        )
+    return np.array([numbers[value] for value in found], np.int64)[inverse]

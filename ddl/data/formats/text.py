@@ -38,7 +38,10 @@ def text_lines(
     file_numbers = np.repeat(np.arange(len(texts)), [len(span) for span in spans])
     bounds = np.concatenate(spans)
     if not len(bounds):
-        raise DataError(f"The {len(texts)} text files hold no lines that are not empty.")
+        raise DataError(
+            f"text_lines.files must have at least one line that is not empty, got {len(texts):,} "
+            f"files without any: {files!r:.200}. Pass files with text."
+        )
 
     def lookup(indices: np.ndarray) -> dict[str, Any]:
         lines = [
@@ -120,7 +123,8 @@ def _mapped_file(file: str, dtype: np.dtype) -> np.ndarray:
             array = np.load(file, mmap_mode="r", allow_pickle=False)
             if array.ndim != 1 or array.dtype.kind not in "iu":
                 raise DataError(
-                    f"{file} must hold integers [n], got {array.dtype} of shape {array.shape}."
+                    f"{file} must hold integers [n], got {array.dtype} of shape {array.shape}. "
+                    "Save the numbers of the tokens in one dimension."
                 )
             return array
         size = os.path.getsize(file)
@@ -131,7 +135,9 @@ def _mapped_file(file: str, dtype: np.dtype) -> np.ndarray:
             )
         return np.memmap(file, dtype, "r") if size else np.zeros(0, dtype)
     except (OSError, ValueError) as error:
-        raise DataError(f"{file} could not be read: {error}") from error
+        raise DataError(
+            f"{file} could not be read: {error}. Correct the path, or the file."
+        ) from error
 
 
 def line_bounds(text: np.ndarray) -> np.ndarray:

@@ -89,14 +89,17 @@ class EndlessSource(Source):
         else:
             first = next(iter(made), None)
             if first is None:
-                raise DataError(f"{self._name} yields no examples; it needs at least one.")
+                raise DataError(_no_examples(self._name))
             spec = spec_of(features_of(first, f"example 0 of {self._name}"))
         self._element_spec = checked_element_spec(spec)
         self._check_repeats()
 
     def __len__(self) -> int:
         """Raises DataError: the number of examples in an epoch depends on the batch size."""
-        raise DataError(f"{self._name} has no known length; see `examples_per_epoch`.")
+        raise DataError(
+            f"len() needs data with an end, but {self._name} is read without end. Call "
+            "examples_per_epoch(global_batch_size) of the source."
+        )
 
     @property
     def is_endless(self) -> bool:
@@ -175,10 +178,11 @@ class EndlessSource(Source):
             if self._takes_start:
                 raise DataError(
                     f"{self._name} ended after {number - start} examples from start = {start}. A "
-                    "function with the argument start must return examples without end."
+                    "function with the argument start must return examples without end: repeat "
+                    "them within it."
                 )
             if number == before:
-                raise DataError(f"{self._name} yields no examples; it needs at least one.")
+                raise DataError(_no_examples(self._name))
 
     def _check_repeats(self) -> None:
         with data_errors():
@@ -207,6 +211,10 @@ class EndlessSource(Source):
             return list(itertools.islice(self._generated(start), _COMPARED))
         examples = self._examples(start).take(_COMPARED).as_numpy_iterator()
         return [{k: np.asarray(v) for k, v in example.items()} for example in examples]
+
+
+def _no_examples(name: str) -> str:
+    return f"{name} must yield at least one example, got none. Correct what it reads."
 
 
 def _with_names(dataset: tf.data.Dataset) -> tf.data.Dataset:

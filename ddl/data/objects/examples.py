@@ -85,7 +85,10 @@ def _array(value: Any, what: str) -> np.ndarray:
     try:
         array = np.array(value, object) if _is_text(value) else np.asarray(value)
     except ValueError as error:
-        raise DataError(f"{what} could not be converted to an array: {error}") from error
+        raise DataError(
+            f"{what} must be numbers or text of one shape, but NumPy could not convert it: "
+            f"{str(error).rstrip('.')}. Pad rows of different lengths to one length."
+        ) from error
     if array.dtype.kind in "US":
         array = array.astype(object)
     if array.dtype == object and not all(isinstance(one, str | bytes) for one in array.flat):

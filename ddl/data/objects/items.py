@@ -41,7 +41,10 @@ def from_items(
     if decode is not None:
         check_takes("from_items.decode", decode, ("item",))
     if not len(data):
-        raise DataError(f"The {type(data).__name__} is empty; a data set needs an example.")
+        raise DataError(
+            f"The {type(data).__name__} of from_items must have at least one item, got 0. Correct "
+            "what it reads."
+        )
     read_all = getattr(data, "__getitems__", None)
     lock = threading.Lock()
 

@@ -55,7 +55,10 @@ class PyDatasetSource(Source):
         count = _number_of_batches(data)
         check_steps(steps_per_epoch, "the PyDataset", known=count is not None)
         if count == 0:
-            raise DataError(f"The {type(data).__name__} has no batches; it needs at least one.")
+            raise DataError(
+                f"The {type(data).__name__} must have at least one batch, got 0. Correct what it "
+                "reads, or its __len__."
+            )
         for hook in ("on_epoch_begin", "on_epoch_end"):
             if getattr(type(data), hook, None) is not getattr(keras.utils.PyDataset, hook, None):
                 raise DataError(
@@ -77,7 +80,8 @@ class PyDatasetSource(Source):
         if last > self._rows:
             raise DataError(
                 f"The last batch of the {type(data).__name__} must have at most {self._rows} rows, "
-                f"as its first one has, got {last}."
+                f"as its first one has, got {last}. Return batches of one size; only the last may "
+                "be smaller."
             )
         self._length = None if count is None else (count - 1) * self._rows + last
         self._batch = functools.lru_cache(_KEPT_BATCHES)(self._checked_batch)
@@ -90,7 +94,10 @@ class PyDatasetSource(Source):
           DataError: If the data have no end.
         """
         if self._length is None:
-            raise DataError("A PyDataset without end has no length; see `examples_per_epoch`.")
+            raise DataError(
+                "len() needs data with an end, but this PyDataset is read without end. Call "
+                "examples_per_epoch(global_batch_size) of the source."
+            )
         return self._length
 
     @property
@@ -216,6 +223,6 @@ def _rows_of(features: dict[str, np.ndarray], where: str) -> int:
         shapes = ", ".join(f"{name} {array.shape}" for name, array in features.items())
         raise DataError(
             f"All features of {where} of a PyDataset must have the same number of rows, at least "
-            f"1, got {shapes}."
+            f"1, got {shapes}. Return arrays whose first dimensions are equal."
         )
     return rows.pop()

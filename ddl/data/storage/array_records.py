@@ -70,7 +70,10 @@ class ArrayRecordFiles:
                 (record,) = self._readers[file].read([number])
         except (OSError, ValueError, RuntimeError, IndexError) as error:
             reason = " ".join(str(error).split())
-            raise DataError(f"{self.describe(int(index))} cannot be read: {reason}") from error
+            raise DataError(
+                f"{self.describe(int(index))} cannot be read: {reason}. Replace the file, or leave "
+                "such records out with ddl.data.skip_damaged."
+            ) from error
         return np.array(record, object)
 
 
@@ -101,5 +104,7 @@ def _opened(file: str) -> Any:
             raise ValueError("it is truncated, or of another format")
     except (OSError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
-        raise DataError(f"{file} could not be read as an ArrayRecord file: {reason}.") from error
+        raise DataError(
+            f"{file} could not be read as an ArrayRecord file: {reason}. Copy or write it again."
+        ) from error
     return reader

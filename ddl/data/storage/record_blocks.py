@@ -75,7 +75,10 @@ class RecordBlocks:
                     for place in of_file.tolist():
                         found[place] = self._whole(file.fileno(), int(indices[place]))
             except OSError as error:
-                raise DataError(f"{self._files[number]} could not be read: {error}") from error
+                raise DataError(
+                    f"{self._files[number]} could not be read: {error}. Check that the file still "
+                    "exists, and that this process may read it."
+                ) from error
         step = max(1, _CHECKED_AT_ONCE // max(map(len, found)))
         for first in range(0, len(found), step):
             self._check(found[first : first + step], indices[first : first + step])
@@ -111,5 +114,7 @@ class RecordBlocks:
     def _damaged(self, index: int) -> DataError:
         file, offset = self._files[self._file_numbers[index]], self._offsets[index]
         return DataError(
-            f"corrupted record at byte {offset:,} of {file}: its checksum is not that of its data"
+            f"{file} is damaged: the record at byte {offset:,} must have the length and checksum "
+            "written with it, but has not. Replace the file, or leave such records out with "
+            "ddl.data.skip_damaged."
         )

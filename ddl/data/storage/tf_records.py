@@ -123,11 +123,14 @@ def _located(file: str) -> np.ndarray:
                 offsets.append(offset)
                 offset += _AROUND_DATA + int.from_bytes(opened.read(_LENGTH_BYTES), "little")
     except (OSError, tf.errors.OpError) as error:
-        raise DataError(f"{file} could not be read: {error}") from error
+        raise DataError(
+            f"{file} could not be read: {error}. Check the path, and that this process may read it."
+        ) from error
     if offset != size:
         begin, end = (offsets[-1], offset) if offset > size else (offset, offset + _AROUND_DATA)
         raise DataError(
             f"{file} is truncated, compressed, or not a TFRecord file: a record that begins at "
-            f"byte {begin:,} would end at byte {end:,} or later, but the file has {size:,} bytes."
+            f"byte {begin:,} would end at byte {end:,} or later, but the file has {size:,} bytes. "
+            "Copy it again, or decompress it: ddl reads TFRecord files without compression."
         )
     return np.asarray(offsets, np.int64)

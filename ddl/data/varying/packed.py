@@ -75,7 +75,8 @@ def packed(
     if lengths.max() > spec.shape[0]:
         raise DataError(
             f"Feature {length_name!r} must be at most {spec.shape[0]}, the size of {token_name!r}, "
-            f"got {lengths.max()} in example {int(np.argmax(lengths))}."
+            f"got {lengths.max()} in example {int(np.argmax(lengths))}. Correct it, or give each "
+            "example all of its tokens."
         )
     if (longest := lengths.max()) > length and too_long == "error":
         raise DataError(
@@ -96,7 +97,10 @@ def _pieces(lengths: np.ndarray, most: int, split: bool) -> np.ndarray:
     """
     counts = -(-lengths // most) if split else np.minimum(lengths, 1)
     if not counts.sum():
-        raise DataError("packed needs at least one document that is not empty.")
+        raise DataError(
+            f"packed.data must have at least one document with tokens, got {len(lengths):,} of "
+            "length 0. Correct the data, or packed.length_name, the feature of the lengths."
+        )
     documents = np.repeat(np.arange(len(lengths)), counts)
     numbers = np.arange(len(documents)) - np.repeat(np.cumsum(counts) - counts, counts)
     first = numbers * most

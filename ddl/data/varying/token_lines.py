@@ -48,7 +48,10 @@ def token_lines(
     texts = mapped(files, "token_lines", np.uint8)
     bounds = [line_bounds(text) for text in texts]
     if not sum(map(len, bounds)):
-        raise DataError(f"The {len(texts)} text files hold no lines that are not empty.")
+        raise DataError(
+            f"token_lines.files must have at least one line that is not empty, got {len(texts):,} "
+            f"files without any: {files!r:.200}. Pass files with text."
+        )
     if encode is not None:
         lines = [
             text[first:last].tobytes()

@@ -74,7 +74,10 @@ class ColorJitter(Augmentation):
         """
         channels = images.shape[-1]
         if channels not in (1, 3):
-            raise ConfigError(f"ColorJitter takes images of 1 or 3 channels, got {channels}.")
+            raise ConfigError(
+                f"ColorJitter takes images of 1 or 3 channels, got {channels}. Pass the channels "
+                "of colour alone, or leave ColorJitter out."
+            )
         low, high = self.value_range
         dtype = tf.float64 if images.dtype == tf.float64 else tf.float32
         drawn = [with_rank(tf.cast(2 * each - 1, dtype), 4) for each in self.uniform(images, 4)]

@@ -44,7 +44,8 @@ def partners(values: Sequence[tf.Tensor], asking: str) -> Partners:
     if rows is None or any(each.shape[0] != rows for each in values):
         raise ConfigError(
             f"{asking} takes tensors of one static number of rows, got the shapes "
-            f"{', '.join(str(each.shape) for each in values)}."
+            f"{', '.join(str(each.shape) for each in values)}. Keep one row for each example, and "
+            "set a shape that is lost by tf.ensure_shape."
         )
     if current is None:
         return _neighbours(values, None)

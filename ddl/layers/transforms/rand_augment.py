@@ -94,7 +94,7 @@ class RandAugment(Augmentation):
         if images.shape.rank != 4 or images.shape[-1] not in (1, 3):
             raise ConfigError(
                 "RandAugment takes images [batch, height, width, channels] of 1 or 3 channels, got "
-                f"{images.shape}."
+                f"{images.shape}. Pass the channels of colour alone, or leave RandAugment out."
             )
         low, high = self.value_range
         levels = tf.cast(images, tf.float32)

@@ -96,7 +96,10 @@ class TokenMasking(keras.layers.Layer):
             `segment > 0` of packed rows; None: all others than `kept_tokens`.
         """
         if not token.dtype.is_integer:
-            raise ConfigError(f"TokenMasking takes integer tokens, got {token.dtype.name}.")
+            raise ConfigError(
+                f"TokenMasking takes integer tokens, got {token.dtype.name}. Convert the tokens in "
+                "the data, or by tf.cast(token, tf.int64)."
+            )
         drawn = ddl.random.uniform(self, [*keras.ops.shape(token), 2])
         kind, which = tf.unstack(drawn, axis=-1)
         selected = kind < self.rate

@@ -50,7 +50,10 @@ def pipelines_of_config(part: str) -> dict[str, BatchPipeline]:
     sources = sources_of_config(part)
     batch: Any = config.build_bound("Trainer", "global_batch_size")
     if batch is None:
-        raise ConfigError("The config has no batch size. Set GLOBAL_BATCH_SIZE.")
+        raise ConfigError(
+            "This command needs the batch size, but the config does not give it "
+            "(Trainer.global_batch_size is None). Set GLOBAL_BATCH_SIZE in the config."
+        )
     sizes = sizes_by_source(batch, list(sources))
     shuffle = config.build_bound("Trainer", "shuffle")
     seed = int(config.get_macro("SEED"))

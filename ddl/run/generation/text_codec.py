@@ -26,7 +26,11 @@ class TextCodec:
 
     def __post_init__(self) -> None:
         if (self.encode is None) != (self.decode is None):
-            raise ConfigError("TextCodec needs both encode and decode, or none. Bind the other.")
+            given, other = ("encode", "decode") if self.decode is None else ("decode", "encode")
+            raise ConfigError(
+                f"TextCodec needs both encode and decode, or none, got only {given}. Bind "
+                f"TextCodec.{other}, too."
+            )
         if self.encode is not None and self.decode is not None:
             check_takes("TextCodec.encode", self.encode, ("text",))
             check_takes("TextCodec.decode", self.decode, ("tokens",))
@@ -41,8 +45,9 @@ class TextCodec:
             return [int(token) for token in self.encode(text)]
         if vocabulary != _BYTES:
             raise ConfigError(
-                f"The model has {vocabulary:,} tokens, so they are no bytes. Bind TextCodec.encode "
-                "and TextCodec.decode to functions of your tokenizer, or pass --prompt_tokens."
+                f"Text stands for its bytes only if the model has {_BYTES} tokens, got "
+                f"{vocabulary:,} tokens. Bind TextCodec.encode and TextCodec.decode to functions "
+                "of your tokenizer, or pass --prompt_tokens."
             )
         # Bytes of the command line that are no UTF-8 stand as surrogates in the text.
         return list(text.encode("utf-8", "surrogateescape"))

@@ -50,7 +50,10 @@ class Predicting:
         self._batch = next(iter(trainer.pipelines.values())).global_batch_size
         self._total = self._source.examples_per_epoch(self._batch)
         if not self._total:
-            raise DataError("--mode=predict needs at least one row, got data without any.")
+            raise DataError(
+                f"--mode=predict needs at least one row, but {predictions.place_of_data} has none. "
+                "Correct the files or the split that it reads."
+            )
         with self._workers.failing_together():
             self._file = PartialFile(path) if self._workers.is_chief else None
 

@@ -37,6 +37,11 @@ class Predictions:
                 "['label'], for example."
             )
 
+    @property
+    def place_of_data(self) -> str:
+        """Name of the argument that gives the examples."""
+        return "Trainer.eval_data" if self.data is None else "Predictions.data"
+
     def source(self, trainer: Trainer) -> Source:
         """Returns the examples.
 

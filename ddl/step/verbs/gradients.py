@@ -114,7 +114,10 @@ class Gradients(Guarded):
         return self._with(other, operator.sub, "subtracted")
 
     def __rsub__(self, other: Any) -> "Gradients":
-        raise ConfigError(f"Gradients cannot be subtracted from {other!r:.80}.")
+        raise ConfigError(
+            "Gradients can be subtracted only from gradients of the same variables, got "
+            f"{other!r:.80} - gradients. Use map(function) for a function of each gradient."
+        )
 
     def __mul__(self, factor: Scalar) -> "Gradients":
         check_not_gradients(factor)
@@ -129,11 +132,17 @@ class Gradients(Guarded):
     def __truediv__(self, divisor: Scalar) -> "Gradients":
         check_not_gradients(divisor)
         if isinstance(divisor, int | float) and divisor == 0:
-            raise ConfigError("Gradients cannot be divided by 0.")
+            raise ConfigError(
+                f"The divisor of gradients must not be 0, got gradients / {divisor!r}. Pass "
+                "another number; for tensors that may be 0, multiply by tf.math.divide_no_nan."
+            )
         return self * (1 / scalar(divisor))
 
     def __rtruediv__(self, other: Any) -> "Gradients":
-        raise ConfigError(f"Gradients cannot divide, got {other!r:.80} / gradients.")
+        raise ConfigError(
+            f"Gradients cannot be a divisor, got {other!r:.80} / gradients. Divide by "
+            "gradients.norm(), or use map(function) for a function of each gradient."
+        )
 
     def __iter__(self) -> Any:
         raise ConfigError(NO_LIST)
@@ -181,7 +190,7 @@ class Gradients(Guarded):
           ConfigError: If a variable of `part` is not among these gradients' variables.
         """
         places = {id(v): place for place, v in enumerate(self.variables)}
-        wanted = trainable_variables(part)
+        wanted = trainable_variables(part, "The argument of Gradients.of")
         missing = [v.path for v in wanted if id(v) not in places]
         if missing:
             raise ConfigError(
@@ -305,8 +314,12 @@ def draws_of(gradients: Any) -> Draws:
     return gradients.draws
 
 
-def trainable_variables(part: Any) -> list[keras.Variable]:
+def trainable_variables(part: Any, where: str = "The model of a task") -> list[keras.Variable]:
     """Returns the trainable variables of a model or layer, or the list of variables itself.
+
+    Args:
+      part: The model, layer or list.
+      where: The argument, for the error.
 
     Raises:
       ConfigError: If `part` is none of these, or has no trainable variables.
@@ -322,7 +335,8 @@ def trainable_variables(part: Any) -> list[keras.Variable]:
     items = list(part) if isinstance(part, list | tuple) else [part]
     if not items or not all(isinstance(item, keras.Variable) for item in items):
         raise ConfigError(
-            f"A Keras model, a layer or a list of Keras variables is expected, got {part!r:.80}."
+            f"{where} must be a Keras model, a layer or a list of keras.Variable, got "
+            f"{part!r:.80}. Pass the model or layer itself, such as self.generator."
         )
     return list({id(item): item for item in items}.values())  # a shared layer counts once
 

@@ -65,5 +65,8 @@ class Turns:
         if (known := tf.get_static_value(given)) is not None and known < 0:
             raise ConfigError(f"update.repeat: times must be at least 0, got {known}.")
         if self.repeats > 1:
-            raise ConfigError("update.repeat can be nested in one other update.repeat, not in two.")
+            raise ConfigError(
+                "update.repeat can be nested in one other update.repeat, not in two, got a third "
+                "level. Make one repeat of two of them, with the product of their turns."
+            )
         return tf.cast(given, tf.int64)

@@ -134,7 +134,7 @@ class Update(ControlFlow):
         name = self._work.name_of_loss(loss, name, batch.source)
         if each is not None:
             check_takes("`each` of update.gradients", each, ("gradients",))
-        variables = trainable_variables(self._work.model(model))
+        variables = trainable_variables(self._work.model(model), "`model` of update.gradients")
         draws = self._draws_of(same_draws_as)
         self._passes += 1
         with self._statistics(moves_statistics):
@@ -269,7 +269,7 @@ class Update(ControlFlow):
         """
         self._call_context.check("moved")
         check_gradients("update.moved", by)
-        own = by.of(trainable_variables(self._work.model(model)))
+        own = by.of(trainable_variables(self._work.model(model), "`model` of update.moved"))
         return self._call_context.must_enter(self._moved(own))
 
     @contextmanager

@@ -279,7 +279,8 @@ class OtherData:
             if name in given and given[name].shape != spec.shape:
                 raise DataError(
                     f"Feature {name!r} must have shape {spec.shape}, as in the training data, got "
-                    f"{given[name].shape}."
+                    f"{given[name].shape}. Reshape or resize it; if one example was passed, pass a "
+                    "batch of one, x[np.newaxis]."
                 )
             if name in given:
                 warn_of_another_kind(name, spec.dtype, given[name].dtype)

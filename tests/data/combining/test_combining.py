@@ -105,7 +105,7 @@ def test_whatever_is_converted_into_a_source_can_be_combined(form):
         (lambda: k_fold(arrays(), folds=2, fold=2, part="train"), ConfigError, "fold = 2"),
         (lambda: k_fold(arrays(), folds=2, fold=0, part="test"), ConfigError, "'held_out', got"),
         (lambda: k_fold(arrays(), folds=12, fold=0, part="train"), DataError, "at most 11"),
-        (lambda: concatenation([]), DataError, "at least one data set"),
+        (lambda: concatenation([]), DataError, "at least one data set, got an empty list. Pass"),
         (lambda: concatenation("ab"), DataError, "takes a list of data sets, got str"),
         (
             lambda: concatenation([arrays(), ArraySource(x=np.zeros(3))]),

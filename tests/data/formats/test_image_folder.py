@@ -93,9 +93,9 @@ def test_bad_input(folder, tmp_path):
         ImageFolder(tmp_path / "absent", (4, 5, 3))
     with pytest.raises(DataError, match="holds no folders"):
         ImageFolder(tmp_path / ".cache", (4, 5, 3))
-    with pytest.raises(DataError, match=r"but leaves out cat\. Its classes are bird, dog"):
+    with pytest.raises(DataError, match=r"leaves out cat\. Its .* bird, dog. Add those"):
         ImageFolder(folder, (4, 5, 3), classes=["bird", "dog"])
-    with pytest.raises(DataError, match="names a class twice"):
+    with pytest.raises(DataError, match=r"each class once, got '.*' several times. Remove"):
         ImageFolder(folder, (4, 5, 3), classes=["cat", "dog", "cat"])
     (tmp_path / "other" / "cat").mkdir(parents=True)
     with pytest.raises(DataError, match="hold no images"):

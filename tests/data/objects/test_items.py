@@ -63,7 +63,7 @@ def test_items_are_decoded():
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ([], "list is empty"),
+        ([], "list of from_items must have at least one item, got 0. Correct"),
         (iter([1]), "got list_iterator without __len__. .*use ddl.data.endless"),
         ([3], "item 0 must be a dict of features"),
         (

@@ -88,12 +88,12 @@ def test_without_end():
     ("data", "message"),
     [
         (Changing(), "Changing.on_epoch_end changes the data from epoch to epoch"),
-        (Batches(0), "has no batches"),
+        (Batches(0), "must have at least one batch, got 0. Correct"),
         (
             Batches(change=lambda n, x: np.random.default_rng().random(len(x))),
             "Two reads of batch 0",
         ),
-        (Batches(change=lambda n, x: x[:2]), "must have the same number of rows"),
+        (Batches(change=lambda n, x: x[:2]), "the same number of rows, .* got .* Return arrays"),
         (Batches(change=lambda n, x: float(n)), "must have the same number of rows"),
     ],
 )

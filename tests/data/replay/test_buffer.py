@@ -81,7 +81,7 @@ def test_an_update_with_several_batches_draws_them_one_after_the_other():
     [
         (0, rows(0, 1), ConfigError, "at least 1, got 0"),
         (2.5, rows(0, 1), ConfigError, "got 2.5"),
-        (5, rows(0, 0), DataError, "empty"),
+        (5, rows(0, 0), DataError, r"got shape \(0,\). Pass data with examples"),
         (5, rows(0, 6), DataError, "5 places got 6 rows"),
         (5, {"text": np.array(["a"])}, DataError, "is text"),
         (5, {"image": np.full([1, 2], np.nan)}, DataError, "NaN"),

@@ -166,7 +166,7 @@ def test_a_failure_leaves_no_file_that_looks_complete(tmp_path):
 
     source = ddl.data.RandomAccessSource(lookup, 7)
     with (
-        pytest.raises(DataError, match="NaN or infinity"),
+        pytest.raises(DataError, match="NaN or infinity, first in example 5. Remove"),
         data_errors(),
         np.errstate(all="ignore"),
     ):

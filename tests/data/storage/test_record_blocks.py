@@ -63,7 +63,7 @@ def test_damage_is_an_error_that_names_the_record(tmp_path, place):
     data[first + place if place >= 0 else end + place] ^= 1
     (tmp_path / "part-5").write_bytes(data)
     blocks = RecordBlocks(files, numbers, offsets)
-    message = f"corrupted record at byte {first} of .*part-5: its checksum"
+    message = f"part-5 is damaged: the record at byte {first} .* Replace the file"
     with pytest.raises(DataError, match=message):
         blocks.read(np.arange(12))
     assert blocks.read(np.array([5, 8])).tolist() == [RECORDS[5], RECORDS[8]]
@@ -73,7 +73,7 @@ def test_a_file_that_became_shorter(tmp_path):
     blocks = RecordBlocks(*written(tmp_path))
     file = tmp_path / "part-5"
     file.write_bytes(file.read_bytes()[:300])
-    with pytest.raises(DataError, match="corrupted record .*part-5"):
+    with pytest.raises(DataError, match="part-5 is damaged: the record"):
         blocks.read(np.array([6]))
 
 

@@ -140,7 +140,7 @@ class Changed(Decoded):
         (
             lambda: ddl.data.packed({"token": TOKENS, "length": LENGTHS * 0}, 32),
             DataError,
-            "at least one document that is not empty",
+            "packed.data must .* got 41 of length 0. Correct the data",
         ),
     ],
 )
@@ -166,5 +166,5 @@ def test_lines_of_bytes(tmp_path):
     with pytest.raises(ConfigError, match="a list of tokens for each of the 3 lines, got 1 lists"):
         ddl.data.token_lines([str(tmp_path / "a"), str(tmp_path / "b")], encode=lambda lines: [[1]])
     (tmp_path / "c").write_text("\n")
-    with pytest.raises(DataError, match="no lines that are not empty"):
+    with pytest.raises(DataError, match="token_lines.files .* got 1 files without any.* Pass"):
         ddl.data.token_lines(str(tmp_path / "c"))

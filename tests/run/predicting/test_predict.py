@@ -160,7 +160,7 @@ def test_outputs_of_own_tasks(finished, tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=message):
         predicted(finished, tmp_path / "open.npz")
     monkeypatch.setattr(ddl.data.ArraySource, "examples_per_epoch", lambda *_: 0)
-    with pytest.raises(DataError, match="needs at least one row, got data without any"):
+    with pytest.raises(DataError, match="at least one row, but Trainer.eval_data has none. Corr"):
         predicted(finished, tmp_path / "none.npz")
 
 

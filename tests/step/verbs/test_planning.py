@@ -368,7 +368,7 @@ def test_three_repeats():
 
         update.repeat(2, within(within(lambda turn: minimize(task, update, batch))))
 
-    refused("can be nested in one other update.repeat, not in two", step)
+    refused("in one other update.repeat, not in two, got a third level. Make one repeat", step)
 
 
 def test_exported_models_must_be_models():

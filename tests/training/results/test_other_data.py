@@ -226,7 +226,7 @@ class OtherFeature(WithoutOutputs):
         (Mean, IMAGES, DataError, "Mean does not name its input"),
         (OtherFeature, DATA, DataError, "reads the feature 'pixels', but the data have only image"),
         (ddl.Classification, {"label": LABELS}, DataError, "reads the feature 'image'"),
-        (ddl.Classification, IMAGES[:, :2], DataError, r"must have shape \(3,\), .* got \(2,\)"),
+        (ddl.Classification, IMAGES[:, :2], DataError, r"shape \(3,\), .* got \(2,\). Reshape"),
         (ddl.Classification, "image", DataError, "Data of type str are not supported"),
         (ddl.Classification, True, ConfigError, "predict takes a data set, got True"),
     ],
