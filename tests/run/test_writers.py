@@ -155,12 +155,12 @@ def test_no_more_than_some_chunks_are_in_memory(tmp_path, monkeypatch):
     for number in (b"1.5", b"1.5 "):
         path.write_bytes(line % number * (2**22 // len(line)))
         writer = JsonLinesWriter(path)
-        for look in (writer.check, lambda: writer.has(8, "eval", ()), lambda: writer.drop_after(6)):
+        for name, arguments in (("check", ()), ("has", (8, "eval", ())), ("drop_after", (6,))):
             tracemalloc.start()
-            look()
+            getattr(writer, name)(*arguments)
             peak = tracemalloc.get_traced_memory()[1]
             tracemalloc.stop()
-            assert peak < 2**20, look
+            assert peak < 2**20, name
         assert path.read_bytes() == b""
 
 
