@@ -10,9 +10,22 @@ from typing import Any
 import gin
 
 from ddl.config import registry
-from ddl.config.values import Binding, Key, Reference, enclosing_scopes, leaves, shown
+from ddl.config.values import (
+    Binding,
+    Key,
+    Reference,
+    enclosing_scopes,
+    expand,
+    leaves,
+    macros_of,
+    shown,
+    values_of,
+)
 from ddl.errors import ConfigError, DdlError, did_you_mean
 from ddl.user_code import Place, message_of, place_of, repeats
+
+# No count of a library's items, and no size of a tensor that fits into memory, is as large.
+_HUGE = 2**36
 
 # Frames at the end of a traceback in which a cycle of references shows calls of gin.
 _LAST = 60
@@ -61,8 +74,8 @@ def explaining(
 
     Raises:
       DdlError: An error of ddl from within the call, with a note that names the call.
-      ConfigError: If a call raises TypeError, ValueError or RecursionError, or the user's own code
-        raises any error that repeats.
+      ConfigError: If a call raises TypeError, ValueError or RecursionError, the user's own code
+        raises any error that repeats, or the memory does not hold what a huge integer asks for.
     """
     try:
         return build()
@@ -91,10 +104,13 @@ def explaining(
         ) from error
     except Exception as error:
         cause = _original(error)
-        if not repeats(cause) or place_of(cause, registry.user_packages()) is None:
+        scope, item = _innermost_call(error, name)
+        of_user = repeats(cause) and place_of(cause, registry.user_packages()) is not None
+        # TensorFlow and NumPy say by many types that a tensor has too many elements.
+        too_large = not isinstance(cause, OSError) and any(_huge(scope, item, bindings))
+        if not of_user and not too_large:
             raise
-        message = _explain(cause, *_innermost_call(error, name), bindings)
-        raise ConfigError(message) from cause
+        raise ConfigError(_explain(cause, scope, item, bindings)) from cause
 
 
 def _original(error: BaseException) -> BaseException:
@@ -166,16 +182,35 @@ def _given(
 
     Bindings of ddl's own items do not explain an error that the user's code raised inside.
     """
+    taken = _taken(scope, item, bindings)
+    named = [b for p, b in taken.items() if re.search(rf"\b{re.escape(p)}\b", message)]
+    if place is not None and item.selector.startswith("ddl."):
+        named, taken = [], {}
+    for binding in named or _huge(scope, item, bindings) or list(taken.values())[:6]:
+        yield f"  {binding.location}: {shown(binding.key)} = {binding.value!r}"
+
+
+def _taken(scope: str, item: Any, bindings: Mapping[Key, Binding]) -> dict[str, Binding]:
+    """Returns the bindings that a call of an item takes in a scope, by parameter."""
     taken: dict[str, Binding] = {}
     for enclosing in enclosing_scopes(scope):
         for binding in bindings.values():
             if (binding.scope, binding.selector) == (enclosing, item.selector):
                 taken.setdefault(binding.parameter, binding)
-    named = [b for p, b in taken.items() if re.search(rf"\b{re.escape(p)}\b", message)]
-    if place is not None and item.selector.startswith("ddl."):
-        named, taken = [], {}
-    for binding in named or list(taken.values())[:6]:
-        yield f"  {binding.location}: {shown(binding.key)} = {binding.value!r}"
+    return taken
+
+
+def _huge(scope: str, item: Any, bindings: Mapping[Key, Binding]) -> list[Binding]:
+    """Returns the bindings that a call of an item takes which give a huge integer."""
+    macros = macros_of(values_of(bindings.values()))
+    return [
+        binding
+        for binding in _taken(scope, item, bindings).values()
+        if binding.parameter != "seed"  # of any size
+        and any(
+            type(leaf) is int and leaf >= _HUGE for leaf in leaves(expand(binding.value, macros))
+        )
+    ]
 
 
 def _raised_in(error: BaseException) -> Iterator[str]:

@@ -176,9 +176,11 @@ def test_a_variable_that_belongs_to_nobody_is_refused(tmp_path):
 
 
 def test_draws_of_keras_without_a_seed_resume(tmp_path):
+    """In training and, as of a task that samples its outputs, in an evaluation."""
+
     class Noisy(Attributes):
         def call(self, images, training=False):
-            noise = keras.random.normal((1, 6, 6, 1)) if training else 0.0
+            noise = keras.random.normal((1, 6, 6, 1))
             return super().call(tf.cast(images, tf.float32) + noise, training)
 
     def make_task():
@@ -191,6 +193,11 @@ def test_draws_of_keras_without_a_seed_resume(tmp_path):
     Checkpoints(tmp_path, resumed).restore_latest()
     for trainer in (straight, resumed):
         trainer.train(2)
+    assert_same(resumed, straight)
+    figures = straight.evaluate()
+    assert resumed.evaluate() == straight.evaluate() == figures
+    resumed.train(1)  # to this, too, the draws of an evaluation do nothing
+    straight.train(1)
     assert_same(resumed, straight)
 
 

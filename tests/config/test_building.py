@@ -3,6 +3,7 @@
 import re
 
 import gin
+import numpy as np
 import pytest
 
 from ddl import config
@@ -63,6 +64,26 @@ def test_a_mistyped_scope(load):
         "pictures requires a value for split in scope trian. Did you mean train?",
         "  run.gin:1: Trial.pictures = [@trian/pictures()]",
     ]
+
+
+def test_integers_of_64_bits_that_no_tensor_can_have(load):
+    """A restart changes nothing, as it may after another failure of the memory."""
+
+    @gin.register(module="dummies")
+    def allocating(size, seed=0, width=1):
+        if size < 10:
+            raise MemoryError
+        return np.empty(size, np.uint8)
+
+    load("SIZE = 1000000000000000\nallocating.width = 2\nallocating.size = %SIZE")
+    lines = complaint(config.build, "allocating").splitlines()
+    assert "allocating cannot be built" in lines[0]
+    assert "Unable to allocate" in lines[0]
+    assert lines[1] == "  run.gin:3: allocating.size = %SIZE"
+    assert "test_building.py" in lines[2]
+    load("allocating.size = 9\nallocating.seed = 1000000000000000")
+    with pytest.raises(MemoryError):
+        config.build("allocating")
 
 
 def test_a_missing_value_that_no_binding_can_give(load):

@@ -1,12 +1,15 @@
 """Servers of a cluster on one machine, and who may reach them."""
 
 import errno
+import json
 import socket
+from types import SimpleNamespace
 
 import pytest
 
 from ddl.distribution import loopback, parameter_servers
 from ddl.distribution.loopback import close_to_other_machines, is_on_this_machine, listening_sockets
+from ddl.distribution.timeouts import ClusterTimeouts
 from tests.distribution.whole_clusters import addresses
 
 
@@ -87,3 +90,22 @@ def test_a_parameter_server_is_bound_as_it_starts(monkeypatch, on_all_interfaces
     monkeypatch.setattr(parameter_servers.tf.distribute, "Server", start)
     server = parameter_servers.start_server({"chief": [chief], "ps": [own]}, "ps", 0)
     assert device_of(server) == b"lo"
+
+
+def test_the_chief_of_parameter_servers_is_bound_as_it_connects(monkeypatch, on_all_interfaces):
+    """TensorFlow starts its server within the constructor of the strategy."""
+    chief, *others = addresses(3)
+    cluster = {"chief": [chief], "ps": others[:1], "worker": others[1:]}
+    servers = []
+
+    def connects(resolver):
+        servers.append(on_all_interfaces(int(chief.partition(":")[2])))
+        return SimpleNamespace(num_replicas_in_sync=1)
+
+    task = {"type": "chief", "index": 0}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task}))
+    monkeypatch.setattr(parameter_servers, "_wait_for", lambda *where: None)
+    monkeypatch.setattr(parameter_servers._Watch, "begin", lambda *peer: None)
+    monkeypatch.setattr(parameter_servers.tf.distribute, "ParameterServerStrategy", connects)
+    parameter_servers.build_parameter_server_strategy(ClusterTimeouts())
+    assert [device_of(server) for server in servers] == [b"lo"]

@@ -93,11 +93,14 @@ def test_digits_with_an_evaluator_beside_it(tmp_path):
     """One process with one device follows the run; the cluster trains and does not evaluate."""
     model_dir = tmp_path / "run"
     plan = ["TRAIN_STEPS = 500", "CHECKPOINT_EVERY = 250"]
-    launch = Launch(model_dir, *arguments(model_dir, *plan), "--mode=train")
+    launch = Launch(
+        model_dir, *arguments(model_dir, *plan), "--mode=train", launcher=["--grace_seconds=60"]
+    )
     evaluator = start(
         "ddl.main", *arguments(model_dir, *plan), "--mode=eval", "--follow_timeout=600"
     )
     assert launch.finish() == 0, launch.shown
+    assert "killed" not in launch.shown  # workers and parameter server end by themselves
     output, _ = evaluator.communicate(timeout=300)
     assert evaluator.returncode == 0, output
     assert "workers: 2, parameter servers: 1" in launch.shown

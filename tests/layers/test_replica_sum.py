@@ -1,8 +1,11 @@
 import numpy as np
+import pytest
 import tensorflow as tf
 from tensorflow.python.ops import op_selector
 
 from ddl.layers import sum_over_replicas
+from ddl.layers.normalization import batch_moments
+from ddl.layers.replica_gather import gather_over_replicas
 from tests.conftest import for_every_strategy, make_strategy
 
 
@@ -58,8 +61,22 @@ def test_outside_of_replicas_it_is_the_tensor():
     assert sum_over_replicas(tf.constant(3.0)) == 3.0
 
 
-def longest_search(depth, monkeypatch) -> int:
-    """Returns how many operations TensorFlow's largest search covers in a chain of `depth` sums."""
+def summed(x):
+    return sum_over_replicas(x)
+
+
+def gathered(x):
+    return tf.reduce_sum(gather_over_replicas([x])[0], 0, keepdims=True)
+
+
+def normalized(x):
+    """By the moments of BatchNormalization, whose gradient is written out."""
+    mean, variance = batch_moments(x, [0], None, (), synchronized=True)
+    return mean + variance
+
+
+def longest_search(depth, layer, strategy, monkeypatch) -> int:
+    """Returns how many operations TensorFlow's largest search covers in a chain of layers."""
     sizes = []
     walk = op_selector.get_backward_walk_ops
 
@@ -68,21 +85,27 @@ def longest_search(depth, monkeypatch) -> int:
         sizes.append(len(found))
         return found
 
-    def function(number):
-        x = number + 1
+    def replica():
+        x = tf.random.uniform([2, 2])
         with tf.GradientTape() as tape:
             tape.watch(x)
             y = x
             for _ in range(depth):
-                y = tf.tanh(y) * sum_over_replicas(tf.tanh(y))
-        return (tape.gradient(y, x),)
+                y = tf.tanh(y) * layer(tf.tanh(y))
+        return tape.gradient(y, x)
 
     with monkeypatch.context() as patch:
         patch.setattr(op_selector, "get_backward_walk_ops", counted)
-        on_replicas(make_strategy("mirrored", 2), function)
+        tf.function(lambda: strategy.run(replica)).get_concrete_function()
     assert sizes
     return max(sizes)
 
 
-def test_tracing_looks_at_no_more_operations_in_a_deeper_model(monkeypatch):
-    assert longest_search(12, monkeypatch) == longest_search(6, monkeypatch) < 10
+@pytest.mark.parametrize("layer", [summed, gathered, normalized])
+@pytest.mark.parametrize("collectives", [False, True])
+def test_tracing_looks_at_no_more_operations_in_a_deeper_model(layer, collectives, monkeypatch):
+    strategy = make_strategy("mirrored", 2)
+    if collectives:  # as several workers, which start them in replica context
+        monkeypatch.setattr(type(strategy.extended), "_use_merge_call", lambda _: False)
+    short, long = (longest_search(depth, layer, strategy, monkeypatch) for depth in (3, 6))
+    assert long == short < 100

@@ -328,9 +328,17 @@ def test_a_directory_without_checkpoints_can_be_used_again(tmp_path):
     assert metrics(tmp_path / "run", "train")[-1]["step"] == 5
 
 
-def test_an_integer_is_a_learning_rate(capsys):
-    run(None, "LEARNING_RATE = 1", **DIGITS_MLP, dry_run=True)
-    assert "learning rate: 1 at its peak" in capsys.readouterr().out
+def test_a_config_with_another_optimizer_than_the_included_one(tmp_path, capsys):
+    """The run tells what the swap leaves unused. An integer is a learning rate, too."""
+    own = tmp_path / "own.gin"
+    swap = "Trainer.optimizer = @SGD()\nSGD.learning_rate = @LearningRate()\n"
+    own.write_text(f"include '{CONFIGS / 'digits_mlp.gin'}'\n{swap}")
+    run(None, "LEARNING_RATE = 1", gin_file=own, dry_run=True)
+    out = capsys.readouterr().out
+    told = "own.gin:2 replaces @FusedSGD(), so these included bindings have no effect: FusedSGD."
+    assert told in out.replace("\n", "").replace(f"{tmp_path}/", "")
+    assert "FusedSGD.momentum = " not in out
+    assert "learning rate: 1 at its peak" in out
 
 
 @pytest.mark.parametrize("mode", ["eval", "export"])
