@@ -95,6 +95,8 @@ def test_bad_input(folder, tmp_path):
         ImageFolder(tmp_path / ".cache", (4, 5, 3))
     with pytest.raises(DataError, match=r"but leaves out cat\. Its classes are bird, dog"):
         ImageFolder(folder, (4, 5, 3), classes=["bird", "dog"])
+    with pytest.raises(ConfigError, match="classes must be a list, got the text 'cat'"):
+        ImageFolder(folder, (4, 5, 3), classes="cat")
     with pytest.raises(DataError, match="names a class twice"):
         ImageFolder(folder, (4, 5, 3), classes=["cat", "dog", "cat"])
     (tmp_path / "other" / "cat").mkdir(parents=True)
