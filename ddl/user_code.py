@@ -118,12 +118,21 @@ def attributing_errors(packages: Collection[str] = ()) -> Iterator[None]:
       packages: As in `place_of`.
 
     Raises:
-      ConfigError: If the block raises an error that repeats, from a line of the user's code.
+      ConfigError: If the block raises an error that repeats, or SystemExit, from a line of the
+        user's code.
     """
     try:
         yield
     except DdlError:
         raise
+    except SystemExit as error:  # else the command would end with its status, such as 0
+        if (place := place_of(error, packages)) is None:
+            raise
+        status = "" if error.code is None else repr(error.code)
+        raise ConfigError(
+            f"{place} ended the process by sys.exit({status}). Return instead, or raise an error.\n"
+            f"    {place.text}"
+        ) from error
     except Exception as error:
         place = place_of(error, packages) if repeats(error) else None
         if place is None:

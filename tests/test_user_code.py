@@ -61,6 +61,14 @@ def test_the_innermost_line_of_the_users(module):
         mine.outer((2, 2))
 
 
+@pytest.mark.parametrize("code", ["", "0", "'done'"])
+def test_an_exit_is_an_error(module, code):
+    mine = module(f"import sys\ndef leave():\n    sys.exit({code})\n")
+    message = rf"^mine_0\.py:3 ended the process by sys\.exit\({code}\)\. Return .*\n    sys\.exit"
+    with pytest.raises(ConfigError, match=message), user_code.attributing_errors():
+        mine.leave()
+
+
 def test_a_syntax_error_names_its_own_file(module):
     error = raised(module, "a = 1\nb = )\n")
     assert str(user_code.place_of(error)) == "mine_0.py:2"
@@ -99,6 +107,8 @@ def test_an_error_that_nobody_can_attribute_stays(monkeypatch):
     monkeypatch.setattr(user_code, "_LIBRARIES", (*user_code._LIBRARIES, os.path.dirname(__file__)))
     with pytest.raises(KeyError), user_code.attributing_errors():
         {}["a"]
+    with pytest.raises(SystemExit), user_code.attributing_errors():
+        sys.exit(0)
 
 
 def test_errors_of_ddl_pass_as_they_are():

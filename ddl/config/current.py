@@ -23,7 +23,7 @@ from ddl.config.values import (
     values_of,
     with_full_selector,
 )
-from ddl.errors import ConfigError
+from ddl.errors import ConfigError, check_no_text
 
 
 @dataclasses.dataclass
@@ -68,7 +68,8 @@ def load(
         already here; a config that imports modules is excepted, since these may read any macro.
 
     Raises:
-      ConfigError: If a file or an imported module cannot be read, or a statement is invalid.
+      ConfigError: If a file or an imported module cannot be read, a statement is invalid, or an
+        argument is a text in place of a list.
     """
     global _loaded
     _loaded = _Loaded()
@@ -104,6 +105,13 @@ def read(
     Returns:
       The imports and the bindings.
     """
+    for name, given_texts in (
+        ("files", files),
+        ("params", params),
+        ("search_path", search_path),
+        ("allowed_unused", allowed_unused),
+    ):
+        check_no_text(f"The argument {name} of a config", given_texts)
     reader = Reader(search_path)
     statements = [statement for file in files for statement in reader.file(file)]
     statements += [statement for param in params for statement in reader.parameter(param)]
@@ -238,8 +246,9 @@ def check_all_used(allowed_unused: Sequence[str] = ()) -> list[str]:
       Lines about the dropped bindings.
 
     Raises:
-      ConfigError: Lists the unused bindings and macros.
+      ConfigError: Lists the unused bindings and macros; or if `allowed_unused` is a text.
     """
+    check_no_text("allowed_unused", allowed_unused)
     calls = registry.calls()
     unused = usage.unused(_loaded.bindings, calls, allowed_unused)
     dropped = superfluous(unused, calls, _loaded.replaced)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import keras
 
-from ddl.errors import ConfigError
+from ddl.errors import ConfigError, check_no_text
 
 BIAS_AND_NORMALIZATION = (r"(^|/)(bias|beta|gamma|scale)$",)
 """Patterns of the paths of biases and normalization parameters in Keras's layers."""
@@ -75,8 +75,9 @@ def exclude_from_weight_decay(
 
     Raises:
       ConfigError: If the optimizer has no weight decay. Also, here or when the optimizer is built,
-        if a pattern is invalid or matches no variable.
+        if a pattern is invalid or matches no variable, or `patterns` is a text.
     """
+    check_no_text("exclude_from_weight_decay.patterns", patterns)
     if not optimizer.weight_decay:
         raise ConfigError(
             "exclude_from_weight_decay needs an optimizer with Keras's weight_decay, but "

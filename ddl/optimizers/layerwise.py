@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from ddl.devices.packing import Packed, norms, unstacked
-from ddl.errors import ConfigError
+from ddl.errors import ConfigError, check_no_text
 from ddl.optimizers.exclusions import excluded
 from ddl.optimizers.fused import Together, dense, temporary
 from ddl.optimizers.fused_sgd import MomentumSGD
@@ -59,7 +59,8 @@ class LARS(Together, MomentumSGD):
           **kwargs: Further arguments of Keras's optimizer.
 
         Raises:
-          ConfigError: If a number is out of range. `build` raises it if a pattern matches nothing.
+          ConfigError: If a number is out of range, or `exclude` is a text. `build` raises it if a
+            pattern matches nothing.
         """
         super().__init__(
             learning_rate,
@@ -70,6 +71,7 @@ class LARS(Together, MomentumSGD):
             **kwargs,
         )
         _check_not_negative("LARS", weight_decay=weight_decay, epsilon=epsilon)
+        check_no_text("LARS.exclude", exclude)
         if not trust_coefficient > 0:
             raise ConfigError(
                 f"LARS.trust_coefficient must be greater than 0, got {trust_coefficient}."
@@ -195,12 +197,14 @@ class LAMB(Together, keras.optimizers.Lamb):
           **kwargs: Further arguments of Keras's optimizer.
 
         Raises:
-          ConfigError: If a number is out of range. `build` raises it if a pattern matches nothing.
+          ConfigError: If a number is out of range, or `exclude` is a text. `build` raises it if a
+            pattern matches nothing.
         """
         super().__init__(
             learning_rate, beta_1=beta_1, beta_2=beta_2, epsilon=epsilon, name=name, **kwargs
         )
         _check_not_negative("LAMB", weight_decay=weight_decay, epsilon=epsilon)
+        check_no_text("LAMB.exclude", exclude)
         # Keras would apply `self.weight_decay` in addition, before the update.
         self._decay = weight_decay
         self._exclude = None if exclude is None else tuple(exclude)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ddl.checkpoints.durable_files import write_atomically
-from ddl.errors import ConfigError
+from ddl.errors import ConfigError, check_no_text
 from ddl.report.charts import MOST_CHARTS, charts, colors, one_line
 from ddl.report.finals import rows
 from ddl.report.overview import labels
@@ -36,8 +36,10 @@ def write_report(
 
     Raises:
       ConfigError: If a run is not a directory, no figure has a given name, a file cannot be
-        written, or plotly or matplotlib is missing.
+        written, or plotly or matplotlib is missing; or if `runs` or `figures` is a text.
     """
+    check_no_text("write_report.runs", runs)
+    check_no_text("write_report.figures", figures)
     folders = _folders(runs)
     output = Path(output)
     if output.suffix.lower() not in (".html", ".htm"):

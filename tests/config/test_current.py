@@ -11,6 +11,12 @@ from ddl.errors import ConfigError
 from tests.config.dummies import complaint
 
 
+@pytest.mark.parametrize("name", ["files", "params", "search_path", "allowed_unused"])
+def test_a_text_is_not_read_letter_by_letter(name):
+    with pytest.raises(ConfigError, match=f"argument {name} .* must be a list, got the text 'ab'"):
+        config.load(**{"files": [], name: "ab"})
+
+
 def test_import_registers_and_is_written_down(write):
     module = "import gin\n@gin.register\ndef from_far_away(x): return x"
     write(module, "far_away.py")

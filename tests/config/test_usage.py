@@ -67,6 +67,8 @@ def test_unused_may_be_allowed(load):
     config.build("Trial")
     config.check_all_used(["dummies.tower.*", "F*", "trian/pictures.size"])
     assert "FAR" not in complaint(config.check_all_used, ["FAR"])
+    # Letter by letter, its last one would allow all.
+    assert "must be a list, got the text 'F*'" in complaint(config.check_all_used, "F*")
 
 
 def test_what_is_handed_over_uncalled_may_be_called_later(load):

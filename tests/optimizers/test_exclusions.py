@@ -66,6 +66,11 @@ def test_a_pattern_that_finds_nothing_is_told():
         later.build(variables)
 
 
+def test_a_text_is_not_read_letter_by_letter():
+    with pytest.raises(ConfigError, match=r"must be a list, got the text 'bias'\. Write \['bias'\]"):
+        exclude_from_weight_decay(keras.optimizers.AdamW(), "bias")
+
+
 def test_a_pattern_has_to_be_one():
     optimizer = exclude_from_weight_decay(keras.optimizers.AdamW(), ["("])
     with pytest.raises(ConfigError, match=r"must contain regular expressions, got '\('"):

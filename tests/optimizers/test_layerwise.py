@@ -219,8 +219,10 @@ def test_a_pattern_that_finds_nothing_is_told(make):
         ),
         (lambda: LARS(0.1, epsilon=-1.0), "LARS.epsilon must be at least 0, got -1.0"),
         (lambda: LAMB(0.1, weight_decay=-0.1), "LAMB.weight_decay must be at least 0, got -0.1"),
+        (lambda: LARS(0.1, exclude="bias"), "LARS.exclude must be a list, got the text 'bias'"),
+        (lambda: LAMB(0.1, exclude="bias"), "LAMB.exclude must be a list, got the text 'bias'"),
     ],
 )
-def test_refuses_numbers_out_of_range(make, message):
+def test_refuses_wrong_arguments(make, message):
     with pytest.raises(ConfigError, match=message):
         make()

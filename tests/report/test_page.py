@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddl.errors import installing
+from ddl.errors import ConfigError, installing
 from ddl.report import __main__ as command
 from ddl.report import charts
 from ddl.report.bindings import bindings, differences
@@ -312,6 +312,14 @@ def test_wrong_command_lines(run, runs, tmp_path):
         status, shown = run(*arguments)
         assert (status, message in shown) == (1, True), shown
         assert "Traceback" not in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"), [({"runs": "ab"}, "runs"), ({"runs": [], "figures": "loss*"}, "figures")]
+)
+def test_a_text_is_not_read_letter_by_letter(tmp_path, arguments, name):
+    with pytest.raises(ConfigError, match=f"write_report.{name} must be a list, got the text"):
+        write_report(output=tmp_path / "page.html", **arguments)
 
 
 @pytest.mark.parametrize(("library", "flags"), [("plotly", []), ("matplotlib", ["--pictures=x"])])

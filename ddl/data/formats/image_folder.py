@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from ddl.data.decoded import DecodedSource
-from ddl.errors import ConfigError, DataError
+from ddl.errors import ConfigError, DataError, check_no_text
 
 _EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp")
 
@@ -38,11 +38,13 @@ class ImageFolder(DecodedSource):
             aspect ratio. Otherwise an image of another size is an error.
 
         Raises:
-          ConfigError: If `image_shape` is not three positive numbers with 1, 3 or 4 channels.
+          ConfigError: If `image_shape` is not three positive numbers with 1, 3 or 4 channels, or
+            `classes` is a text.
           DataError: If the folder is missing or holds no folders; if the folder of a class holds no
             images, and `classes` is None; if images lie beside the folders; if `classes` leaves
             out a folder or names one twice; or if there are no images.
         """
+        check_no_text("ImageFolder.classes", classes)
         shape = tuple(image_shape)
         if len(shape) != 3 or min(shape) < 1 or shape[2] not in (1, 3, 4):
             raise ConfigError(

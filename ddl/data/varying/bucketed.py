@@ -13,7 +13,7 @@ from ddl.data.decoded import DecodedSource
 from ddl.data.order import steps_per_epoch
 from ddl.data.source import weighted
 from ddl.data.varying.lengths import examples_of, lengths_of
-from ddl.errors import ConfigError, DataError
+from ddl.errors import ConfigError, DataError, check_no_text
 
 _MOST_BUCKETS = 16
 """Each bucket has a trace of the whole update, which takes seconds to minutes for a large model."""
@@ -55,10 +55,12 @@ class BucketedSource(DecodedSource):
             once, unless the source has an attribute `lengths`.
 
         Raises:
-          ConfigError: If boundaries are not positive and rising, or are more than 16.
+          ConfigError: If boundaries are not positive and rising, or are more than 16; or if
+            `features` is a text.
           DataError: If a feature is missing, an example is longer than the last boundary, or the
             data are a stream.
         """
+        check_no_text("bucketed.features", features)
         given = [int(each) for each in boundaries]
         if not given or given != sorted(set(given)) or given[0] < 1:
             raise ConfigError(

@@ -12,7 +12,7 @@ from ddl.data.source import Source
 from ddl.data.stream import StreamSource
 from ddl.data.varying import BucketedSource
 from ddl.distribution.traits import traits_of
-from ddl.errors import ConfigError, DataError, check_takes
+from ddl.errors import ConfigError, DataError, check_no_text, check_takes
 from ddl.step.compiled.compiler import Compiler
 from ddl.step.objective import Objective
 from ddl.step.state import TrainingState
@@ -138,6 +138,7 @@ class OtherData:
           ConfigError: If the task has no `predict`, or the strategy is asynchronous.
           DataError: If the data have no order, do not fit the task or lack a feature.
         """
+        check_no_text("predict_batches.features", features)
         self.check_predicts("predict_batches")
         source = self._source_of_inputs(data)
         pipeline = self._pipeline_of_outputs(source, "predict_batches")

@@ -95,6 +95,8 @@ def test_bad_input(folder, tmp_path):
         ImageFolder(tmp_path / ".cache", (4, 5, 3))
     with pytest.raises(DataError, match=r"leaves out cat\. Its .* bird, dog. Add those"):
         ImageFolder(folder, (4, 5, 3), classes=["bird", "dog"])
+    with pytest.raises(ConfigError, match="classes must be a list, got the text 'cat'"):
+        ImageFolder(folder, (4, 5, 3), classes="cat")
     with pytest.raises(DataError, match=r"each class once, got '.*' several times. Remove"):
         ImageFolder(folder, (4, 5, 3), classes=["cat", "dog", "cat"])
     (tmp_path / "other" / "cat").mkdir(parents=True)

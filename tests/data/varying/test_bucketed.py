@@ -87,6 +87,11 @@ def test_the_buckets_of_a_pipeline():
         (lambda: ddl.data.bucketed(arrays(), (8, 4)), ConfigError, "positive and rising"),
         (lambda: ddl.data.bucketed(arrays(), range(1, 18)), ConfigError, "at most 16"),
         (
+            lambda: ddl.data.bucketed(arrays(), (12,), features="token"),
+            ConfigError,
+            "features must be a list, got the text 'token'",
+        ),
+        (
             lambda: ddl.data.bucketed(arrays(), (4, 8)),
             DataError,
             r"must be at least 12, the length of example \d+, got 8",

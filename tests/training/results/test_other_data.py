@@ -237,6 +237,11 @@ def test_what_cannot_be_predicted(task, data, error, message):
         trainer.predict(data)
 
 
+def test_a_text_is_not_read_letter_by_letter(trainer):
+    with pytest.raises(ConfigError, match="features must be a list, got the text 'label'"):
+        next(trainer.predict_batches(DATA, features="label"))
+
+
 def test_a_stream_in_shards_has_no_order(trainer):
     def part(epoch, shard):
         return tf.data.Dataset.from_tensor_slices(DATA).shard(2, shard)
