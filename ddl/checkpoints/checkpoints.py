@@ -6,24 +6,23 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 
-import keras
 import tensorflow as tf
 from absl import logging
 
+from ddl.checkpoints import held
 from ddl.checkpoints.contents import check_covers
 from ddl.checkpoints.directory import CheckpointDirectory, Metadata, SavedCheckpoint
 from ddl.checkpoints.durable_files import be_polite
-from ddl.checkpoints.finding import checked_or_newest, newest_readable
+from ddl.checkpoints.finding import checked_or_newest, newest_undamaged
 from ddl.checkpoints.of_callbacks import OfCallbacks
 from ddl.checkpoints.parts import TRAINING_ALONE, parts_for_evaluation, parts_for_training
 from ddl.checkpoints.replica_statistics import ReplicaStatistics
-from ddl.checkpoints.restoring import assign, check_fits, position_in_data
+from ddl.checkpoints.restoring import assign, check_fits, metadata_of, take_over
 from ddl.checkpoints.retention import Retention
 from ddl.checkpoints.snapshot import Snapshots
 from ddl.distribution.workers import Workers
 from ddl.errors import ModelDirectoryError
 from ddl.step.state import TrainingState
-from ddl.tasks.parts import layers_of
 from ddl.training.trainer import Trainer
 
 
@@ -163,17 +162,11 @@ class Checkpoints:
         failed = self._writing is not None and self._writing.result() is not None
         if self._held_step == trainer.step and not self._workers.any(failed):
             return False
-        metadata = Metadata(
-            metrics=dict(metrics or {}),
-            replicas=trainer.strategy.num_replicas_in_sync,
-            seconds=trainer.pace.total_seconds,
-            scheduled=scheduled,
-            ended_by=ended_by,
-            **position_in_data(trainer),
-        )
+        metadata = metadata_of(trainer, dict(metrics or {}), scheduled, ended_by)
         tensors = self._take()
         if self._workers.is_chief:
-            self._writing = self._writer.submit(self._write, trainer.step, tensors, metadata)
+            at = held.Point.of(trainer)
+            self._writing = self._writer.submit(self._write, at, tensors, metadata)
         self._held_step = trainer.step
         return True
 
@@ -205,8 +198,7 @@ class Checkpoints:
         trainer = self._trainer
         for variable, value in zip(self._state, trainer.state, strict=True):
             variable.assign(value)
-        # TensorFlow also saves how often it has saved. Set to the step, the counter does not
-        # depend on whether the run was interrupted.
+        # TensorFlow's count of saves would depend on whether the run was interrupted.
         self._checkpoint.save_counter.assign(trainer.step)
         if self._snapshots is None:
             self.check()
@@ -217,16 +209,19 @@ class Checkpoints:
         with means:  # on all workers, which have the same `of_replicas`
             return self._snapshots.take() | of_replicas if self._workers.is_chief else {}
 
-    def _write(self, step: int, tensors: dict[str, tf.Tensor], metadata: Metadata) -> str | None:
+    def _write(
+        self, point: held.Point, tensors: dict[str, tf.Tensor], metadata: Metadata
+    ) -> str | None:
         # Old checkpoints could have been removed after the last write. Removing them now frees
         # memory pages that the new file reuses (benchmarks/checkpoint_cost.py).
         self._tidy()
         try:
             self._before_write()
-            self._directory.write(step, tensors, metadata)
+            self._directory.write(point.step, tensors, metadata)
         except ModelDirectoryError as error:
             self._report(str(error))
             return str(error)
+        held.note(self._trainer, point, self._directory.at(point.step).prefix)
         return None
 
     def _tidy(self) -> None:
@@ -256,7 +251,18 @@ class Checkpoints:
             the checkpoint does not fit the trainer.
           ConfigError: Within the trainer's `evaluation_weights`.
         """
-        return self._restore(lambda: self._find_latest(scheduled), scheduled)
+        return self._restore(lambda: self._find_latest(scheduled), scheduled)[0]
+
+    def resume(self) -> tuple[SavedCheckpoint | None, bool]:
+        """Does as `restore_latest`, but keeps a trainer that is at the newest checkpoint as it is.
+
+        Such a trainer saved or restored it last, and made no update since. What was assigned since
+        then counts, such as a learning rate. The callbacks may be new and are restored.
+
+        Returns:
+          The checkpoint, or None; and whether the trainer was kept.
+        """
+        return self._restore(lambda: self._find_latest(False), False, keeps=True)
 
     def restore_best(self) -> SavedCheckpoint | None:
         """Restores the trainer from the best checkpoint by the retention's metric.
@@ -264,37 +270,40 @@ class Checkpoints:
         Training can continue from there. Returns, raises and is called as `restore_latest`; None if
         no checkpoint was evaluated.
         """
-        return self._restore(self.best)
+        return self._restore(self.best, False)[0]
 
     def _restore(
-        self, find: Callable[[], SavedCheckpoint | None], scheduled: bool = False
-    ) -> SavedCheckpoint | None:
+        self, find: Callable[[], SavedCheckpoint | None], scheduled: bool, keeps: bool = False
+    ) -> tuple[SavedCheckpoint | None, bool]:
         """Restores the checkpoint that `find` returns on the chief."""
-        self._trainer.check_idle("Restoring a checkpoint")
-        self._trainer.check_has_own_weights()
+        trainer = self._trainer
+        trainer.check_idle("Restoring a checkpoint")
+        trainer.check_has_own_weights()
         self.wait()
         with self._workers.failing_together():
             saved = find() if self._workers.is_chief else None
         step = self._workers.broadcast(-1 if saved is None else saved.step)
         if step < 0:
-            return None
+            return None, False
         saved = saved or self._directory.at(step)
-        check_fits(saved, self._trainer)
-        assign(self._checkpoint, saved, of_replicas=self._of_replicas)
-        self._take_over_state()
+        check_fits(saved, trainer)
+        keeps = keeps and self._workers.broadcast(held.is_at(trainer, saved.prefix))
+        keeps = keeps and not self._workers.any(not held.is_whole(trainer))
+        if keeps:
+            assign(self._checkpoint, saved, alone=self._of_callbacks.parts)
+        else:
+            assign(self._checkpoint, saved, of_replicas=self._of_replicas)
+            take_over(self._state, trainer)
+            held.note(trainer, held.Point.of(trainer), saved.prefix)
         if scheduled and self._workers.is_chief:
             self._directory.remove(s for s in self._directory.saved() if s.step > saved.step)
-        pace = self._trainer.pace
-        pace.total_seconds = max(pace.total_seconds, saved.metadata.seconds)
+        trainer.pace.total_seconds = max(trainer.pace.total_seconds, saved.metadata.seconds)
         self._held_step, self._writing = saved.step, None
-        return saved
+        return saved, keeps
 
     def _find_latest(self, scheduled: bool) -> SavedCheckpoint | None:
         """Finds the newest readable checkpoint, moves damaged ones, and cleans up after a kill."""
-        saved, damaged = newest_readable(self._directory, scheduled)
-        for each, error in damaged:
-            where = self._directory.set_aside(each)
-            self._report(f"{each} is damaged ({error}) and was moved to {where}.")
+        saved = newest_undamaged(self._directory, scheduled, self._report)
         if self._directory.path.exists():
             self._directory.clear_partial()
             self._tidy()
@@ -337,12 +346,5 @@ class Checkpoints:
             position = {"step": self._state.step, "batches": self._state.batches}
             parts = {**self._model, "state": position}
             assign(tf.train.Checkpoint(**parts), saved, partial=TRAINING_ALONE)
-            self._take_over_state()
+            take_over(self._state, self._trainer)
         return saved
-
-    def _take_over_state(self) -> None:
-        """Gives the restored state to the trainer."""
-        for layer in layers_of(self._trainer.task):
-            if isinstance(layer, keras.layers.Normalization) and layer.built:
-                layer.finalize_state()  # this layer computes with constants made from its variables
-        self._trainer.restore(TrainingState(*(tf.identity(value) for value in self._state)))

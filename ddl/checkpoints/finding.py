@@ -44,6 +44,26 @@ def newest_readable(
     return None, []
 
 
+def newest_undamaged(
+    directory: CheckpointDirectory, scheduled: bool, report: Callable[[str], None]
+) -> SavedCheckpoint | None:
+    """Returns the newest readable checkpoint, if any; moves the newer, damaged ones.
+
+    Args:
+      directory: The directory of the checkpoints.
+      scheduled: Whether to skip checkpoints that were saved on a signal.
+      report: Called with a message for each damaged one.
+
+    Raises:
+      ModelDirectoryError: As `newest_readable`, or if a damaged one cannot be moved.
+    """
+    saved, damaged = newest_readable(directory, scheduled)
+    for each, error in damaged:
+        where = directory.set_aside(each)
+        report(f"{each} is damaged ({error}) and was moved to {where}.")
+    return saved
+
+
 def checked_or_newest(
     directory: CheckpointDirectory, saved: SavedCheckpoint | None, report: Callable[[str], None]
 ) -> SavedCheckpoint | None:

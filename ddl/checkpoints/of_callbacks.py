@@ -45,6 +45,12 @@ class OfCallbacks:
         self._checkpoint = checkpoint
         self._handles: frozenset[int] = frozenset()
 
+    @property
+    def parts(self) -> dict[str, Any]:
+        """The variables in the checkpoint object that are of callbacks, as it takes them."""
+        parts = getattr(self._checkpoint, "callbacks", None)
+        return {} if parts is None else {"callbacks": parts}
+
     def check(self) -> None:
         """Checks that the checkpoint holds every variable that the callbacks have by now.
 

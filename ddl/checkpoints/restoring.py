@@ -1,14 +1,18 @@
 """Assignment of a saved checkpoint's values, if it fits."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any
 
+import keras
 import tensorflow as tf
 
 from ddl.checkpoints.comparison import compare, parts_of
 from ddl.checkpoints.contents import BESIDE_ATTRIBUTES
-from ddl.checkpoints.directory import OfSources, SavedCheckpoint, first_line, readable
+from ddl.checkpoints.directory import Metadata, OfSources, SavedCheckpoint, first_line, readable
 from ddl.checkpoints.replica_statistics import ReplicaStatistics
 from ddl.errors import ModelDirectoryError
+from ddl.step.state import TrainingState
+from ddl.tasks.parts import layers_of
 from ddl.training.trainer import Trainer
 
 _NAMES = {
@@ -27,6 +31,20 @@ def position_in_data(trainer: Trainer) -> dict[str, OfSources]:
         else getattr(next(iter(pipelines.values())), field)
         for field in _NAMES
     }
+
+
+def metadata_of(
+    trainer: Trainer, metrics: Mapping[str, float], scheduled: bool, ended_by: str | None
+) -> Metadata:
+    """Returns the metadata of a checkpoint of a trainer as it is; see `Metadata`."""
+    return Metadata(
+        metrics=metrics,
+        replicas=trainer.strategy.num_replicas_in_sync,
+        seconds=trainer.pace.total_seconds,
+        scheduled=scheduled,
+        ended_by=ended_by,
+        **position_in_data(trainer),
+    )
 
 
 def check_fits(saved: SavedCheckpoint, trainer: Trainer) -> None:
@@ -58,6 +76,7 @@ def assign(
     saved: SavedCheckpoint,
     partial: Collection[str] = (),
     of_replicas: ReplicaStatistics | None = None,
+    alone: Mapping[str, Any] | None = None,
 ) -> None:
     """Assigns all variables, or none if the checkpoint does not match.
 
@@ -66,6 +85,7 @@ def assign(
       saved: The checkpoint on disk.
       partial: Names of parts that may hold variables that are not restored.
       of_replicas: Each replica's own statistics, to restore too.
+      alone: Parts of `checkpoint` that are assigned alone; None: all.
 
     Raises:
       ModelDirectoryError: If the checkpoint does not match or cannot be read.
@@ -83,7 +103,8 @@ def assign(
                 if "callbacks" in parts_of(prefix) and not hasattr(checkpoint, "callbacks"):
                     remedy += " It holds variables of callbacks: pass those callbacks again."
                 raise ValueError(str(differences))
-            status = checkpoint.restore(prefix).expect_partial()
+            assigned = checkpoint if alone is None else tf.train.Checkpoint(**alone)
+            status = assigned.restore(prefix).expect_partial()
             status.assert_existing_objects_matched()
             if of_replicas is not None:
                 of_replicas.restore(prefix)
@@ -92,3 +113,16 @@ def assign(
             f"{saved} cannot be restored into this model and optimizer: {first_line(error)}. "
             + remedy
         ) from error
+
+
+def take_over(state: TrainingState, trainer: Trainer) -> None:
+    """Gives a restored state to a trainer.
+
+    Args:
+      state: The state, of variables.
+      trainer: The trainer, whose other variables are restored.
+    """
+    for layer in layers_of(trainer.task):
+        if isinstance(layer, keras.layers.Normalization) and layer.built:
+            layer.finalize_state()  # this layer computes with constants made from its variables
+    trainer.restore(TrainingState(*(tf.identity(value) for value in state)))

@@ -15,6 +15,7 @@ from ddl.optimizers.learning_rate import learning_rate_at
 from ddl.optimizers.loss_weight import loss_weights
 from ddl.optimizers.named import ONLY, by_name, frozen_until
 from ddl.optimizers.plateau import ReduceOnPlateau, plateaus_of
+from ddl.run.checks.learning_rate import constant_rates, report_restored_rates
 from ddl.run.console import RunConsole
 from ddl.run.directory import NoCheckpoints
 from ddl.run.plan import RunPlan
@@ -270,6 +271,7 @@ class OuterLoop:
                 f"{error} The run has already made {rewinds} rewinds, as many as "
                 "RunPlan.max_rewinds allows."
             ) from error
+        rates = constant_rates(trainer.optimizer)
         if self._checkpoints.restore_latest(scheduled=True) is None:
             raise TrainingDiverged(f"{error} There is no checkpoint to rewind to.") from error
         first = int(trainer.state.batches)
@@ -286,6 +288,7 @@ class OuterLoop:
             f"{error}\nThe run rewinds to step {trainer.step:,} and skips the batches {first:,} to "
             f"{end - 1:,}. This is rewind {rewinds + 1} of {self._run_plan.max_rewinds}."
         )
+        report_restored_rates(rates, trainer.optimizer, self._console.line)
 
     def _add_speed(self, figures: dict[str, float], steps_per_second: float | None) -> None:
         if steps_per_second is not None:

@@ -13,6 +13,7 @@ from ddl.diagnosis import stacks
 from ddl.diagnosis.phases import during
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError
+from ddl.run.checks.learning_rate import constant_rates, report_restored_rates
 from ddl.run.console import RunConsole
 from ddl.run.directory import NoCheckpoints, RunDirectory
 from ddl.run.loop import OuterLoop
@@ -175,14 +176,22 @@ def _restore(
 ) -> str | None:
     """Restores the newest checkpoint, or else applies the warm start.
 
+    A trainer that saved or restored this checkpoint last is kept as it is: a learning rate that was
+    assigned since then takes effect, as it does without files.
+
     Returns:
       Name of the callback that ended the run, if one did.
     """
+    rates = constant_rates(trainer.optimizer)
     with during("restoring a checkpoint"):
-        saved = None if files is None else files.checkpoints.restore_latest()
+        saved, kept = (None, False) if files is None else files.checkpoints.resume()
+    if saved is not None and kept:
+        console.line(f"Continuing at step {trainer.step:,}, at which the trainer saved {saved}.")
+        return saved.metadata.ended_by
     if saved is not None:
         console.line(f"Restored step {trainer.step:,} from {saved}.")
         report_replica_change(saved, trainer, console)
+        report_restored_rates(rates, trainer.optimizer, console.line)
         return saved.metadata.ended_by
     if trainer.step == 0:
         warm_start(trainer, run_plan, console)

@@ -25,6 +25,7 @@ class LoopRunner:
       state: The state that the last loop reached, or that was restored since.
       loop: The training loop.
       stop: Flag that ends a loop.
+      restores: Number of states that were restored so far.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class LoopRunner:
         self._settings = settings
         self._max_skipped_updates = max_skipped_updates
         self._lost_at: int | None = None  # the step after which a loop was cut off
+        self.restores = 0
 
     @property
     def step(self) -> int:
@@ -126,6 +128,7 @@ class LoopRunner:
     def restore(self, state: TrainingState) -> None:
         """Takes over a state to which model and optimizer belong."""
         self.state, self._lost_at = state, None
+        self.restores += 1
 
     @contextmanager
     def busy(self) -> Iterator[None]:

@@ -97,14 +97,39 @@ def test_a_run_writes_what_the_command_writes(trainer, straight, tmp_path, capsy
 def test_a_new_trainer_resumes_and_gets_the_history(trainer, straight, tmp_path, capsys):
     ddl.fit(trainer, tmp_path, train_steps=8, **PERIODS)
     other = make_trainer()
+    other.optimizer.learning_rate = 0.5
     ddl.fit(other, tmp_path, train_epochs=4, **PERIODS)
-    assert "Restored step 8" in capsys.readouterr().out
+    assert "Restored step 8" in (shown := capsys.readouterr().out)
+    assert "is now 0.1, as in the checkpoint, and no longer 0.5" in shown
     assert_same(values(other), straight)
     assert [row["step"] for row in other.history] == [line["step"] for line in lines(tmp_path)]
     before = (tmp_path / "metrics.jsonl").read_bytes()
     ddl.fit(other, tmp_path, train_steps=20, **PERIODS)
     assert "Raise train_steps or train_epochs" in capsys.readouterr().out
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
+
+
+def test_what_is_set_between_two_calls_takes_effect(start, tmp_path, capsys):
+    """With a directory as without: the trainer that saved the newest checkpoint stays as it is."""
+    trained = []
+    for model_dir in (None, tmp_path):
+        trainer = start.again()
+        ddl.fit(trainer, model_dir, train_steps=8, progress=False)
+        trainer.optimizer.learning_rate = 0.01
+        trainer.model.variables[0].assign(np.ones((3, 2)))
+        ddl.fit(trainer, model_dir, train_steps=12)
+        assert trainer.learning_rate == pytest.approx(0.01)
+        trained.append(values(trainer))
+    assert_same(*trained)
+    assert "Continuing at step 8" in (shown := capsys.readouterr().out)
+    assert "Restored" not in shown
+    trainer._runner._lost_at = 12  # as after an error within a loop
+    for of_other_updates in (False, True):
+        if of_other_updates:
+            start.again().train(12)
+        ddl.fit(trainer, tmp_path, train_steps=12)
+        assert "Restored step 12" in capsys.readouterr().out
+        assert_same(values(trainer), trained[1])
 
 
 def test_epochs_are_the_default_periods(trainer, tmp_path):

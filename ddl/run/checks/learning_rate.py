@@ -1,13 +1,15 @@
 """Checks and summary of the learning rate, before training."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from ddl.errors import ConfigError
 from ddl.optimizers.learning_rate import LearningRate, learning_rates_at
+from ddl.optimizers.named import by_name
 from ddl.optimizers.plateau import ReduceOnPlateau, plateau_of, rate_without_plateau
 from ddl.optimizers.schedules import Scaled
 from ddl.run.plan import RunPlan
@@ -90,3 +92,37 @@ def check_plateau(
             "ReduceOnPlateau needs evaluations during training, but EVAL_EVERY is None. Set "
             "EVAL_EVERY to a number of steps."
         )
+
+
+def constant_rates(optimizer: Any) -> dict[str, float]:
+    """Returns the rate of each optimizer whose rate is a number, by its name.
+
+    Args:
+      optimizer: A trainer's optimizer, groups, or a dict of these.
+    """
+    return {
+        name: float(own._learning_rate.numpy())
+        for name, own in by_name(optimizer).items()
+        if isinstance(own._learning_rate, keras.Variable)
+    }
+
+
+def report_restored_rates(
+    before: Mapping[str, float], optimizer: Any, report: Callable[[str], None]
+) -> None:
+    """Reports each rate that a restored checkpoint has changed.
+
+    Args:
+      before: `constant_rates` before the restore.
+      optimizer: As for `constant_rates`.
+      report: Called with a line of text.
+    """
+    for name, now in constant_rates(optimizer).items():
+        if before[name] != now:
+            of = f" of {name!r}" if name else ""
+            report(
+                f"The learning rate{of} is now {now:g}, as in the checkpoint, and no longer "
+                f"{before[name]:g}, as the optimizer had it. To train on with another, assign to "
+                "optimizer.learning_rate after the restore: call ddl.fit again with this trainer, "
+                "or ddl.Checkpoints(…).restore_latest() before it."
+            )

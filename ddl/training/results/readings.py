@@ -38,6 +38,11 @@ class Readings:
         return self._runner.step
 
     @property
+    def restores(self) -> int:
+        """Number of states that were restored so far."""
+        return self._runner.restores
+
+    @property
     def trace_count(self) -> int:
         """Number of traces of the training loop: 1 after the first call, with no retrace later."""
         return self._runner.loop.trace_count
