@@ -55,6 +55,43 @@ def test_given_data_are_evaluated_as_the_trainers_own(trainer):
     assert len(trainer.history) == rows  # these are figures of the trainer's own data
 
 
+class Drawn(ddl.data.DecodedSource):
+    """Examples with noise, which depends on the number of the epoch."""
+
+    def __len__(self):
+        return 30
+
+    @property
+    def element_spec(self):
+        return ddl.data.ArraySource(DATA).element_spec
+
+    def example(self, index, seed):
+        noise = tf.random.stateless_normal([3], seed)
+        return {"image": tf.gather(IMAGES, index) + noise, "label": tf.gather(LABELS, index)}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        Drawn(),
+        ddl.data.Mixture([DATA, {"image": -IMAGES, "label": LABELS}], (0.5, 0.5), num_examples=24),
+        ddl.data.StreamSource(
+            lambda epoch: tf.data.Dataset.from_tensor_slices(
+                {"image": IMAGES + tf.cast(epoch, tf.float32), "label": LABELS}
+            ),
+            30,
+        ),
+    ],
+    ids=["decoded", "mixture", "stream"],
+)
+def test_each_evaluation_reads_the_same_examples(data):
+    """Also those of a resumed run, which begin with a new trainer, as `evaluate(data)` does."""
+    trainer = make_trainer(make_strategy("one_device", 1), eval_data=data)
+    expected = trainer.evaluate()
+    assert trainer.evaluate() == expected
+    assert trainer.evaluate(data) == expected
+
+
 FORMS = {
     "(x, y)": (IMAGES, LABELS),
     "(x, y, sample_weight)": (IMAGES, LABELS, np.ones(30)),
