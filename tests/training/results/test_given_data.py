@@ -11,6 +11,7 @@ import tensorflow as tf
 import ddl
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, DataError
+from ddl.training.actions import EachLoop
 from tests.conftest import make_strategy
 
 IMAGES = np.random.default_rng(0).normal(size=(30, 3)).astype("f4")
@@ -234,6 +235,36 @@ def test_predictions_follow_the_training_and_its_average():
     assert not np.array_equal(own, averaged)
     with trainer.evaluation_weights():
         np.testing.assert_allclose(averaged, trainer.model(IMAGES), rtol=1e-5, atol=1e-6)
+
+
+def test_open_iterators_of_predictions_keep_the_evaluation_weights():
+    average = ddl.ExponentialMovingAverage(0.5)
+    trainer = make_trainer(make_strategy("one_device", 1), weight_average=average)
+    trainer.train(3)
+    own = trainer.model.get_weights()
+    expected = trainer.predict(IMAGES)
+    short, whole = trainer.predict_batches(IMAGES[:8]), trainer.predict_batches(IMAGES)
+    next(short)
+    found = [next(whole)[0]]
+    assert list(short) == []  # it has ended, and the other goes on with the same weights
+    with pytest.raises(ConfigError, match=r"predict_batches .* before training"):
+        trainer.train(1)
+    found += [outputs for outputs, _ in whole]
+    np.testing.assert_array_equal(np.concatenate(found), expected)
+    for one, other in zip(trainer.model.get_weights(), own, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+    opened = []
+
+    def keep(step):
+        opened.append(trainer.predict_batches(IMAGES))
+        next(opened[-1])
+
+    with pytest.raises(ConfigError, match=r"predict_batches .* before training"):
+        trainer.train(3, [EachLoop(keep)])
+    assert len(opened) == 1  # it does not train on from the averages
+    opened[0].close()
+    trainer.train(1)
 
 
 class WithoutOutputs:
