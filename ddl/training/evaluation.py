@@ -5,7 +5,7 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from ddl.data import BatchPipeline
+from ddl.data import BatchPipeline, IndexedSource
 from ddl.data.checks import data_errors
 from ddl.data.pipeline import Batch
 from ddl.data.pipeline.buckets import buckets_of
@@ -56,15 +56,17 @@ class Evaluation:
           DataError: If the data cannot be read, or if their feature "weight" is always 0.
           ConfigError: If the task cannot be evaluated.
         """
-        # The input repeats forever and its length is known, so one iterator serves every
-        # evaluation. It is not kept while in use: after an error its position would be wrong.
+        # It is not kept while in use: after an error its position would be wrong.
         iterator, self._iterator = self._iterator, None
         if iterator is None:
             buckets = buckets_of({"": self._pipeline})
             own = self._pipeline.iterator(self._strategy, 0)
             iterator = own, None if buckets is None else buckets.iterator(0)
         means = self._means(iterator, state)
-        if not self._pipeline.source.is_endless:  # else the next evaluation would read other data
+        # Each epoch of indexed data is the same, so one iterator serves every evaluation. The
+        # epochs of other data may differ (a mixture, examples that draw by their seed, endless
+        # data): each evaluation reads the first one, whether or not the run was resumed.
+        if isinstance(self._pipeline.source, IndexedSource):
             self._iterator = iterator
         return means
 

@@ -1,7 +1,7 @@
 """The weights for evaluation, export and saving: one set of values for all replicas."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import tensorflow as tf
 
@@ -47,7 +47,8 @@ class EvaluationWeights:
             strategy.experimental_local_results(variable) for variable in variables
         ]
         self._workers = Workers(strategy)
-        self._are_applied = False
+        self._blocks = 0
+        self._restoring = ExitStack()
 
     @contextmanager
     def applied(self, averaged: bool = True) -> Iterator[None]:
@@ -55,26 +56,28 @@ class EvaluationWeights:
 
         Statistics become their means over the replicas; weights become their averages, if kept and
         if `averaged` is True. Afterwards all values are restored bit for bit. A nested block
-        changes nothing. Eager, cross-replica context, on all workers.
+        changes nothing. Blocks of generators may end in any order: the last one that ends restores
+        the values. Eager, cross-replica context, on all workers.
         """
-        if self._are_applied:
-            yield
-            return
-        self._are_applied = True
-        try:
-            with synchronized(self.replica_statistics, self._workers):
+        if not self._blocks:
+            with ExitStack() as stack:
+                stack.enter_context(synchronized(self.replica_statistics, self._workers))
                 if averaged and self._averages is not None:
-                    with self._averages.applied():
-                        yield
-                else:
-                    yield
+                    stack.enter_context(self._averages.applied())
+                self._restoring = stack.pop_all()
+        self._blocks += 1
+        try:
+            yield
         finally:
-            self._are_applied = False
+            self._blocks -= 1
+            if not self._blocks:
+                self._restoring.close()
 
     def check_not_applied(self) -> None:
         """Raises ConfigError within `applied`."""
-        if self._are_applied:
+        if self._blocks:
             raise ConfigError(
-                "The model holds the evaluation weights. Leave the evaluation_weights() block "
-                "before training, saving or restoring."
+                "The model holds the evaluation weights. Leave the evaluation_weights() block, and "
+                "read the iterators of predict_batches to their end or close() them, before "
+                "training, saving or restoring."
             )

@@ -13,6 +13,7 @@ from ddl.training.actions import Action
 from ddl.training.asynchronous.loop import CoordinatedLoop
 from ddl.training.checks.fixed_settings import FixedSettings
 from ddl.training.divergence import check_state_finite
+from ddl.training.evaluation_weights import EvaluationWeights
 from ddl.training.loop import TrainingLoop
 from ddl.training.pace import Pace
 from ddl.training.stop_flag import StopFlag
@@ -34,6 +35,7 @@ class LoopRunner:
         workers: Workers,
         pace: Pace,
         settings: FixedSettings,
+        weights: EvaluationWeights,
         max_skipped_updates: int,
     ):
         """Builds the loop and the initial state; traces nothing.
@@ -43,6 +45,7 @@ class LoopRunner:
           workers: The workers of the strategy.
           pace: Measures the loops and says how long they are.
           settings: Settings that must not change once the loop is traced.
+          weights: The weights for evaluation, which an action must not leave in the model.
           max_skipped_updates: Consecutive skipped updates after which training counts as diverged.
         """
         scale = update.loss_scale.initial if update.loss_scale else 1.0
@@ -64,6 +67,7 @@ class LoopRunner:
         self._workers = workers
         self._pace = pace
         self._settings = settings
+        self._weights = weights
         self._max_skipped_updates = max_skipped_updates
         self._lost_at: int | None = None  # the step after which a loop was cut off
         self.restores = 0
@@ -81,7 +85,7 @@ class LoopRunner:
 
         Raises:
           TrainingDiverged: If the state is not finite, or too many updates were skipped.
-          ConfigError: If an action changed a setting.
+          ConfigError: If an action changed a setting, or left the evaluation weights in the model.
         """
         with self.busy():
             return self._run(end, actions)
@@ -96,6 +100,7 @@ class LoopRunner:
                     action(self.step)
                 if actions:
                     self._settings.check_for_training()
+                    self._weights.check_not_applied()
             if self.stop.take():
                 return True
         return False

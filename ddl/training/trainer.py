@@ -174,7 +174,12 @@ class Trainer(Evaluating):
         """Figures that training and evaluation have read, by step."""
         self._metrics = MetricReader(parts.update)
         self._runner = LoopRunner(
-            parts.update, parts.workers, self.pace, parts.settings, max_skipped_updates
+            parts.update,
+            parts.workers,
+            self.pace,
+            parts.settings,
+            parts.evaluation_weights,
+            max_skipped_updates,
         )
         arguments = inspect.signature(Trainer.__init__).parameters
         self._fixed = frozenset(arguments) | (frozenset(vars(self)) - of_subclass)
@@ -221,7 +226,8 @@ class Trainer(Evaluating):
           KeyboardInterrupt: On SIGINT, in the main thread under Python's default handler. Training
             ends as after `request_stop`: the trainer can be saved, and can train further.
           ConfigError: If not one length is given, the task cannot be trained, the call is within
-            `evaluation_weights`, or a fixed setting was changed.
+            `evaluation_weights` or an iterator of `predict_batches` is open, or a fixed setting was
+            changed.
           DataError: If the data cannot be read, or all examples so far have weight 0.
           WorkerLost: If a parameter server was lost.
         """

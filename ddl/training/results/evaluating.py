@@ -123,8 +123,10 @@ class Evaluating(Readings):
         """Yields the outputs of the task's `predict` batch by batch, which needs little memory.
 
         The model holds the evaluation weights until the last batch, or until the iterator is
-        closed; training before that is an error. Eager, cross-replica context, on all workers, each
-        of which must take all batches.
+        closed; training before that is an error. Of several open iterators, and of a block of
+        `evaluation_weights` around them, the first one determines the weights, and the last one to
+        end restores the model's own. Eager, cross-replica context, on all workers, each of which
+        must take all batches.
 
         Args:
           data: As in `predict`.
@@ -171,8 +173,9 @@ class Evaluating(Readings):
 
         These weights are the averages, if the trainer or a schedule-free optimizer keeps them and
         `averaged` is True, or else the model's own. Replica-local moments are averaged over the
-        replicas. After the block the model's own weights are restored bit for bit; training and
-        checkpoints need the own weights. Eager, cross-replica context, on all workers.
+        replicas. After the block, and after the last batch of iterators of `predict_batches` that
+        are still open, the model's own weights are restored bit for bit; training and checkpoints
+        need the own weights. Eager, cross-replica context, on all workers.
 
         Raises:
           ConfigError: If `averaged` is not a bool.

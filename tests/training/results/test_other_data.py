@@ -11,6 +11,7 @@ import tensorflow as tf
 import ddl
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, DataError
+from ddl.training.actions import EachLoop
 from tests.conftest import make_strategy
 
 IMAGES = np.random.default_rng(0).normal(size=(30, 3)).astype("f4")
@@ -53,6 +54,43 @@ def test_given_data_are_evaluated_as_the_trainers_own(trainer):
     ):
         assert trainer.evaluate(data) == expected
     assert len(trainer.history) == rows  # these are figures of the trainer's own data
+
+
+class Drawn(ddl.data.DecodedSource):
+    """Examples with noise, which depends on the number of the epoch."""
+
+    def __len__(self):
+        return 30
+
+    @property
+    def element_spec(self):
+        return ddl.data.ArraySource(DATA).element_spec
+
+    def example(self, index, seed):
+        noise = tf.random.stateless_normal([3], seed)
+        return {"image": tf.gather(IMAGES, index) + noise, "label": tf.gather(LABELS, index)}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        Drawn(),
+        ddl.data.Mixture([DATA, {"image": -IMAGES, "label": LABELS}], (0.5, 0.5), num_examples=24),
+        ddl.data.StreamSource(
+            lambda epoch: tf.data.Dataset.from_tensor_slices(
+                {"image": IMAGES + tf.cast(epoch, tf.float32), "label": LABELS}
+            ),
+            30,
+        ),
+    ],
+    ids=["decoded", "mixture", "stream"],
+)
+def test_each_evaluation_reads_the_same_examples(data):
+    """Also those of a resumed run, which begin with a new trainer, as `evaluate(data)` does."""
+    trainer = make_trainer(make_strategy("one_device", 1), eval_data=data)
+    expected = trainer.evaluate()
+    assert trainer.evaluate() == expected
+    assert trainer.evaluate(data) == expected
 
 
 FORMS = {
@@ -197,6 +235,36 @@ def test_predictions_follow_the_training_and_its_average():
     assert not np.array_equal(own, averaged)
     with trainer.evaluation_weights():
         np.testing.assert_allclose(averaged, trainer.model(IMAGES), rtol=1e-5, atol=1e-6)
+
+
+def test_open_iterators_of_predictions_keep_the_evaluation_weights():
+    average = ddl.ExponentialMovingAverage(0.5)
+    trainer = make_trainer(make_strategy("one_device", 1), weight_average=average)
+    trainer.train(3)
+    own = trainer.model.get_weights()
+    expected = trainer.predict(IMAGES)
+    short, whole = trainer.predict_batches(IMAGES[:8]), trainer.predict_batches(IMAGES)
+    next(short)
+    found = [next(whole)[0]]
+    assert list(short) == []  # it has ended, and the other goes on with the same weights
+    with pytest.raises(ConfigError, match=r"predict_batches .* before training"):
+        trainer.train(1)
+    found += [outputs for outputs, _ in whole]
+    np.testing.assert_array_equal(np.concatenate(found), expected)
+    for one, other in zip(trainer.model.get_weights(), own, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+    opened = []
+
+    def keep(step):
+        opened.append(trainer.predict_batches(IMAGES))
+        next(opened[-1])
+
+    with pytest.raises(ConfigError, match=r"predict_batches .* before training"):
+        trainer.train(3, [EachLoop(keep)])
+    assert len(opened) == 1  # it does not train on from the averages
+    opened[0].close()
+    trainer.train(1)
 
 
 class WithoutOutputs:
