@@ -2,7 +2,8 @@
 
 import fcntl
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from ddl.checkpoints.durable_files import write_atomically
@@ -26,7 +27,8 @@ class RunDirectory:
         """Checks that the directory can be used. Changes nothing on disk.
 
         Raises:
-          ModelDirectoryError: If `path` is a URL, is or lies under a file, or is not writable.
+          ModelDirectoryError: If `path` is a URL, is or lies under a file, or cannot be reached or
+            written.
         """
         if "://" in str(path):
             raise ModelDirectoryError(
@@ -41,8 +43,9 @@ class RunDirectory:
         self.metrics = self.path / "metrics.jsonl"
         self.export = self.path / "export"
         existing = self.path
-        while not existing.exists() and existing != existing.parent:
-            existing = existing.parent
+        with self._reaching():
+            while not existing.exists() and existing != existing.parent:
+                existing = existing.parent
         if not existing.is_dir():
             raise ModelDirectoryError(
                 f"--model_dir={self.path}: {existing} is a file, not a directory. Pass another one."
@@ -52,6 +55,17 @@ class RunDirectory:
                 f"--model_dir={self.path}: {existing} cannot be written. Change its permissions, "
                 "or pass another directory."
             )
+
+    @contextmanager
+    def _reaching(self) -> Iterator[None]:
+        """Names the directory in errors of the system, such as a name that is too long."""
+        try:
+            yield
+        except OSError as error:
+            raise ModelDirectoryError(
+                f"--model_dir={self.path} cannot be reached: {error.strerror}. Change its "
+                "permissions, or pass another directory."
+            ) from error
 
     def profiles(self, worker: int, number: int) -> Path:
         """Returns the folder of a worker's profiles.
@@ -102,11 +116,13 @@ class RunDirectory:
         are not protected.
 
         Raises:
+          ModelDirectoryError: If the directory cannot be read.
           NotReady: If another process holds the lock.
         """
-        if self._claim is not None or not self.path.exists():
-            return
-        self._claim = os.open(self.path, os.O_RDONLY)
+        with self._reaching():
+            if self._claim is not None or not self.path.exists():
+                return
+            self._claim = os.open(self.path, os.O_RDONLY)
         try:
             fcntl.flock(self._claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from ddl.errors import ConfigError, DataError
 from ddl.metrics.keras_metric import KerasMetric, check_names
+from ddl.tasks.checks import check_kind
 from ddl.tasks.inputs import check_named_inputs, inputs_of
 from ddl.tasks.task import PerExample
 
@@ -98,7 +99,8 @@ class Supervised:
         """Checks a data source before training.
 
         Raises:
-          DataError: If the label or an input of the model is missing, or there is no input.
+          DataError: If the label or an input of the model is missing, there is no input, or text
+            stands where the model or Keras's loss needs numbers.
           ConfigError: If a model with one input has several features to choose from.
         """
         spec = source.element_spec
@@ -113,7 +115,15 @@ class Supervised:
                 f"features {', '.join(sorted(spec))}. Add the input of the model to the data."
             )
         check_named_inputs(self.model, spec, self.label_name)
-        inputs_of(self.model, spec, self.input_name, self.label_name)
+        taken = inputs_of(self.model, spec, self.input_name, self.label_name)
+        if getattr(self.model, "inputs", None) and isinstance(taken, tf.TensorSpec):
+            name = next(name for name, each in spec.items() if each is taken)
+            check_kind(self.model, name, taken, self.model.inputs[0].dtype)
+        # A function of the user's may look up text.
+        if spec[self.label_name].dtype == tf.string and _is_of_keras(self._loss):
+            raise DataError(
+                f"Feature {self.label_name!r} must be numbers, got text. Convert it in the data."
+            )
 
     def _outputs(self, features: Mapping[str, Any], training: bool) -> tf.Tensor:
         inputs = inputs_of(self.model, features, self.input_name, self.label_name)
@@ -147,6 +157,11 @@ def _loss(loss: Any) -> _Function:
             f"Supervised.loss must be a name, a Keras loss or a function, got {loss!r:.60}."
         )
     return loss
+
+
+def _is_of_keras(loss: _Function) -> bool:
+    """Returns whether a loss is a function or class of Keras, not of the user's."""
+    return (getattr(loss, "__module__", None) or "").partition(".")[0] == "keras"
 
 
 def _metric(metric: Any) -> tuple[str, _Function | KerasMetric]:

@@ -2,6 +2,7 @@ import io
 import re
 
 import pytest
+import rich.progress
 from rich.console import Console
 
 from ddl.run.console import RunConsole, format_figures
@@ -41,14 +42,21 @@ FIGURES = {"loss": 0.25, "accuracy": 0.5, "examples_per_second": 123456.0}
 
 
 @pytest.mark.parametrize(
-    ("width", "shown"),
+    ("width", "days", "shown"),
     [
-        (100, r"5,000/10,000 steps \S+ loss 0.25 · accuracy 0.5000 0:00:\d\d · [-\d:]+ left"),
-        (80, r"5,000/10,000 steps \S+ loss 0.25 0:00:\d\d · [-\d:]+ left"),
-        (50, r"5,000/10,000 steps  0:00:\d\d · [-\d:]+ left"),
+        (100, 0, r"5,000/10,000 steps \S+ loss 0.25 · accuracy 0.5000 0:00:\d\d · [-\d:]+ left"),
+        (80, 0, r"5,000/10,000 steps \S+ loss 0.25 0:00:\d\d · [-\d:]+ left"),
+        (50, 0, r"5,000/10,000 steps  0:00:\d\d · [-\d:]+ left"),
+        (80, 12, r"5,000/10,000 steps \S+ loss 0.25 12d 03:20 · 12d 03:20 left"),
+        (50, 12, r"5,000/10,000 steps  12d 03:20 · 12d 03:20 left"),
+        (80, 345, r"5,000/10,000 steps \S+ loss 0.25 345d · 345d left"),
     ],
 )
-def test_figures_and_times_that_fit_are_whole_on_one_line(width, shown):
+def test_figures_and_times_that_fit_are_whole_on_one_line(width, days, shown, monkeypatch):
+    if days:
+        times = property(lambda _: days * 86_400.0 + 12_000)
+        monkeypatch.setattr(rich.progress.Task, "elapsed", times)
+        monkeypatch.setattr(rich.progress.Task, "time_remaining", times)
     text = io.StringIO()
     console = RunConsole(Console(file=text, force_terminal=True, width=width))
     console.start(0, 10_000)

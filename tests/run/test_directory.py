@@ -1,3 +1,5 @@
+import os
+
 import pytest
 
 from ddl.errors import ModelDirectoryError, NotReady
@@ -42,6 +44,19 @@ def test_a_directory_that_cannot_be_written():
     # Not even root can make a directory in the kernel's process table.
     with pytest.raises(ModelDirectoryError, match="cannot be"):
         RunDirectory("/proc/run").open()
+
+
+def test_a_directory_that_cannot_be_reached(tmp_path, monkeypatch):
+    with pytest.raises(ModelDirectoryError, match="cannot be reached: File name too long. Change"):
+        RunDirectory(tmp_path / ("x" * 300))
+    directory = RunDirectory(tmp_path)
+
+    def denied(*_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "open", denied)
+    with pytest.raises(ModelDirectoryError, match="cannot be reached: Permission denied"):
+        directory.claim()
 
 
 @pytest.mark.parametrize("exists", [True, False])

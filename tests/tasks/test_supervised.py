@@ -158,11 +158,21 @@ def test_bad_optimizer_name():
         (({"label": X}, Y), DataError, "must not be named 'label'"),
         ((X, Y, WEIGHT, X), DataError, r"a tuple \(x, y\) or \(x, y, weights\)"),
         ((PARTS, Y), ConfigError, "has one input, but the data have the features a, b"),
+        ((X, np.full(len(X), "cat")), DataError, "Feature 'label' must be numbers, got text"),
+        ((np.full(len(X), "cat"), Y), DataError, "'image' of the data is text, but the model"),
     ],
 )
 def test_bad_data(data, error, message):
     with pytest.raises(error, match=message):
         ddl.Trainer(ddl.Supervised(model(), "mse"), "sgd", data, global_batch_size=8)
+
+
+def test_a_loss_of_ones_own_may_take_text():
+    def loss(labels, outputs):
+        return tf.cast(tf.equal(labels, "cat"), outputs.dtype) * outputs[:, 0] ** 2
+
+    data = (X, np.full(len(X), "cat"))
+    ddl.Trainer(ddl.Supervised(model(), loss), "sgd", data, global_batch_size=8)
 
 
 def test_a_compiled_model_alone_is_refused_with_the_remedy():

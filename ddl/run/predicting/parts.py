@@ -41,8 +41,8 @@ class PartialFile:
         """Keeps the path; creates nothing on disk.
 
         Raises:
-          ModelDirectoryError: If the path is a URL or a folder, or the file is there and no command
-            was stopped while it wrote it.
+          ModelDirectoryError: If the path is a URL or a folder, or cannot be reached; or the file
+            is there and no command was stopped while it wrote it.
         """
         if "://" in os.fspath(path):
             raise ModelDirectoryError(
@@ -52,11 +52,19 @@ class PartialFile:
         self.folder = self.path.with_name(self.path.name + ".partial")
         self._done = self.path.with_name(self.path.name + ".partial.done")
         self._lock: int | None = None
-        if self.path.is_dir():
+        try:
+            is_folder = self.path.is_dir()
+            is_complete = self.path.exists() and not self.folder.exists()
+        except OSError as error:
+            raise ModelDirectoryError(
+                f"--predictions={path} cannot be reached: {error.strerror}. Change the permissions "
+                "of its folder, or pass another name."
+            ) from error
+        if is_folder:
             raise ModelDirectoryError(
                 f"--predictions={path} is a folder. Pass the name of a file in it."
             )
-        if self.path.exists() and not self.folder.exists():
+        if is_complete:
             shutil.rmtree(self._done, ignore_errors=True)  # of a command killed at its very end
             raise self._is_there()
 

@@ -1,6 +1,5 @@
 """Progress bars: of rich on a terminal, of HTML in a notebook, none elsewhere."""
 
-import datetime
 import html
 import sys
 import time
@@ -18,7 +17,7 @@ from ddl.training.actions import EachLoop
 
 _ORDER = ("loss", "accuracy")
 # Columns of the terminal for the bar itself and for the times.
-_BAR_WIDTH, _TIMES_WIDTH = 10, len("0:00:00 · 0:00:00 left")
+_BAR_WIDTH, _TIMES_WIDTH = 10, len("00d 00:00 · 00d 00:00 left")
 
 
 class Bar(Protocol):
@@ -183,7 +182,14 @@ def _notebook_display() -> Callable[..., Any] | None:
 
 
 def _clock(seconds: float | None) -> str:
-    return "-:--:--" if seconds is None else str(datetime.timedelta(seconds=int(seconds)))
+    """Formats a time as '1:30:05', from a day on as '3d 12:20', from 100 days on as '345d'."""
+    if seconds is None:
+        return "-:--:--"
+    days, rest = divmod(int(seconds), 86_400)
+    hours, minutes = divmod(rest // 60, 60)
+    if days > 99:
+        return f"{days}d"
+    return f"{days}d {hours:02}:{minutes:02}" if days else f"{hours}:{minutes:02}:{rest % 60:02}"
 
 
 def format_figures(figures: Mapping[str, float]) -> str:

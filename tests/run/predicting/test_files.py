@@ -307,6 +307,8 @@ def test_what_is_refused(tmp_path, monkeypatch):
     (tmp_path / "y.npz").touch()
     with pytest.raises(ModelDirectoryError, match="is there already"):
         PartialFile(tmp_path / "y.npz")
+    with pytest.raises(ModelDirectoryError, match="cannot be reached: File name too long"):
+        PartialFile(tmp_path / f"{'x' * 300}.npz")
     with pytest.raises(ModelDirectoryError, match="cannot be written: .*Not a directory"):
         PartialFile(tmp_path / "y.npz" / "z.npz").open({})
     formats.check_columns("x.npz", forms_of({"a": np.zeros([2, 0])}))
