@@ -287,7 +287,7 @@ class Checkpoints:
             return None, False
         saved = saved or self._directory.at(step)
         check_fits(saved, trainer)
-        keeps = keeps and self._workers.broadcast(held.is_at(trainer, saved.prefix))
+        keeps = keeps and bool(self._workers.broadcast(held.is_at(trainer, saved.prefix)))
         keeps = keeps and not self._workers.any(not held.is_whole(trainer))
         if keeps:
             assign(self._checkpoint, saved, alone=self._of_callbacks.parts)

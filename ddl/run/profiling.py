@@ -39,6 +39,30 @@ def check_steps(steps: tuple[int, int] | None, total: int) -> None:
         )
 
 
+def missed(steps: tuple[int, int] | None, reached: int) -> str | None:
+    """Says which updates to profile a run has made already, in an earlier call.
+
+    Args:
+      steps: The step to begin after, and the last step to profile.
+      reached: The step from which the run continues.
+
+    Returns:
+      A sentence; None if none were made.
+    """
+    if steps is None or reached <= steps[0]:
+        return None
+    first, last = steps
+    if reached >= last:
+        return (
+            f"There is no profile of steps {first:,} to {last:,}, since the run continues from "
+            f"step {reached:,}. Pass steps from {reached} on, or send SIGUSR2."
+        )
+    return (
+        f"The profile begins after step {reached:,}, from which the run continues, not after step "
+        f"{first:,}."
+    )
+
+
 class Profiler:
     """Profiles a range of updates, and on request the loops that come next.
 

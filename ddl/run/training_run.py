@@ -18,7 +18,7 @@ from ddl.run.console import RunConsole
 from ddl.run.directory import NoCheckpoints, RunDirectory
 from ddl.run.loop import OuterLoop
 from ddl.run.plan import RunPlan
-from ddl.run.profiling import Profiler, check_steps
+from ddl.run.profiling import Profiler, check_steps, missed
 from ddl.run.writers import JsonLinesWriter, TensorBoardWriter, Writer, Writers
 from ddl.signals import StopSignals
 from ddl.training.actions import Action
@@ -136,6 +136,8 @@ def train_to_end(
                 "a new run from its weights (WarmStart), or without the callback."
             )
             return
+        if (without := missed(profile, trainer.step)) is not None:
+            console.line(without)
         trainer.trace()
         own: list[Writer] = [trainer.history]
         if files is not None:

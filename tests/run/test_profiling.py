@@ -100,6 +100,21 @@ def test_a_profile_that_cannot_be_made_does_not_end_the_run(make, tmp_path, caps
     assert "There is no profile: Another profiler is running." in capsys.readouterr().out
 
 
+def test_steps_that_an_earlier_call_made_are_named(make, tmp_path, capsys, monkeypatch):
+    profiler = profiling.tf.profiler.experimental
+    begun = []
+    monkeypatch.setattr(profiler, "start", lambda folder: begun.append(folder[-1]))
+    monkeypatch.setattr(profiler, "stop", lambda: None)
+    trainer = make()
+    ddl.fit(trainer, tmp_path, train_steps=3)
+    for end, profile in ((4, (0, 3)), (6, (2, 5))):
+        ddl.fit(trainer, tmp_path, train_steps=end, profile=profile)
+    shown = capsys.readouterr().out
+    assert "no profile of steps 0 to 3, since the run continues from step 3. Pass steps" in shown
+    assert "profile begins after step 4, from which the run continues, not after step 2" in shown
+    assert begun == ["4"]
+
+
 def test_a_rewind_ends_the_profile(make, tmp_path, capsys, monkeypatch):
     calls = []
     profiler = profiling.tf.profiler.experimental

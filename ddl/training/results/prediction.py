@@ -58,7 +58,9 @@ class Prediction:
         self._bytes_of_example = 0
 
         @tf.function(autograph=False)
-        def outputs(iterator: Any, position: tf.Tensor, step: tf.Tensor) -> Any:
+        def outputs(
+            iterator: Any, number: tf.Tensor, position: tf.Tensor, step: tf.Tensor
+        ) -> Any:
             pipeline = self._pipeline
             assert pipeline is not None
 
@@ -79,7 +81,7 @@ class Prediction:
                 self._dtypes = [x.dtype for x in flat]
                 return [gatherable(x, self._name) for x in flat] if several_workers else flat
 
-            batch = pipeline.next_batch(iterator, strategy, tf.zeros([], tf.int64))
+            batch = pipeline.next_batch(iterator, strategy, number)
             found = strategy.run(of_replica, (batch,))
             if several_workers:
                 return [[strategy.gather(one, 0)] for one in found]
@@ -180,12 +182,16 @@ class Prediction:
                 if self._structure is None:
                     # Not by a call: TensorFlow counts the traces of all predictions of a process
                     # together, and warns of frequent ones.
-                    self._outputs.get_concrete_function(iterator, state.batches, state.step)
+                    self._outputs.get_concrete_function(
+                        iterator, tf.constant(first_batch, tf.int64), state.batches, state.step
+                    )
                 self._check_bytes(pipeline.num_examples, max_bytes)
             left = pipeline.num_examples - first_batch * pipeline.global_batch_size
-            for _ in range(first_batch, pipeline.steps_per_epoch):
+            for number in range(first_batch, pipeline.steps_per_epoch):
                 with data_errors(), device_errors():
-                    batch = self._outputs(iterator, state.batches, state.step)
+                    # What a batch draws depends on its number, wherever the reading began.
+                    counter = tf.constant(number, tf.int64)
+                    batch = self._outputs(iterator, counter, state.batches, state.step)
                     # As arrays at once: all outputs may not fit on a device.
                     rows = [
                         np.concatenate([part.numpy() for part in parts]).astype(

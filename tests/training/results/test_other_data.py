@@ -224,6 +224,19 @@ def test_the_structure_of_outputs_is_kept():
     np.testing.assert_array_equal(found["row"], IMAGES[:11, 0])
 
 
+class Drawing(ddl.Classification):
+    def predict(self, features):
+        return ddl.random.uniform(self, [features["image"].shape[0]])
+
+
+def test_each_row_draws_numbers_of_its_own_wherever_reading_began():
+    trainer = make_trainer(make_strategy("mirrored", 2), Drawing)
+    drawn = trainer.predict(IMAGES)
+    assert len(np.unique(drawn)) == len(IMAGES)
+    later = [outputs for outputs, _ in trainer.predict_batches(IMAGES, first_batch=2)]
+    np.testing.assert_array_equal(np.concatenate(later), drawn[16:])
+
+
 def test_predictions_follow_the_training_and_its_average():
     average = ddl.ExponentialMovingAverage(0.5)
     trainer = make_trainer(make_strategy("one_device", 1), weight_average=average)
