@@ -58,9 +58,7 @@ class Prediction:
         self._bytes_of_example = 0
 
         @tf.function(autograph=False)
-        def outputs(
-            iterator: Any, number: tf.Tensor, position: tf.Tensor, step: tf.Tensor
-        ) -> Any:
+        def outputs(iterator: Any, number: tf.Tensor, position: tf.Tensor, step: tf.Tensor) -> Any:
             pipeline = self._pipeline
             assert pipeline is not None
 
