@@ -90,7 +90,8 @@ def generate(
         if temperature == 0:
             return tf.argmax(logits, axis=-1)
         if top_k is not None:
-            logits = _only(*tf.math.top_k(logits, top_k), vocabulary)
+            likeliest, numbers = tf.math.top_k(logits, top_k)
+            logits = _only(likeliest, numbers, vocabulary)
         logits = logits / temperature
         if top_p is not None and top_p < 1:
             logits = _nucleus(logits, top_p)
