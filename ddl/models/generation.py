@@ -31,8 +31,8 @@ def generate(
         are the tokens.
       length: Number of tokens to draw.
       temperature: Divisor of the logits; 0 takes the likeliest token.
-      top_k: If given, only the `top_k` likeliest tokens can be drawn (Fan et al. 2018,
-        "Hierarchical Neural Story Generation").
+      top_k: If given, only the `top_k` likeliest tokens can be drawn, of equally likely ones those
+        of smaller number (Fan et al. 2018, "Hierarchical Neural Story Generation").
       top_p: If given, only the fewest likeliest tokens can be drawn that together have at least
         this probability, after temperature and `top_k` (Holtzman et al. 2020, "The Curious Case of
         Neural Text Degeneration").
@@ -42,7 +42,8 @@ def generate(
       The drawn tokens, int64 [rows, length]; [length] if the prompt has no rows.
 
     Raises:
-      ConfigError: If an argument is out of range, or the model has another form.
+      ConfigError: If an argument is out of range, the model has another form, or its logits depend
+        on later tokens, as those of `ddl.models.bert`.
       DataError: If the prompt is empty, or holds a token outside of the vocabulary.
 
     Example:
@@ -81,6 +82,8 @@ def generate(
             "training data were encoded."
         )
 
+    _check_causal(model, int(tokens[0, 0]), positions, vocabulary)
+
     @tf.function(autograph=False)
     def drawn(window: tf.Tensor, last: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
         logits = tf.gather(model(window, training=False), last, axis=1)
@@ -88,8 +91,8 @@ def generate(
         if temperature == 0:
             return tf.argmax(logits, axis=-1)
         if top_k is not None:
-            least = tf.math.top_k(logits, top_k).values[:, -1:]
-            logits = tf.where(logits >= least, logits, tf.constant(-math.inf))
+            likeliest, numbers = tf.math.top_k(logits, top_k)
+            logits = _only(likeliest, numbers, vocabulary)
         logits = logits / temperature
         if top_p is not None and top_p < 1:
             logits = _nucleus(logits, top_p)
@@ -107,9 +110,48 @@ def generate(
     return found if given.ndim == 2 else found[0]
 
 
+def _check_causal(model: keras.Model, token: int, positions: int, vocabulary: int) -> None:
+    """Raises ConfigError if the logits of the first position depend on the tokens after it.
+
+    Args:
+      model: As `generate` takes it.
+      token: The first token.
+      positions: Positions of the window.
+      vocabulary: Number of different tokens.
+    """
+    # In two calls: the rows of one batch may be rounded differently.
+    logits = []
+    for later in (0, vocabulary - 1):
+        window = np.full((1, positions), later, np.int64)
+        window[:, 0] = token
+        logits.append(tf.cast(model(window, training=False)[0, 0], tf.float32).numpy())
+    values, others = logits
+    if np.abs(values - others).max() > 1e-4 * np.abs(values).max():
+        raise ConfigError(
+            "generate needs a causal model, in which the logits of a position depend only on the "
+            f"tokens up to it, but those of {model.name!r} change with the tokens after it. Use "
+            "a model such as ddl.models.gpt, or give the attention a causal mask."
+        )
+
+
 def _nucleus(logits: tf.Tensor, top_p: float) -> tf.Tensor:
     """Returns logits [rows, vocabulary], those outside of the nucleus as minus infinity."""
-    ordered = tf.sort(logits, direction="DESCENDING")
+    vocabulary = logits.shape[1]
+    ordered, tokens = tf.math.top_k(logits, vocabulary)
     before = tf.cumsum(tf.nn.softmax(ordered), axis=-1, exclusive=True)
-    least = tf.reduce_min(tf.where(before < top_p, ordered, math.inf), axis=-1, keepdims=True)
-    return tf.where(logits >= least, logits, -math.inf)
+    return _only(tf.where(before < top_p, ordered, -math.inf), tokens, vocabulary)
+
+
+def _only(values: tf.Tensor, tokens: tf.Tensor, vocabulary: int) -> tf.Tensor:
+    """Returns logits [rows, vocabulary] that are minus infinity but for some tokens.
+
+    Tokens are chosen by their numbers, not by their logits, which may be equal.
+
+    Args:
+      values: The logits of these tokens, float32 [rows, k].
+      tokens: Numbers of the tokens, different in each row, int32 [rows, k].
+      vocabulary: Number of logits in a row.
+    """
+    rows = tf.broadcast_to(tf.range(tf.shape(tokens)[0])[:, tf.newaxis], tf.shape(tokens))
+    none = tf.fill([tf.shape(tokens)[0], vocabulary], tf.constant(-math.inf))
+    return tf.tensor_scatter_nd_update(none, tf.stack([rows, tokens], axis=-1), values)

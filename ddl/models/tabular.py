@@ -59,9 +59,10 @@ def table_mlp(
         x = inputs["numbers"]
         if numbers_mean is not None or numbers_deviation is not None:
             offset = [-m / d for m, d in zip(mean, deviation, strict=True)]
-            # In float32: the difference of large numbers loses all its digits in half precision.
+            # In the dtype of the inputs, which is never half precision: there the difference of
+            # large numbers loses all its digits.
             scale = keras.layers.Rescaling(
-                [1 / d for d in deviation], offset, name="scale", dtype="float32"
+                [1 / d for d in deviation], offset, name="scale", dtype=keras.config.floatx()
             )
             x = scale(x)
         columns.append(x)

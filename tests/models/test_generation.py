@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from ddl.errors import ConfigError, DataError
-from ddl.models import generate, gpt, mlp
+from ddl.models import bert, generate, gpt, mlp
 from ddl.models.generation import _nucleus
 
 
@@ -48,6 +48,14 @@ def test_the_nucleus():
     assert len({*generate(counting(1, 3), prompt, 1, temperature=9.0, top_p=0.9)[:, 0]}) > 1
 
 
+def test_of_equal_logits_exactly_as_many_tokens_as_allowed_are_drawn():
+    flat = counting(1, 8)
+    flat.set_weights([np.zeros((8, 8))])
+    prompt = np.zeros((300, 1), np.int64)
+    for limit in ({"top_k": 3}, {"top_p": 0.3}):
+        assert {*generate(flat, prompt, 1, **limit)[:, 0].tolist()} == {0, 1, 2}
+
+
 def test_a_gpt_continues_bytes():
     model = gpt(256, 8, width=8, heads=2, blocks=1)
     assert generate(model, b"longer than its positions", 5).shape == (5,)
@@ -61,6 +69,11 @@ def test_a_gpt_continues_bytes():
             ConfigError,
             "'gpt' takes 3 inputs",
             {"model": gpt(10, 4, width=8, heads=2, blocks=1, packed=True)},
+        ),
+        (
+            ConfigError,
+            "causal model, .* but those of 'bert' change with the tokens after it",
+            {"model": bert(10, 4, width=8, heads=2, blocks=1), "prompt": [1, 2, 3, 4, 5]},
         ),
         (ConfigError, "a length of at least 1 .* got 0", {"length": 0}),
         (ConfigError, "temperature of at least 0, got 1 and -1", {"temperature": -1}),

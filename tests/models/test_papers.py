@@ -163,11 +163,17 @@ def test_what_is_refused(build, message):
         build()
 
 
-def test_numbers_are_scaled_in_float32():
-    """200 and 200.4 are one number in bfloat16, and 70,000 is too large for float16."""
+def test_numbers_are_scaled_in_the_dtype_of_the_inputs():
+    """200 and 200.4 are one number in bfloat16, and 70,000 is too large for float16.
+
+    100,000,000 and 100,000,001 are one number in float32.
+    """
     for precision in ("mixed_bfloat16", "mixed_float16"):
         set_precision(precision)
         model = models.table_mlp(2, numbers=1, numbers_mean=[200.0], numbers_deviation=[100.0])
         scaled = model.get_layer("scale")(np.array([[200.0], [200.4], [70_000.0]]))
         np.testing.assert_allclose(scaled, [[0.0], [0.004], [698.0]], atol=1e-5, rtol=1e-5)
+    set_precision("float64")
+    model = models.table_mlp(2, numbers=1, numbers_mean=[1e8], numbers_deviation=[1.0])
+    np.testing.assert_array_equal(model.get_layer("scale")(np.array([[1e8 + 1]])), [[1.0]])
     set_precision("float32")

@@ -81,12 +81,15 @@ def without_effect(run_plan: RunPlan, trainer: Trainer, evaluates: bool) -> list
             "all."
         )
     elif run_plan.early_stopping is not None and eval_every is not None:
-        # The first evaluation sets the best; after the last step there is nothing to leave out.
-        in_time, patience = (total - 1) // eval_every, run_plan.early_stopping.patience
-        if in_time <= patience:
+        # The first number sets the best; after the last step there is nothing to leave out.
+        rule, in_time = run_plan.early_stopping, (total - 1) // eval_every
+        if in_time <= rule.patience:
+            effect = "never ends early"
+            if in_time == rule.patience:
+                effect = f"ends early only if {rule.metric} is NaN in all of them"
             found.append(
-                f"EarlyStopping.patience is {patience}, but the run has only {in_time} evaluations "
-                "before its end, so it never ends early."
+                f"EarlyStopping.patience is {rule.patience}, but the run has only {in_time} "
+                f"evaluations before its end, so it {effect}."
             )
     found += [
         f"{type(one).__name__} ({one.name}) has steps = {one.steps:,}, but the run ends at step "

@@ -1,4 +1,8 @@
-"""Files of some rows of the predictions: each column under its name, texts without padding."""
+"""Files of some rows of the predictions: each column under its name, texts without padding.
+
+The names begin with the kind of the content, so that no two columns can share one: a column may be
+called `x.lengths` beside texts that are called `x`.
+"""
 
 import io
 import zipfile
@@ -19,10 +23,10 @@ def packed(columns: Mapping[str, np.ndarray]) -> bytes:
             if values.dtype.kind == "O":
                 texts = [text.encode() for text in values.flat]
                 lengths = np.array([len(text) for text in texts], np.int64)
-                archive.writestr(f"{name}.utf8", b"".join(texts))
-                archive.writestr(f"{name}.lengths.npy", _npy(lengths.reshape(values.shape)))
+                archive.writestr(f"texts/{name}.utf8", b"".join(texts))
+                archive.writestr(f"lengths/{name}.npy", _npy(lengths.reshape(values.shape)))
             else:
-                archive.writestr(f"{name}.npy", _npy(values))
+                archive.writestr(f"values/{name}.npy", _npy(values))
     return content.getvalue()
 
 
@@ -57,11 +61,11 @@ def read_part(path: Path, rows: int, columns: Sequence[Column]) -> dict[str, np.
 
 def _column(archive: zipfile.ZipFile, column: Column) -> np.ndarray:
     is_text = column.dtype == "str"
-    name = f"{column.name}.lengths.npy" if is_text else f"{column.name}.npy"
-    values = np.lib.format.read_array(io.BytesIO(archive.read(name)), allow_pickle=False)
+    member = archive.read(f"{'lengths' if is_text else 'values'}/{column.name}.npy")
+    values = np.lib.format.read_array(io.BytesIO(member), allow_pickle=False)
     if not is_text:
         return values
-    content = archive.read(f"{column.name}.utf8")
+    content = archive.read(f"texts/{column.name}.utf8")
     ends = np.cumsum(values).tolist()
     starts = [0, *ends][:-1]
     texts = np.empty(values.size, object)

@@ -52,8 +52,13 @@ def test_a_patience_beyond_the_run_is_noted():
     )
     assert noted(optimizer=optimizer, train_steps=41, eval_every=10) == ""
     rule = ddl.EarlyStopping(patience=3)
-    assert (
-        "EarlyStopping.patience is 3, but the run has only 3 evaluations before its end"
-        in noted(early_stopping=rule, train_steps=40, eval_every=10)
-    )
+    for steps, evaluations, effect in (
+        (40, 3, "ends early only if loss is NaN in all of them"),
+        (30, 2, "never ends early"),
+    ):
+        assert (
+            f"EarlyStopping.patience is 3, but the run has only {evaluations} evaluations before "
+            f"its end, so it {effect}."
+            in noted(early_stopping=rule, train_steps=steps, eval_every=10)
+        )
     assert noted(early_stopping=rule, train_steps=41, eval_every=10) == ""

@@ -29,6 +29,7 @@ def limits(dtype, rows):
 
 EXPECTED = {
     "name": np.array([f"ä/{n}" * n for n in range(ROWS)]),
+    "name.lengths": np.ones(ROWS, np.int64),  # not those of the texts
     "special": np.array([[np.nan, np.inf], [-np.inf, 0.1]] * ROWS, "f4")[:ROWS],
     "scores/0": np.arange(ROWS * 6, dtype="f4").reshape(ROWS, 2, 3) / 7,
     "scores/1": np.arange(ROWS, dtype="f4") / 3,
