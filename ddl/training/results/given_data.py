@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from ddl.data import ArraySource, BatchPipeline, as_source
-from ddl.data.checks import check_same_features, warn_of_another_kind
+from ddl.data.checks import check_same_classes, check_same_features, warn_of_another_kind
 from ddl.data.source import Source
 from ddl.data.stream import StreamSource
 from ddl.data.varying import BucketedSource
@@ -39,6 +39,7 @@ class GivenData:
         objective: Callable[[BatchPipeline], Objective],
         compiler: Callable[[], Compiler],
         trained_on: dict[str, tf.TensorSpec] | None,
+        training: Source | None,
     ):
         """Keeps the arguments; traces nothing.
 
@@ -50,6 +51,7 @@ class GivenData:
           objective: Makes the objective of an evaluation.
           compiler: Makes the compiler of an evaluation.
           trained_on: `element_spec` of the training data; None if they have several sources.
+          training: The training data, likewise.
         """
         self._task = task
         self._strategy = strategy
@@ -57,6 +59,7 @@ class GivenData:
         self._objective = objective
         self._compiler = compiler
         self._trained_on = trained_on
+        self._training = training
         self._evaluations: dict[Any, Evaluation] = {}
         self._predictions: dict[Any, Prediction] = {}
 
@@ -64,12 +67,14 @@ class GivenData:
         """Returns the pipeline of data to evaluate on.
 
         Raises:
-          DataError: If the data do not fit the task, or have other features than the training data.
+          DataError: If the data do not fit the task, or have other features or classes than the
+            training data.
         """
         asynchronous = traits_of(self._strategy).asynchronous
         pipeline = self._pipeline(self._task, as_source(data), asynchronous)
         if self._trained_on is not None:
             check_same_features(self._trained_on, pipeline.element_spec)
+            check_same_classes(self._training, pipeline.source)
         return pipeline
 
     def evaluate(self, pipeline: BatchPipeline, state: TrainingState) -> dict[str, float]:
