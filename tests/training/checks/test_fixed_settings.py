@@ -228,9 +228,12 @@ def test_an_argument_that_is_set_on_a_task_of_ddl_is_refused():
     trainer.evaluate()
 
 
-def test_a_clipping_argument_that_is_set_later_is_refused(trainer):
+def test_an_argument_of_the_optimizer_that_is_set_later_is_refused(trainer):
     trainer.optimizer.clipnorm = 1.0
     with pytest.raises(ConfigError, match="clip_norm"):
+        trainer.train(1)
+    trainer.optimizer.clipnorm, trainer.optimizer.lr = None, 0.01
+    with pytest.raises(ConfigError, match="Setting lr .* Assign to its learning_rate"):
         trainer.train(1)
 
 
