@@ -99,6 +99,11 @@ def _as_array(name: str, data: Any) -> np.ndarray:
         array = np.asarray(data)
     except ValueError as error:
         raise DataError(f"Feature {name!r} could not be converted to an array: {error}") from error
+    if array.dtype == object and array.size and isinstance(array.flat[0], str | bytes):
+        raise DataError(
+            f"Feature {name!r} must be an array of numbers or text, got text as Python objects, as "
+            f"in a column of pandas. Convert it: np.asarray(…, {type(array.flat[0]).__name__})."
+        )
     if array.dtype == object:
         raise DataError(
             f"Feature {name!r} must have a numeric dtype, got Python objects. Its rows may have "

@@ -23,6 +23,7 @@ def test_arrays_keep_their_dtypes_and_are_gathered_by_row():
         ({"x": []}, "'x' is empty"),
         ({"x": 3.0}, "'x' must .* got a single value"),
         ({"x": [1, 2], "y": [1]}, "'x' has 2 and 'y' has 1"),
+        ({"x": np.array(["a", "b"], object)}, r"got text as Python objects.* np.asarray\(…, str\)"),
         ({"x": np.array([{}, 2], object)}, "'x' must have a numeric dtype, got Python objects"),
         ({"x": [[1, 2], [3]]}, "'x' could not be converted to an array"),
         ({"x": np.array(["2020-01-01"], "datetime64[D]")}, "'x' has dtype datetime64"),
