@@ -40,6 +40,12 @@ def direction_of(metric: str, given: Direction | None, parameter: str) -> Direct
     for names, direction in _KNOWN:
         if re.fullmatch(names, metric):
             return direction
+    own = metric.removeprefix("val_")  # as Keras names the figures of an evaluation
+    for names, _ in _KNOWN:
+        if own != metric and re.fullmatch(names, own):
+            raise ConfigError(
+                f"ddl has no metric {metric!r}: evaluations report {own!r}. Write {own!r}."
+            )
     raise ConfigError(
         f"{parameter} is required for the metric {metric!r}: ddl does not know whether larger or "
         f"smaller values are better. Set {parameter} = 'max' or 'min'."

@@ -107,6 +107,11 @@ def _as_array(name: str, data: Any) -> np.ndarray:
             f"example, but NumPy could not convert it: {str(error).rstrip('.')}. Pad rows of "
             "different lengths to one length."
         ) from error
+    if array.dtype == object and array.size and isinstance(array.flat[0], str | bytes):
+        raise DataError(
+            f"Feature {name!r} must be an array of numbers or text, got text as Python objects, as "
+            f"in a column of pandas. Convert it: np.asarray(…, {type(array.flat[0]).__name__})."
+        )
     if array.dtype == object:
         raise DataError(
             f"Feature {name!r} must have a numeric dtype, got Python objects. Its rows may have "

@@ -65,7 +65,7 @@ class KerasMetric:
             raise ConfigError(
                 f"KerasMetric cannot make the metric {given} in float64: {error} Correct its "
                 "arguments, or its get_config."
-            ) from error
+            ) from None
         given = (arguments or {}).get("name", metric)
         self.name: str = given if isinstance(given, str) else given.name
         """Name of the metric: the argument "name", or as it was given, or as Keras names it."""

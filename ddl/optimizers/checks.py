@@ -81,7 +81,13 @@ def check_optimizer(optimizer: Any) -> None:
 
 
 def check_arguments(optimizer: keras.optimizers.Optimizer) -> None:
-    """Raises ConfigError if the optimizer has an argument that Keras applies per replica."""
+    """Raises ConfigError for an argument that Keras applies per replica, or that has no effect."""
+    of_user = type(optimizer).__module__.partition(".")[0] not in ("keras", "ddl")
+    if "lr" in vars(optimizer) and not of_user:  # a class of one's own may have such an attribute
+        raise ConfigError(
+            f"Setting lr of the optimizer {optimizer.name!r} has no effect. Assign to its "
+            "learning_rate instead, and remove lr with `del optimizer.lr`."
+        )
     for argument, ours in _OURS_INSTEAD.items():
         if getattr(optimizer, argument, None):
             raise ConfigError(

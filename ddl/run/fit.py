@@ -28,7 +28,7 @@ from ddl.run.training_run import Files, train_to_end
 from ddl.signals import StopSignals
 from ddl.training.actions import Action, checked_actions
 from ddl.training.results.history import History
-from ddl.training.results.progress import in_notebook
+from ddl.training.results.progress import is_interactive
 from ddl.training.trainer import Trainer
 from ddl.user_code import hiding_frames
 
@@ -264,7 +264,7 @@ def _stopping(trainer: Trainer) -> Iterator[StopSignals | None]:
     if threading.current_thread() is not threading.main_thread():
         yield None
         return
-    stop = StopSignals(trainer.request_stop, second_ends=not in_notebook())
+    stop = StopSignals(trainer.request_stop, second_ends=not is_interactive())
     shown = shown_on_quit() if getsignal(SIGQUIT) == SIG_DFL else nullcontext()
     try:
         with shown, stop:

@@ -35,12 +35,14 @@ def inputs_of(
     names = names_of(model)
     if names is not None:
         return {name: features[name] for name in names}
+    inputs = getattr(model, "inputs", None)
+    if inputs and len(inputs) > 1:
+        return {k: v for k, v in features.items() if k not in (label_name, "weight")}
     if input_name in features:
         return features[input_name]
     others = {k: v for k, v in features.items() if k not in (label_name, "weight")}
     if len(others) == 1:
         return next(iter(others.values()))
-    inputs = getattr(model, "inputs", None)
     if inputs and not others:
         return features[input_name]  # the error names the feature
     if inputs and len(inputs) == 1:

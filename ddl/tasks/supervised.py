@@ -1,5 +1,7 @@
 """Supervised training with losses and metrics of Keras, by name or by function."""
 
+import functools
+import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -8,9 +10,17 @@ import tensorflow as tf
 
 from ddl.errors import ConfigError, DataError
 from ddl.metrics.keras_metric import KerasMetric, check_names
-from ddl.tasks.checks import check_kind
+from ddl.tasks.checks import check_input, check_kind, fits, without_one
 from ddl.tasks.inputs import check_named_inputs, inputs_of
 from ddl.tasks.task import PerExample
+
+# Functions of Keras that compare each entry of the labels with one of the outputs.
+_BY_ENTRIES = (
+    *("mean_squared_error", "mean_absolute_error", "mean_absolute_percentage_error"),
+    *("mean_squared_logarithmic_error", "log_cosh", "huber", "poisson", "kl_divergence"),
+    *("hinge", "squared_hinge", "binary_crossentropy", "binary_focal_crossentropy"),
+    "binary_accuracy",
+)
 
 # Called with labels and outputs [batch, …]; returns [batch, …].
 _Function = Callable[[Any, Any], Any]
@@ -116,9 +126,14 @@ class Supervised:
             )
         check_named_inputs(self.model, spec, self.label_name)
         taken = inputs_of(self.model, spec, self.input_name, self.label_name)
-        if getattr(self.model, "inputs", None) and isinstance(taken, tf.TensorSpec):
+        inputs = getattr(self.model, "inputs", None) or ()
+        if len(inputs) == 1 and isinstance(taken, tf.TensorSpec):
             name = next(name for name, each in spec.items() if each is taken)
-            check_kind(self.model, name, taken, self.model.inputs[0].dtype)
+            check_kind(self.model, name, taken, inputs[0].dtype)
+            expected = without_one(tuple(inputs[0].shape[1:]))
+            # Keras adds a last dimension of 1, or removes it.
+            if not fits(expected, without_one(tuple(taken.shape))):
+                check_input(self.model, name, taken)
         # A function of the user's may look up text.
         if spec[self.label_name].dtype == tf.string and _is_of_keras(self._loss):
             raise DataError(
@@ -140,12 +155,12 @@ def _loss(loss: Any) -> _Function:
     if isinstance(loss, str):
         try:
             loss = keras.losses.get(loss)
-        except ValueError as error:
+        except ValueError:
             raise ConfigError(
                 f"Supervised.loss must be the name of a Keras loss, such as 'mse' or "
                 f"'sparse_categorical_crossentropy', got {loss!r}. Correct the name, or pass a "
                 "function of (labels, outputs)."
-            ) from error
+            ) from None
     if isinstance(loss, keras.losses.Loss) and loss.reduction not in (None, "none"):
         raise ConfigError(
             f"The loss {loss.name!r} must return one value for each example, but it has "
@@ -156,7 +171,7 @@ def _loss(loss: Any) -> _Function:
         raise ConfigError(
             f"Supervised.loss must be a name, a Keras loss or a function, got {loss!r:.60}."
         )
-    return loss
+    return _checked(loss, "loss")
 
 
 def _is_of_keras(loss: _Function) -> bool:
@@ -171,11 +186,11 @@ def _metric(metric: Any) -> tuple[str, _Function | KerasMetric]:
     if isinstance(metric, str):
         try:
             metric = keras.metrics.get(metric)
-        except ValueError as error:
+        except ValueError:
             raise ConfigError(
                 f"Supervised.metrics must hold names of Keras metrics, such as 'accuracy' or "
                 f"'mae', got {given!r}. Correct the name, or pass a function of (labels, outputs)."
-            ) from error
+            ) from None
         except TypeError:  # it needs arguments, which `KerasMetric` says
             metric = KerasMetric(metric)
     if isinstance(metric, KerasMetric):
@@ -185,7 +200,8 @@ def _metric(metric: Any) -> tuple[str, _Function | KerasMetric]:
     if isinstance(metric, keras.metrics.MeanMetricWrapper):
         function, arguments = metric._fn, metric._fn_kwargs
         name = given if isinstance(given, str) else metric.name
-        return name, lambda labels, outputs: function(labels, outputs, **arguments)
+        checked = _checked(function, "metric")
+        return name, lambda labels, outputs: checked(labels, outputs, **arguments)
     if isinstance(metric, keras.metrics.Metric):
         adding_up = KerasMetric(given if isinstance(given, str) else metric)
         return adding_up.name, adding_up
@@ -193,13 +209,37 @@ def _metric(metric: Any) -> tuple[str, _Function | KerasMetric]:
         raise ConfigError(
             f"Supervised.metrics must hold names, Keras metrics or functions, got {given!r:.60}."
         )
-    return getattr(metric, "__name__", type(metric).__name__), metric
+    return getattr(metric, "__name__", type(metric).__name__), _checked(metric, "metric")
+
+
+def _checked(function: Any, kind: str) -> _Function:
+    """Returns a loss or metric of Keras's, by entries, that refuses outputs of another shape.
+
+    Keras would broadcast: it would compare labels [batch, 2] with the one output of each example.
+    """
+    own = getattr(function, "fn", function)  # the function of a Loss
+    name = getattr(own, "__name__", "")
+    if name not in _BY_ENTRIES or not own.__module__.startswith("keras."):
+        return function
+
+    @functools.wraps(function, updated=())
+    def checked(labels: Any, outputs: Any, **arguments: Any) -> Any:
+        of_labels, of_outputs = tf.TensorShape(labels.shape), tf.TensorShape(outputs.shape)
+        if not of_labels[1:].is_compatible_with(of_outputs[1:]):
+            raise ConfigError(
+                f"The {kind} {name!r} of Supervised needs outputs in the shape of the labels, got "
+                f"outputs {tuple(of_outputs)} for labels {tuple(of_labels)}. Change the model's "
+                "last layer, or the labels."
+            )
+        return function(labels, outputs, **arguments)
+
+    return checked
 
 
 def _accuracy(labels: Any, outputs: Any) -> Any:
     """Chooses the accuracy by the shapes, as Keras does."""
     if outputs.shape[-1] == 1 or outputs.shape.rank == 1:
-        return keras.metrics.binary_accuracy(labels, outputs)
+        return _checked(keras.metrics.binary_accuracy, "metric")(labels, outputs)
     sparse = labels.shape.rank < outputs.shape.rank or labels.shape[-1] == 1
     if sparse:
         return keras.metrics.sparse_categorical_accuracy(labels, outputs)
@@ -233,12 +273,13 @@ def _checked_weights(weights: Any) -> dict[int, float]:
             f"Supervised.class_weight must be a dict from class to weight, got {weights!r:.60}."
         )
     for key, value in weights.items():
-        if isinstance(key, bool) or not isinstance(key, int) or not value >= 0:
+        is_class = isinstance(key, numbers.Integral) and not isinstance(key, bool)
+        if not is_class or not isinstance(value, numbers.Real) or not value >= 0:
             raise ConfigError(
                 "Supervised.class_weight must map integers to weights of at least 0, got "
                 f"{key!r}: {value!r}."
             )
-    return {key: float(value) for key, value in weights.items()}
+    return {int(key): float(value) for key, value in weights.items()}
 
 
 def _class_weights(

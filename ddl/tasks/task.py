@@ -107,14 +107,21 @@ def evaluation_loss(task: Any) -> LossFunction | None:
 def _instead_of(model: keras.Model) -> str:
     """Returns the remedy for a model without a task."""
     config = (model.get_compile_config() or {}) if getattr(model, "compiled", False) else {}
-    loss = config.get("loss")
-    if not isinstance(loss, str):
+    loss: Any = getattr(model, "loss", None) if config else None
+    if isinstance(loss, keras.losses.Loss):
+        written = f"keras.losses.{type(loss).__name__}(…, reduction=None)"
+    elif isinstance(config.get("loss"), str):
+        written = repr(config["loss"])
+    else:
         return "Pass ddl.Classification(model), or a class with `model` and `per_example`."
+    optimizer = model.optimizer
+    has_trained = optimizer is not None and int(optimizer.iterations.numpy()) > 0
+    own = f"a new {type(optimizer).__name__}" if has_trained else "model.optimizer"
     metrics = config.get("metrics")
     given = f", metrics={metrics!r}" if metrics else ""
     return (
         "Its loss and metrics of `compile` are not read. Pass ddl.Supervised(model, "
-        f"{loss!r}{given}), and model.optimizer as the optimizer."
+        f"{written}{given}), and {own} as the optimizer."
     )
 
 

@@ -216,6 +216,7 @@ def assemble(
         objective_on_given_data,
         lambda: Compiler(options.jit_compile, strategy, "evaluation"),
         first.element_spec if of_one else None,
+        first.source if of_one else None,
     )
     corpus = CorpusFigures(options.corpus_metrics, given, workers := Workers(strategy))
     schedule_free = schedule_free_weights(

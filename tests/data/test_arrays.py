@@ -23,6 +23,7 @@ def test_arrays_keep_their_dtypes_and_are_gathered_by_row():
         ({"x": []}, r"'x' must have at least one example, got shape \(0,\). Pass data"),
         ({"x": 3.0}, "'x' must .* got a single value, 3.0. Repeat it"),
         ({"x": [1, 2], "y": [1]}, "'x' has 2 and 'y' has 1. Pass arrays"),
+        ({"x": np.array(["a", "b"], object)}, r"got text as Python objects.* np.asarray\(…, str\)"),
         ({"x": np.array([{}, 2], object)}, "'x' must have a numeric dtype, got Python objects"),
         ({"x": [[1, 2], [3]]}, "'x' must be an array .* could not convert it: .*[^.]. Pad rows"),
         ({"x": np.array(["2020-01-01"], "datetime64[D]")}, "'x' has dtype datetime64"),

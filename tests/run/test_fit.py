@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 import threading
 
 import keras
@@ -13,6 +14,7 @@ import ddl
 from ddl.callbacks.early_stopping import EarlyStopping, Evaluations
 from ddl.diagnosis import stacks
 from ddl.errors import ConfigError, DataError, ModelDirectoryError, TrainingInterrupted
+from ddl.run import fit
 from ddl.training.actions import EachLoop, Periodic
 from tests.conftest import make_strategy
 from tests.training.rewinding import Start
@@ -237,6 +239,14 @@ def test_a_callers_handler_of_sigquit_stays(trainer):
     assert received == [signal.SIGQUIT] * 2
 
 
+@pytest.mark.parametrize("has_prompt", [False, True])
+def test_a_second_signal_does_not_end_an_interactive_session(trainer, monkeypatch, has_prompt):
+    if has_prompt:
+        monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    with fit._stopping(trainer) as stop:
+        assert stop._second_ends != has_prompt
+
+
 def test_an_action_ends_the_run_without_an_error(trainer, tmp_path, capsys):
     action = Periodic(6, lambda step: trainer.request_stop(), 20)
     ddl.fit(trainer, tmp_path, train_steps=20, actions=[action])
@@ -325,6 +335,7 @@ def test_evaluations():
     [
         ({"patience": 0}, "at least 1, got 0"),
         ({"patience": 1.5}, "an integer, got 1.5"),
+        ({"metric": "val_loss"}, "Write 'loss'"),
         ({"metric": "error"}, "mode is required for the metric 'error'"),
     ],
 )

@@ -91,10 +91,16 @@ class Subclass(keras.Model):
         return self.dense(tf.concat([inputs["a"], inputs["b"]], -1))
 
 
-@pytest.mark.parametrize("make", [several_inputs, Subclass])
+def list_of_inputs():
+    inputs = [keras.Input((2,), name="image"), keras.Input((1,), name="b")]
+    return keras.Model(inputs, keras.layers.Dense(1)(keras.layers.concatenate(inputs)))
+
+
+@pytest.mark.parametrize("make", [several_inputs, Subclass, list_of_inputs])
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_model_of_several_inputs(make, stream):
-    data = (PARTS, Y)
+    named = {"image": PARTS["a"], "b": PARTS["b"]} if make is list_of_inputs else PARTS
+    data = (named, Y)
     if stream:
         data = tf.data.Dataset.from_tensor_slices(data)
     found, predicted = evaluated(lambda: ddl.Supervised(make(), "mse"), data)
@@ -105,7 +111,7 @@ def test_a_model_of_several_inputs(make, stream):
 def test_class_weights(labels):
     def task():
         loss = "categorical" if labels.shape[-1] == 3 else "sparse_categorical"
-        weights = {0: 3.0, 2: 0.25}
+        weights = {0: 3.0, np.int64(2): np.float32(0.25)}  # as of np.unique
         return ddl.Supervised(
             model(3, "softmax"), f"{loss}_crossentropy", class_weight=weights, metrics=["accuracy"]
         )
@@ -137,6 +143,7 @@ def test_it_learns_with_an_optimizer_by_name():
         ({"class_weight": [1, 2]}, "must be a dict from class to weight"),
         ({"class_weight": {0: -1}}, "weights of at least 0, got 0: -1"),
         ({"class_weight": {"cat": 1}}, "must map integers"),
+        ({"class_weight": {0: "1"}}, "must map integers to weights .* got 0: '1'"),
         ({"model": 3}, "must be a Keras model"),
     ],
 )
@@ -157,6 +164,9 @@ def test_bad_optimizer_name():
         ({"label": Y}, DataError, "got only the features label. Add the input"),
         (({"label": X}, Y), DataError, "must not be named 'label'"),
         ((X, Y, WEIGHT, X), DataError, r"a tuple \(x, y\) or \(x, y, weights\)"),
+        ((X, np.stack([Y, Y], 1)), ConfigError, r"outputs in the shape of the labels, got .* 2\)"),
+        ((X[:, :2], Y), DataError, r"'image' of the data has shape \(2,\), but the model"),
+        ((X.astype(str), Y), DataError, "'image' of the data is text, but the model"),
         ((PARTS, Y), ConfigError, "has one input, but the data have the features a, b"),
         ((X, np.full(len(X), "cat")), DataError, "Feature 'label' must be numbers, got text"),
         ((np.full(len(X), "cat"), Y), DataError, "'image' of the data is text, but the model"),
@@ -179,5 +189,14 @@ def test_a_compiled_model_alone_is_refused_with_the_remedy():
     compiled = model()
     compiled.compile("adam", "mse", metrics=["mae"])
     remedy = r"ddl.Supervised\(model, 'mse', metrics=\['mae'\]\), and model.optimizer"
+    with pytest.raises(ConfigError, match=remedy):
+        ddl.Trainer(compiled, "adam", (X, Y), global_batch_size=8)
+    task = ddl.Supervised(compiled, "mse", metrics=["mae"])
+    trainer = ddl.Trainer(task, compiled.optimizer, (X, Y), global_batch_size=8)
+    assert trainer.train(1).keys() == {"loss", "mae"}  # as the remedy says
+    with pytest.raises(ConfigError, match=r"'mse'.*, and a new Adam as the optimizer"):
+        ddl.Trainer(compiled, "adam", (X, Y), global_batch_size=8)
+    compiled.compile("sgd", keras.losses.MeanSquaredError())
+    remedy = r"ddl.Supervised\(model, keras.losses.MeanSquaredError\(…, reduction=None\)\)"
     with pytest.raises(ConfigError, match=remedy):
         ddl.Trainer(compiled, "adam", (X, Y), global_batch_size=8)

@@ -3,7 +3,8 @@
 The Trainer reads its arguments and the set of trained variables in its constructor. The training
 loop reads everything that is not a variable while it is traced: a dropout rate, an optimizer's
 momentum, a task's label smoothing. Known as settings are attributes that are named after arguments
-of a constructor, and the numbers and texts of a task that its code read in the first trace.
+of a constructor, the numbers and texts of a task that its code read in the first trace, and the
+code of its methods.
 """
 
 import functools
@@ -20,6 +21,7 @@ from ddl.errors import ConfigError, did_you_mean
 from ddl.optimizers.checks import check_arguments
 from ddl.tasks.parts import models_of
 from ddl.tasks.task import Task
+from ddl.training.checks.task_code import Code, code_of_method
 
 # Id of the owner, name of the setting, value.
 _Settings: TypeAlias = Iterator[tuple[int, str, Any]]
@@ -54,6 +56,8 @@ class FixedSettings:
           read: Names of further attributes of the task that are settings.
         """
         self._optimizers = optimizers
+        self._task = task
+        _check_unread(task)
         traced = "the loop was traced"
         self._trained = _Readings(lambda: _trainability(task, layers), "the trainer was created")
         self._trained.take()
@@ -67,12 +71,14 @@ class FixedSettings:
         """
         for optimizer in self._optimizers:
             check_arguments(optimizer)
+        _check_unread(self._task)
         self._trained.check()
         self._of_task.check()
         self._of_update.check()
 
     def check_for_evaluation(self) -> None:
         """Raises ConfigError if a setting that the evaluation has read was changed."""
+        _check_unread(self._task)
         self._of_task.check()
 
     def take_for_training(self) -> None:
@@ -103,8 +109,9 @@ class _Readings:
         for key in {**self._were, **are}:
             was, now = self._were.get(key), are.get(key)
             if was is not _RECORD and not _same(was, now):
+                before = _short(was) if key in self._were else "not set"
                 raise ConfigError(
-                    f"Changing {key[1]} has no effect: it was {_short(was)} when {self._since}, "
+                    f"Changing {key[1]} has no effect: it was {before} when {self._since}, "
                     f"and is now {_short(now)}. {_NEW_TRAINER} To change a number during training, "
                     "use a tf.Variable or a schedule."
                 )
@@ -126,7 +133,8 @@ def _settings_of_task(
 ) -> _Settings:
     yield from _arguments("the task", task)
     for name in read:
-        yield id(task), f"{name} of the task", _copied(vars(task).get(name))
+        value = vars(task)[name] if name in vars(task) else code_of_method(task, name)
+        yield id(task), f"{name} of the task", _copied(value)
     for layer in layers:
         yield from _arguments(f"layer {layer.name!r}", layer)
 
@@ -179,7 +187,33 @@ def _arguments(place: str, thing: Any) -> _Settings:
     for argument in _names_of_arguments(cls):
         for name in (argument, f"_{argument}"):
             if name in attributes:
-                yield id(thing), f"{argument} of {place}", attributes[name]
+                yield id(thing), f"{name} of {place}", attributes[name]
+
+
+def _check_unread(task: Task) -> None:
+    """Raises ConfigError if a task of ddl's has an attribute that its code does not read.
+
+    Its constructor keeps most arguments under other names. A task of the user's own may have
+    attributes for its own code.
+    """
+    cls: Any = type(task)
+    if not cls.__module__.startswith("ddl."):
+        return
+    for name in _names_of_arguments(cls):
+        if name in vars(task) and name not in _names_in_constructors(cls):
+            raise ConfigError(
+                f"Setting {name} of a {cls.__name__} has no effect, because its constructor has "
+                f"read it. Create a new {cls.__name__} with {name}={_short(vars(task)[name])}, and "
+                "a new Trainer."
+            )
+
+
+@functools.cache
+def _names_in_constructors(cls: type) -> frozenset[str]:
+    """Returns the names of the attributes that the constructors of a class use."""
+    constructors: Any = [vars(base)["__init__"] for base in cls.__mro__ if "__init__" in vars(base)]
+    codes = [getattr(inspect.unwrap(each), "__code__", None) for each in constructors]
+    return frozenset(name for code in codes if code is not None for name in code.co_names)
 
 
 @functools.cache
@@ -212,7 +246,7 @@ def _same(one: Any, other: Any) -> bool:
     if isinstance(one, _ARRAY) and isinstance(other, _ARRAY):
         # A restored keras.layers.Normalization makes its moments anew.
         return one is other or (one.dtype == other.dtype and np.array_equal(one, other))
-    plain = (bool, int, float, complex, str, bytes)
+    plain = (bool, int, float, complex, str, bytes, Code)
     return one is other or (isinstance(one, plain) and isinstance(other, plain) and one == other)
 
 

@@ -1,6 +1,6 @@
-"""Numbers and texts of a task that the user's code reads while it is traced.
+"""Numbers, texts and methods of a task that the user's code reads while it is traced.
 
-The graph holds their values, so a later change has no effect: see `fixed_settings`.
+The graph holds their values and their code, so a later change has no effect: see `fixed_settings`.
 """
 
 import sys
@@ -10,13 +10,17 @@ from typing import Any
 
 import numpy as np
 
+from ddl.training.checks.task_code import TRACED, methods_among
 from ddl.user_code import is_of_library
 
 _PLAIN = (bool, int, float, complex, str, bytes, np.ndarray, np.generic)
 
 
 class ReadAttributes:
-    """Names of the attributes of an object that the user's code reads, but does not change."""
+    """Names of the attributes of an object that the user's code reads, but does not change.
+
+    The names of its methods that are traced are among them.
+    """
 
     def __init__(self, holder: Any):
         """Keeps the object; notes nothing yet."""
@@ -53,7 +57,7 @@ class ReadAttributes:
                 cls.__getattribute__ = own
         after = plain_attributes(holder)
         same = {name for name in before if name in after and _equal(before[name], after[name])}
-        self.names = frozenset(read & same)
+        self.names = frozenset(read & same) | methods_among(holder, {*read, *TRACED})
 
 
 def plain_attributes(holder: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from ddl.data import ArraySource, BatchPipeline, as_source
-from ddl.data.checks import check_same_features, warn_of_another_kind
+from ddl.data.checks import check_same_classes, check_same_features, warn_of_another_kind
 from ddl.data.source import Source
 from ddl.data.stream import StreamSource
 from ddl.data.varying import BucketedSource
@@ -17,6 +17,7 @@ from ddl.step.compiled.compiler import Compiler
 from ddl.step.objective import Objective
 from ddl.step.state import TrainingState
 from ddl.training.asynchronous.loop import CoordinatedEvaluation
+from ddl.training.checks.task_code import code_of_methods
 from ddl.training.evaluation import Evaluation
 from ddl.training.results.prediction import Prediction
 
@@ -38,6 +39,7 @@ class OtherData:
         objective: Callable[[BatchPipeline], Objective],
         compiler: Callable[[], Compiler],
         trained_on: dict[str, tf.TensorSpec] | None,
+        training: Source | None,
     ):
         """Keeps the arguments; traces nothing.
 
@@ -49,6 +51,7 @@ class OtherData:
           objective: Makes the objective of an evaluation.
           compiler: Makes the compiler of an evaluation.
           trained_on: `element_spec` of the training data; None if they have several sources.
+          training: The training data, likewise.
         """
         self._task = task
         self._strategy = strategy
@@ -56,6 +59,7 @@ class OtherData:
         self._objective = objective
         self._compiler = compiler
         self._trained_on = trained_on
+        self._training = training
         self._evaluations: dict[Any, Evaluation] = {}
         self._predictions: dict[Any, Prediction] = {}
 
@@ -63,12 +67,14 @@ class OtherData:
         """Returns the pipeline of data to evaluate on.
 
         Raises:
-          DataError: If the data do not fit the task, or have other features than the training data.
+          DataError: If the data do not fit the task, or have other features or classes than the
+            training data.
         """
         asynchronous = traits_of(self._strategy).asynchronous
         pipeline = self._pipeline(self._task, as_source(data), asynchronous)
         if self._trained_on is not None:
             check_same_features(self._trained_on, pipeline.element_spec)
+            check_same_classes(self._training, pipeline.source)
         return pipeline
 
     def evaluate(self, pipeline: BatchPipeline, state: TrainingState) -> dict[str, float]:
@@ -81,7 +87,7 @@ class OtherData:
         if traits_of(self._strategy).asynchronous:
             objective = self._objective(pipeline)
             return CoordinatedEvaluation(objective, pipeline, self._strategy).run(state)
-        form = _form(pipeline)
+        form = (_form(pipeline), code_of_methods(self._task))
         if form not in self._evaluations:
             objective = self._objective(pipeline)
             evaluation = Evaluation(objective, None, self._strategy, self._compiler())
@@ -237,7 +243,7 @@ class OtherData:
         weightless: bool = True,
     ) -> Prediction:
         weightless = weightless or "weight" not in pipeline.source.element_spec
-        form = (_form(pipeline), features, function, weightless)
+        form = (_form(pipeline), code_of_methods(self._task), features, function, weightless)
         if form not in self._predictions:
             name = f"{type(self._task).__name__}.predict"
             if function is not None:

@@ -172,6 +172,13 @@ def in_notebook() -> bool:
     return hasattr(running, "kernel")
 
 
+def is_interactive() -> bool:
+    """Returns whether a user types into this process: a notebook, IPython, or Python's prompt."""
+    shell = sys.modules.get("IPython")
+    has_prompt = hasattr(sys, "ps1") or bool(sys.flags.interactive)
+    return has_prompt or (shell is not None and shell.get_ipython() is not None)
+
+
 def _notebook_display() -> Callable[..., Any] | None:
     """Returns IPython's display in a notebook; None elsewhere."""
     if not in_notebook():

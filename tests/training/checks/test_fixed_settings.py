@@ -26,7 +26,13 @@ class Smoothed(ddl.Classification):
     def per_example(self, features, training):
         self.calls += 1
         output = super().per_example(features, training)
-        return output._replace(loss=self.scale * output.loss + self.shift[0])
+        return output._replace(loss=self.shifted(self.scale * output.loss))
+
+    def shifted(self, loss):
+        return loss + self.shift[0]
+
+    def predict(self, features):
+        return tf.ones_like(features["image"])
 
 
 @pytest.fixture
@@ -38,7 +44,8 @@ def trainer():
             ddl.layers.Dropout(0.5, name="dropout"),
             keras.layers.Dense(2, name="logits"),
         ]
-        task = Smoothed(keras.Sequential([keras.Input((3,)), *layers]), 2.0)
+        own = type("Smoothed", (Smoothed,), {})  # for this test, which may change it
+        task = own(keras.Sequential([keras.Input((3,)), *layers]), 2.0)
         return ddl.Trainer(
             task,
             K.SGD(0.1, momentum=0.9),
@@ -111,6 +118,11 @@ def test_layers_that_come_later_are_an_error(trainer):
         trainer.train(1)
 
 
+def replace(trainer, name, function):
+    """Replaces a method in the class of the task, as IPython's %autoreload does."""
+    setattr(type(trainer.task), name, function)
+
+
 CHANGES = {
     "rate of layer 'dropout'": lambda t: setattr(t.model.get_layer("dropout"), "rate", 0.1),
     "activation of layer 'hidden'": lambda t: setattr(
@@ -119,6 +131,9 @@ CHANGES = {
     "scale of the task": lambda t: setattr(t.task, "scale", 3.0),
     "shift of the task": lambda t: setattr(t.task, "shift", np.ones(2)),
     "shift of": lambda t: t.task.shift.__setitem__(0, 1.0),
+    "top_k of the task": lambda t: setattr(t.task, "top_k", 1),
+    "per_example of the task": lambda t: replace(t, "per_example", lambda s, f, training: None),
+    "shifted of the task": lambda t: replace(t, "shifted", lambda s, loss: loss),
     "label_smoothing of the task": lambda t: setattr(t.task, "_label_smoothing", 0.0),
     "augmentations of the task": lambda t: setattr(t.task, "_augmentations", (tf.identity,)),
     "momentum of the optimizer": lambda t: setattr(t.optimizer, "momentum", 0.5),
@@ -181,9 +196,44 @@ def test_an_evaluation_has_read_the_task(trainer):
     assert trainer.evaluate() == before
 
 
-def test_a_clipping_argument_that_is_set_later_is_refused(trainer):
+def test_a_replaced_method_is_taken_by_no_call_or_by_all(trainer):
+    trainer.train(1)
+    before = trainer.evaluate(DATA), trainer.predict(DATA)
+    replace(trainer, "predict", lambda self, features: 2 * tf.ones_like(features["image"]))
+    np.testing.assert_array_equal(trainer.predict(DATA), 2 * before[1])
+    trainer.train(1)
+    replace(trainer, "shifted", lambda self, loss: 1000 * loss)
+    for call in (lambda: trainer.evaluate(DATA), trainer.evaluate, lambda: trainer.train(1)):
+        with pytest.raises(ConfigError, match=r"shifted of the task .* it was the code at"):
+            call()
+    delattr(type(trainer.task), "shifted")
+    assert trainer.evaluate(DATA).keys() == before[0].keys()
+
+
+def test_an_argument_that_is_set_on_a_task_of_ddl_is_refused():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, "softmax")])
+    task = ddl.Supervised(model, "sparse_categorical_crossentropy")
+
+    def made():
+        return ddl.Trainer(task, "sgd", DATA, eval_data=DATA, global_batch_size=4)
+
+    trainer = made()
+    for name in ("class_weight", "metrics", "loss"):
+        setattr(task, name, "mse")
+        for call in (lambda: trainer.train(1), trainer.evaluate, made):
+            with pytest.raises(ConfigError, match=f"Setting {name} of a Supervised has no effect"):
+                call()
+        delattr(task, name)
+    task.note = "of the user's"
+    trainer.evaluate()
+
+
+def test_an_argument_of_the_optimizer_that_is_set_later_is_refused(trainer):
     trainer.optimizer.clipnorm = 1.0
     with pytest.raises(ConfigError, match="clip_norm"):
+        trainer.train(1)
+    trainer.optimizer.clipnorm, trainer.optimizer.lr = None, 0.01
+    with pytest.raises(ConfigError, match="Setting lr .* Assign to its learning_rate"):
         trainer.train(1)
 
 

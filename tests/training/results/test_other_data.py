@@ -331,15 +331,23 @@ def test_a_stream_in_shards_has_no_order(trainer):
         trainer.predict(ddl.data.StreamSource(part, [15, 15]))
 
 
+def named(*classes):
+    source = ddl.data.as_source({"image": IMAGES, "label": LABELS})
+    source.classes = classes
+    return source
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
+        (named("dog", "cat"), "training data are cat, dog, those of the evaluation data dog, cat"),
         ({"image": IMAGES}, "no feature 'label'"),
         ({"image": IMAGES[:, :2], "label": LABELS}, r"has shape \(2,\), but the model"),
         ({"image": IMAGES, "label": LABELS + 1}, "Labels must be from 0 to 1"),
     ],
 )
-def test_given_data_of_another_form_are_refused(trainer, data, message):
+def test_given_data_of_another_form_are_refused(trainer, data, message, monkeypatch):
+    monkeypatch.setattr(trainer.pipelines[""].source, "classes", ("cat", "dog"), raising=False)
     with pytest.raises(DataError, match=message):
         trainer.evaluate(data)
 

@@ -73,6 +73,17 @@ def test_the_users_lines_and_the_message(arguments, error, message):
     assert len(text.splitlines()) <= 15, text
 
 
+@pytest.mark.parametrize(
+    "arguments", [{"loss": "msee"}, {"metrics": ["acuracy"]}, {"metrics": ["MeanIoU"]}]
+)
+def test_a_task_names_its_bad_argument(arguments):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    with pytest.raises(ddl.errors.ConfigError) as raised:
+        ddl.Supervised(model, **{"loss": "mse", **arguments})
+    text = "".join(traceback.format_exception(raised.value))
+    assert len(text.splitlines()) <= 15, text
+
+
 def test_debug_shows_all():
     ddl.debug()
     with pytest.raises(ddl.errors.ConfigError) as raised:
