@@ -67,7 +67,9 @@ def test_a_pattern_that_finds_nothing_is_told():
 
 
 def test_a_text_is_not_read_letter_by_letter():
-    with pytest.raises(ConfigError, match=r"must be a list, got the text 'bias'\. Write \['bias'\]"):
+    with pytest.raises(
+        ConfigError, match=r"must be a list, got the text 'bias'\. Write \['bias'\]"
+    ):
         exclude_from_weight_decay(keras.optimizers.AdamW(), "bias")
 
 
