@@ -23,6 +23,7 @@ try:
 
     from ddl.cli.commands import exiting_on_errors, parse_command_line
     from ddl.cli.flags import OF_CONFIG, share
+    from ddl.output import printable
 except KeyboardInterrupt:  # else Python prints a traceback
     sys.exit(130)
 
@@ -53,7 +54,7 @@ def run(argv: Sequence[str] | None = None) -> None:
             FLAGS.gin_search_path or (),
             FLAGS.gin_allow_unused,
         )
-    print(report)
+    print(printable(str(report)))
     sys.exit(0 if report.same else 1)
 
 

@@ -15,8 +15,9 @@ The exit status is the worst one of the processes, without those that the launch
 the worst to the best:
   128 + N  A process was killed by signal N.
   76       Training diverged.
-  1, 70    1: the flags, the config, the data or your own code have an error. 70, or any other
-           status: a bug, a failure of the system, or another run trains in the model directory.
+  1        The flags, the config, the data or your own code have an error.
+  70       Or any other status: a bug, a failure of the system, or another run trains in the
+           model directory.
   77       A process lost another one.
   75       Training stopped on a signal and can be resumed.
   0        Done.
@@ -31,9 +32,10 @@ try:
 
     from ddl.choices import PINS
     from ddl.cli.arguments import asks_for_help, parse, with_aliases
+    from ddl.cli.commands import exiting_on_errors
     from ddl.cli.flags import FLAGS as MAIN_FLAGS
     from ddl.distribution.traits import strategy_of_cluster
-    from ddl.errors import ConfigError, DdlError
+    from ddl.errors import ConfigError
     from ddl.launcher.cluster import Cluster
     from ddl.output import protect_standard_streams, say
 except KeyboardInterrupt:  # else Python prints a traceback
@@ -100,20 +102,17 @@ def run(argv: Sequence[str] | None = None) -> None:
     if asks_for_help(arguments):
         print(f"{__doc__}\nFlags:\n{FLAGS.get_help()}")
         sys.exit(0)
-    try:
-        cluster = build_cluster(arguments)
-    except (flags.Error, ConfigError) as error:
-        say(
-            f"{error}\n"
-            "Run ddl-launch --help for the flags before --, and ddl train --help for those after "
-            "it."
-        )
-        sys.exit(1)
-    try:
+    with exiting_on_errors():
+        try:
+            cluster = build_cluster(arguments)
+        except (flags.Error, ConfigError) as error:
+            say(
+                f"{error}\n"
+                "Run ddl-launch --help for the flags before --, and ddl train --help for those "
+                "after it."
+            )
+            sys.exit(1)
         sys.exit(cluster.run())
-    except DdlError as error:
-        say(str(error))
-        sys.exit(error.exit_status)
 
 
 def build_cluster(arguments: Sequence[str]) -> Cluster:

@@ -22,8 +22,14 @@ from ddl.errors import ConfigError, DdlError
 
 _Callable = TypeVar("_Callable", bound=Callable[..., Any])
 
-# Errors of the system that repeat: the user's code names a file that is not there.
-_LASTING = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)
+# Errors of the system that repeat: the user's code names a file that it cannot open.
+_LASTING = (
+    FileNotFoundError,
+    FileExistsError,
+    IsADirectoryError,
+    NotADirectoryError,
+    PermissionError,
+)
 _PASSING = (OSError, MemoryError, BufferError)
 # TensorFlow's errors that say that an operation got wrong values. All others may pass.
 _WRONG_VALUES = ("InvalidArgumentError", "UnimplementedError", "OutOfRangeError", "NotFoundError")

@@ -78,6 +78,16 @@ def test_evaluation_data_and_text(run):
     assert "text: '# ddl'" in shown
 
 
+def test_names_are_no_control_sequences(run, tmp_path):
+    more = ("Trainer.eval_data = @text_lines()", "text_lines.files = 'README.md'")
+    hostile = (*more, "text_lines.name = 'a\\x1b[2J'")
+    status, shown = run(inspect, "--data=eval", "--timed_batches=0", more=hostile)
+    assert (status, r"a\x1b[2J" in shown, "\x1b" in shown) == (0, True, False)
+    output = f"--output={tmp_path}/a\x1b[2J"
+    status, shown = run(convert, "--data=eval", output, "--format=tfrecord", more=more)
+    assert (status, r"a\x1b[2J" in shown, "\x1b" in shown) == (0, True, False)
+
+
 @pytest.mark.parametrize("shards", [1, 2])
 def test_a_source_is_converted_and_trains_the_same(run, tmp_path, shards):
     status, shown = run(

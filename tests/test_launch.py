@@ -132,6 +132,25 @@ def test_logs_lie_in_the_model_dir(given, log_dir):
     assert f"'log_dir': {log_dir}" in shown("--num_workers=2", "--", GIN, *given)
 
 
+def test_too_few_files_for_the_ports():
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))\n"
+    command = [sys.executable, "-c", limit + COMMAND, "--num_workers=100", "--", GIN]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert result.returncode == 1
+    assert "find 100 free ports: Too many open files. Start fewer" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_an_unexpected_error_is_not_one_to_correct():
+    program = COMMAND.replace("return 77", "raise KeyError('a')")
+    command = [sys.executable, "-c", program, "show", "--num_workers=2", "--", GIN]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert result.returncode == 70
+    assert "KeyError: 'a'" in result.stderr
+
+
 def test_it_starts_ddl_main(tmp_path):
     """ddl.main reports a missing config before it imports TensorFlow."""
     command = [sys.executable, "-m", "ddl.launch", "--num_workers=2", "--max_restarts=2", "--"]

@@ -122,6 +122,7 @@ def test_errors_of_ddl_pass_as_they_are():
         (KeyError("a"), True),
         (OverflowError("a"), True),
         (FileNotFoundError("a"), True),
+        (PermissionError(13, "Permission denied"), True),
         (tf.errors.InvalidArgumentError(None, None, "a"), True),
         (ConnectionResetError("a"), False),
         (TimeoutError("a"), False),

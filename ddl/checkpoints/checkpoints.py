@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import tensorflow as tf
@@ -110,7 +110,9 @@ class Checkpoints:
         if not self.keeps_best:
             return False
         # Only the chief can wait for its write; another worker might list the folder too early.
-        improves = self._workers.is_chief and self._retention.improves(metrics, self.saved())
+        improves = self._workers.is_chief
+        with suppress(ModelDirectoryError):  # the save reports it
+            improves = improves and self._retention.improves(metrics, self.saved())
         return bool(self._workers.broadcast(improves))
 
     def has_any(self) -> bool:
@@ -228,7 +230,7 @@ class Checkpoints:
         """Removes the checkpoints that need not be kept; reports a failure."""
         try:
             self._directory.remove(self._retention.removable(self._directory.saved()))
-        except OSError as error:
+        except (OSError, ModelDirectoryError) as error:
             self._report(f"An old checkpoint could not be removed: {error}. Remove it by hand.")
 
     # ------------------------------------------------------------ restoring

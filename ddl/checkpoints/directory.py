@@ -111,7 +111,11 @@ class CheckpointDirectory:
         self.damaged = self.path / "damaged"
 
     def saved(self) -> list[SavedCheckpoint]:
-        """Returns the checkpoints in the folder, sorted by step; ignores the file `checkpoint`."""
+        """Returns the checkpoints in the folder, sorted by step; ignores the file `checkpoint`.
+
+        Raises:
+          ModelDirectoryError: If the folder may not be read.
+        """
         steps = [step for step, files in self._files().items() if "index" in files]
         return [self.at(step) for step in sorted(steps)]
 
@@ -255,10 +259,19 @@ class CheckpointDirectory:
 
     def _files(self) -> dict[int, dict[str, Path]]:
         """Returns the files by step and ending, each step's index first."""
+        try:
+            names = os.listdir(self.path)  # `Path.glob` would hide that the folder is not readable
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+        except PermissionError as error:
+            raise ModelDirectoryError(
+                f"The checkpoints in {self.path} cannot be read: {error.strerror}. Change the "
+                "permissions of the folder, or pass another --model_dir."
+            ) from error
         found: dict[int, dict[str, Path]] = {}
-        for path in sorted(self.path.glob("step-*"), key=lambda path: path.suffix != ".index"):
-            if name := _FILE.fullmatch(path.name):
-                found.setdefault(int(name["step"]), {})[name["ending"]] = path
+        for file in sorted(names, key=lambda file: not file.endswith(".index")):
+            if name := _FILE.fullmatch(file):
+                found.setdefault(int(name["step"]), {})[name["ending"]] = self.path / file
         return found
 
     def _remove_files(self, step: int) -> None:

@@ -13,7 +13,7 @@ from ddl.cli.arguments import asks_for_help, parse, with_aliases
 from ddl.cli.flags import list_of_flags
 from ddl.diagnosis import stacks
 from ddl.errors import UNEXPECTED_STATUS, ConfigError, DataError, DdlError, WorkerLost
-from ddl.output import protect_standard_streams, say
+from ddl.output import printable, protect_standard_streams, say
 from ddl.user_code import debug
 
 _Parsed = TypeVar("_Parsed")
@@ -116,7 +116,7 @@ def exiting_on_errors() -> Iterator[None]:
         say("Interrupted.")
         sys.exit(130)
     except Exception:  # TensorFlow's own exit may wait for other workers
-        traceback.print_exc()
+        sys.stderr.write(printable(traceback.format_exc()))
         _leave(UNEXPECTED_STATUS)
 
 

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 from ddl import user_code
 from ddl.config.values import Import
@@ -29,16 +29,19 @@ def check_exists(statement: Import) -> None:
 @contextmanager
 def _finding_neighbours(file: str | None) -> Iterator[None]:
     """Lets Python find modules in a config's folder, as the last place, in the `with` block."""
-    folder = os.path.dirname(os.path.abspath(file)) if file else None
-    if folder is None or folder in sys.path:
-        yield
-        return
-    sys.path.append(folder)
+    before = list(sys.path)
+    _find_neighbours(file)
     try:
         yield
     finally:
-        with suppress(ValueError):  # the module may have removed it
-            sys.path.remove(folder)
+        sys.path[:] = before
+
+
+def _find_neighbours(file: str | None) -> None:
+    """Lets Python find modules in a config's folder from now on, as the last place."""
+    folder = os.path.dirname(os.path.abspath(file)) if file else None
+    if folder is not None and folder not in sys.path:
+        sys.path.append(folder)
 
 
 def import_module(statement: Import) -> None:
@@ -48,8 +51,8 @@ def import_module(statement: Import) -> None:
       ConfigError: If it cannot be imported, with the line and the place in the user's code.
     """
     try:
-        with _finding_neighbours(statement.location.file):
-            importlib.import_module(statement.module)
+        _find_neighbours(statement.location.file)  # its functions may import others later
+        importlib.import_module(statement.module)
     except SystemExit as error:  # else the command would end with its status, such as 0
         place = user_code.place_of(error)
         if place is None:

@@ -23,6 +23,7 @@ try:
     from ddl.cli.commands import exiting_on_errors, parse_command_line
     from ddl.cli.flags import define_data_flags
     from ddl.cli.loading import load_config
+    from ddl.output import printable
 except KeyboardInterrupt:  # else Python prints a traceback
     sys.exit(130)
 
@@ -70,7 +71,7 @@ def convert() -> None:
 
     with attributing_errors(user_packages()):
         for line in convert_data(FLAGS.data, FLAGS.output, FLAGS.format, FLAGS.shards):
-            print(line)
+            print(printable(line))
 
 
 define_flags()

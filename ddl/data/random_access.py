@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from ddl.data.source import IndexedSource, checked_element_spec, tensorflow_dtype
 from ddl.errors import DataError, check_takes, definition_of
-from ddl.user_code import place_of
+from ddl.user_code import place_of, repeats
 
 
 class RandomAccessSource(IndexedSource):
@@ -74,6 +74,8 @@ class RandomAccessSource(IndexedSource):
         except DataError:
             raise
         except Exception as error:
+            if not repeats(error):  # such as a lost connection: a restart may succeed
+                raise
             place = place_of(error)
             # In one line, since `data_errors` takes the message from TensorFlow's by lines.
             where = f", raised in {place}" if place else ""

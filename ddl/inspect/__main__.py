@@ -24,6 +24,7 @@ try:
     from ddl.cli.commands import exiting_on_errors, parse_command_line
     from ddl.cli.flags import define_data_flags
     from ddl.cli.loading import load_config
+    from ddl.output import printable
 except KeyboardInterrupt:  # else Python prints a traceback
     sys.exit(130)
 
@@ -78,7 +79,7 @@ def show() -> None:
             folder=Path(FLAGS.output) if FLAGS.output else None,
             timed_batches=FLAGS.timed_batches,
         ):
-            print(line)
+            print(printable(line))
 
 
 define_flags()

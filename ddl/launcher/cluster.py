@@ -77,7 +77,7 @@ class Cluster:
           The worst exit status; 128 plus the signal's number if a signal killed that process.
 
         Raises:
-          ConfigError: If a log cannot be written.
+          ConfigError: If a log cannot be written, or there are not enough free ports.
         """
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if ignored, exit statuses are lost
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)
@@ -98,7 +98,13 @@ class Cluster:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
     def _run_once(self) -> tuple[list[int], bool]:
-        ports = free_ports(len(self._tasks))
+        try:
+            ports = free_ports(len(self._tasks))
+        except OSError as error:
+            raise ConfigError(
+                f"The launcher could not find {len(self._tasks)} free ports: {error.strerror}. "
+                "Start fewer processes, or raise the limit of open files (ulimit -n)."
+            ) from error
         configs = dict(zip(self._tasks, tf_configs(self._tasks, ports), strict=True))
         places = dict(zip(self._tasks, self._places, strict=True))
 
@@ -131,10 +137,10 @@ class Cluster:
             return False
         if TrainingDiverged.exit_status in statuses:
             say("No restart: training diverged and would diverge again.")
-        elif worst == DdlError.exit_status:
+        elif DdlError.exit_status in statuses:
             say(
-                f"No restart: status {worst} means an error in flags, config, data or your own "
-                "code."
+                f"No restart: status {DdlError.exit_status} means an error in flags, config, data "
+                "or your own code."
             )
         elif self._restarts == self._max_restarts:
             say(f"No restart: --max_restarts={self._max_restarts} is reached.")
@@ -173,11 +179,12 @@ class Cluster:
 def _badness(status: int) -> int:
     """Ranks exit statuses: the launcher exits with the one that ranks highest."""
     if status < 0:
-        return 5
+        return 6
     order = {
         0: 0,
         TrainingInterrupted.exit_status: 1,
         WorkerLost.exit_status: 2,
-        TrainingDiverged.exit_status: 4,
+        DdlError.exit_status: 4,  # a restart would end with it again
+        TrainingDiverged.exit_status: 5,
     }
     return order.get(status, 3)

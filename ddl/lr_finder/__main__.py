@@ -27,6 +27,7 @@ try:
     from ddl.cli.flags import OF_CONFIG, parse_gpus, share
     from ddl.cli.placing import build_placement
     from ddl.lr_finder.results import suggestion, text_plot, write
+    from ddl.output import printable
 except KeyboardInterrupt:  # else Python prints a traceback
     sys.exit(130)
 
@@ -86,7 +87,7 @@ def find(gpus: Sequence[int] | None) -> None:
     with attributing_errors(user_packages()), device_errors():
         _, trainer = train.build(placement, Workers(placement.strategy))
         for line in config.check_all_used(FLAGS.gin_allow_unused):
-            print(line)
+            print(printable(line))
         learning_rate = rate_without_plateau(only_optimizer(trainer))
         factor = learning_rate.factor if isinstance(learning_rate, LearningRate) else 1.0
         batch = next(iter(trainer.pipelines.values())).global_batch_size

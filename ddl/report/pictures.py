@@ -1,5 +1,6 @@
 """The charts of a report as PNG files, with matplotlib."""
 
+import io
 import re
 import warnings
 from collections.abc import Sequence
@@ -8,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ddl.checkpoints.durable_files import write_atomically
 from ddl.errors import ConfigError, installing
 from ddl.report.charts import RANGES, Chart, one_line
 
@@ -66,7 +68,9 @@ def write_pictures(
                 path = folder / f"{name}-{number}.png"
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "Glyph .* missing")  # such as Japanese letters
-                figure.savefig(path, dpi=150)
+                picture = io.BytesIO()
+                figure.savefig(picture, dpi=150, format="png")
+            write_atomically(path, picture.getvalue())  # follows no link
             written.append(path)
     except OSError as error:
         raise ConfigError(

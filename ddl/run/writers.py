@@ -287,26 +287,20 @@ class TensorBoardWriter:
 
 def _drop_events_after(path: Path, last_step: int) -> Path | None:
     """Rewrites an event file; if it is damaged, returns the path where the original is kept."""
-    kept, whole, damaged = [], True, False
-    try:
-        for record in tf.data.TFRecordDataset(str(path)).as_numpy_iterator():
-            if tf.compat.v1.Event.FromString(record).step <= last_step:
-                kept.append(record)
-            else:
-                whole = False
-    except tf.errors.DataLossError as error:
-        whole, damaged = False, "truncated record" not in error.message
-    except DecodeError:
-        whole, damaged = False, True
-    if whole:
+    # Two passes, since the memory may not hold all events, and most files need no second one.
+    faults: set[str] = set()
+    for _ in _events_until(path, last_step, faults):
+        pass
+    if not faults:
         return None
+    damaged = "damaged" in faults
     aside = path.with_name(path.name.replace("tfevents", "damaged")) if damaged else None
     rewritten = path.with_name("partial")  # TensorBoard reads files with `tfevents` in their names
     try:
         rewritten.unlink(missing_ok=True)  # left by a crash, or a link that somebody planted
         rewritten.touch(exist_ok=False)
         with tf.io.TFRecordWriter(str(rewritten)) as writer:
-            for record in kept:
+            for record in _events_until(path, last_step, faults):
                 writer.write(record)
         sync(rewritten)
         if aside is not None:
@@ -315,6 +309,20 @@ def _drop_events_after(path: Path, last_step: int) -> Path | None:
     finally:
         rewritten.unlink(missing_ok=True)
     return aside
+
+
+def _events_until(path: Path, last_step: int, faults: set[str]) -> Iterator[bytes]:
+    """Yields events up to a step, until damage; adds `later`, `cut off`, `damaged` to faults."""
+    try:
+        for record in tf.data.TFRecordDataset(str(path)).as_numpy_iterator():
+            if tf.compat.v1.Event.FromString(record).step <= last_step:
+                yield record
+            else:
+                faults.add("later")
+    except tf.errors.DataLossError as error:
+        faults.add("cut off" if "truncated record" in error.message else "damaged")
+    except DecodeError:
+        faults.add("damaged")
 
 
 class Writers:

@@ -189,6 +189,21 @@ def test_one_that_cannot_be_set_aside_is_an_error(tmp_path):
         directory.set_aside(directory.saved()[0])
 
 
+def test_a_folder_that_may_not_be_read_is_not_empty(tmp_path, monkeypatch):
+    directory = write(tmp_path, 1)
+
+    def denied(*_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "listdir", denied)
+    monkeypatch.setattr(os, "scandir", denied)
+    with pytest.raises(ModelDirectoryError, match="cannot be read: Permission denied. Change"):
+        directory.saved()
+    monkeypatch.undo()
+    assert CheckpointDirectory(tmp_path / "absent").saved() == []
+    assert CheckpointDirectory(tmp_path / "checkpoint").saved() == []  # a file
+
+
 def test_removal(tmp_path):
     directory = write(tmp_path, 1, 2, 12)
     directory.remove([each for each in directory.saved() if each.step != 12])

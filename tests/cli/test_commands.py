@@ -33,6 +33,7 @@ def without_end_of_the_process(monkeypatch):
         (WorkerLost("Lost."), Left, 77, "Lost."),
         (KeyboardInterrupt(), SystemExit, 130, "Interrupted."),
         (KeyError("a"), Left, 70, "KeyError: 'a'"),
+        (RuntimeError("a\x1b[2J"), Left, 70, r"RuntimeError: a\x1b[2J"),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -42,7 +43,25 @@ def test_each_error_has_its_status(error, exit_, status, message, capsys):
     assert raised.value.args == (status,)
     shown = capsys.readouterr().err
     assert message in shown
+    assert "\x1b" not in shown
     assert ("Traceback" in shown) == (status == 70)
+
+
+def test_a_report_of_a_check_has_no_control_sequences(monkeypatch, capsys):
+    class Report:
+        same = True
+
+        def __str__(self):
+            return "Task\x1b[2J computes the same everywhere."
+
+    monkeypatch.setattr("ddl.checking.check_config", lambda *_: Report())
+    try:
+        with pytest.raises(SystemExit) as raised:
+            check.run(["check", "--gin_file=x.gin"])
+    finally:
+        check.FLAGS["gin_file"].unparse()
+    assert raised.value.code == 0
+    assert capsys.readouterr().out == "Task\\x1b[2J computes the same everywhere.\n"
 
 
 @pytest.mark.parametrize(

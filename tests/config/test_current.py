@@ -124,15 +124,19 @@ def elsewhere(tmp_path, monkeypatch):
 
 
 def test_a_module_beside_its_config_is_found_from_any_folder(elsewhere):
-    module = "import gin, helper_of_it\n@gin.register\ndef from_beside(x): return x"
+    module = (
+        "import gin, helper_of_it\n@gin.register\ndef from_beside(x):\n"
+        "    import later_helper\n    return x"
+    )
     (elsewhere / "beside_it.py").write_text(module)
     (elsewhere / "helper_of_it.py").write_text("")
+    (elsewhere / "later_helper.py").write_text("")
     (elsewhere / "run.gin").write_text("import beside_it\nfrom_beside.x = 3")
     (elsewhere.parent / "here" / "outer.gin").write_text("include '../configs/run.gin'")
     before = list(sys.path)
     config.load(["outer.gin"])
     assert config.build("from_beside") == 3
-    assert sys.path == before
+    assert sys.path == [*before, str(elsewhere)]
 
 
 def test_it_is_found_last(elsewhere):

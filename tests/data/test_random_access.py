@@ -44,6 +44,18 @@ def test_a_failing_lookup_tells_why(lookup, message):
         tf.function(source.gather)(tf.constant([7, 8], tf.int64))
 
 
+def test_an_error_of_the_system_may_pass():
+    def lookup(indices):
+        raise ConnectionResetError("Connection reset by peer")
+
+    with pytest.raises(ConnectionResetError):  # not a DataError, which is never restarted
+        RandomAccessSource(lookup, 10)
+    source = RandomAccessSource(lookup, 10, {"x": tf.TensorSpec([3], tf.float32)})
+    with pytest.raises(tf.errors.UnknownError, match="ConnectionResetError") as raised:
+        tf.function(source.gather)(tf.constant([7, 8], tf.int64))
+    assert "Looking up examples" not in str(raised.value)
+
+
 def test_refuses_a_lookup_of_other_arguments():
     with pytest.raises(ConfigError, match=r"lookup must be a function of \(indices\), got .*\(\)"):
         RandomAccessSource(lambda: {}, 10)

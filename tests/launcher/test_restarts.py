@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+from ddl.launcher.cluster import Cluster
 from tests.launcher.programs import finish, in_turn, is_running, turns, wait_for
 
 
@@ -52,6 +53,12 @@ def test_no_restart_where_it_makes_no_sense(launch, tmp_path, status, why):
     assert why in errors
 
 
+@pytest.mark.parametrize("statuses", [[70, 1], [1, 70], [-9, 1]], ids=str)
+def test_no_restart_where_one_of_them_has_an_error_to_correct(statuses, capsys):
+    assert not Cluster(["command"], 2, max_restarts=1)._may_restart(statuses)
+    assert "No restart: status 1 means an error" in capsys.readouterr().err
+
+
 def test_last_lines_are_those_of_the_last_start(launch):
     program = """
 if index == 1:
@@ -87,6 +94,7 @@ sys.exit(statuses[index])
         ([0, 75], 75),
         ([77, 75], 77),
         ([77, 1, 75], 1),
+        ([70, 1], 1),
         ([77, 3, 0], 3),
         ([1, 76, 77], 76),
         ([76, -signal.SIGSEGV, 1], 128 + signal.SIGSEGV),

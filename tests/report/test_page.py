@@ -12,7 +12,9 @@ from ddl.errors import ConfigError, installing
 from ddl.report import __main__ as command
 from ddl.report import charts
 from ddl.report.bindings import bindings, differences
+from ddl.report.charts import Chart
 from ddl.report.finals import direction_in, rows
+from ddl.report.pictures import write_pictures
 from ddl.report.record import Record, read
 from ddl.report.writing import write_report
 from tests.report import browser
@@ -142,6 +144,16 @@ def test_pictures(report):
     assert {"loss.png", "accuracy.png", "f1_2.png", "figure.png"} <= set(files)
     assert len(files) == len(re.findall(r'class="chart"', report[0].read_text()))
     assert all(path.read_bytes()[:4] == b"\x89PNG" for path in report[1].iterdir())
+
+
+@pytest.mark.filterwarnings("ignore:No artists")
+def test_a_planted_link_is_not_followed(tmp_path):
+    pytest.importorskip("matplotlib")
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "loss.png").symlink_to(tmp_path / "mine")
+    (picture,) = write_pictures([Chart("loss", [], "")], [], [], tmp_path)
+    assert (tmp_path / "mine").read_text() == "mine"
+    assert not picture.is_symlink()
 
 
 @pytest.mark.skipif(browser.COMMAND is None, reason="needs Chromium")

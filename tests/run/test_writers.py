@@ -264,6 +264,23 @@ def test_tensorboard_events_after_the_restored_step_are_dropped(tmp_path):
     assert file.read_bytes() == before
 
 
+def test_the_memory_does_not_hold_all_events(tmp_path):
+    (tmp_path / "train").mkdir()
+    file = tmp_path / "train" / "events.out.tfevents.1.x"
+    with tf.io.TFRecordWriter(str(file)) as written:
+        for step in range(100):
+            event = tf.compat.v1.Event(step=step, file_version="x" * 200_000)
+            written.write(event.SerializeToString())
+    tracemalloc.start()
+    try:
+        TensorBoardWriter(tmp_path).drop_after(90)
+        assert tracemalloc.get_traced_memory()[1] < 5e6
+    finally:
+        tracemalloc.stop()
+    steps = [event.step for event in tf.compat.v1.train.summary_iterator(str(file))]
+    assert steps == list(range(91))
+
+
 @pytest.mark.parametrize("damage", ["record", "no event", "no events at all"])
 def test_damaged_tensorboard_events_are_set_aside(tmp_path, damage):
     reported = []

@@ -72,7 +72,8 @@ def write_rows(path: Path, name: str, columns: Sequence[Column], rows: int, part
     Raises:
       OSError: If the file cannot be written.
     """
-    with open(path, "wb") as file:
+    path.unlink(missing_ok=True)  # left by a crash, or a link that somebody planted
+    with open(path, "xb") as file:
         FORMATS[os.path.splitext(name)[1]](file, columns, rows, parts)
         file.flush()
         os.fsync(file.fileno())

@@ -271,6 +271,20 @@ def test_rows_after_a_gap_are_computed_anew(tmp_path):
     file.close()
 
 
+def test_a_planted_link_is_not_followed(tmp_path):
+    columns = columns_of(np.zeros([4, 2], "f4"), {}, 0)
+    file = PartialFile(tmp_path / "x.npz")
+    file.open({})
+    file.write_columns(forms_of(columns))
+    file.add(0, columns)
+    (tmp_path / "mine").write_text("mine")
+    (file.folder / "whole").symlink_to(tmp_path / "mine")
+    file.complete(file.columns(), 4)
+    file.close()
+    assert (tmp_path / "mine").read_text() == "mine"
+    assert not file.path.is_symlink()
+
+
 def test_what_is_refused(tmp_path, monkeypatch):
     path = tmp_path / "x.jsonl"
     file = PartialFile(path)
