@@ -371,6 +371,23 @@ def test_three_repeats():
     refused("can be nested in one other update.repeat, not in two", step)
 
 
+@pytest.mark.parametrize(
+    ("outer", "inner", "match"),
+    [
+        (2, 4097, "within another one can have at most 4,096 turns.*got 4,097"),
+        (4096, 2, "around another one can have at most 4,095 turns.*got 4,096"),
+    ],
+)
+def test_nested_repeats_of_too_many_turns(outer, inner, match):
+    def step(task, update, batch):
+        def turn(i):
+            update.repeat(inner, lambda j: minimize(task, update, batch))
+
+        update.repeat(outer, lambda i: update.when(update.step >= 0, lambda: turn(i)))
+
+    refused(match, step)
+
+
 def test_exported_models_must_be_models():
     refused(
         "exported_models must be a dict from name to Keras model",
