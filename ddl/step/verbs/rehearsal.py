@@ -24,6 +24,7 @@ from ddl.step.reduced import Reduced
 from ddl.step.state import TrainingState
 from ddl.step.verbs import plan as plans
 from ddl.step.verbs.batches import StepBatch
+from ddl.step.verbs.draws import check_draws
 from ddl.step.verbs.each_example import OfExample
 from ddl.step.verbs.gradients import Gradients
 from ddl.step.verbs.plan import StepPlan
@@ -67,7 +68,9 @@ def rehearse(
     while True:
         try:
             with strategy.scope(), microbatch.without_traces_of_the_user():
-                tf.function(trace, autograph=False).get_concrete_function()
+                traced = tf.function(trace, autograph=False).get_concrete_function()
+            rehearsal.graph = traced.graph
+            check_draws(task, rehearsal.graph)
             return _plan(task, rehearsal, groups, strategy)
         except _NewLossError as new:
             # Built here, since models cannot be built within a trace on several replicas.
@@ -100,6 +103,7 @@ class _Rehearsal:
         self.seed: int | None = None
         self.losses: dict[str, Objective] = {}
         self.calls: list[Call] = []
+        self.graph = tf.Graph()
         self.functions: dict[str, LossFunction] = {}
         self._task = task
         self._optimizers = optimizers

@@ -89,6 +89,28 @@ def test_a_map_draws_the_same_on_all_replicas_and_later_draws_differ():
     assert each_differs(values[:2])
 
 
+@pytest.mark.parametrize("where", ["map", "step", "turn"])
+def test_a_draw_of_tensorflow_is_refused(where):
+    """On each replica it gives other numbers."""
+
+    def step(task, update, batch):
+        def noisy(gradient, variable=None):
+            return gradient + tf.random.normal(gradient.shape, dtype=gradient.dtype)
+
+        def turn(number):
+            task.keep(number, noisy(tf.zeros([2])))
+
+        gradients = update.gradients(task.per_example, batch)
+        update.apply(gradients.map(noisy) if where == "map" else gradients)
+        if where == "step":
+            turn(0)
+        elif where == "turn":
+            update.repeat(2, lambda number: update.when(update.step > 0, lambda: turn(number)))
+
+    with pytest.raises(ConfigError, match=r"draws random numbers with tf.random \(.*shared=True"):
+        kept(step)
+
+
 def test_a_draw_for_each_row_is_refused():
     def step(task, update, batch):
         update.minimize(task.per_example, batch)
