@@ -189,6 +189,7 @@ def _plan(
     means = {call.name for call in calls if call.verb == "sum"}
     applies = [call for call in calls if call.verb == "apply"]
     name = type(task).__name__
+    gradients = [call for call in calls if call.verb == "gradients"]
     if not applies:
         raise ConfigError(
             f"{name}.step applies no gradients, so it trains nothing. Call update.apply or "
@@ -247,6 +248,7 @@ def _plan(
             if id(v) not in changed and strategy.extended.variable_created_in_scope(v)
         ],
     )
+        only_moved={c.name for c in gradients} - {c.name for c in gradients if not c.moved},
 
 
 def _variables_of(applies: Sequence[Call], optimizer: str) -> list[keras.Variable]:

@@ -236,6 +236,25 @@ def test_figures_of_several_losses_and_optimizers():
     )
 
 
+def test_a_loss_within_moved_alone_has_a_figure():
+    """Or nothing would end a run in which it is not finite."""
+
+    def change(task):
+        def step(update, batch):
+            gradients = update.gradients(task.real_or_fake, batch, task.discriminator)
+            with update.moved(task.discriminator, gradients):
+                fools = update.gradients(task.fools, batch, task.generator)
+                update.gradients(task.real_or_fake, batch, task.discriminator)
+            update.apply(gradients, "discriminator")
+            update.when(update.step >= 0, lambda: update.apply(fools, "generator"))
+
+        task.step = step
+
+    trainer = build("Gan", make_strategy("one_device", 1), change=change)
+    assert set(trainer.train(1)) == {"loss/real_or_fake", "found", "loss/fools"}
+    assert trainer._parts.update.plan.only_moved == {"fools"}
+
+
 def test_each_optimizer_has_a_limit_of_its_own():
     limits = {"generator": 1e-3, "discriminator": None}
     clipped = build("Gan", make_strategy("one_device", 1), clip_norm=limits)
