@@ -39,7 +39,7 @@ class StepPlan:
       batches: Number of batches that an update reads of each source, by its name.
       changes: Number of the step's calls that change variables: `apply` and `average`.
       keeps_values: Whether the values before the update must be kept under loss scaling, because a
-        variable changes before the last gradient is known.
+        variable changes before the last gradient is known, or the step itself assigns to it.
       averaged: Variables that `average` changes.
       own: Variables that the task keeps outside of its layers.
       frozen: Weights of layers that no verb changes; the step may assign to them.

@@ -287,9 +287,10 @@ class Update(ControlFlow):
         self._place.check("moved")
         variables = [variable.value for variable in by.variables]
         self._place.check_not_moved("moved", variables)
-        kept = KeptValues(variables, self._work.strategy)
+        kept = KeptValues(variables if self._writes else [], self._work.strategy)
         for variable, value in zip(variables, by.values, strict=True):
-            self._work.strategy.extended.update(variable, add, args=(value,))
+            if self._writes:
+                self._work.strategy.extended.update(variable, add, args=(value,))
         with self._place.moving(variables):
             yield
         self._place.check("moved")
