@@ -327,7 +327,7 @@ class Microbatch:
             raise ConfigError(
                 "keras.random functions without a seed must not run inside a loop (tf.while_loop, "
                 "tf.map_fn, a recurrent layer): every iteration would draw the same numbers. Pass "
-                "seed=keras.random.SeedGenerator(…), kept in an attribute of a layer."
+                "seed=keras.random.SeedGenerator(…), kept in an attribute of the task or a layer."
             )
         _, call = self.call_number(_KERAS)
         key = tf.constant([self.stream(self.seed, self.training, call)], tf.int64)

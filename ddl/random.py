@@ -221,7 +221,9 @@ def _counter(current: microbatch.Microbatch, place: tf.Tensor | int) -> tf.Tenso
     return counter_at(current.counter, place)
 
 
-def seed_by_replica(layers: Iterable[keras.layers.Layer]) -> list[tf.Variable]:
+def seed_by_replica(
+    layers: Iterable[keras.layers.Layer], others: Iterable[keras.random.SeedGenerator] = ()
+) -> list[tf.Variable]:
     """Makes the seed generators of Keras's layers return seeds by replica and microbatch.
 
     Keras advances a generator's state at each draw, in lockstep on all replicas, so all replicas
@@ -231,12 +233,15 @@ def seed_by_replica(layers: Iterable[keras.layers.Layer]) -> list[tf.Variable]:
 
     Args:
       layers: The layers; their generators are patched in place.
+      others: Generators that a task keeps outside of its layers, patched too. Their states are
+        variables of the task.
 
     Returns:
-      The states, int64 [2] each. A checkpoint must hold them, and Keras leaves them out.
+      The states of the layers' generators, int64 [2] each. A checkpoint must hold them, and Keras
+      leaves them out.
     """
     generators = [generator for layer in layers for generator in layer._seed_generators]
-    for generator in generators:
+    for generator in [*generators, *others]:
         generator.next = functools.partial(_next_seed, generator)
     return [generator.state.value for generator in generators]
 

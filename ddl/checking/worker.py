@@ -16,6 +16,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from ddl.checking.recorder import Recorder
 from ddl.checking.recording import Failure, Recording
 from ddl.checking.small_data import small_data
 from ddl.checkpoints.checkpoints import Checkpoints
+from ddl.checkpoints.same_on_replicas import ReplicasDifferError
 from ddl.config.registry import user_packages
 from ddl.distribution.communication import Communication
 from ddl.distribution.devices import configure_devices
@@ -149,8 +151,9 @@ def _train(
     for update in range(trainer.step, UPDATES):
         if configuration == WRITER and update == UPDATES - 1:
             checkpoints.check()
-            checkpoints.save()
-            checkpoints.finish()
+            with suppress(ReplicasDifferError):  # the report names the variable
+                checkpoints.save()
+                checkpoints.finish()
         recorder.update = update
         trainer.train(1)
         recorder.variables(trainer)

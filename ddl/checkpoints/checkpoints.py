@@ -19,6 +19,7 @@ from ddl.checkpoints.parts import TRAINING_ALONE, parts_for_evaluation, parts_fo
 from ddl.checkpoints.replica_statistics import ReplicaStatistics
 from ddl.checkpoints.restoring import assign, check_fits, metadata_of, take_over
 from ddl.checkpoints.retention import Retention
+from ddl.checkpoints.same_on_replicas import check_same_on_replicas
 from ddl.checkpoints.snapshot import Snapshots
 from ddl.distribution.workers import Workers
 from ddl.errors import ModelDirectoryError
@@ -156,7 +157,7 @@ class Checkpoints:
 
         Raises:
           ConfigError: Within the trainer's `evaluation_weights`; if model, optimizer and state are
-            not at the same step; or as `check` does.
+            at different steps, or replicas differ in a variable of the task; or as `check` does.
         """
         trainer = self._trainer
         trainer.check_consistent()
@@ -164,6 +165,7 @@ class Checkpoints:
         failed = self._writing is not None and self._writing.result() is not None
         if self._held_step == trainer.step and not self._workers.any(failed):
             return False
+        check_same_on_replicas(trainer.task, trainer.strategy, self._workers)
         metadata = metadata_of(trainer, dict(metrics or {}), scheduled, ended_by)
         tensors = self._take()
         if self._workers.is_chief:

@@ -27,7 +27,7 @@ from ddl.step.observing import observe
 from ddl.step.onednn import needs_own_graph
 from ddl.step.probe import Probe
 from ddl.step.rows.tables import tables_in
-from ddl.tasks.parts import layers_of
+from ddl.tasks.parts import layers_of, seed_generators_of
 from ddl.tasks.task import LossFunction, PerExample, Task, has_step
 from ddl.tasks.weight_names import check_read, names_resembling_weight
 
@@ -231,7 +231,7 @@ class Objective:
         layers = layers_of(self._task)
         take_over_moments(layers)
         look_up_rows(layers)
-        seed_by_replica(layers)
+        seed_by_replica(layers, seed_generators_of(self._task))
         with suppress(Exception):
             return probe.output(training=True, rows=_PROBE_ROWS)
         return None

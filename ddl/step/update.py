@@ -145,7 +145,7 @@ class UpdateStep:
         """Makes the update of `__call__`, one replica's in one piece that XLA compiles."""
         observe("update")
         work = _Work(self, state)
-        update = Update(work, state, batches)
+        update = Update(work, state, batches, self.plan.only_moved)
         if self.gradient.noise_scale is not None:
             update.books.noise = by_optimizer(state.gradient_noise, self.plan.groups)
         update.run(self.plan.run)

@@ -103,7 +103,22 @@ def own_variables_of(task: Any, layers: Iterable[keras.layers.Layer]) -> list[tf
       Each variable once; a distributed variable is not split into its copies.
     """
     of_layers = {id(v.value) for layer in layers for v in layer.variables}
-    found: dict[int, tf.Variable] = {}
+    every = (v for item in own_items_of(task) for v in _variables(item))
+    return list({id(v): v for v in every if id(v) not in of_layers}.values())
+
+
+def seed_generators_of(task: Any) -> list[keras.random.SeedGenerator]:
+    """Returns Keras's seed generators that a task keeps outside of its layers, each once."""
+    found = [x for x in own_items_of(task) if isinstance(x, keras.random.SeedGenerator)]
+    return list({id(generator): generator for generator in found}.values())
+
+
+def own_items_of(task: Any) -> list[Any]:
+    """Returns what a task's attributes lead to, but for layers and optimizers.
+
+    The search covers lists, tuples, sets and dicts, and nested tasks.
+    """
+    found: list[Any] = []
     seen: set[int] = set()
 
     def look(holder: object) -> None:
@@ -112,10 +127,10 @@ def own_variables_of(task: Any, layers: Iterable[keras.layers.Layer]) -> list[tf
             if hasattr(item, "per_example") and id(item) not in seen:  # a nested task
                 look(item)
             elif not isinstance(item, keras.layers.Layer | keras.optimizers.Optimizer):
-                found.update({id(v): v for v in _variables(item) if id(v) not in of_layers})
+                found.append(item)
 
     look(task)
-    return list(found.values())
+    return found
 
 
 def copies_of(variable: tf.Variable) -> Sequence[tf.Variable]:

@@ -30,7 +30,7 @@ from ddl.step.objective import Objective
 from ddl.step.update import UpdateStep
 from ddl.step.verbs.plan import StepPlan
 from ddl.step.weight_average import WeightAverages
-from ddl.tasks.parts import layers_of
+from ddl.tasks.parts import layers_of, seed_generators_of
 from ddl.tasks.task import LossFunction, Task, has_step
 from ddl.training.asynchronous.loop import CoordinatedEvaluation
 from ddl.training.checks.arguments import Options
@@ -182,7 +182,7 @@ def assemble(
     layers = layers_of(task)
     in_training = {id(x) for one in plan.objectives for x in one.training_layers}
     training_layers = [layer for layer in layers if id(layer) in in_training]
-    warn_of_replica_dependence(training_layers, strategy, options.accumulation_steps)
+    warn_of_replica_dependence(training_layers, strategy, options.accumulation_steps, task)
     warn_of_tf32(strategy)
     rows = RowIndependence(
         task,
@@ -193,7 +193,7 @@ def assemble(
         ],
     )
     take_over_moments(layers)
-    generator_states = seed_by_replica(layers)
+    generator_states = seed_by_replica(layers, seed_generators_of(task))
     update = _update(task, optimizers, plan, train, strategy, options, layers)
 
     def objective_on_given_data(pipeline: BatchPipeline) -> Objective:

@@ -12,7 +12,7 @@ import tensorflow as tf
 import ddl
 from ddl.checkpoints.checkpoints import Checkpoints
 from ddl.checkpoints.retention import Retention
-from ddl.errors import ModelDirectoryError
+from ddl.errors import ConfigError, ModelDirectoryError
 from ddl.precision import set_precision
 from tests.conftest import make_strategy, save
 from tests.training.rewinding import Start
@@ -546,3 +546,41 @@ def test_each_part_of_a_checkpoint_counts(straight, monkeypatch, lost):
         check_that_a_run_goes_on_as_the_straight_one(straight)
     monkeypatch.undo()
     check_that_a_run_goes_on_as_the_straight_one(straight)
+
+
+class Watching:
+    """Writes variables of its own in its loss."""
+
+    def __init__(self):
+        self.model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        self.count, self.unknown, self.usual = (
+            tf.Variable(start, trainable=False, name=name)
+            for start, name in ((0, "count"), (np.nan, "unknown"), (0.0, "usual"))
+        )
+        self.mean = tf.Variable(0.0, trainable=False, aggregation=tf.VariableAggregation.MEAN)
+        self.writes = self.mean
+
+    def per_example(self, features, training):
+        loss = self.model(features["x"])[:, 0] ** 2
+        if training:
+            self.count.assign_add(1)
+            self.writes.assign(tf.cast(tf.reduce_mean(features["x"]), tf.float32))
+        return ddl.PerExample(loss)
+
+
+@pytest.mark.parametrize("writes", ["mean", "usual"])
+def test_a_variable_that_differs_between_replicas_is_not_saved(tmp_path, writes):
+    """Where a loss writes the same on all replicas, it is."""
+    with make_strategy("mirrored", 2).scope():
+        task = Watching()
+        task.writes = getattr(task, writes)
+        data = {"x": np.arange(8, dtype="f4").reshape(4, 2)}
+        trainer = ddl.Trainer(task, keras.optimizers.SGD(0.0), data, global_batch_size=4)
+    trainer.train(1)
+    if writes == "mean":
+        save(tmp_path, trainer)
+        assert float(task.mean.numpy()) == pytest.approx(3.5)
+        return
+    with pytest.raises(ConfigError, match=r"'usual' of Watching has other .*: \[.*update.mean"):
+        Checkpoints(tmp_path, trainer).save()
+    assert not [*tmp_path.iterdir()]

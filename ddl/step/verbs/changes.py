@@ -1,4 +1,4 @@
-"""Changes of variables by `moved` and `average`."""
+"""Changes of variables by `moved` and `average`, and by the step itself."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,8 +6,10 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.framework import auto_control_deps_utils
 
 from ddl.errors import ConfigError
+from ddl.tasks.parts import copies_of
 
 
 def weights_of_both(target: Any, of: Any) -> tuple[list[tf.Variable], list[tf.Variable]]:
@@ -82,3 +84,21 @@ def _move(variable: tf.Variable, source: tf.Tensor, share: tf.Tensor) -> tf.Oper
 def _assign(variable: tf.Variable, source: tf.Tensor, share: tf.Tensor) -> tf.Operation:
     """Assigns a source to a variable that has no fractions, such as a counter."""
     return variable.assign(tf.cast(source, variable.dtype))
+
+
+def written_in(graph: tf.Graph, variables: Sequence[tf.Variable]) -> list[tf.Variable]:
+    """Returns which of the variables a graph writes, also within its functions.
+
+    Args:
+      graph: The graph of a traced function, a FuncGraph.
+      variables: The variables.
+    """
+    # Private to TensorFlow; test_a_skipped_update_restores_what_the_step_assigns fails without it.
+    read_only = set(auto_control_deps_utils.get_read_only_resource_input_indices_graph(graph))
+    outer = {id(inner): handle for handle, inner in graph.captures}
+    written = {
+        id(outer.get(id(given)))
+        for place, given in enumerate(graph.inputs)
+        if given.dtype == tf.resource and place not in read_only
+    }
+    return [v for v in variables if any(id(copy.handle) in written for copy in copies_of(v))]

@@ -62,12 +62,13 @@ class ControlFlow(Guarded):
         """Calls a function, which may call this update, several times, with new draws each time.
 
         Args:
-          times: Number of turns, an integer; at most 4,096 for a repeat within a repeat.
+          times: Number of turns, an integer; at most 4,096 for a repeat within a repeat, and at
+            most 4,095 for one around another.
           function: Takes the number of the turn, int64 [], from 0; its result is not used.
 
         Raises:
           ConfigError: If `times` is not an integer, the function takes other arguments, or this is
-            a repeat within two others.
+            a repeat within two others, or one of two nested repeats has too many turns.
         """
         self._call_context.check("repeat")
         count = self._turns.check_repeat(times)

@@ -1,19 +1,26 @@
 """Random numbers that a step draws itself, outside of its losses."""
 
 import dataclasses
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
 from ddl import microbatch
+from ddl.errors import ConfigError
 from ddl.microbatch import Draws, Microbatch
 
 _Result = TypeVar("_Result")
 
 _OF_STEP = -1
 """Number of the step in `Draws`; its passes count from 0."""
+
+_OF_TENSORFLOW = re.compile(
+    "Random|Rng|Multinomial|TruncatedNormal|ParameterizedTruncatedNormal|Stateful(?!Partitioned)"
+)
+"""Beginnings of the names of operations that draw from a state of their own."""
 
 
 class StepDraws:
@@ -75,3 +82,22 @@ def same_on_replicas(
     result = strategy.run(drawing, args=args)
     current.advance_to(copies[0])
     return result
+
+
+def check_draws(task: Any, graph: tf.Graph) -> None:
+    """Raises ConfigError if a step draws with `tf.random`, also in branches and turns.
+
+    Args:
+      task: The task.
+      graph: Graph of a rehearsal of its step, which computes no losses.
+    """
+    definition = graph.as_graph_def()
+    functions = (function.node_def for function in definition.library.function)
+    for node in (node for nodes in (definition.node, *functions) for node in nodes):
+        if _OF_TENSORFLOW.match(node.op):
+            raise ConfigError(
+                f"{type(task).__name__}.step draws random numbers with tf.random (the operation "
+                f"{node.op} {node.name!r}): each replica would draw other numbers, so the weights "
+                "of the replicas would drift apart, and a resumed run would not repeat the "
+                "numbers. Draw with ddl.random: ddl.random.normal(self, shape, shared=True)."
+            )

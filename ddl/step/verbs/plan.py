@@ -34,11 +34,12 @@ class StepPlan:
       applied: Names of the losses whose gradients each optimizer of the step applies, by its name;
         "" stands for gradients that the step has combined.
       means: The objective of each function that the step averages or sums, by its name.
+      only_moved: Names of the losses that the step computes within `moved` alone.
       sources: Name of the source of each loss and function, by its name.
       batches: Number of batches that an update reads of each source, by its name.
       changes: Number of the step's calls that change variables: `apply` and `average`.
       keeps_values: Whether the values before the update must be kept under loss scaling, because a
-        variable changes before the last gradient is known.
+        variable changes before the last gradient is known, or the step itself assigns to it.
       averaged: Variables that `average` changes.
       own: Variables that the task keeps outside of its layers.
       frozen: Weights of layers that no verb changes; the step may assign to them.
@@ -56,6 +57,7 @@ class StepPlan:
     batches: Mapping[str, int] = dataclasses.field(default_factory=lambda: {"": 1})
     changes: int = 1
     keeps_values: bool = False
+    only_moved: Collection[str] = ()
     averaged: Sequence[tf.Variable] = ()
     own: Sequence[tf.Variable] = ()
     frozen: Sequence[tf.Variable] = ()

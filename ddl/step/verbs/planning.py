@@ -24,6 +24,8 @@ from ddl.step.reduced import Reduced
 from ddl.step.state import TrainingState
 from ddl.step.verbs import plan as plans
 from ddl.step.verbs.batches import StepBatch
+from ddl.step.verbs.changes import written_in
+from ddl.step.verbs.draws import check_draws
 from ddl.step.verbs.each_example import OfExample
 from ddl.step.verbs.gradients import Gradients
 from ddl.step.verbs.plan import StepPlan
@@ -60,14 +62,16 @@ def plan_step(
         planned.functions.clear()  # a loss that is defined in the step is new in each trace
         state = TrainingState.initial(1.0, tf.zeros([0], tf.float64))
         batch = Batch({}, {}, batch_counter(state.batches))
-        update = Update(planned, state, dict.fromkeys(data, batch))
+        update = Update(planned, state, dict.fromkeys(data, batch), writes=False)
         update.run(lambda *given: plans.run_own_step(task, *given))
         planned.calls, planned.batches = update.calls, update.batches.taken
 
     while True:
         try:
             with strategy.scope(), microbatch.without_traces_of_the_user():
-                tf.function(trace, autograph=False).get_concrete_function()
+                traced = tf.function(trace, autograph=False).get_concrete_function()
+            planned.graph = traced.graph
+            check_draws(task, planned.graph)
             return _plan(task, planned, groups, strategy)
         except _NewLossError as new:
             # Built here, since models cannot be built within a trace on several replicas.
@@ -100,6 +104,7 @@ class _PlanningTrace:
         self.seed: int | None = None
         self.losses: dict[str, Objective] = {}
         self.calls: list[Call] = []
+        self.graph = tf.Graph()
         self.functions: dict[str, LossFunction] = {}
         self._task = task
         self._optimizers = optimizers
@@ -164,7 +169,7 @@ class _PlanningTrace:
     def change(
         self, number: int, change: Callable[[], tf.Tensor], finite: tf.Tensor | None
     ) -> tf.Tensor:
-        return change()
+        return tf.zeros([], tf.float64)  # the trace holds the writes of the step itself alone
 
     def add_noise(self, books: Books, optimizer: str, new: tf.Tensor | None) -> None:
         pass
@@ -184,6 +189,7 @@ def _plan(
     changes = [place for place, call in enumerate(calls) if call.changes]
     means = {call.name for call in calls if call.verb == "sum"}
     applies = [call for call in calls if call.verb == "apply"]
+    gradients = [call for call in calls if call.verb == "gradients"]
     name = type(task).__name__
     if not applies:
         raise ConfigError(
@@ -213,16 +219,24 @@ def _plan(
     variables = [v for layer in layers for v in layer.variables]
     _check_known(name, [v.value for v in variables] + own, calls)
     _check_covered(name, layers, applies, averaged)
+    by_hand = written_in(rehearsal.graph, [v.value for v in variables])
     after_change = any(call.checks for call in calls[changes[0] + 1 :])
     changed = {id(v.value) for call in applies for v in call.variables} | set(map(id, averaged))
     weights = [v.value for layer in layers for v in layer._trainable_variables]
+    frozen = [
+        v
+        for v in weights
+        if id(v) not in changed and strategy.extended.variable_created_in_scope(v)
+    ]
+    after_change |= bool({*map(id, by_hand)} - {*map(id, frozen)})
     variables_by_optimizer: dict[str, list[keras.Variable]] = {}
     numbers: dict[str, int | None] = {}
     for used, own_groups in groups.items():
         for optimizer, updated in assign(own_groups, _variables_of(applies, used)).items():
             variables_by_optimizer[optimizer] = updated
             numbers[optimizer] = _number_of(applies, used, updated)
-            _check_all_at_once(name, own_groups[optimizer].optimizer, applies, used, updated)
+            of = own_groups[optimizer].optimizer
+            _check_schedule_free(name, of, applies, used, updated, by_hand)
     return StepPlan(
         task=task,
         losses={n: loss for n, loss in planned.losses.items() if n not in means},
@@ -234,14 +248,11 @@ def _plan(
         applies=numbers,
         applied={used: sorted({c.loss for c in applies if c.name == used}) for used in groups},
         changes=len(changes),
+        only_moved={c.name for c in gradients} - {c.name for c in gradients if not c.moved},
         keeps_values=after_change or any(calls[place].sometimes for place in changes),
         averaged=averaged,
         own=own,
-        frozen=[
-            v
-            for v in weights
-            if id(v) not in changed and strategy.extended.variable_created_in_scope(v)
-        ],
+        frozen=frozen,
     )
 
 
@@ -260,20 +271,29 @@ def _number_of(
     return None if None in own else sum(times for times in own if times is not None)
 
 
-def _check_all_at_once(
+def _check_schedule_free(
     name: str,
     optimizer: keras.optimizers.Optimizer,
     applies: Sequence[Call],
     used: str,
     variables: Sequence[keras.Variable],
+    by_hand: Sequence[tf.Variable],
 ) -> None:
-    """Raises ConfigError if a schedule-free optimizer updates its variables in several parts.
+    """Raises ConfigError for a schedule-free optimizer whose average would not be defined.
 
-    Its average of a variable counts the updates of the optimizer.
+    The average of a variable counts the updates of the optimizer, so it must update all of its
+    variables at once, and nothing else may change them.
     """
     ids = set(map(id, variables))
     parts = [ids & set(map(id, call.variables)) for call in applies if call.name == used]
-    if isinstance(optimizer, AdamWScheduleFree) and any(part and part != ids for part in parts):
+    if not isinstance(optimizer, AdamWScheduleFree):
+        return
+    if assigned := [v.path for v in variables if any(v.value is own for own in by_hand)]:
+        raise ConfigError(
+            f"{name}.step assigns to {', '.join(assigned)}, which AdamWScheduleFree updates, so "
+            "that its average is not defined. Leave the assignment out, or use another optimizer."
+        )
+    if any(part and part != ids for part in parts):
         raise ConfigError(
             f"{name}.step applies gradients of some of the variables of AdamWScheduleFree, which "
             "must update all of them at once. Join the gradients with `and_of`, or give each part "

@@ -10,6 +10,9 @@ from ddl.errors import ConfigError
 _TURNS_WITHIN = 2**12
 """Largest number of turns of a repeat within a repeat; more turns would draw equal numbers."""
 
+_TURNS_AROUND = _TURNS_WITHIN - 1
+"""Largest number of turns of a repeat around another; the numbers of all turns have 24 bits."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Turns:
@@ -21,6 +24,8 @@ class Turns:
       is_always: Whether each update comes here exactly once.
       count: Number of turns of all repeats around; None if it depends on a tensor.
       place: Number of the turn among `count`, a Python integer or int32 [].
+      times: Number of turns of the innermost repeat around; None if there is none, or if it depends
+        on a tensor.
     """
 
     number: tf.Tensor | None = None
@@ -28,6 +33,7 @@ class Turns:
     is_always: bool = True
     count: int | None = 1
     place: int | tf.Tensor = 0
+    times: int | None = None
 
     def in_branch(self) -> "Turns":
         """Returns the turns within `update.when`."""
@@ -38,20 +44,23 @@ class Turns:
         first = 0 if self.number is None else (self.number + 1) * _TURNS_WITHIN
         known = tf.get_static_value(times)
         if known is None or self.count is None:
-            return Turns(first + turn, self.repeats + 1, is_always=False, count=None)
+            known = None if known is None else int(known)
+            return Turns(first + turn, self.repeats + 1, is_always=False, count=None, times=known)
         return Turns(
             first + turn,
             self.repeats + 1,
             is_always=False,
             count=self.count * int(known),
             place=self.place * int(known) + tf.cast(turn, tf.int32),
+            times=int(known),
         )
 
     def check_repeat(self, times: Any) -> tf.Tensor:
         """Returns the number of turns of a further repeat, int64 [].
 
         Raises:
-          ConfigError: If it is not an integer, or the repeat is within two others.
+          ConfigError: If it is not an integer, the repeat is within two others, or it is within
+            another one and one of the two has too many turns.
         """
         try:
             given = tf.convert_to_tensor(times)
@@ -69,4 +78,17 @@ class Turns:
                 "update.repeat can be nested in one other update.repeat, not in two, got a third "
                 "level. Make one repeat of two of them, with the product of their turns."
             )
+        if self.repeats == 1:
+            _check_number("within another one", known, _TURNS_WITHIN)
+            _check_number("around another one", self.times, _TURNS_AROUND)
         return tf.cast(given, tf.int64)
+
+
+def _check_number(where: str, times: Any, most: int) -> None:
+    """Raises ConfigError if a nested repeat has too many turns; None: their number is unknown."""
+    if times is not None and times > most:
+        raise ConfigError(
+            f"update.repeat {where} can have at most {most:,} turns, or two turns would draw the "
+            f"same random numbers, got {times:,}. Make one repeat with the turns of both, or split "
+            "the longer one."
+        )

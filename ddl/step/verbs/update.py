@@ -1,6 +1,6 @@
 """The methods of `update` that a step calls: its verbs."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -53,17 +53,27 @@ class Update(ControlFlow):
         *("next", "when", "repeat", "step"),
     )
 
-    def __init__(self, work: Work, state: TrainingState, batches: Mapping[str, Batch]):
+    def __init__(
+        self,
+        work: Work,
+        state: TrainingState,
+        batches: Mapping[str, Batch],
+        only_moved: Container[str] = (),
+        writes: bool = True,
+    ):
         """Keeps the arguments; `ddl.Trainer` makes the update.
 
         Args:
           work: Computes gradients and applies them.
           state: The state before the update.
           batches: The batches of each source, by its name, all with the same counter.
+          only_moved: Names of the losses that the step computes within `moved` alone.
+          writes: Whether verbs write variables; a rehearsal leaves that to the step itself.
         """
         super().__init__(work, StepDraws(work.seed, next(iter(batches.values())).counter))
         self._state = state
         self._passes = 0
+        self._only_moved, self._writes = only_moved, writes
         self.batches = StepBatches(batches)
         self.calls: list[Call] = []
 
@@ -106,7 +116,7 @@ class Update(ControlFlow):
         """Computes the gradient of a loss over the global batch.
 
         The loss is computed on all microbatches and replicas and summed once. The logged values of
-        a loss are means over all its calls, without those within `moved`.
+        a loss are means over its calls outside of `moved`, or over all calls if there are none.
 
         Args:
           loss: A method of the task with the arguments and the result of `per_example`.
@@ -141,7 +151,7 @@ class Update(ControlFlow):
             reduced = self._work.gradients(name, variables, batch, draws, each)
         self._record("gradients", name, variables)
         self.books.add_check(reduced.finite)
-        if not self._call_context.has_moved:
+        if not self._call_context.has_moved or name in self._only_moved:
             self.books.add_sums(name, reduced.sums)
         of = Origin(name, reduced.noise)
         return Gradients(self._work.strategy, variables, reduced.values, draws, True, of)
@@ -277,9 +287,10 @@ class Update(ControlFlow):
         self._call_context.check("moved")
         variables = [variable.value for variable in by.variables]
         self._call_context.check_not_moved("moved", variables)
-        kept = KeptValues(variables, self._work.strategy)
+        kept = KeptValues(variables if self._writes else [], self._work.strategy)
         for variable, value in zip(variables, by.values, strict=True):
-            self._work.strategy.extended.update(variable, add, args=(value,))
+            if self._writes:
+                self._work.strategy.extended.update(variable, add, args=(value,))
         with self._call_context.moving(variables):
             yield
         self._call_context.check("moved")
@@ -331,8 +342,8 @@ class Update(ControlFlow):
         loss: str = "",
     ) -> None:
         checks = checks or verb in ("gradients", "sum")
-        turns = self._turns
-        call = Call(verb, name, variables, not turns.is_always, checks, turns.count, loss)
+        turns, moved = self._turns, self._place.has_moved
+        call = Call(verb, name, variables, not turns.is_always, checks, turns.count, loss, moved)
         self.calls.append(call)
 
     def _draws_of(self, earlier: Gradients | None) -> Draws:

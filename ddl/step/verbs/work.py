@@ -28,6 +28,7 @@ class Call(NamedTuple):
       times: How often an update makes it; None if that depends on a tensor.
       loss: For `apply`, the name of the loss whose gradients it applies; "" for gradients that the
         step has combined.
+      moved: Whether the call is within `moved`.
     """
 
     verb: str
@@ -37,6 +38,7 @@ class Call(NamedTuple):
     checks: bool
     times: int | None = 1
     loss: str = ""
+    moved: bool = False
 
     @property
     def changes(self) -> bool:

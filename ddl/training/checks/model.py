@@ -1,6 +1,7 @@
 """Checks on a model before training."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -9,6 +10,7 @@ from absl import logging
 from ddl.devices.replicas import replica_devices
 from ddl.errors import ConfigError
 from ddl.precision import uses_tf32_unasked
+from ddl.tasks.parts import seed_generators_of
 
 
 def check_created_in_scope(
@@ -40,9 +42,14 @@ def computes_in_float16(models: Iterable[keras.layers.Layer]) -> bool:
 
 
 def warn_of_replica_dependence(
-    layers: Sequence[keras.layers.Layer], strategy: tf.distribute.Strategy, microbatches: int = 1
+    layers: Sequence[keras.layers.Layer],
+    strategy: tf.distribute.Strategy,
+    microbatches: int = 1,
+    task: Any = None,
 ) -> None:
-    """Logs the layers that make a run depend on the number of replicas or microbatches.
+    """Logs what makes a run depend on the number of replicas or microbatches.
+
+    That are layers, and seed generators of the task.
 
     Logs nothing with one replica and one microbatch.
 
@@ -50,17 +57,29 @@ def warn_of_replica_dependence(
       layers: The task's layers.
       strategy: The strategy, which has the number of replicas.
       microbatches: Microbatches per replica and update.
+      task: The task, whose own seed generators are logged.
     """
     numbers = {"replica": strategy.num_replicas_in_sync, "microbatch": microbatches}
     parts = [part for part, number in numbers.items() if number > 1]
     drawing = [layer for layer in layers if _draws_by_replica(layer)]
+    per = " and ".join(parts)
+    of = " and ".join({"replica": "replicas", "microbatch": "microbatches"}[p] for p in parts)
     if drawing and parts:
         logging.warning(
             "The layers %s draw random numbers per %s, so the training result depends on the "
             "number of %s. Use the layers of ddl.layers, which do not depend on it.",
             _names(drawing),
-            " and ".join(parts),
-            " and ".join({"replica": "replicas", "microbatch": "microbatches"}[p] for p in parts),
+            per,
+            of,
+        )
+    if seed_generators_of(task) and parts:
+        logging.warning(
+            "The keras.random.SeedGenerator of %s draws random numbers per %s, so the training "
+            "result depends on the number of %s. Draw with ddl.random, such as "
+            "ddl.random.normal(self, shape), which does not depend on it.",
+            type(task).__name__,
+            per,
+            of,
         )
     normalizing = [x for x in layers if isinstance(x, keras.layers.BatchNormalization)]
     unsynchronized = [layer for layer in normalizing if not layer.synchronized]

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from absl import logging
 
 import ddl
 from ddl.errors import ConfigError
@@ -33,12 +34,12 @@ class Noisy:
         self.own_step(self, update, batch)
 
 
-def kept(step, replicas=2, steps=1):
+def kept(step, replicas=2, steps=1, make=Noisy):
     set_precision("float64")
     with make_strategy("mirrored", replicas).scope():
         keras.utils.set_random_seed(0)
         trainer = ddl.Trainer(
-            Noisy(step), keras.optimizers.SGD(0.1), data(48), global_batch_size=16, seed=5
+            make(step), keras.optimizers.SGD(0.1), data(48), global_batch_size=16, seed=5
         )
     trainer.train(steps)
     copies = trainer.strategy.experimental_local_results(trainer.task.kept)
@@ -87,6 +88,56 @@ def test_a_map_draws_the_same_on_all_replicas_and_later_draws_differ():
 
     values = kept(step)
     assert each_differs(values[:2])
+
+
+@pytest.mark.parametrize("where", ["map", "step", "turn"])
+def test_a_draw_of_tensorflow_is_refused(where):
+    """On each replica it gives other numbers."""
+
+    def step(task, update, batch):
+        def noisy(gradient, variable=None):
+            return gradient + tf.random.normal(gradient.shape, dtype=gradient.dtype)
+
+        def turn(number):
+            task.keep(number, noisy(tf.zeros([2])))
+
+        gradients = update.gradients(task.per_example, batch)
+        update.apply(gradients.map(noisy) if where == "map" else gradients)
+        if where == "step":
+            turn(0)
+        elif where == "turn":
+            update.repeat(2, lambda number: update.when(update.step > 0, lambda: turn(number)))
+
+    with pytest.raises(ConfigError, match=r"draws random numbers with tf.random \(.*shared=True"):
+        kept(step)
+
+
+def test_a_seed_generator_of_the_task_draws_anew_for_each_row(monkeypatch):
+    """Unlike in Keras, where all replicas draw the same; a warning says that replicas count."""
+
+    class Seeded(Noisy):
+        def __init__(self, step):
+            super().__init__(step)
+            self.seeds = {"noise": keras.random.SeedGenerator(7)}
+            self.kept = tf.Variable(tf.zeros([16]), trainable=False)
+
+        def noise(self, features, training):
+            drawn = keras.random.normal(
+                (features["x"].shape[0], 1), dtype="float32", seed=self.seeds["noise"]
+            )
+            return tf.one_hot(ddl.current_batch().positions, 16) * drawn
+
+    def step(task, update, batch):
+        update.minimize(task.per_example, batch)
+        task.kept.assign(update.sum(task.noise, batch))
+
+    warnings = []
+    monkeypatch.setattr(logging, "warning", lambda text, *args: warnings.append(text % args))
+    values = [kept(step, make=Seeded, steps=steps) for steps in (1, 2)]
+    assert each_differs(values)
+    assert warnings[0].startswith(
+        "The keras.random.SeedGenerator of Seeded draws random numbers per replica"
+    )
 
 
 def test_a_draw_for_each_row_is_refused():

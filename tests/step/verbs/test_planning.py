@@ -371,6 +371,23 @@ def test_three_repeats():
     refused("in one other update.repeat, not in two, got a third level. Make one repeat", step)
 
 
+@pytest.mark.parametrize(
+    ("outer", "inner", "match"),
+    [
+        (2, 4097, "within another one can have at most 4,096 turns.*got 4,097"),
+        (4096, 2, "around another one can have at most 4,095 turns.*got 4,096"),
+    ],
+)
+def test_nested_repeats_of_too_many_turns(outer, inner, match):
+    def step(task, update, batch):
+        def turn(i):
+            update.repeat(inner, lambda j: minimize(task, update, batch))
+
+        update.repeat(outer, lambda i: update.when(update.step >= 0, lambda: turn(i)))
+
+    refused(match, step)
+
+
 def test_exported_models_must_be_models():
     refused(
         "exported_models must be a dict from name to Keras model",
@@ -514,6 +531,19 @@ def test_evaluation_by_a_function_of_its_own():
     expected = trained.task.discriminator(data(53)["x"]) ** 2
     assert trained.eval_metric_names == ("loss",)
     assert trained.evaluate()["loss"] == pytest.approx(float(tf.reduce_mean(expected)), abs=1e-12)
+
+
+def test_weights_of_a_schedule_free_optimizer_that_the_step_assigns():
+    def step(task, update, batch):
+        minimize(task, update, batch)
+        for variable in task.model.trainable_variables:
+            variable.assign(tf.clip_by_value(variable.value, -0.1, 0.1))
+
+    refused(
+        "step assigns to .*kernel.*, which AdamWScheduleFree updates",
+        step,
+        optimizer=ddl.optimizers.AdamWScheduleFree(0.1),
+    )
 
 
 def test_a_loss_across_examples():

@@ -236,6 +236,25 @@ def test_figures_of_several_losses_and_optimizers():
     )
 
 
+def test_a_loss_within_moved_alone_has_a_figure():
+    """Or nothing would end a run in which it is not finite."""
+
+    def change(task):
+        def step(update, batch):
+            gradients = update.gradients(task.real_or_fake, batch, task.discriminator)
+            with update.moved(task.discriminator, gradients):
+                fools = update.gradients(task.fools, batch, task.generator)
+                update.gradients(task.real_or_fake, batch, task.discriminator)
+            update.apply(gradients, "discriminator")
+            update.when(update.step >= 0, lambda: update.apply(fools, "generator"))
+
+        task.step = step
+
+    trainer = build("Gan", make_strategy("one_device", 1), change=change)
+    assert set(trainer.train(1)) == {"loss/real_or_fake", "found", "loss/fools"}
+    assert trainer._parts.update.plan.only_moved == {"fools"}
+
+
 def test_each_optimizer_has_a_limit_of_its_own():
     limits = {"generator": 1e-3, "discriminator": None}
     clipped = build("Gan", make_strategy("one_device", 1), clip_norm=limits)
@@ -427,14 +446,26 @@ def test_a_division_by_zero_skips_the_update_under_a_loss_scale():
         np.testing.assert_array_equal(ours, theirs)
 
 
-def test_weights_that_a_step_assigns_by_hand_are_restored():
+@pytest.mark.parametrize("kind", ["frozen", "trained", "trained in a branch", "statistics"])
+def test_a_skipped_update_restores_what_the_step_assigns(kind):
+    """And the average of the weights is that of the weights after the whole step."""
+
     def change(task):
         own_step = task.step
 
+        def assign():
+            model = task.frozen if kind == "frozen" else task.model
+            of = model.non_trainable_variables if kind == "statistics" else model.weights
+            for variable in of:
+                if tf.as_dtype(variable.dtype).is_floating:
+                    variable.assign(variable.value + 1.0)
+
         def step(update, batch):
             own_step(update, batch)
-            for variable in task.frozen.variables:
-                variable.value.assign(variable.value + 1.0)
+            if kind == "trained in a branch":
+                update.when(update.step >= 0, assign)
+            else:
+                assign()
 
         task.step = step
         task.frozen = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
@@ -448,12 +479,21 @@ def test_weights_that_a_step_assigns_by_hand_are_restored():
         change=lambda task: (overflowing("per_example", 1, 0)(task), change(task)),
         loss_scale=ddl.LossScale(8.0),
         max_skipped_updates=1,
+        weight_average=ddl.ExponentialMovingAverage(0.0, warm_up=False),
     )
     before = copies(trainer)
     trainer.trace()
-    assert int(trainer._runner.loop.run(trainer.state, 1).step) == 0
+    state = trainer._runner.loop.run(trainer.state, 1)
+    assert int(state.step) == 0
     for ours, theirs in zip(copies(trainer), before, strict=True):
         np.testing.assert_array_equal(ours, theirs)
+    trainer.state = state._replace(skipped_in_a_row=tf.zeros([], tf.int64))
+    trainer.train(1)
+    update = trainer._parts.update
+    assert update.plan.keeps_values == (kind != "frozen")
+    weights = [*(v.value for v in update.plan.trained), *update.statistics.floating]
+    for average, weight in zip(update.averages.variables, weights, strict=True):
+        np.testing.assert_allclose(average.numpy(), weight.numpy(), rtol=1e-6)
 
 
 def test_a_loss_that_begins_late():
