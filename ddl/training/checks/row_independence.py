@@ -159,18 +159,23 @@ class RowIndependence:
 
         def all_of(run: Callable[[_Features, FirstRun | None], _Run]) -> Any:
             held: FirstRun | None = None
+            strict = False
 
             def values(features: _Features, given: FirstRun | None = None) -> dict[str, RowValues]:
                 nonlocal held
                 with restoring(variables, only_changed=True):  # all runs start from the same
                     tensors, now = run(features, given or held)
                 held = now if held is None else held
-                return {name: self._values(tensor) for name, tensor in tensors.items()}
+                made = {name: self._values(tensor) for name, tensor in tensors.items()}
+                return _strict([made])[0] if strict else made
 
             with restoring(zeros):
                 for variable in zeros:
                     variable.assign(tf.fill(variable.shape, tf.cast(0.02, variable.dtype)))
                 runs = [values(features) for features in batches]
+                if not dependences(runs) and dependences(_strict(runs)):
+                    strict = _has_static_shapes(run, batches[0])
+                    runs = _strict(runs) if strict else runs
                 repeating: Callable[[], AbstractContextManager[None]] = nullcontext
                 if dependences(runs):  # or draws of TensorFlow itself
                     repeating, runs = repeating_draws, []
@@ -275,6 +280,26 @@ def _check_padding(runs: Sequence[dict[str, RowValues]], where: str) -> None:
             "ddl.gather whose mask is False, as in tf.where(gathered.mask, logits, "
             "logits.dtype.min)."
         )
+
+
+def _strict(runs: Sequence[dict[str, RowValues]]) -> list[dict[str, RowValues]]:
+    return [{name: one.at_one_shape() for name, one in run.items()} for run in runs]
+
+
+def _has_static_shapes(run: Callable[..., _Run], features: _Features) -> bool:
+    """Returns whether kernels get the same shapes whatever the rows hold; False if unknown."""
+    try:
+        traced = tf.function(run, autograph=False).get_concrete_function(features, None)
+    except Exception:  # a task may run only eagerly
+        return False
+    waiting = [traced.graph]
+    while waiting:
+        graph = waiting.pop()
+        outputs = (x for operation in graph.get_operations() for x in operation.outputs)
+        if not all(x.shape.is_fully_defined() for x in outputs):
+            return False
+        waiting += [graph._get_function(name).graph for name in graph._functions]
+    return True
 
 
 def _in_graphs(run: Callable[..., _Run]) -> Callable[..., _Run]:

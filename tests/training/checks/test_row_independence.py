@@ -311,8 +311,22 @@ def test_losses_of_any_precision(dtype):
         check(Embedding(plain_model(), lambda y, f, t: tf.cast(nt_xent(y, f, t), dtype)))
 
 
-def test_tokens_picked_out_of_the_rows_are_no_dependence():
+def small_part_of_others(y, features, training):
+    own = tf.cast(square(y), tf.float32)
+    return own + 0.005 * tf.reduce_mean(own)
+
+
+@pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16"])
+def test_a_small_dependence_in_half_precision(precision):
+    set_precision(precision)
+    with pytest.raises(ConfigError, match="must not depend on other examples"):
+        check(Embedding(plain_model(), small_part_of_others))
+
+
+@pytest.mark.parametrize("precision", ["float32", "mixed_bfloat16", "mixed_float16"])
+def test_tokens_picked_out_of_the_rows_are_no_dependence(precision):
     """Kernels then run at a shape that depends on other rows."""
+    set_precision(precision)
     head = keras.layers.Dense(300)
 
     def output(y, features, training):
