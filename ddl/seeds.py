@@ -14,8 +14,12 @@ from contextlib import contextmanager
 import tensorflow as tf
 from keras.src.backend.common import global_state
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
+from tensorflow.python.eager import context
 
 PHILOX = tf.random.Algorithm.PHILOX.value
+
+_REPEATED = 7283164905
+"""A seed that nobody else is likely to set, so that no kernel is shared with other draws."""
 
 
 def hashed(*identity: int | str | None) -> int:
@@ -70,3 +74,19 @@ def replacing_global_generator(seed: Callable[[], tf.Tensor]) -> Iterator[None]:
         yield
     finally:
         global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, earlier)
+
+
+@contextmanager
+def repeating_draws() -> Iterator[None]:
+    """Makes eager draws of `tf.random` the same in each `with` block; leaves its seed as it was.
+
+    Within a `tf.function`, whose kernels keep their states, draws go on. The attributes are private
+    to TensorFlow; tests/training/checks/test_row_independence.py guards them.
+    """
+    of_process = context.context()
+    seed, generator = of_process._seed, getattr(of_process, "_rng", None)
+    tf.random.set_seed(_REPEATED)
+    try:
+        yield
+    finally:
+        of_process._seed, of_process._rng = seed, generator

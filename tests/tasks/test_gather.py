@@ -79,6 +79,25 @@ class Chained(InfoNce):
         return super().gather(x - tf.reduce_mean(first.rows, axis=0))
 
 
+class Noisy(InfoNce):
+    def gather(self, x):
+        return super().gather(x + tf.random.normal(x.shape, dtype=x.dtype))
+
+
+class NoisyInLoop(InfoNce):
+    def gather(self, x):
+        return super().gather(tf.map_fn(lambda row: row * tf.random.uniform([], dtype=x.dtype), x))
+
+
+class NoisyByGenerator(InfoNce):
+    def __init__(self, **made):
+        super().__init__(**made)
+        self.generator = tf.random.Generator.from_seed(1)
+
+    def gather(self, x):
+        return super().gather(x + self.generator.normal(x.shape, dtype=x.dtype))
+
+
 class InMean(InfoNce):
     def distance(self, features, training):
         return super().per_example(features, training).loss
@@ -96,6 +115,21 @@ MISUSES = {
         Chained,
         {"accumulation_steps": 2},
         "must not take what was computed from rows",
+    ),
+    "of random numbers": (
+        Noisy,
+        {"accumulation_steps": 2},
+        r"must not depend on random numbers.*\(RandomStandardNormal\).*ddl\.random",
+    ),
+    "of random numbers in a loop": (
+        NoisyInLoop,
+        {"accumulation_steps": 2},
+        r"must not depend on random numbers.*\(RandomUniform\) in ",
+    ),
+    "of a generator's numbers": (
+        NoisyByGenerator,
+        {"accumulation_steps": 2},
+        "must not depend on random numbers.*Rng",
     ),
     "in a mean": (InMean, {"accumulation_steps": 2}, "the function of update.mean"),
     "of a microbatch": (

@@ -16,7 +16,8 @@ The runs are on one device, eager or else traced, and leave every variable uncha
 
 import concurrent.futures
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import keras
 import numpy as np
@@ -34,37 +35,22 @@ from ddl.layers.transforms.partners import HeldPartners
 from ddl.metrics.values import tensors_by_name
 from ddl.microbatch import HeldMoments, Microbatch, without_traces_of_the_user
 from ddl.random import batch_counter
+from ddl.seeds import repeating_draws
 from ddl.step.moving_statistics import restoring
 from ddl.tasks.gather import HeldRows
 from ddl.tasks.parts import models_of, variables_of
 from ddl.tasks.task import LossFunction, Task
 from ddl.training.checks.first_run import FirstRun
+from ddl.training.checks.row_values import RowValues, dependences, noisy, tolerance_of
 
 _FEWEST, _MOST = 8, 16
 """Bounds of the number of rows. In fewer, mining may find no pair; more only cost time."""
-
-_TOLERANCES = {8: 1e-13, 4: 1e-5, 2: 1e-2}
-"""Tolerated differences, relative to the largest value, by the bytes of the narrowest float dtype.
-
-Kernels give a row the same bits at the same shape. A task that selects tokens from its rows runs
-kernels at other shapes, which round differently.
-"""
-
-_NOISES = 10
-"""A dependence is a difference above this multiple of that between identical runs."""
-
-_BATCHES = 3
 
 _Features = dict[str, tf.Tensor]
 
 
 # Losses, weights and metrics by the names that errors use; and what is held.
 _Run = tuple[dict[str, tf.Tensor], FirstRun]
-
-
-class _Values(NamedTuple):
-    values: np.ndarray
-    tolerance: float
 
 
 class RowIndependence:
@@ -92,7 +78,7 @@ class RowIndependence:
         self._strategy = strategy
         self._device = next(iter(local_devices(strategy)), None)
         dtypes = [tf.as_dtype(layer.compute_dtype) for layer in self._layers]
-        self._tolerance = max(map(_tolerance, dtypes), default=0.0)
+        self._tolerance = max(map(tolerance_of, dtypes), default=0.0)
         self._checked: set[tuple[bool, str]] = set()
 
     def check(self, pipeline: BatchPipeline, modes: Iterable[bool], source: str = "") -> None:
@@ -138,11 +124,12 @@ class RowIndependence:
 
     def _runs(
         self, loss: LossFunction, batches: list[_Features], training: bool
-    ) -> tuple[list[dict[str, _Values]], list[dict[str, _Values]]] | None:
+    ) -> tuple[list[dict[str, RowValues]], list[dict[str, RowValues]]] | None:
         """Returns the loss's values for each batch, and those for padding among gathered rows.
 
-        If the values seem to depend on other rows, the first batch is run again and added at the
-        end. The result is None if the task cannot run here.
+        If the values seem to depend on other rows, all batches are run again with the same draws of
+        TensorFlow, and the first one once more, at the end. The result is None if the task cannot
+        run here.
         """
         variables = variables_of([self._task, *models_of(self._task).values(), *self._layers])
         # A gate that starts at zero would hide a dependence that training opens.
@@ -172,23 +159,36 @@ class RowIndependence:
 
         def all_of(run: Callable[[_Features, FirstRun | None], _Run]) -> Any:
             held: FirstRun | None = None
+            strict = False
 
-            def values(features: _Features, given: FirstRun | None = None) -> dict[str, _Values]:
+            def values(features: _Features, given: FirstRun | None = None) -> dict[str, RowValues]:
                 nonlocal held
                 with restoring(variables, only_changed=True):  # all runs start from the same
                     tensors, now = run(features, given or held)
                 held = now if held is None else held
-                return {name: self._values(tensor) for name, tensor in tensors.items()}
+                made = {name: self._values(tensor) for name, tensor in tensors.items()}
+                return _strict([made])[0] if strict else made
 
             with restoring(zeros):
                 for variable in zeros:
                     variable.assign(tf.fill(variable.shape, tf.cast(0.02, variable.dtype)))
                 runs = [values(features) for features in batches]
-                if _dependences(runs):
-                    return [*runs, values(batches[0])], []
-                if held is None or not held.rows:
+                if not dependences(runs) and dependences(_strict(runs)):
+                    strict = _has_static_shapes(run, batches[0])
+                    runs = _strict(runs) if strict else runs
+                repeating: Callable[[], AbstractContextManager[None]] = nullcontext
+                if dependences(runs):  # or draws of TensorFlow itself
+                    repeating, runs = repeating_draws, []
+                    for features in [*batches, batches[0]]:
+                        with repeating():
+                            runs.append(values(features))
+                if held is None or not held.rows or dependences(runs) or noisy(runs):
                     return runs, []
-                return runs, [values(batches[0], one) for one in held.with_padding()]
+                padded = []
+                for one in held.with_padding():
+                    with repeating():
+                        padded.append(values(batches[0], one))
+                return runs, padded
 
         # A recurrent layer runs each of its time steps in Python if it runs eagerly.
         recurrent = any(isinstance(layer, keras.layers.RNN) for layer in self._layers)
@@ -204,10 +204,10 @@ class RowIndependence:
         )
         return None
 
-    def _values(self, values: Any) -> _Values:
+    def _values(self, values: Any) -> RowValues:
         tensor = tf.convert_to_tensor(values)
-        tolerance = max(self._tolerance, _tolerance(tensor.dtype))
-        return _Values(tf.cast(tensor, tf.float64).numpy(), tolerance)
+        tolerance = max(self._tolerance, tolerance_of(tensor.dtype))
+        return RowValues(tf.cast(tensor, tf.float64).numpy(), tolerance)
 
 
 def _batches(examples: _Features, rows: int, distinct: int) -> list[_Features]:
@@ -236,39 +236,9 @@ def _batches(examples: _Features, rows: int, distinct: int) -> list[_Features]:
     return [{name: tf.gather(v, index) for name, v in examples.items()} for index in indices]
 
 
-def _tolerance(dtype: tf.DType) -> float:
-    return _TOLERANCES[dtype.size] if dtype.is_floating else 0.0
-
-
-def _dependences(runs: Sequence[dict[str, _Values]]) -> dict[str, str]:
-    """Returns the outputs whose values changed in kept rows, each with an example of the change.
-
-    Args:
-      runs: Values for the batches of `_batches`, and optionally for the first batch again, which
-        measures the differences between identical runs.
-    """
-    first, *replaced = runs[:_BATCHES]
-    found: dict[str, str] = {}
-    for name, (values, tolerance) in first.items():
-        least = tolerance * np.abs(values[np.isfinite(values)]).max(initial=0.0)
-        for again in runs[_BATCHES:]:
-            least = max(least, _NOISES * _distance(values, again[name].values).max(initial=0.0))
-        for third, other in enumerate(replaced):
-            changed = _distance(values, other[name].values) > least
-            if len(changed) > 1:  # a first dimension of 1 belongs to all rows
-                changed[np.arange(len(changed)) % 3 != third] = False
-            if changed.any():
-                place = tuple(int(i) for i in np.unravel_index(np.argmax(changed), changed.shape))
-                found[name] = (
-                    f"{values[place]:.6g} in row {place[0]}, but {other[name].values[place]:.6g} "
-                    "with other rows in the batch"
-                )
-    return found
-
-
-def _check_runs(runs: Sequence[dict[str, _Values]], where: str) -> None:
+def _check_runs(runs: Sequence[dict[str, RowValues]], where: str) -> None:
     """Raises ConfigError if rows depend on other rows, or have negative weights."""
-    if found := _dependences(runs):
+    if found := dependences(runs):
         raise ConfigError(
             f"{where}: the {' and the '.join(found)} of an example must not depend on other "
             f"examples of the batch (got {next(iter(found.values()))}). A replica sees only its "
@@ -286,16 +256,24 @@ def _check_runs(runs: Sequence[dict[str, _Values]], where: str) -> None:
                 f"divided by the sum of the weights, got {weight.min():.6g}. To use negative "
                 "factors, multiply the loss by them."
             )
+    if unlike := noisy(runs):
+        logging.warning(
+            "%s: the check that examples are independent of each other cannot tell for the %s, "
+            "which differs between two runs on the same examples. Draw random numbers with "
+            "ddl.random and with layers of ddl.layers or Keras, which repeat them.",
+            where,
+            " and the ".join(unlike),
+        )
 
 
-def _check_padding(runs: Sequence[dict[str, _Values]], where: str) -> None:
+def _check_padding(runs: Sequence[dict[str, RowValues]], where: str) -> None:
     """Raises ConfigError if rows depend on padding that was gathered.
 
     Args:
       runs: Values for `FirstRun.with_padding`; empty if nothing was gathered.
       where: Name of the loss, for the error.
     """
-    if runs and (found := _dependences([runs[0], runs[1], runs[1]])):
+    if runs and (found := dependences([runs[0], runs[1], runs[1]])):
         raise ConfigError(
             f"{where}: the {' and the '.join(found)} of an example must not depend on padding "
             f"(got {next(iter(found.values()))} as padding). Leave out the rows of "
@@ -304,12 +282,24 @@ def _check_padding(runs: Sequence[dict[str, _Values]], where: str) -> None:
         )
 
 
-def _distance(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Returns the absolute difference of each entry; 0 for equal infinities and for two NaNs."""
-    with np.errstate(invalid="ignore"):
-        distance = np.abs(one - other)
-    same = (one == other) | (np.isnan(one) & np.isnan(other))
-    return np.where(same, 0.0, np.nan_to_num(distance, nan=np.inf))
+def _strict(runs: Sequence[dict[str, RowValues]]) -> list[dict[str, RowValues]]:
+    return [{name: one.at_one_shape() for name, one in run.items()} for run in runs]
+
+
+def _has_static_shapes(run: Callable[..., _Run], features: _Features) -> bool:
+    """Returns whether kernels get the same shapes whatever the rows hold; False if unknown."""
+    try:
+        traced = tf.function(run, autograph=False).get_concrete_function(features, None)
+    except Exception:  # a task may run only eagerly
+        return False
+    waiting = [traced.graph]
+    while waiting:
+        graph = waiting.pop()
+        outputs = (x for operation in graph.get_operations() for x in operation.outputs)
+        if not all(x.shape.is_fully_defined() for x in outputs):
+            return False
+        waiting += [graph._get_function(name).graph for name in graph._functions]
+    return True
 
 
 def _in_graphs(run: Callable[..., _Run]) -> Callable[..., _Run]:

@@ -3,11 +3,13 @@
 import json
 import sys
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import ddl
+import ddl.random
 from ddl.errors import ConfigError
 from tests.conftest import make_strategy
 from tests.processes import forked
@@ -50,9 +52,28 @@ class Counting(InfoNce):
         return ddl.PerExample(number * tf.reduce_sum(z, axis=1))
 
 
+class Drawing(InfoNce):
+    """Draws all that may be drawn beside what is gathered, and before it."""
+
+    def __init__(self, **made):
+        super().__init__(**made)
+        self.noise = keras.layers.GaussianNoise(0.1)
+        hidden, *rest = self.model.layers
+        layers = [keras.layers.Dropout(0.2), keras.layers.Reshape((2, 4)), keras.layers.LSTM(8)]
+        self.model = keras.Sequential([keras.Input((6,)), hidden, *layers, *rest])
+
+    def gather(self, x):
+        x = x + tf.cast(ddl.random.normal(self, x.shape), x.dtype)
+        return super().gather(self.noise(x + keras.random.uniform(x.shape), training=True))
+
+    def per_example(self, features, training):
+        loss, metrics, _ = super().per_example(features, training)
+        return ddl.PerExample(loss + tf.random.uniform(loss.shape, dtype=loss.dtype), metrics)
+
+
 @pytest.fixture(autouse=True)
 def _more_tasks(monkeypatch):
-    for task in (OwnRows, EachAlone, Counting):
+    for task in (OwnRows, EachAlone, Counting, Drawing):
         monkeypatch.setitem(TASKS, task.__name__, task)
 
 
@@ -71,6 +92,10 @@ def assert_same(ours, theirs, tolerance=1e-10):
 @pytest.mark.parametrize("name", ["OwnRows", "Counting"])
 def test_four_microbatches_equal_one(name):
     assert_same(trained(name, accumulation_steps=4), trained(name))
+
+
+def test_draws_that_repeat_and_those_after_the_gather_are_no_error():
+    trained("Drawing", accumulation_steps=2, updates=1)
 
 
 def test_moments_of_each_microbatch_on_two_replicas():

@@ -1,11 +1,14 @@
 """Tasks across examples are refused, and all that is not across examples passes."""
 
 import collections
+import random
+import re
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 import ddl
 import ddl.random
@@ -308,8 +311,22 @@ def test_losses_of_any_precision(dtype):
         check(Embedding(plain_model(), lambda y, f, t: tf.cast(nt_xent(y, f, t), dtype)))
 
 
-def test_tokens_picked_out_of_the_rows_are_no_dependence():
+def small_part_of_others(y, features, training):
+    own = tf.cast(square(y), tf.float32)
+    return own + 0.005 * tf.reduce_mean(own)
+
+
+@pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16"])
+def test_a_small_dependence_in_half_precision(precision):
+    set_precision(precision)
+    with pytest.raises(ConfigError, match="must not depend on other examples"):
+        check(Embedding(plain_model(), small_part_of_others))
+
+
+@pytest.mark.parametrize("precision", ["float32", "mixed_bfloat16", "mixed_float16"])
+def test_tokens_picked_out_of_the_rows_are_no_dependence(precision):
     """Kernels then run at a shape that depends on other rows."""
+    set_precision(precision)
     head = keras.layers.Dense(300)
 
     def output(y, features, training):
@@ -348,8 +365,39 @@ def test_an_error_of_the_task_is_left_to_the_trace(caplog):
     assert "could not run: of the user's own" in caplog.text
 
 
-def test_draws_that_are_not_held_are_no_dependence():
-    check(Embedding(plain_model(), lambda y, f, t: square(y) + tf.random.uniform([y.shape[0]])))
+def noisy(y, features, training):
+    return square(y + 0.3 * tf.random.normal(y.shape))
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_draws_of_tensorflow_are_no_dependence(seed, caplog, monkeypatch):
+    """They repeat in all runs, and the seed stays as it was."""
+    monkeypatch.setattr(context.context(), "_seed", seed)
+    generator = random.Random(seed)
+    monkeypatch.setattr(context.context(), "_rng", generator, raising=False)
+    check(Embedding(plain_model(), noisy))
+    assert "cannot tell" not in caplog.text
+    assert context.global_seed() == seed
+    assert context.context()._rng is generator
+
+
+def test_nor_do_they_hide_one():
+    def output(y, features, training):
+        return noisy(y, features, training) + nt_xent(y, features, training)
+
+    with pytest.raises(ConfigError, match="the loss of an example must not depend on other"):
+        check(Embedding(plain_model(), output))
+
+
+def test_of_draws_that_cannot_be_held_a_warning_tells(caplog):
+    draws = np.random.default_rng(0)
+
+    def output(y, features, training):
+        return square(y) + draws.uniform(size=y.shape[0]).astype("f4")
+
+    check(Embedding(plain_model(), output))
+    message = "Embedding.*training=True: the check .* cannot tell for the loss, which differs"
+    assert re.search(message, caplog.text)
 
 
 def test_a_negative_weight_is_refused():
