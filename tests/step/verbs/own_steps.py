@@ -177,8 +177,8 @@ class Grouped:
 def groups() -> ParameterGroups:
     return ParameterGroups(
         {
-            "backbone": Group(momentum(0.05), ["^backbone/"], frozen_until=3),
-            "head": momentum(0.02),
+            "backbone": Group(momentum(0.05, 0.3), ["^backbone/"], frozen_until=3),
+            "head": momentum(0.02, 0.1),
         }
     )
 
@@ -220,8 +220,8 @@ class Centered(Byol):
         self.center.assign(0.9 * self.center + 0.1 * mean)
 
 
-def momentum(rate: float) -> keras.optimizers.Optimizer:
-    return keras.optimizers.SGD(rate, momentum=0.9)
+def momentum(rate: float, decay: float | None = None) -> keras.optimizers.Optimizer:
+    return keras.optimizers.SGD(rate, momentum=0.9, weight_decay=decay)
 
 
 def two_optimizers() -> dict[str, keras.optimizers.Optimizer]:

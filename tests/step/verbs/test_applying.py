@@ -16,7 +16,10 @@ STEPS = 6
 
 
 def test_groups_are_what_a_loop_without_ddl_computes():
-    """Two rates, one of them frozen for three steps; the norm that clips is that of all groups."""
+    """Two rates and weight decays; one group is frozen for three steps.
+
+    The norm that clips is that of all groups.
+    """
     set_precision("float64")
 
     def plain(task):
@@ -35,7 +38,7 @@ def test_groups_are_what_a_loop_without_ddl_computes():
     plain(task)
     backbone = task.model.layers[0].trainable_variables
     head = task.model.layers[-1].trainable_variables
-    optimizers = [momentum(0.05), momentum(0.02)]
+    optimizers = [momentum(0.05, 0.3), momentum(0.02, 0.1)]
     norms = []
     for step in range(STEPS):
         rows = {k: v[16 * (step % 3) :][:16] for k, v in data(48).items()}

@@ -404,12 +404,33 @@ def test_a_plateau_for_two_optimizers():
 
 
 def test_a_frozen_layer_may_stay():
+    """It has no gradients and no slots."""
+    differentiated = []
+
+    def step(task, update, batch):
+        gradients = update.gradients(task.per_example, batch)
+        differentiated.append([v.path for v in gradients.variables])
+        update.apply(gradients)
+
     def make(step):
         task = Task(step, teacher=perceptron(6, 1))
-        task.teacher.trainable = False
+        task.model = keras.Sequential(
+            [keras.Input((6,)), keras.layers.Dense(4), keras.layers.Dense(3)]
+        )
+        task.teacher.trainable = task.model.layers[0].trainable = False
         return task
 
-    trainer(minimize, make=make).train(1)
+    strategy = make_strategy("mirrored", 2)
+    with strategy.scope():
+        optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+    made = trainer(step, make=make, optimizer=optimizer, strategy=strategy)
+    made.train(1)
+    paths = [v.path for v in made.model.layers[1].variables]
+    assert len(paths) == 2
+    assert differentiated
+    assert all(each == paths for each in differentiated)
+    slots = [v for v in made.optimizer.variables if v.shape.rank]
+    assert [v.shape for v in slots] == [v.shape for v in made.model.layers[1].variables]
 
 
 def test_parameter_servers_have_no_global_batch(monkeypatch):
@@ -539,10 +560,14 @@ def test_weights_of_a_schedule_free_optimizer_that_the_step_assigns():
         for variable in task.model.trainable_variables:
             variable.assign(tf.clip_by_value(variable.value, -0.1, 0.1))
 
+    strategy = make_strategy("mirrored", 2)
+    with strategy.scope():
+        optimizer = ddl.optimizers.AdamWScheduleFree(0.1)
     refused(
         "step assigns to .*kernel.*, which AdamWScheduleFree updates",
         step,
-        optimizer=ddl.optimizers.AdamWScheduleFree(0.1),
+        optimizer=optimizer,
+        strategy=strategy,
     )
 
 

@@ -298,6 +298,66 @@ def test_the_loss_of_two_passes_is_that_of_the_first():
     assert trainer.train(1)["loss"] == pytest.approx(expected, abs=1e-12)
 
 
+@pytest.mark.parametrize("moves", [True, False])
+def test_each_pass_moves_statistics_unless_told_otherwise(moves):
+    """Two passes at the same weights move them twice, from 0 towards the same mean."""
+
+    def change(task):
+        def step(update, batch):
+            gradients = update.gradients(task.per_example, batch)
+            update.gradients(task.per_example, batch, moves_statistics=moves)
+            update.apply(gradients)
+
+        task.step = step
+
+    where = make_strategy("mirrored", 2)
+    trainer = build("Sam", where, examples=48, shuffle=False, change=change)
+    dense, normalization = trainer.model.layers[:2]
+    mean = tf.reduce_mean(dense(data(48)["x"][:16]), axis=0).numpy()
+    trainer.train(1)
+    share = 1 - normalization.momentum ** (2 if moves else 1)
+    for copy in where.experimental_local_results(normalization.moving_mean.value):
+        np.testing.assert_allclose(copy.numpy(), share * mean, rtol=1e-9)
+
+
+def test_each_loss_is_divided_by_the_sum_of_its_own_weights():
+    """Of 11 rows, padded to 16; an evaluation by `per_example` has the same mean."""
+    x = np.random.default_rng(1).normal(size=(11, 6))
+    weight = np.arange(11) % 4
+
+    class Weighing:
+        def __init__(self):
+            self.model = keras.Sequential(
+                [keras.Input((6,)), keras.layers.Dense(1, use_bias=False)]
+            )
+
+        def per_example(self, features, training):
+            own = tf.cast(features["weighs"], tf.float64)
+            return ddl.PerExample(self.model(features["x"])[:, 0], weight=own)
+
+        def doubled(self, features, training):
+            return ddl.PerExample(2 * self.model(features["x"])[:, 0])
+
+        def step(self, update, batch):
+            weighed = update.gradients(self.per_example, batch)
+            update.apply(weighed + update.gradients(self.doubled, batch))
+
+    set_precision("float64")
+    rows = {"x": x, "weighs": weight}
+    with make_strategy("mirrored", 2).scope():
+        trainer = ddl.Trainer(
+            Weighing(), keras.optimizers.SGD(1.0), rows, eval_data=rows, global_batch_size=16
+        )
+    kernel = trainer.model.get_weights()[0][:, 0]
+    outputs = x @ kernel
+    figures = trainer.train(1)
+    assert figures["loss/per_example"] == pytest.approx(np.average(outputs, weights=weight))
+    assert figures["loss/doubled"] == pytest.approx(np.mean(2 * outputs))
+    trained = kernel - np.average(x, axis=0, weights=weight) - 2 * x.mean(axis=0)
+    np.testing.assert_allclose(trainer.model.get_weights()[0][:, 0], trained, rtol=0, atol=1e-12)
+    assert trainer.evaluate()["loss"] == pytest.approx(np.average(x @ trained, weights=weight))
+
+
 class Draws:
     """Keeps what its passes draw in a variable."""
 
