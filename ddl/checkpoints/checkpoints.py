@@ -9,7 +9,7 @@ from pathlib import Path
 import tensorflow as tf
 from absl import logging
 
-from ddl.checkpoints import held
+from ddl.checkpoints import current
 from ddl.checkpoints.contents import check_covers
 from ddl.checkpoints.directory import CheckpointDirectory, Metadata, SavedCheckpoint
 from ddl.checkpoints.durable_files import be_polite
@@ -81,8 +81,6 @@ class Checkpoints:
         self._held_step: int | None = None  # step of the last save or restore
         self._workers = Workers(trainer.strategy)
         self._of_replicas = ReplicaStatistics(trainer.replica_statistics, self._workers)
-
-    # ------------------------------------------------------------ listing
 
     @property
     def folder(self) -> Path:
@@ -169,8 +167,8 @@ class Checkpoints:
         metadata = metadata_of(trainer, dict(metrics or {}), scheduled, ended_by)
         tensors = self._take()
         if self._workers.is_chief:
-            at = held.Point.of(trainer)
-            self._writing = self._writer.submit(self._write, at, tensors, metadata)
+            point = current.Point.of(trainer)
+            self._writing = self._writer.submit(self._write, point, tensors, metadata)
         self._held_step = trainer.step
         return True
 
@@ -202,7 +200,7 @@ class Checkpoints:
         trainer = self._trainer
         for variable, value in zip(self._state, trainer.state, strict=True):
             variable.assign(value)
-        # TensorFlow's count of saves would depend on whether the run was interrupted.
+        # Otherwise it would depend on whether the run was interrupted.
         self._checkpoint.save_counter.assign(trainer.step)
         if self._snapshots is None:
             self.check()
@@ -214,7 +212,7 @@ class Checkpoints:
             return self._snapshots.take() | of_replicas if self._workers.is_chief else {}
 
     def _write(
-        self, point: held.Point, tensors: dict[str, tf.Tensor], metadata: Metadata
+        self, point: current.Point, tensors: dict[str, tf.Tensor], metadata: Metadata
     ) -> str | None:
         # Old checkpoints could have been removed after the last write. Removing them now frees
         # memory pages that the new file reuses (benchmarks/checkpoint_cost.py).
@@ -225,7 +223,7 @@ class Checkpoints:
         except ModelDirectoryError as error:
             self._report(str(error))
             return str(error)
-        held.note(self._trainer, point, self._directory.at(point.step).prefix)
+        current.note(self._trainer, point, self._directory.at(point.step).prefix)
         return None
 
     def _tidy(self) -> None:
@@ -234,8 +232,6 @@ class Checkpoints:
             self._directory.remove(self._retention.removable(self._directory.saved()))
         except (OSError, ModelDirectoryError) as error:
             self._report(f"An old checkpoint could not be removed: {error}. Remove it by hand.")
-
-    # ------------------------------------------------------------ restoring
 
     def restore_latest(self, scheduled: bool = False) -> SavedCheckpoint | None:
         """Restores the trainer from the newest readable checkpoint, to resume training.
@@ -291,14 +287,13 @@ class Checkpoints:
             return None, False
         saved = saved or self._directory.at(step)
         check_fits(saved, trainer)
-        keeps = keeps and bool(self._workers.broadcast(held.is_at(trainer, saved.prefix)))
-        keeps = keeps and not self._workers.any(not held.is_whole(trainer))
+        keeps = keeps and current.are_at(trainer, saved.prefix, self._workers)
         if keeps:
             assign(self._checkpoint, saved, alone=self._of_callbacks.parts)
         else:
             assign(self._checkpoint, saved, of_replicas=self._of_replicas)
             take_over(self._state, trainer)
-            held.note(trainer, held.Point.of(trainer), saved.prefix)
+            current.note(trainer, held.Point.of(trainer), saved.prefix)
         if scheduled and self._workers.is_chief:
             self._directory.remove(s for s in self._directory.saved() if s.step > saved.step)
         trainer.pace.total_seconds = max(trainer.pace.total_seconds, saved.metadata.seconds)

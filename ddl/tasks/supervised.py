@@ -126,7 +126,7 @@ class Supervised:
             )
         check_named_inputs(self.model, spec, self.label_name)
         taken = inputs_of(self.model, spec, self.input_name, self.label_name)
-        inputs = getattr(self.model, "inputs", None) or ()
+        inputs: Sequence[Any] = getattr(self.model, "inputs", None) or ()
         if len(inputs) == 1 and isinstance(taken, tf.TensorSpec):
             name = next(name for name, each in spec.items() if each is taken)
             check_kind(self.model, name, taken, inputs[0].dtype)
@@ -274,7 +274,7 @@ def _checked_weights(weights: Any) -> dict[int, float]:
         )
     for key, value in weights.items():
         is_class = isinstance(key, numbers.Integral) and not isinstance(key, bool)
-        if not is_class or not isinstance(value, numbers.Real) or not value >= 0:
+        if not is_class or not isinstance(value, numbers.Real) or not float(value) >= 0:
             raise ConfigError(
                 "Supervised.class_weight must map integers to weights of at least 0, got "
                 f"{key!r}: {value!r}."

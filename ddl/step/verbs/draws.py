@@ -89,7 +89,7 @@ def check_draws(task: Any, graph: tf.Graph) -> None:
 
     Args:
       task: The task.
-      graph: Graph of a rehearsal of its step, which computes no losses.
+      graph: Graph of the planning trace of its step, which computes no losses.
     """
     definition = graph.as_graph_def()
     functions = (function.node_def for function in definition.library.function)

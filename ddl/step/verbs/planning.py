@@ -219,7 +219,7 @@ def _plan(
     variables = [v for layer in layers for v in layer.variables]
     _check_known(name, [v.value for v in variables] + own, calls)
     _check_covered(name, layers, applies, averaged)
-    by_hand = written_in(rehearsal.graph, [v.value for v in variables])
+    by_hand = written_in(planned.graph, [v.value for v in variables])
     after_change = any(call.checks for call in calls[changes[0] + 1 :])
     changed = {id(v.value) for call in applies for v in call.variables} | set(map(id, averaged))
     weights = [v.value for layer in layers for v in layer._trainable_variables]

@@ -68,7 +68,7 @@ class Update(ControlFlow):
           state: The state before the update.
           batches: The batches of each source, by its name, all with the same counter.
           only_moved: Names of the losses that the step computes within `moved` alone.
-          writes: Whether verbs write variables; a rehearsal leaves that to the step itself.
+          writes: Whether verbs write variables; the planning trace leaves that to the step itself.
         """
         super().__init__(work, StepDraws(work.seed, next(iter(batches.values())).counter))
         self._state = state
@@ -342,7 +342,7 @@ class Update(ControlFlow):
         loss: str = "",
     ) -> None:
         checks = checks or verb in ("gradients", "sum")
-        turns, moved = self._turns, self._place.has_moved
+        turns, moved = self._turns, self._call_context.has_moved
         call = Call(verb, name, variables, not turns.is_always, checks, turns.count, loss, moved)
         self.calls.append(call)
 

@@ -4,6 +4,7 @@ import os
 import weakref
 from typing import Any, NamedTuple
 
+from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError
 from ddl.training.trainer import Trainer
 
@@ -36,19 +37,22 @@ def note(trainer: Trainer, point: Point, prefix: str) -> None:
     _HELD[trainer] = (point, _file(prefix))
 
 
-def is_at(trainer: Trainer, prefix: str) -> bool:
-    """Returns whether a trainer saved or restored a checkpoint and has not moved since.
+def are_at(trainer: Trainer, prefix: str, workers: Workers) -> bool:
+    """Returns whether the trainer of the chief is at a checkpoint, and those of all are whole.
 
-    Variables that were assigned by hand, such as the learning rate, do not count.
+    A trainer is at a checkpoint if it saved or restored it, and has not moved since. Variables that
+    were assigned by hand, such as the learning rate, do not count. Call it on all workers.
 
     Args:
-      trainer: The trainer.
+      trainer: The trainer of this worker.
       prefix: Path of the checkpoint on disk, without the file endings.
+      workers: The workers of the trainer's strategy.
     """
-    return _HELD.get(trainer) == (Point.of(trainer), _file(prefix))
+    is_at = _HELD.get(trainer) == (Point.of(trainer), _file(prefix))
+    return bool(workers.broadcast(is_at)) and not workers.any(not _is_whole(trainer))
 
 
-def is_whole(trainer: Trainer) -> bool:
+def _is_whole(trainer: Trainer) -> bool:
     """Returns whether model, optimizer and state of a trainer belong to the same step."""
     try:
         trainer.check_consistent()
