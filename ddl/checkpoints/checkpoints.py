@@ -118,8 +118,6 @@ class Checkpoints:
         """Returns whether the chief finds a checkpoint. Eager, cross-replica, on all workers."""
         return bool(self._workers.broadcast(self._workers.is_chief and bool(self.saved())))
 
-    # ------------------------------------------------------------ saving
-
     def check(self) -> None:
         """Checks that a checkpoint holds every variable that training uses.
 
@@ -293,7 +291,7 @@ class Checkpoints:
         else:
             assign(self._checkpoint, saved, of_replicas=self._of_replicas)
             take_over(self._state, trainer)
-            current.note(trainer, held.Point.of(trainer), saved.prefix)
+            current.note(trainer, current.Point.of(trainer), saved.prefix)
         if scheduled and self._workers.is_chief:
             self._directory.remove(s for s in self._directory.saved() if s.step > saved.step)
         trainer.pace.total_seconds = max(trainer.pace.total_seconds, saved.metadata.seconds)
