@@ -12,7 +12,7 @@ import gin
 from ddl.config import registry
 from ddl.config.values import Binding, Key, Reference, enclosing_scopes, leaves, shown
 from ddl.errors import ConfigError, DdlError, did_you_mean
-from ddl.user_code import Place, message_of, place_of, repeats
+from ddl.user_code import Place, is_op_error, message_of, place_of, repeats
 
 # Frames at the end of a traceback in which a cycle of references shows calls of gin.
 _LAST = 60
@@ -61,8 +61,8 @@ def explaining(
 
     Raises:
       DdlError: An error of ddl from within the call, with a note that names the call.
-      ConfigError: If a call raises TypeError, ValueError or RecursionError, or the user's own code
-        raises any error that repeats.
+      ConfigError: If a call raises TypeError, ValueError or RecursionError, an operation of
+        TensorFlow refuses a value, or the user's own code raises any error that repeats.
     """
     try:
         return build()
@@ -91,7 +91,9 @@ def explaining(
         ) from error
     except Exception as error:
         cause = _original(error)
-        if not repeats(cause) or place_of(cause, registry.user_packages()) is None:
+        # An operation of TensorFlow refuses values of the config, such as a size of 2^63.
+        is_explained = is_op_error(cause) or place_of(cause, registry.user_packages()) is not None
+        if not (repeats(cause) and is_explained):
             raise
         message = _explain(cause, *_innermost_call(error, name), bindings)
         raise ConfigError(message) from cause
