@@ -75,11 +75,18 @@ def repeats(error: BaseException) -> bool:
     """Returns whether the same code would raise the error again."""
     if isinstance(error, _LASTING):
         return True
-    # By name: the check of a config must not import TensorFlow.
-    kinds = [kind for kind in type(error).__mro__ if kind.__module__.startswith("tensorflow.")]
-    if any(kind.__name__ == "OpError" for kind in kinds):
-        return any(kind.__name__ in _WRONG_VALUES for kind in kinds)
+    if is_op_error(error):
+        return any(kind.__name__ in _WRONG_VALUES for kind in type(error).__mro__)
     return isinstance(error, Exception) and not isinstance(error, _PASSING)
+
+
+def is_op_error(error: BaseException) -> bool:
+    """Returns whether an error is of an operation of TensorFlow."""
+    # By name: the check of a config must not import TensorFlow.
+    return any(
+        kind.__name__ == "OpError" and kind.__module__.startswith("tensorflow.")
+        for kind in type(error).__mro__
+    )
 
 
 def place_of(error: BaseException, packages: Collection[str] = ()) -> Place | None:

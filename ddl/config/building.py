@@ -22,7 +22,7 @@ from ddl.config.values import (
     values_of,
 )
 from ddl.errors import ConfigError, DdlError, did_you_mean
-from ddl.user_code import Place, message_of, place_of, repeats
+from ddl.user_code import Place, is_op_error, message_of, place_of, repeats
 
 # No count of a library's items, and no size of a tensor that fits into memory, is as large.
 _HUGE = 2**36
@@ -74,8 +74,9 @@ def explaining(
 
     Raises:
       DdlError: An error of ddl from within the call, with a note that names the call.
-      ConfigError: If a call raises TypeError, ValueError or RecursionError, the user's own code
-        raises any error that repeats, or the memory does not hold what a huge integer asks for.
+      ConfigError: If a call raises TypeError, ValueError or RecursionError, an operation of
+        TensorFlow refuses a value, the user's own code raises any error that repeats, or the memory
+        does not hold what a huge integer asks for.
     """
     try:
         return build()
@@ -105,10 +106,11 @@ def explaining(
     except Exception as error:
         cause = _original(error)
         scope, item = _innermost_call(error, name)
-        of_user = repeats(cause) and place_of(cause, registry.user_packages()) is not None
+        # An operation of TensorFlow refuses values of the config, such as a size of 2^63.
+        is_explained = is_op_error(cause) or place_of(cause, registry.user_packages()) is not None
         # TensorFlow and NumPy say by many types that a tensor has too many elements.
         too_large = not isinstance(cause, OSError) and any(_huge(scope, item, bindings))
-        if not of_user and not too_large:
+        if not (repeats(cause) and is_explained) and not too_large:
             raise
         raise ConfigError(_explain(cause, scope, item, bindings)) from cause
 

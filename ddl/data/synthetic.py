@@ -1,5 +1,7 @@
 """Synthetic data of any shape, reproducible by seed, for benchmarks and tests."""
 
+import math
+import os
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -38,13 +40,14 @@ def synthetic_images(
       Images [n, *image_shape] of `dtype`, and labels, int64 [n].
 
     Raises:
-      ConfigError: If a size is not positive.
+      ConfigError: If a size is not positive, or the images need more memory than there is.
     """
     sizes = {"num_classes": num_classes, "num_examples": num_examples}
     for name, size in {**sizes, "image_shape": min(image_shape, default=1)}.items():
         if size < 1:
             raise ConfigError(f"{name} of the synthetic images must be at least 1, got {size}.")
     shape = tuple(image_shape)
+    _check_memory("images", num_examples * math.prod(shape) * np.dtype(dtype).itemsize)
     prototypes = _generator(seed, "prototypes").random((num_classes, *shape), np.float32)
     generator = _generator(seed, split)
     images = np.empty((num_examples, *shape), dtype)
@@ -79,7 +82,8 @@ def synthetic_arrays(
 
     Raises:
       ConfigError: If `num_examples` is not positive, a dtype is not a float, integer or boolean,
-        or `below` names no integer feature or a number that is not positive.
+        or `below` names no integer feature or a number that is not positive; or if the features
+        need more memory than there is.
     """
     below = dict(below or {})
     for name, count in below.items():
@@ -92,6 +96,8 @@ def synthetic_arrays(
         raise ConfigError(
             f"num_examples of the synthetic data must be at least 1, got {num_examples}."
         )
+    sizes = (math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in elements.values())
+    _check_memory("data", num_examples * sum(sizes))
     generator = _generator(seed, "arrays")
     features = {}
     for name, (shape, dtype_name) in elements.items():
@@ -111,6 +117,16 @@ def synthetic_arrays(
                 f"{dtype_name}."
             )
     return ArraySource(features)
+
+
+def _check_memory(what: str, needed: int) -> None:
+    """Raises ConfigError if this machine cannot hold the data."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > memory:
+        raise ConfigError(
+            f"num_examples of the synthetic {what} is too large: they need {needed / 1e9:,.1f} GB, "
+            f"but this machine has {memory / 1e9:,.1f} GB of memory. Set a smaller num_examples."
+        )
 
 
 def _generator(seed: int, stream: str) -> np.random.Generator:

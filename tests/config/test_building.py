@@ -8,6 +8,7 @@ import pytest
 
 from ddl import config
 from ddl.errors import ConfigError, DataError
+from ddl.models.perceptron import mlp
 from tests.config.dummies import complaint
 
 
@@ -30,6 +31,17 @@ def test_a_refused_value_deep_inside_names_the_inner_binding(load):
     assert message.startswith("Conv2D cannot be built: ")
     assert "  run.gin:2: Conv2D.filters = -3" in message
     assert "run.gin:1" not in message
+
+
+def test_a_value_that_tensorflow_refuses(load):
+    gin.external_configurable(mlp, name="large_mlp", module="dummies")
+    lines = ("input_shape = (3,)", "num_classes = 2", "hidden_units = (4000000000000000000,)")
+    load("".join(f"large_mlp.{line}\n" for line in lines) + "Trial.tower = @large_mlp()")
+    message = complaint(config.build, "Trial")
+    assert re.match(
+        r"large_mlp cannot be built: InvalidArgumentError: .*more than 2\*\*63", message
+    )
+    assert "  run.gin:3: large_mlp.hidden_units = (4000000000000000000,)" in message
 
 
 def test_our_own_errors_keep_their_type(load):

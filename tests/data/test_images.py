@@ -88,6 +88,13 @@ def test_synthetic_source_has_the_shape_asked_for():
         images("synthetic", "test", image_shape=(3, 4, 1), num_classes=0)
 
 
+def test_more_synthetic_data_than_memory():
+    with pytest.raises(ConfigError, match=r"num_examples .* need [\d,]+\.0 GB, but this machine"):
+        synthetic("train", num_examples=10**15)
+    with pytest.raises(ConfigError, match=r"need 4,000,000\.0 GB.* Set a smaller num_examples"):
+        synthetic_arrays({"x": ((), "float32")}, 10**15)
+
+
 def test_synthetic_arrays():
     elements = {"tokens": ((7,), "int32"), "x": ((2, 2), "float64"), "b": ((), "bool")}
     source = synthetic_arrays(elements, 9)
