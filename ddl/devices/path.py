@@ -39,8 +39,8 @@ class DevicePath:
         saves kernels, each of which takes a GPU some microseconds to start.
       fuses_normalization: Whether batch normalization is TensorFlow's fused operation.
       has_float64_losses: Whether TensorFlow's sparse cross-entropy has a kernel for float64.
-      compiles: Whether `--jit_compile=auto` compiles by XLA: few kernels instead of many. On CPUs
-        it was measured slower.
+      compiles: Whether `--jit_compile=auto` compiles by XLA: few kernels instead of many, each of
+        which costs time to start on a GPU.
       can_compile: Whether a function can be compiled by XLA on its own. TPUs compile whatever runs.
     """
 

@@ -1,7 +1,7 @@
 """Reading of metrics.jsonl in chunks: a long run writes millions of lines.
 
-A regular expression checks a whole chunk of lines in the form that ddl writes, five times faster
-than a JSON parser. Other lines, such as those an editor saved, are parsed one by one.
+A regular expression checks a whole chunk of lines in the form that ddl writes, faster than a JSON
+parser. Other lines, such as those an editor saved, are parsed one by one.
 """
 
 import json

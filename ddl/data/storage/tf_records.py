@@ -115,7 +115,7 @@ def _located(file: str) -> np.ndarray:
     offsets, offset = [], 0
     try:
         size = tf.io.gfile.stat(file).length
-        # For local files, Python's own file objects are about ten times faster than GFile.
+        # For local files, Python's own file objects are faster than GFile.
         local = os.path.exists(file)
         with open(file, "rb", buffering=0) if local else tf.io.gfile.GFile(file, "rb") as opened:
             while offset + _AROUND_DATA <= size:
