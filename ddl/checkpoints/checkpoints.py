@@ -24,6 +24,7 @@ from ddl.distribution.workers import Workers
 from ddl.errors import ModelDirectoryError
 from ddl.step.state import TrainingState
 from ddl.training.trainer import Trainer
+from ddl.user_code import hiding_frames
 
 
 class Checkpoints:
@@ -81,8 +82,6 @@ class Checkpoints:
         self._workers = Workers(trainer.strategy)
         self._of_replicas = ReplicaStatistics(trainer.replica_statistics, self._workers)
 
-    # ------------------------------------------------------------ listing
-
     @property
     def folder(self) -> Path:
         """The folder of the checkpoints."""
@@ -117,8 +116,6 @@ class Checkpoints:
         """Returns whether the chief finds a checkpoint. Eager, cross-replica, on all workers."""
         return bool(self._workers.broadcast(self._workers.is_chief and bool(self.saved())))
 
-    # ------------------------------------------------------------ saving
-
     def check(self) -> None:
         """Checks that a checkpoint holds every variable that training uses.
 
@@ -131,6 +128,7 @@ class Checkpoints:
         self._of_callbacks.check()
         check_covers(self._checkpoint, self._trainer.variables_in_use)
 
+    @hiding_frames
     def save(
         self,
         metrics: Mapping[str, float] | None = None,
@@ -272,6 +270,7 @@ class Checkpoints:
         """
         return self._restore(self.best, False)[0]
 
+    @hiding_frames
     def _restore(
         self, find: Callable[[], SavedCheckpoint | None], scheduled: bool, keeps: bool = False
     ) -> tuple[SavedCheckpoint | None, bool]:
@@ -287,7 +286,7 @@ class Checkpoints:
             return None, False
         saved = saved or self._directory.at(step)
         check_fits(saved, trainer)
-        keeps = keeps and self._workers.broadcast(held.is_at(trainer, saved.prefix))
+        keeps = keeps and bool(self._workers.broadcast(held.is_at(trainer, saved.prefix)))
         keeps = keeps and not self._workers.any(not held.is_whole(trainer))
         if keeps:
             assign(self._checkpoint, saved, alone=self._of_callbacks.parts)
@@ -310,6 +309,7 @@ class Checkpoints:
             self._directory.write_list()
         return saved
 
+    @hiding_frames
     def restore_model(self, saved: SavedCheckpoint | None = None) -> SavedCheckpoint:
         """Restores weights, averages, step and data position, for evaluation or export.
 
