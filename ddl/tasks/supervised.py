@@ -122,7 +122,7 @@ class Supervised:
             raise DataError("The data have no inputs, only the label.")
         check_named_inputs(self.model, spec, self.label_name)
         taken = inputs_of(self.model, spec, self.input_name, self.label_name)
-        inputs = getattr(self.model, "inputs", None) or ()
+        inputs = getattr(self.model, "inputs", None) or []
         if len(inputs) == 1 and isinstance(taken, tf.TensorSpec):
             expected = without_one(tuple(inputs[0].shape[1:]))
             # Keras adds a last dimension of 1, or removes it, and casts numbers.
@@ -258,7 +258,7 @@ def _checked_weights(weights: Any) -> dict[int, float]:
         )
     for key, value in weights.items():
         is_class = isinstance(key, numbers.Integral) and not isinstance(key, bool)
-        if not is_class or not isinstance(value, numbers.Real) or not value >= 0:
+        if not is_class or not isinstance(value, numbers.Real) or not float(value) >= 0:
             raise ConfigError(
                 "Supervised.class_weight must map integers to weights of at least 0, got "
                 f"{key!r}: {value!r}."
