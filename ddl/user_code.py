@@ -9,6 +9,7 @@ system may pass: they stay as they are, and so do errors that no line of the use
 import contextlib
 import dataclasses
 import functools
+import inspect
 import linecache
 import os
 import re
@@ -167,22 +168,46 @@ def debug(shows_all_frames: bool = True) -> None:
 
 
 def hiding_frames(function: _Callable) -> _Callable:
-    """Decorates a public function: hides libraries' frames in the tracebacks of its errors."""
+    """Decorates a public function or generator: hides libraries' frames in its errors."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
         except BaseException as error:
-            if _shown["all frames"]:
-                raise
-            _hide_frames(error)
-            is_own = isinstance(error, DdlError) or not isinstance(error, Exception)
-            if not is_own and _NOTE not in getattr(error, "__notes__", ()):
-                error.add_note(_NOTE)
+            _shorten(error)
             raise
 
-    return cast(_Callable, call)
+    @functools.wraps(function)
+    def generate(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return (yield from function(*args, **kwargs))
+        except BaseException as error:
+            _shorten(error)
+            raise
+
+    return cast(_Callable, generate if inspect.isgeneratorfunction(function) else call)
+
+
+def _shorten(error: BaseException) -> None:
+    """Hides the frames of libraries, and says so, unless all frames are shown."""
+    if _shown["all frames"]:
+        return
+    _hide_frames(error)
+    _shorten_message(error)
+    is_own = isinstance(error, DdlError) or not isinstance(error, Exception)
+    if not is_own and _NOTE not in getattr(error, "__notes__", ()):
+        error.add_note(_NOTE)
+
+
+def _shorten_message(error: BaseException) -> None:
+    """Leaves the reason and the user's line of a message in which TensorFlow lists all frames."""
+    text = getattr(error, "_message", None)
+    if isinstance(text, str) and text.startswith("Graph execution error"):
+        reason = message_of(error).removeprefix(f"{type(error).__name__}: ")
+        frames = [Place(file, int(line)) for file, line in _FRAME_IN_TEXT.findall(text)]
+        own = [one for one in frames if not is_of_library(one.file)]
+        vars(error)["_message"] = "\n".join([reason, *(one.note for one in own[-1:])])
 
 
 def _hide_frames(error: BaseException) -> None:

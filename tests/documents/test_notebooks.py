@@ -68,6 +68,7 @@ def test_programs_of_the_page(name, tmp_path):
     text = files()[name]
     if name == "questions.py":  # its model begins at random
         text = f"import keras\nkeras.utils.set_random_seed(0)\n{text}"
+        text += "\nassert abs(trainer.history[-2]['learning_rate'] - 0.01) < 1e-6\n"
     (tmp_path / name).write_text(text)
     printed = run([name], tmp_path).split()
     if name == "virtual_devices.py":

@@ -111,6 +111,7 @@ class Evaluating(Readings):
         self._parts.settings.take_for_evaluation()
         return outputs
 
+    @hiding_frames
     def predict_batches(
         self,
         data: Any,

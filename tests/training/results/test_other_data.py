@@ -19,6 +19,16 @@ LABELS = np.arange(30) % 2
 DATA = {"image": IMAGES, "label": LABELS}
 
 
+class Batches(keras.utils.PyDataset):
+    """Batches of 7, the last of 2."""
+
+    def __len__(self):
+        return 5
+
+    def __getitem__(self, number):
+        return IMAGES[7 * number :][:7], LABELS[7 * number :][:7]
+
+
 class TwoOutputs(ddl.Classification):
     """Returns a dict with a tuple, to see that the structure is kept."""
 
@@ -100,6 +110,17 @@ FORMS = {
     "(dict, y)": ({"image": IMAGES}, LABELS),
     "(dict, y, sample_weight)": ({"image": IMAGES}, LABELS, np.ones(30)),
 }
+
+
+def test_given_data_may_be_files_and_python_objects(trainer, tmp_path):
+    ddl.data.store(ddl.data.ArraySource(DATA), tmp_path, shards=2)
+    for data in (ddl.data.stored(tmp_path), Batches()):
+        assert trainer.evaluate(data)["loss"] == pytest.approx(trainer.evaluate()["loss"])
+        np.testing.assert_array_equal(trainer.predict(data), trainer.predict(IMAGES))
+    endless = tf.data.Dataset.from_tensor_slices(DATA).repeat().batch(7)
+    for call in (trainer.evaluate, trainer.predict):
+        with pytest.raises(DataError, match=r"is infinite. Remove its repeat\(\)"):
+            call(endless)
 
 
 @pytest.mark.parametrize("form", FORMS)

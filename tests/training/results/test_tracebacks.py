@@ -11,6 +11,7 @@ import ddl
 from tests.conftest import make_strategy
 
 IMAGES = np.ones([8, 3], "f4")
+OWN = (ddl.errors.DataError, ddl.errors.ConfigError, KeyboardInterrupt)
 LABELS = np.arange(8) % 2
 
 
@@ -19,6 +20,10 @@ def _hidden():
     ddl.debug(False)
     yield
     ddl.debug()
+
+
+def raises(value):
+    raise ValueError("within a loop")
 
 
 class Task(ddl.Classification):
@@ -30,6 +35,11 @@ class Task(ddl.Classification):
             return found._replace(loss=tf.reduce_mean(found.loss))
         if self.fails == "error":
             raise ValueError("of the user's own")
+        if self.fails == "assert":
+            tf.debugging.assert_less(features["image"], -100.0)
+        if self.fails == "python" and not tf.executing_eagerly():
+            factor = tf.ensure_shape(tf.py_function(raises, [0], "float32"), [])
+            return found._replace(loss=factor * found.loss)
         if self.fails == "key":
             features["missing"]
         if self.fails == "interrupt":
@@ -57,6 +67,8 @@ def train(data=(IMAGES, LABELS), steps=1, fails=None, **arguments):
         ({"steps": 1.5}, ddl.errors.ConfigError, "steps must be an integer"),
         ({"fails": "scalar"}, ddl.errors.ConfigError, "got a scalar loss"),
         ({"fails": "error"}, ValueError, "of the user's own"),
+        ({"fails": "assert"}, tf.errors.InvalidArgumentError, "assertion failed: "),
+        ({"fails": "python"}, tf.errors.InvalidArgumentError, "ValueError: within a loop"),
         ({"fails": "key"}, KeyError, "missing"),
         ({"fails": "interrupt"}, KeyboardInterrupt, ""),
     ],
@@ -68,7 +80,7 @@ def test_the_users_lines_and_the_message(arguments, error, message):
     assert message in text
     assert "site-packages" not in text
     assert "in train\n" in text
-    assert ("ddl.debug()" in text) == (error in (ValueError, KeyError))
+    assert ("ddl.debug()" in text) == (error not in OWN)
     assert "/ddl/" not in text
     assert len(text.splitlines()) <= 15, text
 
@@ -82,6 +94,28 @@ def test_a_task_names_its_bad_argument(arguments):
         ddl.Supervised(model, **{"loss": "mse", **arguments})
     text = "".join(traceback.format_exception(raised.value))
     assert len(text.splitlines()) <= 15, text
+
+
+def test_generators_and_checkpoints_hide_frames_too(tmp_path):
+    def made(units):
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(units)])
+        data = (IMAGES, LABELS)
+        return ddl.Trainer(ddl.Classification(model), "sgd", data, global_batch_size=8)
+
+    trainer = made(2)
+    saving = ddl.Checkpoints(tmp_path, trainer)
+    saving.save()
+    saving.finish()
+    other = ddl.Checkpoints(tmp_path, made(3))
+    for call, error in (
+        (lambda: list(trainer.predict_batches({"label": LABELS})), ddl.errors.DataError),
+        (other.restore_latest, ddl.errors.ModelDirectoryError),
+        (other.restore_model, ddl.errors.ModelDirectoryError),
+    ):
+        with pytest.raises(error) as raised:
+            call()
+        text = "".join(traceback.format_exception(raised.value))
+        assert len(text.splitlines()) <= 15, text
 
 
 def test_debug_shows_all():
