@@ -329,6 +329,17 @@ def test_a_confusion_matrix_leaves_out_rows_of_weight_0():
     np.testing.assert_array_equal(of_labels, np.bincount(DATA["label"][weight > 0]))
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_confusion_matrix_needs_scores_of_classes(replicas):
+    """Told from a trace, before the first update."""
+    trainer = make_trainer(replicas=replicas)
+    predict = trainer.task.predict
+    trainer.task.predict = lambda features: predict(features)[:, :1]
+    with pytest.raises(ConfigError, match=r"needs scores \[n, classes\].*got shape \(2, 1\)"):
+        ddl.fit(trainer, train_steps=2, callbacks=[ConfusionMatrix()], progress=False)
+    assert trainer.step == 0
+
+
 def test_a_confusion_matrix_needs_one_order():
     data = {"length": np.full(40, 3), **DATA}
     trainer = make_trainer(data, eval_data=ddl.data.bucketed(data, [3], features=["image"]))
