@@ -92,14 +92,15 @@ class Counter:
 
 
 def test_variables_of_a_callback_are_saved(trainer, tmp_path):
-    straight = Counter()
-    fit(trainer, None, Every(2, straight))
+    straight, beside = Counter(), Counter()
+    fit(trainer, None, Every(2, straight), Every(2, beside))
     fit(make_trainer(), tmp_path, Every(2, first := Counter()), train_steps=6)
     second, other = Counter(), make_trainer()
     fit(other, tmp_path, Every(2, second))
     assert int(second.calls) == int(straight.calls) == 6
     assert first.drawn + second.drawn == straight.drawn
     assert len(set(straight.drawn)) == 6
+    assert beside.drawn != straight.drawn  # though they have one name
     with pytest.raises(
         ddl.errors.ModelDirectoryError, match="holds variables of callbacks: pass those"
     ):
