@@ -164,6 +164,7 @@ class Calls:
         if callback.on == "chief" and not self._workers.is_chief:
             return
         trainer, name = self._trainer, callback.name
+        place = next(i for i, one in enumerate(self._callbacks) if one is callback)
 
         def end(reason: str) -> None:
             if checkpoint is not None:
@@ -171,12 +172,13 @@ class Calls:
                     f"The callback {name} ends the run after a save, which the checkpoint does "
                     "not hold. End it in Every or AfterEvaluation."
                 )
-            self._ended_by = next(i for i, one in enumerate(self._callbacks) if one is callback)
+            self._ended_by = place
             self.reason = f"{name}: {reason}"
             self.stop()
 
         media = Media(self._media, trainer.step, split, name)
-        moment = Moment(trainer, figures, media, end, name, checkpoint)
+        draws_as = names_of(self._callbacks)[place]  # two of one name draw other numbers
+        moment = Moment(trainer, figures, media, end, draws_as, checkpoint)
         must_keep = by_chief or checkpoint is not None
         holder = callback.holder
         compares = callback.on == "all" and self._workers.number > 1 and not must_keep

@@ -153,7 +153,10 @@ class Moment:
 
     @functools.cached_property
     def random(self) -> np.random.Generator:
-        """Random numbers that depend only on the run's seed, the callback's name and the step."""
+        """Random numbers that depend only on the run's seed, the callback's name and the step.
+
+        A further callback of the same name draws other numbers.
+        """
         first = next(iter(self.trainer.pipelines.values()))
         return np.random.default_rng(hashed(first.seed, self._name, self.step) % 2**64)
 

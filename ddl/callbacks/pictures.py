@@ -1,11 +1,12 @@
 """Callbacks that write pictures to TensorBoard: sample images, and a confusion matrix."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from ddl import microbatch
 from ddl.callbacks.moment import Moment
 from ddl.callbacks.schedule import AfterEvaluation, Callback, Every
 from ddl.distribution.traits import traits_of
@@ -15,6 +16,9 @@ from ddl.training.trainer import Trainer
 
 _PIXELS = 256
 """Smallest height of the picture of a confusion matrix."""
+
+_ROWS = 2
+"""Rows with which `predict` is traced before training; more than one, as a batch has."""
 
 _IN_TEXT = 50
 """Largest number of classes whose counts are written as a table too."""
@@ -149,6 +153,7 @@ class ConfusionMatrix(AfterEvaluation):
                 f"ConfusionMatrix.label must be a feature with one integer per example, but "
                 f"{self._label!r} is {got}. The features are {', '.join(sorted(spec))}."
             )
+        _check_scores(trainer, self._label, spec)
 
     def _show(self, moment: Moment) -> None:
         trainer = moment.trainer
@@ -191,7 +196,9 @@ def _classes(task: Any, label: str) -> Callable[[dict[str, tf.Tensor]], Any]:
         scores = task.predict(features)
         if not tf.is_tensor(scores) or scores.shape.rank != 2 or scores.shape[1] < 2:
             got = f"shape {scores.shape}" if tf.is_tensor(scores) else type(scores).__name__
-            raise ConfigError(
+            is_known = not tf.is_tensor(scores) or scores.shape.rank is not None
+            error = _NoScoresError if is_known else ConfigError
+            raise error(
                 f"ConfusionMatrix needs scores [n, classes] from {type(task).__name__}.predict, "
                 f"with at least two classes, got {got}. Return one tensor of scores from it, or "
                 "leave ConfusionMatrix out."
@@ -203,6 +210,44 @@ def _classes(task: Any, label: str) -> Callable[[dict[str, tf.Tensor]], Any]:
         }
 
     return classes
+
+
+class _NoScoresError(ConfigError):
+    """The outputs of a task are no scores of classes."""
+
+
+def _check_scores(trainer: Trainer, label: str, spec: Mapping[str, tf.TensorSpec]) -> None:
+    """Traces the task's `predict` for one replica, without reading data.
+
+    Other errors of the task are left to the evaluation, whose batches may have another form.
+
+    Raises:
+      ConfigError: If it returns no scores [n, classes].
+    """
+    classes = _classes(trainer.task, label)
+    rows = {
+        name: tf.TensorSpec([_ROWS, *one.shape], one.dtype)
+        for name, one in spec.items()
+        if name != "weight"
+    }
+    is_traced = False
+
+    def of_replica(features: dict[str, tf.Tensor]) -> None:
+        nonlocal is_traced
+        if not is_traced:  # one replica stands for all
+            is_traced = True
+            classes(features)
+
+    probe = tf.function(
+        lambda features: trainer.strategy.run(of_replica, args=(features,)), autograph=False
+    )
+    with microbatch.without_traces_of_the_user():
+        try:
+            probe.get_concrete_function(rows)
+        except _NoScoresError:
+            raise
+        except Exception:
+            return
 
 
 def _check_predicts(callback: Callback, trainer: Trainer) -> None:

@@ -179,6 +179,8 @@ def _as_sent(values: tf.Tensor) -> tf.Tensor:
     """Returns a tensor of a dtype that the collectives take, which holds the same values."""
     if values.dtype in _SENT:
         return values
+    if values.dtype.size == 1:
+        return tf.cast(values, tf.float16)  # bool, int8, uint8: exact, in a quarter of the bytes
     if values.dtype == tf.bfloat16:
         return tf.bitcast(values, tf.float16)
     return tf.cast(values, tf.int64)

@@ -127,7 +127,11 @@ def _over_replicas(tensors: list[tf.Tensor], across: Across, current: Microbatch
         gathered = gather_over_replicas(tensors)
         mask = tf.ones([gathered[0].shape[0]], tf.bool)
     else:
-        *gathered, mask = gather_over_replicas([*tensors, current.mask])
+        # As a column beside the rows: a collective of its own would cost as much as theirs.
+        dtype = next((x.dtype for x in tensors if x.dtype.is_floating), tf.float16)
+        own_mask = tf.stop_gradient(tf.cast(current.mask, dtype))
+        *gathered, mask = gather_over_replicas([*tensors, own_mask])
+        mask = mask > 0
     return Gathered(gathered, mask, positions_of(current))
 
 

@@ -27,10 +27,10 @@ class Weighted(ddl.Classification):
         return output._replace(loss=self.weight * output.loss)
 
 
-def make_trainer(data=None, **arguments):
+def make_trainer(data=None, replicas=1, **arguments):
     data = DATA if data is None else data
     keras.utils.set_random_seed(3)
-    with make_strategy("one_device", 1).scope():
+    with make_strategy("one_device" if replicas == 1 else "mirrored", replicas).scope():
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
         return ddl.Trainer(
             Weighted(model),

@@ -92,14 +92,15 @@ class Counter:
 
 
 def test_variables_of_a_callback_are_saved(trainer, tmp_path):
-    straight = Counter()
-    fit(trainer, None, Every(2, straight))
+    straight, beside = Counter(), Counter()
+    fit(trainer, None, Every(2, straight), Every(2, beside))
     fit(make_trainer(), tmp_path, Every(2, first := Counter()), train_steps=6)
     second, other = Counter(), make_trainer()
     fit(other, tmp_path, Every(2, second))
     assert int(second.calls) == int(straight.calls) == 6
     assert first.drawn + second.drawn == straight.drawn
     assert len(set(straight.drawn)) == 6
+    assert beside.drawn != straight.drawn  # though they have one name
     with pytest.raises(
         ddl.errors.ModelDirectoryError, match="holds variables of callbacks: pass those"
     ):
@@ -327,6 +328,17 @@ def test_a_confusion_matrix_leaves_out_rows_of_weight_0():
     rows = [line.split("|")[2:-1] for line in tables[0].splitlines()[2:]]
     of_labels = np.array(rows, int).sum(1)
     np.testing.assert_array_equal(of_labels, np.bincount(DATA["label"][weight > 0]))
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_confusion_matrix_needs_scores_of_classes(replicas):
+    """Told from a trace, before the first update."""
+    trainer = make_trainer(replicas=replicas)
+    predict = trainer.task.predict
+    trainer.task.predict = lambda features: predict(features)[:, :1]
+    with pytest.raises(ConfigError, match=r"needs scores \[n, classes\].*got shape \(2, 1\)"):
+        ddl.fit(trainer, train_steps=2, callbacks=[ConfusionMatrix()], progress=False)
+    assert trainer.step == 0
 
 
 def test_a_confusion_matrix_needs_one_order():

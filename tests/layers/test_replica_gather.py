@@ -87,7 +87,7 @@ def test_two_replicas_send_hardly_more_than_the_rows(gpu_path):
     bytes_of_rows = 4 * rows * width
     assert bytes_of_rows <= sent["CollectiveGatherV2"] / 2 <= 1.1 * bytes_of_rows
     # [2, rows]: each replica keeps one of the two.
-    assert sent["CollectiveAllToAllV2"] / 2 == 2 * bytes_of_rows
+    assert bytes_of_rows <= sent["CollectiveAllToAllV2"] / 4 <= 1.1 * bytes_of_rows
 
 
 def test_half_precision_is_summed_in_more():

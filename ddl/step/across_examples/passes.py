@@ -165,6 +165,7 @@ class ThreePasses:
     def _of_all(self, own: list[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the rows of all replicas, by position in the global batch, and their mask."""
         dtypes = [*(spec.dtype for spec in self._specs), tf.bool]
+        own = [*own[:-1], tf.cast(own[-1], tf.bool)]  # which are fewer bytes
         return [
             tf.cast(self._swapped(rows, self._replicas), dtype)
             for rows, dtype in zip(gather_over_replicas(own), dtypes, strict=True)

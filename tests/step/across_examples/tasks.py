@@ -84,6 +84,23 @@ class Covariances(Task):
         return ddl.PerExample(tf.fill([z.shape[0]], loss))
 
 
+class BarlowTwins(Task):
+    """Correlations between two views over the global batch, as in Barlow Twins."""
+
+    def per_example(self, features: dict[str, Any], training: bool) -> ddl.PerExample:
+        x = features["x"]
+        views = [self.model(view, training=training) for view in (x, x[:, ::-1])]
+        others = self.gather(tuple(views))
+        counts = tf.cast(others.mask, views[0].dtype)[:, tf.newaxis]
+        number = tf.reduce_sum(counts)
+        one, other = (counts * (z - tf.reduce_sum(counts * z, 0) / number) for z in others.rows)
+        scales = [tf.sqrt(tf.reduce_sum(z**2, 0) / number + 1e-4) for z in (one, other)]
+        correlations = tf.transpose(one / scales[0]) @ (other / scales[1]) / number
+        identity = tf.eye(correlations.shape[0], dtype=correlations.dtype)
+        loss = tf.reduce_sum((0.1 + 0.9 * identity) * (correlations - identity) ** 2)
+        return ddl.PerExample(tf.fill([x.shape[0]], loss))
+
+
 class Weighted(InfoNce):
     """Weights by the task, and a term that nothing gathers."""
 
@@ -104,7 +121,9 @@ class OwnStep(InfoNce):
         update.minimize(self.contrasts, batch)
 
 
-TASKS = {task.__name__: task for task in (InfoNce, Triplets, Covariances, Weighted, OwnStep)}
+TASKS = {
+    task.__name__: task for task in (InfoNce, Triplets, Covariances, BarlowTwins, Weighted, OwnStep)
+}
 
 
 def build(

@@ -30,6 +30,7 @@ ELSEWHERE = [
     ("Triplets", "central_storage", 2, 1),
     ("Triplets", "one_device", 1, 4),
     ("Covariances", "mirrored", 2, 2),
+    ("BarlowTwins", "mirrored", 2, 2),
     ("Weighted", "mirrored", 2, 2),
     ("OwnStep", "mirrored", 2, 2),
 ]
@@ -61,7 +62,7 @@ def test_by_the_path_of_gpus(microbatches, gpu_path):
     check_same("Triplets", LikeGpus, 2, microbatches)
 
 
-@pytest.mark.parametrize("name", ["InfoNce", "Triplets", "Covariances"])
+@pytest.mark.parametrize("name", ["InfoNce", "Triplets", "Covariances", "BarlowTwins"])
 def test_what_a_loop_without_padding_computes(name):
     """A batch of 16 rows and one of 5, each as a whole, by a loop without ddl."""
     check_loop(name, "mirrored", 2, 1)
