@@ -167,8 +167,8 @@ class Checkpoints:
         metadata = metadata_of(trainer, dict(metrics or {}), scheduled, ended_by)
         tensors = self._take()
         if self._workers.is_chief:
-            point = current.Point.of(trainer)
-            self._writing = self._writer.submit(self._write, point, tensors, metadata)
+            at = current.Point.of(trainer)
+            self._writing = self._writer.submit(self._write, at, tensors, metadata)
         self._held_step = trainer.step
         return True
 
@@ -200,8 +200,7 @@ class Checkpoints:
         trainer = self._trainer
         for variable, value in zip(self._state, trainer.state, strict=True):
             variable.assign(value)
-        # Otherwise it would depend on whether the run was interrupted.
-        self._checkpoint.save_counter.assign(trainer.step)
+        self._checkpoint.save_counter.assign(trainer.step)  # not the number of saves since a start
         if self._snapshots is None:
             self.check()
             self._snapshots = Snapshots(self._checkpoint)
