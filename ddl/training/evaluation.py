@@ -5,7 +5,7 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from ddl.data import BatchPipeline, IndexedSource
+from ddl.data import BatchPipeline
 from ddl.data.checks import data_errors
 from ddl.data.pipeline import Batch
 from ddl.data.pipeline.buckets import buckets_of
@@ -56,17 +56,16 @@ class Evaluation:
           DataError: If the data cannot be read, or if their feature "weight" is always 0.
           ConfigError: If the task cannot be evaluated.
         """
-        # It is not kept while in use: after an error its position would be wrong.
+        # Every evaluation reads the first epoch, whether or not the run was resumed: later epochs
+        # of a mixture, or of examples that draw by their seed, are others. One iterator serves
+        # all. It is not kept while in use: after an error its position would be wrong.
         iterator, self._iterator = self._iterator, None
         if iterator is None:
             buckets = buckets_of({"": self._pipeline})
-            own = self._pipeline.iterator(self._strategy, 0)
+            own = self._pipeline.iterator(self._strategy, repeats=True)
             iterator = own, None if buckets is None else buckets.iterator(0)
         means = self._means(iterator, state)
-        # Each epoch of indexed data is the same, so one iterator serves every evaluation. The
-        # epochs of other data may differ (a mixture, examples that draw by their seed, endless
-        # data): each evaluation reads the first one, whether or not the run was resumed.
-        if isinstance(self._pipeline.source, IndexedSource):
+        if not self._pipeline.source.is_endless:  # their data set may be read in this order once
             self._iterator = iterator
         return means
 

@@ -4,6 +4,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from ddl.microbatch import is_compiled
+
 
 class Batch(NamedTuple):
     """A global batch: what `BatchPipeline.examples` and `microbatch` need of it.
@@ -19,3 +21,17 @@ class Batch(NamedTuple):
     rows: Any
     arrays: Any
     counter: tf.Tensor
+
+
+def static_slice(rows: tf.Tensor, first: tf.Tensor, size: int) -> tf.Tensor:
+    """Returns `size` rows from number `first` on, in static shape. In a graph.
+
+    Args:
+      rows: [n, …].
+      first: int32 [].
+      size: Number of rows.
+    """
+    if is_compiled():  # XLA would compile a strided slice anew for each place
+        places = tf.stack([first] + [0] * (rows.shape.rank - 1))
+        return tf.slice(rows, places, [size, *rows.shape[1:]])
+    return tf.ensure_shape(rows[first : first + size], [size, *rows.shape[1:]])

@@ -42,7 +42,9 @@ class LivePipeline(BatchPipeline):
         """See `BatchPipeline`: no batch has padding."""
         return "weight" not in self.source.element_spec
 
-    def iterator(self, strategy: tf.distribute.Strategy, first_update: int = 0) -> Any:
+    def iterator(
+        self, strategy: tf.distribute.Strategy, first_update: int = 0, *, repeats: bool = False
+    ) -> Any:
         """Returns None: `rows` takes its place."""
         return None
 

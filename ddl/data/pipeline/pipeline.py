@@ -6,14 +6,14 @@ import numpy as np
 import tensorflow as tf
 
 from ddl.data.order import batch_indices, index_batches, indices_from
-from ddl.data.pipeline.batch import Batch
+from ddl.data.pipeline.batch import Batch, static_slice
 from ddl.data.pipeline.datasets import finished, joined
 from ddl.data.pipeline.placed_order import first_own_row, on_host_if_placed, placed
 from ddl.data.pipeline.resident import ResidentArrays
-from ddl.data.source import Source, weighted
+from ddl.data.source import IndexedSource, Source, weighted
 from ddl.devices.path import path_of
 from ddl.distribution.workers import Workers
-from ddl.microbatch import FIRST_PASS, Draws, Microbatch, is_compiled
+from ddl.microbatch import FIRST_PASS, Draws, Microbatch
 from ddl.random import batch_counter
 
 
@@ -103,7 +103,9 @@ class BatchPipeline:
         """
         return {**self.source.element_spec, "weight": tf.TensorSpec([], tf.float32, "weight")}
 
-    def iterator(self, strategy: tf.distribute.Strategy, first_update: int = 0) -> Any:
+    def iterator(
+        self, strategy: tf.distribute.Strategy, first_update: int = 0, *, repeats: bool = False
+    ) -> Any:
         """Returns an endless iterator over the batches of updates.
 
         Cross-replica context, eager. `next(iterator)` gives each replica its rows of the next
@@ -113,9 +115,13 @@ class BatchPipeline:
         Args:
           strategy: Strategy of the training.
           first_update: Number of the first update, counted from 0 over the whole run.
+          repeats: Whether to read the first epoch of unshuffled data again and again. Later epochs
+            of a mixture, or of examples that draw by their seed, are others.
         """
         number = self.batches_per_update
         dataset = self._batches(first_update * number, self.own_rows(strategy))
+        if repeats and not isinstance(self.source, IndexedSource):  # its epochs are all the same
+            dataset = dataset.take(self.steps_per_epoch * number).repeat()
         if number > 1:
             dataset = joined(dataset, number, Workers(strategy).replicas_of_each)
         dataset = finished(dataset, ahead=not self.resident)
@@ -222,7 +228,7 @@ class BatchPipeline:
             before = place * self.microbatches  # microbatches of the earlier batches
             part = tf.cast(microbatch, tf.int32)
             first += (part if isinstance(before, int) and not before else before + part) * size
-            element = {name: _static_slice(rows, first, size) for name, rows in element.items()}
+            element = {name: static_slice(rows, first, size) for name, rows in element.items()}
         if self.always_full:
             # A constant, so that the graph can be simplified before it runs.
             element = {**element, "weight": tf.ones([size])}
@@ -341,10 +347,3 @@ class BatchPipeline:
             return None
         rows = np.arange(self.global_batch_size).reshape(self.microbatches, replicas, -1)
         return rows.transpose(1, 0, 2).reshape(workers.number, -1)[workers.index]
-
-
-def _static_slice(rows: tf.Tensor, first: tf.Tensor, size: int) -> tf.Tensor:
-    if is_compiled():  # XLA would compile a strided slice anew for each place
-        places = tf.stack([first] + [0] * (rows.shape.rank - 1))
-        return tf.slice(rows, places, [size, *rows.shape[1:]])
-    return tf.ensure_shape(rows[first : first + size], [size, *rows.shape[1:]])
