@@ -14,7 +14,7 @@ def test_known_figures(metric, direction):
 
 @pytest.mark.parametrize(
     "metric",
-    ["far_off", "val_loss", "closs", "token_accuracy", "accuracy_drop", "top_k_accuracy"],
+    ["far_off", "val_error", "closs", "token_accuracy", "accuracy_drop", "top_k_accuracy"],
 )
 def test_of_other_figures_nothing_is_guessed(metric):
     with pytest.raises(
