@@ -215,10 +215,16 @@ def test_divergence_is_status_76(tmp_path):
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
-@pytest.mark.parametrize("module", ["ddl.main", "ddl.launch"])
-def test_an_interrupt_in_the_first_imports_shows_no_traceback(tmp_path, module):
+DOORS = (
+    *("main", "launch", "check", "convert", "inspect", "lr_finder", "generate"),
+    *("report", "show", "list", "completion"),
+)
+
+
+@pytest.mark.parametrize("command", ["ddl train", *(f"ddl.{door}" for door in DOORS)])
+def test_an_interrupt_in_the_first_imports_shows_no_traceback(tmp_path, command):
     (tmp_path / "absl.py").write_text("raise KeyboardInterrupt")
-    command = [sys.executable, "-m", module, "--help"]
+    command = [sys.executable, "-m", *command.split(), "--help"]
     result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert (result.returncode, result.stderr) == (130, "")
 

@@ -137,13 +137,14 @@ def test_help_ends_well_whatever_becomes_of_it(redirection, errors):
     assert len(result.stderr.splitlines()) == bool(errors)
 
 
-def test_a_run_whose_output_fails_goes_to_its_end(tmp_path):
-    command = [sys.executable, "-m", "ddl.main", f"--gin_file={ROOT}/configs/digits_cnn.gin"]
+@pytest.mark.parametrize("make", [full_disk, ended_reader])  # as in `ddl train … | head -1`
+def test_a_run_whose_output_fails_goes_to_its_end(tmp_path, make):
+    command = [sys.executable, "-m", "ddl.main", f"--gin_file={ROOT}/configs/digits_mlp.gin"]
     plan = ("TRAIN_STEPS = 4", "LOG_EVERY = 2", "EVAL_EVERY = 4", "CHECKPOINT_EVERY = 4")
     command += [f"--gin_param={param}" for param in plan]
-    with open("/dev/full", "wb", buffering=0) as full:
+    with make() as failing, full_disk() as full:
         process = forked.Popen(
-            [*command, f"--model_dir={tmp_path}/run"], cwd=ROOT, stdout=full, stderr=full
+            [*command, f"--model_dir={tmp_path}/run"], cwd=ROOT, stdout=failing, stderr=full
         )
         assert process.wait(120) == 0
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 3
