@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.text import Text
 
-from ddl.output import printable, standard_output
+from ddl.output import printable, say, standard_output
 from ddl.training.actions import EachLoop
 
 _ORDER = ("loss", "accuracy")
@@ -138,7 +138,13 @@ class _NotebookBar:
         self._shown = display(self._content(step, {}), raw=True, display_id=True)
 
     def advance(self, step: int, figures: Mapping[str, float]) -> None:
-        self._shown.update(self._content(step, figures), raw=True)
+        if self._shown is None:
+            return
+        try:
+            self._shown.update(self._content(step, figures), raw=True)
+        except Exception as error:  # of the connection to the browser: training goes on
+            self._shown = None
+            say(f"The progress bar cannot be shown: {error}. Training continues without it.")
 
     def close(self) -> None:
         pass

@@ -121,6 +121,14 @@ def test_a_notebook_shows_one_output_that_is_replaced(trainer, shown, capsys):
     assert capsys.readouterr().out == ""
 
 
+def test_a_display_that_fails_is_told_once_and_training_goes_on(shown, monkeypatch, capsys):
+    bar = progress.open_bar(progress.open_console(), 0, 10)
+    monkeypatch.setattr(shown[0], "update", lambda *_, **__: 1 / 0)
+    bar.advance(1, {})
+    bar.advance(2, {})
+    assert capsys.readouterr().err.count("The progress bar cannot be shown: division by") == 1
+
+
 def test_ipython_in_a_terminal_is_no_notebook(shown, monkeypatch):
     monkeypatch.setattr(sys.modules["IPython"], "get_ipython", lambda: object())
     assert progress._notebook_display() is None
