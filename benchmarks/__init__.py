@@ -23,7 +23,7 @@ BENCHMARKS = (
 )
 """Names in the order of the page. Each module ends with `benchmarks.command.main(measure)`."""
 
-LONG = ("large_batch", "across_examples")
+LONG = ("large_batch", "across_examples", "gather_cost", "callback_cost")
 """Benchmarks that run only when named."""
 
 ON_GPU = ("gpu",)

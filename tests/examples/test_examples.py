@@ -5,6 +5,7 @@ The runs on two workers and those that are killed are started as a user starts t
 """
 
 import functools
+import json
 import sys
 import tempfile
 import time
@@ -66,8 +67,17 @@ NORMALIZED = {"byol"}  # examples with batch normalization
 READ_IN_A_MINUTE = 100  # lines
 # Parameters of the examples that read the result of another run.
 INPUTS = {"distillation": teacher, "fine_tuning": pretrained}
-# The backbone thaws after the checkpoint from which a run resumes.
-PARAMS = {"fine_tuning": ["backbone/Group.frozen_until = 12"]}
+PARAMS = {
+    # The backbone thaws after the checkpoint from which a run resumes.
+    "fine_tuning": ["backbone/Group.frozen_until = 12"],
+    # The 20 updates reach the partial batch at the end of an epoch.
+    "triplets": ["GLOBAL_BATCH_SIZE = 128"],
+    "u_net": ["train/shapes.n = 500"],
+    "rare_class": ["train/points.n = 1990"],
+}
+
+# Figures of their evaluations that are compared too.
+FIGURES = {"u_net": ["mean_iou"], "rare_class": ["auc", "pr_auc", "auc_by_ranks"]}
 
 
 def text_of(example) -> str:
@@ -124,6 +134,20 @@ def assert_close(model_dir, reference):
     assert compared > 4
 
 
+def assert_same_figures(model_dir, reference, names):
+    ours, theirs = (
+        [
+            {name: one[name] for name in ("step", *names)}
+            for one in map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+            if one["split"] == "eval"
+        ]
+        for folder in (model_dir, reference)
+    )
+    assert len(theirs) == 2
+    for our, their in zip(ours, theirs, strict=True):
+        assert our == pytest.approx(their, rel=0, abs=1e-10)
+
+
 def assert_equal(model_dir, reference):
     ours, theirs = tensors(model_dir), tensors(reference)
     assert ours.keys() == theirs.keys()
@@ -176,6 +200,8 @@ def test_two_workers_compute_the_same(example, trained, tmp_path):
     status, output = finish(launch(2, *flags(example, tmp_path / "workers")), timeout=300)
     assert status == 0, output
     assert_close(tmp_path / "workers", trained(example))
+    if example in FIGURES:
+        assert_same_figures(tmp_path / "workers", trained(example), FIGURES[example])
 
 
 @pytest.mark.slow

@@ -16,12 +16,12 @@ import tensorflow as tf
 import ddl
 from ddl.data.source import Source
 from ddl.metrics import ConfusionCounts, FunctionOfMean, KerasMetric, OfAllOutputs, Perplexity
+from ddl.metrics.in_float64 import float64_by_default
 
 SETS = 60
 BATCH = 16
 CLASSES = 3
 TOKENS = 2
-OF_KERAS = {"labels_mean_average_precision"}  # compared with Keras's figure, in float32
 
 
 def data_of(seed: int) -> dict[str, np.ndarray]:
@@ -225,10 +225,11 @@ def expected_of(data: dict[str, np.ndarray]) -> dict[str, float]:
 
 
 def average_precision(labels: np.ndarray, scores: np.ndarray, weight: np.ndarray) -> float:
-    """Returns Keras's figure, in float32: scikit-learn interpolates in another way."""
-    metric = keras.metrics.AUC(curve="PR", multi_label=True)
-    metric.update_state(labels, scores, sample_weight=weight)
-    return float(metric.result())
+    """Returns Keras's figure: scikit-learn interpolates in another way."""
+    with float64_by_default():
+        metric = keras.metrics.AUC(curve="PR", multi_label=True)
+        metric.update_state(labels, scores, sample_weight=weight)
+        return float(metric.result())
 
 
 def iou(labels: np.ndarray, guess: np.ndarray, weight: np.ndarray) -> float:

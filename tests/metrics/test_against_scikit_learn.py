@@ -34,8 +34,7 @@ def check(found, seed, corpus=True):
         expected |= {"exact_auc": expected["auc"], "first": cases.data_of(seed)["score"][0]}
     assert found.keys() == expected.keys()
     for name, value in expected.items():
-        tolerance = 1e-5 if name in cases.OF_KERAS else 1e-12
-        assert found[name] == pytest.approx(value, rel=tolerance, abs=tolerance), name
+        assert found[name] == pytest.approx(value, rel=1e-12, abs=1e-12), name
 
 
 def test_evaluations(trainer):
