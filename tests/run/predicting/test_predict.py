@@ -247,7 +247,7 @@ def test_killed_workers_go_on(finished, tmp_path):
     parts = sorted(tmp_path.glob("*.partial/rows-*.npz"))
     assert parts, outputs
     assert not path.exists()
-    before = np.concatenate([np.load(part)["output"] for part in parts])
+    before = np.concatenate([np.load(part)["values/output"] for part in parts])
     outputs = [worker.communicate(timeout=500)[0] for worker in workers()]
     assert "Resuming after " in outputs[0], outputs
     after = np.load(path)["output"]
