@@ -71,11 +71,6 @@ class BucketedSource(DecodedSource):
                 f"bucketed.boundaries must be at most {_MOST_BUCKETS}, since the update is traced "
                 f"for each bucket, got {len(given)}."
             )
-        if isinstance(features, str):
-            raise ConfigError(
-                f"bucketed.features must be a list of names, got the text {features!r}. Write "
-                f"[{features!r}]."
-            )
         self._source = with_random_access(data, "bucketed")
         lengths = lengths_of(self._source, length_name, "bucketed")
         if (longest := lengths.max()) > given[-1]:

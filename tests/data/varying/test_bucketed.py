@@ -102,11 +102,6 @@ def test_the_buckets_of_a_pipeline():
             "features must name features .* got 'length'",
         ),
         (
-            lambda: ddl.data.bucketed(arrays(), (12,), features="token"),
-            ConfigError,
-            r"must be a list of names, got the text 'token'. Write \['token'\]",
-        ),
-        (
             lambda: ddl.data.bucketed({"token": TOKENS, "length": LENGTHS + 1}, (20,)),
             DataError,
             "must be at most 12, the size of token",
