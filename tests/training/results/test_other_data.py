@@ -280,7 +280,7 @@ def test_open_iterators_of_predictions_keep_the_evaluation_weights():
     short, whole = trainer.predict_batches(IMAGES[:8]), trainer.predict_batches(IMAGES)
     next(short)
     found = [next(whole)[0]]
-    assert list(short) == []  # it has ended, and the other goes on with the same weights
+    assert list(short) == []  # it has ended; the other continues with the same weights
     with pytest.raises(ConfigError, match=r"predict_batches .* before training"):
         trainer.train(1)
     found += [outputs for outputs, _ in whole]
