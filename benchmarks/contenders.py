@@ -272,14 +272,19 @@ def adam() -> keras.optimizers.Optimizer:
     return FusedAdam()
 
 
-def ddl_trainer(case: Case, turns: Turns) -> None:
-    """Runs ddl with its own step, dropout, pipeline and number of steps per loop."""
+def build_trainer(case: Case) -> ddl.Trainer:
+    """Builds a trainer of ddl with its own step, dropout and pipeline."""
     distribution.configure_devices(case.replicas if case.replicas > 1 else None, gpus=())
     keras.utils.clear_session()
     strategy = distribution.build_strategy("mirrored" if case.replicas > 1 else "one_device")
     with strategy.scope():
         task = ddl.Classification(network(case, ddl.layers.Dropout))
-        trainer = ddl.Trainer(task, adam(), data(case), global_batch_size=case.batch)
+        return ddl.Trainer(task, adam(), data(case), global_batch_size=case.batch)
+
+
+def ddl_trainer(case: Case, turns: Turns) -> None:
+    """Runs ddl with its own number of steps per loop."""
+    trainer = build_trainer(case)
     trainer.train(case.steps)  # ddl chooses the number of steps per loop
     turns.take(lambda: trainer.train(case.steps * case.longer), case.longer)
 

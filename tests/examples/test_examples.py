@@ -225,7 +225,9 @@ def test_killed_and_resumed_it_ends_the_same(example, trained, tmp_path):
         process.kill()
         process.wait()
     for file in checkpoints.glob("step-20.*"):  # it was faster than this process
-        if not file.is_dir():  # a folder is an unfinished checkpoint, which the resumed run meets as it is
+        if (
+            not file.is_dir()
+        ):  # a folder is an unfinished checkpoint, which the resumed run meets as it is
             file.unlink()
     run_example(example, model_dir, ONE)
     assert_equal(model_dir, trained(example))

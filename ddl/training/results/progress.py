@@ -109,6 +109,7 @@ class _TerminalBar:
             TextColumn("{task.fields[figures]}", markup=False),
             _Times(),
             console=console,
+            refresh_per_second=4,  # a refresh takes a millisecond of the processor
         )
         self._progress.start()
         self._progress.add_task("train", total=total, completed=step, figures="")
