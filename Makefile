@@ -29,13 +29,14 @@ lowest:
 	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check "$(UV)"
 	$(LOWEST)/bin/uv pip compile --quiet --resolution lowest-direct --no-emit-index-url \
 	  --python $(LOWEST)/bin/python \
-	  --extra test --extra plots --extra report --extra tables --extra arrayrecord pyproject.toml -o $(LOWEST)/requirements.txt
+	  --extra test --extra plots --extra report --extra tables --extra arrayrecord --extra pandas pyproject.toml -o $(LOWEST)/requirements.txt
 	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check -r $(LOWEST)/requirements.txt
 	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	$(LOWEST)/bin/tensorboard --version
 	$(LOWEST)/bin/python -m pytest -n $(WORKERS) -m "not slow" tests/test_main.py tests/test_output.py \
 	  tests/cli tests/config tests/run/test_writers.py tests/run/test_console.py tests/data/test_records.py \
 	  tests/data/formats/test_tables.py tests/data/storage tests/report \
+	  tests/training/results/test_history.py \
 	  tests/benchmarks/test_page.py
 
 bench: $(VENV)/.installed benchmarks/peers
