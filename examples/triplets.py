@@ -22,7 +22,8 @@ class Triplets:
         vectors = tf.math.l2_normalize(tf.cast(outputs, keras.config.floatx()), axis=-1)
         batch = ddl.gather((vectors, features["label"]), across="global_batch")
         others, labels = batch.rows
-        distances = 1 - vectors @ tf.transpose(others)
+        # Not squared: near zero, the gradient of a square vanishes, and all vectors stay one.
+        distances = tf.sqrt(2 - 2 * vectors @ tf.transpose(others) + 1e-3)
         itself = tf.one_hot(batch.own, labels.shape[0], True, False, dtype=tf.bool)
         same = features["label"][:, tf.newaxis] == labels
         positive, negative = same & ~itself & batch.mask, ~same & batch.mask
