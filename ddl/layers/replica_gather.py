@@ -9,6 +9,9 @@ replica's rows is the sum of the gradients that all replicas computed for them.
 Each of the two is the other's gradient, so that a loss may differentiate a gradient. Several
 workers, and GPUs, exchange by collectives, which send each row once. The replicas of one process
 without collectives read each other's tensors.
+
+Small tensors share one exchange, which costs a message however little it sends. Labels and other
+integers travel as the bits of floats. A large tensor goes alone: packing would copy it twice.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,6 +23,9 @@ from tensorflow.python.ops import collective_ops
 
 _SENT = (tf.float16, tf.float32, tf.float64, tf.int64)
 """Dtypes that TensorFlow's all-gather takes on every device."""
+
+_MOST_PACKED = 256 * 1024
+"""Bytes of the largest tensor that is copied to share an exchange with others."""
 
 
 def gather_over_replicas(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -35,7 +41,18 @@ def gather_over_replicas(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """
     if _is_alone():
         return list(values)
-    return _packed(values, lambda one: _gathered(one) if one.dtype.is_floating else _all_rows(one))
+    floats = [value.dtype for value in values if value.dtype.is_floating and _is_small(value)]
+    packed = [
+        _as_bits(value, floats[0])
+        if floats and _is_small(value) and not value.dtype.is_floating
+        else value
+        for value in values
+    ]
+    rows = _packed(packed, lambda one: _gathered(one) if one.dtype.is_floating else _all_rows(one))
+    return [
+        row if row.dtype == value.dtype else _from_bits(row, value)
+        for row, value in zip(rows, values, strict=True)
+    ]
 
 
 def scatter_over_replicas(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -58,10 +75,13 @@ def _is_alone() -> bool:
 def _packed(
     values: Sequence[tf.Tensor], exchange: Callable[[tf.Tensor], tf.Tensor]
 ) -> list[tf.Tensor]:
-    """Exchanges tensors with as many rows each, those of one dtype side by side in one matrix."""
+    """Exchanges tensors with as many rows each, small ones of a dtype side by side in a matrix."""
     results: list[Any] = [None] * len(values)
-    for dtype in dict.fromkeys(value.dtype for value in values):
-        places = [place for place, value in enumerate(values) if value.dtype == dtype]
+    groups: dict[Any, list[int]] = {}
+    for place, value in enumerate(values):
+        group = (value.dtype, None if _is_small(value) else place)
+        groups.setdefault(group, []).append(place)
+    for places in groups.values():
         if len(places) == 1:
             results[places[0]] = exchange(values[places[0]])
             continue
@@ -74,6 +94,29 @@ def _packed(
             shape = [rows.shape[0], *values[place].shape[1:]]
             results[place] = tf.reshape(rows[:, first:end], shape)
     return results
+
+
+def _is_small(values: tf.Tensor) -> bool:
+    return values.shape.num_elements() * values.dtype.size <= _MOST_PACKED
+
+
+def _as_bits(values: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Returns integers or bools [rows, …] as floats [rows, n], which are only copied."""
+    flat = tf.reshape(values, [values.shape[0], -1])
+    if values.dtype.size == 1:
+        return tf.cast(flat, dtype)  # bool, int8, uint8: any float dtype holds them
+    bits = tf.bitcast(tf.cast(flat, tf.int64), dtype)  # [rows, n, 8 / size], or [rows, n]
+    return tf.reshape(bits, [values.shape[0], -1])
+
+
+def _from_bits(rows: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+    """Undoes `_as_bits` for the rows of all replicas of `values`."""
+    shape = [rows.shape[0], *values.shape[1:]]
+    if values.dtype.size == 1:
+        return tf.reshape(tf.cast(rows, values.dtype), shape)
+    of_one = tf.int64.size // rows.dtype.size
+    bits = tf.reshape(rows, [*shape, of_one] if of_one > 1 else shape)
+    return tf.cast(tf.bitcast(bits, tf.int64), values.dtype)
 
 
 # tf.custom_gradient searches the operations between results and arguments for variables. The

@@ -66,6 +66,46 @@ def test_dtypes_keep_their_values(make, gpu_path):
             np.testing.assert_array_equal(result, tf.cast(expected, dtype))
 
 
+NAN_BITS = int(np.array([0x7F800001, 0xFF812345], "u4").view("i8")[0])  # signalling NaNs of float32
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("make", [lambda: make_strategy("mirrored", 2), lambda: LikeGpus(2)])
+def test_integers_keep_their_bits_beside_floats(make, dtype, gpu_path):
+    integers = np.array([[-1, 2**62 + 1], [-(2**63), NAN_BITS]])
+
+    def function(number):
+        x = tf.cast(rows_of(number), dtype)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            small = tf.constant([-(2**31), 2**31 - 1], tf.int32)
+            floats, of_64, of_32 = gather_over_replicas([x, tf.constant(integers), small])
+            loss = tf.reduce_sum(floats)
+        return of_64, of_32, tape.gradient(loss, x)
+
+    of_64, of_32, gradient = on_replicas(make(), function)
+    for replica in range(2):
+        np.testing.assert_array_equal(of_64[replica], np.concatenate([integers] * 2))
+        np.testing.assert_array_equal(of_32[replica], [-(2**31), 2**31 - 1] * 2)
+        np.testing.assert_array_equal(tf.cast(gradient[replica], "float64"), np.full((2, 3), 2.0))
+
+
+def test_labels_and_mask_are_sent_with_the_rows(gpu_path):
+    strategy = LikeGpus(2)
+
+    def collectives(rows):
+        def function():
+            values = tf.ones([rows, 64]), tf.range(rows, dtype=tf.int64), tf.ones([rows], tf.bool)
+            return tuple(gather_over_replicas(values))
+
+        graph = tf.function(lambda: strategy.run(function), autograph=False).get_concrete_function()
+        gathers = [o for o in graph.graph.get_operations() if o.type == "CollectiveGatherV2"]
+        return len(gathers) / 2
+
+    assert collectives(32) == 1
+    assert collectives(2048) == 3  # too many rows to copy; labels and mask have no float beside
+
+
 def test_two_replicas_send_hardly_more_than_the_rows(gpu_path):
     """By the collectives, as several workers use them: the rows there, the gradients back."""
     strategy, rows, width = LikeGpus(2), 64, 32
