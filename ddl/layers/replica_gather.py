@@ -41,18 +41,12 @@ def gather_over_replicas(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """
     if _is_alone():
         return list(values)
-    floats = [value.dtype for value in values if value.dtype.is_floating and _is_small(value)]
-    packed = [
-        _as_bits(value, floats[0])
-        if floats and _is_small(value) and not value.dtype.is_floating
-        else value
-        for value in values
-    ]
-    rows = _packed(packed, lambda one: _gathered(one) if one.dtype.is_floating else _all_rows(one))
-    return [
-        row if row.dtype == value.dtype else _from_bits(row, value)
-        for row, value in zip(rows, values, strict=True)
-    ]
+    results: list[Any] = [None] * len(values)
+    for places in _exchanges(values):
+        group = [values[place] for place in places]
+        for place, rows in zip(places, _gathered_together(group), strict=True):
+            results[place] = rows
+    return results
 
 
 def scatter_over_replicas(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -64,7 +58,16 @@ def scatter_over_replicas(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     Returns:
       Tensors [rows, …] of the same dtypes.
     """
-    return list(values) if _is_alone() else _packed(values, _scattered)
+    if _is_alone():
+        return list(values)
+    results: list[Any] = [None] * len(values)
+    for places in _exchanges(values):
+        group = [values[place] for place in places]
+        rows = group[0].shape[0] // tf.distribute.get_strategy().num_replicas_in_sync
+        sums = _apart(_scattered(_side_by_side(group)), group, rows)
+        for place, own in zip(places, sums, strict=True):
+            results[place] = own
+    return results
 
 
 def _is_alone() -> bool:
@@ -72,27 +75,54 @@ def _is_alone() -> bool:
     return context is None or context.num_replicas_in_sync == 1
 
 
-def _packed(
-    values: Sequence[tf.Tensor], exchange: Callable[[tf.Tensor], tf.Tensor]
-) -> list[tf.Tensor]:
-    """Exchanges tensors with as many rows each, small ones of a dtype side by side in a matrix."""
-    results: list[Any] = [None] * len(values)
+def _exchanges(values: Sequence[tf.Tensor]) -> list[list[int]]:
+    """Returns the places of the values that share an exchange."""
     groups: dict[Any, list[int]] = {}
     for place, value in enumerate(values):
-        group = (value.dtype, None if _is_small(value) else place)
-        groups.setdefault(group, []).append(place)
-    for places in groups.values():
-        if len(places) == 1:
-            results[places[0]] = exchange(values[places[0]])
-            continue
-        flat = [tf.reshape(values[place], [values[place].shape[0], -1]) for place in places]
-        rows = exchange(tf.concat(flat, axis=1))
-        end = 0
-        # Not tf.split, which has no kernel for int64 on GPUs.
-        for place, part in zip(places, flat, strict=True):
-            first, end = end, end + part.shape[1]
-            shape = [rows.shape[0], *values[place].shape[1:]]
-            results[place] = tf.reshape(rows[:, first:end], shape)
+        groups.setdefault(value.dtype if _is_small(value) else place, []).append(place)
+    shared = [key for key in groups if isinstance(key, tf.DType)]
+    first = next((dtype for dtype in shared if dtype.is_floating), *shared[:1])
+    for dtype in shared:
+        if dtype != first and not dtype.is_floating:
+            groups[first] += groups.pop(dtype)
+    return list(groups.values())
+
+
+def _gathered_together(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Gathers tensors by one exchange: floats of one dtype, then tensors of any other dtypes."""
+    floats = [value for value in values if value.dtype.is_floating]
+    others = values[len(floats) :]
+    rows = values[0].shape[0] * tf.distribute.get_strategy().num_replicas_in_sync
+    if not others:
+        return _apart(_gathered(_side_by_side(floats)), floats, rows)
+    if len(values) == 1:
+        return [_all_rows(values[0])]
+    bits = [_as_bits(value, floats[0].dtype if floats else tf.float32) for value in others]
+    packed = _side_by_side(bits)
+    if floats:
+        of_floats, of_bits = _gathered_beside(_side_by_side(floats), packed)
+    else:
+        of_floats, of_bits = None, _all_rows(packed)
+    parts = zip(_apart(of_bits, bits, rows), others, strict=True)
+    gathered = [_from_bits(part, value) for part, value in parts]
+    return [*_apart(of_floats, floats, rows), *gathered] if floats else gathered
+
+
+def _side_by_side(values: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Packs tensors of one dtype with as many rows each into a matrix; a single one stays."""
+    if len(values) == 1:
+        return values[0]
+    return tf.concat([tf.reshape(value, [value.shape[0], -1]) for value in values], axis=1)
+
+
+def _apart(matrix: tf.Tensor, values: Sequence[tf.Tensor], rows: int) -> list[tf.Tensor]:
+    """Undoes `_side_by_side` for `rows` rows."""
+    if len(values) == 1:
+        return [matrix]
+    results, end = [], 0
+    for value in values:  # not tf.split, which has no kernel for int64 on GPUs
+        first, end = end, end + value.shape[1:].num_elements()
+        results.append(tf.reshape(matrix[:, first:end], [rows, *value.shape[1:]]))
     return results
 
 
@@ -129,6 +159,19 @@ def _gathered(values: tf.Tensor) -> tuple[tf.Tensor, Any]:
         return _scattered(tf.convert_to_tensor(upstream))
 
     return tf.stop_gradient(_all_rows(tf.stop_gradient(values))), gradient
+
+
+@tf.custom_gradient
+def _gathered_beside(values: tf.Tensor, bits: tf.Tensor) -> tuple[Any, Any]:
+    """Gathers floats, and bits [rows, n], by one exchange; gradients of the floats alone."""
+
+    def gradient(upstream: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return _scattered(tf.convert_to_tensor(upstream)), tf.zeros_like(bits)
+
+    pair = [values, bits]
+    matrix = tf.stop_gradient(_all_rows(tf.stop_gradient(_side_by_side(pair))))
+    rows, of_bits = _apart(matrix, pair, matrix.shape[0])
+    return (rows, of_bits), gradient
 
 
 @tf.custom_gradient

@@ -127,11 +127,7 @@ def _over_replicas(tensors: list[tf.Tensor], across: Across, current: Microbatch
         gathered = gather_over_replicas(tensors)
         mask = tf.ones([gathered[0].shape[0]], tf.bool)
     else:
-        # As a column beside the rows: a collective of its own would cost as much as theirs.
-        dtype = next((x.dtype for x in tensors if x.dtype.is_floating), tf.float16)
-        own_mask = tf.stop_gradient(tf.cast(current.mask, dtype))
-        *gathered, mask = gather_over_replicas([*tensors, own_mask])
-        mask = mask > 0
+        *gathered, mask = gather_over_replicas([*tensors, current.mask])
     return Gathered(gathered, mask, positions_of(current))
 
 

@@ -103,7 +103,7 @@ def test_labels_and_mask_are_sent_with_the_rows(gpu_path):
         return len(gathers) / 2
 
     assert collectives(32) == 1
-    assert collectives(2048) == 3  # too many rows to copy; labels and mask have no float beside
+    assert collectives(2048) == 2  # too many rows to copy; labels and mask go together
 
 
 def test_two_replicas_send_hardly_more_than_the_rows(gpu_path):
