@@ -9,8 +9,11 @@ BENCHMARKS = (
     "simulated_cluster",
     "input_pipelines",
     "step_cost",
+    "progress_bar",
     "gan",
     "examples",
+    "across_examples",
+    "gather_cost",
     "cross_device",
     "tracing",
     "gpu_counts",
@@ -23,7 +26,7 @@ BENCHMARKS = (
 )
 """Names in the order of the page. Each module ends with `benchmarks.command.main(measure)`."""
 
-LONG = ("large_batch", "across_examples", "gather_cost", "callback_cost")
+LONG = ("large_batch", "callback_cost")
 """Benchmarks that run only when named."""
 
 ON_GPU = ("gpu",)

@@ -13,10 +13,9 @@ Each contender has several fresh processes for each case, each of which waits wh
 computes. A figure is the median of what the processes found, with the lowest and the highest; one
 process of a program differs from another by up to 15%. Windows that consist of one tf.while or a
 few (tuned fit, Orbit, ddl, the floor) are longer, so that the cost of a call weighs as little as in
-a long training. Windows end before the data do, so that no epoch begins in a window. The progress
-bar of ddl's `train` is measured beside the same without it. On one device the peers use no
-strategy, which is their fastest option. On several devices they use the default MirroredStrategy,
-and `fit` runs one step per execution, since Keras 3.15 fails with more there.
+a long training. Windows end before the data do, so that no epoch begins in a window. On one device
+the peers use no strategy, which is their fastest option. On several devices they use the default
+MirroredStrategy, and `fit` runs one step per execution, since Keras 3.15 fails with more there.
 """
 
 import dataclasses
@@ -24,7 +23,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from benchmarks import command, progress_bar
+from benchmarks import command
 from benchmarks.repeats import interleaved, over_processes, rotated
 from benchmarks.report import Bar, Plot, Report, Series, Spread, Table
 from benchmarks.turns import Contender, Failed
@@ -111,11 +110,6 @@ def measure(quick: bool) -> Iterator[Report]:
             case = dataclasses.replace(case, rounds=2, steps=5, targets=())
         found[case] = run_case(case, 1 if quick else case.processes)
         yield reported(found)
-    report = reported(found)
-    table, bar = progress_bar.measured(quick)
-    report.tables.append(table)
-    report.bars.append(bar)
-    yield report
 
 
 def reported(found: dict[Case, Found]) -> Report:

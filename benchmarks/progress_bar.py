@@ -1,8 +1,10 @@
-"""Cost of `train`'s progress bar and history; a part of benchmarks.loop_overhead.
+"""Cost of `train`'s progress bar and history: python -m benchmarks.progress_bar.
 
-One trainer of the MLP 784-128-10 in batches of 25 on one device, the smallest step of that
-benchmark, trains by turns with the bar in a terminal of its own and without. A call to `train`
-takes several seconds, so that the bar is shown. The history is kept in both; it has no switch.
+One trainer of the MLP 784-128-10 in batches of 25 on one device, whose update is the smallest of
+`benchmarks.loop_overhead`, trains by turns with the bar in a terminal of its own and without. A
+call to `train` takes several seconds, so that the bar is shown. Both keep the history, which has no
+switch. Several fresh processes do this; a figure is the median of what they found, with the lowest
+and the highest.
 """
 
 import os
@@ -12,8 +14,8 @@ import sys
 
 import numpy as np
 
-from benchmarks import repeats
-from benchmarks.report import Bar, Spread, Table
+from benchmarks import command, repeats
+from benchmarks.report import Bar, Cell, Report, Table
 from benchmarks.turns import Contender, Turns
 
 LIMIT = 1.02
@@ -49,20 +51,16 @@ def _open_terminal() -> None:
     sys.stdout = os.fdopen(1, "w", closefd=False)
 
 
-def measured(quick: bool) -> tuple[Table, Bar]:
-    """Returns the table, and the target of the ratio."""
+def measure(quick: bool) -> Report:
+    """Measures the time with the bar over that without."""
     updates, rounds, processes = (40, 2, 1) if quick else (UPDATES, ROUNDS, PROCESSES)
     found = np.array([_process(updates, rounds) for _ in range(processes)])
     ratio = repeats.over_processes(np.median(found[..., 1] / found[..., 0], axis=1), is_ratio=True)
     times = np.median(found, axis=1) / updates * 1e3
-    row: list[str | Spread] = ["MLP 25, one device"]
+    row: list[Cell] = ["MLP 25, one device"]
     row += [repeats.over_processes(times[:, i]) for i in range(2)]
-    table = Table(
-        "ddl's progress bar in a terminal: milliseconds per step",
-        ["", *NAMES, "with / without"],
-        [[*row, ratio]],
-    )
-    return table, Bar("MLP 25: time with the bar / without", ratio, LIMIT, "at most")
+    table = Table("Milliseconds per step", ["", *NAMES, "with / without"], [[*row, ratio]])
+    return Report([table], [Bar("time with the bar / without", ratio, LIMIT, "at most")])
 
 
 def _process(updates: int, rounds: int) -> list[list[float]]:
@@ -72,3 +70,7 @@ def _process(updates: int, rounds: int) -> list[list[float]]:
         return [process.window() for _ in range(rounds)]
     finally:
         process.close()
+
+
+if __name__ == "__main__":
+    command.main(measure)
