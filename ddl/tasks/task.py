@@ -125,6 +125,20 @@ def _instead_of(model: keras.Model) -> str:
     )
 
 
+def _several_models(task: Any, missing: str) -> str:
+    """Says what a task with models of other names can do; "" if it has none."""
+    members = getattr(task, "__dict__", {})
+    names = [name for name, value in members.items() if isinstance(value, keras.Model)]
+    if missing != "model" or not names or not hasattr(task, "per_example"):
+        return ""
+    weights = " + ".join(f"self.{name}.trainable_variables" for name in names)
+    return (
+        f" It has {' and '.join(f'`{name}`' for name in names)}: give it a `step` that calls "
+        f"`update.minimize(self.per_example, batch, {weights})`, or make one keras.Model of "
+        "them and name it `model`."
+    )
+
+
 def check_task(task: Any) -> None:
     """Checks that an object has the members of a task.
 
@@ -150,7 +164,7 @@ def check_task(task: Any) -> None:
             if not hasattr(task, member):
                 raise ConfigError(
                     f"Trainer.task must have `model` and `per_example`, or a `step`, but {name} "
-                    f"has no `{member}`. See ddl.Task."
+                    f"has no `{member}`.{_several_models(task, member)} See ddl.Task."
                 )
     exported = getattr(task, "exported_models", {})
     if not isinstance(exported, dict) or not all(

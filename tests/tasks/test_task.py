@@ -24,9 +24,15 @@ class WithoutModel:
     per_example = Good.per_example
 
 
+class TwoTowers(WithoutModel):
+    def __init__(self):
+        self.users, self.items = keras.Sequential([]), keras.Sequential([])
+
+
 @pytest.mark.parametrize(
     ("task", "message"),
     [
+        (TwoTowers(), r"`users` and `items`: give it a `step` that calls .*self.users.trainable_"),
         (keras.Sequential([], name="net"), "got the Keras model 'net' alone. Pass ddl.Classif"),
         (Good, "got the class Good. Create it, with parentheses"),
         (WithoutModel(), "WithoutModel has no `model`. See ddl.Task"),
