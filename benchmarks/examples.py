@@ -12,6 +12,9 @@ most similar one, by the cosine of the encoder's outputs, each standardized over
 digits. The figure is the mean over 200 draws of the ten digits. CLIP is judged by how often it
 finds the right half of a test digit among those of its batch.
 
+Sharpness-aware minimization (SAM) lowers the loss at the weights where it is highest nearby. The
+second figure of SAM is that loss, after a move of the weights by 0.05 along the gradient.
+
 The last table judges generated digits by the CNN of configs/digits_cnn.gin, which is trained on
 real ones. The Fréchet distance compares the outputs of its last hidden layer for 1,437 generated
 digits with those for the test digits; the training digits show what is within reach. The number of
@@ -29,6 +32,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 import ddl
 from benchmarks import command, generated_digits, repeats
@@ -58,6 +62,9 @@ class Finding(NamedTuple):
       alternative: Name of the alternative.
       of_alternative: The figure of the alternative.
       is_target: Whether the example should exceed the alternative.
+      lower_is_better: Whether the example should be below the alternative instead.
+      constant: Accuracy of the best constant answer, in percent. If given, the value is an accuracy
+        in percent, and the example should make at most half as many errors.
     """
 
     figure: str
@@ -65,6 +72,8 @@ class Finding(NamedTuple):
     alternative: str = ""
     of_alternative: Cell = ""
     is_target: bool = False
+    lower_is_better: bool = False
+    constant: float | None = None
 
 
 class Examples:
@@ -94,11 +103,14 @@ class Examples:
         names = [name for name in last if name not in ("step", "epoch", "examples_per_second")]
         return [Finding(name.replace("_", " "), last[name]) for name in names]
 
+    def _over_seeds(self, figure: Callable[[Run], float], config: str, *params: str) -> Cell:
+        """Returns a figure of the runs of a config with each seed."""
+        seeds = [(), *((f"SEED = {seed}",) for seed in range(1, self._seeds))]
+        return repeats.over_processes([figure(self._runs(config, *params, *s)) for s in seeds])
+
     def _percent(self, config: str, metric: str, *params: str) -> Cell:
         """Returns a metric of the last evaluation in percent, over the seeds."""
-        seeds = [(), *((f"SEED = {seed}",) for seed in range(1, self._seeds))]
-        ends = [self._runs(config, *params, *seed).lines("eval")[-1] for seed in seeds]
-        return repeats.over_processes([100 * end[metric] for end in ends])
+        return self._over_seeds(lambda run: 100 * run.lines("eval")[-1][metric], config, *params)
 
     def _beside(
         self, example: str, metric: str, figure: str, alternative: str, *params: str
@@ -154,13 +166,14 @@ class Examples:
         alternative = "without clipping and noise"
         plain = ("DpSgd.noise = 0.0", "DpSgd.limit = 1e9")
         of_plain = self._percent("examples/dp_sgd.gin", "accuracy", *plain)
-        return [Finding(f"accuracy, %, {self._seeds} seeds", value, alternative, of_plain)]
+        figure = f"accuracy, %, {self._seeds} seeds"
+        return [Finding(figure, value, alternative, of_plain, constant=constant_answer())]
 
     def _fine_tuning(self) -> list[Finding]:
         value = self._percent("examples/fine_tuning.gin", "accuracy")
         scratch = self._percent("examples/from_scratch.gin", "accuracy")
         figure = f"accuracy of even or odd from 40 images, %, {self._seeds} seeds"
-        return [Finding(figure, value, "from scratch", scratch)]
+        return [Finding(figure, value, "from scratch", scratch, is_target=True)]
 
     def _gan(self) -> list[Finding]:
         logged = [100 * line["accuracy"] for line in self.run("gan").lines("train")]
@@ -175,10 +188,12 @@ class Examples:
 
     def _pcgrad(self) -> list[Finding]:
         return [
-            self._beside("pcgrad", metric, figure, "sum of the gradients", "PCGrad.project = False")
-            for metric, figure in (
-                ("digit_accuracy", "accuracy of the digit"),
-                ("even_accuracy", "accuracy of even or odd"),
+            self._beside(
+                "pcgrad", metric, figure, "sum of the gradients", "PCGrad.project = False"
+            )._replace(constant=constant_answer(classes))
+            for metric, figure, classes in (
+                ("digit_accuracy", "accuracy of the digit", 10),
+                ("even_accuracy", "accuracy of even or odd", 2),
             )
         ]
 
@@ -198,9 +213,17 @@ class Examples:
         return [Finding(figure, 100 * won[-1], "at step 250", 100 * won[0], is_target=True)]
 
     def _sam(self) -> list[Finding]:
-        value = self._percent("examples/sam.gin", "accuracy")
-        plain = self._percent(CNN, "accuracy")
-        return [Finding(f"accuracy, %, {self._seeds} seeds", value, CNN, plain)]
+        sam, seeds = "examples/sam.gin", f"{self._seeds} seeds"
+        accuracy, of_plain = (self._percent(config, "accuracy") for config in (sam, CNN))
+        figure = f"highest loss of the training digits nearby, nats, {seeds}"
+        loss, plain_loss = (
+            self._over_seeds(lambda run: loss_nearby(run.model()), config) for config in (sam, CNN)
+        )
+        constant = constant_answer()
+        return [
+            Finding(f"accuracy, %, {seeds}", accuracy, CNN, of_plain, constant=constant),
+            Finding(figure, loss, CNN, plain_loss, is_target=True, lower_is_better=True),
+        ]
 
     def _simclr(self) -> list[Finding]:
         return self._encoder("simclr")
@@ -217,7 +240,14 @@ class Examples:
     def _vae(self) -> list[Finding]:
         end = self.run("vae").lines("eval")[-1]
         figure = "negative evidence lower bound, nats"
-        return [Finding(figure, end["loss"], "independent pixels", nats_of_independent_pixels())]
+        of_pixels = nats_of_independent_pixels()
+        return [
+            Finding(
+                *(figure, end["loss"], "independent pixels", of_pixels),
+                is_target=True,
+                lower_is_better=True,
+            )
+        ]
 
     def _vicreg(self) -> list[Finding]:
         return self._encoder("vicreg")
@@ -256,6 +286,43 @@ def nats_of_independent_pixels() -> float:
     return float(16 * loss.sum(axis=(1, 2, 3)).mean())
 
 
+def constant_answer(classes: int = 10) -> float:
+    """Returns the share of the most frequent class of the test digits, in percent.
+
+    Args:
+      classes: 10, or 2 for even and odd.
+    """
+    counts = np.bincount(ddl.data.load_digits("test")[1] % classes)
+    return float(100 * counts.max() / counts.sum())
+
+
+def loss_nearby(model: keras.Model, distance: float = 0.05) -> float:
+    """Returns the training loss at the weights where it is highest nearby, to first order.
+
+    Sharpness-aware minimization lowers it. The loss is that of configs/digits_cnn.gin on the
+    training digits, in nats.
+
+    Args:
+      model: Maps images, float32 [n, 8, 8, 1] from 0 to 16, to logits [n, 10]; its weights move.
+      distance: Norm of the change of the weights along the gradient.
+    """
+    images, labels = ddl.data.load_digits("train")
+    targets = keras.ops.one_hot(labels, 10)
+    cross_entropy = keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=0.1)
+
+    def loss() -> tf.Tensor:
+        return cross_entropy(targets, model(images.astype(np.float32), training=False))
+
+    variables = model.trainable_variables
+    with tf.GradientTape() as tape:
+        here = loss()
+    gradients = tape.gradient(here, [v.value for v in variables])
+    norm = tf.linalg.global_norm(gradients)
+    for variable, gradient in zip(variables, gradients, strict=True):
+        variable.assign_add(distance / norm * gradient)
+    return float(loss())
+
+
 def report(times: Sequence[Sequence[Cell]], learned: Sequence[tuple[str, Finding]]) -> Report:
     """Returns the report of the examples so far."""
     columns = ["example", "figure", "measured", "compared with", "measured"]
@@ -268,8 +335,28 @@ def report(times: Sequence[Sequence[Cell]], learned: Sequence[tuple[str, Finding
     for example, finding in learned:
         if finding.is_target:
             what = f"{example}: {finding.figure}, minus that of {finding.alternative}"
-            bars.append(Bar(what, middle(finding.value) - middle(finding.of_alternative), 0))
+            difference = middle(finding.value) - middle(finding.of_alternative)
+            lower = finding.lower_is_better
+            bars.append(Bar(what, difference, 0, "at most" if lower else "at least"))
+        if finding.constant is not None:
+            what = f"{example}: {finding.figure}: errors / those of the best constant answer"
+            errors = (100 - middle(finding.value)) / (100 - finding.constant)
+            bars.append(Bar(what, errors, 0.5, "at most"))
     return Report(tables, bars)
+
+
+def bars_of_generators(judged: Table) -> list[Bar]:
+    """Returns the targets of the generators: each must be nearer to the digits than pixels are.
+
+    Args:
+      judged: The table of `generated_digits.table`: training digits first, independent pixels last.
+    """
+    _, *generators, (_, independent, *_) = judged.rows
+    what = "Fréchet distance of its digits / that of independent pixels"
+    return [
+        Bar(f"{name}: {what}", middle(distance) / middle(independent), 1, "at most")
+        for name, distance, *_ in generators
+    ]
 
 
 def middle(cell: Cell) -> float:
@@ -299,9 +386,7 @@ def measure(quick: bool) -> Iterator[Report]:
         }
         found = report(times, learned)
         judged = generated_digits.table(sources, examples.classifier())
-        _, *distances, independent = (row[1] for row in judged.rows)
-        what = "Fréchet distance of the worst generator / that of independent pixels"
-        bars = [*found.bars, Bar(what, max(distances) / independent, 1, "at most")]
+        bars = [*found.bars, *bars_of_generators(judged)]
         shown = [generated_digits.shown(*source) for source in sources.items()]
         yield Report([*found.tables, judged], bars, images=shown[:-1])
 

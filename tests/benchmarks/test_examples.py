@@ -2,11 +2,14 @@
 
 import json
 
+import keras
 import numpy as np
 import pytest
 
 from benchmarks import example_runs, examples, generated_digits
 from benchmarks.example_runs import ROOT, Run, Runs, commands_of
+from benchmarks.examples import Finding
+from benchmarks.report import Table
 
 
 @pytest.mark.parametrize("example", examples.EXAMPLES)
@@ -49,6 +52,56 @@ def test_lines_are_those_of_the_split(tmp_path):
 def test_a_failed_command_shows_its_output(tmp_path):
     with pytest.raises(RuntimeError, match="No module named nothing_of_this_name"):
         example_runs.start(["python", "-m", "nothing_of_this_name"], tmp_path)
+
+
+def test_targets():
+    """A bar that must not be met by an answer that is always the same."""
+    constant = examples.constant_answer()
+    learned = [
+        ("vae", Finding("nats", 280.0, "pixels", 430.0, is_target=True, lower_is_better=True)),
+        ("fine_tuning", Finding("accuracy", 88.0, "from scratch", 90.0, is_target=True)),
+        ("dp_sgd", Finding("accuracy", constant, constant=constant)),
+        ("sam", Finding("accuracy", 98.9, constant=constant)),
+    ]
+    slowest, *bars = examples.report([["vae", 100, 30.0]], learned).bars
+    assert slowest.verdict == "met"
+    assert [bar.verdict for bar in bars] == ["met", "missed", "missed", "met"]
+    assert [bar.value for bar in bars[:3]] == [-150, -2, 1]
+
+
+def test_each_generator_has_a_target():
+    rows = [["training digits", 0.1], ["GAN", 6.0], ["VAE", 1.5], ["independent pixels", 3.0]]
+    bars = examples.bars_of_generators(Table("digits", ["source", "distance"], rows))
+    assert [(bar.what.partition(":")[0], bar.value, bar.verdict) for bar in bars] == [
+        ("GAN", 2.0, "missed"),
+        ("VAE", 0.5, "met"),
+    ]
+
+
+def test_the_best_constant_answer():
+    labels = list(examples.ddl.data.load_digits("test")[1])
+    counts = [labels.count(digit) for digit in range(10)]
+    assert examples.constant_answer() == pytest.approx(100 * max(counts) / 360)
+    odd = sum(counts[1::2])
+    assert examples.constant_answer(2) == pytest.approx(100 * max(odd, 360 - odd) / 360)
+
+
+def test_the_highest_loss_nearby():
+    """Along the gradient it is above the loss here, and above that along any other direction."""
+    keras.utils.set_random_seed(0)
+    scaled = [keras.layers.Rescaling(1 / 16), keras.layers.Flatten(), keras.layers.Dense(10)]
+    model = keras.Sequential([keras.Input((8, 8, 1)), *scaled])
+    weights = model.get_weights()
+    highest = examples.loss_nearby(model, 0.1)
+    changes = [a - b for a, b in zip(model.get_weights(), weights, strict=True)]
+    moved = np.concatenate([np.ravel(change) for change in changes])
+    assert np.linalg.norm(moved) == pytest.approx(0.1, rel=1e-3)
+    random = np.random.default_rng(0)
+    for _ in range(3):
+        directions = [random.normal(size=w.shape) for w in weights]
+        norm = np.linalg.norm(np.concatenate([np.ravel(d) for d in directions]))
+        model.set_weights([w + 0.1 / norm * d for w, d in zip(weights, directions, strict=True)])
+        assert examples.loss_nearby(model, 0.0) < highest
 
 
 def test_the_distance_of_normal_distributions():

@@ -154,14 +154,33 @@ def test_an_overflow_on_one_replica_changes_nothing_anywhere(name, loss, average
     check_that_an_overflow_changes_nothing(name, loss, averaged)
 
 
-def check_that_an_overflow_changes_nothing(name, loss, averaged=False):
+def in_the_turns_of_a_repeat_alone(task):
+    """Makes no gradient of a Gan depend on the discriminator's weights after its turns."""
+
+    def step(update, batch):
+        def criticize(turn):
+            update.minimize(task.real_or_fake, batch, task.discriminator, optimizer="discriminator")
+
+        update.minimize(task.fools, batch, task.generator, optimizer="generator")
+        update.repeat(2, criticize)
+
+    task.step = step
+
+
+def test_an_overflow_in_the_turns_of_a_repeat_alone_changes_nothing():
+    check_that_an_overflow_changes_nothing(
+        "Gan", "real_or_fake", change=in_the_turns_of_a_repeat_alone
+    )
+
+
+def check_that_an_overflow_changes_nothing(name, loss, averaged=False, change=lambda task: None):
     batch, replica = 2, 1  # Critic generates in even batches
     trainer = build(
         name,
         make_strategy("mirrored", 2),
         precision="mixed_float16",
         examples=48,
-        change=overflowing(loss, replica, batch),
+        change=lambda task: (overflowing(loss, replica, batch)(task), change(task)),
         loss_scale=ddl.LossScale(1024.0),
         weight_average=ddl.ExponentialMovingAverage(0.9) if averaged else None,
         max_skipped_updates=1,
@@ -366,9 +385,12 @@ class Draws:
         self.drawn = tf.Variable(tf.zeros([4], tf.float64), trainable=False)
         self.own_step = step
 
+    def noise(self, features, training):
+        drawn = ddl.random.uniform(self, (features["x"].shape[0], 1))
+        return tf.cast(drawn[:, 0], features["x"].dtype)
+
     def per_example(self, features, training):
-        noise = ddl.random.uniform(self, (features["x"].shape[0], 1))
-        noise = tf.cast(noise[:, 0], features["x"].dtype)
+        noise = self.noise(features, training)
         return ddl.PerExample(self.model(features["x"])[:, 0] * noise)
 
     def step(self, update, batch):
@@ -388,7 +410,11 @@ def drawn(step, steps=1):
 
 
 def keep(task, place, gradients):
-    task.drawn.assign(tf.tensor_scatter_nd_update(task.drawn, [[place]], [gradients.norm()]))
+    note(task, place, gradients.norm())
+
+
+def note(task, place, value):
+    task.drawn.assign(tf.tensor_scatter_nd_update(task.drawn, [[place]], [value]))
 
 
 def test_each_pass_draws_anew_unless_told_to_draw_the_same():
@@ -401,6 +427,38 @@ def test_each_pass_draws_anew_unless_told_to_draw_the_same():
 
     one, other, again, _ = drawn(step)
     assert one == again != other
+
+
+def test_a_pass_within_a_turn_may_draw_the_same():
+    """As in SAM within a repeat: the numbers of that turn, not those of another."""
+
+    def step(task, update, batch):
+        def turn(number):
+            one = update.gradients(task.per_example, batch)
+            again = update.gradients(task.per_example, batch, same_draws_as=one)
+            keep(task, 2 * number, one)
+            keep(task, 2 * number + 1, again)
+            update.apply(again)
+
+        update.repeat(2, turn)
+
+    one, again, other, other_again = drawn(step)
+    assert one == again != other == other_again
+
+
+def test_a_mean_may_draw_what_a_pass_drew():
+    """The gradient by the bias is the mean of the pass's noise."""
+
+    def step(task, update, batch):
+        one = update.gradients(task.per_example, batch)
+        keep(task, 0, one.of([task.model.layers[-1].bias]))
+        note(task, 1, update.mean(task.noise, batch, same_draws_as=one))
+        note(task, 2, update.mean(task.noise, batch))
+        update.apply(one)
+
+    of_pass, same, other, _ = drawn(step)
+    assert same == pytest.approx(of_pass, abs=1e-12)
+    assert abs(other - of_pass) > 1e-6
 
 
 def test_each_turn_draws_anew():
