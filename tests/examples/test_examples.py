@@ -5,7 +5,6 @@ The runs on two workers and those that are killed are started as a user starts t
 """
 
 import functools
-import json
 import sys
 import tempfile
 import time
@@ -17,15 +16,17 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import ddl
 from ddl import config
 from ddl.choices import Mode
 from ddl.distribution.communication import Communication
+from ddl.distribution.workers import Workers
 from ddl.run import train
 from tests.conftest import make_strategy
 from tests.distribution.whole_clusters import finish, launch
 from tests.processes import forked
 from tests.processes.stopping import stop_when
-from tests.run.whole_runs import ROOT, SMALL, tensors
+from tests.run.whole_runs import ROOT, SMALL, lines, tensors
 
 EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
 SHORT = ("TRAIN_STEPS = 20", "LOG_EVERY = 10", "CHECKPOINT_EVERY = 10", "PRECISION = 'float64'")
@@ -63,6 +64,16 @@ def pretrained() -> str:
     return f"WarmStart.checkpoint = '{trained_before('configs/digits_cnn.gin')}'"
 
 
+# The exported models of the examples that have other ones than `model`.
+EXPORTED = {
+    "byol": ["encoder"],
+    "clip": ["left", "right"],
+    "gan": ["generator", "discriminator"],
+    "simclr": ["encoder"],
+    "vae": ["encoder", "decoder"],
+    "vicreg": ["encoder"],
+    "wgan_gp": ["generator", "critic"],
+}
 NORMALIZED = {"byol"}  # examples with batch normalization
 READ_IN_A_MINUTE = 100  # lines
 # Parameters of the examples that read the result of another run.
@@ -75,9 +86,6 @@ PARAMS = {
     "u_net": ["train/shapes.n = 500"],
     "rare_class": ["train/points.n = 1990"],
 }
-
-# Figures of their evaluations that are compared too.
-FIGURES = {"u_net": ["mean_iou"], "rare_class": ["auc", "pr_auc", "auc_by_ranks"]}
 
 
 def text_of(example) -> str:
@@ -132,15 +140,13 @@ def assert_close(model_dir, reference):
             np.testing.assert_allclose(ours[name], value, rtol=0, atol=1e-10, err_msg=name)
             compared += 1
     assert compared > 4
+    assert_same_figures(model_dir, reference, "train")
 
 
-def assert_same_figures(model_dir, reference, names):
+def assert_same_figures(model_dir, reference, split):
+    """Compares losses, metrics, norms and learning rates of two lines."""
     ours, theirs = (
-        [
-            {name: one[name] for name in ("step", *names)}
-            for one in map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-            if one["split"] == "eval"
-        ]
+        [line for line in lines(folder) if line["split"] == split]
         for folder in (model_dir, reference)
     )
     assert len(theirs) == 2
@@ -200,8 +206,8 @@ def test_two_workers_compute_the_same(example, trained, tmp_path):
     status, output = finish(launch(2, *flags(example, tmp_path / "workers")), timeout=300)
     assert status == 0, output
     assert_close(tmp_path / "workers", trained(example))
-    if example in FIGURES:
-        assert_same_figures(tmp_path / "workers", trained(example), FIGURES[example])
+    if evaluates(example):
+        assert_same_figures(tmp_path / "workers", trained(example), "eval")
 
 
 @pytest.mark.slow
@@ -235,17 +241,32 @@ def test_killed_and_resumed_it_ends_the_same(example, trained, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_exports_what_was_trained(example, trained):
+def test_exports_each_model_that_computes_what_was_trained(example, trained):
+    """As a .keras file and as a SavedModel, beside the models of a trainer that was restored."""
     model_dir = trained(example)
     run_example(example, model_dir, ONE, mode="export")
-    saved = [v for v in tensors(model_dir).values() if getattr(v, "dtype", None) == np.float64]
-    exported = sorted((model_dir / "export").rglob("*.keras"))
-    assert exported
-    for path in exported:
-        model = keras.models.load_model(path)
-        for variable in model.trainable_variables:
-            assert any(
-                value.shape == variable.shape and np.array_equal(value, variable.numpy())
-                for value in saved
-            ), variable.path
-        tf.saved_model.load(str(path.with_name("saved_model")))
+    folder = model_dir / "export"
+    names = EXPORTED.get(example, ["."])
+    paths = sorted(folder.rglob("model.keras"))
+    assert paths == sorted(folder / name / "model.keras" for name in names)
+    task = restored(example, model_dir).task
+    for name in names:
+        model = getattr(task, "exported_models", vars(task))[name if name != "." else "model"]
+        inputs = tf.constant(np.random.default_rng(0).normal(size=(3, *model.input_shape[1:])))
+        expected = keras.tree.flatten(model(inputs, training=False))
+        assert all(np.ptp(output, axis=0).any() for output in expected)  # it depends on its inputs
+        loaded = keras.models.load_model(folder / name / "model.keras")
+        served = tf.saved_model.load(str(folder / name / "saved_model")).serve
+        for compute in (loaded, served):
+            for ours, theirs in zip(keras.tree.flatten(compute(inputs)), expected, strict=True):
+                np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-12, err_msg=name)
+
+
+def restored(example, model_dir) -> ddl.Trainer:
+    """Returns a trainer of the example with other weights, which a checkpoint replaces."""
+    keras.utils.clear_session()
+    config.load([f"{ROOT}/examples/{example}.gin"], [*params(example), "SEED = 1"])
+    strategy = make_strategy(*ONE)
+    trainer = train.build(train.Placement(strategy, Communication()), Workers(strategy))[1]
+    ddl.Checkpoints(model_dir / "checkpoints", trainer).restore_model()
+    return trainer
