@@ -201,10 +201,26 @@ def test_a_feature_read_in_the_step():
     refused(r"A step cannot read batch\['x'\].* Read the features in a loss", step)
 
 
-def test_a_variable_made_in_the_step():
+@pytest.mark.parametrize("within", ["step", "branch", "turn"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: tf.Variable(0.0),
+        lambda: keras.Variable(0.0),
+        lambda: keras.layers.Dense(3)(tf.zeros([1, 6])),
+        lambda: keras.random.SeedGenerator(1),
+    ],
+    ids=["tf.Variable", "keras.Variable", "layer", "SeedGenerator"],
+)
+def test_a_variable_made_in_the_step(make, within):
     def step(task, update, batch):
         minimize(task, update, batch)
-        tf.Variable(0.0)
+        if within == "step":
+            make()
+        elif within == "branch":
+            update.when(update.step > 0, make)
+        else:
+            update.repeat(2, lambda turn: make())
 
     refused("step must not make variables", step)
 
