@@ -256,8 +256,8 @@ def test_exports_each_model_that_computes_what_was_trained(example, trained):
         expected = keras.tree.flatten(model(inputs, training=False))
         assert all(np.ptp(output, axis=0).any() for output in expected)  # it depends on its inputs
         loaded = keras.models.load_model(folder / name / "model.keras")
-        served = tf.saved_model.load(str(folder / name / "saved_model")).serve
-        for compute in (loaded, served):
+        served = tf.saved_model.load(str(folder / name / "saved_model"))
+        for compute in (loaded, served.serve):
             for ours, theirs in zip(keras.tree.flatten(compute(inputs)), expected, strict=True):
                 np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-12, err_msg=name)
 

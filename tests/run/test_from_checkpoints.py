@@ -99,8 +99,8 @@ def test_a_schedule_free_optimizer_exports_the_weights_that_are_evaluated(tmp_pa
         assert not any(np.array_equal(value, weight.numpy()) for value in of_shape)
     images, labels = ddl.data.load_digits("test")
     last = metrics(model_dir, "eval")[-1]
-    served = tf.saved_model.load(str(model_dir / "export" / "saved_model")).serve
-    for compute in (model, served):
+    served = tf.saved_model.load(str(model_dir / "export" / "saved_model"))
+    for compute in (model, served.serve):
         logits = np.asarray(compute(tf.constant(images, model.inputs[0].dtype)))
         assert (logits.argmax(-1) == labels).mean() == pytest.approx(last["accuracy"], abs=1e-9)
     run(model_dir, *params, **given, mode="export", saved_weights=SavedWeights(averaged=False))

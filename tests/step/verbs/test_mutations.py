@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from ddl import microbatch
+from ddl.data import BatchPipeline
 from ddl.microbatch import Draws, Microbatch
 from ddl.step.all_reduce import AllReduce
 from ddl.step.global_gradient import GlobalGradient
@@ -285,18 +286,23 @@ def use_one_batch_in_all_turns(patch: Patch) -> None:
     patch.setattr(StepBatches, "next", mutated)
 
 
-def use_batches_again_in_the_next_update(patch: Patch) -> None:
-    further = StepBatches.next
+def use_batches_again_after_a_restart(patch: Patch) -> None:
+    iterator = BatchPipeline.iterator
 
-    def mutated(self, batch, turns):
-        return further(self, batch, dataclasses.replace(turns, count=1))
+    def mutated(self, strategy, first_update, **arguments):
+        return iterator(self, strategy, max(first_update - 1, 0), **arguments)
 
-    patch.setattr(StepBatches, "next", mutated)
+    patch.setattr(BatchPipeline, "iterator", mutated)
 
 
 def reduce_sums_twice(patch: Patch) -> None:
     of_sums = AllReduce.of_sums
-    patch.setattr(AllReduce, "of_sums", lambda self, sums: of_sums(self, of_sums(self, sums)))
+
+    def mutated(self, sums):
+        once = of_sums(self, sums)
+        return of_sums(self, self._strategy.run(tf.identity, args=(once,)))
+
+    patch.setattr(AllReduce, "of_sums", mutated)
 
 
 def divide_a_sum(patch: Patch) -> None:
@@ -351,7 +357,7 @@ def overflow(name: str, loss: str) -> None:
         # update.next
         (use_the_given_batch_again, batches_in_order, []),
         (use_one_batch_in_all_turns, batches_in_order, []),
-        (use_batches_again_in_the_next_update, batches_in_order, []),
+        (use_batches_again_after_a_restart, batches_in_order, []),
         # update.mean and update.sum
         (leave_out_the_reduce_of_a_mean, of_a_padded_batch, [("mirrored", 2, 1)]),
         (reduce_sums_twice, of_a_padded_batch, [("mirrored", 2, 1)]),
