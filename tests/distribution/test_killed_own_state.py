@@ -79,6 +79,7 @@ TRAIN_STEPS = {STEPS}
 CHECKPOINT_EVERY = 10
 LOG_EVERY = 10
 EVAL_EVERY = None
+STEPS_PER_EPOCH = 8  # an update reads three of an epoch's 23 batches
 """
 
 
