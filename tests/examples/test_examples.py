@@ -88,7 +88,6 @@ PARAMS = {
     "rare_class": ["train/points.n = 1990"],
 }
 
-
 # Figures of their evaluations that are compared too.
 FIGURES = {"u_net": ["mean_iou"], "rare_class": ["auc", "pr_auc", "auc_by_ranks"]}
 
