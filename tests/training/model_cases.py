@@ -147,7 +147,16 @@ NORMALIZED = {
     "resnet": (
         "images",
         lambda: ddl.Classification(
-            ddl.models.resnet((8, 8, 1), 3, blocks=(1, 1), width=4, stem="small"), top_k=2
+            ddl.models.resnet(
+                (8, 8, 1),
+                3,
+                blocks=(1,),
+                width=4,
+                stem="small",
+                input_mean=127.5,
+                input_deviation=64.0,
+            ),
+            top_k=2,
         ),
     ),
     "keras_application": (

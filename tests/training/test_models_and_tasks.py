@@ -30,7 +30,7 @@ def on_one_device(tmp_path_factory):
 
 
 @pytest.mark.usefixtures("rows_checked_on_one_device")
-@pytest.mark.parametrize("replicas", [2, 4])
+@pytest.mark.parametrize("replicas", [pytest.param(2, marks=pytest.mark.slow), 4])
 @pytest.mark.parametrize("name", ALL)
 def test_replicas_compute_what_one_device_computes(name, replicas, on_one_device, tmp_path):
     """Also if they resume, to the bit, and if one device resumes what they saved."""
