@@ -50,10 +50,6 @@ DATA = {
         "colour": RANDOM.integers(0, 4, EXAMPLES),
         "label": np.eye(3, dtype="f4")[LABELS],
     },
-    "photographs": {
-        "image": RANDOM.integers(0, 256, (EXAMPLES, 32, 32, 3), np.uint8),
-        "label": LABELS,
-    },
 }
 
 
@@ -157,12 +153,6 @@ NORMALIZED = {
                 input_deviation=64.0,
             ),
             top_k=2,
-        ),
-    ),
-    "keras_application": (
-        "photographs",
-        lambda: ddl.Classification(
-            ddl.models.keras_application("MobileNet", (32, 32, 3), 3, alpha=0.25, dropout=0.2)
         ),
     ),
 }
