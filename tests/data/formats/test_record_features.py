@@ -87,7 +87,7 @@ def test_no_file_matches(tmp_path):
         (lambda: example(2, leave_out="y"), "y .*int64.* is required but could not be found"),
         (
             lambda: example(2, size=(4, 5)),
-            "The image of feature 'image' is 4×5 pixels, expected 2×3",
+            "The image of feature 'image' is 4×5 pixels, expected 2×3. Set the feature's shape",
         ),
         (lambda: b"no example", "Could not parse example"),
     ],
