@@ -38,7 +38,7 @@ def test_bad_input(files, tmp_path):
     for name, save in (("flipped", np.savez), ("inflated", np.savez_compressed)):
         save(tmp_path / f"{name}.npz", x=X, y=Y)
         content = bytearray((tmp_path / f"{name}.npz").read_bytes())
-        content[len(content) // 4] ^= 255
+        content[content.index(b"x.npy") + 25] ^= 255  # at the start of the array
         (tmp_path / f"{name}.npz").write_bytes(content)
     np.save(tmp_path / "objects.npy", np.array([{}, 1], object))
     np.save(tmp_path / "short.npy", Y[:5])
