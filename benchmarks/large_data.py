@@ -279,7 +279,7 @@ def measure(quick: bool) -> Iterator[Report]:
     found = {}
     with tempfile.TemporaryDirectory(prefix="large-data") as folder:
         for name, write in ((TABLE, write_table), (IMAGES, write_images)):
-            path = Path(folder) / name.partition(",")[0]
+            path = Path(folder) / ("table.parquet" if name == TABLE else "images")
             write(path, EXAMPLES[name] // share)
             steps = STEPS_AT_ONCE if quick else (2_000 if name == TABLE else 300)
             found[name] = run_case(name, Case(str(path), steps), 1 if quick else 3)
