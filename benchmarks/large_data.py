@@ -5,7 +5,7 @@ pixels in ten folders, one for each class. The benchmark makes both in a tempora
 classifier trains with SGD in batches of 256, so that nearly all time goes to the data.
 
 ddl reads them with `ddl.data.table` and `ddl.data.ImageFolder`. The alternatives train the same
-model by `fit` with 50 steps per execution. For the table, pyarrow reads the columns, and slices of
+model by the function of Keras's `fit` that makes 50 updates in one execution. For the table, pyarrow reads the columns, and slices of
 the arrays are shuffled in a buffer of 10,000. For the images, the list of files is shuffled and a
 map with as many calls as tf.data chooses reads and decodes them; or
 `keras.utils.image_dataset_from_directory` does, which batches before it shuffles.
@@ -125,10 +125,10 @@ def _measured(turns: Turns, case: Case, begin: Callable[[], Callable[[int], obje
     turns.report({"first": first, "speed": speed, "memory": megabytes(os.getpid())["peak"]})
 
 
-def _ddl(model: keras.Model, source: Any, **names: Any) -> Callable[[int], object]:
+def _ddl(build: Callable[[], keras.Model], source: Any, **names: Any) -> Callable[[int], object]:
     strategy = distribution.build_strategy("one_device")
     with strategy.scope():
-        task = ddl.Classification(model, **names)
+        task = ddl.Classification(build(), **names)
         optimizer = ddl.optimizers.FusedSGD(RATE)
         trainer = ddl.Trainer(task, optimizer, source, global_batch_size=BATCH, strategy=strategy)
     trainer.train(1)
@@ -141,7 +141,7 @@ def ddl_table(case: Case, turns: Turns) -> None:
 
     def begin() -> Callable[[int], object]:
         source = ddl.data.table(case.path, features=features)
-        return _ddl(table_model(), source, input_name="x")
+        return _ddl(table_model, source, input_name="x")
 
     _measured(turns, case, begin)
 
@@ -150,13 +150,12 @@ def ddl_images(case: Case, turns: Turns) -> None:
     """Runs ddl on the images."""
 
     def begin() -> Callable[[int], object]:
-        return _ddl(image_model(), ddl.data.ImageFolder(case.path, (SIDE, SIDE, 3)))
+        return _ddl(image_model, ddl.data.ImageFolder(case.path, (SIDE, SIDE, 3)))
 
     _measured(turns, case, begin)
 
 
 def _fit(model: keras.Model, batches: tf.data.Dataset) -> Callable[[int], object]:
-    # fit calls the same iterator in all epochs if it gets one.
     iterator = iter(batches)
     model.compile(
         keras.optimizers.SGD(RATE),
@@ -177,7 +176,7 @@ def _fit(model: keras.Model, batches: tf.data.Dataset) -> Callable[[int], object
 
 
 def slices(case: Case, turns: Turns) -> None:
-    """Runs `fit`'s steps on slices of the table."""
+    """Trains by Keras on slices of the table."""
 
     def begin() -> Callable[[int], object]:
         from pyarrow import parquet
@@ -192,7 +191,7 @@ def slices(case: Case, turns: Turns) -> None:
 
 
 def listed(case: Case, turns: Turns) -> None:
-    """Runs `fit`'s steps on images that a map reads."""
+    """Trains by Keras on images that a map reads."""
 
     def decode(file: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         image = tf.io.decode_jpeg(tf.io.read_file(file), channels=3)
@@ -214,7 +213,7 @@ def listed(case: Case, turns: Turns) -> None:
 
 
 def from_directory(case: Case, turns: Turns) -> None:
-    """Runs `fit`'s steps on Keras's data set."""
+    """Trains by Keras on Keras's data set."""
 
     def begin() -> Callable[[int], object]:
         batches = keras.utils.image_dataset_from_directory(
