@@ -5,10 +5,11 @@ pixels in ten folders, one for each class. The benchmark makes both in a tempora
 classifier trains with SGD in batches of 256, so that nearly all time goes to the data.
 
 ddl reads them with `ddl.data.table` and `ddl.data.ImageFolder`. The alternatives train the same
-model by the function of Keras's `fit` that makes 50 updates in one execution. For the table, pyarrow reads the columns, and slices of
-the arrays are shuffled in a buffer of 10,000. For the images, the list of files is shuffled and a
-map with as many calls as tf.data chooses reads and decodes them; or
-`keras.utils.image_dataset_from_directory` does, which batches before it shuffles.
+model by the function of Keras's `fit` that makes 50 updates in one execution. For the table,
+pyarrow reads the columns, and slices of the arrays are shuffled in a buffer of 10,000. For the
+images, the list of files is shuffled and a map with as many calls as tf.data chooses reads and
+decodes them; or `keras.utils.image_dataset_from_directory` does, which shuffles the list of files
+once an epoch.
 
 Each figure comes from fresh processes, which run one at a time, in turns. The first step counts
 from the end of the imports to the end of the first update, with tracing. Images per second are

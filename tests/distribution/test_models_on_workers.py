@@ -14,7 +14,8 @@ def test_two_workers_compute_what_one_device_computes(tmp_path, monkeypatch):
     hosts, saved = addresses(2), tmp_path / "workers"
     saved.mkdir()
     program = ("-m", "tests.distribution.models_on_workers", str(saved))
-    ended = finish_all([start_worker(index, hosts, program=program) for index in (0, 1)])
+    started = [start_worker(index, hosts, program=program) for index in (0, 1)]
+    ended = finish_all(started, timeout=1800)
     for status, output in ended:
         assert status == 0, output
     monkeypatch.setattr(RowIndependence, "check", lambda *_: None)
