@@ -18,6 +18,7 @@ BENCHMARKS = (
     "tracing",
     "gpu_counts",
     "max_pooling",
+    "gpt_cpu",
     "large_embeddings",
     "epoch_order",
     "checkpoint_cost",
@@ -26,7 +27,7 @@ BENCHMARKS = (
 )
 """Names in the order of the page. Each module ends with `benchmarks.command.main(measure)`."""
 
-LONG = ("large_batch", "callback_cost")
+LONG = ("large_batch", "callback_cost", "large_data")
 """Benchmarks that run only when named."""
 
 ON_GPU = ("gpu",)

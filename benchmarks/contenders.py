@@ -20,6 +20,7 @@ import tensorflow as tf
 import ddl
 from benchmarks.loop_overhead import Case
 from benchmarks.report import PEERS
+from benchmarks.rivals import WaitForTurn
 from benchmarks.turns import Failed, Turns
 from ddl import distribution
 from ddl.optimizers import FusedAdam
@@ -97,26 +98,6 @@ def strategy_of(case: Case) -> tf.distribute.Strategy:
 
 
 # ------------------------------------------------------------ Keras's fit
-
-
-class WaitForTurn(keras.callbacks.Callback):
-    """A callback that makes each epoch of a fit wait for its turn and reports its time."""
-
-    def __init__(self, turns: Turns, parts: int) -> None:
-        super().__init__()
-        self._turns = turns
-        self._parts = parts
-        self._start = 0.0
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Waits for the turn; ends the fit when the case is over."""
-        if not self._turns.wait():
-            raise StopIteration
-        self._start = tf.timestamp().numpy()
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Reports the seconds of the epoch, divided by its parts."""
-        self._turns.report(float(tf.timestamp().numpy() - self._start) / self._parts)
 
 
 def _fit(

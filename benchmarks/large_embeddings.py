@@ -3,9 +3,10 @@
 A table of vectors of 32 numbers is looked up 8 times an example, at random, and a perceptron with
 32 units classifies them. The batch size is 256, and the optimizer Adagrad, in float32. An update
 that is sparse from end to end takes as long for 1,000,000 rows as for 2,000. The alternatives to
-ddl are Keras's `fit`, with one and with many steps per execution, and the bare step in a tf.while:
-rows are read and updated alone, without metrics. ddl also runs with two microbatches, and on two
-virtual CPUs.
+ddl are Keras's `fit`, with one and with many steps per execution; Orbit's StandardTrainer; and the
+bare step in a tf.while: rows are read and updated alone, without metrics. The alternatives read
+batches in the order of the arrays, while ddl shuffles. ddl also runs with two microbatches, and on
+two virtual CPUs.
 
 Each contender has fresh processes for each number of rows, each of which waits while another one
 computes. A figure is the median of what the processes found, with the lowest and the highest.
@@ -23,10 +24,11 @@ import numpy as np
 import tensorflow as tf
 
 import ddl
-from benchmarks import command
-from benchmarks.repeats import interleaved, over_processes, rotated
-from benchmarks.report import Bar, Report, Spread, Table, plot_of
-from benchmarks.turns import Contender, Failed, Turns
+from benchmarks import beside_rivals, command, rivals
+from benchmarks.beside_rivals import BARE, DDL, Found
+from benchmarks.repeats import over_processes
+from benchmarks.report import Bar, Report, Spread, plot_of
+from benchmarks.turns import Turns
 from ddl import distribution
 from ddl.optimizers import FusedAdagrad
 
@@ -35,15 +37,17 @@ RATE, ACCUMULATOR = 0.05, 0.1
 ROWS = (2_000, 100_000, 1_000_000)
 LARGEST_GROWTH = 1.2  # from the fewest rows to the most
 
-DDL = "ddl"
+FIT, TUNED, ORBIT = "Keras fit", "Keras fit, tuned", "Orbit"
 FUNCTIONS = {
-    "Keras fit": "fit",
-    "Keras fit, tuned": "fit_tuned",
+    FIT: "fit",
+    TUNED: "fit_tuned",
+    ORBIT: "orbit",
     DDL: "ddl_alone",
     "ddl, 2 microbatches": "ddl_accumulates",
     "ddl, mirrored on 2": "ddl_mirrored",
-    "bare loop": "bare_loop",
+    BARE: "bare_loop",
 }
+RIVALS = {name: [name] for name in (FIT, TUNED, ORBIT)}
 ON_ONE_DEVICE = (DDL, "ddl, 2 microbatches")
 
 
@@ -103,29 +107,27 @@ def ddl_mirrored(case: Case, turns: Turns) -> None:
     _ddl(case, turns, 2)
 
 
-def fit(case: Case, turns: Turns, steps_per_execution: int = 1) -> None:
+def fit(case: Case, turns: Turns) -> None:
     """Runs Keras's `fit`."""
-    model = network(case)
-    model.compile(
-        keras.optimizers.Adagrad(RATE),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"],
-        steps_per_execution=steps_per_execution,
-        jit_compile=False,
-    )
-    ids, labels = data(case)
-    batches = tf.data.Dataset.from_tensor_slices((ids, labels)).batch(BATCH).repeat().prefetch(2)
-
-    def window() -> None:
-        model.fit(batches, steps_per_epoch=case.steps, verbose=0)
-
-    window()
-    turns.take(window, case.steps)
+    rivals.fit(network(case), _adagrad(), rivals.batches(data(case), BATCH), case.steps, turns)
 
 
 def fit_tuned(case: Case, turns: Turns) -> None:
     """Runs `fit` with all steps of a window in one execution."""
-    fit(case, turns, case.steps)
+    rivals.fit(
+        *(network(case), _adagrad(), rivals.batches(data(case), BATCH), case.steps, turns),
+        steps_per_execution=case.steps,
+        jit_compile=False,
+    )
+
+
+def orbit(case: Case, turns: Turns) -> None:
+    """Runs Orbit."""
+    rivals.orbit(network(case), _adagrad(), rivals.batches(data(case), BATCH), case.steps, turns)
+
+
+def _adagrad() -> keras.optimizers.Optimizer:
+    return keras.optimizers.Adagrad(RATE)
 
 
 def bare_loop(case: Case, turns: Turns) -> None:
@@ -134,16 +136,10 @@ def bare_loop(case: Case, turns: Turns) -> None:
     table, *others = [variable.value for variable in model.trainable_variables]
     slots = [tf.Variable(tf.fill(v.shape, ACCUMULATOR)) for v in (table, *others)]
     body = keras.Sequential(model.layers[1:])
-    ids, labels = map(tf.constant, data(case))
 
-    def step(count: tf.Tensor) -> tuple[tf.Tensor]:
-        first = count % BATCHES * BATCH
+    def update(number: tf.Tensor, ids: tf.Tensor, labels: tf.Tensor) -> None:
         with tf.GradientTape() as tape:
-            vectors = table.sparse_read(ids[first : first + BATCH])
-            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(
-                labels[first : first + BATCH], body(vectors, training=True)
-            )
-            loss = tf.reduce_mean(losses)
+            loss = tf.reduce_mean(rivals.losses(body, table.sparse_read(ids), labels)[0])
         rows, *dense = tape.gradient(loss, [table, *others])
         indices, places = tf.unique(rows.indices)
         values = tf.math.unsorted_segment_sum(rows.values, places, tf.size(indices))
@@ -159,64 +155,44 @@ def bare_loop(case: Case, turns: Turns) -> None:
             tf.raw_ops.ResourceApplyAdagradV2(
                 var=variable.handle, accum=slot.handle, lr=RATE, epsilon=1e-7, grad=gradient
             )
-        return (count + 1,)
 
-    @tf.function(autograph=False)
-    def loop() -> tf.Tensor:
-        start = (tf.constant(0, tf.int64),)
-        return tf.while_loop(lambda count: count < case.steps, step, start)[0]
-
-    loop()
-    turns.take(lambda: loop().numpy(), case.steps)
+    rivals.bare_loop(update, data(case), BATCH, case.steps, turns)
 
 
-def run_case(case: Case, processes: int, rounds: int) -> dict[str, np.ndarray]:
-    """Returns the milliseconds per update of each contender, one figure a process."""
-    times: dict[str, list[float]] = {name: [] for name in FUNCTIONS}
-    for number in range(processes):
-        contenders = {
-            name: Contender(f"benchmarks.large_embeddings:{function}", [case], {})
-            for name, function in rotated(FUNCTIONS, number).items()
-        }
-        try:
-            for name, contender in contenders.items():
-                try:
-                    contender.window()  # builds, traces and warms up
-                except Failed as failure:
-                    raise RuntimeError(f"{name} at {case.rows:,} rows: {failure}") from failure
-            windows = {name: contender.window for name, contender in contenders.items()}
-            for name, values in interleaved(windows, rounds).items():
-                times[name].append(float(np.median(values)) * 1e3)
-        finally:
-            for contender in contenders.values():
-                contender.close()
-    return {name: np.array(values) for name, values in times.items()}
-
-
-def reported(found: dict[int, dict[str, np.ndarray]], checks: bool) -> Report:
+def reported(found: dict[int, Found], checks: bool) -> Report:
     """Returns the report of the numbers of rows that were measured."""
-    columns = ["", *(f"{rows:,} rows" for rows in found)]
-    rows = [
-        [name, *(over_processes(times[name]) for times in found.values())] for name in FUNCTIONS
-    ]
-    table = Table("Milliseconds per update", columns, rows)
+    named = {f"{rows:,} rows": each for rows, each in found.items()}
+    table = beside_rivals.milliseconds("Milliseconds per update", named, [*FUNCTIONS])
     bars = []
-    if len(found) == len(ROWS) and checks:
-        few, many = found[ROWS[0]], found[ROWS[-1]]
-        for name in ON_ONE_DEVICE:
-            growth: Spread = over_processes(many[name] / few[name], is_ratio=True)
-            text = f"{name}: time for {ROWS[-1]:,} rows / for {ROWS[0]:,}"
-            bars.append(Bar(text, growth, LARGEST_GROWTH, "at most"))
-    return Report([table], bars, [plot_of(table, columns[1:], "ms per update", log_y=True)])
+    if checks:
+        for name, each in named.items():
+            bars += beside_rivals.bars(name, each, RIVALS)
+        if len(found) == len(ROWS):
+            bars += _growths(found[ROWS[0]], found[ROWS[-1]])
+    plot = plot_of(table, [*named], "ms per update", log_y=True)
+    return Report([table], bars, [plot], beside_rivals.notes(named))
+
+
+def _growths(few: Found, many: Found) -> list[Bar]:
+    """Returns the targets for the time of the most rows relative to the fewest."""
+    bars = []
+    for name in ON_ONE_DEVICE:
+        if name not in few.times or name not in many.times:
+            continue  # a note names the failure
+        growth: Spread = over_processes(many.times[name] / few.times[name], is_ratio=True)
+        text = f"{name}: time for {ROWS[-1]:,} rows / for {ROWS[0]:,}"
+        bars.append(Bar(text, growth, LARGEST_GROWTH, "at most"))
+    return bars
 
 
 def measure(quick: bool) -> Iterator[Report]:
     """Measures one number of rows after the other; yields what is measured so far."""
+    functions = {name: f"benchmarks.large_embeddings:{each}" for name, each in FUNCTIONS.items()}
     found = {}
     for rows in ROWS:
         case = Case(rows, 10 if quick else 200)
-        found[rows] = run_case(case, 1 if quick else 5, 1 if quick else 5)
-        medians = ", ".join(f"{name} {np.median(v):.3g}" for name, v in found[rows].items())
+        found[rows] = beside_rivals.run(functions, case, *((1, 1) if quick else (5, 5)))
+        medians = ", ".join(f"{name} {np.median(v):.3g}" for name, v in found[rows].times.items())
         print(f"{rows:,} rows, ms per update: {medians}", flush=True)
         yield reported(found, checks=not quick)
 

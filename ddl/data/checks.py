@@ -42,7 +42,7 @@ _BEFORE_REASON = re.compile(
     r"(Error in user-defined function passed to .* with iterator: \S+: *)?"
 )
 
-# tf.debugging.Assert writes its message in this form.
+# tf.debugging.Assert writes its message in this form, with a backslash before each quote.
 _ASSERTED = re.compile(r"^assertion failed: \[(.*)\]$")
 
 
@@ -179,7 +179,7 @@ def data_errors(*sources: _Read) -> Iterator[None]:
         if not own and not any(damaged) and not _OF_DATA.search(text):
             raise
         reason = own[-1] if own else text.split("[[{{node")[0].strip().splitlines()[-1].strip()
-        reason = _ASSERTED.sub(r"\1", _BEFORE_REASON.sub("", reason))
+        reason = _unescaped(_BEFORE_REASON.sub("", reason))
         if beyond := _BEYOND_TABLE.search(text):
             value, rows, node = beyond.groups()
             reason += (
@@ -208,6 +208,12 @@ def data_errors(*sources: _Read) -> Iterator[None]:
             f"The data set must have {wanted:,} examples, got only {found:,}. Set num_examples to "
             f"{found}, or correct what the data set reads."
         ) from None
+
+
+def _unescaped(reason: str) -> str:
+    """Returns the message of an assertion as it was written; others as they are."""
+    asserted = _ASSERTED.match(reason)
+    return re.sub(r"\\(['\"\\])", r"\1", asserted[1]) if asserted else reason
 
 
 def _layer(node: str) -> str:

@@ -198,6 +198,21 @@ def test_a_damaged_record_stops_the_step(tmp_path):
         taken(RecordSource(files, decode), 3, shuffle=False)
 
 
+def test_a_large_record_that_is_damaged_is_named(tmp_path):
+    """TensorFlow reads large records, one by one."""
+    file = tmp_path / "large"
+    with tf.io.TFRecordWriter(str(file)) as writer:
+        for number in range(3):
+            writer.write(str(number).zfill(20_000).encode())
+    content = bytearray(file.read_bytes())
+    content[20_016 + 9_000] ^= 1  # in the middle of the second
+    file.write_bytes(content)
+    source = RecordSource([str(file)], decode)
+    named = r"cannot be read is the record at byte 20,016 of .*/large\."
+    with pytest.raises(DataError, match=named), data_errors(source):
+        taken(source, 1, batch=3)
+
+
 def test_a_file_that_goes_away_stops_the_step(tmp_path):
     source = RecordSource(written(tmp_path), decode)
     (tmp_path / "part-2").unlink()

@@ -102,7 +102,8 @@ class ImageFolder(DecodedSource):
     def example(self, index: tf.Tensor, seed: tf.Tensor) -> dict[str, tf.Tensor]:
         """See `DecodedSource`. Grey images in files of three channels become grey of three."""
         file = self._files[index]
-        image = decoded_image(tf.io.read_file(file), self._shape, file, self._resize)
+        remedy = "Set image_shape to this size, or resize to True."
+        image = decoded_image(tf.io.read_file(file), self._shape, file, remedy, self._resize)
         return {"image": image, "label": self._labels[index]}
 
     def describe(self, index: int) -> str:
@@ -111,7 +112,7 @@ class ImageFolder(DecodedSource):
 
 
 def decoded_image(
-    encoded: tf.Tensor, shape: Sequence[int], name: tf.Tensor, resize: bool
+    encoded: tf.Tensor, shape: Sequence[int], name: tf.Tensor, remedy: str, resize: bool = False
 ) -> tf.Tensor:
     """Decodes a JPEG, PNG or BMP image, uint8 [height, width, channels]. In a graph.
 
@@ -119,6 +120,7 @@ def decoded_image(
       encoded: The file's bytes, string [].
       shape: Height, width and channels of the result.
       name: What the error names if the image has another size, string [].
+      remedy: Last sentence of this error.
       resize: Whether an image of another size is resized instead.
     """
     pixels = tf.io.decode_image(encoded, channels=shape[2], expand_animations=False)
@@ -130,7 +132,7 @@ def decoded_image(
     given, expected = (tf.strings.reduce_join(each, separator="×") for each in sizes)
     message = [
         *("The image ", name, " is ", given, " pixels, expected ", expected),
-        ". Set image_shape to this size, or resize to True.",
+        f". {remedy}",
     ]
     same = tf.reduce_all(size == shape[:2])
     with tf.control_dependencies([tf.debugging.Assert(same, [tf.strings.join(message)])]):

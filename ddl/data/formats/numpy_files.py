@@ -2,6 +2,7 @@
 
 import os
 import zipfile
+import zlib
 from collections.abc import Mapping
 
 import numpy as np
@@ -82,7 +83,7 @@ def _of_archive(file: str, names: Mapping[str, str] | None) -> dict[str, np.ndar
                     "Correct numpy_files.names."
                 )
             return {feature: archive[name] for feature, name in names.items()}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(_unreadable(file, ".npz", "savez", error)) from error
 
 

@@ -103,5 +103,6 @@ def _converted(value: tf.Tensor, name: str, dtype: str, shape: tuple[int, ...]) 
     if dtype in _STORED:
         return value
     if dtype == "image":
-        return decoded_image(value, shape, tf.constant(f"of feature {name!r}"), resize=False)
+        remedy = "Set the feature's shape to this size, or write images of one size."
+        return decoded_image(value, shape, tf.constant(f"of feature {name!r}"), remedy)
     return tf.reshape(tf.io.decode_raw(value, tf.as_dtype(dtype.partition(" ")[2])), shape)

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -36,12 +36,13 @@ def table(
 
     Raises:
       DataError: If pyarrow is not installed, a file is missing or damaged, a column is missing, a
-        value is missing, or a column holds text without `categories` or a value that they lack.
+        value is missing or infinite, or a column holds text without `categories` or a value that
+        they lack.
     """
     paths = [files] if isinstance(files, str | os.PathLike) else list(files)
     if not paths:
         raise DataError("table.files is empty. Pass at least one path.")
-    columns = _columns([os.fspath(path) for path in paths], separator)
+    columns, rows = _columns([os.fspath(path) for path in paths], separator)
     chosen = features or {name: name for name in columns.column_names}
     used = [name for group in chosen.values() for name in _as_list(group)]
     named = [*used, *(categories or {})]
@@ -51,7 +52,8 @@ def table(
             f"{did_you_mean(absent[0], columns.column_names)}"
         )
     arrays = {
-        name: _array(name, columns.column(name), (categories or {}).get(name)) for name in {*used}
+        name: _array(name, columns.column(name), (categories or {}).get(name), rows)
+        for name in {*used}
     }
     return ArraySource(
         {
@@ -67,7 +69,20 @@ def _as_list(group: str | Sequence[str]) -> list[str]:
     return [group] if isinstance(group, str) else list(group)
 
 
-def _columns(files: Sequence[str], separator: str) -> Any:
+class _Rows(NamedTuple):
+    """The rows of all files, one after the other."""
+
+    files: Sequence[str]
+    ends: Sequence[int]
+
+    def place(self, row: int) -> str:
+        """Returns what messages call a row, such as "row 3 of a.csv (counted from 0)"."""
+        number = int(np.searchsorted(self.ends, row, side="right"))
+        first = self.ends[number - 1] if number else 0
+        return f"row {row - first:,} of {self.files[number]} (counted from 0)"
+
+
+def _columns(files: Sequence[str], separator: str) -> tuple[Any, _Rows]:
     """Returns the table of all files."""
     try:
         import pyarrow
@@ -82,7 +97,7 @@ def _columns(files: Sequence[str], separator: str) -> Any:
             raise DataError(f"The table {file!r} was not found. Correct table.files.")
         try:
             if file.endswith((".parquet", ".pq")):
-                return parquet.read_table(file)
+                return parquet.read_table(file, page_checksum_verification=True)
             delimiter = "\t" if file.endswith(".tsv") else separator
             return csv.read_csv(file, parse_options=csv.ParseOptions(delimiter=delimiter))
         except (pyarrow.ArrowException, OSError, ValueError) as error:
@@ -105,41 +120,79 @@ def _columns(files: Sequence[str], separator: str) -> Any:
                 f"The columns of {file} must have different names, got {min(doubled)!r} several "
                 "times. Rename them in the file."
             )
+    rows = _Rows(files, np.cumsum([len(each) for each in tables]).tolist())
     try:
-        return pyarrow.concat_tables(tables, promote_options="permissive")
+        return pyarrow.concat_tables(tables, promote_options="permissive"), rows
     except pyarrow.ArrowException as error:
-        raise DataError(
-            f"A column must have one type in all {len(files):,} tables ({files[0]}, …), but types "
-            f"do not fit together: {error}. Convert the column in one of the files."
-        ) from error
+        raise DataError(_of_two_types(files, tables, str(error))) from error
 
 
-def _array(name: str, column: Any, categories: Sequence[Any] | None) -> np.ndarray:
+def _of_two_types(files: Sequence[str], tables: Sequence[Any], reason: str) -> str:
+    """Returns the message for tables that cannot be joined."""
+    for name in tables[0].column_names:
+        types = [str(each.schema.field(name).type) for each in tables]
+        texts = [kind in ("string", "large_string") for kind in types]
+        if any(texts) and not all(texts):
+            of_text, other = texts.index(True), texts.index(False)
+            values = tables[of_text].column(name).to_numpy()
+            row = _first_text(values)
+            return (
+                f"Column {name!r} must have one type in all tables, but holds {types[other]} in "
+                f"{files[other]} and text such as {str(values[row])!r} in row {row:,} of "
+                f"{files[of_text]} (counted from 0). Correct the value, or write the column as "
+                "text in all tables and name its values in table.categories."
+            )
+    return (
+        f"A column must have one type in all {len(files):,} tables ({files[0]}, …), but types "
+        f"do not fit together: {reason}. Convert the column in one of the files."
+    )
+
+
+def _first_text(values: np.ndarray) -> int:
+    """Returns the first row whose value is no number, or 0."""
+    for row, value in enumerate(values):
+        try:
+            float(value)
+        except (TypeError, ValueError):
+            return row
+    return 0
+
+
+def _array(name: str, column: Any, categories: Sequence[Any] | None, rows: _Rows) -> np.ndarray:
     if column.null_count:
         import pyarrow.compute
 
         row = pyarrow.compute.index(column.is_null(), True).as_py()
         raise DataError(
-            f"Column {name!r} lacks {column.null_count:,} values, the first in row {row} (counted "
-            "from 0). Fill them in, or remove the rows."
+            f"Column {name!r} lacks {column.null_count:,} values, the first in {rows.place(row)}. "
+            "Fill them in, or remove the rows."
         )
     values = column.to_numpy()
     if categories is not None:
-        return _numbered(name, values, list(categories))
+        return _numbered(name, values, list(categories), rows)
     if values.dtype.kind == "b":
         return values
     if values.dtype.kind in "iu":
         return values.astype(np.int64)
     if values.dtype.kind == "f":
-        return values.astype(np.float32)
-    examples = sorted({str(value) for value in values[:1000]})[:3]
+        with np.errstate(over="ignore"):
+            numbers = values.astype(np.float32)
+        if not np.isfinite(numbers).all():
+            row = int(np.argmin(np.isfinite(numbers)))
+            raise DataError(
+                f"Column {name!r} holds {values[row]} in {rows.place(row)}, expected a finite "
+                "number of float32. Correct it, or remove the row."
+            )
+        return numbers
+    row = _first_text(values)
     raise DataError(
-        f"Column {name!r} holds {column.type}, such as {', '.join(map(repr, examples))}, expected "
-        "numbers. Name its values in table.categories, or leave it out of table.features."
+        f"Column {name!r} holds {column.type}, such as {str(values[row])!r} in {rows.place(row)}, "
+        "expected numbers. Correct the value, name the column's values in table.categories, or "
+        "leave it out of table.features."
     )
 
 
-def _numbered(name: str, values: np.ndarray, categories: list[Any]) -> np.ndarray:
+def _numbered(name: str, values: np.ndarray, categories: list[Any], rows: _Rows) -> np.ndarray:
     numbers = {value: number for number, value in enumerate(categories)}
     if len(numbers) < len(categories):
         doubled = next(value for value in categories if categories.count(value) > 1)
@@ -152,8 +205,8 @@ def _numbered(name: str, values: np.ndarray, categories: list[Any]) -> np.ndarra
     if unknown := [place for place, value in enumerate(found) if value not in numbers]:
         row = int(np.argmax(inverse == unknown[0]))
         raise DataError(
-            f"Column {name!r} holds {found[unknown[0]]!r} in row {row} (counted from 0), which is "
-            f"not among its values in table.categories: {', '.join(map(repr, categories))}. Add "
-            "the value to table.categories, or correct the table."
+            f"Column {name!r} holds {found[unknown[0]]!r} in {rows.place(row)}, which is not among "
+            f"its values in table.categories: {', '.join(map(repr, categories))}. Add the value to "
+            "table.categories, or correct the table."
         )
     return np.array([numbers[value] for value in found], np.int64)[inverse]

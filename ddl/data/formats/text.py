@@ -12,6 +12,14 @@ from ddl.errors import ConfigError, DataError
 _NEW_LINE = 10
 _CHUNK = 1 << 24
 
+_COMPRESSED = {
+    ".gz": b"\x1f\x8b\x08",
+    ".zst": b"\x28\xb5\x2f\xfd",
+    ".xz": b"\xfd7zXZ\x00",
+    ".bz2": b"BZh",
+}
+"""First bytes of compressed files, none of which begin a text in UTF-8 but those of `.bz2`."""
+
 
 def text_lines(
     files: str | Sequence[str],
@@ -31,7 +39,7 @@ def text_lines(
         one length. None gives the line itself.
 
     Raises:
-      DataError: If a file is missing, or there are no lines.
+      DataError: If a file is missing or compressed, or there are no lines.
     """
     texts = mapped(files, "text_lines", np.uint8)
     spans = [line_bounds(text) for text in texts]
@@ -77,7 +85,7 @@ def token_windows(
 
     Raises:
       ConfigError: If `length` is below 1, or `dtype` is another one.
-      DataError: If a file is missing, is no whole number of tokens, or no file has
+      DataError: If a file is missing or compressed, is no whole number of tokens, or no file has
         `length` + 1 tokens.
     """
     if length < 1:
@@ -127,6 +135,7 @@ def _mapped_file(file: str, dtype: np.dtype) -> np.ndarray:
                     "Save the numbers of the tokens in one dimension."
                 )
             return array
+        _check_uncompressed(file, dtype)
         size = os.path.getsize(file)
         if size % dtype.itemsize:
             raise DataError(
@@ -138,6 +147,19 @@ def _mapped_file(file: str, dtype: np.dtype) -> np.ndarray:
         raise DataError(
             f"{file} could not be read: {error}. Correct the path, or the file."
         ) from error
+
+
+def _check_uncompressed(file: str, dtype: np.dtype) -> None:
+    """Raises DataError if a file of text, or of tokens, is compressed."""
+    found = [ending for ending in _COMPRESSED if file.endswith(ending)]
+    if not found and dtype == np.uint8:  # wider tokens may begin with any bytes
+        with open(file, "rb") as opened:
+            first = opened.read(8)
+        found = [e for e, known in _COMPRESSED.items() if e != ".bz2" and first.startswith(known)]
+    if found:
+        raise DataError(
+            f"{file} is compressed ({found[0]}), but must be read at any position. Decompress it."
+        )
 
 
 def line_bounds(text: np.ndarray) -> np.ndarray:

@@ -35,6 +35,11 @@ def test_an_archive(files, tmp_path):
 def test_bad_input(files, tmp_path):
     (tmp_path / "cut.npz").write_bytes((tmp_path / "both.npz").read_bytes()[:300])
     (tmp_path / "cut.npy").write_bytes((tmp_path / "x.npy").read_bytes()[:150])
+    for name, save in (("flipped", np.savez), ("inflated", np.savez_compressed)):
+        save(tmp_path / f"{name}.npz", x=X, y=Y)
+        content = bytearray((tmp_path / f"{name}.npz").read_bytes())
+        content[content.index(b"x.npy") + 25] ^= 255  # at the start of the array
+        (tmp_path / f"{name}.npz").write_bytes(content)
     np.save(tmp_path / "objects.npy", np.array([{}, 1], object))
     np.save(tmp_path / "short.npy", Y[:5])
     np.save(tmp_path / "scalar.npy", np.float32(1))
@@ -42,6 +47,8 @@ def test_bad_input(files, tmp_path):
     for call, error, message in [
         (lambda: numpy_files(tmp_path / "absent.npz"), DataError, "absent.npz could not be read"),
         (lambda: numpy_files(tmp_path / "cut.npz"), DataError, "cut.npz could .* numpy.savez"),
+        (lambda: numpy_files(tmp_path / "flipped.npz"), DataError, r"flipped\.npz could not be"),
+        (lambda: numpy_files(tmp_path / "inflated.npz"), DataError, r"inflated\.npz could not be"),
         (lambda: numpy_files(files["x"]), DataError, r"must be an .npz .* such as {'image': '.*'}"),
         (lambda: numpy_files(both, names={"x": "z"}), DataError, "no array 'z'; it holds x_train"),
         (lambda: numpy_files(both, in_memory=False), ConfigError, "cannot be memory-mapped"),

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from ddl.data.checks import data_errors
 from ddl.data.formats import record_files
 from ddl.errors import ConfigError, DataError
 from tests.data.test_records import taken
@@ -15,18 +16,19 @@ FEATURES = {
 }
 
 
-def example(number):
+def example(number, size=(2, 3), leave_out=""):
     def of(kind, **values):
         return tf.train.Feature(**{f"{kind}_list": values.pop("made")})
 
     bytes_of = [
-        ("img", tf.io.encode_png(tf.fill([2, 3, 1], tf.cast(number, tf.uint8))).numpy()),
+        ("img", tf.io.encode_png(tf.fill([*size, 1], tf.cast(number, tf.uint8))).numpy()),
         ("raw", np.full((2, 2), number, np.uint8).tobytes()),
         ("name", str(number).encode()),
     ]
     features = {key: of("bytes", made=tf.train.BytesList(value=[v])) for key, v in bytes_of}
     features["y"] = of("int64", made=tf.train.Int64List(value=[number]))
     features["x"] = of("float", made=tf.train.FloatList(value=[number, 0.5]))
+    features.pop(leave_out, None)
     return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
 
 
@@ -77,3 +79,26 @@ def test_bad_features(pattern, features, error, message):
 def test_no_file_matches(tmp_path):
     with pytest.raises(DataError, match=r"No file matches .*absent-\*"):
         record_files(str(tmp_path / "absent-*"), FEATURES)
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        (lambda: example(2, leave_out="y"), "y .*int64.* is required but could not be found"),
+        (
+            lambda: example(2, size=(4, 5)),
+            "The image of feature 'image' is 4×5 pixels, expected 2×3. Set the feature's shape",
+        ),
+        (lambda: b"no example", "Could not parse example"),
+    ],
+    ids=["feature", "size", "none"],
+)
+def test_a_later_record_of_another_form_is_named(tmp_path, record, reason):
+    with tf.io.TFRecordWriter(str(tmp_path / "train-0")) as file:
+        for each in (example(1), example(1), record(), example(3)):
+            file.write(each)
+    source = record_files(str(tmp_path / "train-*"), FEATURES)
+    first = 2 * (len(example(1)) + 16)
+    named = rf"(?s){reason}.*cannot be read is the record at byte {first:,} of .*/train-0\."
+    with pytest.raises(DataError, match=named), data_errors(source):
+        taken(source, 1, shuffle=False)

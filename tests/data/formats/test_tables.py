@@ -1,3 +1,4 @@
+import gzip
 import sys
 
 import numpy as np
@@ -55,17 +56,27 @@ def test_without_features_each_column_is_one(tmp_path):
 @pytest.mark.parametrize(
     ("text", "arguments", "message"),
     [
-        (CSV, {}, r"'colour' holds string, such as 'blue', 'red', expected numbers"),
+        (
+            CSV,
+            {},
+            r"'colour' holds string, such as 'red' in row 0 of .*t\.csv \(.*expected numbers",
+        ),
+        ("y\n1\n2\nn/ a\n4\n", {}, r"'y' holds string, such as 'n/ a' in row 2 of .*t\.csv \(co"),
         (CSV, {"features": {"x": "incom"}}, r"no column 'incom'; .*Did you mean income"),
         (CSV, {"categories": {"color": ["red"]}}, "no column 'color'"),
-        (CSV, {"categories": {"colour": ["red"]}}, "'blue' in row 1 .*, which is not among.* Add"),
+        (
+            CSV,
+            {"categories": {"colour": ["red"]}},
+            r"'blue' in row 1 of .*t\.csv \(.*, which is not among.* Add",
+        ),
         (CSV, {"categories": {"colour": ["red", "blue", "red"]}}, "'colour' once, got 'red' sever"),
-        ("a,b\n1,2\n,3\n", {}, "'a' lacks 1 values, the first in row 1"),
+        ("a,b\n1,2\n,3\n", {}, r"'a' lacks 1 values, the first in row 1 of .*t\.csv \("),
         ("a,a\n1,2\n", {}, "t.csv must have different names, got 'a' several times. Rename"),
         ("a,b\n1\n", {}, "(?s)t.csv could not be read: .* correct the file, table.files or"),
         ("", {}, "t.csv could not be read"),
         ("a\nnan\n", {}, "'a' lacks 1 values"),
-        ("a\ninf\n", {}, "infinite values"),
+        ("a\n1\ninf\n", {}, r"'a' holds inf in row 1 of .*t\.csv \(.* finite number of float32"),
+        ("a\n1e39\n", {}, r"'a' holds 1e\+39 in row 0 of .*t\.csv"),
     ],
 )
 def test_bad_tables(tmp_path, text, arguments, message):
@@ -74,12 +85,79 @@ def test_bad_tables(tmp_path, text, arguments, message):
         table(str(tmp_path / "t.csv"), **arguments)
 
 
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        ("a,b\n1,x\n,x\n", r"'a' lacks 1 values, the first in row 1 of .*2\.csv \(counted from 0"),
+        ("a,b\n1,x\ninf,x\n", r"'a' holds inf in row 1 of .*2\.csv"),
+        ("a,b\n1,x\n2,z\n", r"'b' holds 'z' in row 1 of .*2\.csv .*not among"),
+        (
+            "a,b\n1,x\n?,x\n",
+            r"'a' must have one type .* holds int64 in .*1\.csv and text such as '\?' in row 1 of "
+            r".*2\.csv \(counted from 0\)\. Correct the value",
+        ),
+        ("a,b\n1,x\n2\n", r"(?s)2\.csv could not be read: .*Expected 2 columns, got 1"),
+    ],
+    ids=["missing", "infinite", "category", "text", "columns"],
+)
+def test_the_file_and_the_row_in_it_are_named(tmp_path, second, message):
+    for name, text in (("1", "a,b\n1,x\n2,y\n3,x\n"), ("2", second), ("3", "a,b\n1,x\n")):
+        (tmp_path / f"{name}.csv").write_text(text)
+    with pytest.raises(DataError, match=message):
+        table(
+            [str(tmp_path / f"{name}.csv") for name in "123"],
+            categories={"b": ["x", "y"]},
+        )
+
+
+def test_files_may_be_compressed_each_in_its_way(tmp_path):
+    (tmp_path / "1.csv").write_text("a\n1\n")
+    (tmp_path / "2.csv.gz").write_bytes(gzip.compress(b"a\n2\n"))
+    for number, codec in ((3, "gzip"), (4, "snappy")):
+        column = pyarrow.table({"a": [number]})
+        parquet.write_table(column, tmp_path / f"{number}.parquet", compression=codec)
+    source = table([str(file) for file in sorted(tmp_path.iterdir())])
+    assert source.features["a"].tolist() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("plain.csv.gz", b"a\n1\n"),
+        ("cut.csv.gz", gzip.compress(b"a\n" + b"1\n" * 999)[:-12]),
+        ("named.csv", gzip.compress(b"a\n1\n")),
+    ],
+)
+def test_tables_of_another_compression_are_named(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=f"{name} could not be read"):
+        table(str(tmp_path / name))
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped"])
+def test_a_damaged_parquet_file_is_named(tmp_path, damage):
+    file = tmp_path / "t.parquet"
+    values = {"a": np.random.default_rng(0).integers(0, 1 << 40, 999)}
+    parquet.write_table(
+        pyarrow.table(values),
+        file,
+        write_page_checksum=True,
+        use_dictionary=False,
+        compression="none",
+    )
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content if damage == "flipped" else content[: len(content) // 2])
+    with pytest.raises(DataError, match=r"t\.parquet could not be read"):
+        table(str(file))
+
+
 def test_bad_files(tmp_path, monkeypatch):
     (tmp_path / "a.csv").write_text("a\n1\n")
     (tmp_path / "b.csv").write_text("b\n1\n")
     (tmp_path / "cut.parquet").write_bytes(b"PAR1 cut")
     names = [str(tmp_path / name) for name in ("a.csv", "b.csv", "cut.parquet", "absent.csv")]
-    with pytest.raises(DataError, match="must have the same columns"):
+    with pytest.raises(DataError, match=r"the same columns. .*a\.csv has a; .*b\.csv has b\."):
         table(names[:2])
     with pytest.raises(DataError, match="cut.parquet could not be read"):
         table(names[2])

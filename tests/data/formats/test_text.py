@@ -1,3 +1,5 @@
+import gzip
+
 import numpy as np
 import pytest
 
@@ -73,3 +75,27 @@ def test_bad_input(tmp_path):
     ]:
         with pytest.raises(error, match=message):
             call()
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("t.txt", text_lines),  # by its first bytes
+        ("t.txt.gz", text_lines),
+        ("t.txt", lambda files: token_windows(files, 2)),
+        ("t.bin.gz", lambda files: token_windows(files, 2, dtype="uint16")),
+    ],
+)
+def test_a_compressed_file_among_others_is_named(tmp_path, name, read):
+    (tmp_path / "plain.txt").write_text("one\ntwo\n")
+    content = gzip.compress(b"one\ntwo\n")
+    (tmp_path / name).write_bytes(content + b"\0" * (len(content) % 2))
+    with pytest.raises(DataError, match=rf"/{name} is compressed \(\.gz\).* Decompress it"):
+        read([str(tmp_path / "plain.txt"), str(tmp_path / name)])
+
+
+def test_wide_tokens_may_begin_as_a_compressed_file_does(tmp_path):
+    tokens = np.frombuffer(gzip.compress(b"one")[:8], np.uint16)
+    tokens.tofile(tmp_path / "tokens.bin")
+    (batch,) = taken(token_windows(str(tmp_path / "tokens.bin"), 3, dtype="uint16"), 1, batch=1)
+    assert batch["token"].tolist() == [tokens[:3].tolist()]
