@@ -66,7 +66,7 @@ def refused(capsys, tmp_path, monkeypatch):
 
     def run(*arguments, sweep_dir="--sweep_dir=sweep"):
         monkeypatch.setattr("ddl.sweep.sweep.check", None)
-        config = "--gin_file=configs/digits_mlp.gin"
+        config = "--gin_file=digits_mlp.gin"
         given = ["ddl sweep", config, *filter(None, [sweep_dir]), *arguments]
         with pytest.raises(SystemExit) as ended:
             command.run(given)
@@ -123,8 +123,8 @@ def test_equal_shares_are_those_of_workers():
 
 
 SWEEP = (
-    *("-m", "ddl.sweep", "--gin_file=configs/digits_mlp.gin", "--sweep_dir=sweep"),
-    *("--metric=accuracy", "--at_once=2", "--pin=none", "--strategy=one_device"),
+    *("-m", "ddl.sweep", "--gin_file=digits_mlp.gin", "--sweep_dir=sweep"),
+    *("--at_once=2", "--pin=none", "--strategy=one_device"),
     *("--gin.TRAIN_STEPS=300", "--gin.EVAL_EVERY=50", "--gin.CHECKPOINT_EVERY=50"),
     *("--gin.LOG_EVERY=50", "--steps_per_loop=10"),
 )
@@ -154,7 +154,7 @@ def test_wrong_configs_are_told_before_the_first_run(tmp_path):
         "--grid=FusedSGD.momentom = [0.1]": "has no parameter momentom. Did you mean momentum?",
         "--grid=FusedAdamW.weight_decay = [0.1]": "FusedAdamW.weight_decay is never used",
         # The second value is wrong.
-        "--grid=FusedSGD.momentum = [0.9, 'x']": "FusedSGD.momentum must be",
+        "--grid=Trainer.clip_norm = [0.9, 'x']": "Trainer.clip_norm must be",
         "--grid=LEARNING_RAT = [0.1]": "LEARNING_RAT is never used. Did you mean LEARNING_RATE?",
     }
     for given, message in cases.items():
@@ -178,6 +178,7 @@ def test_a_sweep_that_is_killed_goes_on(tmp_path):
     def finished():
         return {path.parents[1].name for path in runs.glob("*/checkpoints/step-300.index")}
 
+    grid.append("--metric=accuracy")
     process = start(tmp_path, *grid)
     patience = time.monotonic() + 400
     # Two others train once one has finished.
@@ -209,7 +210,7 @@ def test_a_sweep_that_is_killed_goes_on(tmp_path):
     status, _, errors = run(tmp_path, *grid, "--gin.GLOBAL_BATCH_SIZE=32")
     assert status == 1
     assert "GLOBAL_BATCH_SIZE: 64 → 32" in errors
-    status, _, errors = run(tmp_path, grid[0], "--grid=SEED = [0, 1, 2, 3]")
+    status, _, errors = run(tmp_path, "--grid=SEED = [0, 1, 2, 3]", grid[0])
     assert status == 0, errors
     assert "8 runs in sweep/runs; the sweep is extended by 2; 6 have ended before." in errors
     assert len(finished()) == 8
