@@ -31,6 +31,7 @@ class Progress:
 
     Attributes:
       step: The larger of the last step with metrics and that of the newest checkpoint; 0 if none.
+      saved: Step of the newest checkpoint, from which the run resumes; None if there is none.
       total: Steps of the whole run; None if unknown.
       finished: Whether the run has ended as planned, or ended itself early.
       diverged: Whether it diverged.
@@ -40,6 +41,7 @@ class Progress:
     """
 
     step: int = 0
+    saved: int | None = None
     total: int | None = None
     finished: bool = False
     diverged: bool = False
@@ -85,6 +87,7 @@ def progress(folder: Path, metric: str, split: Split) -> Progress:
     saved = [int(name[1]) for name in map(_CHECKPOINT.fullmatch, _names(folder)) if name]
     total = _TOTAL.search(_text(folder / "operative_config.gin"))
     status = _status(folder / ENDED)
+    found.saved = max(saved, default=None)
     found.step = max(logged, *saved, 0)
     found.total = int(total[1]) if total else None
     found.diverged = status == TrainingDiverged.exit_status

@@ -154,10 +154,10 @@ class Scheduler:
             ClusterTask(name, 0), self._commands[name], environment, place, log
         )
         self._running[name] = _Running(process, place, rung)
-        step = self.runs[name].step
+        saved = self.runs[name].saved
         ends = sum(one.over for one in self.runs.values())
         until = "" if rung is None else f", up to the rung at step {rung:,}"
-        resumes = f" resumes after step {step:,}" if step else " starts"
+        resumes = " starts" if saved is None else f" resumes from step {saved:,}"
         say(f"{name}{resumes}{until} ({ends} of {len(self.runs)} runs have ended).")
 
     def _answer_signal(self) -> None:
@@ -216,7 +216,7 @@ class Scheduler:
         elif saved and stopped:
             say(f"{name} has reached the rung at step {one.rung:,}: {self._figure(found)}.")
         elif saved and self.asked_to_stop:
-            say(f"{name} has saved step {found.step:,}.")
+            say(f"{name} has stopped at step {found.saved or 0:,}.")
         elif interrupted and status not in (DdlError.exit_status, 0):
             say(f"{name} {one.process.describe_exit()} before it saved.")
         else:

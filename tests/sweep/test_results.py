@@ -40,7 +40,7 @@ def test_a_run_is_finished_with_the_checkpoint_of_its_last_step(tmp_path):
     # All is logged, but the last checkpoint is not whole: the run goes on from the one before.
     found = run_in(tmp_path / "b", saved=[10], lines=[line(10, 0.5), line(20, 0.6)])
     assert not found.over
-    assert found.step == 20
+    assert (found.step, found.saved) == (20, 10)
 
 
 def test_the_exit_status_counts_where_the_files_do_not_tell(tmp_path):
@@ -68,7 +68,9 @@ POINTS = {f"LR={lr},SEED={seed}": {"LR": lr, "SEED": seed} for lr in ("1", "2") 
 def four():
     """Two settings of two seeds: one is whole, one has diverged once."""
     values = [0.5, 0.7, 0.9, math.nan]
-    runs = dict(zip(POINTS, (Progress(20, 20, True, values={20: v}) for v in values), strict=True))
+    runs = dict(
+        zip(POINTS, (Progress(20, 20, 20, True, values={20: v}) for v in values), strict=True)
+    )
     runs["LR=2,SEED=1"].finished = False
     runs["LR=2,SEED=1"].diverged = True
     return rows(POINTS, runs, {}, dict.fromkeys(POINTS, TRAIN), "max")
@@ -145,7 +147,7 @@ def test_the_best_run_is_bold_on_a_terminal(monkeypatch, capsys):
 def test_nothing_is_best_if_nothing_is_finished(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
-    runs = {name: Progress(5, 20, values={5: 0.5}) for name in POINTS}
+    runs = {name: Progress(5, None, 20, values={5: 0.5}) for name in POINTS}
     found = rows(POINTS, runs, {}, dict.fromkeys(POINTS, TRAIN), "max")
     show(found, "accuracy", "max", 80)
     assert "\033[1m" not in capsys.readouterr().out

@@ -197,7 +197,7 @@ def test_killed_in_the_middle_it_loses_no_run_and_repeats_none(sweep, tmp_path):
     finished, errors, _, _, told = finish(sweep({name: {} for name in plans}))
     assert (finished, errors) == (list(plans), {})
     assert [starts(tmp_path, name) for name in plans] == [1, 2, 2, 1]
-    assert "b resumes after step 20" in told
+    assert "b resumes from step 10 (" in told
     steps = [
         json.loads(line)["step"]
         for line in (tmp_path / "sweep/runs/b/metrics.jsonl").read_text().splitlines()
@@ -212,8 +212,8 @@ def test_a_signal_is_passed_on_and_the_runs_save(sweep, tmp_path, number):
     wait_for(lambda: has_logged(tmp_path, "a") and has_logged(tmp_path, "b"))
     process.send_signal(number)
     finished, errors, _, stopped, told = finish(process)
-    assert "a has saved step 10." in told
-    assert "b has saved step 10." in told
+    assert "a has stopped at step 10." in told
+    assert "b has stopped at step 10." in told
     assert (finished, errors, stopped) == ([], {}, True)
     assert [starts(tmp_path, name) for name in plans] == [1, 1, 0]
     assert finish(sweep({name: {} for name in plans}))[0] == list(plans)
