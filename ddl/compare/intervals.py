@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 import math
 from collections.abc import Sequence
 
@@ -134,7 +133,7 @@ def _within(angle: float, degrees: int) -> float:
     square = math.cos(angle) ** 2
     odd = degrees % 2
     factors = [(k - 1 + odd) / (k + odd) * square for k in range(2, degrees - 1, 2)]
-    series = math.fsum(itertools.accumulate([1.0, *factors], lambda a, b: a * b))
+    series = float(np.cumprod([1.0, *factors]).sum())
     if not odd:
         return math.sin(angle) * series
     if degrees == 1:
