@@ -113,9 +113,10 @@ def verdict(found: Comparison, direction: Direction) -> str:
     if found.verdict == "equal":
         return "The metric is equal for every seed: it shows no difference at all."
     if not one.spread:
+        what = "all differences are" if found.seeds else "all values of each setting are"
         return (
-            "Not sure: all differences are the same, so their spread, and with it the interval, is "
-            "unknown. Add seeds."
+            f"Not sure: {what} the same, so their spread, and with it the interval, is unknown. "
+            "Add seeds."
         )
     if found.verdict == "different":
         fewer = ""

@@ -11,6 +11,7 @@ from typing import Any
 
 from ddl.checkpoints.durable_files import write_atomically
 from ddl.config.parsing import Reader
+from ddl.config.usage import is_shipped
 from ddl.config.values import Import, name_of
 from ddl.errors import ConfigError, ModelDirectoryError, NotReady
 from ddl.files import unwritable
@@ -27,8 +28,8 @@ class Definition:
     """What the runs of a sweep compute.
 
     Attributes:
-      base: The bindings of the base config that no point overrides, as texts by name. An `import`
-        is a binding of its own name.
+      base: The bindings of the base config that no point overrides, as texts by name, without the
+        defaults that come with ddl. An `import` is a binding of its own name.
       points: The points, one for each run.
       axes: The flags that describe the points, for whoever reads the file.
     """
@@ -84,6 +85,8 @@ def base_bindings(
 ) -> dict[str, str]:
     """Returns the bindings of the base config that no point overrides, as texts by name.
 
+    The defaults that come with ddl (`standard.gin`) are left out: a later version may have more.
+
     Args:
       files: Config files.
       params: Single statements, read after the files.
@@ -100,7 +103,7 @@ def base_bindings(
     for statement in statements:
         if isinstance(statement, Import):
             found[f"import {statement.module}"] = "yes"
-        else:
+        elif not is_shipped(statement):
             found[name_of(statement.key)] = repr(statement.value)
     swept = {name for point in points for name in point}
     return {name: text for name, text in sorted(found.items()) if name not in swept}

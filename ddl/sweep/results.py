@@ -92,7 +92,7 @@ def rows(
         elif name in errors:
             state = f"failed with status {errors[name]}"
         elif decisions[name].action == "stop":
-            state = f"stopped at the rung of step {decisions[name].rung:,}"
+            state = f"stopped at rung {decisions[name].rung:,}"
         else:
             state = "unfinished" if run.step else "not begun"
         found.append(Row(name, point, state, run.finished, run.step, run.total, run.last))

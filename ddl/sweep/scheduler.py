@@ -13,7 +13,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ddl.errors import ConfigError, DdlError, TrainingDiverged, TrainingInterrupted
+from ddl.errors import (
+    ConfigError,
+    DdlError,
+    ModelDirectoryError,
+    TrainingDiverged,
+    TrainingInterrupted,
+)
 from ddl.files import unwritable
 from ddl.launcher.log import ProcessLog
 from ddl.launcher.pinning import Pinning
@@ -207,7 +213,10 @@ class Scheduler:
         interrupted = self.asked_to_stop or stopped
         saved = status == TrainingInterrupted.exit_status
         if status in (0, TrainingDiverged.exit_status) and self.folder_of(name).is_dir():
-            write_status(self.folder_of(name), status)
+            try:
+                write_status(self.folder_of(name), status)
+            except ModelDirectoryError as error:  # the other runs go on
+                say(str(error))
         found = self.runs[name] = self._read(name)
         if status == 0 and found.finished:
             say(f"{name} has finished: {self._figure(found)}.")

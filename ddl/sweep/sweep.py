@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ddl import config
 from ddl.choices import Pin
+from ddl.cli.loading import prepare
 from ddl.cli.terminal import width
 from ddl.errors import (
     UNEXPECTED_STATUS,
@@ -166,7 +167,8 @@ def check(sweep: Sweep) -> None:
     """
     base, first = sweep.base, sweep.points[0]
     # What needs no TensorFlow is checked here, at once.
-    config.read(base.files, [*base.params, *params(first)], base.search_path, base.allow_unused)
+    with prepare():
+        config.read(base.files, [*base.params, *params(first)], base.search_path, base.allow_unused)
     with tempfile.TemporaryDirectory(prefix="ddl-sweep-") as folder:
         points, facts = Path(folder, "points.json"), Path(folder, "facts.json")
         points.write_text(json.dumps([params(point) for point in sweep.points]))

@@ -45,6 +45,8 @@ def test_draws_are_of_their_distributions():
     assert 1e-4 <= min(logs) < max(logs) <= 1e-1
     # The median of a log-uniform variable is the geometric mean of its ends.
     assert abs(math.log10(statistics.median(logs)) + 2.5) < 0.25
+    # Each axis has its own numbers.
+    assert abs(statistics.correlation(uniform, list(map(math.log, logs)))) < 0.2
     assert {point["C"] for point in found} == {"'x'", "(1, 2)"}
     assert abs(sum(point["C"] == "'x'" for point in found) - 200) < 50
 

@@ -59,7 +59,7 @@ def test_another_base_is_refused(tmp_path):
 
 def test_the_base_has_no_swept_binding(tmp_path):
     config = tmp_path / "base.gin"
-    config.write_text("LR = 0.5\nSTEPS = 10\nf.a = %LR\nimport os\n")
+    config.write_text("include 'standard.gin'\nLR = 0.5\nSTEPS = 10\nf.a = %LR\nimport os\n")
     found = base_bindings([str(config)], ["STEPS = 2e1", "X = [1]"], (), POINTS)
     assert found == {"STEPS": "20.0", "X": "[1]", "f.a": "%LR", "import os": "yes"}
 

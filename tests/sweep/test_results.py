@@ -95,7 +95,7 @@ def test_states():
     assert [row.state for row in found] == [
         "not begun",
         "unfinished",
-        "stopped at the rung of step 10",
+        "stopped at rung 10",
         "failed with status 1",
     ]
 
