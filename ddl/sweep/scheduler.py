@@ -128,9 +128,7 @@ class Scheduler:
         return self._folder / RUNS / name
 
     def _read(self, name: str) -> Progress:
-        found = progress(self.folder_of(name), self._metric.name, self._metric.split)
-        found.failed = name in self.errors
-        return found
+        return progress(self.folder_of(name), self._metric.name, self._metric.split)
 
     def _start_what_may(self) -> None:
         if self.asked_to_stop or not self._free:
