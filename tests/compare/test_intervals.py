@@ -93,8 +93,8 @@ SHAPES = {
     "counts": lambda generator, size: generator.binomial(360, 0.98, size) / 360,
 }
 MOST = 18
-"""Of 200: 5% and chance. A right interval exceeds it once in 200 times, a z interval of five
-seeds in place of t's nearly always."""
+"""Of 200: 5% and chance. A right interval exceeds it once in 200 times; one with the normal
+quantile in place of Student's does so for most of the cases below."""
 
 
 def called_different(a, b, first):
