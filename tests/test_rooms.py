@@ -44,6 +44,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": {"run", "config", "distribution"} | GROUND,
     "launcher": {"errors", "choices", "files", "output"},
     "report": {"cli", "run", "checkpoints", "config"} | GROUND,
+    "sweep": {"cli", "launcher", "run", "checkpoints", "distribution", "config"} | GROUND,
+    "compare": {"sweep", "report", "cli", "config"} | GROUND,
 }
 # The base modules, of which the later may import the earlier.
 GROUND_IN_ORDER = [

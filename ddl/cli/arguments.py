@@ -8,7 +8,10 @@ from absl import flags
 from ddl.cli.subcommands import HELP
 
 # Flags whose empty value would mean the working directory.
-_PATHS = ("model_dir", "gin_file", "log_dir", "output", "pictures", "predictions", "prompt_file")
+_PATHS = (
+    *("model_dir", "gin_file", "log_dir", "output", "pictures", "predictions", "prompt_file"),
+    "sweep_dir",
+)
 
 
 def asks_for_help(arguments: Sequence[str]) -> bool:

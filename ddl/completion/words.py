@@ -21,6 +21,7 @@ _FILES: dict[str, Files] = {
     "predictions": "file",
     "prompt_file": "file",
     "report output": "file",
+    "sweep_dir": "folder",
 }
 
 # The commands that take words which are no flags. The kinds of `ddl list` are written here, since
@@ -34,7 +35,7 @@ POSITIONAL: dict[str, tuple[str, ...]] = {
     "completion": ("bash", "zsh", "fish"),
 }
 # The commands that take paths: of configs and folders, or of folders alone.
-TAKES_PATHS: dict[str, Files] = {"show": "config", "report": "folder"}
+TAKES_PATHS: dict[str, Files] = {"show": "config", "report": "folder", "compare": "folder"}
 
 
 @dataclasses.dataclass(frozen=True)

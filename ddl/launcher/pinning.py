@@ -35,31 +35,43 @@ def pin_tasks(tasks: Sequence[ClusterTask], pin: Pin) -> list[Pinning]:
     Raises:
       ConfigError: If there are not enough cores or GPUs, or the GPUs cannot be found.
     """
-    num_workers = sum(task.kind == "worker" for task in tasks)
-    if pin == "cores":
-        of_workers, of_others = _share_cores(num_workers), Pinning()
-    elif pin == "gpus":
-        of_workers, of_others = _share_gpus(num_workers), _with_gpu("")
-    else:
-        return [Pinning() for _ in tasks]
+    workers = sum(task.kind == "worker" for task in tasks)
+    of_workers = pin_equally(workers, pin, "--num_workers")
+    of_others = _with_gpu("") if pin == "gpus" else Pinning()
     return [of_workers[task.index] if task.kind == "worker" else of_others for task in tasks]
 
 
-def _share_cores(num_workers: int) -> list[Pinning]:
+def pin_equally(number: int, pin: Pin, flag: str) -> list[Pinning]:
+    """Returns the pinning of each of several processes with equal shares.
+
+    Args:
+      number: Number of processes.
+      pin: Whether each process gets its own cores, its own GPU, or neither.
+      flag: The flag that sets the number, for errors.
+
+    Raises:
+      ConfigError: If there are not enough cores or GPUs, or the GPUs cannot be found.
+    """
+    if pin == "cores":
+        return _share_cores(number, flag)
+    return _share_gpus(number, flag) if pin == "gpus" else [Pinning() for _ in range(number)]
+
+
+def _share_cores(number: int, flag: str) -> list[Pinning]:
     # Workers wait for the slowest one, so each gets as many cores; some cores may stay unused.
     cores = sorted(os.sched_getaffinity(0), key=_position)
-    share = len(cores) // num_workers
+    share = len(cores) // number
     if share == 0:
         raise ConfigError(
-            f"--pin=cores needs {num_workers} cores for --num_workers={num_workers}, got "
-            f"{len(cores)}. Lower --num_workers, or leave --pin out."
+            f"--pin=cores needs {number} cores for {flag}={number}, got {len(cores)}. Lower "
+            f"{flag}, or pass --pin=none."
         )
     return [
         Pinning(
-            frozenset(cores[worker * share : (worker + 1) * share]),
+            frozenset(cores[process * share : (process + 1) * share]),
             {"TF_NUM_INTRAOP_THREADS": str(share)},
         )
-        for worker in range(num_workers)
+        for process in range(number)
     ]
 
 
@@ -73,14 +85,14 @@ def _position(core: int) -> tuple[int, int, int]:
         return 0, 0, core
 
 
-def _share_gpus(num_workers: int) -> list[Pinning]:
+def _share_gpus(number: int, flag: str) -> list[Pinning]:
     gpus = visible_gpus()
-    if len(gpus) < num_workers:
+    if len(gpus) < number:
         raise ConfigError(
-            f"--pin=gpus needs {num_workers} GPUs for --num_workers={num_workers}, got "
-            f"{len(gpus)}. Lower --num_workers, or list more GPUs in CUDA_VISIBLE_DEVICES."
+            f"--pin=gpus needs {number} GPUs for {flag}={number}, got {len(gpus)}. Lower {flag}, "
+            "or list more GPUs in CUDA_VISIBLE_DEVICES."
         )
-    return [_with_gpu(gpu) for gpu in gpus[:num_workers]]
+    return [_with_gpu(gpu) for gpu in gpus[:number]]
 
 
 def _with_gpu(gpu: str) -> Pinning:

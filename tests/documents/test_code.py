@@ -35,6 +35,19 @@ NOT_RUN = {
     "compares runs",
     **dict.fromkeys(
         (
+            "python -m ddl.sweep --gin_file=configs/digits_mlp.gin --sweep_dir=runs/sweep "
+            "--metric=accuracy --at_once=2 --grid='LEARNING_RATE = [0.02, 0.05]' "
+            "--grid='SEED = [0, 1, 2]'",
+            "ddl sweep --gin_file=configs/digits_cnn.gin --sweep_dir=runs/halved --metric=accuracy "
+            "--at_once=2 --draw='LEARNING_RATE = log_uniform(1e-4, 1.0)' --draws=6 "
+            "--stop_early=successive_halving --rungs=200,400 --keep=0.5",
+            "python -m ddl.compare runs/sweep --metric=accuracy --a='LEARNING_RATE = 0.02' "
+            "--b='LEARNING_RATE = 0.05'",
+        ),
+        "takes minutes; tests/sweep/ and tests/compare/ make and compare shorter runs",
+    ),
+    **dict.fromkeys(
+        (
             "python -m ddl.main --gin_file=configs/play_gpt.gin --model_dir=runs/play_gpt",
             "python -m ddl.generate --gin_file=configs/play_gpt.gin --model_dir=runs/play_gpt "
             "--prompt='ROMEO:' --temperature=0.8",

@@ -107,7 +107,7 @@ def test_flags_macros_configs_and_commands(run):
     assert "\nlist        List what " in shown
     shown = run("num_packs")[1]
     assert shown.startswith("--num_packs: int = 1\n    Number of gradient buffers")
-    assert shown.endswith("\n    A flag of ddl train, ddl lr_finder, ddl show.\n")
+    assert shown.endswith("\n    A flag of ddl train, ddl lr_finder, ddl show, ddl sweep.\n")
 
 
 def test_flags_of_one_name_are_all_listed(run):
