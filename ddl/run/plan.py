@@ -38,8 +38,8 @@ class RunPlan:
 
     Raises:
       ConfigError: If a value is not positive, `callbacks` holds something else or two
-        `EarlyStopping`, `trackers` holds something else, `train_steps` is above 2^53, not exactly one length
-        is given, `on_divergence` is unknown, or `retention.every` is not a multiple of
+        `EarlyStopping`, `trackers` holds something else, `train_steps` is above 2^53, not exactly
+        one length is given, `on_divergence` is unknown, or `retention.every` is not a multiple of
         `checkpoint_every`.
     """
 
