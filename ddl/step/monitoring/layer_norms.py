@@ -57,15 +57,20 @@ class LayerNorms:
                 "--strategy=parameter_server the workers update independently. Leave layer_norms "
                 "out, or use another strategy."
             )
-        paths: collections.Counter[str] = collections.Counter()
+        # The name of the only model is left out: Keras numbers the models of a process.
+        models = {variable.path.partition("/")[0] for variable in variables}
+        nested = all(variable.path.count("/") > 1 for variable in variables)
+        prefix = f"{models.pop()}/" if len(models) == 1 and nested else ""
+        seen: collections.Counter[str] = collections.Counter()
         names: dict[str, int] = {}
         places = {}
         for variable in variables:
-            paths[variable.path] += 1
-            layer = variable.path.rpartition("/")[0] if self.by == "layer" else ""
-            name = layer or variable.path
-            if paths[variable.path] > 1:  # two layers of one name, in two models
-                name += f"_{paths[variable.path]}"
+            path = variable.path.removeprefix(prefix)
+            seen[path] += 1
+            layer = path.rpartition("/")[0] if self.by == "layer" else ""
+            name = layer or path
+            if seen[path] > 1:  # two layers of one name, in two models
+                name += f"_{seen[path]}"
             places[id(variable)] = names.setdefault(name, len(names))
         return NormsOfLayers(tuple(names), places)
 

@@ -33,7 +33,7 @@ def test_the_first_batch_is_that_of_the_run():
 
 
 def test_data_that_the_run_makes_are_refused():
-    source = ReplayBuffer(8, {"x": tf.TensorSpec([], tf.float32)}, 2)
+    source = ReplayBuffer(8, {"x": np.zeros(2, "f4")})
     with pytest.raises(ConfigError, match="a ReplayBuffer, which the run fills itself"):
         _first(source, 4, 4, make_strategy("one_device", 1), seed=0, shuffle=True)
 
