@@ -47,9 +47,10 @@ class FirstLoss:
         return 1 if step < 1 else None
 
     def __call__(self, step: int) -> None:
-        """Reads the figures at step 1, before they are reset."""
+        """Reads the figures at step 1; those that a log has read already are in the history."""
         if step == 1:
-            self.figures = self._trainer.peek_metrics()
+            logged = [row for row in self._trainer.history if row["split"] == "train"]
+            self.figures = logged[-1] if logged else self._trainer.peek_metrics()
 
 
 def plan_of(run_plan: RunPlan, steps_per_epoch: int) -> RunPlan:

@@ -1,6 +1,7 @@
 """The verdict on one batch."""
 
 import math
+import types
 
 import pytest
 
@@ -17,6 +18,18 @@ def test_near_zero_is_a_share_of_the_first_loss(end, near):
     assert ("not near zero" not in text) == near
     assert ("What to look at" in text) != near
     assert ("all 300 updates" in text) != near
+
+
+@pytest.mark.parametrize("logs", [True, False])
+def test_the_first_loss_is_that_of_one_update_logged_or_not(logs):
+    history = [{"step": 1, "split": "train", "loss": 3.0}] if logs else []
+    peeked = {"loss": math.nan if logs else 3.0}
+    first = overfit.FirstLoss(types.SimpleNamespace(history=history, peek_metrics=lambda: peeked))
+    assert (first.next_step(0), first.next_step(1)) == (1, None)
+    first(1)
+    history.append({"step": 2, "split": "train", "loss": 2.0})
+    first(2)
+    assert first.figures["loss"] == 3.0
 
 
 def test_each_loss_is_judged():
