@@ -346,5 +346,5 @@ def _update(
         averages=averages,
         clips=gradient_path.clips_by_name(options.clip_norm, options.clip_value, list(plan.groups)),
         loss_scale=loss_scale,
-        layer_norms=options.layer_norms and options.layer_norms.of(plan.trained, strategy),
+        layer_norms=options.layer_norms.of(plan.trained, strategy) if options.layer_norms else None,
     )

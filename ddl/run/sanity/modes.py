@@ -80,11 +80,12 @@ def run_sanity_mode(
         opened=opened,
     )
     if mode == "overfit_batch":
-        last, evaluated = (
-            next((row for row in reversed(list(trainer.history)) if row["split"] == split), {})
-            for split in ("train", "eval")
+        last = {row["split"]: row for row in trainer.history}
+        console.line(
+            overfit.verdict(
+                first.figures, last.get("train", {}), last.get("eval", {}), trainer.step
+            )
         )
-        console.line(overfit.verdict(first.figures, last, evaluated, trainer.step))
         return
     number = fast_run.check_restoring(trainer, files.checkpoints)
     done = ["trained 2 updates", *(["evaluated"] if evaluates else []), "saved"]
