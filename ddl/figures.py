@@ -73,6 +73,7 @@ def is_reserved(metric: str) -> bool:
     return first in _WITH_NAMES if slash else metric in RESERVED
 
 
-def is_of_layer(name: str) -> bool:
-    """Returns whether a figure is one of a layer, of which a model may have hundreds."""
-    return name.partition("/")[0] in OF_LAYERS
+def is_one_of_many(name: str) -> bool:
+    """Returns whether a figure is one of a layer or class, of which there may be hundreds."""
+    first = name.partition("/")[0]
+    return first in OF_LAYERS or first.endswith("_by_class")

@@ -9,7 +9,7 @@ import pytest
 import ddl
 from ddl.checkpoints.checkpoints import Checkpoints
 from ddl.errors import ConfigError
-from ddl.figures import OF_LAYERS, is_of_layer, is_reserved
+from ddl.figures import OF_LAYERS, is_one_of_many, is_reserved
 from ddl.precision import LossScale, set_precision
 from ddl.step.monitoring import LayerNorms, layer_norms
 from ddl.training.results.progress import format_figures
@@ -43,7 +43,7 @@ def make_trainer(place=("one_device", 1), precision="float64", **arguments):
 
 
 def of_layers(figures):
-    return {name: value for name, value in figures.items() if is_of_layer(name)}
+    return {name: value for name, value in figures.items() if is_one_of_many(name)}
 
 
 def test_a_step_of_sgd_moves_each_layer_by_rate_times_gradient():
