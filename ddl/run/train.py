@@ -149,7 +149,7 @@ def run(
 
     with StopSignals(trainer.request_stop) as stop:
         if isinstance(directory, SanityDirectory) and sanity is not None:
-            console.line(note_of(sanity, directory))
+            console.line(note_of(sanity, directory, trainer))
             run_sanity_mode(
                 *(sanity, trainer, run_plan, directory, console, stop),
                 evaluates=evaluates,

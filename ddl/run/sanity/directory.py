@@ -58,7 +58,8 @@ class SanityDirectory(RunDirectory):
           NotReady: If another process trains there.
         """
         self.open()
-        self._check_mark()  # another process may have written since the start
+        with self._reaching():
+            self._check_mark()  # another process may have written since the start
         try:
             write_atomically(self.path / MARK, _TEXT.format(mode=self._mode))
             for path in (self.checkpoints, self.export, self.path / "train", self.path / "eval"):

@@ -28,13 +28,13 @@ def check_one_process(mode: SanityMode, strategy: tf.distribute.Strategy) -> Non
         )
 
 
-def note_of(mode: SanityMode, directory: SanityDirectory) -> str:
+def note_of(mode: SanityMode, directory: SanityDirectory, trainer: Trainer) -> str:
     """Returns the line that tells that this is no real run."""
-    trained = (
-        "each batch is the first one, and evaluations read it too"
-        if mode == "overfit_batch"
-        else "two updates, evaluations on two batches"
-    )
+    if mode == "fast_run":
+        trained = "two updates, evaluations on two batches"
+    else:
+        trained = "each batch is the first one"
+        trained += ", and evaluations read it too" if _evaluates_it(trainer) else ""
     return f"--{mode}: NOT A REAL RUN, {trained}. It writes to {directory.path}."
 
 
@@ -81,11 +81,9 @@ def run_sanity_mode(
     )
     if mode == "overfit_batch":
         last = {row["split"]: row for row in trainer.history}
-        console.line(
-            overfit.verdict(
-                first.figures, last.get("train", {}), last.get("eval", {}), trainer.step
-            )
-        )
+        evaluated = last.get("eval", {}) if _evaluates_it(trainer) else {}
+        verdict = overfit.verdict(first.figures, last.get("train", {}), evaluated, trainer.step)
+        console.line(verdict)
         return
     number = fast_run.check_restoring(trainer, files.checkpoints)
     done = ["trained 2 updates", *(["evaluated"] if evaluates else []), "saved"]
@@ -96,3 +94,8 @@ def run_sanity_mode(
     else:
         console.line("Nothing was exported: the task has no Keras model.")
     console.line(f"--fast_run: {', '.join(done)}, without an error.")
+
+
+def _evaluates_it(trainer: Trainer) -> bool:
+    """Returns whether --overfit_batch evaluates on its batch: not with several sources."""
+    return trainer.has_eval_data and list(trainer.pipelines) == [""]

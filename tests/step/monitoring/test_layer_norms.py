@@ -13,7 +13,7 @@ from ddl.figures import OF_LAYERS, is_one_of_many, is_reserved
 from ddl.precision import LossScale, set_precision
 from ddl.step.monitoring import LayerNorms, layer_norms
 from ddl.training.results.progress import format_figures
-from tests.conftest import make_strategy
+from tests.conftest import LikeGpus, make_strategy
 from tests.step.verbs import own_steps
 from tests.training.parity_cases import UNEVEN
 
@@ -22,10 +22,10 @@ pytestmark = pytest.mark.usefixtures("rows_checked_on_one_device")
 RATE = 0.1
 
 
-def make_trainer(place=("one_device", 1), precision="float64", **arguments):
+def make_trainer(place=("one_device", 1), precision="float64", strategy=None, **arguments):
     set_precision(precision)
     keras.utils.set_random_seed(1)
-    strategy = make_strategy(*place)
+    strategy = strategy or make_strategy(*place)
     with strategy.scope():
         model = keras.Sequential(
             [
@@ -87,6 +87,15 @@ def test_are_equal_on_any_number_of_replicas(on_one_device, place, microbatches)
             assert found[name] == pytest.approx(value, abs=1e-10), name
 
 
+@pytest.mark.usefixtures("gpu_path")
+def test_are_equal_with_the_choices_for_gpus_and_a_loss_scale(on_one_device):
+    trainer = make_trainer(strategy=LikeGpus(2), clip_norm=0.05, loss_scale=LossScale(8.0))
+    for expected, steps in zip(on_one_device, (1, 1, 7), strict=True):
+        found = of_layers(trainer.train(steps))
+        for name, value in expected.items():
+            assert found[name] == pytest.approx(value, abs=1e-10), name
+
+
 def test_a_log_line_holds_the_means_of_its_updates(on_one_device):
     trainer = make_trainer(clip_norm=0.05)
     figures = of_layers(trainer.train(2))
@@ -114,6 +123,24 @@ def test_a_skipped_update_does_not_count():
     gradient = figures["layer_gradient_norm/head"]
     assert 0 < gradient < 100
     assert figures["layer_update_norm/head"] == pytest.approx(RATE * gradient, rel=1e-2)
+
+
+def test_an_update_that_is_undone_does_not_count():
+    """`Critic` changes weights before its last gradient is known to be finite."""
+    trainer = own_steps.build(
+        "Critic",
+        make_strategy("mirrored", 2),
+        precision="mixed_float16",
+        examples=48,
+        change=own_steps.overflowing("fools", 1, 2),
+        loss_scale=LossScale(1024.0),
+        max_skipped_updates=1,
+        layer_norms=LayerNorms(),
+    )
+    trainer.train(2)
+    state = trainer._runner.loop.run(trainer.state, 3)
+    assert (int(state.step), int(state.skipped_in_a_row)) == (2, 1)
+    assert not state.layer_norms.numpy().any()
 
 
 @pytest.mark.parametrize("name", ["Critic", "Grouped"])
