@@ -94,6 +94,7 @@ class TrackerWriter:
             queue.SimpleQueue()
         )
         self._thread: threading.Thread | None = None
+        self._is_reported = False
 
     def write(self, step: int, epoch: float, split: str, values: Mapping[str, float]) -> None:
         """See `Writer`."""
@@ -115,7 +116,7 @@ class TrackerWriter:
         self._waiting.put("done" if error is None else "stopped" if stopped else "failed")
         self._thread.join(_PATIENCE)
         if self._thread.is_alive():
-            self._report(
+            self._report_once(
                 f"The tracker {self._tracker.name} has not taken all figures within "
                 f"{_PATIENCE:g} s; the run ends without it. metrics.jsonl has all figures."
             )
@@ -129,11 +130,17 @@ class TrackerWriter:
                 session.log(*entry)
             session.end(entry)
         except Exception as error:  # a service and its client may raise anything
-            self._report(
+            reason = f"{message_of(error):.500}".rstrip(".")
+            self._report_once(
                 f"The tracker {self._tracker.name} failed and gets no more figures of this run: "
-                f"{message_of(error):.500}. Training continues, and metrics.jsonl has all figures. "
-                "Run the same command again after a stop to send further ones."
+                f"{reason}. Training continues, and metrics.jsonl has all figures. A resumed run "
+                "tries again."
             )
+
+    def _report_once(self, text: str) -> None:
+        if not self._is_reported:
+            self._is_reported = True
+            self._report(text)
 
     def _begun(self) -> Session:
         """Begins the tracker's run, or continues that of an earlier call."""
