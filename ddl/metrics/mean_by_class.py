@@ -85,7 +85,7 @@ class SumsByClass:
         weight = tf.reshape(weight, [*weight.shape, *missing])
         weight = tf.reshape(tf.broadcast_to(weight, tf.shape(labels)), [-1])
         values = tf.reshape(tf.cast(outputs, tf.float64), [-1])
-        values = tf.where(tf.equal(weight, 0), 0.0, values)  # padding may hold NaN
+        values = tf.where(tf.equal(weight, 0), tf.zeros_like(values), values)  # may hold NaN
         of_class = tf.one_hot(tf.reshape(labels, [-1]), self._num_classes, dtype=tf.float64)
         both = tf.stack([weight * values, weight])
         return tf.reshape(tf.matmul(both, of_class), [-1])
