@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # for completion and types, which cannot follow `__getattr__`
     from ddl.optimizers.loss_weight import LossWeight
     from ddl.precision import LossScale
     from ddl.run.fit import fit
+    from ddl.step.monitoring import LayerNorms
     from ddl.step.noise_scale import GradientNoiseScale
     from ddl.step.verbs.batches import StepBatch
     from ddl.step.verbs.gradients import Gradients
@@ -63,6 +64,7 @@ _HOME = {
     "GradientNoiseScale": "ddl.step.noise_scale",
     "Gradients": "ddl.step.verbs.gradients",
     "LanguageModel": "ddl.tasks.language",
+    "LayerNorms": "ddl.step.monitoring",
     "LossScale": "ddl.precision",
     "LossWeight": "ddl.optimizers.loss_weight",
     "MaskedLanguageModel": "ddl.tasks.language",
@@ -98,6 +100,7 @@ __all__ = [
     "GradientNoiseScale",
     "Gradients",
     "LanguageModel",
+    "LayerNorms",
     "LossScale",
     "LossWeight",
     "MaskedLanguageModel",

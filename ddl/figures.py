@@ -58,10 +58,22 @@ RESERVED = (
 )
 """Keys of metrics.jsonl that ddl writes itself; a task's metric cannot have these names."""
 
-_WITH_NAMES = ("loss", "loss_weight", "learning_rate", "gradient_norm", "gradient_noise_scale")
+OF_LAYERS = ("layer_gradient_norm", "layer_weight_norm", "layer_update_norm")
+"""Figures of a layer (`ddl.step.monitoring`), each followed by "/" and the name of the layer."""
+
+_WITH_NAMES = (
+    *("loss", "loss_weight", "learning_rate", "gradient_norm", "gradient_noise_scale"),
+    *OF_LAYERS,
+)
 
 
 def is_reserved(metric: str) -> bool:
     """Returns whether ddl itself writes a figure of this name, such as "loss" or "loss/NAME"."""
     first, slash, _ = metric.partition("/")
     return first in _WITH_NAMES if slash else metric in RESERVED
+
+
+def is_one_of_many(name: str) -> bool:
+    """Returns whether a figure is one of a layer or class, of which there may be hundreds."""
+    first = name.partition("/")[0]
+    return first in OF_LAYERS or first.endswith("_by_class")

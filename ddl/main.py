@@ -34,6 +34,7 @@ try:
         parse_checkpoint,
         parse_gpus,
         parse_profile,
+        parse_sanity_mode,
     )
     from ddl.cli.placing import build_placement
     from ddl.diagnosis.phases import during
@@ -70,6 +71,7 @@ def check_flags() -> tuple[list[int] | None, str | int]:
     gpus, checkpoint = parse_gpus(FLAGS.gpus), parse_checkpoint(FLAGS.checkpoint)
     parse_profile(FLAGS.profile)
     check_flags_fit_mode()
+    parse_sanity_mode()
     if FLAGS.profile is not None and FLAGS.dry_run:
         raise flags.Error("--profile has no effect with --dry_run. Leave one of them out.")
     return gpus, checkpoint
@@ -111,6 +113,7 @@ def start(gpus: Sequence[int] | None, checkpoint: str | int) -> None:
             follow_timeout=FLAGS.follow_timeout,
             profile=parse_profile(FLAGS.profile),
             predictions=FLAGS.predictions,
+            sanity=parse_sanity_mode(),
         )
 
 

@@ -115,6 +115,14 @@ def assign(
         ) from error
 
 
+def saved_fields(state: TrainingState) -> dict[str, Any]:
+    """Returns the fields of a state that a checkpoint holds, by name.
+
+    The norms of layers are left out, so that a resumed run may ask for others.
+    """
+    return {name: value for name, value in state._asdict().items() if name != "layer_norms"}
+
+
 def take_over(state: TrainingState, trainer: Trainer) -> None:
     """Gives a restored state to a trainer.
 
@@ -125,4 +133,5 @@ def take_over(state: TrainingState, trainer: Trainer) -> None:
     for layer in layers_of(trainer.task):
         if isinstance(layer, keras.layers.Normalization) and layer.built:
             layer.finalize_state()  # this layer computes with constants made from its variables
-    trainer.restore(TrainingState(*(tf.identity(value) for value in state)))
+    restored = TrainingState(*(tf.identity(value) for value in state))
+    trainer.restore(restored._replace(layer_norms=tf.zeros_like(state.layer_norms)))

@@ -13,7 +13,9 @@ from ddl.choices import (
     JIT_COMPILE,
     MODES,
     PREDICTIONS,
+    SANITY_MODES,
     STRATEGIES,
+    SanityMode,
 )
 from ddl.errors import either
 
@@ -72,6 +74,17 @@ def define_flags() -> None:
     )
     flags.DEFINE_bool(
         "dry_run", False, "Build everything, make one step, print the config and write nothing."
+    )
+    flags.DEFINE_bool(
+        "overfit_batch",
+        False,
+        "Train on the first batch alone, and say whether the loss fell to near zero. Writes to "
+        "MODEL_DIR-overfit_batch.",
+    )
+    flags.DEFINE_bool(
+        "fast_run",
+        False,
+        "Train, evaluate, save, restore and export on two batches. Writes to MODEL_DIR-fast_run.",
     )
     flags.DEFINE_enum(
         "strategy",
@@ -236,11 +249,13 @@ def check_flags_fit_mode() -> None:
       flags.Error: If the mode ignores a given flag.
     """
     reads_saved = FLAGS.mode in ("eval", "export", "predict")
+    trains = FLAGS.mode in ("train", "train_and_eval")
     for name, is_read in (
         ("checkpoint", reads_saved and FLAGS.follow_timeout is None),
         ("averaged_weights", reads_saved),
         ("follow_timeout", FLAGS.mode == "eval"),
-        ("profile", FLAGS.mode in ("train", "train_and_eval")),
+        ("profile", trains),
+        *((name, trains) for name in SANITY_MODES),
         ("predictions", FLAGS.mode == "predict"),
     ):
         if FLAGS[name].present and not is_read:
@@ -259,6 +274,20 @@ def check_flags_fit_mode() -> None:
             raise flags.Error(
                 f"--predictions must end with {either(PREDICTIONS)}, got {FLAGS.predictions}."
             )
+
+
+def parse_sanity_mode() -> SanityMode | None:
+    """Returns which of --overfit_batch and --fast_run is given; None for a real run.
+
+    Raises:
+      flags.Error: If both are given, or one with --dry_run, which it would change nothing in.
+    """
+    given: list[SanityMode] = [name for name in SANITY_MODES if FLAGS[name].value]  # type: ignore[misc]
+    if len(given) > 1:
+        raise flags.Error("--overfit_batch and --fast_run exclude each other. Leave one out.")
+    if given and FLAGS.dry_run:
+        raise flags.Error(f"--{given[0]} has no effect with --dry_run. Leave one of them out.")
+    return given[0] if given else None
 
 
 def parse_on_device(text: str) -> bool | Literal["auto"]:

@@ -20,6 +20,7 @@ from ddl.config.current import (
     places_mentioned,
     provenance,
     read,
+    replace_built,
     set_macro,
     withhold_macro,
 )
@@ -39,6 +40,7 @@ __all__ = [
     "places_mentioned",
     "provenance",
     "read",
+    "replace_built",
     "set_macro",
     "withhold_macro",
 ]

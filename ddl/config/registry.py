@@ -67,6 +67,7 @@ OWN: tuple[str, ...] = (
     "ddl.models:unet",
     "ddl.models:vit",
     "ddl.models:wide_resnet",
+    "ddl.step.monitoring:LayerNorms",
     "ddl.step.noise_scale:GradientNoiseScale",
     "ddl.optimizers:AdamWScheduleFree",
     "ddl.optimizers:FusedAdagrad",
@@ -90,6 +91,8 @@ OWN: tuple[str, ...] = (
     "ddl.run.plan:RunPlan",
     "ddl.run.generation.text_codec:TextCodec",
     "ddl.run.predicting.settings:Predictions",
+    "ddl.run.trackers:MLflow",
+    "ddl.run.trackers:WeightsAndBiases",
     "ddl.optimizers.schedules:CosineWithRestarts",
     "ddl.optimizers.schedules:OneCycle",
     "ddl.optimizers.schedules:ReciprocalSquareRoot",
@@ -249,10 +252,10 @@ class _Built:
 
     def __init__(self, bound: Any):
         self._bound = bound
-        self._product = copy.deepcopy(bound)
+        self.product = copy.deepcopy(bound)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return self._product
+        return self.product
 
     def __repr__(self) -> str:
         return repr(self._bound)
@@ -271,3 +274,21 @@ def build_bound(selector: str, parameter: str) -> Any:
     if not isinstance(bound[parameter], _Built):
         bound[parameter] = _Built(bound[parameter])
     return copy.deepcopy(bound[parameter])
+
+
+def replace_built(selector: str, parameter: str, product: Any) -> bool:
+    """Makes later calls take another value for a bound parameter; saved texts keep the bound one.
+
+    Args:
+      selector: Full name of the item.
+      parameter: A parameter of the item; only bindings outside of scopes count.
+      product: The value.
+
+    Returns:
+      Whether the parameter is bound; if not, nothing changes.
+    """
+    if parameter not in gin_config._CONFIG.get(("", selector), {}):
+        return False
+    build_bound(selector, parameter)
+    gin_config._CONFIG["", selector][parameter].product = product
+    return True

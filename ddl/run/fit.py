@@ -24,6 +24,7 @@ from ddl.run.console import RunConsole
 from ddl.run.directory import RunDirectory
 from ddl.run.plan import RunPlan
 from ddl.run.summary import notes
+from ddl.run.trackers.tracker import Tracker, checked_trackers
 from ddl.run.training_run import Files, train_to_end
 from ddl.signals import StopSignals
 from ddl.training.actions import Action, checked_actions
@@ -53,6 +54,7 @@ def fit(
     warm_start: WarmStart | None = None,
     actions: Sequence[Action] = (),
     callbacks: Sequence[Callback | EarlyStopping] = (),
+    trackers: Sequence[Tracker] = (),
     progress: bool = True,
     profile: tuple[int, int] | None = None,
 ) -> History:
@@ -82,6 +84,7 @@ def fit(
       actions: Further actions, called between loops; see `Trainer.train`.
       callbacks: Functions to call every so many steps, after evaluations, or after saves; see
         `ddl.callbacks`. Pass the same ones to resume the run.
+      trackers: Services that get the figures of the run; see `ddl.run.trackers`.
       progress: Whether to print lines, and in a terminal or a notebook a progress bar.
       profile: The step to begin a profile after and its last step, such as (100, 110). The profile
         is written under `model_dir`, for TensorBoard.
@@ -129,6 +132,7 @@ def fit(
         warm_start=warm_start,
         early_stopping=early_stopping,
         callbacks=callbacks,
+        trackers=checked_trackers(trackers, "trackers"),
     )
     for callback in run_plan.calls:
         callback.check(trainer)

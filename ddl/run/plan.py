@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from ddl.callbacks.calling import checked_callbacks
 from ddl.callbacks.early_stopping import EarlyStopping
@@ -11,6 +11,7 @@ from ddl.checkpoints.retention import Retention
 from ddl.checkpoints.warm_start import WarmStart
 from ddl.errors import ConfigError, check_choice
 from ddl.optimizers.lengths import LARGEST_STEP, epochs_to_steps
+from ddl.run.trackers.tracker import Tracker, checked_trackers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,11 +34,12 @@ class RunPlan:
       early_stopping: Ends the run when its evaluations no longer improve; None trains to the end.
         An `EarlyStopping` among the callbacks is taken out of them and put here.
       callbacks: Functions to call between loops, after evaluations and after saves.
+      trackers: Services that get the figures of the run, such as `@MLflow()`.
 
     Raises:
       ConfigError: If a value is not positive, `callbacks` holds something else or two
-        `EarlyStopping`, `train_steps` is above 2^53, not exactly one length
-        is given, `on_divergence` is unknown, or `retention.every` is not a multiple of
+        `EarlyStopping`, `trackers` holds something else, `train_steps` is above 2^53, not exactly
+        one length is given, `on_divergence` is unknown, or `retention.every` is not a multiple of
         `checkpoint_every`.
     """
 
@@ -52,8 +54,11 @@ class RunPlan:
     warm_start: WarmStart | None = None
     early_stopping: EarlyStopping | None = None
     callbacks: Sequence[Callback | EarlyStopping] = ()
+    trackers: Sequence[Any] = ()
 
     def __post_init__(self) -> None:
+        trackers: tuple[Tracker, ...] = checked_trackers(self.trackers, "RunPlan.trackers")
+        object.__setattr__(self, "trackers", trackers)
         self._take_early_stopping()
         if (self.train_steps is None) == (self.train_epochs is None):
             remedy = "Set one of them." if self.train_steps is None else "Set one of them to None."

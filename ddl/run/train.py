@@ -7,7 +7,7 @@ from contextlib import closing
 
 from ddl import config
 from ddl.checkpoints.checkpoints import Checkpoints
-from ddl.choices import Mode
+from ddl.choices import Mode, SanityMode
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError
 from ddl.optimizers.plateau import plateaus_of
@@ -24,6 +24,9 @@ from ddl.run.placement import Placement
 from ddl.run.plan import RunPlan
 from ddl.run.predicting.predict import Predicting
 from ddl.run.profiling import check_steps
+from ddl.run.sanity.directory import SanityDirectory
+from ddl.run.sanity.modes import check_one_process, note_of, run_sanity_mode
+from ddl.run.sanity.rows import replace_data
 from ddl.run.summary import notes, summary
 from ddl.run.training_run import Files, train_to_end, warm_start
 from ddl.signals import StopSignals
@@ -40,6 +43,7 @@ def run(
     follow_timeout: float | None = None,
     profile: tuple[int, int] | None = None,
     predictions: str | None = None,
+    sanity: SanityMode | None = None,
 ) -> None:
     """Trains, evaluates, exports or predicts, as the loaded gin config and the mode say.
 
@@ -57,6 +61,7 @@ def run(
         one checkpoint.
       profile: The step to begin a profile after, and its last step.
       predictions: With mode `predict`, the file to write: .jsonl, .npz or .parquet.
+      sanity: A mode that looks for errors, in a directory of its own; None makes a real run.
 
     Raises:
       ConfigError: If the config, a flag or the mode is invalid, or workers differ in them.
@@ -74,7 +79,13 @@ def run(
             "process with --cluster=none."
         )
     console = RunConsole(shows=workers.is_chief)
-    directory = None if model_dir is None else RunDirectory(model_dir)
+    if sanity is not None:
+        check_one_process(sanity, placement.strategy)
+    directory = None
+    if model_dir is not None:
+        directory = (
+            RunDirectory(model_dir) if sanity is None else SanityDirectory(model_dir, sanity)
+        )
     if directory is not None and not dry_run:
         report_failures_in(directory.path)
     what = saved_weights or SavedWeights()
@@ -87,7 +98,7 @@ def run(
         "predictions": predictions,
     }
     check_same_on_all(workers, flags)
-    run_plan, trainer = build(placement, workers, directory)
+    run_plan, trainer = build(placement, workers, directory, sanity)
     predicting = None
     if mode == "predict":
         if predictions is None:
@@ -133,7 +144,18 @@ def run(
         return
 
     # ------------------------------------------------------------------ train
+    def opened() -> None:
+        directory.write_configs(config.config_text(), config.operative_config_text())
+
     with StopSignals(trainer.request_stop) as stop:
+        if isinstance(directory, SanityDirectory) and sanity is not None:
+            console.line(note_of(sanity, directory, trainer))
+            run_sanity_mode(
+                *(sanity, trainer, run_plan, directory, console, stop),
+                evaluates=evaluates,
+                opened=opened,
+            )
+            return
         train_to_end(
             *(trainer, run_plan, files, console, stop),
             evaluates=evaluates,
@@ -141,14 +163,15 @@ def run(
             before_restore=lambda: compare_with_saved_config(
                 directory, trainer, console, strict=True
             ),
-            opened=lambda: directory.write_configs(
-                config.config_text(), config.operative_config_text()
-            ),
+            opened=opened,
         )
 
 
 def build(
-    placement: Placement, workers: Workers, directory: RunDirectory | None = None
+    placement: Placement,
+    workers: Workers,
+    directory: RunDirectory | None = None,
+    sanity: SanityMode | None = None,
 ) -> tuple[RunPlan, Trainer]:
     """Builds the run plan and the Trainer from the loaded config.
 
@@ -158,6 +181,7 @@ def build(
       placement: Strategy, communication and the other settings from flags.
       workers: The workers of the strategy.
       directory: Directory of the run; its saved seed is used if the config binds none.
+      sanity: The sanity mode, which trains on other data; None: a real run.
 
     Raises:
       DdlError: For errors that the user can fix, such as a ConfigError or a DataError.
@@ -167,7 +191,8 @@ def build(
     with placement.strategy.scope():
         config.build("set_numerics")
         batches = resolve_lengths()
-        trainer = config.build("Trainer", **vars(placement))
+        others = {} if sanity is None else replace_data(sanity, placement.strategy)
+        trainer = config.build("Trainer", **vars(placement), **others)
         check_lengths(batches, trainer)
         # Building the plan would report a mistyped metric as one without a direction.
         check_best_metric(config.build_bound("Retention", "best_metric"), trainer)

@@ -19,6 +19,7 @@ from ddl.run.directory import NoCheckpoints, RunDirectory
 from ddl.run.loop import OuterLoop
 from ddl.run.plan import RunPlan
 from ddl.run.profiling import Profiler, check_steps, missed
+from ddl.run.trackers.tracker import TrackerWriter
 from ddl.run.writers import JsonLinesWriter, TensorBoardWriter, Writer, Writers
 from ddl.signals import StopSignals
 from ddl.training.actions import Action
@@ -146,7 +147,11 @@ def train_to_end(
                 files.directory.open()
                 opened()
                 own = [files.json_lines, files.events, *own]
-        writers = Writers([*own, console] if workers.is_chief else own)
+        if workers.is_chief:
+            directory = None if files is None else files.directory
+            own += [TrackerWriter(one, directory, console.line) for one in run_plan.trackers]
+            own.append(console)
+        writers = Writers(own)
         writers.drop_after(trainer.step)
         checkpoints = files.checkpoints if files is not None else NoCheckpoints()
         profiler = None

@@ -55,22 +55,28 @@ def change_unless_overflow(
     Args:
       strategy: The strategy.
       finite: Whether the sums over the replicas are finite, bool [].
-      change: Applies gradients and returns their global norm, float64 [].
+      change: Applies gradients and returns their global norm, float64 [], or further norms too.
       undo: Restores what was changed before.
 
     Returns:
-      The norm; 0 for a skipped update.
+      The norms; 0 for a skipped update.
     """
+    shapes = [tf.TensorShape([])]
 
-    def skip() -> tf.Tensor:
+    def make() -> tf.Tensor:
+        norms = change()
+        shapes.append(norms.shape)
+        return norms
+
+    def skip() -> tf.Tensor:  # traced after `make`
         undo()
-        return tf.zeros([], tf.float64)
+        return tf.zeros(shapes[-1], tf.float64)
 
     if packs(strategy):
         # The host asks once, not once for each device.
         with tf.device("CPU:0"):
             finite = tf.identity(finite)
-    return tf.cond(finite, change, skip)
+    return tf.cond(finite, make, skip)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,17 +88,21 @@ class Changes:
       norms: Returns what an update adds to `gradient_norms`, if it was made, bool []; None:
         nothing.
       noise: The next `gradient_noise`, or None.
+      layers: Returns what an update adds to `layer_norms`, likewise.
     """
 
     sums: tf.Tensor
     norms: Callable[[tf.Tensor], tf.Tensor] | None
     noise: tf.Tensor | None
+    layers: Callable[[tf.Tensor], tf.Tensor] | None = None
 
     def made(self, state: TrainingState) -> dict[str, tf.Tensor]:
         """Returns the changed fields after an update that was made, but for the loss scale."""
         changed = {"step": state.step + 1, "sums": state.sums + self.sums}
         if self.norms is not None:
             changed["gradient_norms"] = state.gradient_norms + self.norms(tf.constant(True))
+        if self.layers is not None:
+            changed["layer_norms"] = state.layer_norms + self.layers(tf.constant(True))
         if self.noise is not None:
             changed["gradient_noise"] = self.noise
         return changed
@@ -120,6 +130,8 @@ class Changes:
         }
         if self.norms is not None:
             changed["gradient_norms"] = state.gradient_norms + self.norms(finite)
+        if self.layers is not None:
+            changed["layer_norms"] = state.layer_norms + self.layers(finite)
         if self.noise is not None:
             changed["gradient_noise"] = tf.where(finite, self.noise, state.gradient_noise)
         return changed
@@ -151,6 +163,7 @@ class Changes:
         """Names of the fields of `made`."""
         names = ["step", "sums"]
         names += ["gradient_norms"] * (self.norms is not None)
+        names += ["layer_norms"] * (self.layers is not None)
         return names + ["gradient_noise"] * (self.noise is not None)
 
 

@@ -29,6 +29,8 @@ class TrainingState(NamedTuple):
       gradient_noise: float64 [2 · optimizers], averages of |G|² and tr Σ of each optimizer
         (`ddl.step.noise_scale`); parameter groups count as one optimizer. Without an estimator
         two zeros.
+      layer_norms: float64 [n], sums of the norms of layers and their counts since the last read
+        (`ddl.step.monitoring`); empty without them. No checkpoint holds them.
     """
 
     step: tf.Tensor
@@ -42,6 +44,7 @@ class TrainingState(NamedTuple):
     rewinds: tf.Tensor
     batches_left_out: tf.Tensor
     gradient_noise: tf.Tensor
+    layer_norms: tf.Tensor
 
     @classmethod
     def initial(
@@ -50,6 +53,7 @@ class TrainingState(NamedTuple):
         sums: tf.Tensor,
         optimizers: int = 1,
         estimates_noise: bool = False,
+        norms_of_layers: int = 0,
     ) -> "TrainingState":
         """Returns the state before the first update.
 
@@ -58,12 +62,14 @@ class TrainingState(NamedTuple):
           sums: Empty metric sums, float64 [n].
           optimizers: Number of optimizers; parameter groups count as one.
           estimates_noise: Whether the gradient noise of each is estimated.
+          norms_of_layers: Number of sums of norms of layers.
         """
         zero = tf.zeros([], tf.int64)
         scale = tf.constant(loss_scale, tf.float32)
         pairs = tf.zeros([2 * optimizers], tf.float64)
         noise = pairs if estimates_noise else pairs[:2]
-        return cls(zero, zero, zero, scale, zero, sums, pairs, zero, zero, zero, noise)
+        layers = tf.zeros([norms_of_layers], tf.float64)
+        return cls(zero, zero, zero, scale, zero, sums, pairs, zero, zero, zero, noise, layers)
 
     def skipping_to(self, position: int, rewinds: int) -> "TrainingState":
         """Returns the state that resumes at batch number `position`, after `rewinds` rewinds.
@@ -77,7 +83,9 @@ class TrainingState(NamedTuple):
         )
 
     def without_metrics(self) -> "TrainingState":
-        """Returns the state with metric sums and gradient norms reset to zero."""
+        """Returns the state with metric sums and norms reset to zero."""
         return self._replace(
-            sums=tf.zeros_like(self.sums), gradient_norms=tf.zeros_like(self.gradient_norms)
+            sums=tf.zeros_like(self.sums),
+            gradient_norms=tf.zeros_like(self.gradient_norms),
+            layer_norms=tf.zeros_like(self.layer_norms),
         )

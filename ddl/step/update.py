@@ -25,6 +25,8 @@ from ddl.step.compiled.compiler import Compiler
 from ddl.step.global_gradient import GlobalGradient
 from ddl.step.gradients import Clip, packs
 from ddl.step.metric_sums import SumsOfLosses
+from ddl.step.monitoring import NormsOfLayers
+from ddl.step.monitoring.counted import counted_norms, norms_of_layers
 from ddl.step.moving_statistics import Statistics
 from ddl.step.noise_scale import by_optimizer
 from ddl.step.observing import observe
@@ -64,6 +66,7 @@ class UpdateStep:
       averages: Averages of the weights, moved by every update that is not skipped; None: none.
       clips: Limits of the gradients that each optimizer applies, by its name in the step.
       loss_scale: Rule of the dynamic loss scale; None: no loss scaling.
+      layer_norms: Norms of layers, or None: not computed.
 
     Raises:
       ConfigError: If the noise scale cannot be estimated.
@@ -76,6 +79,7 @@ class UpdateStep:
     averages: WeightAverages | None
     clips: Mapping[str, Clip]
     loss_scale: LossScale | None
+    layer_norms: NormsOfLayers | None = None
 
     def __post_init__(self) -> None:
         if self.gradient.noise_scale is None:
@@ -170,6 +174,8 @@ class UpdateStep:
         names = ["step", "batches", "sums", "diverged_for"]
         if any(clip.norm is not None for clip in self.clips.values()):
             names.append("gradient_norms")
+        if self.layer_norms is not None:
+            names.append("layer_norms")
         if self.gradient.noise_scale is not None:
             names.append("gradient_noise")
         if self.loss_scale is not None:
@@ -177,12 +183,14 @@ class UpdateStep:
         return names
 
     def _next_state(self, state: TrainingState, books: Books) -> TrainingState:
-        noise = norms = None
+        noise = norms = layers = None
         if self.gradient.noise_scale is not None:
             noise = tf.concat([books.noise[name] for name in self.plan.groups], axis=0)
         if "gradient_norms" in self.changing_fields:
-            norms = functools.partial(self._counted_norms, books)
-        changes = Changes(self.metrics.joined(books.sums), norms, noise)
+            norms = functools.partial(counted_norms, books.norms, self.plan)
+        if self.layer_norms is not None:
+            layers = functools.partial(norms_of_layers, books.norms, self.plan)
+        changes = Changes(self.metrics.joined(books.sums), norms, noise, layers)
         if self.loss_scale is None:
             changed = changes.made(state)
         elif books.finite is not None and packs(self.strategy) and not self.compiler.is_on:
@@ -198,18 +206,6 @@ class UpdateStep:
             diverged_for=state.diverged_for + tf.cast(diverged, tf.int64),
             **changed,
         )
-
-    def _counted_norms(self, books: Books, finite: tf.Tensor) -> tf.Tensor:
-        """Returns the sum and the number of the norms of each optimizer, one after the other."""
-        made = tf.cast(finite, tf.float64)
-        counted: list[tf.Tensor] = []
-        for name in self.plan.groups:
-            norm, count = books.norms[name]
-            if self.plan.keeps_values:  # else a skipped change has the norm 0
-                norm = tf.where(finite, norm, tf.zeros_like(norm))
-            once = isinstance(count, int) and count == 1
-            counted += [norm, made if once else made * tf.cast(count, tf.float64)]
-        return tf.stack(counted)
 
 
 class _Work:
@@ -292,6 +288,7 @@ class _Work:
             update.clips[optimizer],
             self._state.step,
             update.compiler,
+            update.layer_norms,
         )
         observe("applied", optimizer=optimizer, gradients=gradients)
         return norm
@@ -334,7 +331,8 @@ class _Work:
     def carried(self, books: Books) -> dict[str, Any]:
         update = self._update
         sums = {name: loss.metrics.zeros() for name, loss in self._plan.losses.items()}
-        nothing = (tf.zeros([], tf.float64), 0)
+        layers = update.layer_norms
+        nothing = (tf.zeros([] if layers is None else [1 + layers.size], tf.float64), 0)
         norms = {
             name: tuple(tf.cast(x, tf.float64) for x in books.norms.get(name, nothing))
             for name in self._plan.groups

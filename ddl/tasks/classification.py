@@ -11,6 +11,7 @@ from absl import logging
 from ddl.errors import ConfigError, DataError
 from ddl.layers.transforms.mixing import Mixed
 from ddl.metrics.keras_metric import KerasMetric, check_names
+from ddl.metrics.mean_by_class import MeanByClass
 from ddl.metrics.values import Value
 from ddl.tasks.accuracy import accuracy, top_k_accuracy
 from ddl.tasks.checks import check_features, in_float32
@@ -43,6 +44,7 @@ class Classification:
         label_smoothing: float = 0.0,
         top_k: int | None = None,
         metrics: Sequence[str | KerasMetric] = (),
+        by_class: bool = False,
         augmentations: Sequence[Augmentation] = (),
         mixing: Mixing | None = None,
         input_name: str = "image",
@@ -60,11 +62,13 @@ class Classification:
           metrics: Further metrics: names of Keras metrics such as "AUC" or "F1Score", or
             `ddl.metrics.KerasMetric`. They get one-hot labels and the probabilities of the classes,
             [batch, classes] each.
+          by_class: Whether to report also the means of loss and accuracy over the examples of each
+            class, as "loss_by_class/3" and "accuracy_by_class/3".
           augmentations: Callables such as layers of `ddl.layers`, applied to the inputs in order,
             in training only. They are not exported.
           mixing: `ddl.layers.Mixup` or `ddl.layers.CutMix`, applied after the augmentations, in
             training only. Loss and accuracies of training are then means of those for both
-            labels, and it reports none of `metrics`.
+            labels, and it reports none of `metrics` and nothing by class.
           input_name: Name of the input feature of a model with one input.
           label_name: Name of the label feature.
 
@@ -112,6 +116,7 @@ class Classification:
             )
         self._metrics = [_keras_metric(metric) for metric in metrics]
         check_names("Classification.metrics", [metric.name for metric in self._metrics])
+        self._by_class = by_class
         self._loss = loss
         self._label_smoothing = label_smoothing
         self._top_k = top_k
@@ -136,7 +141,7 @@ class Classification:
 
         Returns:
           The loss [batch], and the metrics "accuracy" and, with `top_k`, "top_<k>_accuracy", each
-          float32 [batch], and those of `metrics`.
+          float32 [batch], and those of `metrics` and by class.
         """
         return self.forward(features, training)[0]
 
@@ -167,6 +172,10 @@ class Classification:
             loss = mixed.mean(loss, other_loss)
             values = {name: mixed.mean(each, others[name]) for name, each in values.items()}
             return PerExample(loss, values), inputs, logits
+        if self._by_class:
+            mean, classes = MeanByClass(logits.shape[-1]), _classes(labels)
+            values["loss_by_class"] = mean(classes, loss)
+            values["accuracy_by_class"] = mean(classes, values["accuracy"])
         return PerExample(loss, values | self._of_keras(labels, logits)), inputs, logits
 
     def _compared(self, labels: tf.Tensor, logits: tf.Tensor) -> tuple[tf.Tensor, dict[str, Any]]:

@@ -327,10 +327,9 @@ def _update(
             "The gradient noise scale is that of all variables, but a parameter group is frozen "
             "for a while. Remove gradient_noise_scale, or Group.frozen_until."
         )
-    compiler = Compiler(options.jit_compile, strategy, "training")
     gradient = GlobalGradient(
         strategy=strategy,
-        compiler=compiler,
+        compiler=Compiler(options.jit_compile, strategy, "training"),
         pipelines=train,
         all_reduce=AllReduce(strategy, communication, options.gradient_dtype),
         scales=loss_scale is not None,
@@ -347,4 +346,5 @@ def _update(
         averages=averages,
         clips=gradient_path.clips_by_name(options.clip_norm, options.clip_value, list(plan.groups)),
         loss_scale=loss_scale,
+        layer_norms=options.layer_norms.of(plan.trained, strategy) if options.layer_norms else None,
     )

@@ -27,12 +27,14 @@ class MetricReader:
         self._weight_seen = False
 
     def means(self, state: TrainingState) -> dict[str, float]:
-        """Returns the means of loss and metrics, of the gradient norms and of the noise scale."""
+        """Returns the means of loss and metrics, of the norms, and the noise scale."""
         means = self._update.metrics.means(state.sums)
         norms = state.gradient_norms.numpy().reshape(-1, 2)
         for name, (total, count) in zip(self._update.plan.groups, norms, strict=True):
             if self._update.clips[name].norm is not None and count:
                 means[figure("gradient_norm", name)] = float(total / count)
+        if self._update.layer_norms is not None:
+            means |= self._update.layer_norms.figures(state.layer_norms)
         if self._update.gradient.noise_scale is not None:
             means |= noise_scale.figures(state.gradient_noise, self._update.plan.groups)
         return means

@@ -12,6 +12,7 @@ from ddl.run.console import RunConsole
 from ddl.run.directory import RunDirectory
 from ddl.run.generation.text_codec import TextCodec
 from ddl.run.predicting.settings import Predictions
+from ddl.run.trackers import MLflow, WeightsAndBiases
 from ddl.training.checks.model import depends_on_microbatches
 from ddl.training.trainer import Trainer
 
@@ -31,6 +32,11 @@ _MAY_CHANGE = (
     *(f"EarlyStopping.{field.name}" for field in dataclasses.fields(EarlyStopping)),
     *(f"TextCodec.{field.name}" for field in dataclasses.fields(TextCodec)),
     *(f"Predictions.{field.name}" for field in dataclasses.fields(Predictions)),
+    "RunPlan.trackers",
+    *(f"MLflow.{field.name}" for field in dataclasses.fields(MLflow)),
+    *(f"WeightsAndBiases.{field.name}" for field in dataclasses.fields(WeightsAndBiases)),
+    "Trainer.layer_norms",
+    "LayerNorms.by",
     "Trainer.gradient_noise_scale",
     "GradientNoiseScale.decay",
 )

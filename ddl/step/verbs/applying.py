@@ -17,6 +17,7 @@ from ddl.step import gradients as gradient_path
 from ddl.step.compiled.compiler import Compiler
 from ddl.step.compiled.deferred import Deferred
 from ddl.step.gradients import Clip, Gradient
+from ddl.step.monitoring import NormsOfLayers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +43,7 @@ def apply(
     clip: Clip,
     step: tf.Tensor,
     compiler: Compiler,
+    layers: NormsOfLayers | None = None,
 ) -> tf.Tensor:
     """Applies a gradient. Cross-replica context, in a graph.
 
@@ -53,10 +55,12 @@ def apply(
       clip: The limits.
       step: Number of updates made before this one, int64 [].
       compiler: Compiles the computation of each replica, or leaves it as it is.
+      layers: Computes norms of layers too, or None.
 
     Returns:
       The global norm before clipping, float64 []; 0 without a limit of the norm. Frozen parts do
-      not count in it.
+      not count in it. With `layers` float64 [1 + layers.size]: the norms and counts of the layers
+      follow.
     """
     values = gradients.values if isinstance(gradients, Deferred) else gradients
 
@@ -65,13 +69,15 @@ def apply(
             own = gradient_path.multiply(own, gradients.factor())
         own = gradient_path.add_regularization(own, variables)
         norm = tf.zeros([], tf.float64)
+        of_layers = None if layers is None else layers.of_gradients(own, variables)
         if clip.norm is not None:
             frozen = any(part.frozen_until for part in parts)
             squared = _squared_norm(own, parts, step) if frozen else None
             own, norm = gradient_path.clip_by_global_norm(own, clip.norm, squared)
         if clip.value is not None:
             own = gradient_path.clip_by_value(own, clip.value)
-        return own, tf.cast(norm, tf.float64)
+        norm = tf.cast(norm, tf.float64)
+        return own, norm if of_layers is None else tf.concat([[norm], of_layers], axis=0)
 
     def update(part: OptimizerPart, own: list[Gradient]) -> None:
         pairs = [(own[place], variables[place]) for place in part.places]
@@ -92,15 +98,20 @@ def apply(
             args=(own,),
         )
 
+    before = None if layers is None else strategy.run(lambda: layers.read(variables))
     # `with_each_row_once` has merged the rows.
     with refusing_reductions(strategy), rows_merged(optimizers):
-        if not any(part.frozen_until for part in parts):
+        if any(part.frozen_until for part in parts):
+            limited, norms = run(clipped, values)
+            for part in parts:
+                _unless_frozen(part, step, lambda p=part: run(lambda own: update(p, own), limited))
+        else:
             norms = run(clipped_and_applied, values)
-            return strategy.experimental_local_results(norms)[0]
-        limited, norms = run(clipped, values)
-        for part in parts:
-            _unless_frozen(part, step, lambda p=part: run(lambda own: update(p, own), limited))
-    return strategy.experimental_local_results(norms)[0]
+    norms = strategy.experimental_local_results(norms)[0]
+    if layers is None:
+        return norms
+    moved = strategy.run(lambda before: layers.of_weights(before, variables), args=(before,))
+    return tf.concat([norms, strategy.experimental_local_results(moved)[0]], axis=0)
 
 
 def _unless_frozen(part: OptimizerPart, step: tf.Tensor, update: Any) -> None:

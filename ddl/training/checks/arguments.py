@@ -15,6 +15,7 @@ from ddl.metrics import OfAllOutputs
 from ddl.precision import LossScale
 from ddl.step.all_reduce import GradientDtype
 from ddl.step.gradients import Limit
+from ddl.step.monitoring import LayerNorms
 from ddl.step.noise_scale import GradientNoiseScale
 from ddl.step.weight_average import ExponentialMovingAverage
 
@@ -116,6 +117,7 @@ class Options:
     weight_average: ExponentialMovingAverage | None
     loss_scale: LossScale | Literal["auto"] | None
     gradient_noise_scale: GradientNoiseScale | None
+    layer_norms: LayerNorms | None
     gradient_dtype: GradientDtype | None
     data_on_device: bool | Literal["auto"]
     communication: Communication | None
@@ -138,6 +140,7 @@ class Options:
         for name, kind, example in (
             ("weight_average", ExponentialMovingAverage, "ddl.ExponentialMovingAverage()"),
             ("gradient_noise_scale", GradientNoiseScale, "ddl.GradientNoiseScale()"),
+            ("layer_norms", LayerNorms, "ddl.LayerNorms()"),
             ("communication", Communication, "ddl.distribution.Communication()"),
         ):
             check_instance(name, getattr(self, name), kind, example)

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.text import Text
 
+from ddl.figures import is_one_of_many
 from ddl.output import printable, say, standard_output
 from ddl.training.actions import EachLoop
 
@@ -223,9 +224,9 @@ def _fitting(parts: Sequence[str], room: int) -> str:
 
 
 def formatted(figures: Mapping[str, float]) -> list[str]:
-    """Formats each figure by its kind, loss first."""
+    """Formats each figure by its kind, loss first; leaves out those of layers and classes."""
     names = [name for name in _ORDER if name in figures]
-    names += [name for name in figures if name not in _ORDER]
+    names += [name for name in figures if name not in _ORDER and not is_one_of_many(name)]
     parts = []
     for name in names:
         value = figures[name]
