@@ -38,6 +38,7 @@ if TYPE_CHECKING:  # for completion and types, which cannot follow `__getattr__`
     from ddl.run.fit import fit
     from ddl.step.monitoring import LayerNorms
     from ddl.step.noise_scale import GradientNoiseScale
+    from ddl.step.remat import Remat
     from ddl.step.verbs.batches import StepBatch
     from ddl.step.verbs.gradients import Gradients
     from ddl.step.verbs.update import Update
@@ -71,6 +72,7 @@ _HOME = {
     "MultiLabel": "ddl.tasks.multi_label",
     "PerExample": "ddl.tasks.task",
     "Regression": "ddl.tasks.regression",
+    "Remat": "ddl.step.remat",
     "Retention": "ddl.checkpoints.retention",
     "Segmentation": "ddl.tasks.segmentation",
     "StepBatch": "ddl.step.verbs.batches",
@@ -107,6 +109,7 @@ __all__ = [
     "MultiLabel",
     "PerExample",
     "Regression",
+    "Remat",
     "Retention",
     "Segmentation",
     "StepBatch",

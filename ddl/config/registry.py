@@ -69,6 +69,7 @@ OWN: tuple[str, ...] = (
     "ddl.models:wide_resnet",
     "ddl.step.monitoring:LayerNorms",
     "ddl.step.noise_scale:GradientNoiseScale",
+    "ddl.step.remat:Remat",
     "ddl.optimizers:AdamWScheduleFree",
     "ddl.optimizers:FusedAdagrad",
     "ddl.optimizers:FusedAdam",

@@ -31,8 +31,10 @@ from ddl.step.compiled.deferred import Deferred
 from ddl.step.moving_statistics import Statistics
 from ddl.step.noise_scale import GradientNoiseScale, estimates, squared_norm_of
 from ddl.step.objective import Objective
+from ddl.step.observing import observe
 from ddl.step.overflow import all_finite, multiply_finite
 from ddl.step.reduced import Reduced
+from ddl.step.remat import Parts
 from ddl.step.rows.summing import GradientSums, added, gradient_sums, has_rows
 from ddl.step.state import TrainingState
 from ddl.step.verbs.batches import StepBatch
@@ -40,6 +42,7 @@ from ddl.step.verbs.each_example import (
     OfExample,
     check_no_batch_moments,
     check_no_gathers,
+    check_no_remat,
     sum_of_changed,
 )
 
@@ -59,6 +62,7 @@ class GlobalGradient:
       own: Variables of the task outside of its layers that no optimizer updates.
       complete: Variables that every gradient covers or that are frozen, so that a loss that depends
         on others is an error; None if a loss may depend on others, as in a step of one's own.
+      remat: The parts of the models that the backward pass computes again, or None.
     """
 
     strategy: tf.distribute.Strategy
@@ -70,6 +74,7 @@ class GlobalGradient:
     statistics: Statistics
     own: Sequence[tf.Variable]
     complete: Sequence[keras.Variable] | None
+    remat: Parts | None
 
     def __call__(
         self,
@@ -117,6 +122,7 @@ class GlobalGradient:
         """
         if each is not None:
             check_no_gathers(objective.gathers)
+            check_no_remat(self.remat is not None)
         elif self.microbatches > 1 and objective.gathers:
             return ThreePasses(self, objective, variables, batch, state, draws).gradients()
 
@@ -214,6 +220,7 @@ class GlobalGradient:
         microbatch = pipeline.microbatch(
             batch.batch, features, index, training=True, step=state.step, draws=draws
         )
+        microbatch.remat = self.remat
         if self.microbatches > 1:
             microbatch.gathering = refuse
         return features, microbatch
@@ -246,6 +253,7 @@ class GlobalGradient:
         others = self.left_out(tape.watched_variables(), variables)
         updated = [v.value for v in variables]
         with microbatch.backward():
+            observe("backward")
             if each is None:
                 gradients = tape.gradient(loss, updated + others)
             else:
@@ -253,6 +261,7 @@ class GlobalGradient:
                 gradients = sum_of_changed(
                     tape, loss, microbatch.mask, updated, each, state.loss_scale, size
                 )
+            observe("differentiated")
         gradients, of_others = gradients[: len(variables)], gradients[len(variables) :]
         unused = [v for v, g in zip(variables, gradients, strict=True) if g is None]
         gradient_path.check_used(unused)

@@ -13,6 +13,7 @@ from ddl.run.directory import RunDirectory
 from ddl.run.generation.text_codec import TextCodec
 from ddl.run.predicting.settings import Predictions
 from ddl.run.trackers import MLflow, WeightsAndBiases
+from ddl.step.remat import Remat
 from ddl.training.checks.model import depends_on_microbatches
 from ddl.training.trainer import Trainer
 
@@ -39,6 +40,8 @@ _MAY_CHANGE = (
     "LayerNorms.by",
     "Trainer.gradient_noise_scale",
     "GradientNoiseScale.decay",
+    "Trainer.remat",
+    *(f"Remat.{field.name}" for field in dataclasses.fields(Remat)),
 )
 # Bindings of callbacks, in any scope, without those of the functions that they call.
 _OF_CALLBACKS = re.compile(

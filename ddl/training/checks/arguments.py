@@ -17,6 +17,7 @@ from ddl.step.all_reduce import GradientDtype
 from ddl.step.gradients import Limit
 from ddl.step.monitoring import LayerNorms
 from ddl.step.noise_scale import GradientNoiseScale
+from ddl.step.remat import Remat
 from ddl.step.weight_average import ExponentialMovingAverage
 
 _NUMBERS = {"an integer": numbers.Integral, "a number": numbers.Real}
@@ -122,6 +123,7 @@ class Options:
     data_on_device: bool | Literal["auto"]
     communication: Communication | None
     jit_compile: JitCompile
+    remat: Remat | None
     max_skipped_updates: int
 
     @classmethod
@@ -142,6 +144,7 @@ class Options:
             ("gradient_noise_scale", GradientNoiseScale, "ddl.GradientNoiseScale()"),
             ("layer_norms", LayerNorms, "ddl.LayerNorms()"),
             ("communication", Communication, "ddl.distribution.Communication()"),
+            ("remat", Remat, "ddl.Remat()"),
         ):
             check_instance(name, getattr(self, name), kind, example)
         check_instance("loss_scale", self.loss_scale, LossScale, "ddl.LossScale()", auto=True)
