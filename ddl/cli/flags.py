@@ -173,6 +173,9 @@ def define_flags() -> None:
         "Steps to profile, such as 100:110: those after step 100 up to step 110. SIGUSR2 profiles "
         "the next ones.",
     )
+    flags.DEFINE_bool(
+        "spans", False, "Write the phases of a training to spans/, as a trace for Perfetto."
+    )
     flags.DEFINE_enum(
         "data_on_device",
         "auto",
@@ -241,6 +244,7 @@ def check_flags_fit_mode() -> None:
         ("averaged_weights", reads_saved),
         ("follow_timeout", FLAGS.mode == "eval"),
         ("profile", FLAGS.mode in ("train", "train_and_eval")),
+        ("spans", FLAGS.mode in ("train", "train_and_eval")),
         ("predictions", FLAGS.mode == "predict"),
     ):
         if FLAGS[name].present and not is_read:

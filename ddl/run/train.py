@@ -40,6 +40,8 @@ def run(
     follow_timeout: float | None = None,
     profile: tuple[int, int] | None = None,
     predictions: str | None = None,
+    spans: bool = False,
+    began: float | None = None,
 ) -> None:
     """Trains, evaluates, exports or predicts, as the loaded gin config and the mode say.
 
@@ -57,6 +59,8 @@ def run(
         one checkpoint.
       profile: The step to begin a profile after, and its last step.
       predictions: With mode `predict`, the file to write: .jsonl, .npz or .parquet.
+      spans: Whether a training writes its phases for Perfetto.
+      began: When the command began, in seconds since 1970; None: now.
 
     Raises:
       ConfigError: If the config, a flag or the mode is invalid, or workers differ in them.
@@ -138,6 +142,8 @@ def run(
             *(trainer, run_plan, files, console, stop),
             evaluates=evaluates,
             profile=profile,
+            spans=spans,
+            began=began,
             before_restore=lambda: compare_with_saved_config(
                 directory, trainer, console, strict=True
             ),
