@@ -153,13 +153,14 @@ class Goodput:
         self._step = step
 
     def loop_ended(self, step: int) -> None:
-        """Adds the time up to a step, and writes the file if the last write is some time ago.
+        """Notes a step reached, and writes the file if the last write is some time ago.
 
         Updates up to the largest step that the run has reached are repeated ones.
         """
         made = max(0, step - self._step)
         again = min(max(self.life.reached - self._step, 0), made)
-        self._add(again / made if made else 0.0)
+        if again:  # else a later call adds the time: a reading would cost some in each short loop
+            self._add(again / made)
         self.life.repeated += again
         self.life.reached = max(self.life.reached, step)
         self._step = step

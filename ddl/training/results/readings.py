@@ -61,7 +61,7 @@ class Readings:
         """Seconds that the training loop waited for batches, those of its first call left out.
 
         0 for arrays that the loop itself gathers from; None where it cannot be measured: batches
-        that are copied to GPUs ahead, and parameter servers.
+        that are copied to GPUs or TPUs ahead, and parameter servers.
         """
         loop = self._runner.loop
         wait = loop.input_wait if isinstance(loop, TrainingLoop) else None
