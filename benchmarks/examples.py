@@ -38,6 +38,7 @@ import ddl
 from benchmarks import command, generated_digits, repeats
 from benchmarks.example_runs import ROOT, Run, Runs
 from benchmarks.report import Bar, Cell, Report, Spread, Table
+from ddl.figures import is_measured
 
 EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
 SECONDS = 60
@@ -100,7 +101,8 @@ class Examples:
     def _metrics(self, example: str) -> list[Finding]:
         run = self.run(example)
         last = (run.lines("eval") or run.lines("train"))[-1]
-        names = [name for name in last if name not in ("step", "epoch", "examples_per_second")]
+        others = ("step", "epoch", "examples_per_second")
+        names = [name for name in last if name not in others and not is_measured(name)]
         return [Finding(name.replace("_", " "), last[name]) for name in names]
 
     def _over_seeds(self, figure: Callable[[Run], float], config: str, *params: str) -> Cell:

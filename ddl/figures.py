@@ -66,11 +66,24 @@ _WITH_NAMES = (
     *OF_LAYERS,
 )
 
+# Figures of the machine, which repeat in no other run.
+_MEASURED = ("process_memory_mib", "slowest_worker")
+_MEASURED_WITH_NAMES = ("time", "time_share", "gpu_utilization", "gpu_memory_mib")
+
 
 def is_reserved(metric: str) -> bool:
     """Returns whether ddl itself writes a figure of this name, such as "loss" or "loss/NAME"."""
     first, slash, _ = metric.partition("/")
-    return first in _WITH_NAMES if slash else metric in RESERVED
+    return is_measured(metric) or (first in _WITH_NAMES if slash else metric in RESERVED)
+
+
+def is_measured(metric: str) -> bool:
+    """Returns whether a figure tells of the machine: of time and memory, not of the training.
+
+    These go to metrics.jsonl and TensorBoard, and are neither printed nor in the history.
+    """
+    first, slash, _ = metric.partition("/")
+    return first in _MEASURED_WITH_NAMES if slash else metric in _MEASURED
 
 
 def is_one_of_many(name: str) -> bool:

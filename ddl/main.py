@@ -21,8 +21,11 @@ Exit status:
 
 import os
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import nullcontext
+
+_BEGAN = time.time()
 
 try:
     from absl import flags
@@ -72,8 +75,9 @@ def check_flags() -> tuple[list[int] | None, str | int]:
     parse_profile(FLAGS.profile)
     check_flags_fit_mode()
     parse_sanity_mode()
-    if FLAGS.profile is not None and FLAGS.dry_run:
-        raise flags.Error("--profile has no effect with --dry_run. Leave one of them out.")
+    for name in ("profile", "spans"):
+        if FLAGS[name].value and FLAGS.dry_run:
+            raise flags.Error(f"--{name} has no effect with --dry_run. Leave one of them out.")
     return gpus, checkpoint
 
 
@@ -114,6 +118,8 @@ def start(gpus: Sequence[int] | None, checkpoint: str | int) -> None:
             profile=parse_profile(FLAGS.profile),
             predictions=FLAGS.predictions,
             sanity=parse_sanity_mode(),
+            spans=FLAGS.spans,
+            began=_BEGAN,
         )
 
 

@@ -1,7 +1,7 @@
 import pytest
 
 from ddl.errors import ConfigError
-from ddl.figures import direction_of, is_reserved
+from ddl.figures import direction_of, is_measured, is_reserved
 
 
 @pytest.mark.parametrize(
@@ -45,8 +45,15 @@ def test_what_the_config_says_counts_but_a_loss_is_minimized():
         ("gradient_noise_scale/generator", True),
         ("step", True),
         ("step/seconds", False),
+        ("time/loop", True),
+        ("process_memory_mib", True),
         ("recall/loss", False),
     ],
 )
 def test_names_of_figures_that_ddl_writes(metric, reserved):
     assert is_reserved(metric) == reserved
+
+
+def test_figures_of_the_machine_are_told_apart():
+    names = ("loss", "time/loop", "time", "slowest_worker")
+    assert [name for name in names if is_measured(name)] == ["time/loop", "slowest_worker"]

@@ -87,6 +87,11 @@ def test_help_needs_no_tensorflow():
             "--profile has no effect with --mode=eval. Leave it out",
         ),
         ([DIGITS, "--dry_run", "--profile=1:2"], "--profile has no effect with --dry_run"),
+        ([DIGITS, "--dry_run", "--spans"], "--spans has no effect with --dry_run"),
+        (
+            [DIGITS, "--model_dir=x", "--mode=export", "--spans"],
+            "--spans has no effect with --mode=export. Leave it out",
+        ),
         (
             [DIGITS, "--model_dir=x", "--mode=export", "--follow_timeout=1"],
             "has no effect with --mode=export. Leave it out",

@@ -186,6 +186,9 @@ def define_flags() -> None:
         "Steps to profile, such as 100:110: those after step 100 up to step 110. SIGUSR2 profiles "
         "the next ones.",
     )
+    flags.DEFINE_bool(
+        "spans", False, "Write the phases of a training to spans/, as a trace for Perfetto."
+    )
     flags.DEFINE_enum(
         "data_on_device",
         "auto",
@@ -255,6 +258,7 @@ def check_flags_fit_mode() -> None:
         ("averaged_weights", reads_saved),
         ("follow_timeout", FLAGS.mode == "eval"),
         ("profile", trains),
+        ("spans", trains),
         *((name, trains) for name in SANITY_MODES),
         ("predictions", FLAGS.mode == "predict"),
     ):

@@ -1,7 +1,8 @@
 """The phases that a process is in, such as the training loop within a run.
 
 The main thread enters and leaves phases. Any thread may describe them: while the main thread waits
-in TensorFlow, no stack says which batches it computes.
+in TensorFlow, no stack says which batches it computes. Observers, such as `ddl.diagnosis.times`,
+learn when a phase begins and ends.
 """
 
 import contextlib
@@ -13,17 +14,55 @@ from typing import NamedTuple
 _ATTRIBUTE = "_ddl_phases"  # of an error
 
 
-class _Phase(NamedTuple):
+class Phase(NamedTuple):
+    """A phase of this process.
+
+    Attributes:
+      name: What the process does, such as "the training loop".
+      details: Returns a text that follows the name; None for no text.
+      since: When it began, as `time.monotonic` tells it.
+      kind: Kind of work that its time counts as; None for that of the phase around it.
+    """
+
     name: str
     details: Callable[[], str] | None
     since: float
+    kind: str | None
+
+    def described(self) -> str:
+        """Returns the name and the details."""
+        try:
+            return self.name + ("" if self.details is None else self.details())
+        except Exception as error:  # the state of a loop that has failed
+            return f"{self.name} ({type(error).__name__})"
 
 
-_PHASES: list[_Phase] = []  # the outermost first
+Observer = Callable[[Phase, bool], None]
+"""Called in the thread of a phase just before it begins (True) or ends (False). Must not raise."""
+
+_PHASES: list[Phase] = []  # the outermost first
+_OBSERVERS: list[Observer] = []
 
 
 @contextlib.contextmanager
-def during(name: str, details: Callable[[], str] | None = None) -> Iterator[None]:
+def observed_by(observer: Observer) -> Iterator[None]:
+    """Calls an observer at each begin and end of a phase within the `with` block."""
+    _OBSERVERS.append(observer)
+    try:
+        yield
+    finally:
+        _OBSERVERS.remove(observer)
+
+
+def kinds_of_work() -> list[str]:
+    """Returns the kinds of the phases that have one, the outermost first."""
+    return [phase.kind for phase in _PHASES if phase.kind is not None]
+
+
+@contextlib.contextmanager
+def during(
+    name: str, details: Callable[[], str] | None = None, kind: str | None = None
+) -> Iterator[None]:
     """Marks the `with` block, or a decorated function, as a phase of this process.
 
     An error that leaves the block keeps a description of the phases that it was raised in.
@@ -32,8 +71,10 @@ def during(name: str, details: Callable[[], str] | None = None) -> Iterator[None
       name: What the process does, such as "the training loop".
       details: Returns a text that follows the name, when a description is asked for. Any thread may
         call it.
+      kind: Kind of work that the time of the phase counts as; None for that of the phase around it.
     """
-    phase = _Phase(name, details, time.monotonic())
+    phase = Phase(name, details, time.monotonic(), kind)
+    _notify(phase, True)
     _PHASES.append(phase)
     try:
         yield
@@ -43,8 +84,14 @@ def during(name: str, details: Callable[[], str] | None = None) -> Iterator[None
                 setattr(error, _ATTRIBUTE, described())
         raise
     finally:
+        _notify(phase, False)
         with contextlib.suppress(ValueError):
             _PHASES.remove(phase)
+
+
+def _notify(phase: Phase, begins: bool) -> None:
+    for observer in tuple(_OBSERVERS):
+        observer(phase, begins)
 
 
 def described() -> str:
@@ -54,12 +101,8 @@ def described() -> str:
         return f"Process {os.getpid()} is in no phase of a run."
     lines = [f"Process {os.getpid()} is in"]
     for depth, phase in enumerate(phases, start=1):
-        try:
-            details = "" if phase.details is None else phase.details()
-        except Exception as error:  # the state of a loop that has failed
-            details = f" ({type(error).__name__})"
         seconds = time.monotonic() - phase.since
-        lines.append(f"{'  ' * depth}{phase.name}{details}, for {seconds:,.1f} s")
+        lines.append(f"{'  ' * depth}{phase.described()}, for {seconds:,.1f} s")
     return "\n".join(lines)
 
 

@@ -124,7 +124,7 @@ class Workers:
         if self.number == 1:
             return np.asarray(values, np.float64)
         self.check_together("The call")
-        with during("a collective of all workers"):
+        with during("a collective of all workers", kind="workers"):
             total = _summing_of(self._strategy)(tf.constant(values, tf.float64)).numpy()
         return total / self.replicas_of_each
 

@@ -26,7 +26,9 @@ _ORDER = (
     r"learning_rate(/.*)?|loss_weight/.*",
     r"gradient_.*|.*norm(/.*)?|loss_scale|skipped_updates|rewinds",
     r"examples_per_second|steps_per_second|.*seconds(/.*)?|time/.*|.*share(/.*)?",
+    r"process_memory_mib|gpu_.*|slowest_worker",
 )
+_DRAWN_WHEN_NAMED = "time/*"  # the charts of `time_share/*` show the same
 
 
 class Chart(NamedTuple):
@@ -53,7 +55,7 @@ def charts(records: Sequence[Record], patterns: Sequence[str] = ()) -> list[Char
     by_name: dict[str, list[tuple[int, str, Curve]]] = {}
     for number, record in enumerate(records):
         for (split, name), curve in record.curves.items():
-            if not patterns or any(fnmatchcase(name, pattern) for pattern in patterns):
+            if _is_drawn(name, patterns):
                 by_name.setdefault(name, []).append((number, split, curve))
     names = sorted(by_name, key=lambda name: (_place(name), name.count("/"), _natural(name)))
     better = {"max": "higher is better", "min": "lower is better", None: ""}
@@ -65,6 +67,12 @@ def charts(records: Sequence[Record], patterns: Sequence[str] = ()) -> list[Char
         )
         for name in names
     ]
+
+
+def _is_drawn(name: str, patterns: Sequence[str]) -> bool:
+    if not patterns:
+        return not fnmatchcase(name, _DRAWN_WHEN_NAMED)
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _place(name: str) -> int:

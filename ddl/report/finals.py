@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ddl.errors import ConfigError
-from ddl.figures import Direction, direction_of
+from ddl.figures import Direction, direction_of, is_measured
 from ddl.report.bindings import text_of
 from ddl.report.curves import Point
 from ddl.report.record import Record
@@ -55,7 +55,8 @@ def rows(records: Sequence[Record]) -> list[Row]:
     Args:
       records: The runs.
     """
-    keys = sorted({key for record in records for key in record.curves}, key=order)
+    known = {key for record in records for key in record.curves if not is_measured(key[1])}
+    keys = sorted(known, key=order)
     found = []
     for split, name in keys:
         direction = direction_in(records, name)

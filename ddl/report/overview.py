@@ -1,6 +1,7 @@
 """Names of runs, and what the first table of a report shows of each."""
 
 import datetime
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -35,6 +36,8 @@ def facts_of(record: Record) -> Mapping[str, str]:
         found["checkpoint"] = f"step {record.checkpoint:,}"
     if isinstance(seconds := metadata.get("seconds"), int | float) and 0 < seconds < 1e12:
         found["time in updates"] = duration(seconds)
+    if record.life is not None and not math.isnan(record.life.goodput):
+        found["goodput"] = f"{record.life.goodput:.1%}"
     if isinstance(replicas := metadata.get("replicas"), int):
         found["replicas"] = f"{replicas:,}"
     if record.written is not None:

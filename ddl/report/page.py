@@ -24,8 +24,10 @@ from ddl.report.charts import (
 from ddl.report.finals import Row, number
 from ddl.report.overview import facts_of
 from ddl.report.record import Record
+from ddl.report.time_table import time_rows
 
 _FOLDER = Path(__file__).parent
+_TIME_LINK = '<a href="#time">Time</a>'
 _NONE = '<span class="absent">–</span>'
 
 
@@ -75,9 +77,11 @@ def page(
         f"<header><h1>{_text(title)}</h1>",
         f'<p class="soft">Written by ddl {ddl.__version__} on {now}.</p>',
         '<nav><a href="#runs">Runs</a><a href="#finals">Last values</a>'
+        f"{_TIME_LINK if any(record.life for record in records) else ''}"
         '<a href="#curves">Curves</a><a href="#configs">Configs</a></nav></header>',
         *_runs(records, shown),
         *_finals(records, shown, finals),
+        *_times(records, shown),
         *_curves(records, shown, drawn, left_out),
         *_configs(records, shown),
     ]
@@ -192,6 +196,29 @@ def _finals(records: Sequence[Record], names: Sequence[str], rows: Sequence[Row]
         lines.append(f"<tr>{head}{''.join(cells)}</tr>")
     return [
         f'<section id="finals"><h2>Last values</h2><p class="soft">{note}.</p>',
+        _table(heads, lines),
+        "</section>",
+    ]
+
+
+def _times(records: Sequence[Record], names: Sequence[str]) -> list[str]:
+    counted = [place for place, record in enumerate(records) if record.life is not None]
+    if not counted:
+        return []
+    note = (
+        "From the first start on. Goodput is the share of updates, without repeated ones and "
+        "without waiting for input."
+    )
+    heads = ["<th>kind of work</th>"]
+    heads += [f'<th class="number breaks">{names[place]}</th>' for place in counted]
+    lines = []
+    for name, cells in time_rows([life for record in records if (life := record.life)]):
+        texts = "".join(
+            f'<td class="number">{_text(cell) if cell else _NONE}</td>' for cell in cells
+        )
+        lines.append(f'<tr><th scope="row" class="breaks">{_text(name)}</th>{texts}</tr>')
+    return [
+        f'<section id="time"><h2>Time of the whole life</h2><p class="soft">{note}</p>',
         _table(heads, lines),
         "</section>",
     ]

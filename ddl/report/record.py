@@ -14,6 +14,7 @@ from ddl.report.curves import Curve
 from ddl.report.files_of_run import is_locked, reason_of, text_in
 from ddl.report.lines import Metrics
 from ddl.report.starts import Start, starts
+from ddl.run.timing import goodput
 
 _LARGEST_CONFIG, _LARGEST_JSON, _LARGEST_NOTE = 2**20, 2**22, 2000
 _CHECKPOINT = re.compile(r"step-(\d+)\.index")
@@ -35,6 +36,7 @@ class Record:
       config_file: The name of its file.
       bindings: The bindings of the config.
       starts: The processes that trained, in order.
+      life: The time of the run's whole life by kind of work; None if unknown.
       checkpoint: The newest checkpoint's step; None if there is none.
       metadata: What that checkpoint's JSON file says.
       written: When a metric was last written, in seconds since 1970; None if never.
@@ -51,6 +53,7 @@ class Record:
     config_file: str = "operative_config.gin"
     bindings: dict[str, str] = dataclasses.field(default_factory=dict)
     starts: list[Start] = dataclasses.field(default_factory=list)
+    life: goodput.Life | None = None
     checkpoint: int | None = None
     metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
     written: float | None = None
@@ -77,6 +80,10 @@ def read(path: Path) -> Record:
     _read_config(record)
     _read_metrics(record)
     _read_checkpoints(record)
+    try:
+        record.life = goodput.read(path / goodput.NAME)
+    except (OSError, ValueError) as error:
+        record.warnings.append(f"{goodput.NAME} cannot be read: {reason_of(error)}.")
     rewinds = record.last("rewinds")
     record.starts = starts(path, 0 if math.isnan(rewinds) else int(rewinds))
     _judge(record, names)

@@ -12,6 +12,7 @@ from ddl.report.overview import labels
 from ddl.report.page import page, plotly
 from ddl.report.pictures import figure_class, write_pictures
 from ddl.report.record import read
+from ddl.run.timing.goodput import line as goodput_line
 
 
 def write_report(
@@ -73,6 +74,8 @@ def write_report(
     lines = []
     for name, record in zip(names, records, strict=True):
         lines.append(f"{name}: {record.state}")
+        if record.life is not None:
+            lines.append(f"  {goodput_line(record.life)}")
         lines += [f"  {warning}" for warning in record.warnings]
     lines.append(f"Wrote {output} ({len(text.encode()) / 1e6:.1f} MB, {len(drawn)} charts).")
     if left_out:

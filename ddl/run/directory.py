@@ -9,6 +9,7 @@ from pathlib import Path
 from ddl.checkpoints.durable_files import write_atomically
 from ddl.errors import ModelDirectoryError, NotReady
 from ddl.files import unwritable
+from ddl.run.timing import goodput
 
 MARK = "sanity_run.txt"
 """Name of the file that marks a directory as that of a sanity mode; its first line names it."""
@@ -23,6 +24,7 @@ class RunDirectory:
       config: config.gin, the bound config.
       operative_config: operative_config.gin, all values used, including defaults.
       metrics: metrics.jsonl.
+      goodput: goodput.json, the time of the run's whole life.
       export: Folder of the exported model.
     """
 
@@ -44,6 +46,7 @@ class RunDirectory:
         self.config = self.path / "config.gin"
         self.operative_config = self.path / "operative_config.gin"
         self.metrics = self.path / "metrics.jsonl"
+        self.goodput = self.path / goodput.NAME
         self.export = self.path / "export"
         existing = self.path
         with self._reaching():

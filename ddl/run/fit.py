@@ -3,7 +3,8 @@
 import numbers
 import os
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from signal import SIG_DFL, SIGINT, SIGQUIT, getsignal
@@ -57,6 +58,7 @@ def fit(
     trackers: Sequence[Tracker] = (),
     progress: bool = True,
     profile: tuple[int, int] | None = None,
+    spans: bool = False,
 ) -> History:
     """Makes a whole run: trains, evaluates, logs, saves and resumes, as `ddl.main` does.
 
@@ -88,6 +90,7 @@ def fit(
       progress: Whether to print lines, and in a terminal or a notebook a progress bar.
       profile: The step to begin a profile after and its last step, such as (100, 110). The profile
         is written under `model_dir`, for TensorBoard.
+      spans: Whether to write the phases of the run under `model_dir`, as a trace for Perfetto.
 
     Returns:
       The trainer's history, with the figures of earlier calls.
@@ -101,6 +104,7 @@ def fit(
       KeyboardInterrupt: On SIGINT, after the update in progress, and after saving.
       TrainingInterrupted: On SIGTERM, likewise; on a signal to another worker too.
     """
+    began = time.time()
     if not isinstance(trainer, Trainer):
         raise ConfigError(
             f"fit needs a ddl.Trainer, got {type(trainer).__name__}. Write ddl.fit(ddl.Trainer(…), "
@@ -119,7 +123,8 @@ def fit(
             f"{given} needs evaluation data. Pass eval_data to the Trainer, or leave {given} out."
         )
     retention = _with_best(retention or Retention(), early_stopping, restore_best)
-    _check_directory(model_dir, retention, restore_best, on_divergence, profile)
+    writes = {"profile": profile is not None, "spans": bool(spans)}
+    _check_directory(model_dir, retention, restore_best, on_divergence, writes)
     periods = {"eval_every": eval_every, "checkpoint_every": checkpoint_every}
     run_plan = RunPlan(
         train_steps=train_steps,
@@ -157,6 +162,8 @@ def fit(
                 actions=actions,
                 keeps_history=True,
                 profile=profile,
+                spans=spans,
+                began=began,
                 remedy="Raise train_steps or train_epochs to train longer.",
             )
         except TrainingInterrupted as interrupted:
@@ -222,7 +229,11 @@ def _with_best(
 
 
 def _check_directory(
-    model_dir: Any, retention: Retention, restore_best: bool, on_divergence: str, profile: Any
+    model_dir: Any,
+    retention: Retention,
+    restore_best: bool,
+    on_divergence: str,
+    writes: Mapping[str, bool],
 ) -> None:
     """Raises ConfigError if an argument needs a directory to write to and there is none."""
     if model_dir is not None:
@@ -234,8 +245,11 @@ def _check_directory(
         "on_divergence='rewind'": on_divergence == "rewind",
         "retention.every": retention.every is not None,
     }
-    if profile is not None:
-        raise ConfigError("profile needs a place to write to. Pass model_dir, such as 'runs/a'.")
+    for name, given in writes.items():
+        if given:
+            raise ConfigError(
+                f"{name} needs a place to write to. Pass model_dir, such as 'runs/a'."
+            )
     for name, given in needs.items():
         if given:
             raise ConfigError(f"{name} needs checkpoints. Pass model_dir, such as 'runs/digits'.")

@@ -20,6 +20,7 @@ from ddl.run.console import RunConsole
 from ddl.run.directory import NoCheckpoints
 from ddl.run.plan import RunPlan
 from ddl.run.profiling import Profiler
+from ddl.run.timing.monitor import Monitor
 from ddl.run.writers import Writers
 from ddl.signals import StopSignals
 from ddl.training.actions import Action, EachLoop, Periodic
@@ -45,6 +46,7 @@ class OuterLoop:
         actions: Sequence[Action] = (),
         media: MediaWriter | None = None,
         profiler: Profiler | None = None,
+        monitor: Monitor | None = None,
     ):
         """Keeps the parts of a run and schedules the actions.
 
@@ -60,6 +62,7 @@ class OuterLoop:
           actions: Further actions, called after the evaluations and before a checkpoint.
           media: Receives the images, texts and histograms of callbacks; None writes none.
           profiler: Profiles some of the updates; None profiles none.
+          monitor: Measures time and memory; None measures nothing.
         """
         self._trainer = trainer
         self._run_plan = run_plan
@@ -82,9 +85,11 @@ class OuterLoop:
         last = self._total
         periodic = [Periodic(run_plan.eval_every, self._evaluate, last)] if evaluates else []
         self._profiler = profiler
+        self._monitor = monitor
         # The checkpoint comes last: once a step is saved, its logs are already written.
         self._actions: list[Action] = [
             *([] if profiler is None else [profiler.ending]),
+            *([] if monitor is None else [EachLoop(monitor.loop_ended)]),
             EachLoop(self._show_progress),
             Periodic(run_plan.log_every, self._log, last),
             *periodic,
@@ -150,6 +155,8 @@ class OuterLoop:
             figures["rewinds"] = rewinds
         self._add_speed(figures, trainer.pace.take_steps_per_second())
         self._logged = (step, figures)
+        if self._monitor is not None:
+            figures = figures | self._monitor.figures(step)
         self._write(step, "train", figures)
 
     def _write(self, step: int, split: str, figures: Mapping[str, float]) -> None:
@@ -209,7 +216,7 @@ class OuterLoop:
     def _save(self, step: int, scheduled: bool = True) -> None:
         evaluated_at, figures = self._evaluated
         figures = figures if evaluated_at == step else {}
-        with during("saving a checkpoint", lambda: f" of step {step:,}"):
+        with during("saving a checkpoint", lambda: f" of step {step:,}", kind="saving"):
             self._trainer.check_finite()
             saved = self._checkpoints.save(figures, scheduled, self._calls.ending())
         if saved and self._calls.follow_saves and (path := self._checkpoints.written()):
@@ -255,7 +262,7 @@ class OuterLoop:
 
     def _finish(self) -> None:
         """Waits for the chief's last write; raises on all workers if it failed."""
-        with self._workers.failing_together():
+        with during("the last write", kind="saving"), self._workers.failing_together():
             self._checkpoints.finish()
 
     def _rewind(self, error: TrainingDiverged) -> None:
@@ -272,11 +279,17 @@ class OuterLoop:
                 "RunPlan.max_rewinds allows."
             ) from error
         rates = constant_rates(trainer.optimizer)
-        if self._checkpoints.restore_latest(scheduled=True) is None:
+        if self._monitor is not None:
+            self._monitor.loop_ended(trainer.step)
+        with during("restoring a checkpoint", kind="restoring"):
+            restored = self._checkpoints.restore_latest(scheduled=True)
+        if restored is None:
             raise TrainingDiverged(f"{error} There is no checkpoint to rewind to.") from error
         first = int(trainer.state.batches)
         end = int(state.batches) - max(0, int(state.diverged_for) - 1)
         trainer.restore(trainer.state.skipping_to(end, rewinds + 1))
+        if self._monitor is not None:
+            self._monitor.begin(trainer.step)
         self._writers.drop_after(trainer.step)
         self._evaluated, self._logged, self._best_step = (-1, {}), (-1, {}), -1
         self._calls.forget_end()

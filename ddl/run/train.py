@@ -47,6 +47,8 @@ def run(
     profile: tuple[int, int] | None = None,
     predictions: str | None = None,
     sanity: SanityMode | None = None,
+    spans: bool = False,
+    began: float | None = None,
 ) -> None:
     """Trains, evaluates, exports or predicts, as the loaded gin config and the mode say.
 
@@ -65,6 +67,8 @@ def run(
       profile: The step to begin a profile after, and its last step.
       predictions: With mode `predict`, the file to write: .jsonl, .npz or .parquet.
       sanity: A mode that looks for errors, in a directory of its own; None makes a real run.
+      spans: Whether a training writes its phases for Perfetto.
+      began: When the command began, in seconds since 1970; None: now.
 
     Raises:
       ConfigError: If the config, a flag or the mode is invalid, or workers differ in them.
@@ -166,6 +170,8 @@ def run(
             *(trainer, run_plan, files, console, stop),
             evaluates=evaluates,
             profile=profile,
+            spans=spans,
+            began=began,
             before_restore=lambda: compare_with_saved_config(
                 directory, trainer, console, strict=True
             ),

@@ -10,6 +10,7 @@ from ddl.data.checks import data_errors
 from ddl.data.pipeline import Batch, LivePipeline
 from ddl.data.pipeline.buckets import buckets_of
 from ddl.data.pipeline.placed_order import on_host, on_host_if_placed, rows_at
+from ddl.data.pipeline.waiting import InputWait
 from ddl.data.source import Source
 from ddl.devices.path import path_of
 from ddl.distribution.workers import Workers
@@ -31,6 +32,7 @@ class TrainingLoop:
 
     Attributes:
       trace_count: Number of traces: 1 after the first call, with no retrace later.
+      input_wait: Seconds that the loop waited for batches; None if that cannot be measured.
     """
 
     def __init__(self, update: UpdateStep, max_skipped_updates: int, stop: StopFlag):
@@ -42,6 +44,8 @@ class TrainingLoop:
           stop: Flag that ends the loop after the current update.
         """
         self.trace_count = 0
+        distributes = [p.distributes(update.strategy) for p in update.pipelines.values()]
+        self.input_wait = None if any(distributes) else InputWait()
         self._graph: Any = None
         self._update = update
         self._max_skipped_updates = max_skipped_updates
@@ -143,23 +147,26 @@ class TrainingLoop:
         iterators, bucket_iterator = iterator
         buckets = buckets_of(pipelines)
 
-        def rows(name: str, number: tf.Tensor) -> Any:
-            pipeline = pipelines[name]
-            if isinstance(pipeline, LivePipeline):
-                return pipeline.rows(number, strategy)
-            return next(iterators[name])
+        def taken() -> tuple[dict[str, Any], Any]:
+            given = {name: next(one) for name, one in iterators.items() if one is not None}
+            return given, None if buckets is None else next(bucket_iterator)
+
+        wait = self.input_wait if any(one is not None for one in iterators.values()) else None
 
         def update(carried: _Carried, counter: tf.Tensor, _: Any) -> tuple[_Carried, tf.Tensor]:
             before = state._replace(**carried)
-            batches = {
-                name: Batch(rows(name, before.batches), resident[name], counter)
-                for name in pipelines
+            given, bucket = taken() if wait is None else wait.timed(taken)
+            given |= {
+                name: own.rows(before.batches, strategy)
+                for name, own in pipelines.items()
+                if isinstance(own, LivePipeline)
             }
+            batches = {n: Batch(given[n], resident[n], counter) for n in pipelines}
             if buckets is None:
                 return self._updated(batches, before, batch_counter)
             ((name, batch),) = batches.items()
             return buckets.each(
-                next(bucket_iterator),
+                bucket,
                 batch,
                 strategy,
                 lambda cut: self._updated({name: cut}, before, batch_counter),

@@ -110,24 +110,29 @@ class LoopRunner:
         """Runs one loop, to step `end` or less far, and checks the state reached."""
         start = self.step
         with self._pace.loop() as timer:
-            with during("tracing the training loop"):
+            # In its first call, TensorFlow optimizes the graph.
+            kind, before = ("loop", None) if self._has_run else ("tracing", "tracing")
+            with during("preparing the training loop", kind=before):
                 self.loop.trace(self.state)
             # After an error in the loop, model and optimizer are ahead of the state.
             self._lost_at = start
             first = self.state
-            with during("the training loop", lambda: _position(first, end)):
+            with during("the training loop", lambda: _position(first, end), kind):
                 self.state = self.loop.run(first, end)
+                reached = self.step  # waits for the devices
             self._lost_at = None
-            timer.steps = self.step - start
+            timer.steps = reached - start
             timer.traced = not self._has_run
         if not self._has_run:
             self._settings.take_for_training()
+            if isinstance(self.loop, TrainingLoop) and self.loop.input_wait is not None:
+                self.loop.input_wait.restart()  # its time counts as tracing
         self._has_run = True
         check_state_finite(self.state, self._update, self._max_skipped_updates)
 
     def trace(self) -> None:
         """Traces the loop without running it."""
-        with during("tracing the training loop"):
+        with during("tracing the training loop", kind="tracing"):
             self.loop.trace(self.state)
         self._settings.take_for_training()
 

@@ -87,7 +87,7 @@ class Reader(HTMLParser):
 
 def test_the_tables(report, runs):
     page, _, lines = report
-    of_runs, finals, of_configs = Reader(page.read_text()).tables
+    of_runs, finals, times, of_configs = Reader(page.read_text()).tables
     name = r"<img src=x onerror=alert(1)> $x_{ %{y} \x1b\u202e'" + '"&amp;'
     assert [row[0] for row in of_runs[1:]] == ["new/run", "old/run", name, "empty"]
     assert [row[1] for row in of_runs[1:]] == [
@@ -105,6 +105,13 @@ def test_the_tables(report, runs):
     assert row[3] == "–"
     learning_rate = next(row for row in finals if row[0] == "learning_rate")
     assert learning_rate[1:] == ["0.05", "0.05", "–"]  # ddl knows no better one
+    assert "process_memory_mib" not in [row[0] for row in finals]
+    assert times[0] == ["kind of work", "new/run"]  # the other runs have not counted their time
+    spent = {row[0]: row[1] for row in times[1:]}
+    assert re.fullmatch(r"\d+\.\d%", spent["goodput"])
+    assert re.fullmatch(r"\d+\.\d s \(\d+\.\d%\)", spent["tracing"])
+    assert spent["starts"] == "2"
+    assert dict(zip(of_runs[0], of_runs[1], strict=True))["goodput"] == spent["goodput"]
     differing = {row[0]: row[1:] for row in of_configs[1:]}
     assert differing["TOTAL_STEPS"] == ["60", "20"]
     assert differing["LOG_EVERY"] == ["5", "100"]
@@ -130,7 +137,10 @@ def test_the_page_is_whole_and_safe(report):
     names = [chart["name"] for chart in data["charts"]]
     assert names[0] == "loss"
     assert names.index("f1/2") < names.index("f1/10") < names.index("learning_rate")
-    assert names[-1] == "examples_per_second"
+    shares = names[names.index("examples_per_second") + 1 :]
+    assert "time_share/tracing" in shares
+    assert shares[-1] == "process_memory_mib"
+    assert "time/tracing" not in names  # drawn when it is named
     assert data["runs"][0]["restarts"] == [45]
     loss = data["charts"][0]["curves"]
     assert [(curve["run"], curve["split"]) for curve in loss][:3] == [
@@ -289,9 +299,10 @@ def test_the_command(run, runs, tmp_path, monkeypatch):
     assert status == 0
     assert "empty: empty\n  The directory is empty." in shown
     assert re.search(r"Wrote .*/a.html \([45]\.\d MB, 2 charts\)", shown)
-    assert "2 further figures have no chart" in shown
+    assert re.search(r"\n  Goodput \d+\.\d%: .* in 2 starts; ", shown)
+    assert re.search(r"\d further figures have no chart", shown)
     assert "learning_rate, examples_per_second" in (tmp_path / "a.html").read_text()
-    status, shown = run(runs[0], f"--output={tmp_path}/a.html", "--figures=learn*,los?")
+    status, shown = run(runs[0], f"--output={tmp_path}/a.html", "--figures=learn*,time/trac*")
     assert (status, "2 charts" in shown) == (0, True)
     # A directory without any metric has a page without scripts.
     status, shown = run(f"--output={tmp_path}/b.html", runs[3])

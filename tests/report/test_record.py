@@ -16,6 +16,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from ddl.report.overview import duration, facts_of, labels
 from ddl.report.record import read
 from ddl.report.starts import Start, starts
+from ddl.report.time_table import time_rows
 
 EARLIER = Path(__file__).parents[1] / "run" / "earlier_run"
 LINE = '{"step": %d, "epoch": 1.0, "split": "eval", "loss": 1.0}\n'
@@ -43,6 +44,21 @@ def test_a_run_of_an_earlier_version():
         **{"epochs": "0.87", "checkpoint": "step 20", "time in updates": "0.8 s"},
         "replicas": "1",
     }
+
+
+def test_the_time_of_a_life(tmp_path):
+    life = {"first": 5.0, "written": 15.0, "starts": 2, "reached": 9, "repeated": 4}
+    text = json.dumps({**life, "seconds": {"loop": 6.0, "down": 4.0}})
+    record = read(write(tmp_path / "whole", **{"metrics.jsonl": LINE % 6, "goodput_json": text}))
+    assert facts_of(record)["goodput"] == "60.0%"
+    assert time_rows([record.life]) == [
+        *(("all", ["10.0 s"]), ("goodput", ["60.0%"])),
+        *(("updates", ["6.0 s (60.0%)"]), ("down", ["4.0 s (40.0%)"])),
+        *(("starts", ["2"]), ("updates made again", ["4"])),
+    ]
+    damaged = read(write(tmp_path / "damaged", **{"metrics.jsonl": LINE % 6, "goodput_json": "{"}))
+    assert "goodput.json cannot be read: it is not as ddl writes it." in damaged.warnings
+    assert "goodput" not in facts_of(damaged)
 
 
 ENDED = json.dumps({"ended_by": "<Mine>", "scheduled": True, "seconds": 7200.0, "replicas": 4})

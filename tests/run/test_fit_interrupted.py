@@ -1,7 +1,6 @@
 """Twenty interrupts of `ddl.fit` at random moments: it ends with the bits of a straight run."""
 
 import collections
-import json
 import os
 import signal
 import threading
@@ -14,6 +13,7 @@ import pytest
 import ddl
 from ddl.training.loop import TrainingLoop
 from tests.conftest import make_strategy
+from tests.run.whole_runs import lines
 
 MOMENTS = ("tracing", "training", "evaluating", "saving")
 INTERRUPTS = 20
@@ -100,11 +100,6 @@ def fit(trainer, folder):
 def values(trainer):
     variables = [*trainer.model.variables, *trainer.optimizer.variables]
     return [v.numpy() for v in [*variables, *trainer.averages.variables]]
-
-
-def lines(folder):
-    found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k != "examples_per_second"} for line in found]
 
 
 def test_twenty_interrupts_leave_no_trace(moments, tmp_path):

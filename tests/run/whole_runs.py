@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
+from ddl.figures import is_measured
 from tests.processes import forked
 
 ROOT = Path(__file__).parents[2]
@@ -55,9 +56,14 @@ def tensors(model_dir) -> dict[str, np.ndarray]:
 
 def lines(model_dir):
     found = [json.loads(line) for line in (model_dir / "metrics.jsonl").read_text().splitlines()]
-    for line in found:
-        line.pop("examples_per_second", None)
-    return found
+    return [
+        {
+            name: value
+            for name, value in line.items()
+            if name != "examples_per_second" and not is_measured(name)
+        }
+        for line in found
+    ]
 
 
 def assert_same_end(model_dir, reference):

@@ -128,7 +128,7 @@ def keep_the_iterator_of_another_batch(patch: pytest.MonkeyPatch) -> None:
 
 
 def leave_out_the_distributed_iterator(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(BatchPipeline, "_distributes", lambda *_: False)
+    patch.setattr(BatchPipeline, "distributes", lambda *_: False)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,9 @@ class Pipeline:
     def orders_in_graph(self, strategy):
         return self.in_graph
 
+    def distributes(self, strategy):
+        return False
+
     def iterator(self, strategy, first_update):
         self.begun.append(first_update)
         return iter(())

@@ -125,12 +125,12 @@ class BatchPipeline:
         if number > 1:
             dataset = joined(dataset, number, Workers(strategy).replicas_of_each)
         dataset = finished(dataset, ahead=not self.resident)
-        if self._distributes(strategy):
+        if self.distributes(strategy):
             return iter(strategy.experimental_distribute_dataset(dataset))
         return iter(dataset)
 
-    def _distributes(self, strategy: tf.distribute.Strategy) -> bool:
-        """Returns whether `iterator` is distributed."""
+    def distributes(self, strategy: tf.distribute.Strategy) -> bool:
+        """Returns whether `iterator` is distributed: its batches are on the devices."""
         if Workers(strategy).number > 1:
             # It would ask all workers before each batch whether they have data.
             return False

@@ -21,7 +21,7 @@ class Evaluating(Readings):
     """The part of `ddl.Trainer` that evaluates and predicts."""
 
     @hiding_frames
-    @during("an evaluation")
+    @during("an evaluation", kind="evaluation")
     def evaluate(self, data: Any = None, *others: Any, averaged: bool = True) -> dict[str, float]:
         """Returns loss and metrics of a data set, each example counted once.
 

@@ -57,6 +57,17 @@ class Readings:
         return loop.variables if isinstance(loop, TrainingLoop) else []
 
     @property
+    def seconds_of_input(self) -> float | None:
+        """Seconds that the training loop waited for batches, those of its first call left out.
+
+        0 for arrays that the loop itself gathers from; None where it cannot be measured: batches
+        that are copied to GPUs or TPUs ahead, and parameter servers.
+        """
+        loop = self._runner.loop
+        wait = loop.input_wait if isinstance(loop, TrainingLoop) else None
+        return None if wait is None else wait.seconds()
+
+    @property
     def skipped_updates(self) -> int:
         """Number of updates skipped so far because a gradient was not finite."""
         state = self._runner.state
