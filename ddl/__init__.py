@@ -37,6 +37,7 @@ if TYPE_CHECKING:  # for completion and types, which cannot follow `__getattr__`
     from ddl.precision import LossScale
     from ddl.run.fit import fit
     from ddl.step.noise_scale import GradientNoiseScale
+    from ddl.step.remat import Remat
     from ddl.step.verbs.batches import StepBatch
     from ddl.step.verbs.gradients import Gradients
     from ddl.step.verbs.update import Update
@@ -69,6 +70,7 @@ _HOME = {
     "MultiLabel": "ddl.tasks.multi_label",
     "PerExample": "ddl.tasks.task",
     "Regression": "ddl.tasks.regression",
+    "Remat": "ddl.step.remat",
     "Retention": "ddl.checkpoints.retention",
     "Segmentation": "ddl.tasks.segmentation",
     "StepBatch": "ddl.step.verbs.batches",
@@ -104,6 +106,7 @@ __all__ = [
     "MultiLabel",
     "PerExample",
     "Regression",
+    "Remat",
     "Retention",
     "Segmentation",
     "StepBatch",

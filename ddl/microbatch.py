@@ -143,6 +143,9 @@ class Microbatch:
       gathers: The calls of `ddl.gather` in this pass.
       pairing: How layers that mix examples get the partners of rows; None: from the rows
         (`ddl.layers.transforms.partners`).
+      remat: The parts of the models that the backward pass computes again (`ddl.step.remat`), or
+        None.
+      repeats: Whether this is a second computation, in the backward pass.
     """
 
     seed: int | None
@@ -159,6 +162,8 @@ class Microbatch:
     gathering: Any = None
     gathers: list[Any] = dataclasses.field(default_factory=list)
     pairing: Any = None
+    remat: Any = None
+    repeats: bool = False
     _calls: dict[int, _Calls] = dataclasses.field(default_factory=dict)
     _is_backward: bool = False
     _refuses_draws: bool = False
@@ -276,6 +281,17 @@ class Microbatch:
         other._calls = {key: dataclasses.replace(each) for key, each in self._calls.items()}
         return other
 
+    def repeated(self, counter: tf.Tensor) -> "Microbatch":
+        """Returns a copy for a second computation in the backward pass, from these draws on.
+
+        Args:
+          counter: The attribute `counter`, as a tensor of the backward pass.
+        """
+        other = self.copied()
+        other.counter, other.remat = counter, None
+        other._is_backward = other.repeats = True
+        return other
+
     def advance_to(self, other: "Microbatch") -> None:
         """Takes over the number of draws of a copy."""
         self._calls.update(other._calls)
@@ -302,7 +318,7 @@ class Microbatch:
                 "numbers. Draw in the loss, or in Gradients.map."
             )
         calls = self._calls.setdefault(id(owner), _Calls(owner, place=len(self._calls)))
-        if not self._is_backward:
+        if self.repeats or not self._is_backward:
             calls.count += 1
             return calls.place, calls.count - 1
         if calls.count != 1:

@@ -251,6 +251,12 @@ def _next_seed(generator: keras.random.SeedGenerator, ordered: bool = True) -> t
     if current is None:
         return type(generator).next(generator, ordered=ordered)
     state = generator.state.value
+    if current.repeats and current.in_loop:
+        raise ConfigError(
+            "A layer that the backward pass computes again must not draw from keras.random in a "
+            "loop (tf.while_loop, tf.map_fn, a recurrent layer): it would draw other numbers. Use "
+            "a layer of ddl.layers, or leave the layer out of Remat.layers."
+        )
     # Every iteration of a loop has the same call number, so the state advances, as in Keras.
     turn = type(generator).next(generator, ordered=True)[1] if current.in_loop else 0
     turn *= _SPREAD  # keeps the iterations of neighbouring seeds apart

@@ -68,6 +68,7 @@ OWN: tuple[str, ...] = (
     "ddl.models:vit",
     "ddl.models:wide_resnet",
     "ddl.step.noise_scale:GradientNoiseScale",
+    "ddl.step.remat:Remat",
     "ddl.optimizers:AdamWScheduleFree",
     "ddl.optimizers:FusedAdagrad",
     "ddl.optimizers:FusedAdam",

@@ -33,6 +33,7 @@ from ddl.step.noise_scale import GradientNoiseScale, estimates, squared_norm_of
 from ddl.step.objective import Objective
 from ddl.step.overflow import all_finite, multiply_finite
 from ddl.step.reduced import Reduced
+from ddl.step.remat import Parts
 from ddl.step.rows.summing import GradientSums, added, gradient_sums, has_rows
 from ddl.step.state import TrainingState
 from ddl.step.verbs.batches import StepBatch
@@ -40,6 +41,7 @@ from ddl.step.verbs.each_example import (
     OfExample,
     check_no_batch_moments,
     check_no_gathers,
+    check_no_remat,
     sum_of_changed,
 )
 
@@ -59,6 +61,7 @@ class GlobalGradient:
       own: Variables of the task outside of its layers that no optimizer updates.
       complete: Variables that every gradient covers or that are frozen, so that a loss that depends
         on others is an error; None if a loss may depend on others, as in a step of one's own.
+      remat: The parts of the models that the backward pass computes again, or None.
     """
 
     strategy: tf.distribute.Strategy
@@ -70,6 +73,7 @@ class GlobalGradient:
     statistics: Statistics
     own: Sequence[tf.Variable]
     complete: Sequence[keras.Variable] | None
+    remat: Parts | None
 
     def __call__(
         self,
@@ -117,6 +121,7 @@ class GlobalGradient:
         """
         if each is not None:
             check_no_gathers(objective.gathers)
+            check_no_remat(self.remat is not None)
         elif self.microbatches > 1 and objective.gathers:
             return ThreePasses(self, objective, variables, batch, state, draws).gradients()
 
@@ -214,6 +219,7 @@ class GlobalGradient:
         microbatch = pipeline.microbatch(
             batch.batch, features, index, training=True, step=state.step, draws=draws
         )
+        microbatch.remat = self.remat
         if self.microbatches > 1:
             microbatch.gathering = refuse
         return features, microbatch

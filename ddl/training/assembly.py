@@ -27,6 +27,7 @@ from ddl.step.compiled.compiler import Compiler
 from ddl.step.global_gradient import GlobalGradient
 from ddl.step.moving_statistics import Statistics, allow_replica_writes
 from ddl.step.objective import Objective
+from ddl.step.remat import Parts
 from ddl.step.update import UpdateStep
 from ddl.step.verbs.plan import StepPlan
 from ddl.step.weight_average import WeightAverages
@@ -135,9 +136,7 @@ def assemble(
       options: The other arguments.
 
     Raises:
-      ConfigError: If an argument is out of range, model or optimizer was made outside the scope, or
-        the optimizer was used before.
-      DataError: If the data do not fit the task.
+      ConfigError: See `ddl.Trainer`, as for DataError.
     """
     train = _training_pipelines(task, train_data, options)
     first = next(iter(train.values()))
@@ -338,6 +337,7 @@ def _update(
         statistics=statistics,
         own=[v for v in plan.own if id(v) not in {id(t.value) for t in plan.trained}],
         complete=None if has_step(task) else frozen_variables(layers),
+        remat=options.remat and Parts(options.remat, task, strategy),
     )
     return UpdateStep(
         plan=plan,

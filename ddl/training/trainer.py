@@ -16,6 +16,7 @@ from ddl.signals import deferring_interrupt
 from ddl.step.all_reduce import GradientDtype
 from ddl.step.gradients import Limit
 from ddl.step.noise_scale import GradientNoiseScale
+from ddl.step.remat import Remat
 from ddl.step.state import TrainingState
 from ddl.step.weight_average import ExponentialMovingAverage
 from ddl.tasks.task import StepTask, Task, check_task
@@ -76,6 +77,7 @@ class Trainer(Evaluating):
         data_on_device: bool | Literal["auto"] = "auto",
         communication: Communication | None = None,
         jit_compile: JitCompile = "auto",
+        remat: Remat | None = None,
     ) -> None:
         """Checks everything that can be checked before training, and builds the optimizer slots.
 
@@ -114,6 +116,8 @@ class Trainer(Evaluating):
           communication: Options of the all-reduce: collectives, buffer size, timeout.
           jit_compile: Whether XLA compiles forward and backward pass, and the update: "on", "off",
             or "auto": on GPUs, except for what XLA cannot compile. Changes only rounding.
+          remat: Selects layers that the backward pass computes again, to take less memory; None:
+            none. Results do not change.
 
         Raises:
           ConfigError: If an argument is out of range, model or optimizer was made outside the
@@ -162,6 +166,8 @@ class Trainer(Evaluating):
         """Updates of each optimizer in a step, by its name; None if that depends on a tensor."""
         self.kept_bytes = parts.update.kept_bytes
         """Bytes on each replica that an update keeps, to undo itself if a gradient overflows."""
+        self.remat_parts = parts.update.gradient.remat
+        """The parts of the models that the backward pass computes again; None without `remat`."""
         self.generator_states = parts.generator_states
         """States of the Keras seed generators in the task's layers: int64 [2] each."""
         self.averages = parts.update.averages

@@ -12,6 +12,7 @@ from ddl.run.console import RunConsole
 from ddl.run.directory import RunDirectory
 from ddl.run.generation.text_codec import TextCodec
 from ddl.run.predicting.settings import Predictions
+from ddl.step.remat import Remat
 from ddl.training.checks.model import depends_on_microbatches
 from ddl.training.trainer import Trainer
 
@@ -33,6 +34,8 @@ _MAY_CHANGE = (
     *(f"Predictions.{field.name}" for field in dataclasses.fields(Predictions)),
     "Trainer.gradient_noise_scale",
     "GradientNoiseScale.decay",
+    "Trainer.remat",
+    *(f"Remat.{field.name}" for field in dataclasses.fields(Remat)),
 )
 # Bindings of callbacks, in any scope, without those of the functions that they call.
 _OF_CALLBACKS = re.compile(

@@ -37,6 +37,16 @@ def check_no_gathers(gathers: Sequence[GatherCall]) -> None:
         )
 
 
+def check_no_remat(is_on: bool) -> None:
+    """Raises ConfigError if the backward pass of each example would compute layers again."""
+    if is_on:
+        raise ConfigError(
+            "update.gradients: with `each`, the backward pass runs for every example, and with "
+            "Trainer.remat it would compute the layers again for each. Leave Trainer.remat out; "
+            "more accumulation_steps take less memory, too."
+        )
+
+
 def sum_of_changed(
     tape: tf.GradientTape,
     losses: tf.Tensor,

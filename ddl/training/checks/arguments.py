@@ -16,6 +16,7 @@ from ddl.precision import LossScale
 from ddl.step.all_reduce import GradientDtype
 from ddl.step.gradients import Limit
 from ddl.step.noise_scale import GradientNoiseScale
+from ddl.step.remat import Remat
 from ddl.step.weight_average import ExponentialMovingAverage
 
 _NUMBERS = {"an integer": numbers.Integral, "a number": numbers.Real}
@@ -120,6 +121,7 @@ class Options:
     data_on_device: bool | Literal["auto"]
     communication: Communication | None
     jit_compile: JitCompile
+    remat: Remat | None
     max_skipped_updates: int
 
     @classmethod
@@ -139,6 +141,7 @@ class Options:
             ("weight_average", ExponentialMovingAverage, "ddl.ExponentialMovingAverage()"),
             ("gradient_noise_scale", GradientNoiseScale, "ddl.GradientNoiseScale()"),
             ("communication", Communication, "ddl.distribution.Communication()"),
+            ("remat", Remat, "ddl.Remat()"),
         ):
             check_instance(name, getattr(self, name), kind, example)
         check_instance("loss_scale", self.loss_scale, LossScale, "ddl.LossScale()", auto=True)
