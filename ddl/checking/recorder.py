@@ -72,6 +72,8 @@ class Recorder:
 
     def __call__(self, event: str, **values: Any) -> None:
         """Takes an event of `ddl.step.observing`."""
+        if event in ("backward", "differentiated"):
+            return
         if event == "update":
             self._calls = 0
         elif self._in_pass or event not in ("rows", "outputs"):

@@ -20,6 +20,7 @@ from ddl.run.console import RunConsole, format_figures
 from ddl.run.directory import RunDirectory
 from ddl.run.from_checkpoints import SavedWeights, evaluate_saved, export_saved, follow
 from ddl.run.lengths import check_lengths, resolve_lengths, withhold_lengths
+from ddl.run.memory import memory_of_replica
 from ddl.run.placement import Placement
 from ddl.run.plan import RunPlan
 from ddl.run.predicting.predict import Predicting
@@ -27,6 +28,8 @@ from ddl.run.profiling import check_steps
 from ddl.run.summary import notes, summary
 from ddl.run.training_run import Files, train_to_end, warm_start
 from ddl.signals import StopSignals
+from ddl.step.observing import observed_by
+from ddl.step.remat.activations import Activations
 from ddl.training.trainer import Trainer
 
 
@@ -109,7 +112,10 @@ def run(
         console.line(note)
     if dry_run or directory is None:
         warm_start(trainer, run_plan, console)
-        console.line(f"One step on one batch: {format_figures(trainer.train(1))}")
+        with observed_by(activations := Activations()):
+            figures = trainer.train(1)
+        console.summary("memory of each replica", memory_of_replica(trainer, activations))
+        console.line(f"One step on one batch: {format_figures(figures)}")
         Checkpoints("", trainer).check()  # reads and writes no files
         console.line("\n" + config.operative_config_text().strip())
         return

@@ -31,6 +31,7 @@ from ddl.step.compiled.deferred import Deferred
 from ddl.step.moving_statistics import Statistics
 from ddl.step.noise_scale import GradientNoiseScale, estimates, squared_norm_of
 from ddl.step.objective import Objective
+from ddl.step.observing import observe
 from ddl.step.overflow import all_finite, multiply_finite
 from ddl.step.reduced import Reduced
 from ddl.step.remat import Parts
@@ -252,6 +253,7 @@ class GlobalGradient:
         others = self.left_out(tape.watched_variables(), variables)
         updated = [v.value for v in variables]
         with microbatch.backward():
+            observe("backward")
             if each is None:
                 gradients = tape.gradient(loss, updated + others)
             else:
@@ -259,6 +261,7 @@ class GlobalGradient:
                 gradients = sum_of_changed(
                     tape, loss, microbatch.mask, updated, each, state.loss_scale, size
                 )
+            observe("differentiated")
         gradients, of_others = gradients[: len(variables)], gradients[len(variables) :]
         unused = [v for v, g in zip(variables, gradients, strict=True) if g is None]
         gradient_path.check_used(unused)

@@ -7,12 +7,15 @@ graph. The events, in the order of the computation:
     "gradients"   cross-replica   a gradient or a sum begins: loss, the name of the loss
     "rows"        replica         the rows of a microbatch: features
     "outputs"     replica         what the loss returned: name, output (`PerExample`)
+    "backward"    replica         the backward pass of a microbatch begins
+    "differentiated"  replica     it has ended
     "reduced"     cross-replica   the gradient of the global batch: variables, reduced (`Reduced`)
     "summed"      cross-replica   the sum over the global batch: loss, value
     "apply"       cross-replica   an optimizer gets gradients: optimizer, gradients (`Gradients`)
     "applied"     cross-replica   the optimizer has changed the variables: the same arguments
 
-"rows" and "outputs" also occur in an evaluation, where no "gradients" precedes them.
+"rows" and "outputs" also occur in an evaluation, where no "gradients" precedes them. "backward" and
+"differentiated" do not occur for a loss that gathers rows of several microbatches.
 """
 
 from collections.abc import Iterator

@@ -20,6 +20,7 @@ import keras
 import tensorflow as tf
 from keras.src.backend.common import global_state
 from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
+from tensorflow.compiler.tf2xla.ops.gen_xla_ops import xla_optimization_barrier
 
 from ddl import microbatch
 from ddl.errors import ConfigError
@@ -162,7 +163,7 @@ def _after(upstream: Sequence[tf.Tensor], tensors: Sequence[tf.Tensor]) -> list[
 
 @tf.custom_gradient
 def _barrier(*tensors: tf.Tensor) -> tuple[Any, Any]:
-    passed = tf.raw_ops.XlaOptimizationBarrier(input=[tf.stop_gradient(x) for x in tensors])
+    passed = xla_optimization_barrier([tf.stop_gradient(x) for x in tensors])
     return tuple(passed), lambda *upstream: upstream
 
 

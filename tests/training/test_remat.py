@@ -1,0 +1,240 @@
+"""Trainers that compute parts of their models again, and trainers that do not: the same results."""
+
+import functools
+import json
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ddl
+from ddl.checkpoints.checkpoints import Checkpoints
+from ddl.errors import ConfigError
+from ddl.precision import set_precision
+from tests.conftest import make_strategy
+from tests.processes import forked
+from tests.step.remat.models import DATA, Subclassed, residual, sequential
+from tests.training.test_trainer import Overflowing, second_batch_on
+
+BLOCKS = ddl.Remat("block*")
+ALL = ddl.Remat()
+
+
+def make(model, strategy, remat, task=ddl.Classification, optimizer=None, **arguments):
+    """Builds a trainer; with `remat`, some of its layers are computed again."""
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        return ddl.Trainer(
+            task(model()),
+            optimizer or keras.optimizers.SGD(0.1, momentum=0.9),
+            DATA,
+            **{"global_batch_size": 32, "seed": 3} | arguments,
+            remat=remat,
+        )
+
+
+def figures(trainer, steps=4):
+    """Losses and all variables after some updates, of which the third has a padded batch."""
+    losses = [list(trainer.train(1, progress=False).values()) for _ in range(steps)]
+    variables = [v.value for v in [*trainer.task.model.variables, *trainer.optimizer.variables]]
+    copies = [trainer.strategy.experimental_local_results(v) for v in variables]
+    return [np.array(losses), *(copy.numpy() for each in copies for copy in each)]
+
+
+def repeats(trainer):
+    """The number of operations that are computed again, in the loop that was traced last."""
+    loop = trainer._runner.loop
+    state = trainer.state
+    graph = loop._loop.get_concrete_function(
+        loop._iterator_from(state), tf.constant(0, tf.int64), state
+    ).graph.as_graph_def()
+    return sum(
+        "again_remat_" in node.name for one in graph.library.function for node in one.node_def
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "remat", "name", "replicas", "arguments"),
+    [
+        (residual, BLOCKS, "one_device", 1, {"accumulation_steps": 2, "clip_norm": 0.5}),
+        (residual, BLOCKS, "mirrored", 2, {"accumulation_steps": 2, "clip_norm": 0.5}),
+        (residual, ddl.Remat("block*", together=2), "mirrored", 4, {}),
+        (residual, ALL, "central_storage", 2, {}),
+        (sequential, ddl.Remat(together=4), "mirrored", 2, {"clip_value": 0.01}),
+        (Subclassed, ddl.Remat("branch_*"), "mirrored", 2, {"accumulation_steps": 2}),
+    ],
+)
+def test_updates_are_the_same(model, remat, name, replicas, arguments):
+    set_precision("float64")
+    strategy = make_strategy(name, replicas)
+    trained = make(model, strategy, remat, **arguments)
+    ours = figures(trained)
+    plain = make(model, strategy, None, **arguments)
+    for one, other in zip(ours, figures(plain), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-10)
+    assert repeats(trained) > 20
+    assert repeats(plain) == 0
+
+
+@functools.cache
+def on_one_device():
+    set_precision("float64")
+    return figures(make(residual, make_strategy("one_device", 1), None))
+
+
+def test_two_replicas_make_the_updates_of_one_device():
+    set_precision("float64")
+    ours = figures(make(residual, make_strategy("mirrored", 2), BLOCKS))
+    np.testing.assert_allclose(ours[0], on_one_device()[0], rtol=0, atol=1e-10)
+    weights = len(on_one_device()) - 1
+    assert len(ours) == 1 + 2 * weights
+    for number, value in enumerate(on_one_device()[1:]):
+        np.testing.assert_allclose(ours[1 + 2 * number], value, rtol=0, atol=1e-10)
+
+
+def test_an_overflow_is_skipped_and_changes_nothing():
+    set_precision("mixed_float16")
+    strategy = make_strategy("mirrored", 2)
+
+    def run(remat):
+        trainer = make(
+            residual,
+            strategy,
+            remat,
+            task=lambda model: Overflowing(model, second_batch_on(1)),
+            loss_scale=ddl.LossScale(1024.0),
+            clip_norm=1.0,
+        )
+        with_figures = figures(trainer)
+        assert trainer.skipped_updates == 1
+        return with_figures
+
+    for one, other in zip(run(BLOCKS), run(None), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+class TwoLosses(ddl.Classification):
+    """A step that minimizes two losses one after the other."""
+
+    def second(self, features, training):
+        logits = self.model(features["image"], training=training)
+        return ddl.PerExample(tf.reduce_sum(tf.square(logits), axis=-1))
+
+    def step(self, update, batch):
+        update.minimize(self.per_example, batch)
+        update.apply(0.5 * update.gradients(self.second, batch))
+
+
+def test_a_step_of_its_own_makes_the_same_updates():
+    set_precision("float64")
+    strategy = make_strategy("mirrored", 2)
+    task = {"task": TwoLosses, "accumulation_steps": 2}
+    ours = figures(make(residual, strategy, BLOCKS, **task))
+    for one, other in zip(ours, figures(make(residual, strategy, None, **task)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-10)
+
+
+def test_compiled_updates_are_the_same():
+    set_precision("float64")
+    strategy = make_strategy("one_device", 1)
+    trained = make(residual, strategy, BLOCKS, jit_compile="on")
+    ours = figures(trained)
+    for one, other in zip(ours, figures(make(residual, strategy, None)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-10)
+    assert repeats(trained) > 20
+
+
+class WithPenalty(ddl.Classification):
+    """A loss with the norm of its gradient, which differentiates the second computation."""
+
+    def per_example(self, features, training):
+        with tf.GradientTape() as tape:
+            image = tf.cast(features["image"], self.model.compute_dtype)
+            tape.watch(image)
+            logits = self.model(image, training=training)
+        norms = tf.reduce_sum(tf.square(tape.gradient(logits, image)), axis=[1, 2, 3])
+        loss = tf.nn.sparse_softmax_cross_entropy_with_logits(features["label"], logits)
+        return ddl.PerExample(loss + 100 * norms)
+
+
+def test_second_derivatives_are_the_same():
+    set_precision("float64")
+    strategy = make_strategy("one_device", 1)
+    model = functools.partial(
+        lambda: keras.Sequential(
+            [
+                keras.Input((6, 6, 1)),
+                keras.layers.Flatten(),
+                keras.layers.Rescaling(1 / 255),
+                *(keras.layers.Dense(5, "tanh", name=f"block{n}") for n in range(3)),
+                ddl.layers.Dropout(0.2, name="block_dropout"),
+                keras.layers.Dense(3),
+            ]
+        )
+    )
+    ours = figures(make(model, strategy, ddl.Remat("block*", together=2), task=WithPenalty))
+    plain = figures(make(model, strategy, None, task=WithPenalty))
+    for one, other in zip(ours, plain, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-10)
+
+
+def save(folder, trainer):
+    checkpoints = Checkpoints(folder, trainer)
+    checkpoints.save()
+    checkpoints.finish()
+
+
+def test_a_run_resumes_with_and_without(tmp_path):
+    set_precision("float64")
+    strategy = make_strategy("mirrored", 2)
+    plain = make(residual, strategy, None)
+    expected = figures(plain, 6)
+    first = make(residual, strategy, BLOCKS)
+    first.train(3, progress=False)
+    save(tmp_path, first)
+    second = make(residual, strategy, None)
+    Checkpoints(tmp_path, second).restore_latest()
+    second.train(1, progress=False)
+    save(tmp_path, second)
+    third = make(residual, strategy, ddl.Remat(every=2))
+    Checkpoints(tmp_path, third).restore_latest()
+    for one, other in zip(figures(third, 2)[1:], expected[1:], strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-10)
+
+
+def test_gradients_of_single_examples_are_refused():
+    class Each(ddl.Classification):
+        def step(self, update, batch):
+            update.apply(
+                update.gradients(self.per_example, batch, each=lambda gradients: gradients)
+            )
+
+    set_precision("float32")
+    trainer = make(sequential, make_strategy("one_device", 1), ddl.Remat("dense_*"), task=Each)
+    with pytest.raises(ConfigError, match="with `each`.*Leave Trainer.remat out"):
+        trainer.train(1)
+
+
+def test_the_argument_is_checked():
+    with pytest.raises(ConfigError, match=r"Trainer.remat must be a Remat.*Pass ddl.Remat\(\)"):
+        make(sequential, make_strategy("one_device", 1), 2)
+
+
+MEASURED = Path(__file__).parent / "remat_memory.py"
+
+
+def test_peak_memory_falls():
+    found = {}
+    for remat in ("off", "on"):
+        run = forked.run([sys.executable, str(MEASURED), remat], capture_output=True, text=True)
+        assert run.returncode == 0, run.stderr
+        found[remat] = json.loads(run.stdout.splitlines()[-1])
+    assert found["on"]["loss"] == pytest.approx(found["off"]["loss"], rel=1e-5)
+    # 16 blocks keep about five tensors of 8 MB each; with remat each keeps its input.
+    assert found["off"]["grown"] > 500
+    assert found["on"]["grown"] < 0.6 * found["off"]["grown"]
+    for one in found.values():  # the prediction of --dry_run
+        assert 0.5 * one["predicted"] < one["grown"] < 2 * one["predicted"] + 100
