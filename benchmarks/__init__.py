@@ -26,7 +26,7 @@ BENCHMARKS = (
 )
 """Names in the order of the page. Each module ends with `benchmarks.command.main(measure)`."""
 
-LONG = ("large_batch", "callback_cost")
+LONG = ("large_batch", "callback_cost", "remat")
 """Benchmarks that run only when named."""
 
 ON_GPU = ("gpu",)

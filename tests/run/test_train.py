@@ -368,6 +368,32 @@ def test_dry_run_writes_nothing_and_shows_the_plan(tmp_path, capsys):
         assert text in out
 
 
+def test_dry_run_counts_the_memory_of_a_replica(capsys):
+    plan = ("ACCUMULATION_STEPS = 2", "Trainer.weight_average = @ExponentialMovingAverage()")
+    remat = ("Trainer.remat = @Remat()", "Remat.layers = 'h*'")
+    run(None, *plan, *remat, strategy=("mirrored", 2), dry_run=True, **DIGITS_MLP)
+    out = capsys.readouterr().out
+    # 64 × 128 + 128 × 10 weights and 138 biases in float32, with the momentum.
+    assert "memory, weights: 38.4 kB" in out
+    assert "memory, gradients: 76.9 kB, of the sum over microbatches and of one micro" in out
+    assert "memory, optimizer: 38.4 kB" in out
+    assert "memory, averages: 38.4 kB" in out
+    assert "parts that are computed again" in out
+    assert "memory of a replica: about " in out
+
+
+def test_a_run_resumes_with_layers_computed_again_and_without(tmp_path):
+    plan = ("PRECISION = 'float64'", "EVAL_EVERY = None")
+    run(tmp_path / "whole", *plan, **DIGITS_MLP)
+    remat = ("Trainer.remat = @Remat()", "Remat.layers = 'hidden*'", "Remat.together = 2")
+    run(tmp_path / "run", *plan, "TRAIN_STEPS = 20", **DIGITS_MLP)
+    run(tmp_path / "run", *plan, *remat, "TRAIN_STEPS = 30", **DIGITS_MLP)
+    run(tmp_path / "run", *plan, **DIGITS_MLP)
+    ours, expected = tensors(tmp_path / "run"), tensors(tmp_path / "whole")
+    for name, value in expected.items():
+        np.testing.assert_allclose(ours[name], value, rtol=0, atol=1e-10, err_msg=name)
+
+
 def test_per_replica_form_scales_batch_and_learning_rate(capsys):
     arguments = {"dry_run": True, "gin_file": "digits_cnn_per_replica.gin"}
     params = ("TRAIN_STEPS = None",)
