@@ -337,7 +337,7 @@ def _update(
         statistics=statistics,
         own=[v for v in plan.own if id(v) not in {id(t.value) for t in plan.trained}],
         complete=None if has_step(task) else frozen_variables(layers),
-        remat=options.remat and Parts(options.remat, task, strategy),
+        remat=Parts(options.remat, task, strategy) if options.remat else None,
     )
     return UpdateStep(
         plan=plan,
