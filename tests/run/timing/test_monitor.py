@@ -7,6 +7,7 @@ import time
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import ddl
 from ddl.errors import ConfigError
@@ -26,18 +27,21 @@ class Killed(BaseException):
     pass
 
 
-def make_trainer():
+class Breaking(ddl.Classification):
+    """Its loss is not finite for an example of sevens."""
+
+    def per_example(self, features, training):
+        found = super().per_example(features, training)
+        is_seven = tf.reduce_all(features["image"] == 7, axis=1)
+        return ddl.PerExample(tf.where(is_seven, np.nan, found.loss), found.metrics)
+
+
+def make_trainer(data=DATA, task=ddl.Classification, **arguments):
     set_precision("float32")
     keras.utils.set_random_seed(1)
     model = ddl.models.mlp((4,), 3, hidden_units=(4,))
-    return ddl.Trainer(
-        ddl.Classification(model),
-        keras.optimizers.SGD(0.1),
-        DATA,
-        eval_data=DATA,
-        global_batch_size=16,
-        steps_per_loop=5,
-    )
+    arguments = {"eval_data": DATA, "global_batch_size": 16, "steps_per_loop": 5, **arguments}
+    return ddl.Trainer(task(model), keras.optimizers.SGD(0.1), data, **arguments)
 
 
 def test_a_restarted_run_knows_its_repeated_updates(tmp_path, capsys):
@@ -81,6 +85,22 @@ def test_loops_of_repeated_updates(tmp_path):
     assert life.seconds["repeated"] > 0
     assert life.seconds["down"] > 1e9
     assert (life.repeated, life.reached) == (20, 100)
+
+
+def test_updates_after_a_rewind_are_repeated_ones(tmp_path):
+    images = np.random.default_rng(0).normal(size=(4 * 30, 4)).astype("f4")
+    images[4 * 12] = 7  # in batch 12, which update 13 reads
+    trainer = make_trainer(
+        {"image": images, "label": np.arange(len(images)) % 3},
+        Breaking,
+        **{"eval_data": None, "global_batch_size": 4, "steps_per_loop": 1, "shuffle": False},
+    )
+    ddl.fit(trainer, tmp_path, train_steps=20, checkpoint_every=10, on_divergence="rewind")
+    life = read(tmp_path / "goodput.json")
+    assert int(trainer.state.rewinds) == 1
+    assert (life.starts, life.reached, life.repeated) == (1, 20, 13 - 10)
+    assert life.seconds["repeated"] > 0
+    assert life.seconds["restoring"] > 0
 
 
 def test_spans_need_a_directory():

@@ -126,17 +126,21 @@ def slow():
     return StreamSource(data, num_examples=64, shuffle_buffer=1)
 
 
-def run(folder, data, task=ddl.Classification, **arguments):
+def make(data, task=ddl.Classification, **arguments):
     set_precision("float32")
     keras.utils.set_random_seed(1)
     model = ddl.models.mlp((4,), 3, hidden_units=(4,))
-    trainer = ddl.Trainer(
+    return ddl.Trainer(
         task(model),
         keras.optimizers.SGD(0.1),
         data,
         global_batch_size=4,
         **{"data_on_device": False, "steps_per_loop": 10, **arguments},
     )
+
+
+def run(folder, *arguments, **options):
+    trainer = make(*arguments, **options)
     ddl.fit(trainer, folder, train_steps=STEPS, log_every=20, checkpoint_every=20)
     return trainer
 
@@ -147,7 +151,10 @@ def of_lines(folder, name):
 
 
 def test_a_slow_source_is_called_input_bound(tmp_path, capsys):
-    run(tmp_path, slow())
+    trainer = make(slow())
+    trainer.train(10)
+    assert trainer.seconds_of_input == 0  # the first call of the loop counts as tracing
+    ddl.fit(trainer, tmp_path, train_steps=STEPS, log_every=20)
     assert "The run is input-bound: since step" in capsys.readouterr().out
     assert all(share > 0.5 for share in of_lines(tmp_path, "time_share/input")[1:])
 
@@ -166,17 +173,7 @@ def test_the_shares_are_written_and_neither_printed_nor_in_the_history(tmp_path,
     def pause(moment):
         time.sleep(1)
 
-    set_precision("float32")
-    keras.utils.set_random_seed(1)
-    model = ddl.models.mlp((4,), 3, hidden_units=(4,))
-    trainer = ddl.Trainer(
-        ddl.Classification(model),
-        keras.optimizers.SGD(0.1),
-        DATA,
-        eval_data=DATA,
-        global_batch_size=16,
-        data_on_device=False,
-    )
+    trainer = make(DATA, eval_data=DATA, steps_per_loop=None)
     plan = {"log_every": 5, "checkpoint_every": 5, "eval_every": 5}
     ddl.fit(trainer, tmp_path, train_steps=10, callbacks=[Every(5, pause)], **plan)
     shown = capsys.readouterr().out
