@@ -5,7 +5,6 @@ The runs on two workers and those that are killed are started as a user starts t
 """
 
 import functools
-import json
 import sys
 import tempfile
 import time
@@ -27,7 +26,7 @@ from tests.conftest import make_strategy
 from tests.distribution.whole_clusters import finish, launch
 from tests.processes import forked
 from tests.processes.stopping import stop_when
-from tests.run.whole_runs import ROOT, SMALL, tensors
+from tests.run.whole_runs import ROOT, SMALL, lines, tensors
 
 EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
 SHORT = ("TRAIN_STEPS = 20", "LOG_EVERY = 10", "CHECKPOINT_EVERY = 10", "PRECISION = 'float64'")
@@ -88,7 +87,7 @@ PARAMS = {
     "rare_class": ["train/points.n = 1990"],
 }
 
-# Figures of their evaluations that are compared too.
+# Figures of their evaluations that are compared on two workers.
 FIGURES = {"u_net": ["mean_iou"], "rare_class": ["auc", "pr_auc", "auc_by_ranks"]}
 
 
@@ -146,12 +145,13 @@ def assert_close(model_dir, reference):
     assert compared > 4
 
 
-def assert_same_figures(model_dir, reference, names):
+def assert_same_figures(model_dir, reference, split, names=None):
+    """Compares two lines of figures; None: losses, metrics, norms and learning rates, all."""
     ours, theirs = (
         [
-            {name: one[name] for name in ("step", *names)}
-            for one in map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-            if one["split"] == "eval"
+            {name: one[name] for name in ("step", *(names or one))}
+            for one in lines(folder)
+            if one.pop("split") == split
         ]
         for folder in (model_dir, reference)
     )
@@ -197,6 +197,7 @@ def test_the_same_on_replicas(example, replicas, trained, tmp_path):
     """Slots, targets and own variables too."""
     run_example(example, tmp_path / "run", replicas)
     assert_close(tmp_path / "run", trained(example))
+    assert_same_figures(tmp_path / "run", trained(example), "train")
 
 
 @pytest.mark.slow
@@ -213,7 +214,7 @@ def test_two_workers_compute_the_same(example, trained, tmp_path):
     assert status == 0, output
     assert_close(tmp_path / "workers", trained(example))
     if example in FIGURES:
-        assert_same_figures(tmp_path / "workers", trained(example), FIGURES[example])
+        assert_same_figures(tmp_path / "workers", trained(example), "eval", FIGURES[example])
 
 
 @pytest.mark.slow
