@@ -281,5 +281,5 @@ def test_the_hook_adds_nothing_to_the_graph():
     events = []
     without = operations()
     assert operations(lambda event, **values: events.append(event)) == without
-    per_replica = ["rows", "outputs"] * 2
+    per_replica = ["rows", "outputs", "backward", "differentiated"] * 2
     assert events == ["update", "gradients", *per_replica, "reduced", "apply", "applied"]
