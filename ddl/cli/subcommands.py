@@ -40,7 +40,7 @@ SUBCOMMANDS: dict[str, Subcommand] = {
         "ddl.show.__main__", "Show where a config's values come from, or compare two."
     ),
     "report": Subcommand("ddl.report.__main__", "Show and compare runs on one HTML page."),
-    "sweep": Subcommand("ddl.sweep.__main__", "Make the runs of a grid, of lists or of draws."),
+    "sweep": Subcommand("ddl.sweep.__main__", "Train a config with many values of its bindings."),
     "compare": Subcommand("ddl.compare.__main__", "Compare two settings over several seeds."),
     "completion": Subcommand("ddl.completion.__main__", "Print completions for a shell."),
 }

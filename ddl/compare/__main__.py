@@ -46,8 +46,8 @@ def define_flags() -> None:
         "best",
         None,
         ("max", "min"),
-        "Whether the largest or the smallest metric is best. ddl knows it of a loss and an "
-        "accuracy.",
+        "Whether the largest or the smallest value is best. Required unless the metric is loss or "
+        "an accuracy.",
         flag_values=FLAGS,
     )
 

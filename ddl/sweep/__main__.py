@@ -55,7 +55,7 @@ def define_flags() -> None:
     flags.DEFINE_multi_string(
         "list",
         [],
-        "Binding to a list of values; those at the same position of all lists go together",
+        "Binding to a list of values; those at the same position of all lists are used together",
         flag_values=FLAGS,
     )
     flags.DEFINE_multi_string(
@@ -75,8 +75,8 @@ def define_flags() -> None:
         "best",
         None,
         ("max", "min"),
-        "Whether the largest or the smallest metric is best. ddl knows it of a loss and an "
-        "accuracy.",
+        "Whether the largest or the smallest value is best. Required unless the metric is loss or "
+        "an accuracy.",
         flag_values=FLAGS,
     )
     flags.DEFINE_integer(
@@ -101,7 +101,8 @@ def define_flags() -> None:
         "stop_early",
         "none",
         ("none", "successive_halving"),
-        "Whether settings that are worse than the others at a rung are not trained further.",
+        "Whether to stop settings that are worse than the others at a rung. A setting is the runs "
+        "that differ in SEED alone.",
         flag_values=FLAGS,
     )
     flags.DEFINE_list(

@@ -59,8 +59,9 @@ def points(
     if len(set(lengths.values())) > 1:
         listing = ", ".join(f"{name} has {length}" for name, length in lengths.items())
         raise ConfigError(
-            f"All --list must have as many values, since the values at the same position go "
-            f"together: {listing}. Make them equal, or use --grid for every combination."
+            f"All --list must have the same number of values, since those at the same position "
+            f"are used together, got: {listing}. Add or remove values, or use --grid for all "
+            "combinations."
         )
     if bool(drawn) != (draws is not None):
         given = "--draws" if drawn else "--draw"

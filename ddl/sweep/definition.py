@@ -125,8 +125,8 @@ def read(folder: Path) -> Definition | None:
         found = sorted(os.listdir(folder)) if folder.is_dir() else []
     except NotADirectoryError:
         raise ModelDirectoryError(
-            f"--sweep_dir={folder} must be a folder, but it is or lies under a file. Pass another "
-            "one."
+            f"--sweep_dir={folder} must be a folder, but it is a file, or lies under one. Pass "
+            "another folder."
         ) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
@@ -167,9 +167,9 @@ def extended(folder: Path, saved: Definition | None, given: Definition) -> list[
     missing = [name for name in saved.runs if name not in given.runs]
     if missing:
         raise ConfigError(
-            f"The sweep in {folder} has {len(missing)} runs that the given one lacks: "
-            f"{_listed(missing)}. Pass at least the values and draws of that sweep to extend it, "
-            "or another --sweep_dir."
+            f"The flags must give all runs of the sweep in {folder}, but lack {len(missing)} of "
+            f"them: {_listed(missing)}. Pass at least the values and draws of that sweep, or "
+            "another --sweep_dir."
         )
     if changes:
         raise ConfigError(

@@ -244,7 +244,7 @@ class Scheduler:
             what = f"{what}, {rest}"
         self.errors[name] = status
         self.runs[name].failed = True
-        say(f"{what}. The last lines of its log:")
+        say(f"{what}. The last lines of {self._folder / LOGS / f'{name}.log'}:")
         stream = standard_error()
         stream.writelines(f"  {printable(line)}\n" for line in lines)
         stream.flush()

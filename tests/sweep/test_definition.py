@@ -44,7 +44,7 @@ def test_more_points_extend_a_sweep(tmp_path):
 
 def test_fewer_points_are_refused(tmp_path):
     fewer = dataclasses.replace(SAVED, points=POINTS[:1])
-    with pytest.raises(ConfigError, match="has 2 runs that the given one lacks: LR=0.1,SEED=1, LR"):
+    with pytest.raises(ConfigError, match="lack 2 of them: LR=0.1,SEED=1, LR"):
         extended(tmp_path, SAVED, fewer)
 
 
@@ -77,7 +77,7 @@ def test_a_folder_that_is_no_sweep_is_refused(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(ModelDirectoryError, match="which has the file sweep.json, but it holds no"):
         read(tmp_path)
-    with pytest.raises(ModelDirectoryError, match="it is or lies under a file"):
+    with pytest.raises(ModelDirectoryError, match="it is a file, or lies under one"):
         read(tmp_path / "notes.txt")
 
 

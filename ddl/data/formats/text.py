@@ -158,7 +158,8 @@ def _check_uncompressed(file: str, dtype: np.dtype) -> None:
         found = [e for e, known in _COMPRESSED.items() if e != ".bz2" and first.startswith(known)]
     if found:
         raise DataError(
-            f"{file} is compressed ({found[0]}), but must be read at any position. Decompress it."
+            f"{file} must not be compressed, since ddl reads it at any position, got a {found[0]} "
+            "file. Decompress it."
         )
 
 

@@ -11,8 +11,8 @@ from ddl.run.directory import MARK, RunDirectory
 
 _TEXT = """{mode}
 
---{mode} wrote this directory. Its files are of no real run: ddl does not resume, evaluate or export
-them, and the next --{mode} replaces them. You may remove the directory.
+--{mode} wrote this directory. Its files belong to no real run: ddl does not resume, evaluate or
+export them, and the next --{mode} replaces them. You may remove the directory.
 """
 
 

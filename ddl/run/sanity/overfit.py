@@ -25,7 +25,7 @@ What to look at, the most frequent causes first:
 - layers that do not learn: Trainer.layer_norms = @LayerNorms() logs the norms of each layer."""
 
 _DIFFERS = """\
-In an evaluation the loss on the same batch is {loss:.4g}. Layers compute something else there than
+In an evaluation the loss on the same batch is {loss:.4g}. Some layers behave differently there than
 in training: look at the moving statistics of BatchNormalization (momentum), and at `training` in
 your own layers."""
 
@@ -102,7 +102,7 @@ def verdict(
         lines.append(f"{fell}: {share}, {'near' if near else 'not near'} zero.")
     if not reached:
         lines.append(
-            f"One batch should be learned to {NEAR_ZERO:.0%} of the first loss. "
+            f"The loss of one batch should fall to {NEAR_ZERO:.0%} of its first value. "
             + _LOOK_AT.format(steps=steps)
         )
     start, again = first.get("loss", math.nan), evaluated.get("loss", math.nan)

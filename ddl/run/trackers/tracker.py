@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from ddl.checkpoints.durable_files import write_atomically
-from ddl.errors import ConfigError, TrainingInterrupted
+from ddl.errors import ConfigError, TrainingInterrupted, installing
 from ddl.run.directory import RunDirectory
 from ddl.user_code import message_of
 
@@ -208,6 +208,6 @@ def check_installed(module: str, extra: str, name: str) -> None:
     """
     if importlib.util.find_spec(module) is None:
         raise ConfigError(
-            f"{name} needs the package {module}, which is not installed. Run pip install "
-            f"'ddl[{extra}]', or leave the tracker out."
+            f"{name} needs the package {module}, which is not installed. {installing(extra)} Or "
+            "leave the tracker out."
         )

@@ -163,9 +163,10 @@ class Parts:
         for part in found:
             if self._rule.together > 1 and part.model is None:
                 raise ConfigError(
-                    f"Remat.together is {self._rule.together}, but {part.name!r} is called by code "
-                    "of its own, whose calls cannot be joined. Set Remat.together = 1, or put the "
-                    "layers to join into a keras.Sequential or a functional model."
+                    f"Remat.together must be 1 for {part.name!r}, which the code of a model or a "
+                    f"task calls, got {self._rule.together}: such calls cannot be joined. Set "
+                    "Remat.together = 1, or put the layers to join into a keras.Sequential or a "
+                    "functional model."
                 )
             last = joined[-1] if joined else []
             if (

@@ -39,7 +39,7 @@ class Remat:
         if not patterns or not all(isinstance(one, str) and one for one in patterns):
             raise ConfigError(
                 "Remat.layers must be a pattern of names of layers, or a list of patterns, got "
-                f"{self.layers!r:.80}. Pass such as 'block_*'."
+                f"{self.layers!r:.80}. Pass one, such as 'block_*'."
             )
         for name in ("together", "every"):
             value = getattr(self, name)

@@ -34,11 +34,11 @@ def check_changes_nothing(name: str, graph: tf.Graph, first: int, scope: str) ->
             if definition is None or not definition.is_stateful or _HARMLESS.match(node.op):
                 continue
             raise ConfigError(
-                f"{name!r} must not change anything but variables of its layers to be recomputed "
-                f"in the backward pass, which would happen twice, nor draw from a state: got the "
-                f"operation {node.op} at {operation.name}. Leave the layer out of Remat.layers. "
-                "Or keep its state in variables made by add_weight, draw with ddl.random, and do "
-                "not wrap its code in tf.function."
+                f"The backward pass computes {name!r} a second time, so it must change nothing "
+                f"but variables of its layers, and draw no numbers from a state, got the operation "
+                f"{node.op} at {operation.name}. Leave the layer out of Remat.layers. Or keep its "
+                "state in variables made by add_weight, draw with ddl.random, and do not wrap its "
+                "code in tf.function."
             )
 
 

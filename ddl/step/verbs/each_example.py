@@ -42,8 +42,8 @@ def check_no_remat(is_on: bool) -> None:
     if is_on:
         raise ConfigError(
             "update.gradients: with `each`, the backward pass runs for every example, and with "
-            "Trainer.remat it would compute the layers again for each. Leave Trainer.remat out; "
-            "more accumulation_steps take less memory, too."
+            "Trainer.remat it would compute the layers again for each. Leave Trainer.remat out. To "
+            "need less memory, raise accumulation_steps."
         )
 
 

@@ -152,5 +152,5 @@ def test_refusals():
         RunPlan(train_steps=1, trackers=Recorded())
     with pytest.raises(ConfigError, match="one tracker of each kind, got recorded, recorded"):
         RunPlan(train_steps=1, trackers=[Recorded(), Recorded()])
-    with pytest.raises(ConfigError, match=r"Run pip install 'ddl\[absent\]', or leave"):
+    with pytest.raises(ConfigError, match=r"run: pip install '\.\[absent\]'\. Or leave"):
         check_installed("no_module_of_this_name", "absent", "Absent")

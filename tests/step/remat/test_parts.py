@@ -111,7 +111,7 @@ def test_a_pattern_without_a_match_is_an_error_that_lists_the_layers(network):
 def test_layers_that_code_calls_cannot_be_joined():
     model = Subclassed()
     model(tf.zeros([2, 6, 6, 1]))
-    with pytest.raises(ConfigError, match="'first' is called by code of its own.*Sequential"):
+    with pytest.raises(ConfigError, match="must be 1 for 'first'.*cannot be joined.*Sequential"):
         names(model, together=2)
 
 
