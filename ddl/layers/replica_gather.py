@@ -81,7 +81,7 @@ def _exchanges(values: Sequence[tf.Tensor]) -> list[list[int]]:
     for place, value in enumerate(values):
         groups.setdefault(value.dtype if _is_small(value) else place, []).append(place)
     shared = [key for key in groups if isinstance(key, tf.DType)]
-    first = next((dtype for dtype in shared if dtype.is_floating), *shared[:1])
+    first = next((dtype for dtype in shared if dtype.is_floating), shared[0] if shared else None)
     for dtype in shared:
         if dtype != first and not dtype.is_floating:
             groups[first] += groups.pop(dtype)
@@ -187,7 +187,8 @@ def _all_rows(values: tf.Tensor) -> tf.Tensor:
     context = tf.distribute.get_replica_context()
     shape = [context.num_replicas_in_sync * values.shape[0], *values.shape[1:]]
     if not context.strategy.extended._use_merge_call():  # collectives start in replica context
-        return tf.ensure_shape(context.all_gather(values, axis=0), shape)
+        rows = context.all_gather(_as_sent(values), axis=0)
+        return tf.ensure_shape(_as_before(rows, values.dtype), shape)
     return tf.ensure_shape(context.merge_call(_exchange_rows, args=(values,)), shape)
 
 

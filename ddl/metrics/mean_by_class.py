@@ -86,9 +86,14 @@ class SumsByClass:
         weight = tf.reshape(tf.broadcast_to(weight, tf.shape(labels)), [-1])
         values = tf.reshape(tf.cast(outputs, tf.float64), [-1])
         values = tf.where(tf.equal(weight, 0), tf.zeros_like(values), values)  # may hold NaN
-        of_class = tf.one_hot(tf.reshape(labels, [-1]), self._num_classes, dtype=tf.float64)
-        both = tf.stack([weight * values, weight])
-        return tf.reshape(tf.matmul(both, of_class), [-1])
+        labels = tf.cast(tf.reshape(labels, [-1, 1]), tf.int64)
+        of_class = tf.equal(labels, tf.range(self._num_classes, dtype=tf.int64))
+        # Not times 0 or 1, by which an infinite value would spoil the sums of all classes.
+        both = [
+            tf.reduce_sum(tf.where(of_class, each[:, tf.newaxis], tf.zeros_like(each[:1])), axis=0)
+            for each in (weight * values, weight)
+        ]
+        return tf.concat(both, axis=0)
 
     def figures(self, sums: np.ndarray) -> tuple[float, ...]:
         """See `ddl.metrics.values.StateSums`."""

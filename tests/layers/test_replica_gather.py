@@ -106,6 +106,21 @@ def test_labels_and_mask_are_sent_with_the_rows(gpu_path):
     assert collectives(2048) == 2  # too many rows to copy; labels and mask go together
 
 
+@pytest.mark.parametrize("make", [lambda: make_strategy("mirrored", 2), lambda: LikeGpus(2)])
+def test_large_tensors_alone(make, gpu_path):
+    """[1024, 128] float32 are 512 KiB, which share no exchange."""
+
+    def function(number):
+        x = tf.fill([1024, 128], number + 1)
+        (rows,) = gather_over_replicas([tf.cast(x, tf.float32)])
+        return rows, *scatter_over_replicas([rows])
+
+    rows, sums = on_replicas(make(), function)
+    for replica in range(2):
+        np.testing.assert_array_equal(rows[replica][:, 0], [1.0] * 1024 + [2.0] * 1024)
+        np.testing.assert_array_equal(sums[replica], np.full((1024, 128), 2.0 * (replica + 1)))
+
+
 def test_two_replicas_send_hardly_more_than_the_rows(gpu_path):
     """By the collectives, as several workers use them: the rows there, the gradients back."""
     strategy, rows, width = LikeGpus(2), 64, 32

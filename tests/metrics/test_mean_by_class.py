@@ -100,6 +100,13 @@ def test_padding_and_labels_outside_of_the_classes_do_not_count():
     np.testing.assert_array_equal(SumsByClass(2).figures(sums.numpy()), [1, 2])
 
 
+@pytest.mark.parametrize("dtype", ["int16", "uint16", "int64"])
+def test_an_infinite_value_stays_in_its_class(dtype):
+    labels, values = tf.constant([0, 1, 1], dtype), tf.constant([1.0, np.inf, 2.0])
+    sums = SumsByClass(2).sums(labels, values, tf.ones([3], tf.float64))
+    np.testing.assert_array_equal(sums, [1, np.inf, 1, 2])
+
+
 def test_the_weight_of_an_example_counts_for_its_tokens():
     labels, values = tf.constant([[0, 1], [1, 1]]), tf.constant([[1.0, 2.0], [3.0, 4.0]])
     sums = SumsByClass(2).sums(labels, values, tf.constant([1.0, 2.0], tf.float64))

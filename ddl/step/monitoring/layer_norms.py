@@ -1,7 +1,7 @@
 """Norms of gradient, weights and update of each layer."""
 
-import collections
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -23,7 +23,8 @@ class LayerNorms:
     global batch, with penalties and before clipping; the weights are those before the update; the
     update is the difference that the optimizer makes. A log line holds the means of these norms
     over the updates since the last line. They are the same for any number of replicas, up to
-    rounding. Updates that are skipped do not count.
+    rounding. Updates that are skipped do not count. Where a step applies the variables of one layer
+    by several calls of `update.apply`, the mean is over the norms of these parts.
 
     An update reads the weights before and after the optimizer, and keeps a copy of them meanwhile.
 
@@ -61,17 +62,20 @@ class LayerNorms:
         models = {variable.path.partition("/")[0] for variable in variables}
         nested = all(variable.path.count("/") > 1 for variable in variables)
         prefix = f"{models.pop()}/" if len(models) == 1 and nested else ""
-        seen: collections.Counter[str] = collections.Counter()
-        names: dict[str, int] = {}
-        places = {}
-        for variable in variables:
-            path = variable.path.removeprefix(prefix)
-            seen[path] += 1
-            layer = path.rpartition("/")[0] if self.by == "layer" else ""
-            name = layer or path
-            if seen[path] > 1:  # two layers of one name, in two models
-                name += f"_{seen[path]}"
-            places[id(variable)] = names.setdefault(name, len(names))
+        paths = [variable.path.removeprefix(prefix) for variable in variables]
+        layers = [path.rpartition("/")[0] if self.by == "layer" else path for path in paths]
+        layers = [layer or path for layer, path in zip(layers, paths, strict=True)]
+        taken, names, places = set(layers), dict[str, int](), {}
+        shown = dict(zip(layers, layers, strict=True))
+        seen: dict[str, set[str]] = {layer: set() for layer in layers}
+        for variable, path, layer in zip(variables, paths, layers, strict=True):
+            if path in seen[layer]:  # another layer of this name, in another model
+                numbered = (f"{layer}_{number}" for number in itertools.count(2))
+                shown[layer] = next(name for name in numbered if name not in taken)
+                taken.add(shown[layer])
+                seen[layer] = set()
+            seen[layer].add(path)
+            places[id(variable)] = names.setdefault(shown[layer], len(names))
         return NormsOfLayers(tuple(names), places)
 
 

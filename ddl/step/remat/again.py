@@ -77,6 +77,13 @@ def computed_again(
     own = {id(variables[place]._value.handle) for place in weights}
     others = [v for handle, v in watched.items() if handle not in own]
     captured = _captured(graph, first, scope, [*given, *values])
+    if captured and graph is not current._graph:
+        # Its backward pass, in a graph of its own, would read other tensors than those found here.
+        raise ConfigError(
+            f"{name!r} must take all tensors as arguments to be recomputed where a tf.cond or a "
+            f"tf.function calls it, but it reads {len(captured)} others. Pass them as arguments, "
+            "or leave the layer out of Remat.layers."
+        )
     sources = [
         *filter(_is_differentiable, given),
         *(values[place] for place in weights),

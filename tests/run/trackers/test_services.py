@@ -89,5 +89,5 @@ def test_a_mode_that_does_not_exist_is_an_error(monkeypatch):
 @pytest.mark.parametrize(("kind", "package"), [(MLflow, "mlflow"), (WeightsAndBiases, "wandb")])
 def test_a_package_that_is_not_installed_is_named(kind, package, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=rf"needs the package {package}.*ddl\[{package}\]"):
+    with pytest.raises(ConfigError, match=rf"needs the package {package}.*'\.\[{package}\]'"):
         kind()

@@ -195,6 +195,15 @@ def test_layers_of_one_name_are_told_apart():
     assert list(norms.names) == ["kernel", "kernel_2", "kernel_3"]
 
 
+def test_variables_of_one_layer_stay_together():
+    """Of two layers `head`, the first has no bias; `head_2` is the name of a third layer."""
+    paths = ["head/kernel", "head_2/kernel", "head/kernel", "head/bias"]
+    variables = [types.SimpleNamespace(path=path) for path in paths]
+    norms = LayerNorms().of(variables, make_strategy("one_device", 1))
+    assert list(norms.names) == ["head", "head_2", "head_3"]
+    assert [norms.places[id(variable)] for variable in variables] == [0, 1, 2, 2]
+
+
 def test_refusals(monkeypatch):
     with pytest.raises(ConfigError, match=r"LayerNorms.by must be 'layer' or 'variable', got 'x'"):
         LayerNorms("x")

@@ -149,6 +149,24 @@ def test_a_tensor_that_is_no_argument_keeps_its_gradient():
     np.testing.assert_array_equal(run(True), run(False))
 
 
+def test_in_a_branch_a_tensor_that_is_no_argument_is_refused():
+    """The branch's backward pass, a graph of its own, would lose the gradient in silence."""
+    given = {}
+
+    def function(x):
+        return x * given["scale"]
+
+    def branch(x):
+        given["scale"] = tf.reduce_mean(x)
+        return tf.cond(
+            tf.reduce_sum(x) > 0, lambda: computed_again("part", function, x, []), lambda: x
+        )
+
+    layer = keras.layers.Dense(3)
+    with pytest.raises(ConfigError, match="'part' must take all tensors as arguments"):
+        gradients(layer, branch)
+
+
 def test_a_variable_of_tensorflow_has_its_gradient():
     raw = tf.Variable([1.0, 2.0, 3.0])
     layer = Custom(lambda layer, x: x * layer.weight * raw)
