@@ -19,8 +19,12 @@ QUICK = ("TRAIN_STEPS = 20", "LOG_EVERY = 10", "CHECKPOINT_EVERY = 20")
 
 def commands_of(config: Path) -> list[list[str]]:
     """Returns the commands in the header of a config; the last one trains it."""
-    lines = config.read_text().splitlines()
-    return [shlex.split(line[2:]) for line in lines if line.startswith("# python -m ddl.main")]
+    header = re.match(r"(?:#.*\n)+", config.read_text())
+    text = re.sub(r"\\\n#", " ", header[0] if header else "")
+    found = re.findall(r"^# +(python -m ddl\.main .*)$", text, re.MULTILINE)
+    own = f"/{config.name}"
+    # Some headers name the command of their own config first, and what has to run before later.
+    return sorted(map(shlex.split, found), key=lambda flags: any(own in flag for flag in flags))
 
 
 @dataclasses.dataclass(frozen=True)

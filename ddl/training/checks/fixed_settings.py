@@ -208,7 +208,7 @@ def _check_unread(task: Task) -> None:
             )
 
 
-@functools.cache
+@functools.lru_cache(maxsize=256)  # bounded, so that classes of a notebook do not stay alive
 def _names_in_constructors(cls: type) -> frozenset[str]:
     """Returns the names of the attributes that the constructors of a class use."""
     constructors: Any = [vars(base)["__init__"] for base in cls.__mro__ if "__init__" in vars(base)]
@@ -216,7 +216,7 @@ def _names_in_constructors(cls: type) -> frozenset[str]:
     return frozenset(name for code in codes if code is not None for name in code.co_names)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=256)  # bounded, so that classes of a notebook do not stay alive
 def _names_of_arguments(cls: type) -> tuple[str, ...]:
     names: dict[str, None] = {}
     for base in inspect.getmro(cls):
