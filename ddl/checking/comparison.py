@@ -20,7 +20,7 @@ hold is rounding.
 _LEAST = 1e-6
 
 # Stages of one call that count their positions separately, in their order; all others come first.
-_PHASES = {"sums": 1, "gradients": 2, "updated weights": 3}
+_PHASES = {"own gradients": 1, "sums": 2, "gradients": 3, "updated slots": 4, "updated weights": 5}
 
 _Pairs = list[tuple[np.ndarray, np.ndarray]]
 

@@ -17,6 +17,13 @@ applied gradients: what an optimizer is given. updated weights: the variables af
 are read when the update has ended; own variables are those that the task keeps outside of layers.
 """
 
+IN_DETAIL = ("draw", "own gradients", "updated slots")
+"""Further stages, of runs on the same number of replicas.
+
+draw: random numbers. own gradients: of a replica and microbatch, before the reduce. updated slots:
+an optimizer's variables after an update, recorded before the weights.
+"""
+
 OF_ROWS = frozenset(["rows", "layer", "loss", "weight", "metric"])
 """Stages whose values are parts of a batch."""
 
@@ -29,7 +36,7 @@ class Key(NamedTuple):
       call: Number of the verb in the step, such as of a gradient or of an `apply`.
       turn: Number of the repetition of this call within the update.
       position: Place in the call.
-      stage: One of `STAGES`.
+      stage: One of `STAGES` or `IN_DETAIL`.
       name: Name of the feature, layer, loss, metric or variable.
     """
 
@@ -89,12 +96,14 @@ class Layer:
       normalizes: Whether it is a BatchNormalization.
       synchronized: Whether it sums its moments over the replicas.
       draws: Whether it draws random numbers by replica.
+      draws_by_position: Whether it draws random numbers by position in the global batch.
     """
 
     kind: str
     normalizes: bool = False
     synchronized: bool = False
     draws: bool = False
+    draws_by_position: bool = False
 
 
 @dataclasses.dataclass

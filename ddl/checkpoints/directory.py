@@ -48,6 +48,8 @@ class Metadata:
       seconds: Seconds that the run had spent on updates.
       scheduled: Whether the run plan saves at this step; False for a save on a signal.
       ended_by: Name of the callback that ended the run at this step, if any.
+      strategy: Name of the run's strategy, as --strategy takes it; None if unknown.
+      device: Kind of the replicas' devices, such as CPU; None if unknown.
     """
 
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -58,6 +60,8 @@ class Metadata:
     seconds: float = 0.0
     scheduled: bool = True
     ended_by: str | None = None
+    strategy: str | None = None
+    device: str | None = None
 
     def to_json(self) -> str:
         """Returns JSON text with a CRC-32 checksum."""

@@ -10,6 +10,8 @@ from ddl.checkpoints.comparison import compare, parts_of
 from ddl.checkpoints.contents import BESIDE_ATTRIBUTES
 from ddl.checkpoints.directory import Metadata, OfSources, SavedCheckpoint, first_line, readable
 from ddl.checkpoints.replica_statistics import ReplicaStatistics
+from ddl.devices.replicas import replica_devices
+from ddl.distribution.traits import name_of
 from ddl.errors import ModelDirectoryError
 from ddl.step.state import TrainingState
 from ddl.tasks.parts import layers_of
@@ -43,6 +45,8 @@ def metadata_of(
         seconds=trainer.pace.total_seconds,
         scheduled=scheduled,
         ended_by=ended_by,
+        strategy=name_of(trainer.strategy),
+        device=tf.DeviceSpec.from_string(replica_devices(trainer.strategy)[0]).device_type,
         **position_in_data(trainer),
     )
 

@@ -102,6 +102,12 @@ def traits_of(strategy: "tf.distribute.Strategy") -> Traits:
     return TRAITS["one_device"]
 
 
+def name_of(strategy: "tf.distribute.Strategy") -> StrategyName:
+    """Returns the name of a strategy, as --strategy takes it."""
+    traits = traits_of(strategy)
+    return next(name for name, own in TRAITS.items() if own is traits)
+
+
 def strategy_of_cluster(workers: int, has_servers: bool) -> StrategyName | None:
     """Returns the name of the strategy for a cluster; None for one process alone.
 

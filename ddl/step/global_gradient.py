@@ -261,7 +261,7 @@ class GlobalGradient:
                 gradients = sum_of_changed(
                     tape, loss, microbatch.mask, updated, each, state.loss_scale, size
                 )
-            observe("differentiated")
+            observe("differentiated", variables=variables, gradients=gradients)
         gradients, of_others = gradients[: len(variables)], gradients[len(variables) :]
         unused = [v for v, g in zip(variables, gradients, strict=True) if g is None]
         gradient_path.check_used(unused)

@@ -1,0 +1,70 @@
+"""The flags with which a replay takes the devices that the run had. Imports no TensorFlow."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ddl.errors import ConfigError
+from ddl.replay.folder import Run
+
+_CHOOSE = ("strategy", "num_virtual_devices", "gpus")
+
+
+class Placed(NamedTuple):
+    """The devices of a replay.
+
+    Attributes:
+      flags: Arguments of the command line.
+      text: The devices in words.
+      notes: What may make the replay differ from the run in its last bits.
+    """
+
+    flags: tuple[str, ...]
+    text: str
+    notes: tuple[str, ...] = ()
+
+
+def placed(run: Run, step: int, given: Sequence[str], chosen: Mapping[str, Any]) -> Placed:
+    """Returns the flags for the devices on which a run computed a step.
+
+    Args:
+      run: The run.
+      step: The step.
+      given: The flags of the command line, which are passed on.
+      chosen: Their values by name; any of --strategy, --num_virtual_devices and --gpus replaces all
+        that is known of the run's devices.
+
+    Raises:
+      ConfigError: If the run used parameter servers, whose updates do not repeat.
+    """
+    known = run.metadata_at(step)
+    strategy, replicas, kind = (known.get(name) for name in ("strategy", "replicas", "device"))
+    if strategy == "parameter_server":
+        raise ConfigError(
+            f"{run.path} trained with parameter servers: its updates are asynchronous, so that no "
+            "replay repeats them. Replay a run of another strategy."
+        )
+    if any(name in chosen for name in _CHOOSE):
+        return Placed(tuple(given), "the devices of the flags")
+    replicas = replicas if isinstance(replicas, int) else 1
+    notes = []
+    if strategy is None:
+        strategy = "one_device" if replicas == 1 else "mirrored"
+        notes.append(
+            f"{run.path} does not say on which devices it ran, as before this version of ddl; the "
+            f"replay takes {strategy} on the CPU. Pass --strategy and --gpus for others."
+        )
+    elif strategy == "multi_worker_mirrored":
+        strategy = "one_device" if replicas == 1 else "mirrored"
+        notes.append(
+            f"{run.path} ran in several processes, whose sums the replay adds in one process: the "
+            "last bits may differ."
+        )
+    flags = [f"--strategy={strategy}"]
+    if kind == "GPU":
+        flags.append("--gpus=" + ",".join(map(str, range(replicas))))
+    elif kind != "TPU" and replicas > 1:
+        flags.append(f"--num_virtual_devices={replicas}")
+    elif kind != "TPU":
+        flags.append("--gpus=none")
+    where = f"{replicas} {kind or 'CPU'} device{'' if replicas == 1 else 's'}"
+    return Placed((*given, *flags), f"{strategy}, {where}", tuple(notes))
