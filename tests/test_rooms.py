@@ -44,6 +44,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": {"run", "config", "distribution"} | GROUND,
     "launcher": {"errors", "choices", "files", "output"},
     "report": {"cli", "run", "checkpoints", "config"} | GROUND,
+    "replay": {"checking", "report", "cli", "run", "callbacks", "checkpoints", "step"}
+    | {"distribution", "config"}
+    | _LEARNING
+    | GROUND,
+    "bisect": {"replay", "checking", "report", "cli"} | GROUND,
     "sweep": {"cli", "launcher", "run", "checkpoints", "distribution", "config"} | GROUND,
     "compare": {"sweep", "report", "cli", "config"} | GROUND,
 }

@@ -10,7 +10,7 @@ from ddl.cli.subcommands import HELP
 # Flags whose empty value would mean the working directory.
 _PATHS = (
     *("model_dir", "gin_file", "log_dir", "output", "pictures", "predictions", "prompt_file"),
-    "sweep_dir",
+    *("sweep_dir", "code", "code_a", "code_b"),
 )
 
 

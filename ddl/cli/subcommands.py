@@ -42,6 +42,10 @@ SUBCOMMANDS: dict[str, Subcommand] = {
     "report": Subcommand("ddl.report.__main__", "Show and compare runs on one HTML page."),
     "sweep": Subcommand("ddl.sweep.__main__", "Train a config with many values of its bindings."),
     "compare": Subcommand("ddl.compare.__main__", "Compare two settings over several seeds."),
+    "replay": Subcommand(
+        "ddl.replay.__main__", "Compute a past update again; find when an example was read."
+    ),
+    "bisect": Subcommand("ddl.bisect.__main__", "Find the first step at which two runs differ."),
     "completion": Subcommand("ddl.completion.__main__", "Print completions for a shell."),
 }
 

@@ -36,6 +36,7 @@ POSITIONAL: dict[str, tuple[str, ...]] = {
 }
 # The commands that take paths: of configs and folders, or of folders alone.
 TAKES_PATHS: dict[str, Files] = {"show": "config", "report": "folder", "compare": "folder"}
+TAKES_PATHS |= {"replay": "folder", "bisect": "folder"}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,6 +22,12 @@ class Placed(NamedTuple):
     text: str
     notes: tuple[str, ...] = ()
 
+    @property
+    def flags_in_detail(self) -> tuple[str, ...]:
+        """The flags for a process that records values, which XLA cannot compile."""
+        others = (flag for flag in self.flags if not flag.startswith("--jit_compile="))
+        return (*others, "--jit_compile=off")
+
 
 def placed(run: Run, step: int, given: Sequence[str], chosen: Mapping[str, Any]) -> Placed:
     """Returns the flags for the devices on which a run computed a step.

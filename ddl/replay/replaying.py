@@ -62,7 +62,8 @@ def replay(
         for name in ("exact", "detailed"):
             (own := folder / name).mkdir()
             detailed = name == "detailed"
-            process = Process(run.path, placed.flags, own, code=code, in_detail=detailed)
+            flags = placed.flags_in_detail if detailed else placed.flags
+            process = Process(run.path, flags, own, code=code, in_detail=detailed)
             players.append(stack.enter_context(process))
         return replay_with(run, step, *players, verify=verify, notes=placed.notes)
 
@@ -129,9 +130,7 @@ def verdict_of(run: Run, step: int, state: Mapping[str, Any], saved: Mapping[str
     )
 
 
-def check_no_rewind(
-    run: Run, begun: int, rewinds: int, following: int | None, later: int
-) -> None:
+def check_no_rewind(run: Run, begun: int, rewinds: int, following: int | None, later: int) -> None:
     """Raises ConfigError if a run rewound between two of its states."""
     if rewinds != later:
         raise ConfigError(

@@ -1,0 +1,141 @@
+"""The first recorded value that differs, and its rows. Imports no TensorFlow."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ddl.checking.comparison import compare
+from ddl.checking.recording import OF_ROWS, Key, Layer, Part
+from ddl.replay.recorded import Recorded
+
+STAGES = {
+    "rows": "data",
+    "draw": "draw",
+    "layer": "activation",
+    "loss": "loss",
+    "weight": "loss",
+    "metric": "metric",
+    "own gradients": "gradient",
+    "sums": "metric",
+    "gradients": "reduced gradient",
+    "applied gradients": "clipped gradient",
+    "updated slots": "slot",
+    "updated weights": "update",
+    "weights": "weight",
+    "slots": "slot",
+    "statistics": "statistic",
+    "averages": "average",
+    "own variables": "variable of the task",
+}
+"""The name of each recorded stage in a report, in the order of the computation."""
+
+
+class Difference(NamedTuple):
+    """The first value of an update that differs.
+
+    Attributes:
+      step: Number of the update, from 1.
+      stage: What kind of value it is, a value of `STAGES`.
+      name: Its name.
+      replicas: Numbers of the replicas on which it differs; empty where all have it in common.
+      rows: Positions of the rows in the global batch that differ; empty for values without rows.
+      examples: The indices of their examples in both runs; None if they are not known.
+      expected: An entry of the first run's value.
+      got: The same entry of the second run's value.
+      size: The largest difference, relative to the largest value.
+      is_missing: Whether only one of the runs computed the value.
+      equal: Number of values of this step before it, which are equal.
+    """
+
+    step: int
+    stage: str
+    name: str
+    replicas: tuple[int, ...]
+    rows: tuple[int, ...]
+    examples: tuple[tuple[int, int], ...] | None
+    expected: float
+    got: float
+    size: float
+    is_missing: bool
+    equal: int
+
+
+def first_difference(a: Recorded, b: Recorded) -> Difference | None:
+    """Returns the first value that differs in its bits; None if all are equal."""
+    compared = compare(a.recording, b.recording, exact=True)
+    found = compared.found
+    if found is None:
+        return None
+    key = found.key
+    before = sum(1 for each in a.recording.values if each.update < key.update)
+    parts = a.recording.values.get(key, []), b.recording.values.get(key, [])
+    rows = () if found.is_missing or key.stage not in OF_ROWS | {"draw"} else _rows(*parts)
+    replicas = _replicas(*parts)
+    everywhere = {part.replica for each in parts for part in each}
+    return Difference(
+        key.update,
+        _stage(key, a.recording.layers),
+        key.name,
+        () if found.is_missing or set(replicas) == everywhere else replicas,
+        rows,
+        _examples(a, b, key, rows),
+        found.expected,
+        found.got,
+        found.size,
+        found.is_missing,
+        max(0, compared.values - 1 - before),
+    )
+
+
+def _stage(key: Key, layers: dict[str, Layer]) -> str:
+    """Returns the stage in words. A layer that draws, from equal inputs, draws other numbers."""
+    layer = layers.get(key.name)
+    if key.stage == "layer" and layer is not None and (layer.draws or layer.draws_by_position):
+        return "draw"
+    return STAGES[key.stage]
+
+
+def _pairs(a: list[Part], b: list[Part]) -> list[tuple[Part, Part]]:
+    """Returns the parts of the same replica and rows."""
+    others = {part[:2]: part for part in b}
+    return [
+        (part, others[part[:2]])
+        for part in a
+        if part[:2] in others and others[part[:2]].value.shape == part.value.shape
+    ]
+
+
+def _differs(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    if one.dtype.kind == "f" and other.dtype.kind == "f":
+        return (one != other) & ~(np.isnan(one) & np.isnan(other))
+    return np.asarray(one != other)
+
+
+def _replicas(a: list[Part], b: list[Part]) -> tuple[int, ...]:
+    pairs = _pairs(a, b)
+    return tuple(sorted({x.replica for x, y in pairs if _differs(x.value, y.value).any()}))
+
+
+def _rows(a: list[Part], b: list[Part]) -> tuple[int, ...]:
+    """Returns the positions in the global batch of the rows that differ."""
+    found = set()
+    for one, other in _pairs(a, b):
+        if one.value.ndim:
+            by_row = _differs(one.value, other.value).reshape(len(one.value), -1).any(axis=1)
+            found |= {one.first_row + int(row) for row in np.flatnonzero(by_row)}
+    return tuple(sorted(found))
+
+
+def _examples(
+    a: Recorded, b: Recorded, key: Key, rows: tuple[int, ...]
+) -> tuple[tuple[int, int], ...] | None:
+    """Returns the indices of the examples in some rows; None if rows are no examples."""
+    both = [run.indices.get(key.update, {}) for run in (a, b)]
+    if any(len(sources) != 1 for sources in both):
+        return None
+    (one,), (other,) = (list(sources.values()) for sources in both)
+    if one is None or other is None:
+        return None
+    if any(row >= len(of["index"]) for of in (one, other) for row in rows):
+        return None
+    return tuple((int(one["index"][row]), int(other["index"][row])) for row in rows)
