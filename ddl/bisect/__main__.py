@@ -4,7 +4,7 @@
   ddl bisect runs/before runs/after --code_a=../checkout-before
 
 The checkpoints that both runs have are compared first. The steps in between are halved by replays
-of both runs, and the last two steps are recorded: the command names the step, the stage (data,
+of both runs, and the last four steps are recorded: the command names the step, the stage (data,
 draw, activation, gradient, reduced gradient, slot, …) and the value that differs first. Each run is
 rebuilt from its own operative_config.gin with its own code, on the devices that it had unless flags
 name others. The directories of the runs are only read.

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ddl.checking.comparison import compare
-from ddl.checking.recording import OF_ROWS, Key, Layer, Part
+from ddl.checking.recording import AFTER, OF_ROWS, Key, Layer, Part, Recording
 from ddl.replay.recorded import Recorded
 
 STAGES = {
@@ -61,30 +61,83 @@ class Difference(NamedTuple):
 
 
 def first_difference(a: Recorded, b: Recorded) -> Difference | None:
-    """Returns the first value that differs in its bits; None if all are equal."""
-    compared = compare(a.recording, b.recording, exact=True)
-    found = compared.found
-    if found is None:
-        return None
-    key = found.key
-    before = sum(1 for each in a.recording.values if each.update < key.update)
-    parts = a.recording.values.get(key, []), b.recording.values.get(key, [])
-    rows = () if found.is_missing or key.stage not in OF_ROWS | {"draw"} else _rows(*parts)
-    replicas = _replicas(*parts)
-    everywhere = {part.replica for each in parts for part in each}
-    return Difference(
-        key.update,
-        _stage(key, a.recording.layers),
-        key.name,
-        () if found.is_missing or set(replicas) == everywhere else replicas,
-        rows,
-        _examples(a, b, key, rows),
-        found.expected,
-        found.got,
-        found.size,
-        found.is_missing,
-        max(0, compared.values - 1 - before),
-    )
+    """Returns the first value that differs in its bits, in the first step whose end differs.
+
+    Values are the same ones by their names: a layer that only one of the runs has does not count,
+    unless nothing else differs.
+
+    Args:
+      a: The recorded steps of the first run.
+      b: The same steps of the second run, from the same state.
+
+    Returns:
+      The difference; None if all steps end in the same state.
+    """
+    for step in sorted(a.indices):
+        both = [_of_step(one.recording, step) for one in (a, b)]
+        here, there, alone = _aligned(*both)
+        if compare(_ends(here), _ends(there), exact=True).found is None:
+            continue
+        compared = compare(here, there, exact=True)
+        assert compared.found is not None
+        found = compared.found
+        if alone and found.key.call == AFTER:
+            key = alone[0]
+            nan = float("nan")
+            stage = _stage(key, {**b.recording.layers, **a.recording.layers})
+            return Difference(step, stage, key.name, (), (), None, nan, nan, nan, True, 0)
+        key = found.key
+        parts = here.values[key], there.values[key]
+        rows = () if key.stage not in OF_ROWS | {"draw"} else _rows(*parts)
+        replicas = _replicas(*parts)
+        everywhere = {part.replica for each in parts for part in each}
+        return Difference(
+            step,
+            _stage(key, a.recording.layers),
+            key.name,
+            () if set(replicas) == everywhere else replicas,
+            rows,
+            _examples(a, b, key, rows),
+            found.expected,
+            found.got,
+            found.size,
+            found.is_missing,
+            max(0, compared.values - 1),
+        )
+    return None
+
+
+def _of_step(recording: Recording, step: int) -> Recording:
+    return Recording({k: parts for k, parts in recording.values.items() if k.update == step})
+
+
+def _ends(recording: Recording) -> Recording:
+    """Returns the variables after the step."""
+    return Recording({k: parts for k, parts in recording.values.items() if k.call == AFTER})
+
+
+def _aligned(a: Recording, b: Recording) -> tuple[Recording, Recording, list[Key]]:
+    """Returns the values that both runs computed, with the first run's places, and the others.
+
+    A value that only one run computes moves the places of those after it.
+    """
+    keys = [_by_name(one) for one in (a, b)]
+    common = [name for name in keys[0] if name in keys[1]]
+    alone = [key for own in keys for name, key in own.items() if name not in common]
+    first = {keys[0][name]: a.values[keys[0][name]] for name in common}
+    second = {keys[0][name]: b.values[keys[1][name]] for name in common}
+    return Recording(first), Recording(second), sorted(alone)
+
+
+def _by_name(recording: Recording) -> dict[tuple[object, ...], Key]:
+    """Returns the keys by call, stage and name, with a number if there are several of them."""
+    found: dict[tuple[object, ...], Key] = {}
+    for key in sorted(recording.values):
+        number = 0
+        while (name := (key.call, key.turn, key.stage, key.name, number)) in found:
+            number += 1
+        found[name] = key
+    return found
 
 
 def _stage(key: Key, layers: dict[str, Layer]) -> str:

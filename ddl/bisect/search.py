@@ -11,8 +11,11 @@ from ddl.replay.folder import Run
 from ddl.replay.processes import Player, ask, ask_both
 from ddl.replay.replaying import check_no_rewind, differing, listed, verdict_of
 
-_RECORDED_STEPS = 2
-"""The last steps, among which the first recorded difference decides; it saves the last replay."""
+_RECORDED_STEPS = 4
+"""The last steps, among which the first recorded difference decides.
+
+It saves the last two replays, so that n steps need at most log₂ n, the recorded one included.
+"""
 
 _Report = Callable[[str], None]
 
@@ -76,9 +79,9 @@ class _Search:
             states = ask_both(self.players, "saved", step=step)
             _check_same_variables(self.runs, states)
             if others := _differing(states):
-                self.report(f"checkpoint step-{step}: {listed(others, states[0]['names'])} differ")
+                self.report(f"checkpoint step-{step}: {_told(others, states[0])}")
                 return equal, step
-            self.report(f"checkpoint step-{step}: the same")
+            self.report(f"checkpoint step-{step}: {_told([], states[0])}")
             equal = step
         return equal, None
 
@@ -109,8 +112,7 @@ class _Search:
         self.replays += 1
         states = self.states_at(equal, step)
         others = _differing(states)
-        what = f"{listed(others, states[0]['names'])} differ" if others else "the same"
-        self.report(f"replay of steps {equal + 1:,} to {step:,}: {what}")
+        self.report(f"replay of steps {equal + 1:,} to {step:,}: {_told(others, states[0])}")
         if not others:
             self._prefixes = [state["prefix"] for state in states]
         return not others
@@ -163,7 +165,7 @@ def search(a: Side, b: Side, *, verify: bool = True, report: _Report = lambda _:
     start, rewinds = found.begin(equal)
     if start:
         difference = _initial(start)
-        report(f"before the first update: {listed(start, {})} differ")
+        report(f"before the first update: {_told(start, {'names': {}})}")
         return Result(0, 0, difference, 0)
     equal = equal or 0
     for side in (a, b):
@@ -200,7 +202,16 @@ def _differing(states: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns the variables that both states have and that differ."""
     one, other = (state["digests"] for state in states)
     common = {path: digest for path, digest in one.items() if path in other}
-    return differing(common, {path: other[path] for path in common})
+    found = differing(common, {path: other[path] for path in common})
+    return sorted(found, key=lambda path: not path.startswith("model"))
+
+
+def _told(paths: Sequence[str], state: Mapping[str, Any]) -> str:
+    """Says how many variables differ, and names one."""
+    if not paths:
+        return "the same"
+    number = "1 variable differs" if len(paths) == 1 else f"{len(paths)} variables differ"
+    return f"{number}, such as {state['names'].get(paths[0], paths[0])}"
 
 
 def _check_same_variables(runs: Sequence[Run], states: Sequence[Mapping[str, Any]]) -> None:

@@ -16,15 +16,12 @@ import tensorflow as tf
 
 from ddl import microbatch, random
 from ddl.checking.facts import Facts
-from ddl.checking.recording import Key, Layer, Part, Recording
+from ddl.checking.recording import AFTER, Key, Layer, Part, Recording
 from ddl.metrics.values import tensors_by_name
 from ddl.optimizers.named import ONLY, by_name
 from ddl.step.across_examples.gathering import OwnRowsKept
 from ddl.tasks.parts import layers_of, own_variables_of
 from ddl.training.trainer import Trainer
-
-_AFTER = 1_000_000
-"""Number of the call for the variables that are read after an update."""
 
 
 class Recorder:
@@ -237,7 +234,7 @@ class Recorder:
     def variables(self, trainer: Trainer) -> None:
         """Records all variables on each replica, after an update. Eager."""
         for place, (stage, name, variable) in enumerate(variables_of(trainer)):
-            key = Key(self.update, _AFTER, 0, place, stage, name)
+            key = Key(self.update, AFTER, 0, place, stage, name)
             copies = trainer.strategy.experimental_local_results(variable)
             for replica, copy in enumerate(copies):
                 self.recording.add(key, Part(replica, 0, np.array(copy.numpy())))

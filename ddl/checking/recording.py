@@ -24,6 +24,9 @@ draw: random numbers. own gradients: of a replica and microbatch, before the red
 an optimizer's variables after an update, recorded before the weights.
 """
 
+AFTER = 1_000_000
+"""Number of the call for the variables that are read after an update."""
+
 OF_ROWS = frozenset(["rows", "layer", "loss", "weight", "metric"])
 """Stages whose values are parts of a batch."""
 

@@ -60,6 +60,7 @@ class Replayer:
         self._console = RunConsole(shows=False)
         self._links = 0
         self._is_fresh = True
+        self._initial: str | None = None
         self._notes: list[str] = []
         with self._watched():
             self._plan, self._trainer = train.build(placement, Workers(placement.strategy))
@@ -99,9 +100,13 @@ class Replayer:
                 continue
             self.restore(saved.prefix)
             return {"step": saved.step, "rewinds": int(self._trainer.state.rewinds)}
-        if not self._is_fresh:
-            raise ConfigError("The initial weights are gone. Save them before training.")
-        warm_start(self._trainer, self._plan, self._console)
+        if self._initial is not None:
+            self.restore(self._initial)
+        elif not self._is_fresh:
+            raise ConfigError("The initial weights are gone: the replay has begun elsewhere.")
+        else:
+            warm_start(self._trainer, self._plan, self._console)
+            self._initial = self.save()["prefix"]
         return {"step": 0, "rewinds": 0}
 
     def saved(self, step: int) -> dict[str, Any]:
