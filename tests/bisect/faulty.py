@@ -199,11 +199,12 @@ class Momentum(keras.optimizers.SGD):
         now = tf.equal(tf.cast(self.iterations.value, tf.int64), self.at - 1)
         slot = self.momentums[self._get_variable_index(variable)]
         if self.fault == "slot changed" or (
-            self.fault == "slot of one variable" and "last/bias" in variable.path
+            self.fault == "slot of one variable" and "last/bias" in variable.name
         ):
             slot.assign(_where(now, slot.value * 0.5 + 0.01, slot.value))
         super().update_step(gradient, variable, learning_rate)
+        new = tf.convert_to_tensor(variable)
         if self.fault == "update scaled":
-            variable.assign(_where(now, variable.value * 1.001, variable.value))
+            variable.assign(_where(now, new * 1.001, new))
         if self.fault == "weight decay":
-            variable.assign(_where(now, variable.value - 0.01 * variable.value, variable.value))
+            variable.assign(_where(now, new - 0.01, new))
