@@ -9,7 +9,7 @@ from ddl.bisect.configs import check_comparable, config_lines
 from ddl.bisect.search import Side, search
 from ddl.bisect.text import lines
 from ddl.replay.devices import Placed, placed
-from ddl.replay.folder import Run, read_run
+from ddl.replay.folder import Run, read_run, unchanged
 from ddl.replay.processes import Process
 from ddl.replay.replaying import temporary_folder
 
@@ -39,7 +39,7 @@ def bisect(
     runs = [read_run(path) for path in paths]
     check_comparable(*runs)
     yield from config_lines(*runs)
-    with temporary_folder() as folder, ExitStack() as stack:
+    with temporary_folder() as folder, unchanged(paths), ExitStack() as stack:
         sides = []
         for name, run, own in zip("ab", runs, code, strict=True):
             flags = [f"--gin_file={run.config}", *given]

@@ -164,9 +164,8 @@ def search(a: Side, b: Side, *, verify: bool = True, report: _Report = lambda _:
     saved = differs
     start, rewinds = found.begin(equal)
     if start:
-        difference = _initial(start)
         report(f"before the first update: {_told(start, {'names': {}})}")
-        return Result(0, 0, difference, 0)
+        return Result(0, 0, _initial(start), 0)
     equal = equal or 0
     for side in (a, b):
         if (following := side.run.following(equal + 1)) is not None:
@@ -203,7 +202,7 @@ def _differing(states: Sequence[Mapping[str, Any]]) -> list[str]:
     one, other = (state["digests"] for state in states)
     common = {path: digest for path, digest in one.items() if path in other}
     found = differing(common, {path: other[path] for path in common})
-    return sorted(found, key=lambda path: not path.startswith("model"))
+    return sorted(found, key=lambda path: not path.startswith(_WEIGHTS))
 
 
 def _told(paths: Sequence[str], state: Mapping[str, Any]) -> str:
@@ -226,6 +225,9 @@ def _check_same_variables(runs: Sequence[Run], states: Sequence[Mapping[str, Any
                 f"{run.path} has {listed(alone, {})}. Compare runs of the same model and optimizer."
             )
 
+
+_WEIGHTS = ("model/", "optimizer/_trainable_variables/")
+"""The parts of a state of which a line names one first."""
 
 _MAY_LACK = ("averages", "statistics_of_replicas", "callbacks", "random_generators", "state/")
 """Parts of a state that may be in one run alone, such as an average that only one keeps."""

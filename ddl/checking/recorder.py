@@ -84,7 +84,7 @@ class Recorder:
 
         def drawn(numbers: Any, values: int, owner: Any, shape: Any, shared: bool) -> tf.Tensor:
             result = draw(numbers, values, owner, shape, shared)
-            self._draw(getattr(owner, "path", None) or getattr(owner, "name", str(owner)), result)
+            self._draw(str(getattr(owner, "path", None) or getattr(owner, "name", owner)), result)
             return result
 
         def next_seed(generator: Any, ordered: bool = True) -> tf.Tensor:
@@ -92,7 +92,7 @@ class Recorder:
             self._draw(f"seed of {generator.name}", result)
             return result
 
-        random._draw, random._next_seed = drawn, next_seed
+        random._draw, random._next_seed = drawn, next_seed  # type: ignore[assignment]
         try:
             yield
         finally:

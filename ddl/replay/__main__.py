@@ -117,7 +117,7 @@ def show_step(path: Path, code: Path | None) -> None:
     """Prints, and saves, what is asked for of an update."""
     # NumPy and gin take a while to import, so the flags are checked before.
     from ddl.replay.devices import placed
-    from ddl.replay.folder import read_run
+    from ddl.replay.folder import read_run, unchanged
     from ddl.replay.replaying import replay
     from ddl.replay.values import tables
     from ddl.replay.writing import write_arrays
@@ -126,7 +126,8 @@ def show_step(path: Path, code: Path | None) -> None:
     found.check_step(FLAGS.step)
     given = [f"--gin_file={found.config}", *given_flags(FLAGS)]
     devices = placed(found, FLAGS.step, given, chosen_devices(FLAGS))
-    one = replay(found, FLAGS.step, devices, code=code, verify=FLAGS.verify)
+    with unchanged([path]):
+        one = replay(found, FLAGS.step, devices, code=code, verify=FLAGS.verify)
     origin = f"checkpoint step-{one.began}" if one.began else "the initial weights"
     for line in (
         f"{path}, step {one.step:,} of {found.reached:,}, computed from {origin} on",

@@ -3,7 +3,8 @@
 import dataclasses
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,38 @@ class Run:
         if following is None:
             following = max(self.checkpoints, default=None)
         return {} if following is None else self.checkpoints[following]
+
+
+@contextmanager
+def unchanged(paths: Sequence[Path]) -> Iterator[None]:
+    """Checks that the `with` block changes nothing in the directories of runs.
+
+    Raises:
+      ModelDirectoryError: If a file was added, removed or changed, as by a callback of the run that
+        writes to a path in its config.
+    """
+    before = [_listing(path) for path in paths]
+    yield
+    for path, then in zip(paths, before, strict=True):
+        now = _listing(path)
+        if changed := sorted(
+            str(file) for file in {*then, *now} if then.get(file) != now.get(file)
+        ):
+            raise ModelDirectoryError(
+                f"While {path} was replayed, files in it changed: {', '.join(changed[:5])}. A "
+                "callback of the run may write to a path of its own. Replay a copy of the "
+                "directory, or leave the callback out with --gin_param."
+            )
+
+
+def _listing(path: Path) -> dict[Path, tuple[int, int]]:
+    """Returns size and time of change of each file below a directory."""
+    found = {}
+    for file in path.rglob("*"):
+        with suppress(OSError):
+            status = file.stat()
+            found[file.relative_to(path)] = (status.st_size, status.st_mtime_ns)
+    return found
 
 
 def read_run(path: Path) -> Run:

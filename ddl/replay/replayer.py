@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ class Replayer:
 
     def do(self, do: str, **arguments: Any) -> dict[str, Any]:
         """Carries out a command: the method of this name; adds notes since the last one."""
-        commands = {
+        commands: dict[str, Callable[..., dict[str, Any]]] = {
             "begin": self.begin,
             "train": self.train,
             "save": self.save,
@@ -80,7 +80,7 @@ class Replayer:
             "saved": self.saved,
             "record": self.record,
         }
-        result = commands[do](**arguments) or {}
+        result = commands[do](**arguments)
         notes, self._notes = self._notes, []
         return {**result, "notes": notes}
 

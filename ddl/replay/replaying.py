@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from ddl.errors import ConfigError
+from ddl.errors import ConfigError, ModelDirectoryError
 from ddl.replay.devices import Placed
 from ddl.replay.folder import Run
 from ddl.replay.processes import Player, Process, ask
@@ -81,7 +81,12 @@ def replay_with(
     begun = ask(exact, "begin", step=step - 1)
     found = [*notes, *begun["notes"]]
     following = run.following(step)
-    there = None if following is None else ask(exact, "saved", step=following)
+    there = None
+    if following is not None:
+        try:
+            there = ask(exact, "saved", step=following)
+        except ModelDirectoryError as error:  # it is damaged
+            found.append(str(error))
     if there is not None:
         check_no_rewind(run, begun["step"], begun["rewinds"], following, there["rewinds"])
     ask(exact, "train", to=step - 1)
@@ -97,7 +102,7 @@ def replay_with(
             "are those of the run up to their last bits."
         )
     verdict = (
-        "The run has no later checkpoint to compare the replay with."
+        "The run has no later checkpoint that can be compared with the replay."
         if following is None or there is None
         else f"The next checkpoint of the run is step {following:,}; --verify trains on to it and "
         "compares."
