@@ -45,6 +45,8 @@ def _at(step: int) -> tf.Tensor:
     """Whether this is update `step`, counted from 1; as a number of the present pass."""
     current = microbatch.current()
     assert current is not None
+    if current.step is None:  # a check before training
+        return tf.constant(False)
     return tf.equal(tf.cast(current.step, tf.int64), step - 1)
 
 

@@ -54,6 +54,16 @@ NOT_RUN = {
         ),
         "takes minutes; tests/run/generation/ draws from a smaller run of this config",
     ),
+    **dict.fromkeys(
+        (
+            "ddl replay runs/digits --step=120",
+            "ddl replay runs/digits --step=120 --show=examples,gradients --output=step120.npz",
+            "ddl replay runs/digits --example=1042",
+            "ddl bisect runs/before runs/after",
+            "ddl bisect runs/before runs/after --code_a=../checkout-before",
+        ),
+        "tests/replay/test_commands.py replays and bisects shorter runs",
+    ),
     "python -m benchmarks parity": "takes minutes; tests/training/test_parity.py runs "
     "some of its cases",
 }

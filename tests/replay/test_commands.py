@@ -72,7 +72,7 @@ def test_a_step_is_replayed_and_saved(runs, tmp_path):
     assert listing(runs / "before") == before
     with np.load(file) as arrays:
         index, rows = arrays["indices"], arrays["rows.x"]
-        assert "update.weights.first.kernel" in arrays
+        assert "update.weights.sequential.first.kernel" in arrays
     assert rows.shape == (32, 6)
     assert f"{index[5]:>8}" in done.stdout
     done = command("replay", runs / "before", f"--example={index[5]}", code=runs / "code_before")

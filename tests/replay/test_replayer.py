@@ -63,10 +63,18 @@ def test_an_update_is_computed_again(trained, players, step, began):
     found = arrays_of(made.recorded, step, list(SHOWN))
     assert len(found["indices"]) == len(found["rows/x"]) == 32
     change = kernel(trained, step) - kernel(trained, step - 1)
-    np.testing.assert_allclose(found["update/weights/first/kernel"], change, rtol=1e-6, atol=1e-8)
-    own = [value for name, value in found.items() if name.startswith("own gradients/last/bias")]
+    np.testing.assert_allclose(
+        found["update/weights/sequential/first/kernel"], change, rtol=1e-6, atol=1e-8
+    )
+    own = [
+        value
+        for name, value in found.items()
+        if name.startswith("own gradients/sequential/last/bias")
+    ]
     assert len(own) == 4
-    np.testing.assert_allclose(sum(own), found["gradients/last/bias"], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        sum(own), found["gradients/sequential/last/bias"], rtol=1e-4, atol=1e-6
+    )
 
 
 def test_the_rows_are_those_of_the_indices(players):
