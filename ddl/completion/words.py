@@ -12,6 +12,9 @@ Files = Literal["none", "config", "folder", "file"]
 
 # The flags that name files; a flag of one command goes before that of all.
 _FILES: dict[str, Files] = {
+    "code": "folder",
+    "code_a": "folder",
+    "code_b": "folder",
     "gin_file": "config",
     "gin_search_path": "folder",
     "log_dir": "folder",
@@ -20,6 +23,7 @@ _FILES: dict[str, Files] = {
     "pictures": "folder",
     "predictions": "file",
     "prompt_file": "file",
+    "replay output": "file",
     "report output": "file",
     "sweep_dir": "folder",
 }

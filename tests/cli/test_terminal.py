@@ -35,7 +35,7 @@ def test_on_a_terminal(columns, environment):
     assert ("\033" in text) == (not environment)
     plain = text.replace("\033[1m", "").replace("\033[0m", "").partition("train ")[0]
     assert max(map(len, plain.splitlines())) <= columns
-    assert plain.count("\n") == (6 if columns == 60 else 4), plain
+    assert plain.count("\n") == (7 if columns == 60 else 4), plain
 
 
 def test_in_a_pipe_whose_reader_ends_first():

@@ -107,7 +107,8 @@ def test_flags_macros_configs_and_commands(run):
     assert "\nlist        List what " in shown
     shown = run("num_packs")[1]
     assert shown.startswith("--num_packs: int = 1\n    Number of gradient buffers")
-    assert shown.endswith("\n    A flag of ddl train, ddl lr_finder, ddl show, ddl sweep.\n")
+    shown = " ".join(shown.split())
+    assert shown.endswith(" ddl train, ddl lr_finder, ddl show, ddl sweep, ddl replay, ddl bisect.")
 
 
 def test_flags_of_one_name_are_all_listed(run):
@@ -117,10 +118,11 @@ def test_flags_of_one_name_are_all_listed(run):
         ("inspect", "Folder for PNG files of the images."),
         ("convert", "New or empty folder for the files."),
         ("report", "The HTML file to write."),
+        ("replay", "File for the values as arrays, which ends with .npz."),
     ):
         assert f"--output: text\n    {text}\n    A flag of ddl {name}.\n" in shown
     _, of_all, _ = run("flags")
-    assert of_all.count("--output: text") == shown.count("--output: text") == 4
+    assert of_all.count("--output: text") == shown.count("--output: text") == 5
     assert of_all.count("--gin_file: text") == 1
 
 
