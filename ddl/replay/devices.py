@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ddl.distribution.traits import TRAITS
 from ddl.errors import ConfigError
 from ddl.replay.folder import Run
 
@@ -43,8 +44,10 @@ def placed(run: Run, step: int, given: Sequence[str], chosen: Mapping[str, Any])
       ConfigError: If the run used parameter servers, whose updates do not repeat.
     """
     known = run.metadata_at(step)
-    strategy, replicas, kind = (known.get(name) for name in ("strategy", "replicas", "device"))
-    if strategy == "parameter_server":
+    strategy: Any = known.get("strategy")
+    replicas, kind = known.get("replicas"), known.get("device")
+    traits = TRAITS.get(strategy)  # None if the strategy is not known
+    if traits is not None and traits.asynchronous:
         raise ConfigError(
             f"{run.path} trained with parameter servers: its updates are asynchronous, so that no "
             "replay repeats them. Replay a run of another strategy."
@@ -59,7 +62,7 @@ def placed(run: Run, step: int, given: Sequence[str], chosen: Mapping[str, Any])
             f"{run.path} does not say on which devices it ran, as before this version of ddl; the "
             f"replay takes {strategy} on the CPU. Pass --strategy and --gpus for others."
         )
-    elif strategy == "multi_worker_mirrored":
+    elif traits is not None and traits.several_processes:
         strategy = "one_device" if replicas == 1 else "mirrored"
         notes.append(
             f"{run.path} ran in several processes, whose sums the replay adds in one process: the "
