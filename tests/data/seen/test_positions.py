@@ -3,8 +3,9 @@
 import pytest
 import tensorflow as tf
 
-from ddl.data.order import SORTED_UP_TO, batch_indices, indices_at
+from ddl.data.order import SORTED_UP_TO, batch_indices, epoch_key, indices_at
 from ddl.data.seen import place_of, position_of
+from ddl.data.seen.cipher import deciphered
 from ddl.errors import ConfigError
 
 # Sorted; a small block; powers of 4, whose permutation has one index too many; odd numbers of bits;
@@ -54,3 +55,15 @@ def test_the_place_is_a_row_of_its_batch(shuffle):
 def test_an_example_that_does_not_exist(example):
     with pytest.raises(ConfigError, match=rf"from 0 to 99.*got {example}\. Correct --example"):
         position_of(example, 0, num_examples=100, seed=0)
+
+
+@pytest.mark.parametrize("length", [4**8, 4**9])
+def test_the_place_of_the_index_that_is_one_too_many(length):
+    """The example that the permutation maps to the index `length` stands elsewhere."""
+    key = [int(word) for word in epoch_key(5, tf.constant(2, tf.int64)).numpy()]
+    position = deciphered(length, key, length)
+    (example,) = indices_at(
+        tf.constant([position], tf.int64), tf.constant(2, tf.int64), num_examples=length, seed=5
+    ).numpy()
+    assert deciphered(int(example), key, length) == length
+    assert position_of(int(example), 2, num_examples=length, seed=5) == position
