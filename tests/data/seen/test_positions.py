@@ -8,7 +8,7 @@ from ddl.data.seen import place_of, position_of
 from ddl.data.seen.cipher import deciphered
 from ddl.errors import ConfigError
 
-# Sorted; a small block; powers of 4, whose permutation has one index too many; odd numbers of bits;
+# Sorted; a small block; powers of 4, after which a permutation has an index too many; odd numbers;
 # blocks of more than 32 bits.
 LENGTHS = [
     *(2, 1000, SORTED_UP_TO, SORTED_UP_TO + 1, 60_000),
@@ -57,7 +57,7 @@ def test_an_example_that_does_not_exist(example):
         position_of(example, 0, num_examples=100, seed=0)
 
 
-@pytest.mark.parametrize("length", [4**8, 4**9])
+@pytest.mark.parametrize("length", [4**8 + 1, 4**9 + 1])
 def test_the_place_of_the_index_that_is_one_too_many(length):
     """The example that the permutation maps to the index `length` stands elsewhere."""
     key = [int(word) for word in epoch_key(5, tf.constant(2, tf.int64)).numpy()]
