@@ -11,94 +11,27 @@ that nothing crosses for the condition of the loop.
 
 Each row changes one thing of the first row of its network. The MLP is 784-128-10 with a batch of
 64, float32 and FusedAdam; the CNN has two convolutions with batch normalization; the GPT has two
-blocks of width 64.
+blocks of width 64. Rows of an evaluation count a batch of it.
+
+Two steps written by hand (`benchmarks/gpu_bare_steps.py`) are counted in the same way. They compute
+what the row names, with Keras's layers and TensorFlow's fused optimizers. The bare step has one
+constant batch, and metrics only in an evaluation. The bare loop also gathers the batch from arrays
+on the device, and adds up loss and accuracy, as ddl does. Neither looks for NaN.
 """
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from benchmarks import command
-from benchmarks.report import Report, Table
+from benchmarks.gpu_rows import BATCH, ROWS, Row, network
+from benchmarks.report import Bar, Report, Table
 
-BATCH = 64
+MOST = BATCH // 4 - 1
+"""Elements that a tensor in host memory may have; a microbatch has more."""
+WORSE = 1.2
+"""The most operations of an update, relative to those of its bare loop."""
 
-
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """A trainer.
-
-    Attributes:
-      network: "MLP", "CNN" or "GPT".
-      change: What differs from the first row of the network; "" for that row.
-      arguments: Of the Trainer, besides task, data and batch size; functions are called.
-      optimizer: Name of an optimizer of `ddl.optimizers`.
-      precision: The number format.
-      replicas: Number of replicas.
-      task: Arguments of the task; functions are called.
-    """
-
-    network: str
-    change: str = ""
-    arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
-    optimizer: str = "FusedAdam"
-    precision: str = "float32"
-    replicas: int = 1
-    task: dict[str, Any] = dataclasses.field(default_factory=dict)
-
-
-def _average() -> Any:
-    import ddl
-
-    return ddl.ExponentialMovingAverage(0.99)
-
-
-def _noise_scale() -> Any:
-    import ddl
-
-    return ddl.GradientNoiseScale()
-
-
-def _flip_and_shift() -> list[Any]:
-    import ddl
-
-    return [ddl.layers.RandomFlip("horizontal"), ddl.layers.RandomShift(2, 2)]
-
-
-_OPTIMIZERS = (
-    "FusedSGD",
-    "MomentumSGD",
-    "FusedAdamW",
-    "FusedRMSprop",
-    "FusedAdagrad",
-    "LARS",
-    "LAMB",
-)
-ROWS = (
-    Row("MLP"),
-    *(Row("MLP", name, optimizer=name) for name in _OPTIMIZERS),
-    Row("MLP", "mixed_float16", precision="mixed_float16"),
-    Row("MLP", "mixed_bfloat16", precision="mixed_bfloat16"),
-    Row("MLP", "accumulation over 2", {"accumulation_steps": 2}),
-    Row("MLP", "accumulation over 4", {"accumulation_steps": 4}),
-    Row("MLP", "clip_norm", {"clip_norm": 1.0}),
-    Row("MLP", "clip_value", {"clip_value": 1.0}),
-    Row("MLP", "weight average", {"weight_average": _average}),
-    Row(
-        "MLP",
-        "accumulation over 2, noise scale",
-        {"accumulation_steps": 2, "gradient_noise_scale": _noise_scale},
-    ),
-    Row("MLP", "data made on the host", {"data_on_device": False}),
-    Row("MLP", "mirrored on 2", replicas=2),
-    Row("MLP", "mirrored on 2, accumulation over 2", {"accumulation_steps": 2}, replicas=2),
-    Row("CNN"),
-    Row("CNN", "augmentation: flip and shift", task={"augmentations": _flip_and_shift}),
-    Row("CNN", "mirrored on 2, normalization synchronized", replicas=2),
-    Row("GPT"),
-    Row("GPT", "mixed_bfloat16", precision="mixed_bfloat16"),
-)
-_QUICK = (ROWS[0], ROWS[8])
+_QUICK = tuple(row for row in ROWS if row.network == "MLP" and row.change in ("", "mixed_float16"))
 
 
 def measure(quick: bool) -> Iterator[Report]:
@@ -106,35 +39,33 @@ def measure(quick: bool) -> Iterator[Report]:
     from ddl.distribution import configure_devices
 
     configure_devices(4, gpus=())
-    counted: dict[str, list[Any]] = {}
+    counted: list[list[Any]] = []
+    bars: list[Bar] = []
     firsts: dict[str, int] = {}
     for row in _QUICK if quick else ROWS:
         update = update_of(row)
+        step, loop = (bare_steps_of(row, gathers).operations for gathers in (False, True))
         first = firsts.setdefault(row.network, update.operations)
-        name = f"{row.network}: {row.change}" if row.change else row.network
+        added = "\u2013" if row.evaluates else update.operations - first
+        ratios = [round(update.operations / bare, 2) for bare in (step, loop)]
         crossing, on_host = sum(update.crossing.values()), len(update.on_host)
-        counted[name] = [name, update.operations, update.operations - first, crossing, on_host]
-        columns = ["", "operations", "added", "bytes across", "left to the host"]
-        yield Report([Table("An update", columns, [*counted.values()])])
+        compared = [step, ratios[0], loop, ratios[1]]
+        counted.append([str(row), update.operations, added, *compared, crossing, on_host])
+        bars.append(Bar(f"{row}: operations / the bare loop's", ratios[1], WORSE, "at most"))
+        columns = ["", "operations", "added", "bare step", "ratio", "bare loop", "ratio"]
+        columns += ["bytes across", "left to the host"]
+        yield Report([Table("An update", columns, [*counted])], [*bars])
 
 
 def update_of(row: Row) -> Any:
     """Traces a trainer on the second CPU device and those after it; see `tests.gpu.updates`."""
-    import keras
-    import tensorflow as tf
-
     import ddl
     from ddl.devices.path import taking
-    from ddl.precision import set_precision
     from tests.gpu.places import of_gpus
-    from tests.gpu.updates import DEVICE, update_of
+    from tests.gpu.updates import evaluation_of, update_of
 
-    keras.utils.clear_session()  # also of its precision
-    set_precision(row.precision)
+    strategy = _strategy(row)
     with taking(of_gpus()):
-        strategy: tf.distribute.Strategy = tf.distribute.OneDeviceStrategy(DEVICE)
-        if row.replicas > 1:
-            strategy = tf.distribute.MirroredStrategy([f"CPU:{1 + i}" for i in range(row.replicas)])
         with strategy.scope():
             task, data = _task(row)
             trainer = ddl.Trainer(
@@ -143,9 +74,73 @@ def update_of(row: Row) -> Any:
                 data,
                 global_batch_size=BATCH,
                 strategy=strategy,
+                **({"eval_data": data} if row.evaluates else {}),
                 **_called(row.arguments),
             )
-        return update_of(trainer, BATCH // 4 - 1)
+        return (evaluation_of if row.evaluates else update_of)(trainer, MOST)
+
+
+def bare_steps_of(row: Row, gathers: bool) -> Any:
+    """Traces the bare step of a row in a loop; see `tests.gpu.updates`.
+
+    Args:
+      row: The row.
+      gathers: Whether batches are gathered, and right answers counted.
+    """
+    import tensorflow as tf
+
+    from benchmarks.gpu_bare_steps import step_of
+    from tests.gpu.updates import DEVICE, HOST, count
+
+    strategy = _strategy(row)
+    with strategy.scope():
+        step, arrays = step_of(row, gathers)
+    rows = BATCH // row.replicas
+
+    def on_replica(own: Any) -> Any:
+        images, labels, order = own
+        if gathers:
+            images, labels = tf.gather(images, order), tf.gather(labels, order)
+        return step(images[:rows], labels[:rows])
+
+    @tf.function(autograph=False)
+    def loop(images: tf.Tensor, labels: tf.Tensor, order: tf.Tensor) -> tf.Tensor:
+        def turn(number: tf.Tensor, total: tf.Tensor) -> Any:
+            with tf.device(DEVICE):
+                own = images, labels, order[number]
+            figures = strategy.run(on_replica, args=(own,))
+            with tf.device(HOST):
+                number += 1
+            figures = strategy.experimental_local_results(figures)[0]
+            with tf.device(DEVICE):
+                return number, total + figures if row.evaluates or gathers else figures
+
+        def goes_on(number: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
+            with tf.device(HOST):
+                return number < 10
+
+        zeros = tf.zeros([2] if row.evaluates or gathers else [])
+        return tf.while_loop(goes_on, turn, (tf.constant(0), zeros))[1]
+
+    images, labels = (tf.constant(a) for a in arrays)
+    order = tf.zeros([10, rows], tf.int64)
+    graph = loop.get_concrete_function(images, tf.cast(labels, tf.int64), order).graph
+    return count(graph, MOST, row.arguments.get("accumulation_steps", 1))
+
+
+def _strategy(row: Row) -> Any:
+    """Sets the precision, and returns the strategy of a row."""
+    import keras
+    import tensorflow as tf
+
+    from ddl.precision import set_precision
+    from tests.gpu.updates import DEVICE
+
+    keras.utils.clear_session()  # also of its precision
+    set_precision(row.precision)
+    if row.replicas == 1:
+        return tf.distribute.OneDeviceStrategy(DEVICE)
+    return tf.distribute.MirroredStrategy([f"CPU:{1 + i}" for i in range(row.replicas)])
 
 
 def _called(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -154,26 +149,15 @@ def _called(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _task(row: Row) -> tuple[Any, dict[str, Any]]:
-    """Returns the task and its data: 256 examples of zeros."""
-    import numpy as np
-
+    """Returns the task and its data."""
     import ddl
-    from benchmarks.gpt import NextToken, gpt
+    from benchmarks.gpt import NextToken
 
-    labels = np.zeros(256, "i4")
+    model, (images, labels) = network(row)
+    data = {"image": images, "label": labels}
     if row.network == "GPT":
-        tokens = np.zeros([256, 32], "i8")
-        model = gpt(32, 256, width=64, heads=4, blocks=2)
-        return NextToken(model), {"image": tokens, "label": tokens}
-    if row.network == "MLP":
-        model = ddl.models.mlp((28, 28, 1), 10)
-        images = np.zeros([256, 28, 28, 1], "u1")
-    else:
-        model = ddl.models.cnn(
-            (28, 28, 1), 10, blocks=((16, 16),), hidden_units=(), batch_normalization=True
-        )
-        images = np.zeros([256, 28, 28, 1], "u1")
-    return ddl.Classification(model, **_called(row.task)), {"image": images, "label": labels}
+        return NextToken(model), data
+    return ddl.Classification(model, **_called(row.task)), data
 
 
 if __name__ == "__main__":

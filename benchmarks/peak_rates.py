@@ -2,9 +2,11 @@
 
 Sheets: "NVIDIA H100 Tensor Core GPU", "NVIDIA H200 Tensor Core GPU", "NVIDIA A100 Tensor Core GPU",
 "NVIDIA V100", "NVIDIA T4", "NVIDIA A10", "NVIDIA L4", "NVIDIA L40S". The rates of the H100 (SXM and
-PCIe), A100, T4, L4 and L40S agree with other publications; compare the other rows with a sheet
-before you rely on a share of them. Rates with sparsity are halved. float32 is that of the CUDA
-cores; the others are those of the tensor cores, with sums in float32.
+PCIe), H200, A100, V100 (SXM2 and PCIe), T4, L4 and L40S, and the A10's float32, agree with other
+publications. Those of the H100 NVL, H200 NVL and V100S, and the A10's tensor cores, do not rest on
+a second source: compare them with a sheet before you rely on a share of them. Rates with sparsity
+are halved. float32 is that of the CUDA cores; the others are those of the tensor cores, with sums
+in float32.
 """
 
 _HOPPER = {"float32": 67.0, "tf32": 494.5, "float16": 989.5, "bfloat16": 989.5}

@@ -9,6 +9,7 @@ from ddl.data import BatchPipeline
 from ddl.data.checks import data_errors
 from ddl.data.pipeline import Batch
 from ddl.data.pipeline.buckets import buckets_of
+from ddl.data.pipeline.placed_order import on_host_if_placed
 from ddl.errors import DataError
 from ddl.step.compiled.compiler import Compiler
 from ddl.step.objective import Objective
@@ -117,7 +118,9 @@ class Evaluation:
             with microbatch.forward():
                 return self._objective(features, training=False)[1]
 
-        def add_batch(number: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        def add_batch(turn: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            with on_host_if_placed(self._strategy):
+                number, following = tf.cast(turn, tf.int64), turn + 1
             batch = pipeline.next_batch(rows, self._strategy, number)
 
             def added(batch: Batch) -> tf.Tensor:
@@ -125,14 +128,21 @@ class Evaluation:
                 return sums + self._strategy.reduce("SUM", per_replica, axis=None)
 
             if bucket_iterator is None:
-                return number + 1, added(batch)
+                return following, added(batch)
             buckets = buckets_of({"": pipeline})
             assert buckets is not None
             bucket = next(bucket_iterator)
-            return number + 1, buckets.each(bucket, batch, self._strategy, added)
+            return following, buckets.each(bucket, batch, self._strategy, added)
 
-        start = (tf.zeros([], tf.int64), self._objective.evaluation_metrics.zeros())
-        return tf.while_loop(lambda number, sums: number < num_batches, add_batch, start)[1]
+        def goes_on(turn: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
+            with on_host_if_placed(self._strategy):
+                return turn < end
+
+        # int32, which stays on the host: GPUs would send each answer to the host, which waits.
+        with on_host_if_placed(self._strategy):
+            end = tf.cast(num_batches, tf.int32)
+        start = (tf.constant(0), self._objective.evaluation_metrics.zeros())
+        return tf.while_loop(goes_on, add_batch, start)[1]
 
 
 def check_some_weight(sums: tf.Tensor, objective: Objective) -> None:

@@ -93,10 +93,16 @@ def test_it_says_that_it_needs_a_gpu(monkeypatch):
 
 
 def test_operations_of_an_update_are_counted_without_a_gpu():
-    (table,) = [*gpu_counts.measure(True)][-1].tables
-    (_, mlp, added, *_), (name, _, added_by_float16, crossing, on_host) = table.rows
-    assert (mlp, added, name) == (pytest.approx(46, rel=0.1), 0, "MLP: mixed_float16")
-    assert 15 < added_by_float16 < 40
+    report = [*gpu_counts.measure(True)][-1]
+    (table,) = report.tables
+    mlp, float16 = table.rows
+    name, operations, added, step, _, loop, ratio, *_ = mlp
+    assert (name, operations, added) == ("MLP", pytest.approx(46, rel=0.1), 0)
+    assert 20 < step < loop < operations
+    assert ratio == round(operations / loop, 2) == report.bars[0].value
+    name, _, added, _, _, _, _, crossing, on_host = float16
+    assert name == "MLP: mixed_float16"
+    assert 15 < added < 40
     assert (crossing, on_host) == (1, 0)  # whether the gradients are finite
 
 

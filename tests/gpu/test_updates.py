@@ -18,7 +18,7 @@ from ddl.optimizers import LAMB, FusedAdam
 from ddl.precision import set_precision
 from tests.conftest import LikeGpus
 from tests.gpu.places import of_gpus
-from tests.gpu.updates import DEVICE, HOST, Update, update_of
+from tests.gpu.updates import DEVICE, HOST, Update, evaluation_of, update_of
 
 BATCH = 64
 MOST = BATCH // 4 - 1  # elements of a tensor in host memory; a microbatch has more
@@ -68,6 +68,7 @@ def of_case(
     case: Case,
     task: Callable[[keras.Model], Any] = ddl.Classification,
     labels: np.ndarray = LABELS,
+    look: Callable[[ddl.Trainer, int], Update] = update_of,
     **path: bool,
 ) -> Update:
     set_precision(case.precision)
@@ -83,11 +84,12 @@ def of_case(
                 task(model),
                 case.optimizer(),
                 {"image": IMAGES, "label": labels},
+                eval_data={"image": IMAGES, "label": labels},
                 global_batch_size=BATCH,
                 strategy=strategy,
                 **case.arguments,
             )
-        return update_of(trainer, MOST)
+        return look(trainer, MOST)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -95,9 +97,16 @@ def test_an_update(name):
     case = CASES[name]
     update = of_case(case)
     assert not update.on_host
+    assert update.asks == 0
     assert sum(update.crossing.values()) <= case.crossing, update.crossing
     # If an update takes fewer now, take its number as the case's.
     assert 0.9 * case.operations <= update.operations <= 1.1 * case.operations
+
+
+def test_a_batch_of_an_evaluation():
+    batch = of_case(CASES["base"], look=evaluation_of)
+    assert (batch.on_host, batch.crossing, batch.asks) == ([], {}, 0)
+    assert batch.operations == pytest.approx(19, rel=0.1)
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.counted])
@@ -136,6 +145,12 @@ class LosesOnTheHost(ddl.Classification):
         output = super().per_example(features, training)
         with tf.device(HOST):
             return output._replace(loss=output.loss * 2)
+
+
+def test_a_condition_on_the_device_is_found():
+    # With a loop that counts on the device, the host asks in each update.
+    update = of_case(CASES["base"], places_order=False)
+    assert update.asks > 0
 
 
 def test_a_copy_is_found():

@@ -41,11 +41,13 @@ class Update:
       operations: Number of operations that start a kernel, call a library, or copy.
       on_host: Operations that have no kernel for GPUs, or keep more in host memory than `most`.
       crossing: Bytes that cross between host and devices, by the operation that gives them.
+      asks: Number of operations of the loop's condition, for whose result the host would wait.
     """
 
     operations: int
     on_host: list[str]
     crossing: dict[str, int]
+    asks: int = 0
 
 
 def update_of(trainer: ddl.Trainer, most: int) -> Update:
@@ -55,22 +57,46 @@ def update_of(trainer: ddl.Trainer, most: int) -> Update:
     graph = loop._loop.get_concrete_function(
         iterator, tf.constant(0, tf.int64), trainer.state
     ).graph
+    # The loop over the batches may be within one over those that are ordered ahead.
+    return count(graph, most, trainer.accumulation_steps, within=iterator is None)
+
+
+def evaluation_of(trainer: ddl.Trainer, most: int) -> Update:
+    """Looks at the loop over the batches of a trainer's evaluation; see `update_of`."""
+    evaluation, state = trainer._parts.evaluation, trainer.state
+    iterator = evaluation._pipeline.iterator(trainer.strategy, repeats=True), None
+    graph = evaluation._loop.get_concrete_function(
+        iterator, tf.constant(4, tf.int64), state.batches, state.step
+    ).graph
+    return count(graph, most)
+
+
+def count(graph: tf.Graph, most: int, turns: int = 1, within: bool = False) -> Update:
+    """Looks at the only loop of a graph: its body and its condition.
+
+    Args:
+      graph: Graph of a traced function.
+      most: Largest number of elements that a tensor in host memory may have.
+      turns: Turns of each loop within the loop.
+      within: Whether the loop is within another one.
+    """
     definition = graph.as_graph_def(add_shapes=True)
     functions = functions_of(definition)
     updates = _loop_in(definition.node)
     # Arguments of loops are in host memory if they are int32, such as resident arrays.
     on_host = [*of_node(updates, Body(definition.node, ()), most, set())]
-    if iterator is None:  # in a loop over the batches that are ordered ahead
+    if within:
         updates = _loop_in(functions[updates.attr["body"].func.name].node_def)
-    operations, crossing = 0, {}
-    for part in ("body", "cond"):
+    operations, crossing = {"body": 0, "cond": 0}, {}
+    for part in operations:
         body = body_of_function(functions[updates.attr[part].func.name])
         seen: set[Any] = set()
-        for node, of, times in nodes(body, functions, trainer.accumulation_steps):
+        for node, of, times in nodes(body, functions, turns):
             on_host += of_node(node, of, most, set())
-            operations += times * _counts(node, of, seen)
+            operations[part] += times * _counts(node, of, seen)
             crossing |= dict(_crossing(node, of))
-    return Update(operations, sorted(set(on_host)), crossing)
+    total = sum(operations.values())
+    return Update(total, sorted(set(on_host)), crossing, operations["cond"])
 
 
 def _loop_in(nodes: Any) -> Any:
