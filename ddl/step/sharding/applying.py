@@ -149,6 +149,8 @@ def _update(
             if variable.constraint is not None:
                 variable.assign(variable.constraint(variable))
 
+    if compiler.is_on:
+        sharding.allocate(stand_ins)
     strategy.run(fill)
     own = [shares[place] for place in part.places]
     with refusing_reductions(strategy):

@@ -1,7 +1,7 @@
 """Optimizers whose slots are shares, and the exchanges of their gradients and weights."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -87,16 +87,23 @@ class Sharding:
             prepare_optimizer(optimizer, stand_ins, self.strategy)
         finally:
             del vars(optimizer)["add_variable_from_reference"]
-        for stand_in in stand_ins:
-            for copy in self.strategy.experimental_local_results(stand_in.value):
-                with tf.device(copy.device):
-                    free(copy.handle, copy.dtype)
+        for copy in self._copies(stand_ins):
+            with tf.device(copy.device):
+                free(copy.handle, copy.dtype)
 
     def stand_ins(
         self, optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]
     ) -> list[keras.Variable]:
         """Returns the variables that an optimizer updates in place of some of its variables."""
         return [self._stand_ins[id(optimizer), id(variable)] for variable in variables]
+
+    def allocate(self, stand_ins: Sequence[keras.Variable]) -> None:
+        """Gives stand-ins their shapes while a graph is traced that XLA is to compile."""
+        with tf.init_scope():
+            for copy in self._copies(stand_ins):
+                with tf.device(copy.device):
+                    zeros = tf.zeros(copy.shape, copy.dtype)  # `copy.assign` checks the shape
+                    tf.raw_ops.AssignVariableOp(resource=copy.handle, value=zeros)
 
     def weight_of(self, variable: Any) -> Any:
         """Returns the weight that a stand-in stands for; any other variable itself."""
@@ -105,9 +112,11 @@ class Sharding:
     @property
     def handles_of_stand_ins(self) -> frozenset[int]:
         """The ids of the handles of the stand-ins of this worker's replicas."""
+        return frozenset(id(copy.handle) for copy in self._copies(self._stand_ins.values()))
+
+    def _copies(self, variables: Iterable[keras.Variable]) -> list[tf.Variable]:
         results = self.strategy.experimental_local_results
-        found = (copy for one in self._stand_ins.values() for copy in results(one.value))
-        return frozenset(id(copy.handle) for copy in found)
+        return [copy for variable in variables for copy in results(variable.value)]
 
     def summed(self, gradients: Sequence[Any]) -> list[Any]:
         """Returns the sums over the replicas, in shares. Cross-replica context, in a graph.
