@@ -24,6 +24,8 @@ class WholeSlot(_Trackable):
       dtype: Dtype of the slot.
     """
 
+    _should_act_as_resource_variable = True  # so that a checkpoint holds `_shared_name` too
+
     def __init__(self, shard: ShardOfSlot, sharding: Sharding):
         """Keeps the arguments.
 
@@ -37,6 +39,10 @@ class WholeSlot(_Trackable):
         self._strategy = sharding.strategy
         self._workers = Workers(sharding.strategy)
         self._traced: Any = None
+
+    @property
+    def _shared_name(self) -> str:
+        return self.variable._shared_name
 
     def whole(self) -> np.ndarray:
         """Gathers the slot. Eager, cross-replica context, on all workers."""

@@ -1,5 +1,6 @@
 """Applying gradients to shares: penalties → clipping → optimizers → whole weights."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,7 +50,8 @@ def apply_to_shares(
     shares = _with_penalties(sharding, shares, variables)
     shares, norms = _clipped(sharding, shares, variables, parts, clip, step, layers)
     for part in parts:
-        unless_frozen(part, step, lambda p=part: _update(sharding, shares, variables, p, compiler))
+        own = functools.partial(_update, sharding, shares, variables, part, compiler)
+        unless_frozen(part, step, own)
     return norms
 
 

@@ -70,7 +70,7 @@ class Sharding:
             self._stand_ins[id(optimizer), id(variable)] = stand_in
             self._weights[id(stand_in)] = variable
         # Keras keeps the ids of the variables that a user has excluded.
-        excluded = getattr(optimizer, "_exclude_from_weight_decay", set())
+        excluded: set[Any] = getattr(optimizer, "_exclude_from_weight_decay", set())
         key = optimizer._var_key
         pairs = zip(variables, stand_ins, strict=True)
         excluded |= {key(stand_in) for variable, stand_in in pairs if key(variable) in excluded}

@@ -1,7 +1,7 @@
 """The parts of a gradient that the optimizers of parameter groups update."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -23,13 +23,13 @@ class OptimizerPart:
     frozen_until: int = 0
 
 
-def unless_frozen(part: OptimizerPart, step: tf.Tensor, update: Callable[[], Any]) -> None:
+def unless_frozen(part: OptimizerPart, step: tf.Tensor, update: Any) -> None:
     """Calls a function that updates variables, unless its part is frozen. Cross-replica context.
 
     Args:
       part: The part.
       step: Number of updates made before this one, int64 [].
-      update: The function.
+      update: The function; takes no arguments.
     """
     if not part.frozen_until:
         update()
