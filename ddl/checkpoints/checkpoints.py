@@ -196,7 +196,7 @@ class Checkpoints:
             raise ModelDirectoryError(failure)
 
     def _take(self) -> dict[str, tf.Tensor]:
-        """Returns all tensors by name; empty except on the chief. Call this on all workers."""
+        """Returns the tensors by name, of variables on the chief alone. Call on all workers."""
         trainer = self._trainer
         for variable, value in zip(self._state, trainer.state, strict=True):
             variable.assign(value)
@@ -208,7 +208,7 @@ class Checkpoints:
         of_replicas = self._of_replicas.tensors()
         means = trainer.evaluation_weights(averaged=False) if of_replicas else nullcontext()
         with means:  # on all workers, which have the same `of_replicas`
-            return self._snapshots.take() | of_replicas if self._workers.is_chief else {}
+            return self._snapshots.take(self._workers.is_chief) | of_replicas
 
     def _write(
         self, point: current.Point, tensors: dict[str, tf.Tensor], metadata: Metadata

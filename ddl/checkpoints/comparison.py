@@ -8,6 +8,8 @@ import keras
 import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2
 
+from ddl.checkpoints.slots import WholeSlot
+
 OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 """Key of the object graph in a TensorFlow checkpoint."""
 
@@ -90,7 +92,7 @@ def compare(
         if (id(item), node) in seen:
             continue
         seen.add((id(item), node))
-        if isinstance(item, keras.Variable | tf.Variable):
+        if isinstance(item, keras.Variable | tf.Variable | WholeSlot):
             here.setdefault(id(item), (path, item))
             holds = node is not None and nodes[node].attributes
             if node is not None and holds and found.setdefault(id(item), node) != node:

@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 
 from ddl.checkpoints.comparison import some
+from ddl.checkpoints.slots import WholeSlot
 from ddl.data import ReplayBuffer
 from ddl.errors import ConfigError
 from ddl.tasks.parts import attributes_of, copies_of, layers_of, models_of, variables_of
@@ -138,6 +139,7 @@ def saved_variables(checkpoint: tf.train.Checkpoint) -> list[tf.Variable]:
     """Returns all variables that a checkpoint saves, each once."""
     descendants = tf.train.TrackableView(checkpoint).descendants()
     bare = [_bare(v) for v in descendants if isinstance(v, keras.Variable | tf.Variable)]
+    bare += [slot.variable for slot in descendants if isinstance(slot, WholeSlot)]
     return list({id(v): v for v in bare}.values())
 
 

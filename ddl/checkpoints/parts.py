@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from ddl.checkpoints.contents import model_parts, saved_variables
 from ddl.checkpoints.of_callbacks import parts_of_callbacks
+from ddl.checkpoints.slots import with_whole_slots
 from ddl.data import ReplayBuffer
 from ddl.optimizers.named import ONLY, by_name
 from ddl.optimizers.plateau import plateaus_of
@@ -44,7 +45,10 @@ def parts_for_training(trainer: Trainer, callbacks: Sequence[object]) -> dict[st
       ConfigError: If two variables of a callback would have the same name.
     """
     plateaus = {name: own.state for name, own in plateaus_of(trainer.optimizer).items()}
-    optimizers: Any = by_name(trainer.optimizer)
+    optimizers: Any = {
+        name: with_whole_slots(optimizer, trainer.sharding)
+        for name, optimizer in by_name(trainer.optimizer).items()
+    }
     if ONLY in optimizers:
         parts = {"optimizer": optimizers[ONLY], "plateau": plateaus.get(ONLY)}
     else:

@@ -5,6 +5,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ddl.checkpoints.slots import WholeSlot
 from ddl.errors import ConfigError
 
 
@@ -35,11 +36,28 @@ class Snapshots:
         self._checkpoint = checkpoint
         self._variables: dict[str, tf.Variable] = {}
         self._others: dict[str, tf.Tensor] = {}
+        self._slots: dict[str, WholeSlot] = {}
         self._traced: Any = None
         self._gather()
 
-    def take(self) -> dict[str, tf.Tensor]:
-        """Returns the tensors by name, on the host. Eager, cross-replica context."""
+    def take(self, keeps: bool = True) -> dict[str, tf.Tensor]:
+        """Returns the tensors by name, on the host. Eager, cross-replica context, on all workers.
+
+        Slots in shares are gathered one by one, so that only the host holds all of them whole.
+
+        Args:
+          keeps: Whether this worker needs the tensors; else it helps to gather and returns none.
+        """
+        slots = {}
+        with tf.device("CPU:0"):
+            for name, slot in self._slots.items():
+                whole = slot.whole()
+                if keeps:
+                    slots[name] = tf.constant(whole)
+        return self._take_own() | slots if keeps else {}
+
+    def _take_own(self) -> dict[str, tf.Tensor]:
+        """Returns the tensors that this worker holds whole."""
         # On the CPU, since a function called on a GPU returns its results there.
         with tf.device("CPU:0"):
             if len(self._others) > 1:
@@ -76,6 +94,8 @@ class Snapshots:
             for name, tensor in tensors.items():
                 if is_read_here:
                     self._variables[name] = variable
+                elif isinstance(part, WholeSlot):
+                    self._slots[name] = part
                 else:
                     self._others[name] = getattr(tensor, "tensor", tensor)
 

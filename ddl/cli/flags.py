@@ -132,6 +132,9 @@ def define_flags() -> None:
         "Whether XLA compiles forward and backward pass, and the update. auto: on GPUs, except for "
         "what XLA cannot compile. Changes results only by rounding.",
     )
+    flags.DEFINE_bool(
+        "shard_optimizer_state", False, "Keep on each replica the slots of its share alone."
+    )
     flags.DEFINE_enum(
         "cross_device_ops",
         "auto",

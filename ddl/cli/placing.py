@@ -72,6 +72,7 @@ def build_placement(gpus: Sequence[int] | None) -> "Placement | None":
         FLAGS.steps_per_loop,
         parse_on_device(FLAGS.data_on_device),
         FLAGS.jit_compile,
+        FLAGS.shard_optimizer_state,
     )
 
 

@@ -34,6 +34,9 @@ def memory_of_replica(trainer: Trainer, activations: Activations) -> dict[str, s
         "kept for overflows": trainer.kept_bytes,
     }
     texts = {f"memory, {name}": _text(size) for name, size in rows.items() if size}
+    if trainer.sharding is not None and rows["optimizer"]:
+        replicas = trainer.strategy.num_replicas_in_sync
+        texts["memory, optimizer"] += f", a replica's share of the slots of {replicas} replicas"
     if accumulates:
         texts["memory, gradients"] += ", of the sum over microbatches and of one microbatch"
     if activations.bytes is not None:

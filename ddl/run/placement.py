@@ -22,6 +22,7 @@ class Placement:
       steps_per_loop: Updates per Python call; None adapts the number.
       data_on_device: Whether data arrays are kept on the devices; "auto" decides by size.
       jit_compile: Whether XLA compiles the updates; "auto" does on GPUs.
+      shard_optimizer_state: Whether each replica keeps the slots of its share of the weights alone.
     """
 
     strategy: tf.distribute.Strategy
@@ -29,3 +30,4 @@ class Placement:
     steps_per_loop: int | None = None
     data_on_device: bool | Literal["auto"] = "auto"
     jit_compile: JitCompile = "auto"
+    shard_optimizer_state: bool = False

@@ -101,6 +101,7 @@ def run(
         **{"bytes_per_pack": placement.communication.bytes_per_pack},
         **{"collectives": placement.communication.collectives},
         **{"jit_compile": placement.jit_compile, "profile": profile},
+        **{"shard_optimizer_state": placement.shard_optimizer_state},
         **{"checkpoint": what.checkpoint, "averaged_weights": what.averaged},
         "predictions": predictions,
     }

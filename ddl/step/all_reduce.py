@@ -37,6 +37,9 @@ class AllReduce:
     without the wider sum.
 
     Sparse gradients are not rounded.
+
+    Attributes:
+      dtype: Dtype to which gradients are rounded, or None.
     """
 
     def __init__(
@@ -60,7 +63,7 @@ class AllReduce:
             check_choice("gradient_dtype", dtype, get_args(GradientDtype))
         self._strategy = strategy
         self._options = communication.options()
-        self._dtype = None if dtype is None else tf.as_dtype(dtype)
+        self.dtype = None if dtype is None else tf.as_dtype(dtype)
         # TensorFlow's reduce adds in the dtype that it sends. Its underlying collectives, one
         # launcher per device, are private attributes, checked by tests/step/test_all_reduce.py.
         self._launchers: Sequence[Any] = ()
@@ -71,7 +74,7 @@ class AllReduce:
     @property
     def rounds(self) -> bool:
         """Whether gradients are rounded to another dtype, also with one replica."""
-        return self._dtype is not None
+        return self.dtype is not None
 
     def __call__(self, gradients: Sequence[Any], variables: Sequence[keras.Variable]) -> list[Any]:
         """Returns the sums, one per variable, present on every replica.
@@ -80,7 +83,7 @@ class AllReduce:
           gradients: One value per variable; a per-replica value with several replicas.
           variables: The variables, in the order of the gradients.
         """
-        if self._dtype is None:
+        if self.dtype is None:
             return self._summed(gradients, variables)
         if not self._launchers:
             rounded = self._strategy.run(self._rounded, args=(list(gradients),))
@@ -113,7 +116,7 @@ class AllReduce:
         """Rounds dense gradients to the dtype and casts them back. Replica context."""
 
         def rounded(values: tf.Tensor) -> tf.Tensor:
-            return tf.cast(tf.cast(values, self._dtype), values.dtype)
+            return tf.cast(tf.cast(values, self.dtype), values.dtype)
 
         dense = [g for g in gradients if not isinstance(g, tf.IndexedSlices)]
         packs = path_of(self._strategy).packs_tensors
@@ -156,9 +159,9 @@ class AllReduce:
         """Returns the sums of `_sent_rounded` for one replica, on its device."""
         sums: list[Any] = [None] * len(gradients)
         sizes = [variable.value.shape.num_elements() for variable in variables]
-        limit = self._options.bytes_per_pack // tf.as_dtype(self._dtype).size
+        limit = self._options.bytes_per_pack // tf.as_dtype(self.dtype).size
         for buffer in buffers(sizes, limit):
-            flat = [tf.cast(tf.reshape(gradients[i], [-1]), self._dtype) for i in buffer]
+            flat = [tf.cast(tf.reshape(gradients[i], [-1]), self.dtype) for i in buffer]
             wide = max((gradients[i].dtype for i in buffer), key=lambda dtype: dtype.size)
             total = self._summed_over_all(launcher, tf.concat(flat, axis=0), wide)
             parts = tf.split(total, [sizes[i] for i in buffer], axis=0)

@@ -11,6 +11,7 @@ gradient is therefore multiplied by B / Σ weight, with Σ over the global batch
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -102,9 +103,11 @@ class GlobalGradient:
         sums = self.all_reduce.of_sums(sums)
         gradients = self.all_reduce(gradients, variables)
         gradients = gradient_path.with_each_row_once(gradients, self.strategy)
-        sums, noise = self._gradient_noise(objective, sums, gradients, batch, state)
-        wide = gradient_path.widest([self._of_first_replica(g) for g in gradients])
-        factor = self._factor(objective, batch, sums, state.loss_scale, wide)
+        firsts = list(map(self._of_first_replica, gradients))
+        squared = functools.partial(squared_norm_of, firsts)
+        sums, noise = self.gradient_noise(objective, sums, squared, batch, state)
+        wide = gradient_path.widest(firsts)
+        factor = self.factor(objective, batch, sums, state.loss_scale, wide)
         return Reduced(*self._multiplied(gradients, factor), sums=sums, noise=noise)
 
     def of_replicas(
@@ -276,11 +279,11 @@ class GlobalGradient:
         """See `ddl.step.gradients.left_out`. Replica context."""
         return gradient_path.left_out(watched, variables, self.own, self.complete)
 
-    def _gradient_noise(
+    def gradient_noise(
         self,
         objective: Objective,
         sums: tf.Tensor,
-        gradients: list[Any],
+        squared_norm: Callable[[], tf.Tensor],
         batch: StepBatch,
         state: TrainingState,
     ) -> tuple[tf.Tensor, tf.Tensor | None]:
@@ -288,8 +291,7 @@ class GlobalGradient:
         if self.noise_scale is None:
             return sums, None
         size = self.pipelines[batch.source].global_batch_size
-        parts = self.parts
-        large = squared_norm_of([self._of_first_replica(gradient) for gradient in gradients])
+        parts, large = self.parts, squared_norm()
         # A part's gradient is a sum over B/P examples divided by B, so 1/P of their mean. The mean
         # over P parts is s = P² · sums[-1] / P.
         small = parts * sums[-1]
@@ -300,7 +302,7 @@ class GlobalGradient:
             noise /= (tf.cast(scale, tf.float64) * entries) ** 2
         return sums[:-1], tf.where(tf.equal(sums[0], size * entries), noise, np.nan)
 
-    def _factor(
+    def factor(
         self, objective: Objective, batch: StepBatch, sums: tf.Tensor, scale: tf.Tensor, wide: Any
     ) -> Callable[[], tf.Tensor] | None:
         """Returns a function for B / (Σ weight · loss scale), []; None if always one.

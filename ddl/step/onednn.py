@@ -8,6 +8,7 @@ import tensorflow as tf
 from ddl.devices.path import path_of
 
 _Function = TypeVar("_Function", bound=Callable)
+_Result = TypeVar("_Result")
 
 # Operations whose oneDNN gradient kernel reuses data of the oneDNN forward kernel.
 _IN_PAIRS = {"MaxPool", "MaxPool3D"}
@@ -36,6 +37,11 @@ def needs_own_graph(graph: tf.Graph, strategy: tf.distribute.Strategy) -> bool:
     for function in definition.library.function:
         nodes += function.node_def
     return any(node.op in _IN_PAIRS for node in nodes)
+
+
+def in_own_graph_if(needed: bool, function: Callable[[], _Result]) -> _Result:
+    """Calls a function, such as the body of a loop, in a graph of its own if it needs one."""
+    return in_own_graph(function)() if needed else function()
 
 
 def in_own_graph(function: _Function) -> _Function:

@@ -10,8 +10,9 @@ The built-in step is `update.minimize(task.per_example, batch)`.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -30,15 +31,11 @@ from ddl.step.monitoring.counted import counted_norms, norms_of_layers
 from ddl.step.moving_statistics import Statistics
 from ddl.step.noise_scale import by_optimizer
 from ddl.step.observing import observe
-from ddl.step.onednn import in_own_graph
 from ddl.step.order_of_sums import fixed_order_of_sums
-from ddl.step.overflow import (
-    Changes,
-    KeptValues,
-    all_finite,
-    change_unless_overflow,
-)
+from ddl.step.overflow import Changes, KeptValues, all_finite, change_unless_overflow
 from ddl.step.reduced import Reduced
+from ddl.step.sharding import Sharding
+from ddl.step.sharding.gradient import gradient_in_shares
 from ddl.step.state import TrainingState
 from ddl.step.verbs.applying import OptimizerPart, apply
 from ddl.step.verbs.batches import StepBatch
@@ -50,8 +47,6 @@ from ddl.step.verbs.values import Values
 from ddl.step.verbs.work import Books
 from ddl.step.weight_average import WeightAverages
 from ddl.tasks.task import LossFunction
-
-_Result = TypeVar("_Result")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +62,7 @@ class UpdateStep:
       clips: Limits of the gradients that each optimizer applies, by its name in the step.
       loss_scale: Rule of the dynamic loss scale; None: no loss scaling.
       layer_norms: Norms of layers, or None: not computed.
+      sharding: The shares of the optimizers' slots; None: each replica holds whole slots.
 
     Raises:
       ConfigError: If the noise scale cannot be estimated.
@@ -80,6 +76,7 @@ class UpdateStep:
     clips: Mapping[str, Clip]
     loss_scale: LossScale | None
     layer_norms: NormsOfLayers | None = None
+    sharding: Sharding | None = None
 
     def __post_init__(self) -> None:
         if self.gradient.noise_scale is None:
@@ -157,16 +154,14 @@ class UpdateStep:
         work.finish(update.books)
         return self.compiler(lambda: self._next_state(state, update.books))
 
-    def in_own_graph_if_needed(self, function: Callable[[], _Result]) -> _Result:
-        """Calls the body of a training loop, in a graph of its own if a loss needs that.
+    @property
+    def needs_own_graph(self) -> bool:
+        """Whether a loop runs each update in a graph of its own: the all-reduce overlaps there.
 
-        The graph holds the whole update, so that the all-reduce overlaps with the backward pass.
         With several microbatches, `GlobalGradient` instead puts each microbatch in its own graph.
         """
-        needed = any(one.needs_own_graph for one in self.plan.objectives)
-        if needed and self.gradient.microbatches == 1:
-            return in_own_graph(function)()
-        return function()
+        of_any = any(one.needs_own_graph for one in self.plan.objectives)
+        return of_any and self.gradient.microbatches == 1
 
     @property
     def changing_fields(self) -> list[str]:
@@ -219,6 +214,7 @@ class _Work:
         self._state = state
         self._functions: dict[str, LossFunction] = {}
         self._kept: KeptValues | None = None
+        self._sharding: Sharding | None = None  # where gradients are reduced to shares
         if update.loss_scale is not None:
             self._kept = KeptValues(update.kept_variables, self.strategy)
 
@@ -248,9 +244,19 @@ class _Work:
     ) -> Reduced:
         observe("gradients", loss=loss)
         objective = self._plan.losses[loss].of(self._functions[loss])
-        reduced = self._update.gradient(objective, variables, batch, self._state, draws, each)
+        given = (objective, variables, batch, self._state, draws)
+        if self._sharding is not None:
+            reduced = gradient_in_shares(self._sharding, self._update.gradient, *given)
+        else:
+            reduced = self._update.gradient(*given, each)
         observe("reduced", variables=variables, reduced=reduced)
         return reduced
+
+    @contextmanager
+    def applied_alone(self) -> Iterator[None]:
+        self._sharding = self._update.sharding
+        yield
+        self._sharding = None
 
     def sums(
         self, name: str, values: Values, batch: StepBatch, draws: Draws
@@ -281,14 +287,9 @@ class _Work:
             for name, places in parts.items()
         ]
         norm = apply(
-            self.strategy,
-            gradients.to_apply,
-            gradients.variables,
-            used,
-            update.clips[optimizer],
-            self._state.step,
-            update.compiler,
-            update.layer_norms,
+            *(self.strategy, gradients.to_apply, gradients.variables, used),
+            *(update.clips[optimizer], self._state.step, update.compiler),
+            *(update.layer_norms, update.sharding),
         )
         observe("applied", optimizer=optimizer, gradients=gradients)
         return norm

@@ -28,6 +28,7 @@ from ddl.step.global_gradient import GlobalGradient
 from ddl.step.moving_statistics import Statistics, allow_replica_writes
 from ddl.step.objective import Objective
 from ddl.step.remat import Parts
+from ddl.step.sharding import sharding_of, variables_of
 from ddl.step.update import UpdateStep
 from ddl.step.verbs.plan import StepPlan
 from ddl.step.weight_average import WeightAverages
@@ -51,7 +52,7 @@ from ddl.training.evaluation_weights import EvaluationWeights
 from ddl.training.results.corpus_figures import CorpusFigures
 from ddl.training.results.other_data import OtherData
 from ddl.training.schedule_free import ScheduleFreeWeights, schedule_free_weights
-from ddl.training.step_plan import evaluation_objective, step_plan
+from ddl.training.step_plan import evaluation_objective, not_evaluated, step_plan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,7 +171,7 @@ def assemble(
     evaluation: Evaluation | CoordinatedEvaluation | None = None
     if eval_pipeline is not None:
         if evaluated is None:
-            raise ConfigError(_not_evaluated(task))
+            raise ConfigError(not_evaluated(task))
         if traits_of(strategy).asynchronous:
             evaluation = CoordinatedEvaluation(evaluated, eval_pipeline, strategy)
         else:
@@ -200,7 +201,7 @@ def assemble(
             task, plan, lambda loss: objective(loss, pipeline), is_planned=False
         )
         if found is None:
-            raise ConfigError(_not_evaluated(task))
+            raise ConfigError(not_evaluated(task))
         return found
 
     given = OtherData(
@@ -229,9 +230,9 @@ def assemble(
     weights = EvaluationWeights(update.averages, update.statistics, strategy, schedule_free)
     models = layers if has_step(task) else [task.model]
     of_models = list({id(v): v for model in models for v in model.variables}.values())
-    of_optimizers = [v for one in optimizers.values() for v in one.variables]
     kept_finite = [
-        *(v.value for v in (*of_models, *of_optimizers)),
+        *(v.value for v in of_models),
+        *(v for one in optimizers.values() for v in variables_of(one, update.sharding)),
         *(update.averages.variables if update.averages else ()),
         *(copy for copies in weights.replica_statistics for copy in copies[1:]),
     ]
@@ -251,14 +252,6 @@ def assemble(
         corpus,
         VariablesFinite(kept_finite, workers),
         FixedSettings(task, layers, list(optimizers.values()), plan.trained, plan.read),
-    )
-
-
-def _not_evaluated(task: Task) -> str:
-    return (
-        f"{type(task).__name__} cannot be evaluated: it has neither `per_example` nor `evaluate`. "
-        "Give it a method evaluate(features) that returns a ddl.PerExample, or leave out the "
-        "evaluation data."
     )
 
 
@@ -310,8 +303,10 @@ def _update(
     """Builds the optimizers' slots, the averages and the update."""
     allow_replica_writes(layers, strategy)
     statistics = Statistics(layers, strategy)
-    for name, optimizer in optimizers.items():
-        gradient_path.prepare_optimizer(optimizer, plan.variables[name], strategy)
+    communication = options.communication or Communication()
+    all_reduce = AllReduce(strategy, communication, options.gradient_dtype)
+    shards = options.shard_optimizer_state
+    sharding = sharding_of(optimizers, plan.variables, all_reduce, strategy, shards)
     loss_scale = options.loss_scale
     if loss_scale == "auto":
         in_float16 = computes_in_float16(layers if has_step(task) else [task.model])
@@ -320,7 +315,6 @@ def _update(
     if options.weight_average is not None:
         weights = [v.value for v in plan.trained] + statistics.floating
         averages = WeightAverages(options.weight_average, weights, strategy)
-    communication = options.communication or Communication()
     if options.gradient_noise_scale is not None and any(map(plan.frozen_until, optimizers)):
         raise ConfigError(
             "The gradient noise scale is that of all variables, but a parameter group is frozen "
@@ -330,7 +324,7 @@ def _update(
         strategy=strategy,
         compiler=Compiler(options.jit_compile, strategy, "training"),
         pipelines=train,
-        all_reduce=AllReduce(strategy, communication, options.gradient_dtype),
+        all_reduce=all_reduce,
         scales=loss_scale is not None,
         noise_scale=options.gradient_noise_scale,
         statistics=statistics,
@@ -347,4 +341,5 @@ def _update(
         clips=gradient_path.clips_by_name(options.clip_norm, options.clip_value, list(plan.groups)),
         loss_scale=loss_scale,
         layer_norms=options.layer_norms.of(plan.trained, strategy) if options.layer_norms else None,
+        sharding=sharding,
     )

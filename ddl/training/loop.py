@@ -15,6 +15,7 @@ from ddl.data.source import Source
 from ddl.devices.path import path_of
 from ddl.distribution.workers import Workers
 from ddl.random import batch_counter
+from ddl.step.onednn import in_own_graph_if
 from ddl.step.state import TrainingState
 from ddl.step.update import UpdateStep
 from ddl.training.device_errors import device_errors
@@ -255,7 +256,7 @@ class TrainingLoop:
                 following = after.batches if self._update.compiler.is_on else before.batches + 1
                 return self._carried(after), made_next(following)
 
-        return self._update.in_own_graph_if_needed(updated)
+        return in_own_graph_if(self._update.needs_own_graph, updated)
 
     def _carried(self, state: TrainingState) -> _Carried:
         """Returns the fields that change: each loop variable costs three operations per update."""

@@ -110,3 +110,12 @@ def evaluation_objective(
         return objective(None)
     loss = evaluation_loss(task)
     return None if loss is None else objective(loss)
+
+
+def not_evaluated(task: Task) -> str:
+    """Returns the error for a task that an evaluation is asked of and that has none."""
+    return (
+        f"{type(task).__name__} cannot be evaluated: it has neither `per_example` nor `evaluate`. "
+        "Give it a method evaluate(features) that returns a ddl.PerExample, or leave out the "
+        "evaluation data."
+    )

@@ -80,6 +80,7 @@ class Trainer(Evaluating):
         communication: Communication | None = None,
         jit_compile: JitCompile = "auto",
         remat: Remat | None = None,
+        shard_optimizer_state: bool = False,
     ) -> None:
         """Checks everything that can be checked before training, and builds the optimizer slots.
 
@@ -121,6 +122,9 @@ class Trainer(Evaluating):
             or "auto": on GPUs, except for what XLA cannot compile. Changes only rounding.
           remat: Selects layers that the backward pass computes again, to take less memory; None:
             none. Results do not change.
+          shard_optimizer_state: Whether each replica keeps the slots of its share of the weights
+            alone, to take less memory. Changes only rounding. `optimizer.variables` then holds
+            shares.
 
         Raises:
           ConfigError: If an argument is out of range, model or optimizer was made outside the
@@ -171,6 +175,8 @@ class Trainer(Evaluating):
         """Bytes on each replica that an update keeps, to undo itself if a gradient overflows."""
         self.remat_parts = parts.update.gradient.remat
         """The parts of the models that the backward pass computes again; None without `remat`."""
+        self.sharding = parts.update.sharding
+        """The shares of the optimizers' slots; None if each replica holds whole slots."""
         self.generator_states = parts.generator_states
         """States of the Keras seed generators in the task's layers: int64 [2] each."""
         self.averages = parts.update.averages

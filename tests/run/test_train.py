@@ -32,7 +32,10 @@ SHORT = ("TRAIN_STEPS = 40", "EVAL_EVERY = 20", "CHECKPOINT_EVERY = 20", "LOG_EV
 def run(model_dir, *params, strategy=("one_device", 1), gin_file="digits_cnn.gin", **arguments):
     config.load([str(CONFIGS / gin_file)], [*SHORT, *params])
     placement = train.Placement(
-        make_strategy(*strategy), Communication(), arguments.pop("steps_per_loop", None)
+        make_strategy(*strategy),
+        Communication(),
+        arguments.pop("steps_per_loop", None),
+        shard_optimizer_state=arguments.pop("shards", False),
     )
     train.run(placement, None if model_dir is None else str(model_dir), **arguments)
 
@@ -381,6 +384,13 @@ def test_dry_run_counts_the_memory_of_a_replica(capsys):
     assert "memory, averages: 38.4 kB" in out
     assert "parts that are computed again" in out
     assert "memory of a replica: about " in out
+
+
+def test_dry_run_counts_slots_by_share(capsys):
+    run(None, strategy=("mirrored", 2), shards=True, dry_run=True, **DIGITS_MLP)
+    out = capsys.readouterr().out
+    assert "memory, weights: 38.4 kB" in out
+    assert "memory, optimizer: 19.2 kB, a replica's share of the slots of 2 replicas" in out
 
 
 def test_a_run_resumes_with_layers_computed_again_and_without(tmp_path):

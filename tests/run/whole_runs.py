@@ -23,6 +23,10 @@ PLAN = (
 MODES = {
     "float32 one_device": ("float32", ["--strategy=one_device"]),
     "mixed_float16 mirrored": ("mixed_float16", ["--strategy=mirrored", "--num_virtual_devices=2"]),
+    "float32 mirrored, sharded": (
+        "float32",
+        ["--strategy=mirrored", "--num_virtual_devices=2", "--shard_optimizer_state"],
+    ),
 }
 
 

@@ -13,7 +13,7 @@ from ddl.step.gradients.clipping import (
     clips_by_name,
     squared_norm,
 )
-from ddl.step.gradients.penalties import add_regularization
+from ddl.step.gradients.penalties import add_regularization, of_penalties
 from ddl.step.gradients.preparation import (
     check_none_left_out,
     check_used,
@@ -42,6 +42,7 @@ __all__ = [
     "clips_by_name",
     "left_out",
     "multiply",
+    "of_penalties",
     "packs",
     "prepare_optimizer",
     "squared_norm",

@@ -4,7 +4,6 @@ Parameter groups share one gradient: penalties and clipping see all of it, and e
 updates the variables of its group.
 """
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,24 +17,54 @@ from ddl.step.compiled.compiler import Compiler
 from ddl.step.compiled.deferred import Deferred
 from ddl.step.gradients import Clip, Gradient
 from ddl.step.monitoring import NormsOfLayers
-
-
-@dataclasses.dataclass(frozen=True)
-class OptimizerPart:
-    """The part of a gradient that an optimizer updates.
-
-    Attributes:
-      optimizer: The optimizer.
-      places: Places of its variables in the gradient.
-      frozen_until: First step at which it updates its variables.
-    """
-
-    optimizer: keras.optimizers.Optimizer
-    places: Sequence[int]
-    frozen_until: int = 0
+from ddl.step.sharding import InShares, Sharding
+from ddl.step.sharding.applying import apply_to_shares
+from ddl.step.verbs.parts import OptimizerPart, unless_frozen
 
 
 def apply(
+    strategy: tf.distribute.Strategy,
+    gradients: list[Any] | Deferred | InShares,
+    variables: Sequence[keras.Variable],
+    parts: Sequence[OptimizerPart],
+    clip: Clip,
+    step: tf.Tensor,
+    compiler: Compiler,
+    layers: NormsOfLayers | None = None,
+    sharding: Sharding | None = None,
+) -> tf.Tensor:
+    """Applies a gradient. Cross-replica context, in a graph.
+
+    Args:
+      strategy: The strategy.
+      gradients: One reduced, unscaled value per variable, or values to multiply; with `sharding`
+        also in shares.
+      variables: The variables.
+      parts: The optimizers and what each updates.
+      clip: The limits.
+      step: Number of updates made before this one, int64 [].
+      compiler: Compiles the computation of each replica, or leaves it as it is.
+      layers: Computes norms of layers too, or None.
+      sharding: The shares of the optimizers' slots; None: each replica holds whole slots.
+
+    Returns:
+      The global norm before clipping, float64 []; 0 without a limit of the norm. Frozen parts do
+      not count in it. With `layers` float64 [1 + layers.size]: the norms and counts of the layers
+      follow.
+    """
+    before = None if layers is None else strategy.run(lambda: layers.read(variables))
+    if sharding is not None:
+        norms = apply_to_shares(sharding, gradients, variables, parts, clip, step, compiler, layers)
+    else:
+        assert not isinstance(gradients, InShares)
+        norms = _apply_whole(strategy, gradients, variables, parts, clip, step, compiler, layers)
+    if layers is None:
+        return norms
+    moved = strategy.run(lambda before: layers.of_weights(before, variables), args=(before,))
+    return tf.concat([norms, strategy.experimental_local_results(moved)[0]], axis=0)
+
+
+def _apply_whole(
     strategy: tf.distribute.Strategy,
     gradients: list[Any] | Deferred,
     variables: Sequence[keras.Variable],
@@ -43,25 +72,9 @@ def apply(
     clip: Clip,
     step: tf.Tensor,
     compiler: Compiler,
-    layers: NormsOfLayers | None = None,
+    layers: NormsOfLayers | None,
 ) -> tf.Tensor:
-    """Applies a gradient. Cross-replica context, in a graph.
-
-    Args:
-      strategy: The strategy.
-      gradients: One reduced, unscaled value per variable, or values to multiply.
-      variables: The variables.
-      parts: The optimizers and what each updates.
-      clip: The limits.
-      step: Number of updates made before this one, int64 [].
-      compiler: Compiles the computation of each replica, or leaves it as it is.
-      layers: Computes norms of layers too, or None.
-
-    Returns:
-      The global norm before clipping, float64 []; 0 without a limit of the norm. Frozen parts do
-      not count in it. With `layers` float64 [1 + layers.size]: the norms and counts of the layers
-      follow.
-    """
+    """Applies a gradient to whole slots; returns the norms of gradients that `apply` returns."""
     values = gradients.values if isinstance(gradients, Deferred) else gradients
 
     def clipped(own: list[Gradient]) -> tuple[list[Gradient], tf.Tensor]:
@@ -98,33 +111,15 @@ def apply(
             args=(own,),
         )
 
-    before = None if layers is None else strategy.run(lambda: layers.read(variables))
     # `with_each_row_once` has merged the rows.
     with refusing_reductions(strategy), rows_merged(optimizers):
         if any(part.frozen_until for part in parts):
             limited, norms = run(clipped, values)
             for part in parts:
-                _unless_frozen(part, step, lambda p=part: run(lambda own: update(p, own), limited))
+                unless_frozen(part, step, lambda p=part: run(lambda own: update(p, own), limited))
         else:
             norms = run(clipped_and_applied, values)
-    norms = strategy.experimental_local_results(norms)[0]
-    if layers is None:
-        return norms
-    moved = strategy.run(lambda before: layers.of_weights(before, variables), args=(before,))
-    return tf.concat([norms, strategy.experimental_local_results(moved)[0]], axis=0)
-
-
-def _unless_frozen(part: OptimizerPart, step: tf.Tensor, update: Any) -> None:
-    """Calls a function that updates variables, unless its part is frozen. Cross-replica context."""
-    if not part.frozen_until:
-        update()
-        return
-
-    def updated() -> tf.Tensor:
-        update()
-        return tf.constant(True)
-
-    tf.cond(step >= part.frozen_until, updated, lambda: tf.constant(False))
+    return strategy.experimental_local_results(norms)[0]
 
 
 def _squared_norm(

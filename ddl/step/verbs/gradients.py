@@ -13,6 +13,7 @@ from ddl.optimizers.rows.duplicates import in_pairs
 from ddl.step import gradients as gradient_path
 from ddl.step.compiled.deferred import Deferred
 from ddl.step.gradients import Gradient
+from ddl.step.sharding.in_shares import InShares
 from ddl.step.verbs.draws import same_on_replicas
 from ddl.step.verbs.misuse import NO_LIST, Guarded, mapped, scalar
 
@@ -61,7 +62,7 @@ class Gradients(Guarded):
         self,
         strategy: tf.distribute.Strategy,
         variables: Sequence[keras.Variable],
-        values: Sequence[Any] | Deferred,
+        values: Sequence[Any] | Deferred | InShares,
         draws: Draws | None = None,
         checked: bool = False,
         origin: Origin = Origin(),  # noqa: B008
@@ -78,9 +79,7 @@ class Gradients(Guarded):
         """
         self._strategy = strategy
         self.variables = tuple(variables)
-        self._values: list[Any] | Deferred = (
-            values if isinstance(values, Deferred) else list(values)
-        )
+        self._values: Any = values if isinstance(values, Deferred | InShares) else list(values)
         self.draws = draws
         self.checked = checked
         self.origin = origin
@@ -98,7 +97,7 @@ class Gradients(Guarded):
         return self._values
 
     @property
-    def to_apply(self) -> list[Any] | Deferred:
+    def to_apply(self) -> list[Any] | Deferred | InShares:
         """The values, or those that the update multiplies itself."""
         return self._values
 

@@ -6,6 +6,7 @@ sums.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import keras
@@ -149,6 +150,9 @@ class _PlanningTrace:
         nothing = tf.zeros([], tf.float64)
         values = [tf.zeros(v.shape, v.dtype) for v in variables]
         return Reduced(values, finite=None, sums=nothing, noise=None)
+
+    def applied_alone(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def sums(
         self, name: str, values: Values, batch: StepBatch, draws: Draws

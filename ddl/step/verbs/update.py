@@ -262,7 +262,9 @@ class Update(ControlFlow):
         Raises:
           ConfigError: As `gradients` and `apply`.
         """
-        self.apply(self.gradients(loss, batch, model, name=name), optimizer)
+        with self._work.applied_alone():
+            gradients = self.gradients(loss, batch, model, name=name)
+        self.apply(gradients, optimizer)
 
     def moved(self, model: Any, by: Gradients) -> AbstractContextManager[None]:
         """Adds `by` to the weights within the `with` block; restores them bit for bit after it.
@@ -334,12 +336,7 @@ class Update(ControlFlow):
         return self._work.change(number, change, self.books.finite)
 
     def _record(
-        self,
-        verb: str,
-        name: str,
-        variables: Sequence[Any],
-        checks: bool = False,
-        loss: str = "",
+        self, verb: str, name: str, variables: Sequence[Any], checks: bool = False, loss: str = ""
     ) -> None:
         checks = checks or verb in ("gradients", "sum")
         turns, moved = self._turns, self._call_context.has_moved

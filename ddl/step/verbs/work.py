@@ -1,6 +1,7 @@
 """The interface between the verbs and the update, and the records of their calls."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 import keras
@@ -70,6 +71,9 @@ class Work(Protocol):
         each: OfExample | None,
     ) -> Reduced:
         """Returns the gradient of a loss over the global batch."""
+
+    def applied_alone(self) -> AbstractContextManager[None]:
+        """Says that gradients of the `with` block are applied, and otherwise unused."""
 
     def sums(
         self, name: str, values: Values, batch: StepBatch, draws: Draws

@@ -21,6 +21,7 @@ import tensorflow as tf
 from ddl.data import BatchPipeline
 from ddl.data.pipeline import Batch
 from ddl.step.objective import Objective
+from ddl.step.onednn import in_own_graph_if
 from ddl.step.order_of_sums import fixed_order_of_sums
 from ddl.step.state import TrainingState
 from ddl.step.update import UpdateStep
@@ -109,7 +110,7 @@ class CoordinatedLoop:
         # A lost worker may have started this range: its batches are not computed twice.
         return tf.while_loop(
             lambda number: number < count,
-            lambda number: self._update.in_own_graph_if_needed(lambda: updated(number)),
+            lambda number: in_own_graph_if(self._update.needs_own_graph, lambda: updated(number)),
             (self._shared.begun(slot),),
             parallel_iterations=1,
         )

@@ -124,6 +124,7 @@ class Options:
     communication: Communication | None
     jit_compile: JitCompile
     remat: Remat | None
+    shard_optimizer_state: bool
     max_skipped_updates: int
 
     @classmethod
@@ -138,6 +139,7 @@ class Options:
         check_number("max_skipped_updates", self.max_skipped_updates, "an integer")
         check_flag("shuffle", self.shuffle)
         check_flag("data_on_device", self.data_on_device, auto=True)
+        check_flag("shard_optimizer_state", self.shard_optimizer_state)
         check_choice("Trainer.jit_compile", self.jit_compile, JIT_COMPILE)
         for name, kind, example in (
             ("weight_average", ExponentialMovingAverage, "ddl.ExponentialMovingAverage()"),

@@ -27,6 +27,8 @@ def warn_of_dense_updates(update: UpdateStep) -> None:
                 continue
             averaged = update.averages is not None
             reasons = _reasons(update.optimizers[name], variable, averaged)
+            if update.sharding is not None:
+                reasons.append("--shard_optimizer_state sends dense gradients (leave it out)")
             if any(read.as_a_whole for read in found):
                 reasons.append(
                     "a layer reads the whole table to look up rows (in a layer of your own, call "

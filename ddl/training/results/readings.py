@@ -51,10 +51,14 @@ class Readings:
     def variables_in_use(self) -> list[tf.Variable]:
         """Variables that the traced loop reads or writes, with each replica's copy.
 
-        Empty before the first trace, and always empty with parameter servers.
+        Without those that hold values during an update alone. Empty before the first trace, and
+        always empty with parameter servers.
         """
         loop = self._runner.loop
-        return loop.variables if isinstance(loop, TrainingLoop) else []
+        sharding = self._parts.update.sharding
+        used = loop.variables if isinstance(loop, TrainingLoop) else []
+        stand_ins = frozenset() if sharding is None else sharding.handles_of_stand_ins
+        return [variable for variable in used if id(variable.handle) not in stand_ins]
 
     @property
     def seconds_of_input(self) -> float | None:

@@ -139,7 +139,7 @@ def clip_each_group_by_itself(patch: Patch) -> None:
 
 
 def never_freeze(patch: Patch) -> None:
-    patch.setattr(applying, "_unless_frozen", lambda part, step, update: update())
+    patch.setattr(applying, "unless_frozen", lambda part, step, update: update())
 
 
 def leave_out_the_reduce_of_a_mean(patch: Patch) -> None:

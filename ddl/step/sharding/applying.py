@@ -1,0 +1,170 @@
+"""Applying gradients to shares: penalties → clipping → optimizers → whole weights."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ddl.optimizers.checks import refusing_reductions
+from ddl.step import gradients as gradient_path
+from ddl.step.compiled.compiler import Compiler
+from ddl.step.compiled.deferred import Deferred
+from ddl.step.gradients import Clip
+from ddl.step.monitoring import NormsOfLayers
+from ddl.step.sharding.in_shares import InShares
+from ddl.step.sharding.optimizers import Sharding, free
+from ddl.step.sharding.shares import gathered, own_share
+from ddl.step.verbs.parts import OptimizerPart, unless_frozen
+
+
+def apply_to_shares(
+    sharding: Sharding,
+    gradients: list[Any] | Deferred | InShares,
+    variables: Sequence[keras.Variable],
+    parts: Sequence[OptimizerPart],
+    clip: Clip,
+    step: tf.Tensor,
+    compiler: Compiler,
+    layers: NormsOfLayers | None,
+) -> tf.Tensor:
+    """Applies a gradient to each replica's share. Cross-replica context, in a graph.
+
+    Args:
+      sharding: The shares.
+      gradients: The gradient, whole or in shares; see `ddl.step.verbs.applying.apply`, like all
+        that follow.
+      variables: The variables.
+      parts: The optimizers and what each updates.
+      clip: The limits.
+      step: Number of updates made before this one, int64 [].
+      compiler: Compiles the optimizers' computation, or not.
+      layers: Computes norms of layers too, or None.
+
+    Returns:
+      The global norm before clipping, float64 []; with `layers` float64 [1 + layers], with the
+      norms of their gradients.
+    """
+    shares = gradients.values if isinstance(gradients, InShares) else sharding.cut([*gradients])
+    shares = _with_penalties(sharding, shares, variables)
+    shares, norms = _clipped(sharding, shares, variables, parts, clip, step, layers)
+    for part in parts:
+        own = functools.partial(_update, sharding, shares, variables, part, compiler)
+        unless_frozen(part, step, own)
+    return norms
+
+
+def _with_penalties(
+    sharding: Sharding, shares: list[Any], variables: Sequence[keras.Variable]
+) -> list[Any]:
+    """Adds the gradients of the variables' regularizers, each of the whole weight."""
+    if all(variable.regularizer is None for variable in variables):
+        return shares
+
+    def add(own: list[tf.Tensor]) -> list[tf.Tensor]:
+        extra = gradient_path.of_penalties(variables)
+        return [
+            share if penalty is None else share + own_share(penalty)
+            for share, penalty in zip(own, extra, strict=True)
+        ]
+
+    return list(sharding.strategy.run(add, args=(shares,)))
+
+
+def _clipped(
+    sharding: Sharding,
+    shares: list[Any],
+    variables: Sequence[keras.Variable],
+    parts: Sequence[OptimizerPart],
+    clip: Clip,
+    step: tf.Tensor,
+    layers: NormsOfLayers | None,
+) -> tuple[list[Any], tf.Tensor]:
+    """Returns clipped gradients, and the norms of `apply_to_shares`."""
+    run = sharding.strategy.run
+    norm, of_layers = tf.zeros([], tf.float64), None
+
+    def squares(own: list[tf.Tensor]) -> tf.Tensor:
+        of_parts = [[own[place] for place in part.places] for part in parts]
+        found = [tf.cast(gradient_path.squared_norm(one), tf.float64) for one in of_parts]
+        if layers is None:
+            return tf.stack(found)
+        return tf.concat([found, tf.square(layers.of_gradients(own, variables))], axis=0)
+
+    if clip.norm is not None or layers is not None:
+        totals = sharding.total(run(squares, args=(shares,)))
+        if layers is not None:
+            of_layers = tf.sqrt(totals[len(parts) :])
+    if clip.norm is not None:
+        active = tf.stack([step >= part.frozen_until for part in parts])
+        of_parts = totals[: len(parts)]
+        squared = tf.reduce_sum(tf.where(active, of_parts, tf.zeros_like(of_parts)))
+        norm = tf.sqrt(squared)
+        widest = gradient_path.widest([variable.value for variable in variables])
+
+        def clipped(own: list[tf.Tensor], squared: tf.Tensor) -> list[Any]:
+            return gradient_path.clip_by_global_norm(own, clip.norm or 0.0, squared)[0]
+
+        shares = run(clipped, args=(shares, tf.cast(squared, widest)))
+    if clip.value is not None:
+        limit = clip.value
+        shares = run(lambda own: gradient_path.clip_by_value(own, limit), args=(shares,))
+    return list(shares), norm if of_layers is None else tf.concat([[norm], of_layers], axis=0)
+
+
+def _update(
+    sharding: Sharding,
+    shares: list[Any],
+    variables: Sequence[keras.Variable],
+    part: OptimizerPart,
+    compiler: Compiler,
+) -> None:
+    """Lets an optimizer update its share of its weights, and gathers the weights."""
+    strategy = sharding.strategy
+    optimizer = part.optimizer
+    updated = [variables[place] for place in part.places]
+    stand_ins = sharding.stand_ins(optimizer, updated)
+
+    def fill() -> None:
+        for variable, stand_in in zip(updated, stand_ins, strict=True):
+            own = own_share(tf.convert_to_tensor(variable.value))
+            tf.raw_ops.AssignVariableOp(resource=stand_in.value.handle, value=own)
+
+    def update(own: list[tf.Tensor]) -> None:
+        pairs = list(zip(own, stand_ins, strict=True))
+        # Not `apply`, as in `ddl.step.verbs.applying`.
+        compiler.of_update(lambda: _none(optimizer.apply_gradients(pairs)), stand_ins, [optimizer])
+
+    def whole() -> list[tf.Tensor]:
+        own = []
+        for stand_in in stand_ins:
+            handle, dtype = stand_in.value.handle, stand_in.value.dtype
+            own.append(tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype))
+            own[-1] = tf.ensure_shape(own[-1], stand_in.value.shape)
+            with tf.control_dependencies([own[-1]]):
+                free(handle, dtype)
+        return gathered(own, [variable.value.shape for variable in updated])
+
+    def constrain() -> None:
+        for variable in updated:
+            if variable.constraint is not None:
+                variable.assign(variable.constraint(variable))
+
+    if compiler.is_on:
+        sharding.allocate(stand_ins)
+    strategy.run(fill)
+    own = [shares[place] for place in part.places]
+    with refusing_reductions(strategy):
+        strategy.run(update, args=(own,))
+    for variable, value in zip(updated, strategy.run(whole), strict=True):
+        strategy.extended.update(variable.value, _assign, args=(value,), group=False)
+    strategy.run(constrain)
+
+
+def _assign(variable: tf.Variable, value: tf.Tensor) -> None:
+    variable.assign(value, read_value=False)
+
+
+def _none(_: Any) -> None:
+    """Drops a result, which a compiled piece would have to return."""

@@ -1,0 +1,48 @@
+"""Trains with the optimizer's state in shares on the workers, and resumes.
+
+Each worker writes its results to FOLDER/INDEX.npz. The checkpoints are in FOLDER/sharded, of which
+those of one device in FOLDER/one lead to the same weights.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from ddl.checkpoints.checkpoints import Checkpoints
+from ddl.distribution.multi_worker import leaving
+from ddl.distribution.strategies import build_strategy
+from ddl.distribution.workers import Workers
+from ddl.precision import set_precision
+from ddl.training.checks.row_independence import RowIndependence
+
+ARGUMENTS = {"clip_norm": 0.3, "accumulation_steps": 2}
+
+
+def main(folder: Path) -> None:
+    strategy = build_strategy("auto")  # before any other operation
+    RowIndependence.check = lambda *_: None  # type: ignore[method-assign]
+    from tests.step.sharding.trainers import adamw, make, slot_bytes, weights
+
+    set_precision("float64")
+    straight = make(strategy, True, adamw, **ARGUMENTS)
+    found = {"bytes": np.array(slot_bytes(straight))}
+    checkpoints = Checkpoints(folder / "sharded", straight)
+    straight.train(3, progress=False)
+    checkpoints.save()
+    straight.train(2, progress=False)
+    checkpoints.finish()
+    found |= {f"straight/{number}": value for number, value in enumerate(weights(straight))}
+    resumed = make(strategy, True, adamw, **ARGUMENTS)
+    for name in ("sharded", "one"):
+        Checkpoints(folder / name, resumed).restore_latest()
+        resumed.train(2, progress=False)
+        found |= {f"{name}/{number}": value for number, value in enumerate(weights(resumed))}
+    np.savez(folder / f"{Workers(strategy).index}.npz", **found)
+
+
+if __name__ == "__main__":
+    with leaving():
+        main(Path(sys.argv[1]))
+    os._exit(0)

@@ -1,0 +1,96 @@
+"""Small trainers with their optimizers' state in shares or whole, and what they trained."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import ddl
+from ddl.optimizers.named import by_name
+
+_RANDOM = np.random.default_rng(0)
+DATA = (_RANDOM.normal(size=(70, 7)), _RANDOM.integers(0, 5, 70))
+
+
+def network() -> keras.Model:
+    """Weights of odd sizes, with a penalty and a constraint."""
+    return keras.Sequential(
+        [
+            keras.Input([7]),
+            keras.layers.Dense(
+                11, activation="tanh", kernel_regularizer=keras.regularizers.L2(0.01), name="first"
+            ),
+            ddl.layers.Dropout(0.2),
+            keras.layers.Dense(5, kernel_constraint=keras.constraints.MaxNorm(0.5), name="logits"),
+        ],
+        name="network",
+    )
+
+
+def adamw():
+    return keras.optimizers.AdamW(0.01, weight_decay=0.1)
+
+
+def make(strategy, shards, optimizer=adamw, task=ddl.Classification, model=network, **arguments):
+    """Builds a trainer; the same weights whatever the arguments."""
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        return ddl.Trainer(
+            task(model()),
+            optimizer(),
+            DATA,
+            **{"global_batch_size": 16, "seed": 3} | arguments,
+            strategy=strategy,
+            shard_optimizer_state=shards,
+        )
+
+
+def weights(trainer) -> list[np.ndarray]:
+    """The weights of each replica of this process."""
+    return [
+        copy.numpy()
+        for variable in trainer.model.variables
+        for copy in trainer.strategy.experimental_local_results(variable.value)
+    ]
+
+
+def whole_slots(trainer) -> list[np.ndarray]:
+    """The optimizer's variables of one replica, whole, without the counter and the rate."""
+    found = []
+    for variable in trainer.optimizer.variables[2:]:
+        copies = trainer.strategy.experimental_local_results(variable.value)
+        if trainer.sharding is None or id(variable) not in trainer.sharding.slots:
+            found.append(copies[0].numpy())
+            continue
+        shape = trainer.sharding.slots[id(variable)].shape
+        rows = np.concatenate([copy.numpy() for copy in copies])
+        found.append(rows[: shape.num_elements()].reshape(shape))
+    return found
+
+
+def figures(trainer, steps=5) -> list[np.ndarray]:
+    """Figures, weights and slots after some updates, of which the fifth has a padded batch."""
+    losses = [list(trainer.train(1, progress=False).values()) for _ in range(steps)]
+    return [np.array(losses), *weights(trainer), *whole_slots(trainer)]
+
+
+def assert_close(one, other, atol=1e-10):
+    for a, b in zip(one, other, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=atol)
+
+
+def held(trainer) -> list[np.ndarray]:
+    """Weights, and the optimizers' variables as they are on each replica of this process."""
+    optimizers = by_name(trainer.optimizer).values()
+    slots = [v.value for one in optimizers for v in one.variables]
+    copies = [trainer.strategy.experimental_local_results(variable) for variable in slots]
+    return [*weights(trainer), *(copy.numpy() for each in copies for copy in each)]
+
+
+def slot_bytes(trainer) -> list[int]:
+    """The bytes of the slots on each replica of this process."""
+    slots = [v.value for v in trainer.optimizer.variables if v.value.shape.rank]
+    copies = [trainer.strategy.experimental_local_results(v) for v in slots]
+    return [
+        sum(tf.size(copy).numpy() * copy.dtype.size for copy in of_replica)
+        for of_replica in zip(*copies, strict=True)
+    ]

@@ -1,0 +1,323 @@
+"""Trainers whose optimizers' state is in shares, and trainers whose state is whole."""
+
+import functools
+import logging
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ddl
+from ddl.errors import ConfigError, TrainingDiverged
+from ddl.optimizers import Group
+from ddl.precision import set_precision
+from ddl.step.sharding import applying, optimizers, shares
+from tests.conftest import LikeGpus, make_strategy
+from tests.step.sharding.trainers import (
+    adamw,
+    assert_close,
+    figures,
+    held,
+    make,
+    slot_bytes,
+    weights,
+)
+from tests.training.test_trainer import Overflowing, second_batch_on
+
+
+def without_biases():
+    return ddl.optimizers.exclude_from_weight_decay(adamw())
+
+
+def without_kernels():
+    optimizer = adamw()
+    optimizer.exclude_from_weight_decay(var_names=["kernel"])
+    return optimizer
+
+
+def groups():
+    return ddl.optimizers.ParameterGroups(
+        {
+            "first": Group(keras.optimizers.Adam(0.01), ["first"], frozen_until=2),
+            "rest": ddl.optimizers.FusedAdamW(0.02, weight_decay=0.1),
+        }
+    )
+
+
+@functools.cache
+def whole(replicas, optimizer, *arguments):
+    """The figures of a trainer with whole slots."""
+    trainer = make(make_strategy("mirrored", replicas), False, optimizer, **dict(arguments))
+    return figures(trainer)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "optimizer", "arguments"),
+    [
+        (2, adamw, {"clip_norm": 0.3, "accumulation_steps": 2, "gradient_dtype": None}),
+        (4, without_biases, {"clip_value": 0.01, "remat": ddl.Remat("first")}),
+        (2, without_kernels, {"weight_average": ddl.ExponentialMovingAverage(0.9)}),
+        (4, functools.partial(keras.optimizers.SGD, 0.1, momentum=0.9, nesterov=True), {}),
+        (2, functools.partial(keras.optimizers.RMSprop, 0.01, momentum=0.5, centered=True), {}),
+        (2, functools.partial(keras.optimizers.Adagrad, 0.1), {"gradient_noise_scale": True}),
+        (2, functools.partial(ddl.optimizers.FusedAdagrad, 0.1), {"layer_norms": True}),
+        (2, functools.partial(ddl.optimizers.FusedRMSprop, 0.01), {}),
+        (2, functools.partial(ddl.optimizers.FusedAdam, 0.01, amsgrad=True), {}),
+        (2, functools.partial(ddl.optimizers.MomentumSGD, 0.1, weight_decay=0.01), {}),
+        (2, functools.partial(keras.optimizers.Lion, 0.001), {}),
+        (2, functools.partial(keras.optimizers.Nadam, 0.01), {}),
+        (2, functools.partial(keras.optimizers.Ftrl, 0.01, l1_regularization_strength=0.1), {}),
+    ],
+)
+def test_updates_are_the_same(replicas, optimizer, arguments):
+    set_precision("float64")
+    if arguments.get("gradient_noise_scale"):
+        arguments = {"gradient_noise_scale": ddl.GradientNoiseScale()}
+    if arguments.get("layer_norms"):
+        arguments = {"layer_norms": ddl.LayerNorms(), "clip_norm": 0.3}
+    strategy = make_strategy("mirrored", replicas)
+    trainer = make(strategy, True, optimizer, **arguments)
+    assert_close(figures(trainer), figures(make(strategy, False, optimizer, **arguments)))
+    assert trainer.trace_count == 1
+
+
+def test_parameter_groups_are_the_same():
+    """One group is frozen at first, and counts in no norm."""
+    set_precision("float64")
+    strategy = make_strategy("mirrored", 2)
+
+    def trained(shards):
+        trainer = make(strategy, shards, groups, clip_norm=0.05)
+        norms = [trainer.train(1, progress=False)["gradient_norm"] for _ in range(4)]
+        return [np.array(norms), *weights(trainer)]
+
+    assert_close(trained(True), trained(False))
+
+
+def test_collectives_exchange_the_same(gpu_path):
+    set_precision("float64")
+    trainer = make(LikeGpus(4), True, clip_norm=0.3)
+    assert_close(figures(trainer), whole(4, adamw, ("clip_norm", 0.3)))
+
+
+def test_compiled_updates_are_the_same():
+    set_precision("float64")
+    trainer = make(make_strategy("mirrored", 2), True, jit_compile="on", clip_norm=0.3)
+    found = figures(trainer)
+    assert trainer._parts.update.compiler.is_on
+    plain = make(make_strategy("mirrored", 2), False, clip_norm=0.3)
+    assert_close(found, figures(plain))
+
+
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_each_replica_holds_its_share_of_the_slots(replicas):
+    set_precision("float32")
+
+    def wide():
+        return keras.Sequential([keras.Input([7]), keras.layers.Dense(401), keras.layers.Dense(5)])
+
+    of_whole = slot_bytes(make(make_strategy("one_device", 1), False, model=wide))[0]
+    trainer = make(make_strategy("mirrored", replicas), True, model=wide)
+    assert len(slot_bytes(trainer)) == replicas
+    assert max(slot_bytes(trainer)) <= of_whole * (1 / replicas + 0.02)
+    trainer.train(2, progress=False)
+    assert max(slot_bytes(trainer)) <= of_whole * (1 / replicas + 0.02)
+    # The stand-ins of the weights hold memory during an update alone.
+    stand_ins = trainer.optimizer._trainable_variables
+    copies = [c for v in stand_ins for c in trainer.strategy.experimental_local_results(v.value)]
+    assert len(copies) == replicas * 4
+    sizes = [tf.raw_ops.ReadVariableOp(resource=c.handle, dtype=c.dtype).shape for c in copies]
+    assert all(size == [0] for size in sizes)
+
+
+@pytest.mark.parametrize("overflows_on", [0, 1])
+def test_an_overflow_on_one_replica_changes_nothing_on_any(overflows_on):
+    set_precision("mixed_float16")
+    strategy = make_strategy("mirrored", 2)
+
+    def make_one(shards, schedule):
+        return make(
+            strategy,
+            shards,
+            task=lambda model: Overflowing(model, schedule),
+            loss_scale=ddl.LossScale(1024.0),
+            clip_norm=1.0,
+            max_skipped_updates=2,
+        )
+
+    trainer = make_one(True, lambda batch: tf.where(batch >= 1, overflows_on, -1))
+    trainer.train(1, progress=False)
+    before = held(trainer)
+    with pytest.raises(TrainingDiverged):
+        trainer.train(1, progress=False)
+    assert trainer.loss_scale == 256
+    assert_close(held(trainer), before, atol=0)
+    ours, plain = (make_one(shards, second_batch_on(overflows_on)) for shards in (True, False))
+    assert_close(figures(ours), figures(plain), atol=1e-6)
+    assert ours.skipped_updates == plain.skipped_updates == 1
+
+
+class OwnSteps(ddl.Classification):
+    """Minimizes one loss, and applies gradients of another that it has computed with."""
+
+    def second(self, features, training):
+        logits = self.model(features["image"], training=training)
+        return ddl.PerExample(tf.reduce_sum(tf.square(logits), axis=-1))
+
+    def step(self, update, batch):
+        update.minimize(self.per_example, batch, optimizer="sgd")
+        second = update.gradients(self.second, batch)
+        second *= tf.minimum(tf.cast(1.0, second.norm().dtype), 1 / second.norm())
+        update.when(update.step % 2 == 0, lambda: update.apply(0.5 * second, "adam"))
+
+
+def two_optimizers():
+    return {"sgd": keras.optimizers.SGD(0.1, momentum=0.9), "adam": keras.optimizers.Adam(0.01)}
+
+
+def test_a_step_of_its_own_makes_the_same_updates():
+    set_precision("float64")
+    strategy = make_strategy("mirrored", 2)
+
+    def trained(shards):
+        trainer = make(strategy, shards, two_optimizers, OwnSteps, accumulation_steps=2)
+        trainer.train(3, progress=False)
+        return weights(trainer)
+
+    assert_close(trained(True), trained(False))
+
+
+def test_a_step_of_its_own_restores_shares_after_an_overflow():
+    """The second gradient overflows after the first was applied."""
+    set_precision("mixed_float16")
+    strategy = make_strategy("mirrored", 2)
+
+    class Late(OwnSteps):
+        def second(self, features, training):
+            output = super().second(features, training)
+            return output._replace(loss=output.loss * 1e38 * 1e38)
+
+    trainer = make(
+        *(strategy, True, two_optimizers, Late),
+        loss_scale=ddl.LossScale(1024.0),
+        max_skipped_updates=1,
+    )
+    before = held(trainer)
+    with pytest.raises(TrainingDiverged):
+        trainer.train(1, progress=False)
+    assert_close(held(trainer), before, atol=0)
+
+
+# ------------------------------------------------------------ mutations
+
+
+def leave_out_the_gather(patch):
+    def own_copied(values, shapes):
+        replicas = tf.distribute.get_replica_context().num_replicas_in_sync
+        return [
+            tf.reshape(tf.tile(value, [replicas])[: shape.num_elements()], shape)
+            for value, shape in zip(values, shapes, strict=True)
+        ]
+
+    patch.setattr(applying, "gathered", own_copied)
+
+
+def deal_a_share_to_the_wrong_replica(patch):
+    def wrong(value):
+        replicas = tf.distribute.get_replica_context().num_replicas_in_sync
+        replica = tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
+        return shares.share_of(value, (int(replica) + 1) % replicas, replicas)
+
+    patch.setattr(applying, "own_share", wrong)
+
+
+def reduce_twice(patch):
+    summed = optimizers.summed_to_shares
+
+    def twice(gradients, sent):
+        once = summed(gradients, sent)
+        shapes = [gradient.shape for gradient in gradients]
+        return summed(shares.gathered(once, shapes), sent)
+
+    patch.setattr(optimizers, "summed_to_shares", twice)
+
+
+def take_the_norm_of_the_first_share(patch):
+    def first(self, values):
+        return self.strategy.experimental_local_results(values)[0]
+
+    patch.setattr(optimizers.Sharding, "total", first)
+
+
+@pytest.mark.parametrize(
+    "mutate",
+    [
+        leave_out_the_gather,
+        deal_a_share_to_the_wrong_replica,
+        reduce_twice,
+        take_the_norm_of_the_first_share,
+    ],
+)
+def test_a_broken_part_fails_the_parity(mutate, monkeypatch):
+    set_precision("float64")
+    sgd = functools.partial(keras.optimizers.SGD, 0.1, momentum=0.9)
+    mutate(monkeypatch)
+    found = figures(make(make_strategy("mirrored", 2), True, sgd, clip_norm=0.3), steps=2)
+    monkeypatch.undo()
+    plain = figures(make(make_strategy("mirrored", 2), False, sgd, clip_norm=0.3), steps=2)
+    with pytest.raises(AssertionError):
+        assert_close(found, plain)
+
+
+# ------------------------------------------------------------ refusals
+
+
+def test_one_replica_says_that_it_has_no_effect(caplog):
+    with caplog.at_level(logging.WARNING):
+        trainer = make(make_strategy("one_device", 1), True)
+    assert trainer.sharding is None
+    assert "shard_optimizer_state) has no effect on one replica" in caplog.text
+
+
+def test_a_strategy_with_one_copy_of_each_variable_is_refused():
+    with pytest.raises(ConfigError, match="a copy of each variable.*got CentralStorage"):
+        make(make_strategy("central_storage", 2), True)
+
+
+class Own(keras.optimizers.SGD):
+    """An optimizer of which nothing is known."""
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        ddl.optimizers.LARS,
+        ddl.optimizers.LAMB,
+        ddl.optimizers.LazyAdam,
+        ddl.optimizers.AdamWScheduleFree,
+        keras.optimizers.Lamb,
+        keras.optimizers.Adafactor,
+        keras.optimizers.Muon,
+        Own,
+    ],
+)
+def test_optimizers_that_are_not_known_to_compute_by_entry_are_refused(optimizer):
+    name = optimizer.__name__
+    with pytest.raises(ConfigError, match=f"compute each entry.*got {name}. Leave the flag out"):
+        make(make_strategy("mirrored", 2), True, optimizer)
+
+
+def test_an_optimizer_with_whole_slots_is_refused():
+    strategy = make_strategy("mirrored", 2)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input([7]), keras.layers.Dense(5)])
+        optimizer = adamw()
+        optimizer.build(model.trainable_variables)
+    with pytest.raises(ConfigError, match="was built already"):
+        make(strategy, True, lambda: optimizer, model=lambda: model)
+
+
+def test_another_value_is_refused():
+    with pytest.raises(ConfigError, match="shard_optimizer_state must be True or False"):
+        make(make_strategy("mirrored", 2), "yes")
