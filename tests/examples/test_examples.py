@@ -213,6 +213,7 @@ def test_two_workers_compute_the_same(example, trained, tmp_path):
     status, output = finish(launch(2, *flags(example, tmp_path / "workers")), timeout=300)
     assert status == 0, output
     assert_close(tmp_path / "workers", trained(example))
+    assert_same_figures(tmp_path / "workers", trained(example), "train")
     if example in FIGURES:
         assert_same_figures(tmp_path / "workers", trained(example), "eval", FIGURES[example])
 
