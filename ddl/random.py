@@ -110,6 +110,16 @@ def bernoulli(owner: Any, shape: Shape, probability: float, *, shared: bool = Fa
     return _draw(_words, 2, owner, shape, shared) >= tf.constant(least, tf.int16)
 
 
+def leave_out(owner: Any) -> None:
+    """Counts a draw whose numbers nobody needs, so that later draws keep theirs. Replica context.
+
+    Args:
+      owner: As in `uniform`.
+    """
+    if (current := microbatch.current()) is not None:
+        current.call_number(owner)
+
+
 def as_drawn(probability: float) -> float:
     """Returns the nearest multiple of 2^-16, a probability that 16 random bits can realize."""
     return round(probability * 2**16) / 2**16

@@ -37,12 +37,16 @@ _BEYOND_TABLE = re.compile(
 # A node that an error of the data passes through, as do errors of other nodes.
 _IN_BATCH = "Iterator"
 
+# A node with an error, which may lie in a function that a function of the data calls.
+_NODE = re.compile(r"\[\[\{\{(?:function_node [^}]*\}\}\{\{)?node")
+
 _BEFORE_REASON = re.compile(
     r"^(\(\d+\) [A-Z_]+: *)?(\{\{function_node [^}]*\}\} *)?"
     r"(Error in user-defined function passed to .* with iterator: \S+: *)?"
 )
 
-# tf.debugging.Assert writes its message in this form, with a backslash before each quote.
+# tf.debugging.Assert writes its message in this form, with a backslash before each quote, and each
+# piece of it in brackets.
 _ASSERTED = re.compile(r"^assertion failed: \[(.*)\]$")
 
 
@@ -178,7 +182,7 @@ def data_errors(*sources: _Read) -> Iterator[None]:
         damaged = [source.damaged() for source in sources] if _IN_BATCH in text and not own else []
         if not own and not any(damaged) and not _OF_DATA.search(text):
             raise
-        reason = own[-1] if own else text.split("[[{{node")[0].strip().splitlines()[-1].strip()
+        reason = own[-1] if own else _NODE.split(text)[0].strip().splitlines()[-1].strip()
         reason = _unescaped(_BEFORE_REASON.sub("", reason))
         if beyond := _BEYOND_TABLE.search(text):
             value, rows, node = beyond.groups()
@@ -213,7 +217,9 @@ def data_errors(*sources: _Read) -> Iterator[None]:
 def _unescaped(reason: str) -> str:
     """Returns the message of an assertion as it was written; others as they are."""
     asserted = _ASSERTED.match(reason)
-    return re.sub(r"\\(['\"\\])", r"\1", asserted[1]) if asserted else reason
+    if asserted is None:
+        return reason
+    return re.sub(r"\\(['\"\\])", r"\1", asserted[1].replace("] [", ""))
 
 
 def _layer(node: str) -> str:

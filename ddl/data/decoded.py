@@ -1,8 +1,11 @@
 """Data sets whose examples are read and decoded one by one."""
 
 import abc
+import functools
 import os
 import time
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -12,6 +15,15 @@ from ddl.data.order import index_batches
 from ddl.data.source import Source, weighted
 
 _LOOKED_FOR_SECONDS = 60
+
+_MOST_AT_ONCE = 16
+"""Examples that one call decodes at most; each is traced, so that more take longer to start."""
+
+_BYTES_AT_ONCE = 1 << 18
+"""Bytes of the features of these examples. Large ones take long enough for calls of their own."""
+
+_CALLS_OF_CORE = 4
+"""Calls under way for each core: with fewer, threads wait for the first of them to be fetched."""
 
 
 class DecodedSource(Source):
@@ -54,11 +66,8 @@ class DecodedSource(Source):
             rows=rows,
         )
         steps = self.steps_per_epoch(global_batch_size)
-        return (
-            self._decoded(indices, first_batch, steps, seed)
-            .batch(global_batch_size if rows is None else len(rows), drop_remainder=True)
-            .map(checked_finite)
-        )
+        size = global_batch_size if rows is None else len(rows)
+        return self._decoded(indices, size, first_batch, steps, seed)
 
     @property
     def _readable(self) -> int:
@@ -103,12 +112,27 @@ class DecodedSource(Source):
         return self.example(row["index"], row["seed"])
 
     def _decoded(
-        self, indices: tf.data.Dataset, first_batch: int, steps_per_epoch: int, seed: int
+        self,
+        indices: tf.data.Dataset,
+        size: int,
+        first_batch: int,
+        steps_per_epoch: int,
+        seed: int,
     ) -> tf.data.Dataset:
-        """Decodes the examples of batches of "index" and "weight"; one example is an element.
+        """Decodes the examples of batches of "index" and "weight".
 
         A batch may have "draw", int64 [b]: the numbers of the examples' seeds in an epoch, instead
         of "index".
+
+        Args:
+          indices: The batches, of static shape.
+          size: Examples of a batch, b.
+          first_batch: Number of the first batch.
+          steps_per_epoch: Batches of an epoch.
+          seed: Seed of the examples' random numbers.
+
+        Returns:
+          Features and "weight", [b, …], without NaN or infinity.
         """
         root = tf.constant([seed % 2**63, 0], tf.int64)
 
@@ -121,12 +145,72 @@ class DecodedSource(Source):
             seeds = tf.stack([tf.fill(tf.shape(draw), drawn), draw], axis=1)
             return {**batch, "seed": seeds}
 
-        def read(row: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-            return weighted(dict(self._example_of(row)), row["weight"])
-
         ordered = tf.data.Dataset.zip(tf.data.Dataset.counter(first_batch), indices)
-        return (
-            self._read_ahead(ordered.map(with_seeds))
-            .unbatch()
-            .map(read, num_parallel_calls=os.cpu_count() or 1, deterministic=True)
+        rows = self._read_ahead(ordered.map(with_seeds))
+        calls = {"num_parallel_calls": _CALLS_OF_CORE * (os.cpu_count() or 1)}
+        at_once = self._decoded_at_once(size)
+
+        @tf.autograph.experimental.do_not_convert
+        def finished(*batch: Any) -> dict[str, tf.Tensor]:
+            features, weight = batch
+            if at_once > 1:
+                features = {name: _joined(each, size) for name, each in features.items()}
+                weight = _joined(weight, size)
+            return checked_finite(weighted(features, weight))
+
+        if at_once == 1:
+
+            def decode(row: dict[str, tf.Tensor]) -> Any:
+                return dict(self._example_of(row)), row["weight"]
+
+            decoded = rows.unbatch().map(decode, **calls, deterministic=True)
+        else:
+            parts = rows.map(functools.partial(_split, size=at_once)).unbatch()
+            decoded = parts.map(self._several_at_once(parts), **calls, deterministic=True)
+        return decoded.batch(size // at_once, drop_remainder=True).map(finished)
+
+    def _decoded_at_once(self, size: int) -> int:
+        """Returns the number of examples that one call decodes, a divisor of the batch size.
+
+        A call costs tf.data several times as much as decoding a small example.
+        """
+        of_example = sum(
+            spec.shape.num_elements() * max(spec.dtype.size or 0, 1)
+            for spec in self.element_spec.values()
         )
+        most = min(_MOST_AT_ONCE, max(1, _BYTES_AT_ONCE // max(of_example, 1)))
+        return max(number for number in range(1, most + 1) if size % number == 0)
+
+    def _several_at_once(self, parts: tf.data.Dataset) -> Callable[[dict[str, tf.Tensor]], Any]:
+        """Returns a function that decodes the rows of a part of a batch, traced once."""
+        specs = parts.element_spec
+        one_row = {name: tf.TensorSpec(s.shape[1:], s.dtype) for name, s in specs.items()}
+        del one_row["weight"]
+
+        @functools.partial(tf.function, input_signature=[one_row])
+        def decode(row: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+            return dict(self._example_of(row))
+
+        @tf.autograph.experimental.do_not_convert
+        def decode_rows(part: dict[str, tf.Tensor]) -> Any:
+            columns = {name: tf.unstack(part[name]) for name in one_row}
+            rows = [
+                dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)
+            ]
+            decoded = [decode(row) for row in rows]
+            features = {name: tf.stack([one[name] for one in decoded]) for name in decoded[0]}
+            return features, part["weight"]
+
+        return decode_rows
+
+
+@tf.autograph.experimental.do_not_convert
+def _split(batch: dict[str, tf.Tensor], size: int) -> dict[str, tf.Tensor]:
+    """Splits the rows into parts of a size: [b, …] to [b / size, size, …]."""
+    return {name: tf.reshape(each, [-1, size, *each.shape[1:]]) for name, each in batch.items()}
+
+
+def _joined(parts: tf.Tensor, size: int) -> tf.Tensor:
+    """Joins the parts of a batch of `size` rows: [parts, rows of a part, …] to [size, …]."""
+    rows = tf.reshape(parts, tf.concat([[size], tf.shape(parts)[2:]], axis=0))
+    return tf.ensure_shape(rows, [size, *parts.shape[2:]])

@@ -95,6 +95,9 @@ class AlphaDropout(ByPosition, keras.layers.AlphaDropout):
 
 def _dropped(layer: Any, inputs: tf.Tensor, noise_shape: Sequence[int | None] | None) -> tf.Tensor:
     share = ddl.random.as_drawn(1 - layer.rate)
+    if share == 1:
+        ddl.random.leave_out(layer)
+        return inputs
     kept = _kept(layer, inputs, noise_shape)
     scale = tf.constant(1 / share if share else 0.0, inputs.dtype)
     # Both forms give zero for dropped entries even where the input is infinite, and the same bits.

@@ -87,14 +87,17 @@ class _Tolerant(DecodedSource):
         """Counts a damaged example; returns its weight, float32 []."""
         number = int(index)
         with one_at_a_time(self._lock):
-            if number not in self._found:
+            is_new = number not in self._found
+            if is_new:
                 self._found[number] = self.describe(number)
-                if len(self._found) > self._limit:
-                    raise DataError(
-                        f"{len(self._found)} examples cannot be read, more than skip_damaged.limit "
-                        f"= {self._limit}: {'; '.join(self._found.values())}. Replace them, or "
-                        "raise the limit."
-                    )
+            # Not only for a new one: it may belong to a later batch, which is read ahead.
+            if len(self._found) > self._limit:
+                raise DataError(
+                    f"{len(self._found)} examples cannot be read, more than skip_damaged.limit "
+                    f"= {self._limit}: {'; '.join(self._found.values())}. Replace them, or "
+                    "raise the limit."
+                )
+            if is_new:
                 logging.warning(
                     "%s cannot be read and counts nothing (damaged example %d of at most %d). "
                     "Replace it in the data, so that it counts.",

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ddl.data.checks import checked_finite
 from ddl.data.combining.concatenation import described, example_of
 from ddl.data.combining.random_access import check_same_spec, with_random_access
 from ddl.data.decoded import DecodedSource
@@ -122,8 +121,7 @@ class Mixture(DecodedSource):
         made = tf.data.Dataset.counter(first_batch).map(
             numbered, num_parallel_calls=2, deterministic=True
         )
-        decoded = self._decoded(made, first_batch, steps, seed)
-        return decoded.batch(len(chosen), drop_remainder=True).map(checked_finite)
+        return self._decoded(made, len(chosen), first_batch, steps, seed)
 
     @property
     def _readable(self) -> int:

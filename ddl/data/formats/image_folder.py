@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -101,10 +102,25 @@ class ImageFolder(DecodedSource):
 
     def example(self, index: tf.Tensor, seed: tf.Tensor) -> dict[str, tf.Tensor]:
         """See `DecodedSource`. Grey images in files of three channels become grey of three."""
-        file = self._files[index]
+        return self._example_of({"file": self._files[index], "label": self._labels[index]})
+
+    def _read_ahead(self, batches: tf.data.Dataset) -> tf.data.Dataset:
+        """Puts file and label in place of their number."""
+
+        @tf.autograph.experimental.do_not_convert
+        def named(batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+            index, weight = batch["index"], batch["weight"]
+            file, label = (tf.gather(each, index) for each in (self._files, self._labels))
+            return {"file": file, "label": label, "weight": weight}
+
+        return batches.map(named)
+
+    def _example_of(self, row: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        """Reads the file of a row of `_read_ahead`."""
+        file = row["file"]
         remedy = "Set image_shape to this size, or resize to True."
         image = decoded_image(tf.io.read_file(file), self._shape, file, remedy, self._resize)
-        return {"image": image, "label": self._labels[index]}
+        return {"image": image, "label": row["label"]}
 
     def describe(self, index: int) -> str:
         """See `DecodedSource`."""
@@ -127,15 +143,16 @@ def decoded_image(
     if resize:
         pixels = tf.image.resize(pixels, shape[:2], antialias=True)
         return tf.ensure_shape(tf.saturate_cast(tf.round(pixels), tf.uint8), shape)
-    size = tf.shape(pixels)[:2]
-    sizes = [tf.strings.as_string(size), tf.constant([*map(str, shape[:2])])]
-    given, expected = (tf.strings.reduce_join(each, separator="×") for each in sizes)
-    message = [
-        *("The image ", name, " is ", given, " pixels, expected ", expected),
-        f". {remedy}",
+    size = tf.shape(pixels)
+    height, width = shape[:2]
+    message: list[Any] = [
+        *("The image ", name, " is ", size[0], "×", size[1]),
+        f" pixels, expected {height}×{width}. {remedy}",
     ]
-    same = tf.reduce_all(size == shape[:2])
-    with tf.control_dependencies([tf.debugging.Assert(same, [tf.strings.join(message)])]):
+    if tf.executing_eagerly():  # in a graph, only a failing assertion joins the pieces
+        message = [tf.strings.join([tf.strings.as_string(piece) for piece in message])]
+    same = tf.reduce_all(size[:2] == [height, width])
+    with tf.control_dependencies([tf.debugging.Assert(same, message)]):
         return tf.ensure_shape(tf.identity(pixels), shape)
 
 

@@ -159,8 +159,7 @@ class BucketedSource(DecodedSource):
         )
         if isinstance(self._source, DecodedSource):
             steps = self.steps_per_epoch(global_batch_size)
-            decoded = self._decoded(made, first_batch, steps, seed)
-            return decoded.batch(len(chosen), drop_remainder=True).map(checked_finite)
+            return self._decoded(made, len(chosen), first_batch, steps, seed)
 
         @tf.autograph.experimental.do_not_convert
         def read(batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
