@@ -1,10 +1,16 @@
 """The last transformations of a data set of batches, on the host."""
 
+import os
+
 import numpy as np
 import tensorflow as tf
 
 _BATCHES_AHEAD = 4
 """Prefetched batches: enough to keep the devices busy when one batch takes longer than others."""
+
+_LEAST_THREADS = 8
+"""Threads of a pipeline on few cores. tf.data makes as many calls of a map at a time, and with two
+calls it wakes a thread for nearly each example."""
 
 
 def joined(dataset: tf.data.Dataset, batches: int, replicas: int) -> tf.data.Dataset:
@@ -52,4 +58,5 @@ def finished(dataset: tf.data.Dataset, ahead: bool = True) -> tf.data.Dataset:
     # A map and a buffer need no autotuning. Destroying an iterator waits for the autotuner's thread
     # to wake up, which it does ever less often, down to once a minute.
     options.autotune.enabled = False
+    options.threading.private_threadpool_size = max(_LEAST_THREADS, os.cpu_count() or 1)
     return (dataset.prefetch(_BATCHES_AHEAD) if ahead else dataset).with_options(options)
