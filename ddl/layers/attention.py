@@ -1,6 +1,13 @@
-"""Attention whose dropout draws by position in the global batch."""
+"""Attention whose dropout draws by position in the global batch.
+
+Keras's layer multiplies each example by a kernel on its own, so that the gradient of the kernel
+holds a kernel for each example. This layer computes one product for all rows of the batch.
+"""
+
+from typing import Any
 
 import keras
+import tensorflow as tf
 
 from ddl.layers.dropout_and_noise import Dropout
 
@@ -16,10 +23,42 @@ class MultiHeadAttention(keras.layers.MultiHeadAttention):
     microbatches; outside of one, the layer draws like Keras.
     """
 
+    # The names with an underscore are private to Keras; tests/layers/test_sequence_layers.py guards
+    # them.
+
+    def build(self, query_shape: Any, value_shape: Any, key_shape: Any = None) -> None:
+        """Creates the kernels; see `keras.layers.MultiHeadAttention`."""
+        super().build(query_shape, value_shape, key_shape)
+        for dense in (self._query_dense, self._key_dense, self._value_dense, self._output_dense):
+            # Its variables, names and config stay as they are.
+            if type(dense) is keras.layers.EinsumDense:
+                dense.__class__ = _Projection
+
     def _build_attention(self, rank: int) -> None:
-        # Private to Keras; tests/layers/test_sequence_layers.py guards it.
         rate: float = self._dropout  # type: ignore[has-type]
         self._dropout = 0.0  # Keras's own layer then draws nothing
         super()._build_attention(rank)
         self._dropout = rate
         self._dropout_layer = Dropout(self._dropout, dtype=self.dtype_policy, seed=self.seed)
+
+
+class _Projection(keras.layers.EinsumDense):
+    """An EinsumDense that is one matrix product: it contracts the last dimensions of its inputs."""
+
+    def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
+        operands, outputs = self.equation.split("->")
+        of_inputs, of_kernel = operands.split(",")
+        contracted = "".join(letter for letter in of_inputs if letter not in outputs)
+        batch = of_inputs.removesuffix(contracted)
+        is_matrix = outputs == batch + of_kernel.removeprefix(contracted)
+        kernel = self.kernel
+        sizes = kernel.shape[len(contracted) :]
+        if not is_matrix or (self.bias is not None and tuple(self.bias.shape) != tuple(sizes)):
+            return super().call(inputs, training=training)
+        table = tf.reshape(kernel, [-1, sizes.num_elements()])
+        rows = tf.reshape(tf.cast(inputs, table.dtype), [-1, table.shape[0]])
+        found = tf.matmul(rows, table)
+        if self.bias is not None:
+            found = tf.nn.bias_add(found, tf.reshape(self.bias, [-1]))
+        found = tf.reshape(found, [*keras.ops.shape(inputs)[: len(batch)], *sizes])
+        return found if self.activation is None else self.activation(found)
