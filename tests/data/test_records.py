@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ddl.data import BatchPipeline, RecordSource
+from ddl.data import BatchPipeline, RecordSource, decoded
 from ddl.data.checks import data_errors
 from ddl.errors import ConfigError, DataError
 
@@ -83,6 +83,33 @@ def test_any_batch_is_found_and_rows_of_it(tmp_path):
     for whole, part in zip(straight[4:], taken(source, 3, first=4, rows=rows), strict=True):
         for name in whole:
             np.testing.assert_array_equal(part[name], whole[name][rows], err_msg=name)
+
+
+@pytest.mark.parametrize("batch", [1, 7, 12, 32])
+def test_several_records_in_a_call_are_those_of_a_call_each(tmp_path, monkeypatch, batch):
+    traces = []
+
+    def weighing(record, seed):
+        traces.append(record)
+        draw = tf.random.stateless_normal([3], seed)
+        return {"text": record, "draw": draw, "weight": tf.abs(draw[0])}
+
+    source = RecordSource(written(tmp_path), weighing)
+    several = source._decoded_at_once(batch)
+    assert several == {1: 1, 7: 7, 12: 12, 32: 16}[batch]
+    traces.clear()
+    found = taken(source, 4, batch=batch)
+    assert len(traces) == 1
+    monkeypatch.setattr(decoded, "_MOST_AT_ONCE", 1)
+    for ours, theirs in zip(found, taken(source, 4, batch=batch), strict=True):
+        assert ours.keys() == theirs.keys() == {"text", "draw", "weight"}
+        for name, values in theirs.items():
+            np.testing.assert_array_equal(ours[name], values, err_msg=name)
+
+
+def test_large_records_have_a_call_each(tmp_path):
+    source = RecordSource(written(tmp_path), lambda record, seed: {"x": tf.zeros([256, 256])})
+    assert source._decoded_at_once(8) == 1
 
 
 def test_only_the_rows_that_are_asked_for_are_read(tmp_path):

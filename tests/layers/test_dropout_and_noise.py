@@ -229,3 +229,29 @@ def check_keras_masks_differ():
     for i, one in enumerate(parts):
         for other in parts[i + 1 :]:
             assert 0.2 < (one != other).mean() < 0.8
+
+
+def test_a_rate_of_zero_draws_nothing_and_moves_no_other_draws():
+    x = tf.ones([8, 64])
+
+    def drawn_after(rate):
+        first, second = ddl.layers.Dropout(rate, name="first"), ddl.layers.Dropout(0.5, name="last")
+
+        @tf.function
+        def call():
+            with microbatch(rows=8).forward():
+                return second(first(x, training=True), training=True)
+
+        operations = call.get_concrete_function().graph.get_operations()
+        return call().numpy(), sum("Random" in operation.type for operation in operations)
+
+    without, draws = drawn_after(0.0)
+    _, draws_of_both = drawn_after(0.25)
+    with microbatch(rows=8).forward():
+        first, second = ddl.layers.Dropout(1e-9), ddl.layers.Dropout(0.5)  # rounded to 0
+        rounded = second(first(x, training=True), training=True)
+    assert (draws, draws_of_both) == (1, 2)
+    np.testing.assert_array_equal(rounded, without)
+    with microbatch(rows=8).forward():
+        ddl.random.uniform(object(), [8])  # the place of the first layer in the order of draws
+        np.testing.assert_array_equal(second(x, training=True), without)

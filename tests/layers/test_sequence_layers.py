@@ -79,3 +79,32 @@ def test_masks_have_the_rate_and_keep_the_mean():
         mask = cell.get_dropout_mask(tf.ones([1000, 40])).numpy()
     assert {*np.unique(mask)} == {0, np.float32(1 / 0.75)}
     assert (mask == 0).mean() == pytest.approx(0.25, abs=0.01)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"use_bias": False}, {"output_shape": 5}])
+def test_attention_projects_as_keras_does(arguments):
+    """The sums are Keras's, and no gradient holds a kernel for each example."""
+    x = tf.constant(np.random.default_rng(0).normal(size=(6, 4, 8)))
+    found, operations = [], []
+    for make in (ddl.layers.MultiHeadAttention, keras.layers.MultiHeadAttention):
+        layer = make(2, 3, dtype="float64", **arguments)
+        layer.build(x.shape, x.shape)
+        generator = np.random.default_rng(1)
+        for weight in layer.weights:
+            weight.assign(generator.normal(size=weight.shape))
+
+        @tf.function
+        def gradients(layer=layer):
+            with tf.GradientTape() as tape:
+                outputs = layer(x, x, use_causal_mask=True)
+                loss = tf.reduce_sum(tf.square(outputs))
+            variables = [weight.value for weight in layer.trainable_weights]
+            return outputs, *map(tf.convert_to_tensor, tape.gradient(loss, variables))
+
+        found.append([each.numpy() for each in gradients()])
+        in_graph = gradients.get_concrete_function().graph.get_operations()
+        operations.append([o for o in in_graph if o.type == "BatchMatMulV2"])
+    for ours, theirs in zip(*found, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-11, atol=1e-11)
+    assert not operations[0]
+    assert operations[1]  # else Keras needs no help

@@ -69,6 +69,15 @@ def test_one_more_than_the_limit_is_an_error_that_names_them(source, warnings):
     assert len(warnings) == 1
 
 
+def test_beyond_the_limit_each_damaged_example_is_an_error(source):
+    """A later batch, read ahead, may have found the one too many."""
+    tolerant = skip_damaged(source, limit=1)
+    tolerant._note(np.int64(9))
+    for number in (1, 9, 1):
+        with pytest.raises(DataError, match="2 examples cannot be read"):
+            tolerant._note(np.int64(number))
+
+
 def test_without_it_a_damaged_record_is_an_error_that_names_it(source):
     """One of the two: batches are read in parallel."""
     message = (
