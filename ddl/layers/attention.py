@@ -62,3 +62,7 @@ class _Projection(keras.layers.EinsumDense):
             found = tf.nn.bias_add(found, tf.reshape(self.bias, [-1]))
         found = tf.reshape(found, [*keras.ops.shape(inputs)[: len(batch)], *sizes])
         return found if self.activation is None else self.activation(found)
+
+    def quantize(self, mode: Any = None, type_check: bool = True, config: Any = None) -> None:
+        """Quantizes the kernel as Keras does; by default, Keras refuses subclasses."""
+        super().quantize(mode, type_check=False, config=config)

@@ -108,3 +108,17 @@ def test_attention_projects_as_keras_does(arguments):
         np.testing.assert_allclose(ours, theirs, rtol=1e-11, atol=1e-11)
     assert not operations[0]
     assert operations[1]  # else Keras needs no help
+
+
+def test_attention_is_quantized_as_keras_s():
+    x = np.random.default_rng(0).normal(size=(2, 4, 8)).astype("float32")
+    found = []
+    for make in (ddl.layers.MultiHeadAttention, keras.layers.MultiHeadAttention):
+        inputs = keras.Input((4, 8))
+        model = keras.Model(inputs, make(2, 3)(inputs, inputs))
+        generator = np.random.default_rng(1)
+        model.set_weights([generator.normal(size=w.shape) for w in model.get_weights()])
+        model.quantize("int8")
+        assert any(weight.dtype == "int8" for weight in model.variables)
+        found.append(model(x))
+    np.testing.assert_array_equal(*found)

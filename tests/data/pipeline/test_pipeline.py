@@ -4,6 +4,7 @@ import tensorflow as tf
 
 from ddl.data import ArraySource, BatchPipeline, RandomAccessSource, StreamSource
 from ddl.data.pipeline import resident as resident_data
+from ddl.data.pipeline.datasets import finished
 from ddl.errors import ConfigError
 from tests.conftest import for_every_strategy, make_strategy
 from tests.data.host_batches import host_dataset
@@ -239,3 +240,11 @@ def test_a_loop_holds_no_weights_that_are_all_one():
 def test_what_is_not_resident_needs_an_iterator():
     pipeline = BatchPipeline(ArraySource(x=np.arange(128)), 32, resident=False)
     assert not pipeline.orders_in_graph(make_strategy("mirrored", 2))
+
+
+def test_maps_of_a_pipeline_have_several_calls_under_way():
+    """TensorFlow makes as many calls of a map as there are threads, two on two cores."""
+    several = tf.data.Dataset.range(4).map(lambda x: x, num_parallel_calls=tf.data.AUTOTUNE)
+    options = finished(several).options()
+    assert options.threading.private_threadpool_size >= 8
+    assert not options.autotune.enabled
