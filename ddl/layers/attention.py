@@ -4,6 +4,8 @@ Keras's layer multiplies each example by a kernel on its own, so that the gradie
 holds a kernel for each example. This layer computes one product for all rows of the batch.
 """
 
+import functools
+import math
 from typing import Any
 
 import keras
@@ -30,9 +32,8 @@ class MultiHeadAttention(keras.layers.MultiHeadAttention):
         """Creates the kernels; see `keras.layers.MultiHeadAttention`."""
         super().build(query_shape, value_shape, key_shape)
         for dense in (self._query_dense, self._key_dense, self._value_dense, self._output_dense):
-            # Its variables, names and config stay as they are.
-            if type(dense) is keras.layers.EinsumDense:
-                dense.__class__ = _Projection
+            # Another class would keep Keras from quantizing the layer.
+            dense.call = functools.partial(_project, dense)
 
     def _build_attention(self, rank: int) -> None:
         rate: float = self._dropout  # type: ignore[has-type]
@@ -42,27 +43,21 @@ class MultiHeadAttention(keras.layers.MultiHeadAttention):
         self._dropout_layer = Dropout(self._dropout, dtype=self.dtype_policy, seed=self.seed)
 
 
-class _Projection(keras.layers.EinsumDense):
-    """An EinsumDense that is one matrix product: it contracts the last dimensions of its inputs."""
-
-    def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
-        operands, outputs = self.equation.split("->")
-        of_inputs, of_kernel = operands.split(",")
-        contracted = "".join(letter for letter in of_inputs if letter not in outputs)
-        batch = of_inputs.removesuffix(contracted)
-        is_matrix = outputs == batch + of_kernel.removeprefix(contracted)
-        kernel = self.kernel
-        sizes = kernel.shape[len(contracted) :]
-        if not is_matrix or (self.bias is not None and tuple(self.bias.shape) != tuple(sizes)):
-            return super().call(inputs, training=training)
-        table = tf.reshape(kernel, [-1, sizes.num_elements()])
-        rows = tf.reshape(tf.cast(inputs, table.dtype), [-1, table.shape[0]])
-        found = tf.matmul(rows, table)
-        if self.bias is not None:
-            found = tf.nn.bias_add(found, tf.reshape(self.bias, [-1]))
-        found = tf.reshape(found, [*keras.ops.shape(inputs)[: len(batch)], *sizes])
-        return found if self.activation is None else self.activation(found)
-
-    def quantize(self, mode: Any = None, type_check: bool = True, config: Any = None) -> None:
-        """Quantizes the kernel as Keras does; by default, Keras refuses subclasses."""
-        super().quantize(mode, type_check=False, config=config)
+def _project(dense: Any, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
+    """Computes an EinsumDense that contracts the last dimensions of its inputs as one product."""
+    operands, outputs = dense.equation.split("->")
+    of_inputs, of_kernel = operands.split(",")
+    contracted = "".join(letter for letter in of_inputs if letter not in outputs)
+    batch = of_inputs.removesuffix(contracted)
+    is_matrix = outputs == batch + of_kernel.removeprefix(contracted)
+    kernel, bias = dense.kernel, dense.bias
+    sizes = kernel.shape[len(contracted) :]
+    if not is_matrix or (bias is not None and tuple(bias.shape) != tuple(sizes)):
+        return type(dense).call(dense, inputs, training=training)
+    table = tf.reshape(kernel, [-1, math.prod(sizes)])
+    rows = tf.reshape(tf.cast(inputs, table.dtype), [-1, table.shape[0]])
+    found = tf.matmul(rows, table)
+    if bias is not None:
+        found = tf.nn.bias_add(found, tf.reshape(bias, [-1]))
+    found = tf.reshape(found, [*keras.ops.shape(inputs)[: len(batch)], *sizes])
+    return found if dense.activation is None else dense.activation(found)
