@@ -22,6 +22,7 @@ import tensorflow as tf
 
 from ddl.checkpoints.durable_files import sync, write_atomically
 from ddl.errors import ModelDirectoryError
+from ddl.step.shards.digest import digest_of
 
 _FILE = re.compile(r"step-(?P<step>\d+)\.(?P<ending>index|json|partial|data-\d+-of-\d+)")
 
@@ -50,6 +51,8 @@ class Metadata:
       ended_by: Name of the callback that ended the run at this step, if any.
       strategy: Name of the run's strategy, as --strategy takes it; None if unknown.
       device: Kind of the replicas' devices, such as CPU; None if unknown.
+      sha256: Digest of names and bytes of weights, slots, statistics and averages, which equal runs
+        share; None if unknown. `write` fills it in.
     """
 
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -62,6 +65,7 @@ class Metadata:
     ended_by: str | None = None
     strategy: str | None = None
     device: str | None = None
+    sha256: str | None = None
 
     def to_json(self) -> str:
         """Returns JSON text with a CRC-32 checksum."""
@@ -148,6 +152,7 @@ class CheckpointDirectory:
                     shape_and_slices=[""] * len(tensors),
                     tensors=list(tensors.values()),
                 )
+            metadata = dataclasses.replace(metadata, sha256=digest_of(tensors))
             (partial / f"step-{step}.json").write_text(metadata.to_json())
             files = list(partial.iterdir())
             for path in [*files, partial]:

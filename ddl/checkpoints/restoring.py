@@ -47,6 +47,7 @@ def metadata_of(
         ended_by=ended_by,
         strategy=name_of(trainer.strategy),
         device=tf.DeviceSpec.from_string(replica_devices(trainer.strategy)[0]).device_type,
+        sha256=None,
         **position_in_data(trainer),
     )
 

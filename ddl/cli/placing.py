@@ -30,6 +30,7 @@ def build_placement(gpus: Sequence[int] | None) -> "Placement | None":
         # Load the config first: it checks what it can before TensorFlow is imported.
         load_prepared(FLAGS)
 
+        from ddl import config
         from ddl.distribution import parameter_servers
         from ddl.distribution.communication import Communication
         from ddl.distribution.devices import configure_devices
@@ -46,6 +47,7 @@ def build_placement(gpus: Sequence[int] | None) -> "Placement | None":
             memory_growth=FLAGS.memory_growth,
             deterministic_ops=FLAGS.deterministic_ops,
             virtual_gpu_memory=FLAGS.virtual_gpu_memory,
+            same_bits=config.build_bound("Trainer", "batch_shards") is not None,
         )
         choose_tf32(FLAGS.tf32 == "on")
         communication = Communication(

@@ -21,6 +21,8 @@ from ddl import microbatch
 from ddl.layers import fused_normalization
 from ddl.layers.broadcasting import with_rank
 from ddl.layers.replica_sum import sum_over_replicas
+from ddl.layers.shards import lockstep
+from ddl.layers.shards.tree import sum_in_tree
 
 _MOST_GATHERED = 16
 """Replicas whose moments one all-reduce gathers; it sends the moments of each to all."""
@@ -54,6 +56,9 @@ def _call(
     # XLA and the fused operation: see there.
     if training and layer.trainable and fused_normalization.applies_to(layer, inputs, mask):
         return fused_normalization.normalized(layer, inputs)
+    if training and (shard := lockstep.current()) is not None:
+        with shard.keeping_writes([layer.moving_mean, layer.moving_variance]):
+            return type(layer).call(layer, inputs, training=training, mask=mask)
     return type(layer).call(layer, inputs, training=training, mask=mask)
 
 
@@ -82,7 +87,9 @@ def _moments_of(
         of_rows = tf.repeat(current.mask, each)
         mask = of_rows if mask is None else mask & with_rank(of_rows, len(mask.shape))
     synchronized = layer.synchronized and current.held_moments is None
-    communicates = synchronized and tf.distribute.get_strategy().num_replicas_in_sync > 1
+    communicates = synchronized and (
+        tf.distribute.get_strategy().num_replicas_in_sync > 1 or lockstep.current() is not None
+    )
     if mask is None and not communicates and microbatch.is_compiled() and _is_keras_s(layer):
         return _moments_in_one_pass(inputs, layer._reduction_axes)
     if mask is None and not synchronized:
@@ -140,7 +147,8 @@ def batch_moments(
 
     numbers = _numbers(inputs, axes, mask)
     context = tf.distribute.get_replica_context() if synchronized else None
-    if context is not None and context.num_replicas_in_sync > 1:
+    communicates = context is not None and context.num_replicas_in_sync > 1
+    if communicates or (synchronized and lockstep.current() is not None):
         numbers, mean, variance = _over_replicas(inputs, axes, numbers, counted, along_channels)
     else:
         mean = tf.math.divide_no_nan(tf.reduce_sum(counted(inputs), axes), numbers)
@@ -219,6 +227,8 @@ def _added(
       residual: The sum of their distances from it, [channels].
       squares: The sum of the squares of these distances, [channels].
     """
+    if (shard := lockstep.current()) is not None:
+        return _added_over_shards(shard, numbers, mean, residual, squares)
     context = tf.distribute.get_replica_context()
     if context.num_replicas_in_sync > _MOST_GATHERED:
         channels = mean.shape[0]
@@ -238,6 +248,27 @@ def _added(
     mean = tf.math.divide_no_nan(sums, numbers)
     each = _squares_around(mean, each_number, each_mean, each_residual, each_squares)
     return numbers, mean, tf.reduce_sum(each, axis=0)
+
+
+def _added_over_shards(
+    shard: lockstep.Shard,
+    numbers: tf.Tensor,
+    mean: tf.Tensor,
+    residual: tf.Tensor,
+    squares: tf.Tensor,
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Returns what `_added` returns, of the shards of all replicas and in a fixed order."""
+    own = tf.concat([mean, residual, squares, numbers], axis=0)
+    sizes = [mean.shape[0]] * 3 + [-1]
+    each = [tf.split(row, sizes) for row in shard.rows_of_all(own)]
+    numbers = sum_in_tree([number for *_, number in each])
+    sums = sum_in_tree([number * mean + residual for mean, residual, _, number in each])
+    mean = tf.math.divide_no_nan(sums, numbers)
+    of_each = [
+        _squares_around(mean, number, own_mean, residual, squares)
+        for own_mean, residual, squares, number in each
+    ]
+    return numbers, mean, sum_in_tree(of_each)
 
 
 def _squares_around(

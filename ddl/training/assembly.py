@@ -24,11 +24,11 @@ from ddl.step import gradients as gradient_path
 from ddl.step.across_examples.checks import check_gathers
 from ddl.step.all_reduce import AllReduce
 from ddl.step.compiled.compiler import Compiler
-from ddl.step.global_gradient import GlobalGradient
 from ddl.step.moving_statistics import Statistics, allow_replica_writes
 from ddl.step.objective import Objective
 from ddl.step.remat import Parts
 from ddl.step.sharding import sharding_of, variables_of
+from ddl.step.shards.gradient import gradient_of
 from ddl.step.update import UpdateStep
 from ddl.step.verbs.plan import StepPlan
 from ddl.step.weight_average import WeightAverages
@@ -175,8 +175,8 @@ def assemble(
         if traits_of(strategy).asynchronous:
             evaluation = CoordinatedEvaluation(evaluated, eval_pipeline, strategy)
         else:
-            compiler = Compiler(options.jit_compile, strategy, "evaluation")
-            evaluation = Evaluation(evaluated, eval_pipeline, strategy, compiler)
+            xla = Compiler(options.jit_compile, strategy, "evaluation")
+            evaluation = Evaluation(evaluated, eval_pipeline, strategy, xla, options.batch_shards)
     check_gathers(plan, options.accumulation_steps, options.gradient_noise_scale is not None)
     check_created_in_scope(plan.trained, strategy)
     layers = layers_of(task)
@@ -311,16 +311,17 @@ def _update(
     if loss_scale == "auto":
         in_float16 = computes_in_float16(layers if has_step(task) else [task.model])
         loss_scale = LossScale() if options.gradient_dtype == "float16" or in_float16 else None
-    averages = None
-    if options.weight_average is not None:
-        weights = [v.value for v in plan.trained] + statistics.floating
-        averages = WeightAverages(options.weight_average, weights, strategy)
+    average = options.weight_average
+    averaged = [v.value for v in plan.trained] + statistics.floating
+    averages = WeightAverages(average, averaged, strategy) if average is not None else None
     if options.gradient_noise_scale is not None and any(map(plan.frozen_until, optimizers)):
         raise ConfigError(
             "The gradient noise scale is that of all variables, but a parameter group is frozen "
             "for a while. Remove gradient_noise_scale, or Group.frozen_until."
         )
-    gradient = GlobalGradient(
+    gradient = gradient_of(
+        options.batch_shards,
+        plan.objectives,
         strategy=strategy,
         compiler=Compiler(options.jit_compile, strategy, "training"),
         pipelines=train,

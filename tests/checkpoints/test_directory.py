@@ -1,3 +1,5 @@
+import dataclasses
+import hashlib
 import os
 import re
 import shutil
@@ -32,7 +34,11 @@ def test_what_is_written_is_what_tensorflow_reads(tmp_path):
     metadata = Metadata({"accuracy": 0.5}, 64, 1000, 2, 3.25, False)
     directory = write(tmp_path, 3, 10, metadata=metadata)
     assert [each.step for each in directory.saved()] == [3, 10]
-    assert directory.saved()[0].metadata == metadata
+    found = directory.saved()[0].metadata
+    digest = hashlib.sha256()
+    for name in ("step", "weights"):  # not the object graph
+        digest.update(name.encode() + b"\0" + TENSORS[name].numpy().tobytes())
+    assert found == dataclasses.replace(metadata, sha256=digest.hexdigest())
     assert tf.train.latest_checkpoint(str(tmp_path)) == str(tmp_path / "step-10")
     state = tf.train.get_checkpoint_state(str(tmp_path))
     assert [os.path.basename(p) for p in state.all_model_checkpoint_paths] == ["step-3", "step-10"]

@@ -113,6 +113,7 @@ class Options:
     seed: int
     shuffle: bool
     accumulation_steps: int
+    batch_shards: int | None
     clip_norm: Limit
     clip_value: Limit
     weight_average: ExponentialMovingAverage | None

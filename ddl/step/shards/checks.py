@@ -1,0 +1,186 @@
+"""Refusals of what would not have the same bits on other devices, by name and with a remedy."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ddl.devices.replicas import replica_devices
+from ddl.distribution.traits import traits_of
+from ddl.errors import ConfigError
+from ddl.layers.shards.lockstep import WRITES
+from ddl.step.moving_statistics import Statistics
+from ddl.step.objective import Objective
+from ddl.step.verbs.each_example import OfExample
+
+_DRAWS = {
+    *("RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal"),
+    *("RandomShuffle", "Multinomial", "RandomGamma", "RandomPoissonV2", "RngReadAndSkip"),
+    *("StatefulUniform", "StatefulStandardNormalV2", "StatefulTruncatedNormal"),
+    "StatefulUniformInt",
+}
+_PYTHON = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
+_ANY_SHARDS = "Remove Trainer.batch_shards, or"
+
+
+def check_number(shards: Any, strategy: tf.distribute.Strategy) -> None:
+    """Raises ConfigError unless the shards can be computed in a fixed tree by these devices.
+
+    Args:
+      shards: `Trainer.batch_shards`.
+      strategy: The strategy.
+    """
+    replicas = strategy.num_replicas_in_sync
+    is_number = isinstance(shards, int) and not isinstance(shards, bool)
+    if not is_number or shards < 1 or shards & (shards - 1):
+        raise ConfigError(
+            "Trainer.batch_shards must be None or a power of two, such as 8, since shards are "
+            f"added in pairs; got {shards!r}."
+        )
+    if traits_of(strategy).asynchronous:
+        raise ConfigError(
+            "Trainer.batch_shards gives the same bits on any devices, but updates with parameter "
+            f"servers depend on timing. {_ANY_SHARDS} choose another strategy."
+        )
+    kinds = {str(tf.DeviceSpec.from_string(name).device_type) for name in replica_devices(strategy)}
+    if kinds != {"CPU"}:
+        raise ConfigError(
+            f"Trainer.batch_shards supports CPUs, got replicas on {', '.join(sorted(kinds))}. "
+            f"Kernels of other devices have not been shown to keep the order of their additions. "
+            f"{_ANY_SHARDS} train on CPUs (--num_virtual_devices)."
+        )
+    if shards % replicas:
+        raise ConfigError(
+            f"Trainer.batch_shards must be a multiple of the number of replicas, {replicas}, got "
+            f"{shards}. Use 1, 2, 4, … replicas up to {shards}, or more shards; more shards "
+            "compute other bits."
+        )
+
+
+def check_options(options: Any) -> None:
+    """Raises ConfigError for another argument of the Trainer that `batch_shards` excludes.
+
+    Args:
+      options: `ddl.training.checks.arguments.Options`.
+    """
+    for name, reason in (
+        ("gradient_dtype", "its rounding depends on the number of replicas"),
+        ("gradient_noise_scale", "its estimate depends on the number of replicas"),
+        ("remat", "layers that are computed again do not exchange values between shards yet"),
+    ):
+        if getattr(options, name) is not None:
+            raise ConfigError(
+                f"Trainer.batch_shards excludes Trainer.{name}: {reason}. Remove one of the two."
+            )
+    if options.shard_optimizer_state:
+        raise ConfigError(
+            "Trainer.batch_shards excludes Trainer.shard_optimizer_state: norms of shares are added "
+            "in an order that depends on the number of replicas. Remove one of the two."
+        )
+    if options.jit_compile == "on":
+        raise ConfigError(
+            "Trainer.batch_shards excludes --jit_compile=on: XLA chooses the order of additions. "
+            "Use --jit_compile=off."
+        )
+
+
+def check_objectives(objectives: Iterable[Objective], strategy: tf.distribute.Strategy) -> None:
+    """Raises ConfigError for layers and losses that would depend on the devices.
+
+    Args:
+      objectives: The objectives of the training.
+      strategy: The strategy.
+    """
+    for objective in objectives:
+        if objective.gathers:
+            raise ConfigError(
+                "Trainer.batch_shards excludes ddl.gather: a loss across examples would see the "
+                f"rows of a shard. {_ANY_SHARDS} return a loss of each example alone."
+            )
+        for layer in objective.training_layers:
+            _check_layer(layer, strategy)
+
+
+def _check_layer(layer: keras.layers.Layer, strategy: tf.distribute.Strategy) -> None:
+    name = f"{type(layer).__name__} {layer.name!r}"
+    if isinstance(layer, keras.layers.BatchNormalization):
+        of_keras = keras.layers.BatchNormalization
+        if type(layer).call is not of_keras.call or type(layer)._moments is not of_keras._moments:
+            raise ConfigError(
+                f"Trainer.batch_shards excludes the layer {name}, which computes something else "
+                "than Keras's BatchNormalization. Use that class, with synchronized=True."
+            )
+        if layer.trainable and not layer.synchronized:
+            raise ConfigError(
+                f"Trainer.batch_shards excludes the layer {name}: its moments are those of the "
+                "rows of one replica. Build it with synchronized=True, or freeze it."
+            )
+        return
+    if written := Statistics([layer], strategy).variables:
+        raise ConfigError(
+            f"Trainer.batch_shards excludes the layer {name}: it keeps the variables "
+            f"{', '.join(v.name for v in written)}, which each shard would write. Of layers with "
+            "such variables, synchronized BatchNormalization is supported."
+        )
+
+
+def check_each(each: OfExample | None) -> None:
+    """Raises ConfigError if a step changes the gradient of each example."""
+    if each is not None:
+        raise ConfigError(
+            "Trainer.batch_shards excludes `each` of update.gradients, which is not shown to have "
+            f"the same bits on any devices. {_ANY_SHARDS} leave `each` out."
+        )
+
+
+def check_operations(operations: Sequence[tf.Operation]) -> None:
+    """Raises ConfigError for operations whose results may depend on the devices.
+
+    Args:
+      operations: Those of forward and backward pass of the shards.
+    """
+    for kind, name in _with_functions(operations):
+        if kind in _DRAWS:
+            raise ConfigError(
+                f"Trainer.batch_shards excludes the operation {kind} ({name}): each of its copies "
+                "draws numbers of its own. Draw with ddl.random and the layers of ddl.layers."
+            )
+        if kind in _PYTHON:
+            raise ConfigError(
+                f"Trainer.batch_shards excludes tf.py_function and tf.numpy_function ({name}): ddl "
+                "cannot tell what Python code computes. Use TensorFlow operations, or compute it "
+                "in the data."
+            )
+        if WRITES in name:  # by another replica, traced in between
+            continue
+        if kind.startswith("Assign") or (kind.startswith("Resource") and "Gather" not in kind):
+            raise ConfigError(
+                f"Trainer.batch_shards excludes the write of a variable in a loss ({kind} {name}): "
+                "each shard would write it. Change variables in `step`, such as with "
+                "update.average."
+            )
+
+
+def _with_functions(operations: Sequence[tf.Operation]) -> Iterable[tuple[str, str]]:
+    """Yields kind and name of operations, and of those in the functions that they call."""
+    known: set[str] = set()
+    for operation in operations:
+        yield operation.type, operation.name
+        graph = operation.graph
+        for value in operation.node_def.attr.values():
+            names = [value.func.name, *(f.name for f in value.list.func)]
+            for function in filter(None, names):
+                yield from _in_function(graph, function, known)
+
+
+def _in_function(graph: Any, function: str, known: set[str]) -> Iterable[tuple[str, str]]:
+    if function in known or not graph._is_function(function):
+        return
+    known.add(function)
+    definition = graph._get_function(function).cached_definition
+    for node in definition.node_def:
+        yield node.op, f"{function}/{node.name}"
+        for value in node.attr.values():
+            for name in filter(None, [value.func.name, *(f.name for f in value.list.func)]):
+                yield from _in_function(graph, name, known)
