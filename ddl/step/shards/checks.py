@@ -75,8 +75,8 @@ def check_options(options: Any) -> None:
             )
     if options.shard_optimizer_state:
         raise ConfigError(
-            "Trainer.batch_shards excludes Trainer.shard_optimizer_state: norms of shares are added "
-            "in an order that depends on the number of replicas. Remove one of the two."
+            "Trainer.batch_shards excludes Trainer.shard_optimizer_state: norms of shares are "
+            "added in an order that depends on the number of replicas. Remove one of the two."
         )
     if options.jit_compile == "on":
         raise ConfigError(

@@ -73,7 +73,7 @@ class ShardedGradient(GlobalGradient):
         sums = self._of_first_replica(sums)
         gradients = self.strategy.run(layout.unpacked, args=(buffers,))
         wide = gradient_path.widest([self._of_first_replica(g) for g in gradients])
-        factor = self._factor(objective, batch, sums, state.loss_scale, wide)
+        factor = self.factor(objective, batch, sums, state.loss_scale, wide)
         return Reduced(*self._multiplied(gradients, factor), sums=sums, noise=None)
 
     def of_replicas(
