@@ -42,7 +42,7 @@ def sweep_of(metric="accuracy", split="eval", rungs=None):
         ({}, {"eval": []}, "there is no data to evaluate on. Bind Trainer.eval_data, or pass"),
         ({"rungs": [20, 100]}, {}, "--rungs must be below the 100 steps of a run, got 100"),
         ({"rungs": [20, 30]}, {}, "multiples of EVAL_EVERY = 20, at which"),
-        ({"rungs": [20]}, {"eval_every": None}, "multiples of EVAL_EVERY = None"),
+        ({"rungs": [20, 30]}, {"eval_every": None}, "EVAL_EVERY is None. Set EVAL_EVERY = 10."),
         ({"metric": "loss", "split": "train", "rungs": [20]}, {}, "multiples of LOG_EVERY = 50"),
     ],
 )
