@@ -119,6 +119,7 @@ def start(gpus: Sequence[int] | None, checkpoint: str | int) -> None:
             predictions=FLAGS.predictions,
             sanity=parse_sanity_mode(),
             spans=FLAGS.spans,
+            peak_tflops=FLAGS.peak_tflops,
             began=_BEGAN,
         )
 

@@ -21,6 +21,7 @@ def check_flags_fit_mode() -> None:
         ("follow_timeout", FLAGS.mode == "eval"),
         ("profile", trains),
         ("spans", trains),
+        ("peak_tflops", trains),
         *((name, trains) for name in SANITY_MODES),
         ("fit_memory", trains),
         ("predictions", FLAGS.mode == "predict"),

@@ -200,6 +200,13 @@ def define_flags() -> None:
     flags.DEFINE_bool(
         "spans", False, "Write the phases of a training to spans/, as a trace for Perfetto."
     )
+    flags.DEFINE_float(
+        "peak_tflops",
+        None,
+        "Peak rate of the device of a replica, in 10^12 floating-point operations per second, for "
+        "the figure mfu. The default is that of a table of NVIDIA's GPUs.",
+        lower_bound=1e-6,
+    )
     flags.DEFINE_enum(
         "data_on_device",
         "auto",

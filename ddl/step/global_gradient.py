@@ -32,6 +32,7 @@ from ddl.step.compiled.deferred import Deferred
 from ddl.step.moving_statistics import Statistics
 from ddl.step.noise_scale import GradientNoiseScale, estimates, squared_norm_of
 from ddl.step.objective import Objective
+from ddl.step.monitoring.phases import phase
 from ddl.step.observing import observe
 from ddl.step.overflow import all_finite, multiply_finite
 from ddl.step.reduced import Reduced
@@ -100,8 +101,9 @@ class GlobalGradient:
           ConfigError: If the loss does not depend on a variable; while tracing.
         """
         gradients, sums = self.of_replicas(objective, variables, batch, state, draws, each)
-        sums = self.all_reduce.of_sums(sums)
-        gradients = self.all_reduce(gradients, variables)
+        with phase("all_reduce"):
+            sums = self.all_reduce.of_sums(sums)
+            gradients = self.all_reduce(gradients, variables)
         gradients = gradient_path.with_each_row_once(gradients, self.strategy)
         firsts = list(map(self._of_first_replica, gradients))
         squared = functools.partial(squared_norm_of, firsts)
@@ -244,7 +246,8 @@ class GlobalGradient:
     ) -> tuple[list[Any], tf.Tensor]:
         """Returns gradients and sums of microbatch `index`. Replica context."""
         features, microbatch = self.examples(batch, index, state, draws)
-        with tf.GradientTape(persistent=each is not None) as tape, microbatch.forward():
+        tape = tf.GradientTape(persistent=each is not None)
+        with tape, microbatch.forward(), phase("forward"):
             if each is None:
                 loss, sums = objective(features, training=True)
             else:
@@ -255,7 +258,7 @@ class GlobalGradient:
                 loss *= tf.cast(state.loss_scale, loss.dtype)
         others = self.left_out(tape.watched_variables(), variables)
         updated = [v.value for v in variables]
-        with microbatch.backward():
+        with microbatch.backward(), phase("backward"):
             observe("backward")
             if each is None:
                 gradients = tape.gradient(loss, updated + others)

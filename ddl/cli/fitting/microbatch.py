@@ -13,11 +13,13 @@ from pathlib import Path
 from ddl.cli.fitting.search import smallest_number
 from ddl.cli.fitting.trial import UPDATES, Facts, arguments_of
 from ddl.cli.flags import FLAGS, flags_of
+from ddl.cli.loading import prepare
 from ddl.errors import UNEXPECTED_STATUS, ConfigError, DdlError
 from ddl.output import printable
 
 _OF_THIS_RUN_ALONE = (
     *("fit_memory", "memory_limit", "model_dir", "mode", "dry_run", "profile", "spans", "cluster"),
+    "peak_tflops",
 )
 _MACRO = "ACCUMULATION_STEPS"
 _SAVED = re.compile(rf"^{_MACRO} = (\d+)$", re.MULTILINE)
@@ -58,11 +60,12 @@ def _number_so_far() -> int | None:
 
 
 def _check_one_process() -> None:
-    from ddl.distribution.slurm import join_cluster
-    from ddl.distribution.tf_config import cluster_role
+    with prepare():  # the packages import TensorFlow
+        from ddl.distribution.slurm import join_cluster
+        from ddl.distribution.tf_config import cluster_role
 
-    join_cluster(FLAGS.cluster)
-    role = cluster_role()
+        join_cluster(FLAGS.cluster)
+        role = cluster_role()
     if len(role.workers) > 1 or role.cluster.get("ps"):
         raise ConfigError(
             f"--fit_memory must run in one process, got a cluster of {len(role.workers)} workers. "
@@ -103,9 +106,8 @@ def _found(folder: Path) -> int:
         )
     configured, depends_on = facts["configured"], facts["depends_on"]
     if not depends_on or number == configured:
-        _print(
-            f"{_MACRO} = {number}{_instead_of(configured, number)}.{_evaluations(facts, number)}"
-        )
+        instead = "" if number == configured else f", instead of {configured} of the config"
+        _print(f"{_MACRO} = {number}{instead}.{_evaluations(facts, number)}")
         return number
     some = f"{', '.join(depends_on[:5])}{', …' if len(depends_on) > 5 else ''}"
     why = (
