@@ -29,10 +29,10 @@ from ddl.step.across_examples.passes import ThreePasses
 from ddl.step.all_reduce import AllReduce
 from ddl.step.compiled.compiler import Compiler
 from ddl.step.compiled.deferred import Deferred
+from ddl.step.monitoring.phases import phase
 from ddl.step.moving_statistics import Statistics
 from ddl.step.noise_scale import GradientNoiseScale, estimates, squared_norm_of
 from ddl.step.objective import Objective
-from ddl.step.monitoring.phases import phase
 from ddl.step.observing import observe
 from ddl.step.overflow import all_finite, multiply_finite
 from ddl.step.reduced import Reduced
@@ -220,10 +220,10 @@ class GlobalGradient:
         self, batch: StepBatch, index: tf.Tensor | int, state: TrainingState, draws: Draws
     ) -> tuple[dict[str, tf.Tensor], Microbatch]:
         """Returns the examples of microbatch `index`. Replica context."""
-        pipeline = self.pipelines[batch.source]
-        features = pipeline.examples(batch.batch, index, batch.place)
+        pipeline, own = self.pipelines[batch.source], batch.batch
+        features = pipeline.examples(own, index, batch.place)
         microbatch = pipeline.microbatch(
-            batch.batch, features, index, training=True, step=state.step, draws=draws
+            own, features, index, training=True, step=state.step, draws=draws
         )
         microbatch.remat = self.remat
         if self.microbatches > 1:
@@ -269,11 +269,11 @@ class GlobalGradient:
                 )
             observe("differentiated", variables=variables, gradients=gradients)
         gradients, of_others = gradients[: len(variables)], gradients[len(variables) :]
-        unused = [v for v, g in zip(variables, gradients, strict=True) if g is None]
-        gradient_path.check_used(unused)
+        of_each = zip(variables, gradients, strict=True)
+        gradient_path.check_used([v for v, g in of_each if g is None])
         gradient_path.check_none_left_out(others, of_others)
         if self.noise_scale is not None:
-            sums = tf.concat([sums, [squared_norm_of(gradients)]], axis=0)
+            return gradients, tf.concat([sums, [squared_norm_of(gradients)]], axis=0)
         return gradients, sums
 
     def left_out(
@@ -293,8 +293,7 @@ class GlobalGradient:
         """Returns only the metric sums, and the estimates of the gradient noise, if any."""
         if self.noise_scale is None:
             return sums, None
-        size = self.pipelines[batch.source].global_batch_size
-        parts, large = self.parts, squared_norm()
+        parts, size, large = self.parts, self.batch_size(batch), squared_norm()
         # A part's gradient is a sum over B/P examples divided by B, so 1/P of their mean. The mean
         # over P parts is s = P² · sums[-1] / P.
         small = parts * sums[-1]

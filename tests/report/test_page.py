@@ -236,6 +236,8 @@ def test_the_direction_of_better_is_that_of_the_configs():
     one.bindings, _ = bindings(text, "a.gin")
     assert [final.wins for final in rows(every)[0].finals] == [True, False, True]
     assert [final.best[1] for final in rows(every)[0].finals] == [0.9, 0.7, 0.8]
+    three.sanity_mode = "overfit_batch"
+    assert [final.wins for final in rows(every)[0].finals] == [False, False, False]
     text = "EarlyStopping.metric = 'AUC'\nEarlyStopping.mode = 'min'\n"
     two.bindings, _ = bindings(text, "a.gin")
     assert direction_in(every, "AUC") is None

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ddl.cli.fitting.search import smallest_number
 from ddl.cli.fitting.trial import UPDATES, Facts, arguments_of
@@ -16,6 +17,9 @@ from ddl.cli.flags import FLAGS, flags_of
 from ddl.cli.loading import prepare
 from ddl.errors import UNEXPECTED_STATUS, ConfigError, DdlError
 from ddl.output import printable
+
+if TYPE_CHECKING:
+    from ddl.run.checks.microbatches import FactsOfRun
 
 _OF_THIS_RUN_ALONE = (
     *("fit_memory", "memory_limit", "model_dir", "mode", "dry_run", "profile", "spans", "cluster"),
@@ -76,14 +80,13 @@ def _check_one_process() -> None:
 
 def _found(folder: Path) -> int:
     """Returns the number of microbatches to train with."""
-    facts: Facts = {}
+    facts: FactsOfRun | None = None
 
     def fits(number: int) -> bool:
         nonlocal facts
         result = _trial(number, folder / f"{number}.json")
-        facts = {**facts, **result}
-        sizes = facts.get("sizes")
-        if sizes is None:
+        facts = result.get("of_run", facts)
+        if facts is None:
             raise ConfigError(
                 "The model, its optimizer and the data do not fit into memory, before the first "
                 "update. Keep the data on the host (--data_on_device=false), take a smaller model, "
@@ -91,11 +94,12 @@ def _found(folder: Path) -> int:
             )
         with_peak = f", {result['peak']:,.0f} MiB at most" if "peak" in result else ""
         outcome = f"fits{with_peak}" if result["fits"] else "does not fit into memory"
-        _print(f"{_MACRO} = {number}, microbatches of {_sizes(sizes, number)}: {outcome}.")
+        _print(f"{_MACRO} = {number}, microbatches of {_sizes(facts['sizes'], number)}: {outcome}.")
         return result["fits"]
 
     # The first trial tells the sizes, of which each must divide into microbatches.
     first = fits(1)
+    assert facts is not None  # else `fits` has raised
     batch = _common(facts["sizes"])
     number = 1 if first else smallest_number(batch, lambda one: one > 1 and fits(one))
     if number is None:
@@ -163,7 +167,7 @@ def _sizes(sizes: Mapping[str, int], number: int) -> str:
     return f"{', '.join(texts)} per replica"
 
 
-def _evaluations(facts: Facts, number: int) -> str:
+def _evaluations(facts: "FactsOfRun", number: int) -> str:
     if number == 1 or not facts["evaluates"]:
         return ""
     return " Evaluations take whole batches, forward only, which were not tried."

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from absl import flags
 
@@ -24,6 +24,9 @@ from ddl.cli.flags import FLAGS, parse_gpus
 from ddl.errors import ConfigError
 from ddl.output import protect_standard_streams
 
+if TYPE_CHECKING:
+    from ddl.run.checks.microbatches import FactsOfRun
+
 UPDATES = 2
 """Updates of a trial: the second one begins with what the first one keeps."""
 
@@ -32,21 +35,15 @@ _STATUS = Path("/proc/self/status")
 
 
 class Facts(TypedDict, total=False):
-    """Facts about a run, and the result of a trial.
+    """The result of a trial.
 
     Attributes:
-      sizes: Examples per replica and update of each source of training data, by its name.
-      configured: ACCUMULATION_STEPS of the config.
-      depends_on: What makes the result depend on the number of microbatches; empty if nothing.
-      evaluates: Whether the run has evaluation data.
+      of_run: Facts of the run; missing if the process ended before it was built.
       fits: Whether the updates fit; missing if the process ended before.
       peak: Most memory in use, in MiB; on GPUs that of the GPU with the most.
     """
 
-    sizes: dict[str, int]
-    configured: int
-    depends_on: list[str]
-    evaluates: bool
+    of_run: "FactsOfRun"
     fits: bool
     peak: float
 
@@ -59,7 +56,10 @@ class _Result:
         self._limit = limit
         self._facts = Facts()
 
-    def add(self, facts: Facts) -> None:
+    def built(self, of_run: "FactsOfRun") -> None:
+        self._add({"of_run": of_run})
+
+    def _add(self, facts: Facts) -> None:
         self._facts |= facts
         self._path.write_text(json.dumps(self._facts), encoding="utf-8")
 
@@ -71,7 +71,7 @@ class _Result:
             time.sleep(_SECONDS_BETWEEN_LOOKS)
 
     def end(self, fits: bool, peak: float | None = None) -> None:
-        self.add(Facts(fits=fits) if peak is None else Facts(fits=fits, peak=peak))
+        self._add(Facts(fits=fits) if peak is None else Facts(fits=fits, peak=peak))
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)  # TensorFlow's own exit takes longer, and there is nothing to save
@@ -106,13 +106,8 @@ def attempt(number: int, limit: int, result: _Result) -> None:
     assert placement is not None  # --cluster=none starts no server
     import tensorflow as tf
 
-    from ddl import config
     from ddl.config.registry import user_packages
-    from ddl.distribution.workers import Workers
-    from ddl.run.train import build
-    from ddl.tasks.parts import seed_generators_of
-    from ddl.training.checks.model import names_that_depend_on_microbatches
-    from ddl.training.device_errors import device_errors
+    from ddl.run.checks.microbatches import make_updates
     from ddl.user_code import attributing_errors
 
     gpus = tf.config.list_logical_devices("GPU")
@@ -126,53 +121,15 @@ def attempt(number: int, limit: int, result: _Result) -> None:
         )
     if limit:
         threading.Thread(target=result.watch, daemon=True).start()
-    configured = config.get_macro("ACCUMULATION_STEPS")
-    config.set_macro("ACCUMULATION_STEPS", number)
-    try:
-        with attributing_errors(user_packages()), device_errors():
-            _, trainer = build(placement, Workers(placement.strategy))
-            if trainer.accumulation_steps != number:
-                raise ConfigError(
-                    "--fit_memory sets the macro ACCUMULATION_STEPS, but the config binds "
-                    f"Trainer.accumulation_steps = {trainer.accumulation_steps}. Bind it to "
-                    "%ACCUMULATION_STEPS, as ddl/standard.gin does."
-                )
-            replicas = placement.strategy.num_replicas_in_sync
-            of_task = [type(trainer.task).__name__] if seed_generators_of(trainer.task) else []
-            result.add(
-                {
-                    "sizes": {
-                        name: one.global_batch_size // replicas
-                        for name, one in trainer.pipelines.items()
-                    },
-                    "configured": configured or 1,
-                    "depends_on": [
-                        *names_that_depend_on_microbatches(trainer.training_layers),
-                        *of_task,
-                    ],
-                    "evaluates": trainer.has_eval_data,
-                }
-            )
-            trainer.train(UPDATES, progress=False)
-    except Exception as error:
-        if not _is_out_of_memory(error):
-            raise
+    with attributing_errors(user_packages()):
+        fit = make_updates(placement, number, UPDATES, result.built)
+    if not fit:
         result.end(False)
     if limit:
         peak = peak_of_process()
         result.end(peak <= limit, peak)
     peaks = [tf.config.experimental.get_memory_info(gpu.name)["peak"] for gpu in gpus]
     result.end(True, max(peaks) / 2**20)
-
-
-def _is_out_of_memory(error: BaseException | None) -> bool:
-    import tensorflow as tf
-
-    while error is not None:
-        if isinstance(error, MemoryError | tf.errors.ResourceExhaustedError):
-            return True
-        error = error.__cause__
-    return False
 
 
 def run() -> None:

@@ -30,7 +30,7 @@ def replace_trial(monkeypatch, smallest, **facts):
 
     def trial(number, path):
         tried.append(number)
-        return {**FACTS, **facts, "fits": number >= smallest}
+        return {"of_run": {**FACTS, **facts}, "fits": number >= smallest}
 
     monkeypatch.setattr(microbatch, "_trial", trial)
     return tried
