@@ -27,7 +27,7 @@ BENCHMARKS = (
 )
 """Names in the order of the page. Each module ends with `benchmarks.command.main(measure)`."""
 
-LONG = ("large_batch", "callback_cost", "large_data", "remat", "configs", "sharding")
+LONG = ("large_batch", "callback_cost", "large_data", "remat", "configs", "sharding", "monitors")
 """Benchmarks that run only when named."""
 
 ON_GPU = ("gpu",)

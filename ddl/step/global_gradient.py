@@ -11,7 +11,6 @@ gradient is therefore multiplied by B / Σ weight, with Σ over the global batch
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -106,8 +105,8 @@ class GlobalGradient:
             gradients = self.all_reduce(gradients, variables)
         gradients = gradient_path.with_each_row_once(gradients, self.strategy)
         firsts = list(map(self._of_first_replica, gradients))
-        squared = functools.partial(squared_norm_of, firsts)
-        sums, noise = self.gradient_noise(objective, sums, squared, batch, state)
+        norm = lambda: squared_norm_of(firsts)  # noqa: E731
+        sums, noise = self.gradient_noise(objective, sums, norm, batch, state)
         wide = gradient_path.widest(firsts)
         factor = self.factor(objective, batch, sums, state.loss_scale, wide)
         return Reduced(*self._multiplied(gradients, factor), sums=sums, noise=noise)
