@@ -107,8 +107,7 @@ class GlobalGradient:
         firsts = list(map(self._of_first_replica, gradients))
         norm = lambda: squared_norm_of(firsts)  # noqa: E731
         sums, noise = self.gradient_noise(objective, sums, norm, batch, state)
-        wide = gradient_path.widest(firsts)
-        factor = self.factor(objective, batch, sums, state.loss_scale, wide)
+        factor = self.factor(objective, batch, sums, state.loss_scale, gradient_path.widest(firsts))
         return Reduced(*self._multiplied(gradients, factor), sums=sums, noise=noise)
 
     def of_replicas(
