@@ -225,6 +225,15 @@ def curve_of(*values):
     return curve
 
 
+def test_the_table_of_profiles():
+    times = {"forward": 1.0, "backward": 2.0, "all_reduce": 0.0, "update": 0.5, "other": 0.5}
+    profiled = Record(Path("one"), profiles=[("steps 4 to 9", PhaseTimes(4, 9, "CPUs", times))])
+    text = page([profiled, Record(Path("two"))], ["one", "<two>"], [], [], [], "")
+    assert "one<small>steps 4 to 9</small>" in text
+    assert '>backward pass</th><td class="number">2 ms (50.0%)</td>' in text
+    assert "Profiles" not in page([Record(Path("two"))], ["two"], [], [], [], "")
+
+
 def test_the_direction_of_better_is_that_of_the_configs():
     one = Record(Path("one"), curves={("eval", "AUC"): curve_of(0.9, 0.8)})
     two = Record(Path("two"), curves={("eval", "AUC"): curve_of(0.7, float("nan"))})
