@@ -14,9 +14,11 @@ from ddl.report import charts
 from ddl.report.bindings import bindings, differences
 from ddl.report.charts import Chart
 from ddl.report.finals import direction_in, rows
+from ddl.report.page import page
 from ddl.report.pictures import write_pictures
 from ddl.report.record import Record, read
 from ddl.report.writing import write_report
+from ddl.run.timing.phase_times import PhaseTimes
 from tests.report import browser
 from tests.run.test_earlier_runs import COMMAND, EARLIER
 from tests.run.test_earlier_runs import run as train
