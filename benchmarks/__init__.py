@@ -35,6 +35,7 @@ LONG = (
     "configs",
     "sharding",
     "batch_shards",
+    "monitors",
 )
 """Benchmarks that run only when named."""
 

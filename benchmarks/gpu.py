@@ -10,7 +10,7 @@ without metrics.
 The contenders of a case share a process, and compute by turns; each case has several fresh
 processes. MFU is the share of the GPU's peak rate that the matrix products and convolutions of the
 updates take: their operations are counted in the graph, and the peak rates are those of NVIDIA's
-data sheets (`benchmarks/peak_rates.py`). Idle time and kernels are read from TensorFlow's profiler,
+data sheets (`ddl.devices.peak_rates`). Idle time and kernels are read from TensorFlow's profiler,
 in an extra window. Memory is the peak during updates, without that of the other contenders.
 
 `--only=ResNet-50` measures the cases whose names contain the text. Each case has nine minutes at
@@ -26,10 +26,10 @@ import numpy as np
 
 from benchmarks import command
 from benchmarks.gpu_cases import CASES, Case
-from benchmarks.peak_rates import peak_of
 from benchmarks.repeats import over_processes
 from benchmarks.report import Bar, Cell, Plot, Report, Series, Spread, Table
 from benchmarks.turns import Contender, Failed
+from ddl.devices.peak_rates import peak_of
 
 DDL, FIT, ORBIT, BARE = NAMES = ("ddl", "Keras fit", "Orbit", "bare step")
 PROCESSES = 3

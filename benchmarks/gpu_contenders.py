@@ -21,7 +21,6 @@ import tensorflow as tf
 
 import ddl
 from benchmarks import device_trace, networks
-from benchmarks.flops import flops_of
 from benchmarks.gpt import NextToken, gpt
 from benchmarks.gpu_cases import Case
 from benchmarks.repeats import interleaved, rotated, seconds
@@ -30,6 +29,7 @@ from benchmarks.turns import Failed, Turns
 from ddl import distribution
 from ddl.optimizers import FusedAdam
 from ddl.precision import set_numerics, set_tf32
+from ddl.step.monitoring.flops import flops_of
 
 Window = Callable[[], object]
 

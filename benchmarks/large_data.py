@@ -112,8 +112,8 @@ def _measured(turns: Turns, case: Case, begin: Callable[[], Callable[[int], obje
     Args:
       turns: Gives the turn.
       case: The case.
-      begin: Makes everything and the first update, and returns a function that makes as many
-        updates as it is told, a multiple of `STEPS_AT_ONCE`.
+      begin: Makes everything and the first update, and returns a function that makes a given
+        number of updates, a multiple of `STEPS_AT_ONCE`.
     """
     turns.wait()
     start = time.perf_counter()

@@ -55,6 +55,7 @@ def direction_of(metric: str, given: Direction | None, parameter: str) -> Direct
 RESERVED = (
     *("loss", "step", "epoch", "split", "learning_rate", "gradient_norm"),
     *("examples_per_second", "loss_scale", "skipped_updates", "rewinds", "gradient_noise_scale"),
+    "mfu",
 )
 """Keys of metrics.jsonl that ddl writes itself; a task's metric cannot have these names."""
 

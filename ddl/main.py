@@ -31,14 +31,8 @@ try:
     from absl import flags
 
     from ddl.cli.commands import exiting_on_errors, parse_command_line
-    from ddl.cli.flags import (
-        FLAGS,
-        check_flags_fit_mode,
-        parse_checkpoint,
-        parse_gpus,
-        parse_profile,
-        parse_sanity_mode,
-    )
+    from ddl.cli.flag_checks import check_fit_memory, check_flags_fit_mode, parse_sanity_mode
+    from ddl.cli.flags import FLAGS, parse_checkpoint, parse_gpus, parse_profile
     from ddl.cli.placing import build_placement
     from ddl.diagnosis.phases import during
     from ddl.diagnosis.stacks import shown_on_quit
@@ -75,6 +69,7 @@ def check_flags() -> tuple[list[int] | None, str | int]:
     parse_profile(FLAGS.profile)
     check_flags_fit_mode()
     parse_sanity_mode()
+    check_fit_memory()
     for name in ("profile", "spans"):
         if FLAGS[name].value and FLAGS.dry_run:
             raise flags.Error(f"--{name} has no effect with --dry_run. Leave one of them out.")
@@ -88,6 +83,11 @@ def start(gpus: Sequence[int] | None, checkpoint: str | int) -> None:
       gpus: Indices of the GPUs to use; None means all.
       checkpoint: Checkpoint to evaluate, export or predict with: `latest`, `best`, or a step.
     """
+    if FLAGS.fit_memory:
+        from ddl.cli.fitting.microbatch import fit_memory
+
+        with during("the search for the largest microbatch"):
+            fit_memory()
     with during("the start-up"):
         placement = build_placement(gpus)
     if placement is None:  # a parameter server or its worker has served
@@ -119,6 +119,7 @@ def start(gpus: Sequence[int] | None, checkpoint: str | int) -> None:
             predictions=FLAGS.predictions,
             sanity=parse_sanity_mode(),
             spans=FLAGS.spans,
+            peak_tflops=FLAGS.peak_tflops,
             began=_BEGAN,
         )
 

@@ -12,12 +12,8 @@ from ddl.choices import (
     CROSS_DEVICE_OPS,
     JIT_COMPILE,
     MODES,
-    PREDICTIONS,
-    SANITY_MODES,
     STRATEGIES,
-    SanityMode,
 )
-from ddl.errors import either
 
 FLAGS = flags.FLAGS
 
@@ -85,6 +81,18 @@ def define_flags() -> None:
         "fast_run",
         False,
         "Train, evaluate, save, restore and export on two batches. Writes to MODEL_DIR-fast_run.",
+    )
+    flags.DEFINE_bool(
+        "fit_memory",
+        False,
+        "Set ACCUMULATION_STEPS to the smallest number whose microbatches fit into memory. "
+        "Processes of their own try it before training.",
+    )
+    flags.DEFINE_integer(
+        "memory_limit",
+        None,
+        "With --fit_memory on CPUs: memory that the process may take, in MiB.",
+        lower_bound=1,
     )
     flags.DEFINE_enum(
         "strategy",
@@ -192,6 +200,13 @@ def define_flags() -> None:
     flags.DEFINE_bool(
         "spans", False, "Write the phases of a training to spans/, as a trace for Perfetto."
     )
+    flags.DEFINE_float(
+        "peak_tflops",
+        None,
+        "Peak rate of the device of a replica, in 10^12 floating-point operations per second, for "
+        "the figure mfu. The default is that of a table of NVIDIA's GPUs.",
+        lower_bound=1e-6,
+    )
     flags.DEFINE_enum(
         "data_on_device",
         "auto",
@@ -246,55 +261,6 @@ def parse_profile(text: str | None) -> tuple[int, int] | None:
         "--profile must be two steps, the smaller one first, such as 100:110 for the updates after "
         f"step 100 up to step 110, got {text!r}."
     )
-
-
-def check_flags_fit_mode() -> None:
-    """Checks that --mode reads every flag given.
-
-    Raises:
-      flags.Error: If the mode ignores a given flag.
-    """
-    reads_saved = FLAGS.mode in ("eval", "export", "predict")
-    trains = FLAGS.mode in ("train", "train_and_eval")
-    for name, is_read in (
-        ("checkpoint", reads_saved and FLAGS.follow_timeout is None),
-        ("averaged_weights", reads_saved),
-        ("follow_timeout", FLAGS.mode == "eval"),
-        ("profile", trains),
-        ("spans", trains),
-        *((name, trains) for name in SANITY_MODES),
-        ("predictions", FLAGS.mode == "predict"),
-    ):
-        if FLAGS[name].present and not is_read:
-            is_follower = name == "checkpoint" and reads_saved  # the mode alone would read it
-            following = " and --follow_timeout" if is_follower else ""
-            raise flags.Error(
-                f"--{name} has no effect with --mode={FLAGS.mode}{following}. Leave it out."
-            )
-    if FLAGS.mode == "predict":
-        if not FLAGS.predictions:
-            raise flags.Error(
-                "--mode=predict needs --predictions. Pass a file that ends with "
-                f"{either(PREDICTIONS)}, such as --predictions=predictions.jsonl."
-            )
-        if not FLAGS.predictions.endswith(PREDICTIONS):
-            raise flags.Error(
-                f"--predictions must end with {either(PREDICTIONS)}, got {FLAGS.predictions}."
-            )
-
-
-def parse_sanity_mode() -> SanityMode | None:
-    """Returns which of --overfit_batch and --fast_run is given; None for a real run.
-
-    Raises:
-      flags.Error: If both are given, or one with --dry_run, which it would change nothing in.
-    """
-    given: list[SanityMode] = [name for name in SANITY_MODES if FLAGS[name].value]  # type: ignore[misc]
-    if len(given) > 1:
-        raise flags.Error("--overfit_batch and --fast_run exclude each other. Leave one out.")
-    if given and FLAGS.dry_run:
-        raise flags.Error(f"--{given[0]} has no effect with --dry_run. Leave one of them out.")
-    return given[0] if given else None
 
 
 def parse_on_device(text: str) -> bool | Literal["auto"]:

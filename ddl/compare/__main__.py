@@ -25,6 +25,7 @@ try:
     from absl import flags
 
     from ddl.cli.commands import exiting_on_errors, parse_flags_and_names
+    from ddl.cli.metric_flags import define_metric_flags
     from ddl.output import printable
 except KeyboardInterrupt:  # else Python prints a traceback
     sys.exit(130)
@@ -38,18 +39,7 @@ def define_flags() -> None:
         "a", [], 'Binding that the runs of A have, such as "LEARNING_RATE = 0.1"', flag_values=FLAGS
     )
     flags.DEFINE_multi_string("b", [], "Binding that the runs of B have", flag_values=FLAGS)
-    flags.DEFINE_string(
-        "metric", "loss", "Metric to compare; its last value counts.", flag_values=FLAGS
-    )
-    flags.DEFINE_enum("split", "eval", ("eval", "train"), "Split of the metric.", flag_values=FLAGS)
-    flags.DEFINE_enum(
-        "best",
-        None,
-        ("max", "min"),
-        "Whether the largest or the smallest value is best. Required unless the metric is loss or "
-        "an accuracy.",
-        flag_values=FLAGS,
-    )
+    define_metric_flags(FLAGS, "Metric to compare")
 
 
 def run(argv: Sequence[str] | None = None) -> None:

@@ -11,6 +11,7 @@ from ddl.config.parsing import Reader
 from ddl.config.values import Binding, name_of
 from ddl.errors import ConfigError, did_you_mean
 from ddl.report.bindings import bindings
+from ddl.report.files_of_run import sanity_mode_of
 from ddl.sweep.axes import SEED
 from ddl.sweep.definition import FILE, RUNS
 from ddl.sweep.files import Split, progress
@@ -137,11 +138,24 @@ def differing(first: Setting, second: Setting) -> list[str]:
 
 
 def _runs_in(path: Path) -> list[Path]:
-    if (path / FILE).is_file():
-        path = path / RUNS
-    if _is_run(path):
-        return [path]
-    return sorted(one for one in path.iterdir() if _is_run(one)) if path.is_dir() else []
+    """Returns the runs in a path, without those of sanity modes in a folder of runs."""
+    try:
+        if (path / FILE).is_file():
+            path = path / RUNS
+        if (mode := sanity_mode_of(path)) is not None:
+            raise ConfigError(
+                f"{path} was written by --{mode}, which is no real run. Pass the folder of a run."
+            )
+        if _is_run(path):
+            return [path]
+        if not path.is_dir():
+            return []
+        return sorted(one for one in path.iterdir() if _is_run(one) and not sanity_mode_of(one))
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be read: {error.strerror or error}. Change its permissions, or pass "
+            "another folder."
+        ) from error
 
 
 def _is_run(path: Path) -> bool:

@@ -19,8 +19,8 @@ FOLDER = "spans"
 def written_in(model_dir: Path, name: str, report: Callable[[str], None]) -> Iterator[None]:
     """Writes the phases that end within the `with` block to a file of its own in `FOLDER`.
 
-    A file that cannot be written is reported once; the process goes on without it. What a killed
-    process has written can be shown: the format needs no closing bracket.
+    If the file cannot be written, this is reported once, and the run continues without it. The
+    file of a killed process can be opened too, since the format needs no closing bracket.
 
     Args:
       model_dir: The run's directory.

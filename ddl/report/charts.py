@@ -25,7 +25,7 @@ _ORDER = (
     _METRICS := "",
     r"learning_rate(/.*)?|loss_weight/.*",
     r"gradient_.*|.*norm(/.*)?|loss_scale|skipped_updates|rewinds",
-    r"examples_per_second|steps_per_second|.*seconds(/.*)?|time/.*|.*share(/.*)?",
+    r"examples_per_second|steps_per_second|mfu|.*seconds(/.*)?|time/.*|.*share(/.*)?",
     r"process_memory_mib|gpu_.*|slowest_worker",
 )
 _DRAWN_WHEN_NAMED = "time/*"  # the charts of `time_share/*` show the same

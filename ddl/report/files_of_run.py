@@ -6,6 +6,9 @@ from pathlib import Path
 
 from ddl.files import open_itself
 from ddl.output import printable
+from ddl.run.directory import sanity_mode_of
+
+__all__ = ["is_locked", "reason_of", "sanity_mode_of", "text_in"]
 
 
 def text_in(path: Path, largest: int, cut: bool = False) -> str:

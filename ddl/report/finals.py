@@ -63,13 +63,18 @@ def rows(records: Sequence[Record]) -> list[Row]:
         curves = [record.curves.get((split, name)) for record in records]
         last = [curve.last if curve else None for curve in curves]
         best = [curve.best(direction) if curve and direction else None for curve in curves]
-        values = [p.value for p in last if p is not None and not math.isnan(p.value)]
+        # A run of a sanity mode wins nothing: it has trained on other data.
+        real = [
+            p if record.sanity_mode is None else None
+            for p, record in zip(last, records, strict=True)
+        ]
+        values = [p.value for p in real if p is not None and not math.isnan(p.value)]
         winner = None
         if direction is not None and len(values) > 1:
             winner = max(values) if direction == "max" else min(values)
         finals = [
-            Final(p, b, p is not None and p.value == winner)
-            for p, b in zip(last, best, strict=True)
+            Final(p, b, of_real is not None and of_real.value == winner)
+            for p, b, of_real in zip(last, best, real, strict=True)
         ]
         found.append(Row(name, split, direction, finals))
     return found

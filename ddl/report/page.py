@@ -23,6 +23,7 @@ from ddl.report.charts import (
 )
 from ddl.report.finals import Row, number
 from ddl.report.overview import facts_of
+from ddl.report.profiles import profile_rows
 from ddl.report.record import Record
 from ddl.report.time_table import time_rows
 
@@ -82,6 +83,7 @@ def page(
         *_runs(records, shown),
         *_finals(records, shown, finals),
         *_times(records, shown),
+        *_profiles(records, shown),
         *_curves(records, shown, drawn, left_out),
         *_configs(records, shown),
     ]
@@ -211,17 +213,43 @@ def _times(records: Sequence[Record], names: Sequence[str]) -> list[str]:
     )
     heads = ["<th>kind of work</th>"]
     heads += [f'<th class="number breaks">{names[place]}</th>' for place in counted]
-    lines = []
-    for name, cells in time_rows([life for record in records if (life := record.life)]):
-        texts = "".join(
-            f'<td class="number">{_text(cell) if cell else _NONE}</td>' for cell in cells
-        )
-        lines.append(f'<tr><th scope="row" class="breaks">{_text(name)}</th>{texts}</tr>')
+    lines = _lines(time_rows([life for record in records if (life := record.life)]))
     return [
         f'<section id="time"><h2>Time of the whole life</h2><p class="soft">{note}</p>',
         _table(heads, lines),
         "</section>",
     ]
+
+
+def _profiles(records: Sequence[Record], names: Sequence[str]) -> list[str]:
+    given = [
+        (f"{names[place]}<small>{_text(which)}</small>", times)
+        for place, record in enumerate(records)
+        for which, times in record.profiles
+    ]
+    if not given:
+        return []
+    note = (
+        "Times of operations, or on GPUs of kernels, in an update. Those that run at the same time "
+        "are added up, such as those of several replicas."
+    )
+    heads = ["<th>phase</th>", *(f'<th class="number breaks">{head}</th>' for head, _ in given)]
+    return [
+        f'<section id="profiles"><h2>Profiles</h2><p class="soft">{note}</p>',
+        _table(heads, _lines(profile_rows([times for _, times in given]))),
+        "</section>",
+    ]
+
+
+def _lines(rows: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
+    """Returns rows of names and texts as rows of a table."""
+    found = []
+    for name, cells in rows:
+        texts = "".join(
+            f'<td class="number">{_text(cell) if cell else _NONE}</td>' for cell in cells
+        )
+        found.append(f'<tr><th scope="row" class="breaks">{_text(name)}</th>{texts}</tr>')
+    return found
 
 
 def _curves(

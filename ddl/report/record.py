@@ -13,8 +13,11 @@ from ddl.report.bindings import bindings, text_of
 from ddl.report.curves import Curve
 from ddl.report.files_of_run import is_locked, reason_of, text_in
 from ddl.report.lines import Metrics
+from ddl.report.profiles import profiles
 from ddl.report.starts import Start, starts
+from ddl.run.directory import MARK, sanity_mode_of
 from ddl.run.timing import goodput
+from ddl.run.timing.phase_times import PhaseTimes
 
 _LARGEST_CONFIG, _LARGEST_JSON, _LARGEST_NOTE = 2**20, 2**22, 2000
 _CHECKPOINT = re.compile(r"step-(\d+)\.index")
@@ -27,6 +30,7 @@ class Record:
     Attributes:
       path: The directory.
       state: In a few words: finished, training, stopped.
+      sanity_mode: The sanity mode that wrote it, such as fast_run; None for a real run.
       warnings: What is missing, damaged or unusual.
       curves: A curve for each split and figure.
       step: The largest step with metrics; None if there is none.
@@ -36,6 +40,7 @@ class Record:
       config_file: The name of its file.
       bindings: The bindings of the config.
       starts: The processes that trained, in order.
+      profiles: Times by phase of each profile, by its name.
       life: The time of the run's whole life by kind of work; None if unknown.
       checkpoint: The newest checkpoint's step; None if there is none.
       metadata: What that checkpoint's JSON file says.
@@ -44,6 +49,7 @@ class Record:
 
     path: Path
     state: str = "empty"
+    sanity_mode: str | None = None
     warnings: list[str] = dataclasses.field(default_factory=list)
     curves: dict[tuple[str, str], Curve] = dataclasses.field(default_factory=dict)
     step: int | None = None
@@ -53,6 +59,7 @@ class Record:
     config_file: str = "operative_config.gin"
     bindings: dict[str, str] = dataclasses.field(default_factory=dict)
     starts: list[Start] = dataclasses.field(default_factory=list)
+    profiles: list[tuple[str, PhaseTimes]] = dataclasses.field(default_factory=list)
     life: goodput.Life | None = None
     checkpoint: int | None = None
     metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -84,9 +91,12 @@ def read(path: Path) -> Record:
         record.life = goodput.read(path / goodput.NAME)
     except (OSError, ValueError) as error:
         record.warnings.append(f"{goodput.NAME} cannot be read: {reason_of(error)}.")
+    record.profiles, faults = profiles(path)
+    record.warnings += faults
     rewinds = record.last("rewinds")
     record.starts = starts(path, 0 if math.isnan(rewinds) else int(rewinds))
     _judge(record, names)
+    _mark(record)
     _warn(record)
     return record
 
@@ -185,6 +195,18 @@ def _judge(record: Record, names: list[str]) -> None:
         record.state = f"stopped on a signal after saving: {of}"
     else:
         record.state = f"unfinished: {of}"
+
+
+def _mark(record: Record) -> None:
+    """Marks the state of a run of a sanity mode."""
+    try:
+        mode = sanity_mode_of(record.path)
+    except OSError as error:
+        record.warnings.append(f"{MARK} cannot be read: {reason_of(error)}.")
+        return
+    if mode is not None:
+        record.sanity_mode = mode
+        record.state = f"no real run, by --{mode:.40}: {record.state}"
 
 
 def _holds_run(path: Path) -> bool:

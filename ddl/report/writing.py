@@ -76,6 +76,7 @@ def write_report(
         lines.append(f"{name}: {record.state}")
         if record.life is not None:
             lines.append(f"  {goodput_line(record.life)}")
+        lines += [f"  {times.line()}" for _, times in record.profiles]
         lines += [f"  {warning}" for warning in record.warnings]
     lines.append(f"Wrote {output} ({len(text.encode()) / 1e6:.1f} MB, {len(drawn)} charts).")
     if left_out:

@@ -15,6 +15,19 @@ MARK = "sanity_run.txt"
 """Name of the file that marks a directory as that of a sanity mode; its first line names it."""
 
 
+def sanity_mode_of(path: Path) -> str | None:
+    """Returns the sanity mode that wrote a directory, such as "fast_run"; None if none did.
+
+    Raises:
+      OSError: If the directory cannot be reached.
+    """
+    try:
+        lines = (path / MARK).read_text(encoding="utf-8", errors="replace").splitlines()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return lines[0] if lines else "overfit_batch"
+
+
 class RunDirectory:
     """The files under model_dir. Nothing is created before `open`.
 
@@ -75,11 +88,7 @@ class RunDirectory:
 
     def _marked_by(self) -> str | None:
         """Returns the sanity mode that wrote the directory; None if none did."""
-        try:
-            lines = (self.path / MARK).read_text(encoding="utf-8", errors="replace").splitlines()
-        except FileNotFoundError:
-            return None
-        return lines[0] if lines else "overfit_batch"
+        return sanity_mode_of(self.path)
 
     @contextmanager
     def _reaching(self) -> Iterator[None]:

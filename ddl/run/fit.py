@@ -59,6 +59,7 @@ def fit(
     progress: bool = True,
     profile: tuple[int, int] | None = None,
     spans: bool = False,
+    peak_tflops: float | None = None,
 ) -> History:
     """Makes a whole run: trains, evaluates, logs, saves and resumes, as `ddl.main` does.
 
@@ -91,6 +92,9 @@ def fit(
       profile: The step to begin a profile after and its last step, such as (100, 110). The profile
         is written under `model_dir`, for TensorBoard.
       spans: Whether to write the phases of the run under `model_dir`, as a trace for Perfetto.
+      peak_tflops: Peak rate of the device of a replica, in 10^12 floating-point operations per
+        second, of which the figure "mfu" is the share that the model's products take. None takes
+        that of a table of GPUs; without it there is no such figure.
 
     Returns:
       The trainer's history, with the figures of earlier calls.
@@ -111,6 +115,7 @@ def fit(
             "train_epochs=5)."
         )
     _check_length(train_steps, train_epochs)
+    _check_number("peak_tflops", peak_tflops, numbers.Real, "a number")
     callbacks = checked_callbacks(callbacks, "callbacks", EarlyStopping)
     given_rules = [one for one in callbacks if isinstance(one, EarlyStopping)]
     if early_stopping is None and len(given_rules) == 1:
@@ -163,6 +168,7 @@ def fit(
                 keeps_history=True,
                 profile=profile,
                 spans=spans,
+                peak_tflops=peak_tflops,
                 began=began,
                 remedy="Raise train_steps or train_epochs to train longer.",
             )

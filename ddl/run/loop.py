@@ -21,6 +21,7 @@ from ddl.run.directory import NoCheckpoints
 from ddl.run.plan import RunPlan
 from ddl.run.profiling import Profiler
 from ddl.run.timing.monitor import Monitor
+from ddl.run.timing.utilization import Utilization
 from ddl.run.writers import Writers
 from ddl.signals import StopSignals
 from ddl.training.actions import Action, EachLoop, Periodic
@@ -47,6 +48,7 @@ class OuterLoop:
         media: MediaWriter | None = None,
         profiler: Profiler | None = None,
         monitor: Monitor | None = None,
+        utilization: Utilization | None = None,
     ):
         """Keeps the parts of a run and schedules the actions.
 
@@ -63,6 +65,7 @@ class OuterLoop:
           media: Receives the images, texts and histograms of callbacks; None writes none.
           profiler: Profiles some of the updates; None profiles none.
           monitor: Measures time and memory; None measures nothing.
+          utilization: The share of the peak rate that a speed takes; None computes none.
         """
         self._trainer = trainer
         self._run_plan = run_plan
@@ -86,6 +89,7 @@ class OuterLoop:
         periodic = [Periodic(run_plan.eval_every, self._evaluate, last)] if evaluates else []
         self._profiler = profiler
         self._monitor = monitor
+        self._utilization = utilization
         # The checkpoint comes last: once a step is saved, its logs are already written.
         self._actions: list[Action] = [
             *([] if profiler is None else [profiler.ending]),
@@ -306,3 +310,5 @@ class OuterLoop:
     def _add_speed(self, figures: dict[str, float], steps_per_second: float | None) -> None:
         if steps_per_second is not None:
             figures["examples_per_second"] = steps_per_second * self._examples_per_step
+            if self._utilization is not None:
+                figures |= self._utilization.figures(steps_per_second)

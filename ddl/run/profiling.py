@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import tensorflow as tf
 
 from ddl.errors import ConfigError
+from ddl.run.timing import phase_times
 from ddl.training.actions import EachLoop
 from ddl.training.pace import Pace
 
@@ -126,7 +128,7 @@ class Profiler:
     def _begin(self, step: int, until: int) -> None:
         try:
             # TensorFlow names a profile by the second, and would overwrite an earlier one.
-            tf.profiler.experimental.start(str(self._folder / f"after-step-{step}"))
+            tf.profiler.experimental.start(str(self._folder_after(step)), _options())
         except (tf.errors.OpError, OSError) as error:
             self._fail(error)
             return
@@ -157,6 +159,17 @@ class Profiler:
             f"The profile of steps {since:,} to {step:,} is in {self._folder}. With the package "
             f"tensorboard-plugin-profile, tensorboard --logdir={self._folder} shows it."
         )
+        try:
+            times = phase_times.measured(self._folder_after(since), since, step)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            self._report(f"The phases of the profile cannot be read: {reason}.")
+        else:
+            if times is not None:
+                self._report(times.line())
+
+    def _folder_after(self, step: int) -> Path:
+        return self._folder / f"after-step-{step}"
 
     def _fail(self, error: Exception) -> None:
         self._steps = None  # else the next loop would try again
@@ -178,6 +191,12 @@ class Profiler:
             yield
         finally:
             signal.signal(signal.SIGUSR2, signal.SIG_DFL if previous is None else previous)
+
+
+def _options() -> Any:
+    """Returns the profiler's options: on CPUs all operations, else it leaves cheap ones out."""
+    level = 2 if tf.config.get_visible_devices("GPU") else 3
+    return tf.profiler.experimental.ProfilerOptions(host_tracer_level=level)
 
 
 class _Ending:

@@ -48,6 +48,7 @@ def run(
     predictions: str | None = None,
     sanity: SanityMode | None = None,
     spans: bool = False,
+    peak_tflops: float | None = None,
     began: float | None = None,
 ) -> None:
     """Trains, evaluates, exports or predicts, as the loaded gin config and the mode say.
@@ -68,6 +69,8 @@ def run(
       predictions: With mode `predict`, the file to write: .jsonl, .npz or .parquet.
       sanity: A mode that looks for errors, in a directory of its own; None makes a real run.
       spans: Whether a training writes its phases for Perfetto.
+      peak_tflops: Peak rate of the device of a replica, in 10^12 operations per second; None takes
+        that of a table of GPUs.
       began: When the command began, in seconds since 1970; None: now.
 
     Raises:
@@ -131,6 +134,8 @@ def run(
         with observed_by(activations := Activations()):
             figures = trainer.train(1)
         console.summary("memory of each replica", memory_of_replica(trainer, activations))
+        if (flops := trainer.model_flops) is not None:
+            console.line(f"Operations in products and convolutions of a step: {flops:,.4g}")
         console.line(f"One step on one batch: {format_figures(figures)}")
         Checkpoints("", trainer).check()  # reads and writes no files
         console.line("\n" + config.operative_config_text().strip())
@@ -172,6 +177,7 @@ def run(
             evaluates=evaluates,
             profile=profile,
             spans=spans,
+            peak_tflops=peak_tflops,
             began=began,
             before_restore=lambda: compare_with_saved_config(
                 directory, trainer, console, strict=True

@@ -24,6 +24,7 @@ from ddl.run.loop import OuterLoop
 from ddl.run.plan import RunPlan
 from ddl.run.profiling import Profiler, check_steps, missed
 from ddl.run.timing.monitor import Monitor, WithoutMeasured
+from ddl.run.timing.utilization import Utilization, peak_of_replica
 from ddl.run.trackers.tracker import TrackerWriter
 from ddl.run.writers import JsonLinesWriter, TensorBoardWriter, Writer, Writers
 from ddl.signals import StopSignals
@@ -86,6 +87,7 @@ def train_to_end(
     keeps_history: bool = False,
     profile: tuple[int, int] | None = None,
     spans: bool = False,
+    peak_tflops: float | None = None,
     began: float | None = None,
     remedy: str = "Raise TRAIN_STEPS or TRAIN_EPOCHS to train longer.",
 ) -> None:
@@ -106,6 +108,8 @@ def train_to_end(
       keeps_history: Whether an empty history gets the lines of metrics.jsonl.
       profile: The step to begin a profile after, and its last step; None profiles only on SIGUSR2.
       spans: Whether to write the phases of the run for Perfetto; needs `files`.
+      peak_tflops: Peak rate of the device of a replica, in 10^12 operations per second; None takes
+        that of a table of GPUs.
       began: When the command began, in seconds since 1970; None: now.
       remedy: What to do if the run has reached its end already.
 
@@ -151,6 +155,9 @@ def train_to_end(
         if (without := missed(profile, trainer.step)) is not None:
             console.line(without)
         trainer.trace()
+        utilization = Utilization(trainer, peak_of_replica(trainer, peak_tflops))
+        if utilization.line is not None:
+            console.line(utilization.line)
         own: list[Writer] = [WithoutMeasured(trainer.history)]
         if files is not None:
             files.checkpoints.check()
@@ -187,6 +194,7 @@ def train_to_end(
             media=files.events if files is not None and workers.is_chief else None,
             profiler=profiler,
             monitor=monitor,
+            utilization=utilization,
         )
         if profiler is not None:
             stack.enter_context(profiler.on_signal())

@@ -29,8 +29,9 @@ try:
     from absl import flags
 
     from ddl.cli.commands import exiting_on_errors, parse_flags_and_names
+    from ddl.cli.flag_checks import check_flags_fit_mode
     from ddl.cli.flags import FLAGS as MAIN_FLAGS
-    from ddl.cli.flags import check_flags_fit_mode, flags_of, parse_checkpoint, parse_gpus, share
+    from ddl.cli.flags import flags_of, parse_checkpoint, parse_gpus, share
     from ddl.cli.terminal import width
 except KeyboardInterrupt:  # else Python prints a traceback
     sys.exit(130)

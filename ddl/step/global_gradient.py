@@ -11,7 +11,6 @@ gradient is therefore multiplied by B / Σ weight, with Σ over the global batch
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -29,6 +28,7 @@ from ddl.step.across_examples.passes import ThreePasses
 from ddl.step.all_reduce import AllReduce
 from ddl.step.compiled.compiler import Compiler
 from ddl.step.compiled.deferred import Deferred
+from ddl.step.monitoring.phases import phase
 from ddl.step.moving_statistics import Statistics
 from ddl.step.noise_scale import GradientNoiseScale, estimates, squared_norm_of
 from ddl.step.objective import Objective
@@ -100,14 +100,14 @@ class GlobalGradient:
           ConfigError: If the loss does not depend on a variable; while tracing.
         """
         gradients, sums = self.of_replicas(objective, variables, batch, state, draws, each)
-        sums = self.all_reduce.of_sums(sums)
-        gradients = self.all_reduce(gradients, variables)
+        with phase("all_reduce"):
+            sums = self.all_reduce.of_sums(sums)
+            gradients = self.all_reduce(gradients, variables)
         gradients = gradient_path.with_each_row_once(gradients, self.strategy)
         firsts = list(map(self._of_first_replica, gradients))
-        squared = functools.partial(squared_norm_of, firsts)
-        sums, noise = self.gradient_noise(objective, sums, squared, batch, state)
-        wide = gradient_path.widest(firsts)
-        factor = self.factor(objective, batch, sums, state.loss_scale, wide)
+        norm = lambda: squared_norm_of(firsts)  # noqa: E731
+        sums, noise = self.gradient_noise(objective, sums, norm, batch, state)
+        factor = self.factor(objective, batch, sums, state.loss_scale, gradient_path.widest(firsts))
         return Reduced(*self._multiplied(gradients, factor), sums=sums, noise=noise)
 
     def of_replicas(
@@ -218,10 +218,10 @@ class GlobalGradient:
         self, batch: StepBatch, index: tf.Tensor | int, state: TrainingState, draws: Draws
     ) -> tuple[dict[str, tf.Tensor], Microbatch]:
         """Returns the examples of microbatch `index`. Replica context."""
-        pipeline = self.pipelines[batch.source]
-        features = pipeline.examples(batch.batch, index, batch.place)
+        pipeline, own = self.pipelines[batch.source], batch.batch
+        features = pipeline.examples(own, index, batch.place)
         microbatch = pipeline.microbatch(
-            batch.batch, features, index, training=True, step=state.step, draws=draws
+            own, features, index, training=True, step=state.step, draws=draws
         )
         microbatch.remat = self.remat
         if self.microbatches > 1:
@@ -244,7 +244,8 @@ class GlobalGradient:
     ) -> tuple[list[Any], tf.Tensor]:
         """Returns gradients and sums of microbatch `index`. Replica context."""
         features, microbatch = self.examples(batch, index, state, draws)
-        with tf.GradientTape(persistent=each is not None) as tape, microbatch.forward():
+        tape = tf.GradientTape(persistent=each is not None)
+        with tape, microbatch.forward(), phase("forward"):
             if each is None:
                 loss, sums = objective(features, training=True)
             else:
@@ -255,7 +256,7 @@ class GlobalGradient:
                 loss *= tf.cast(state.loss_scale, loss.dtype)
         others = self.left_out(tape.watched_variables(), variables)
         updated = [v.value for v in variables]
-        with microbatch.backward():
+        with microbatch.backward(), phase("backward"):
             observe("backward")
             if each is None:
                 gradients = tape.gradient(loss, updated + others)
@@ -266,11 +267,11 @@ class GlobalGradient:
                 )
             observe("differentiated", variables=variables, gradients=gradients)
         gradients, of_others = gradients[: len(variables)], gradients[len(variables) :]
-        unused = [v for v, g in zip(variables, gradients, strict=True) if g is None]
-        gradient_path.check_used(unused)
+        of_each = zip(variables, gradients, strict=True)
+        gradient_path.check_used([v for v, g in of_each if g is None])
         gradient_path.check_none_left_out(others, of_others)
         if self.noise_scale is not None:
-            sums = tf.concat([sums, [squared_norm_of(gradients)]], axis=0)
+            return gradients, tf.concat([sums, [squared_norm_of(gradients)]], axis=0)
         return gradients, sums
 
     def left_out(
@@ -290,8 +291,7 @@ class GlobalGradient:
         """Returns only the metric sums, and the estimates of the gradient noise, if any."""
         if self.noise_scale is None:
             return sums, None
-        size = self.pipelines[batch.source].global_batch_size
-        parts, large = self.parts, squared_norm()
+        parts, size, large = self.parts, self.batch_size(batch), squared_norm()
         # A part's gradient is a sum over B/P examples divided by B, so 1/P of their mean. The mean
         # over P parts is s = P² · sums[-1] / P.
         small = parts * sums[-1]

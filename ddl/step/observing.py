@@ -1,7 +1,7 @@
 """A hook through which `ddl.checking` reads the tensors of an update while it is traced.
 
-Without an observer, as in every normal run, `observe` does nothing and adds no operation to the
-graph. The events, in the order of the computation:
+In a normal run the only observer counts operations (`ddl.step.monitoring.flops`) and adds none to
+the graph. The events, in the order of the computation:
 
     "update"      cross-replica   the trace of an update begins
     "gradients"   cross-replica   a gradient or a sum begins: loss, the name of the loss
@@ -32,21 +32,20 @@ class Observer(Protocol):
 
 
 # Not local to a thread: tf.distribute traces each replica in its own thread.
-_observer: Observer | None = None
+_observers: list[Observer] = []
 
 
 def observe(event: str, **values: Any) -> None:
-    """Passes an event to the observer, if there is one."""
-    if _observer is not None:
-        _observer(event, **values)
+    """Passes an event to the observers, if there are any."""
+    for observer in tuple(_observers):
+        observer(event, **values)
 
 
 @contextmanager
 def observed_by(observer: Observer) -> Iterator[None]:
     """Passes the events of all traces in the `with` block to an observer."""
-    global _observer
-    _observer = observer
+    _observers.append(observer)
     try:
         yield
     finally:
-        _observer = None
+        _observers.remove(observer)

@@ -28,6 +28,7 @@ from ddl.step.gradients import Clip, packs
 from ddl.step.metric_sums import SumsOfLosses
 from ddl.step.monitoring import NormsOfLayers
 from ddl.step.monitoring.counted import counted_norms, norms_of_layers
+from ddl.step.monitoring.phases import phase
 from ddl.step.moving_statistics import Statistics
 from ddl.step.noise_scale import by_optimizer
 from ddl.step.observing import observe
@@ -286,11 +287,12 @@ class _Work:
             OptimizerPart(update.optimizers[name], places, self._plan.frozen_until(name))
             for name, places in parts.items()
         ]
-        norm = apply(
-            *(self.strategy, gradients.to_apply, gradients.variables, used),
-            *(update.clips[optimizer], self._state.step, update.compiler),
-            *(update.layer_norms, update.sharding),
-        )
+        with phase("update"):
+            norm = apply(
+                *(self.strategy, gradients.to_apply, gradients.variables, used),
+                *(update.clips[optimizer], self._state.step, update.compiler),
+                *(update.layer_norms, update.sharding),
+            )
         observe("applied", optimizer=optimizer, gradients=gradients)
         return norm
 

@@ -29,6 +29,7 @@ try:
     from ddl.cli.commands import exiting_on_errors, parse_command_line
     from ddl.cli.flags import FLAGS as MAIN_FLAGS
     from ddl.cli.flags import OF_CONFIG, parse_gpus, share
+    from ddl.cli.metric_flags import define_metric_flags
 except KeyboardInterrupt:  # else Python prints a traceback
     sys.exit(130)
 
@@ -67,18 +68,7 @@ def define_flags() -> None:
     )
     flags.DEFINE_integer("draws", None, "Number of random draws.", lower_bound=1, flag_values=FLAGS)
     flags.DEFINE_integer("draw_seed", 0, "Seed of the random draws.", flag_values=FLAGS)
-    flags.DEFINE_string(
-        "metric", "loss", "Metric of the table; its last value counts.", flag_values=FLAGS
-    )
-    flags.DEFINE_enum("split", "eval", ("eval", "train"), "Split of the metric.", flag_values=FLAGS)
-    flags.DEFINE_enum(
-        "best",
-        None,
-        ("max", "min"),
-        "Whether the largest or the smallest value is best. Required unless the metric is loss or "
-        "an accuracy.",
-        flag_values=FLAGS,
-    )
+    define_metric_flags(FLAGS, "Metric of the table")
     flags.DEFINE_integer(
         "at_once", 1, "Number of runs at a time.", lower_bound=1, flag_values=FLAGS
     )

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import subprocess
 import sys
@@ -214,7 +215,12 @@ def check_facts(sweep: Sweep, facts: Facts) -> None:
                 f"--rungs must be below the {facts['total']:,} steps of a run, got {rung:,}. Leave "
                 "it out."
             )
-        if period is None or rung % period:
+        if period is None:
+            raise ConfigError(
+                f"--rungs compares the runs at step {rung:,}, but they evaluate only at their end, "
+                f"since EVAL_EVERY is None. Set EVAL_EVERY = {math.gcd(*sweep.halving.rungs)}."
+            )
+        if rung % period:
             raise ConfigError(
                 f"--rungs must be multiples of {macro} = {period}, at which the runs report the "
                 f"metric, got {rung:,}. Change the rung, or {macro}."

@@ -7,6 +7,8 @@ from ddl.diagnosis.phases import during
 from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError
+from ddl.step.monitoring.flops import ModelFlops
+from ddl.step.observing import observed_by
 from ddl.step.state import TrainingState
 from ddl.step.update import UpdateStep
 from ddl.training.actions import Action
@@ -27,6 +29,7 @@ class LoopRunner:
       loop: The training loop.
       stop: Flag that ends a loop.
       restores: Number of states that were restored so far.
+      flops: Floating-point operations of the model in the traced update.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class LoopRunner:
         self._max_skipped_updates = max_skipped_updates
         self._lost_at: int | None = None  # the step after which a loop was cut off
         self.restores = 0
+        self.flops = ModelFlops()
 
     @property
     def step(self) -> int:
@@ -112,7 +116,7 @@ class LoopRunner:
         with self._pace.loop() as timer:
             # In its first call, TensorFlow optimizes the graph.
             kind, before = ("loop", None) if self._has_run else ("tracing", "tracing")
-            with during("preparing the training loop", kind=before):
+            with during("preparing the training loop", kind=before), observed_by(self.flops):
                 self.loop.trace(self.state)
             # After an error in the loop, model and optimizer are ahead of the state.
             self._lost_at = start
@@ -132,7 +136,7 @@ class LoopRunner:
 
     def trace(self) -> None:
         """Traces the loop without running it."""
-        with during("tracing the training loop", kind="tracing"):
+        with during("tracing the training loop", kind="tracing"), observed_by(self.flops):
             self.loop.trace(self.state)
         self._settings.take_for_training()
 

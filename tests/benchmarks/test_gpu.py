@@ -9,10 +9,10 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from benchmarks import __main__ as runner
 from benchmarks import command, device_trace, gpu, gpu_contenders, gpu_counts
-from benchmarks.flops import flops_of
 from benchmarks.gpu_cases import CASES, Case
-from benchmarks.peak_rates import peak_of
 from benchmarks.turns import Failed
+from ddl.devices.peak_rates import peak_of
+from ddl.step.monitoring.flops import flops_of
 
 TINY = Case("tiny GPT", 4, 2, 16, tokens=6, rounds=1)
 

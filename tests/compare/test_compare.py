@@ -200,6 +200,9 @@ def errors_of(case, make):
         two(make)
         make("runs/z", None, 0.5)
         return ["runs"], "must bind SEED to a whole number, got None"
+    if case == "sanity mode":
+        (make("runs", 3, 0.5) / "sanity_run.txt").write_text("fast_run\n")
+        return ["runs"], "runs was written by --fast_run, which is no real run."
     if case == "one flag":
         return ["runs", "--a=LR = 1"], "Pass both, or none."
     if case == "direction":
@@ -212,7 +215,7 @@ CASES = (
     *("no folder", "no run", "one seed", "one common seed", "same seed", "same runs"),
     *("one setting", "beyond the seed", "beyond what is compared", "unfinished", "metric"),
     *("not finite", "unknown binding", "unknown value", "by seed", "no config", "no seed"),
-    *("one flag", "direction", "three folders"),
+    *("one flag", "direction", "three folders", "sanity mode"),
 )
 
 
@@ -223,6 +226,14 @@ def test_what_cannot_be_compared_is_refused(case, make, run):
     assert status == 1
     assert output == ""
     assert message in errors
+
+
+def test_runs_of_sanity_modes_are_left_out(make, run):
+    two(make)
+    (make("runs/a0-overfit_batch", 0, 0.9) / "sanity_run.txt").write_text("overfit_batch\n")
+    status, output, errors = run("runs", "--metric=accuracy")
+    assert status == 0, errors
+    assert "0.9" not in output
 
 
 def test_equal_values_are_called_equal():

@@ -46,6 +46,7 @@ def fork(
         if prepare is not None:
             prepare()
         _connect(streams)
+        signal.set_wakeup_fd(-1)  # the descriptor of the program it was forked from is closed
         os.closerange(3, 65536)
         _become(request)
         _run(request["arguments"])

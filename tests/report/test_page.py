@@ -14,9 +14,11 @@ from ddl.report import charts
 from ddl.report.bindings import bindings, differences
 from ddl.report.charts import Chart
 from ddl.report.finals import direction_in, rows
+from ddl.report.page import page
 from ddl.report.pictures import write_pictures
 from ddl.report.record import Record, read
 from ddl.report.writing import write_report
+from ddl.run.timing.phase_times import PhaseTimes
 from tests.report import browser
 from tests.run.test_earlier_runs import COMMAND, EARLIER
 from tests.run.test_earlier_runs import run as train
@@ -225,6 +227,15 @@ def curve_of(*values):
     return curve
 
 
+def test_the_table_of_profiles():
+    times = {"forward": 1.0, "backward": 2.0, "all_reduce": 0.0, "update": 0.5, "other": 0.5}
+    profiled = Record(Path("one"), profiles=[("steps 4 to 9", PhaseTimes(4, 9, "CPUs", times))])
+    text = page([profiled, Record(Path("two"))], ["one", "<two>"], [], [], [], "")
+    assert "one<small>steps 4 to 9</small>" in text
+    assert '>backward pass</th><td class="number">2 ms (50.0%)</td>' in text
+    assert "Profiles" not in page([Record(Path("two"))], ["two"], [], [], [], "")
+
+
 def test_the_direction_of_better_is_that_of_the_configs():
     one = Record(Path("one"), curves={("eval", "AUC"): curve_of(0.9, 0.8)})
     two = Record(Path("two"), curves={("eval", "AUC"): curve_of(0.7, float("nan"))})
@@ -236,6 +247,8 @@ def test_the_direction_of_better_is_that_of_the_configs():
     one.bindings, _ = bindings(text, "a.gin")
     assert [final.wins for final in rows(every)[0].finals] == [True, False, True]
     assert [final.best[1] for final in rows(every)[0].finals] == [0.9, 0.7, 0.8]
+    three.sanity_mode = "overfit_batch"
+    assert [final.wins for final in rows(every)[0].finals] == [False, False, False]
     text = "EarlyStopping.metric = 'AUC'\nEarlyStopping.mode = 'min'\n"
     two.bindings, _ = bindings(text, "a.gin")
     assert direction_in(every, "AUC") is None

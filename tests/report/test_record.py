@@ -130,6 +130,12 @@ STATES = {
             "train/ has 1 damaged event file.",
         ],
     ),
+    "of a sanity mode": (
+        {"sanity_run.txt": "fast_run\n\n…", "operative_config_gin": "TOTAL_STEPS = 2\n"}
+        | {"metrics.jsonl": LINE % 2},
+        "no real run, by --fast_run: finished: step 2 of 2",
+        [],
+    ),
     "from Python": (
         {"metrics.jsonl": LINE % 7 + '{"step": 8, "rewinds": 2, "skipped_updates": 3}\n'},
         "ended, or waits to be resumed: step 8",

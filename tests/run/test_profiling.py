@@ -103,7 +103,7 @@ def test_a_profile_that_cannot_be_made_does_not_end_the_run(make, tmp_path, caps
 def test_steps_that_an_earlier_call_made_are_named(make, tmp_path, capsys, monkeypatch):
     profiler = profiling.tf.profiler.experimental
     begun = []
-    monkeypatch.setattr(profiler, "start", lambda folder: begun.append(folder[-1]))
+    monkeypatch.setattr(profiler, "start", lambda folder, _: begun.append(folder[-1]))
     monkeypatch.setattr(profiler, "stop", lambda: None)
     trainer = make()
     ddl.fit(trainer, tmp_path, train_steps=3)
@@ -118,7 +118,7 @@ def test_steps_that_an_earlier_call_made_are_named(make, tmp_path, capsys, monke
 def test_a_rewind_ends_the_profile(make, tmp_path, capsys, monkeypatch):
     calls = []
     profiler = profiling.tf.profiler.experimental
-    monkeypatch.setattr(profiler, "start", lambda folder: calls.append(folder[-1]))
+    monkeypatch.setattr(profiler, "start", lambda folder, _: calls.append(folder[-1]))
     monkeypatch.setattr(profiler, "stop", lambda: calls.append("stop"))
     images = DATA["image"].copy()
     images[20] = 7  # in the second batch

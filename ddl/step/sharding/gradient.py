@@ -7,6 +7,7 @@ import keras
 from ddl.microbatch import Draws
 from ddl.step import gradients as gradient_path
 from ddl.step.global_gradient import GlobalGradient
+from ddl.step.monitoring.phases import phase
 from ddl.step.objective import Objective
 from ddl.step.reduced import Reduced
 from ddl.step.sharding.in_shares import InShares
@@ -39,8 +40,9 @@ def gradient_in_shares(
       ConfigError: As `GlobalGradient`.
     """
     gradients, sums = gradient.of_replicas(objective, variables, batch, state, draws)
-    sums = gradient.all_reduce.of_sums(sums)
-    shares = sharding.summed(gradients)
+    with phase("all_reduce"):
+        sums = gradient.all_reduce.of_sums(sums)
+        shares = sharding.summed(gradients)
     sums, noise = gradient.gradient_noise(
         objective, sums, lambda: sharding.squared_norm(shares), batch, state
     )
