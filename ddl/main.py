@@ -48,6 +48,11 @@ def run(argv: Sequence[str] | None = None) -> None:
     """
     gpus, checkpoint = parse_command_line("ddl", __doc__, FLAGS, argv, check_flags)
     with shown_on_quit(), exiting_on_errors():
+        if FLAGS.fit_memory:
+            from ddl.cli.fitting.microbatch import fit_memory
+
+            with during("the search for the largest microbatch"):
+                fit_memory()
         start(gpus, checkpoint)
 
 
@@ -83,11 +88,6 @@ def start(gpus: Sequence[int] | None, checkpoint: str | int) -> None:
       gpus: Indices of the GPUs to use; None means all.
       checkpoint: Checkpoint to evaluate, export or predict with: `latest`, `best`, or a step.
     """
-    if FLAGS.fit_memory:
-        from ddl.cli.fitting.microbatch import fit_memory
-
-        with during("the search for the largest microbatch"):
-            fit_memory()
     with during("the start-up"):
         placement = build_placement(gpus)
     if placement is None:  # a parameter server or its worker has served
