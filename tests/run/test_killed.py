@@ -19,10 +19,6 @@ KILLS = 4  # two anywhere, two in a save
 def kill_anywhere(process, model_dir, rng, start_up) -> None:
     """Kills it as it starts, or some lines and a moment after that, by how far it has come."""
     lines = rng.randrange(3)
-    if lines == 0:
-        time.sleep(rng.uniform(0.3, 1.0) * start_up)
-        process.kill()
-        return
     file, patience = model_dir / "metrics.jsonl", time.monotonic() + 300
 
     def written() -> int:
@@ -30,6 +26,13 @@ def kill_anywhere(process, model_dir, rng, start_up) -> None:
 
     # Those that come after the last checkpoint are written again.
     before = written()
+    if lines == 0:
+        moment = time.monotonic() + rng.uniform(0.3, 1.0) * start_up
+        # A start can take less time than the one that was measured.
+        while time.monotonic() < moment and written() == before:
+            time.sleep(0.0005)
+        process.kill()
+        return
     while process.poll() is None and time.monotonic() < patience:
         if written() != before:
             before, lines = written(), lines - 1

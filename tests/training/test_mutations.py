@@ -14,6 +14,7 @@ from ddl.step.all_reduce import AllReduce
 from ddl.step.global_gradient import GlobalGradient
 from ddl.step.objective import Objective
 from ddl.step.overflow import KeptValues
+from ddl.step.sharding import optimizers as sharding_optimizers
 from tests.conftest import make_strategy, name_of
 from tests.layers import test_dropout_and_noise
 from tests.training import test_parity, test_trainer
@@ -50,13 +51,13 @@ def leave_out_the_reduce(patch: Patch) -> None:
 
 
 def let_keras_reduce_again(patch: Patch) -> None:
-    prepare = gradient_path.prepare_optimizer
+    prepare = sharding_optimizers.prepare_optimizer
 
     def mutated(optimizer, *arguments):
         prepare(optimizer, *arguments)
         del optimizer._all_reduce_sum_gradients
 
-    patch.setattr(gradient_path, "prepare_optimizer", mutated)
+    patch.setattr(sharding_optimizers, "prepare_optimizer", mutated)
     # Else the check of optimizers refuses it, before parity is asked for.
     patch.setattr("ddl.step.verbs.applying.refusing_reductions", lambda _: contextlib.nullcontext())
 
@@ -115,7 +116,7 @@ def cut_microbatches_out_of_each_share(patch: Patch) -> None:
 
 
 def leave_out_the_weights(patch: Patch) -> None:
-    patch.setattr(GlobalGradient, "_factor", lambda *_: None)
+    patch.setattr(GlobalGradient, "factor", lambda *_: None)
 
 
 def add_the_penalty_on_each_replica(patch: Patch) -> None:
