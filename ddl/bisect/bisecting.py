@@ -8,7 +8,7 @@ from typing import Any
 from ddl.bisect.configs import check_comparable, config_lines
 from ddl.bisect.search import Side, search
 from ddl.bisect.text import lines
-from ddl.replay.devices import Placed, placed
+from ddl.replay.devices import Placed, moves, placed
 from ddl.replay.folder import Run, read_run, unchanged
 from ddl.replay.processes import Process
 from ddl.replay.replaying import temporary_folder
@@ -45,6 +45,7 @@ def bisect(
             flags = [f"--gin_file={run.config}", *given]
             devices = placed(run, run.reached, flags, chosen)
             yield from devices.notes
+            yield from moves(run, chosen)
             sides.append(_side(run, devices, own, folder / name, stack))
         yield from lines(search(*sides, verify=verify, report=report))
 

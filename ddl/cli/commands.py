@@ -122,7 +122,7 @@ def exiting_on_errors() -> Iterator[None]:
 
 def _text_of(error: DdlError) -> str:
     """Returns the message of an error; with the places of the bindings that it mentions."""
-    message = str(error)
+    message = "\n".join([str(error), *getattr(error, "__notes__", ())])
     if not isinstance(error, (ConfigError, DataError)):
         return message
     from ddl import config  # the flags are checked before gin is imported

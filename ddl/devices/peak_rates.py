@@ -24,9 +24,11 @@ PEAKS: tuple[tuple[str, dict[str, float]], ...] = (
     ("A100", _AMPERE),
     ("V100S", {"float32": 16.4, "float16": 130.0}),
     ("V100-PCIE", {"float32": 14.0, "float16": 112.0}),
+    ("V100-FHHL", {}),  # slower than the others
     ("V100", {"float32": 15.7, "float16": 125.0}),
     ("T4", {"float32": 8.1, "float16": 65.0}),
     ("A10G", {}),  # another GPU than the A10
+    ("A10-", {}),  # a part of an A10
     ("A10", {"float32": 31.2, "tf32": 62.5, "float16": 125.0, "bfloat16": 125.0}),
     ("L40S", {"float32": 91.6, "tf32": 183.0, "float16": 362.0, "bfloat16": 362.0}),
     ("L40", {}),

@@ -108,7 +108,7 @@ def check_flags(paths: Sequence[str]) -> tuple[Path, Path | None]:
             raise flags.Error(f"--show must name some of {', '.join(_SHOWN)}, got {name!r}.")
     if FLAGS.output is not None and not FLAGS.output.endswith(".npz"):
         raise flags.Error(f"--output must end with .npz, got {FLAGS.output}.")
-    if FLAGS.output is not None and path.absolute() in Path(FLAGS.output).absolute().parents:
+    if FLAGS.output is not None and path.resolve() in Path(FLAGS.output).resolve().parents:
         raise flags.Error("--output must not lie in the directory of the run, which is only read.")
     return path, folder_of_code("code", FLAGS.code)
 

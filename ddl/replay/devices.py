@@ -1,6 +1,6 @@
 """The flags with which a replay takes the devices that the run had. Imports no TensorFlow."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ddl.distribution.traits import TRAITS
@@ -77,3 +77,17 @@ def placed(run: Run, step: int, given: Sequence[str], chosen: Mapping[str, Any])
         flags.append("--gpus=none")
     where = f"{replicas} {kind or 'CPU'} device{'' if replicas == 1 else 's'}"
     return Placed((*given, *flags), f"{strategy}, {where}", tuple(notes))
+
+
+def moves(run: Run, chosen: Mapping[str, Any]) -> Iterator[str]:
+    """Yields a note if a run moved to other devices, but is replayed whole on those of its end."""
+    known = {
+        (each.get("strategy"), each.get("replicas"), each.get("device"))
+        for each in run.checkpoints.values()
+        if each
+    }
+    if len(known) > 1 and not any(name in chosen for name in _CHOOSE):
+        yield (
+            f"{run.path} moved between devices. All of its steps are replayed on those of its last "
+            "one: the last bits may differ from the run's."
+        )

@@ -74,13 +74,26 @@ def unchanged(paths: Sequence[Path]) -> Iterator[None]:
         writes to a path in its config.
     """
     before = [_listing(path) for path in paths]
-    yield
+    try:
+        yield
+    except Exception as error:
+        for text in _changes(paths, before):
+            error.add_note(text)
+        raise
+    for text in _changes(paths, before):
+        raise ModelDirectoryError(text)
+
+
+def _changes(
+    paths: Sequence[Path], before: Sequence[Mapping[Path, tuple[int, int]]]
+) -> Iterator[str]:
+    """Yields a text for each directory in which files changed."""
     for path, then in zip(paths, before, strict=True):
         now = _listing(path)
         if changed := sorted(
             str(file) for file in {*then, *now} if then.get(file) != now.get(file)
         ):
-            raise ModelDirectoryError(
+            yield (
                 f"While {path} was replayed, files in it changed: {', '.join(changed[:5])}. A "
                 "callback of the run may write to a path of its own. Replay a copy of the "
                 "directory, or leave the callback out with --gin_param."

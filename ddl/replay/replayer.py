@@ -130,16 +130,14 @@ class Replayer:
         trainer = self._trainer
         if trainer.step < to:
             plan = dataclasses.replace(
-                self._plan,
-                train_steps=to,
-                train_epochs=None,
-                on_divergence="stop",
-                early_stopping=None,
-                trackers=(),
+                self._plan, on_divergence="stop", early_stopping=None, trackers=()
             )
+            # A run may have been continued with more steps than its config says now.
+            if plan.total_steps(trainer.steps_per_epoch) < to:
+                plan = dataclasses.replace(plan, train_steps=to, train_epochs=None)
             parts = (trainer, plan, NoCheckpoints(), Writers([]), self._console, None)
             with self._watched():
-                OuterLoop(*parts, evaluates=self._evaluates).run()
+                OuterLoop(*parts, evaluates=self._evaluates).run(until=to)
             if trainer.step < to:
                 raise ConfigError(
                     f"A callback ended the replay at step {trainer.step:,}, before step {to:,}. "

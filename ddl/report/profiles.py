@@ -1,5 +1,6 @@
 """The times of an update by phase, from the profiles of runs."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,7 +18,8 @@ def profiles(run: Path) -> tuple[list[tuple[str, PhaseTimes]], list[str]]:
     """
     found, faults = [], []
     folder = run / "profile"
-    paths = sorted([*folder.glob(f"*/{NAME}"), *folder.glob(f"worker-*/*/{NAME}")])
+    files = [*folder.glob(f"*/{NAME}"), *folder.glob(f"worker-*/*/{NAME}")]
+    paths = sorted(files, key=_steps_and_path)
     for path in paths[:_MOST]:
         worker = path.parents[1].name
         where = f"{worker}, " if worker.startswith("worker-") else ""
@@ -30,6 +32,11 @@ def profiles(run: Path) -> tuple[list[tuple[str, PhaseTimes]], list[str]]:
     if len(paths) > _MOST:
         faults.append(f"There are {len(paths)} profiles. The report has the first {_MOST}.")
     return sorted(found, key=lambda each: (each[1].first, each[0])), faults
+
+
+def _steps_and_path(path: Path) -> tuple[list[int], str]:
+    """Returns what sorts profiles by their steps, such as 90:100 before 100:110."""
+    return [int(number) for number in re.findall(r"\d+", path.parent.name)], str(path)
 
 
 def profile_rows(given: Sequence[PhaseTimes]) -> list[tuple[str, list[str]]]:

@@ -104,8 +104,12 @@ class OuterLoop:
             *([] if profiler is None else [profiler.beginning]),
         ]
 
-    def run(self) -> None:
+    def run(self, until: int | None = None) -> None:
         """Trains to the end, or to an early one; returns when the last checkpoint is on disk.
+
+        Args:
+          until: Returns at this step, in which only what is due there anyway is logged, evaluated
+            and saved; None: at the end of the run.
 
         Raises:
           TrainingInterrupted: If a signal asked to stop. The step is saved first, unless a weight,
@@ -116,18 +120,20 @@ class OuterLoop:
             rewind to cannot be restored.
         """
         trainer = self._trainer
+        end = self._total if until is None else min(until, self._total)
         self._console.start(trainer.step, self._total)
         if self._run_plan.on_divergence == "rewind" and not self._checkpoints.has_any():
             self._save(trainer.step)  # a rewind needs a checkpoint
         try:
-            while trainer.step < self._total:
+            while trainer.step < end:
                 if self._profiler is not None:
                     self._profiler.begin_if_due(trainer.step)
                 try:
-                    trainer.train(self._total - trainer.step, self._actions, progress=False)
+                    trainer.train(end - trainer.step, self._actions, progress=False)
                     if self._ends_early(trainer.step):
                         break
-                    self._stop_if_asked(trainer.step)
+                    if trainer.step < end:
+                        self._stop_as_asked(trainer.step)
                 except TrainingDiverged as error:
                     if self._run_plan.on_divergence == "stop":
                         raise
@@ -240,13 +246,8 @@ class OuterLoop:
         self._console.line(f"The run ends early at step {step:,}: {self._calls.reason}.")
         return True
 
-    def _stop_if_asked(self, step: int) -> None:
-        """Saves and raises TrainingInterrupted if training stopped before the last step.
-
-        Called after `Trainer.train`, which returns early only on request.
-        """
-        if step >= self._total:
-            return
+    def _stop_as_asked(self, step: int) -> None:
+        """Saves and raises TrainingInterrupted, after `Trainer.train` returned early on request."""
         signal = self._stop.received.name if self._stop and self._stop.received else "request"
         where = f"Training stopped on {signal} at step {step:,} of {self._total:,}"
         try:

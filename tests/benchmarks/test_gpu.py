@@ -158,6 +158,8 @@ def test_peak_rates():
     assert peak_of("NVIDIA H100 PCIe", "tf32") == 378e12
     assert peak_of("NVIDIA L4", "float32") == 30.3e12
     assert peak_of("Tesla V100-SXM2-16GB", "mixed_bfloat16") is None
+    assert peak_of("Tesla V100-FHHL-16GB", "float32") is None
+    assert peak_of("NVIDIA A10-8Q", "float32") is None
     assert peak_of("Tesla V100S-PCIE-32GB", "mixed_float16") == 130e12
     for other in ("CPU", "NVIDIA RTX A1000 Laptop GPU", "NVIDIA T400 4GB"):
         assert peak_of(other, "float32") is None

@@ -143,3 +143,18 @@ def test_wrong_arguments(arguments, message, capsys):
             module.FLAGS[name].unparse()
     assert ended.value.code == 1
     assert message in capsys.readouterr().err
+
+
+def test_a_link_into_the_run_is_no_place_for_the_output(tmp_path, capsys):
+    from ddl.replay import __main__ as replay
+
+    (tmp_path / "run").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    output = f"--output={tmp_path / 'link' / 'step.npz'}"
+    try:
+        with pytest.raises(SystemExit):
+            replay.run(["ddl replay", str(tmp_path / "run"), "--step=1", output])
+    finally:
+        for name in replay.FLAGS:
+            replay.FLAGS[name].unparse()
+    assert "--output must not lie in the directory of the run" in capsys.readouterr().err

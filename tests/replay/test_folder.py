@@ -7,8 +7,9 @@ import sys
 
 import pytest
 
+from ddl.cli.commands import _text_of
 from ddl.errors import ConfigError, ModelDirectoryError, NotReady
-from ddl.replay.devices import placed
+from ddl.replay.devices import moves, placed
 from ddl.replay.folder import read_run, unchanged
 
 CONFIG = "SEED = 3\nTRAIN_STEPS = 50\n"
@@ -159,3 +160,24 @@ def test_a_change_of_the_directory_is_seen(tmp_path, change):
     }
     with pytest.raises(ModelDirectoryError, match="files in it changed"), unchanged([run]):
         changes[change]()
+
+
+def test_a_change_is_told_beside_another_error(tmp_path):
+    run = make(tmp_path / "run", 10)
+
+    def fails():
+        (run / "picture.png").write_text("")
+        raise ConfigError("the replay failed")
+
+    with pytest.raises(ConfigError, match="the replay failed") as caught, unchanged([run]):
+        fails()
+    assert "files in it changed: picture.png" in _text_of(caught.value)
+
+
+def test_a_move_to_other_devices_is_told(tmp_path):
+    run = make(tmp_path / "run", 10, 20, metadata={"strategy": "mirrored", "replicas": 2})
+    assert list(moves(read_run(run), {})) == []
+    (run / "checkpoints" / "step-20.json").write_text('{"strategy": "mirrored", "replicas": 4}')
+    (note,) = moves(read_run(run), {})
+    assert "moved between devices" in note
+    assert list(moves(read_run(run), {"gpus": "none"})) == []

@@ -11,6 +11,7 @@ import pytest
 from ddl.errors import ConfigError, installing
 from ddl.report import __main__ as command
 from ddl.report import charts
+from ddl.report import profiles as profiles_module
 from ddl.report.bindings import bindings, differences
 from ddl.report.charts import Chart
 from ddl.report.finals import direction_in, rows
@@ -18,7 +19,7 @@ from ddl.report.page import page
 from ddl.report.pictures import write_pictures
 from ddl.report.record import Record, read
 from ddl.report.writing import write_report
-from ddl.run.timing.phase_times import PhaseTimes
+from ddl.run.timing.phase_times import NAME, PHASES, PhaseTimes
 from tests.report import browser
 from tests.run.test_earlier_runs import COMMAND, EARLIER
 from tests.run.test_earlier_runs import run as train
@@ -225,6 +226,23 @@ def curve_of(*values):
     for step, value in enumerate(values):
         curve.add(step, step, value)
     return curve
+
+
+def test_profiles_come_in_the_order_of_their_steps(tmp_path, monkeypatch):
+    """Those that are left out are the last ones."""
+    times = dict.fromkeys(PHASES, 1.0)
+    monkeypatch.setattr(profiles_module, "_MOST", 2)
+    monkeypatch.setattr(
+        profiles_module,
+        "read",
+        lambda path: PhaseTimes(int(path.parent.name[6:].split("-")[0]), 9, "CPUs", times),
+    )
+    for name in ("steps-100-110", "steps-20-30", "steps-9-12"):
+        (tmp_path / "profile" / name).mkdir(parents=True)
+        (tmp_path / "profile" / name / NAME).write_text("")
+    found, faults = profiles_module.profiles(tmp_path)
+    assert [one.first for _, one in found] == [9, 20]
+    assert "first 2" in faults[0]
 
 
 def test_the_table_of_profiles():

@@ -85,7 +85,7 @@ def weights_without(first, end):
     return weights(straight)
 
 
-def run(folder, trainer, reported=None, **plan):
+def run(folder, trainer, reported=None, until=None, **plan):
     """Like ddl.run.train, from here on; returns the trainer at the end."""
     plan = RunPlan(**{"train_steps": STEPS, "log_every": 5, "checkpoint_every": 5, **plan})
     report = (reported if reported is not None else []).append
@@ -100,7 +100,7 @@ def run(folder, trainer, reported=None, **plan):
     writers = Writers([json_lines, console])
     writers.drop_after(trainer.step)
     with StopSignals(trainer.request_stop) as stop:
-        OuterLoop(trainer, plan, checkpoints, writers, console, stop, True).run()
+        OuterLoop(trainer, plan, checkpoints, writers, console, stop, True).run(until)
     return trainer
 
 
@@ -340,3 +340,15 @@ def test_a_full_disk_is_reported_and_the_run_continues_to_its_end(tmp_path, monk
     ]
     assert [path.name for path in (tmp_path / "checkpoints").glob("*.index")] == ["step-5.index"]
     assert [line["step"] for line in lines(tmp_path)] == [5, 10, 15, 20]
+
+
+def test_a_part_of_a_run_does_what_is_due_in_it(tmp_path):
+    """Step 7 is not the last one of the run: nothing is logged, evaluated or saved there."""
+    trainer = run(tmp_path, made_again(), until=7, eval_every=6)
+    assert trainer.step == 7
+    assert [line["step"] for line in lines(tmp_path)] == [5]
+    assert [line["step"] for line in lines(tmp_path, "eval")] == [6]
+    saved = sorted(path.stem for path in (tmp_path / "checkpoints").glob("*.index"))
+    assert saved == ["step-5"]
+    run(tmp_path, trainer, eval_every=6)
+    assert [line["step"] for line in lines(tmp_path)][-1] == trainer.step == STEPS

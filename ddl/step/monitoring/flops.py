@@ -12,6 +12,8 @@ from typing import Any
 import tensorflow as tf
 
 from ddl import microbatch
+from ddl.layers.shards import lockstep
+from ddl.step.across_examples.gathering import OwnRowsKept, RowsGiven
 from ddl.step.compiled.one_replica import is_first_replica
 
 _CONVOLUTIONS = {
@@ -52,6 +54,7 @@ class ModelFlops:
         self._traces: list[int] = []
         self._graph: Any = None
         self._first = 0
+        self._in_shard = False
 
     @property
     def of_microbatch(self) -> int | None:
@@ -81,8 +84,15 @@ class ModelFlops:
         if current is None or not current.training or not is_first_replica():
             return
         if event == "rows":
+            if isinstance(current.gathering, (OwnRowsKept, RowsGiven)):
+                self.reason = "a loss gathers rows of several microbatches, in three passes"
+            # Shards that exchange values are traced by turns.
+            if self._in_shard:
+                self.reason = "layers exchange values between the shards of Trainer.batch_shards"
+            self._in_shard = lockstep.current() is not None
             self._first = graph.num_operations()
         elif event == "differentiated":
+            self._in_shard = False
             operations = graph.get_operations()[self._first :]
             try:
                 self._traces[-1] += sum(map(_of_this_replica, operations))
