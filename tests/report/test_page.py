@@ -235,9 +235,9 @@ def test_profiles_come_in_the_order_of_their_steps(tmp_path, monkeypatch):
     monkeypatch.setattr(
         profiles_module,
         "read",
-        lambda path: PhaseTimes(int(path.parent.name[6:].split("-")[0]), 9, "CPUs", times),
+        lambda path: PhaseTimes(int(path.parent.name.rpartition("-")[2]), 9, "CPUs", times),
     )
-    for name in ("steps-100-110", "steps-20-30", "steps-9-12"):
+    for name in ("after-step-100", "after-step-20", "after-step-9"):
         (tmp_path / "profile" / name).mkdir(parents=True)
         (tmp_path / "profile" / name / NAME).write_text("")
     found, faults = profiles_module.profiles(tmp_path)
