@@ -17,7 +17,8 @@ def memory_of_process(statm: Path = _STATM) -> dict[str, float]:
       statm: Linux's file, whose second number counts the resident pages.
     """
     try:
-        pages = int(statm.read_text().split()[1])
+        with open(statm, "rb", buffering=0) as file:  # half the time of a text file
+            pages = int(file.read().split()[1])
         return {"process_memory_mib": pages * os.sysconf("SC_PAGE_SIZE") / _MIB}
     except (OSError, ValueError, IndexError):
         return {}
