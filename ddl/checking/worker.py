@@ -102,8 +102,10 @@ def _run(
     keras.utils.set_random_seed(_SEED)
     tf.random.set_seed(_SEED + 1)
     recorder = Recorder(strategy, recording)
-    build = _from_gin if "gin" in job else _from_factory
-    made = build(job, configuration, strategy)
+    if "gin" in job:
+        made = _from_gin(job, configuration, strategy, recording.notes)
+    else:
+        made = _from_factory(job, configuration, strategy)
     with observed_by(recorder), recorder.watching(), small_data(recording.notes):
         try:
             trainer = _made(made, job, configuration)
@@ -186,16 +188,23 @@ def _from_factory(
 
 
 def _from_gin(
-    job: Mapping[str, Any], configuration: Configuration, strategy: tf.distribute.Strategy
+    job: Mapping[str, Any],
+    configuration: Configuration,
+    strategy: tf.distribute.Strategy,
+    notes: list[str],
 ) -> _Build:
-    """Returns a function that builds the trainer of a config."""
+    """Returns a function that builds the trainer of a config; adds notes."""
     gin = job["gin"]
     own = (
         "set_numerics.precision = 'float64'",
         f"Trainer.accumulation_steps = {configuration.microbatches}",
     )
     try:
-        config.load(gin["files"], [*gin["params"], *own], gin["search_path"], gin["allow_unused"])
+        given = gin["files"], gin["search_path"], gin["allow_unused"]
+        config.load(given[0], [*gin["params"], *own], *given[1:])
+        if config.build_bound("Trainer", "batch_shards") is not None:
+            notes.append("Trainer.batch_shards was left out: values are compared up to rounding.")
+            config.load(given[0], [*gin["params"], *own, "Trainer.batch_shards = None"], *given[1:])
     except DdlError as error:
         raise _CallError(str(error)) from error
     if config.get_macro("PER_REPLICA_BATCH_SIZE") is not None:

@@ -57,7 +57,8 @@ def _call(
     if training and layer.trainable and fused_normalization.applies_to(layer, inputs, mask):
         return fused_normalization.normalized(layer, inputs)
     if training and (shard := lockstep.current()) is not None:
-        with shard.keeping_writes([layer.moving_mean, layer.moving_variance]):
+        # With renorm=True there are more than the moving mean and variance.
+        with shard.keeping_writes(layer.non_trainable_variables):
             return type(layer).call(layer, inputs, training=training, mask=mask)
     return type(layer).call(layer, inputs, training=training, mask=mask)
 

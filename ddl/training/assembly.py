@@ -182,7 +182,9 @@ def assemble(
     layers = layers_of(task)
     in_training = {id(x) for one in plan.objectives for x in one.training_layers}
     training_layers = [layer for layer in layers if id(layer) in in_training]
-    warn_of_replica_dependence(training_layers, strategy, options.accumulation_steps, task)
+    warn_of_replica_dependence(
+        training_layers, strategy, options.accumulation_steps, task, options.batch_shards
+    )
     warn_of_tf32(strategy)
     rows = RowIndependence(
         task,

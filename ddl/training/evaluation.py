@@ -18,6 +18,7 @@ from ddl.step.compiled.compiler import Compiler
 from ddl.step.objective import Objective
 from ddl.step.order_of_sums import fixed_order_of_sums
 from ddl.step.shards.all_reduce import sum_over_replicas
+from ddl.step.shards.checks import check_operations
 from ddl.step.shards.rows import rows_of
 from ddl.step.state import TrainingState
 from ddl.training.device_errors import device_errors
@@ -137,7 +138,7 @@ class Evaluation:
                     return self._objective(own, training=False)[1]
 
             count = self._shards // self._strategy.num_replicas_in_sync
-            return sum_in_tree(lockstep.over_shards(count, sums))
+            return sum_in_tree(lockstep.over_shards(count, sums, check=check_operations))
 
         def add_batch(turn: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             with on_host_if_placed(self._strategy):

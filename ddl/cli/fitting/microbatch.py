@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _OF_THIS_RUN_ALONE = (
     *("fit_memory", "memory_limit", "model_dir", "mode", "dry_run", "profile", "spans", "cluster"),
-    "peak_tflops",
+    *("peak_tflops", "gin_bindings"),  # the latter is a name of gin_param
 )
 _MACRO = "ACCUMULATION_STEPS"
 _SAVED = re.compile(rf"^{_MACRO} = (\d+)$", re.MULTILINE)
@@ -94,7 +94,7 @@ def _found(folder: Path) -> int:
             )
         with_peak = f", {result['peak']:,.0f} MiB at most" if "peak" in result else ""
         outcome = f"fits{with_peak}" if result["fits"] else "does not fit into memory"
-        _print(f"{_MACRO} = {number}, microbatches of {_sizes(facts['sizes'], number)}: {outcome}.")
+        _print(f"{_MACRO} = {number}, microbatches of {_sizes(facts, number)}: {outcome}.")
         return result["fits"]
 
     # The first trial tells the sizes, of which each must divide into microbatches.
@@ -161,10 +161,11 @@ def _common(sizes: Mapping[str, int]) -> int:
     return math.gcd(*sizes.values())
 
 
-def _sizes(sizes: Mapping[str, int], number: int) -> str:
+def _sizes(facts: "FactsOfRun", number: int) -> str:
     """Returns the sizes of microbatches as a text."""
-    texts = [f"{f'{name} ' if name else ''}{size // number:,}" for name, size in sizes.items()]
-    return f"{', '.join(texts)} per replica"
+    sizes = facts["sizes"].items()
+    texts = [f"{f'{name} ' if name else ''}{size // number:,}" for name, size in sizes]
+    return f"{', '.join(texts)} per {facts['part']}"
 
 
 def _evaluations(facts: "FactsOfRun", number: int) -> str:

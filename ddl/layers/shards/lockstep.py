@@ -82,6 +82,8 @@ class Shard:
         known = [self._written[id(v)] for v in variables if id(v) in self._written]
         with keras.StatelessScope(state_mapping=known) as scope:
             yield
+        written = scope.state_mapping.keys() - {id(variable) for variable in variables}
+        assert not written, "a layer writes a variable that is not kept"
         for variable in variables:
             value = scope.get_current_value(variable)
             if value is not None:

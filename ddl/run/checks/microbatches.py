@@ -22,13 +22,16 @@ class FactsOfRun(TypedDict):
     """Facts about a run.
 
     Attributes:
-      sizes: Examples per replica and update of each source of training data, by its name.
+      sizes: Examples per replica and update of each source of training data, by its name; with
+        `Trainer.batch_shards` per shard.
+      part: "replica" or "shard", to which the sizes belong.
       configured: ACCUMULATION_STEPS of the config.
       depends_on: What makes the result depend on the number of microbatches; empty if nothing.
       evaluates: Whether the run has evaluation data.
     """
 
     sizes: dict[str, int]
+    part: str
     configured: int
     depends_on: list[str]
     evaluates: bool
@@ -73,14 +76,20 @@ def make_updates(
 
 def _facts(trainer: Trainer, configured: int) -> FactsOfRun:
     replicas = trainer.strategy.num_replicas_in_sync
+    shards = [] if trainer.batch_shards is None else ["Trainer.batch_shards"]
     drawing = [type(trainer.task).__name__] if seed_generators_of(trainer.task) else []
     return {
         "sizes": {
-            name: pipeline.global_batch_size // replicas
+            name: pipeline.global_batch_size // (trainer.batch_shards or replicas)
             for name, pipeline in trainer.pipelines.items()
         },
+        "part": "shard" if shards else "replica",
         "configured": configured,
-        "depends_on": [*names_that_depend_on_microbatches(trainer.training_layers), *drawing],
+        "depends_on": [
+            *names_that_depend_on_microbatches(trainer.training_layers),
+            *drawing,
+            *shards,
+        ],
         "evaluates": trainer.has_eval_data,
     }
 

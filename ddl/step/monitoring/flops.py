@@ -53,7 +53,7 @@ class ModelFlops:
         self.reason = "the update has not been traced"
         self._traces: list[int] = []
         self._graph: Any = None
-        self._first = 0
+        self._first = self._backward = 0
         self._in_shard = False
 
     @property
@@ -67,7 +67,7 @@ class ModelFlops:
             return None
         return self._traces[0]
 
-    def __call__(self, event: str, **_: Any) -> None:
+    def __call__(self, event: str, **values: Any) -> None:
         """Takes an event."""
         graph = tf.compat.v1.get_default_graph()
         if event == "update":
@@ -90,10 +90,14 @@ class ModelFlops:
             if self._in_shard:
                 self.reason = "layers exchange values between the shards of Trainer.batch_shards"
             self._in_shard = lockstep.current() is not None
-            self._first = graph.num_operations()
+            self._first = self._backward = graph.num_operations()
+        elif event == "backward":
+            self._backward = graph.num_operations()
         elif event == "differentiated":
             self._in_shard = False
-            operations = graph.get_operations()[self._first :]
+            operations = graph.get_operations()[self._first : self._backward]
+            # TensorFlow removes what no gradient needs, such as that of the first layer's input.
+            operations += _ancestors(values["gradients"], graph, self._backward)
             try:
                 self._traces[-1] += sum(map(_of_this_replica, operations))
             except _NotCounted as error:
@@ -123,10 +127,22 @@ def _sum(operations: Iterable[Any]) -> int:
 def _of_this_replica(operation: Any) -> int:
     if _OF_OTHER_REPLICA.search(operation.name) or _is_repeated(operation.name):
         return 0
-    # A convolution's gradient makes that of its input too, which TensorFlow removes if unused.
-    if "BackpropInput" in operation.type and not operation.outputs[0].consumers():
-        return 0
     return _with_functions(operation)
+
+
+def _ancestors(tensors: Any, graph: tf.Graph, first: int) -> list[Any]:
+    """Returns the operations from a place of a graph on that tensors are computed by."""
+    places = {operation: place for place, operation in enumerate(graph.get_operations())}
+    found: set[Any] = set()
+    values = [x for x in tf.nest.flatten(tensors, expand_composites=True) if x is not None]
+    ahead = [x.op for x in values if x.graph is graph]
+    while ahead:
+        operation = ahead.pop()
+        if operation in found or places[operation] < first:
+            continue
+        found.add(operation)
+        ahead += [*(x.op for x in operation.inputs), *operation.control_inputs]
+    return [*found]
 
 
 def _is_repeated(name: str) -> bool:

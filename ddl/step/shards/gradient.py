@@ -13,6 +13,7 @@ from ddl.microbatch import Draws, Microbatch
 from ddl.step import gradients as gradient_path
 from ddl.step.accumulation import over_microbatches
 from ddl.step.global_gradient import GlobalGradient
+from ddl.step.monitoring.phases import phase
 from ddl.step.objective import Objective
 from ddl.step.reduced import Reduced
 from ddl.step.shards.all_reduce import sum_over_replicas
@@ -69,7 +70,8 @@ class ShardedGradient(GlobalGradient):
         check_each(each)
         layout = Layout.of(variables)
         packed = self._packed(objective, variables, batch, state, draws, layout)
-        *buffers, sums = sum_over_replicas(self.strategy, packed)
+        with phase("all_reduce"):
+            *buffers, sums = sum_over_replicas(self.strategy, packed)
         sums = self._of_first_replica(sums)
         gradients = self.strategy.run(layout.unpacked, args=(buffers,))
         wide = gradient_path.widest([self._of_first_replica(g) for g in gradients])
