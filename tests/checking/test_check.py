@@ -159,7 +159,11 @@ Classification.model = @noisy()
 @pytest.mark.parametrize(
     ("config", "status", "texts"),
     [
-        ("digits_mlp.gin", 0, ["Classification computes the same everywhere."]),
+        (
+            "digits_mlp.gin",
+            0,
+            ["Classification computes the same everywhere.", "batch_shards was left out"],
+        ),
         ("noisy.gin", 1, ["the layer 'dropout'", "draw by replica", "remedy"]),
     ],
 )
@@ -170,6 +174,7 @@ def test_the_command(config, status, texts, tmp_path):
         [
             *(sys.executable, "-m", "ddl.check", f"--gin_file={config}"),
             "--gin_param=PRECISION = 'float64'",
+            *(["--gin_param=Trainer.batch_shards = 8"] if status == 0 else []),
         ],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
