@@ -4,6 +4,7 @@ from ddl.callbacks.early_stopping import EarlyStopping
 from ddl.callbacks.moment import Moment
 from ddl.callbacks.pictures import ConfusionMatrix, SampleImages
 from ddl.callbacks.schedule import AfterEvaluation, AfterSave, Callback, Every
+from ddl.callbacks.worst_examples import WorstExamples
 
 __all__ = [
     "AfterEvaluation",
@@ -14,4 +15,5 @@ __all__ = [
     "Every",
     "Moment",
     "SampleImages",
+    "WorstExamples",
 ]

@@ -22,6 +22,7 @@ OWN: tuple[str, ...] = (
     "ddl.callbacks:ConfusionMatrix",
     "ddl.callbacks:Every",
     "ddl.callbacks:SampleImages",
+    "ddl.callbacks:WorstExamples",
     "ddl.data:ImageFolder",
     "ddl.data:Mixture",
     "ddl.data:bucketed",
