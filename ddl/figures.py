@@ -52,10 +52,14 @@ def direction_of(metric: str, given: Direction | None, parameter: str) -> Direct
     )
 
 
+DIGEST = "sha256"
+"""Key of the digest of all that was learned, in lines of metrics.jsonl and beside checkpoints."""
+
 RESERVED = (
     *("loss", "step", "epoch", "split", "learning_rate", "gradient_norm"),
     *("examples_per_second", "loss_scale", "skipped_updates", "rewinds", "gradient_noise_scale"),
     "mfu",
+    DIGEST,
 )
 """Keys of metrics.jsonl that ddl writes itself; a task's metric cannot have these names."""
 

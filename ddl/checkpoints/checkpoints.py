@@ -165,7 +165,7 @@ class Checkpoints:
             return False
         check_same_on_replicas(trainer.task, trainer.strategy, self._workers)
         metadata = metadata_of(trainer, dict(metrics or {}), scheduled, ended_by)
-        tensors = self._take()
+        tensors = self.take()
         if self._workers.is_chief:
             at = current.Point.of(trainer)
             self._writing = self._writer.submit(self._write, at, tensors, metadata)
@@ -195,7 +195,7 @@ class Checkpoints:
         if self._writing is not None and (failure := self._writing.result()):
             raise ModelDirectoryError(failure)
 
-    def _take(self) -> dict[str, tf.Tensor]:
+    def take(self) -> dict[str, tf.Tensor]:
         """Returns the tensors by name, of variables on the chief alone. Call on all workers."""
         trainer = self._trainer
         for variable, value in zip(self._state, trainer.state, strict=True):

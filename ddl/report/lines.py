@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ddl.figures import DIGEST
 from ddl.files import open_itself
 from ddl.report.curves import Curve
 from ddl.run.metric_lines import parsed
@@ -23,6 +24,7 @@ class Metrics:
       last_step: The largest step; -1 if there is no line.
       last_epoch: The epoch of that step; NaN if unknown.
       faults: A text for each kind of fault.
+      digests: The digest at each step that has one.
     """
 
     def __init__(self, path: Path):
@@ -38,6 +40,7 @@ class Metrics:
         self.lines = 0
         self.last_step, self.last_epoch = -1.0, math.nan
         self.faults: list[str] = []
+        self.digests: dict[int, str] = {}
         self._invalid: list[int] = []  # the first ones
         self._invalid_count = 0
         self._not_numbers: dict[str, int] = {}
@@ -68,6 +71,9 @@ class Metrics:
             self.last_step, self.last_epoch = step, epoch
         for name, value in values.items():
             if name in _OWN_KEYS:
+                continue
+            if name == DIGEST and isinstance(value, str):
+                self.digests[int(step)] = value
                 continue
             number = _number(value)
             if number is None:

@@ -54,6 +54,7 @@ def page(
     left_out: Sequence[str],
     finals: Sequence[Row],
     library: str,
+    parted: Sequence[str] = (),
 ) -> str:
     """Returns the page.
 
@@ -64,6 +65,7 @@ def page(
       left_out: Names of figures that have no chart.
       finals: The last values.
       library: The JavaScript of plotly.
+      parted: Where runs parted, a line each.
     """
     title = names[0] if len(names) == 1 else f"{len(names)} runs"
     scripts = [library, (_FOLDER / "page.js").read_text()] if drawn else []
@@ -80,7 +82,7 @@ def page(
         '<nav><a href="#runs">Runs</a><a href="#finals">Last values</a>'
         f"{_TIME_LINK if any(record.life for record in records) else ''}"
         '<a href="#curves">Curves</a><a href="#configs">Configs</a></nav></header>',
-        *_runs(records, shown),
+        *_runs(records, shown, parted),
         *_finals(records, shown, finals),
         *_times(records, shown),
         *_profiles(records, shown),
@@ -135,7 +137,7 @@ def _table(heads: Sequence[str], rows: Sequence[str]) -> str:
     )
 
 
-def _runs(records: Sequence[Record], names: Sequence[str]) -> list[str]:
+def _runs(records: Sequence[Record], names: Sequence[str], parted: Sequence[str]) -> list[str]:
     facts = [facts_of(record) for record in records]
     columns = list(dict.fromkeys(itertools.chain.from_iterable(facts)))
     heads = [f"<th>{_text(head)}</th>" for head in ("run", "state", *columns, "directory")]
@@ -151,6 +153,7 @@ def _runs(records: Sequence[Record], names: Sequence[str]) -> list[str]:
             f'{"".join(cells)}<td class="path breaks">{_text(str(record.path))}</td></tr>'
         )
     found = ['<section id="runs"><h2>Runs</h2>', _table(heads, rows)]
+    found += [f"<p>{_text(line)}</p>" for line in parted]
     if any(record.warnings for record in records):
         found.append('<div class="warnings"><h3>Restarts and warnings</h3>')
         for place, record in enumerate(records):

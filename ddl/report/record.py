@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from ddl.figures import DIGEST
 from ddl.output import FAILURES_FILE
 from ddl.report.bindings import bindings, text_of
 from ddl.report.curves import Curve
@@ -44,6 +45,8 @@ class Record:
       life: The time of the run's whole life by kind of work; None if unknown.
       checkpoint: The newest checkpoint's step; None if there is none.
       metadata: What that checkpoint's JSON file says.
+      logged_digests: The digest at each step of metrics.jsonl that has one.
+      saved_digests: The digest of each checkpoint that has one.
       written: When a metric was last written, in seconds since 1970; None if never.
     """
 
@@ -64,6 +67,8 @@ class Record:
     checkpoint: int | None = None
     metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
     written: float | None = None
+    logged_digests: dict[int, str] = dataclasses.field(default_factory=dict)
+    saved_digests: dict[int, str] = dataclasses.field(default_factory=dict)
 
     def last(self, name: str, split: str = "train") -> float:
         """Returns the last value of a figure; NaN if there is none."""
@@ -132,7 +137,7 @@ def _read_metrics(record: Record) -> None:
     except OSError as error:
         record.warnings.append(f"metrics.jsonl cannot be read: {reason_of(error)}.")
         return
-    record.curves = metrics.curves
+    record.curves, record.logged_digests = metrics.curves, metrics.digests
     record.warnings += metrics.faults
     if metrics.lines:
         record.step = int(metrics.last_step)
@@ -156,13 +161,19 @@ def _read_checkpoints(record: Record) -> None:
     if not steps:
         return
     record.checkpoint = max(steps)
-    name = f"step-{record.checkpoint}.json"
-    try:
-        metadata = json.loads(text_in(folder / name, _LARGEST_JSON))
-    except (OSError, ValueError, RecursionError) as error:
-        record.warnings.append(f"checkpoints/{name} cannot be read: {reason_of(error)}.")
-        return
-    record.metadata = metadata if isinstance(metadata, dict) else {}
+    for step in sorted(steps):
+        name = f"step-{step}.json"
+        try:
+            metadata = json.loads(text_in(folder / name, _LARGEST_JSON))
+        except (OSError, ValueError, RecursionError) as error:
+            if step == record.checkpoint:
+                record.warnings.append(f"checkpoints/{name} cannot be read: {reason_of(error)}.")
+            continue
+        metadata = metadata if isinstance(metadata, dict) else {}
+        if isinstance(digest := metadata.get(DIGEST), str):
+            record.saved_digests[step] = digest
+        if step == record.checkpoint:
+            record.metadata = metadata
 
 
 def _judge(record: Record, names: list[str]) -> None:

@@ -10,6 +10,7 @@ from ddl.report.charts import MOST_CHARTS, charts, colors, one_line
 from ddl.report.finals import rows
 from ddl.report.overview import labels
 from ddl.report.page import page, plotly
+from ddl.report.parting import partings
 from ddl.report.pictures import figure_class, write_pictures
 from ddl.report.record import read
 from ddl.run.timing.goodput import line as goodput_line
@@ -33,7 +34,8 @@ def write_report(
       figures: Names of the figures to draw, in which `*` stands for any text; none draws all.
 
     Returns:
-      Lines to print: the state and the warnings of each run, and the files written.
+      Lines to print: the state and the warnings of each run, where they parted, and the files
+      written.
 
     Raises:
       ConfigError: If a run is not a directory, no figure has a given name, a file cannot be
@@ -62,7 +64,8 @@ def write_report(
                 f"they have: {known}. Pass a name, or a pattern with *."
             )
     drawn, left_out = found[:MOST_CHARTS], [chart.name for chart in found[MOST_CHARTS:]]
-    text = page(records, names, drawn, left_out, rows(records), library)
+    parted = partings(records, names)
+    text = page(records, names, drawn, left_out, rows(records), library, parted)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(output, text)
@@ -78,6 +81,7 @@ def write_report(
             lines.append(f"  {goodput_line(record.life)}")
         lines += [f"  {times.line()}" for _, times in record.profiles]
         lines += [f"  {warning}" for warning in record.warnings]
+    lines += [one_line(line) for line in parted]
     lines.append(f"Wrote {output} ({len(text.encode()) / 1e6:.1f} MB, {len(drawn)} charts).")
     if left_out:
         lines.append(f"{len(left_out)} further figures have no chart; choose with --figures.")

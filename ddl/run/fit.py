@@ -130,11 +130,11 @@ def fit(
     retention = _with_best(retention or Retention(), early_stopping, restore_best)
     writes = {"profile": profile is not None, "spans": bool(spans)}
     _check_directory(model_dir, retention, restore_best, on_divergence, writes)
-    periods = {"eval_every": eval_every, "checkpoint_every": checkpoint_every}
     run_plan = RunPlan(
         train_steps=train_steps,
         train_epochs=train_epochs,
-        **{name: _steps(name, value, trainer) for name, value in periods.items()},
+        eval_every=_steps("eval_every", eval_every, trainer),
+        checkpoint_every=_steps("checkpoint_every", checkpoint_every, trainer),
         log_every=_steps("log_every", log_every, trainer) or trainer.steps_per_epoch,
         retention=retention,
         on_divergence=on_divergence,

@@ -127,10 +127,10 @@ class JsonLinesWriter:
             except OSError as error:
                 raise self._error(error) from error
 
-    def write(self, step: int, epoch: float, split: str, values: Mapping[str, float]) -> None:
-        """See `Writer`."""
-        finite = {name: v if math.isfinite(v) else None for name, v in values.items()}
-        line = json.dumps({"step": step, "epoch": round(epoch, 6), "split": split, **finite})
+    def write(self, step: int, epoch: float, split: str, values: Mapping[str, Any]) -> None:
+        """Writes metrics as `Writer` does, and texts such as a digest."""
+        kept = {n: v if isinstance(v, str) or math.isfinite(v) else None for n, v in values.items()}
+        line = json.dumps({"step": step, "epoch": round(epoch, 6), "split": split, **kept})
         with self._lock:
             first_to_wait = not self._waiting
             self._waiting.append(line + "\n")
@@ -332,10 +332,11 @@ class Writers:
         """Keeps the writers in order."""
         self._writers = list(writers)
 
-    def write(self, step: int, epoch: float, split: str, values: Mapping[str, float]) -> None:
-        """Writes the metrics with each writer; see `Writer`."""
-        for writer in self._writers:
-            writer.write(step, epoch, split, values)
+    def write(self, step: int, epoch: float, split: str, values: Mapping[str, Any]) -> None:
+        """Writes the metrics with each writer; see `Writer`. Only metrics.jsonl gets texts."""
+        figures = {name: value for name, value in values.items() if not isinstance(value, str)}
+        for one in self._writers:
+            one.write(step, epoch, split, values if isinstance(one, JsonLinesWriter) else figures)
 
     def drop_after(self, last_step: int) -> None:
         """Drops later steps from each writer; see `Writer`."""

@@ -352,3 +352,29 @@ def test_a_part_of_a_run_does_what_is_due_in_it(tmp_path):
     assert saved == ["step-5"]
     run(tmp_path, trainer, eval_every=6)
     assert [line["step"] for line in lines(tmp_path)][-1] == trainer.step == STEPS
+
+
+def test_lines_have_the_digests_of_checkpoints_also_after_a_rewind(tmp_path):
+    plan = {"on_divergence": "rewind", "log_digest": True, "log_every": 5, "checkpoint_every": 5}
+    run(tmp_path, made_again(12), eval_every=2, **plan)
+    train, evaluated = lines(tmp_path), lines(tmp_path, "eval")
+    digests = {line["step"]: line["sha256"] for line in [*train, *evaluated]}
+    assert all(line["sha256"] == digests[line["step"]] for line in train)
+    assert len(set(digests.values())) == len(digests) == 12  # 5, 15 and each even step
+    saved = {
+        json.loads(path.read_text())["sha256"]: int(path.stem.removeprefix("step-"))
+        for path in (tmp_path / "checkpoints").glob("step-*.json")
+    }
+    assert len(saved) == 3
+    assert saved.items() <= {digest: step for step, digest in digests.items()}.items()
+    other = tmp_path / "other"
+    run(other, made_again(), eval_every=2, **plan)  # it skips nothing
+    straight = {line["step"]: line["sha256"] for line in lines(other, "eval")}
+    assert {step for step, digest in straight.items() if digests[step] == digest} == set(
+        range(2, 11, 2)
+    )
+
+
+def test_without_being_asked_for_lines_have_no_digest(tmp_path):
+    run(tmp_path, made_again(), checkpoint_every=None)
+    assert not any("sha256" in line for line in lines(tmp_path))

@@ -25,6 +25,7 @@ _MAY_CHANGE = (
     "RunPlan.eval_every",
     "RunPlan.checkpoint_every",
     "RunPlan.log_every",
+    "RunPlan.log_digest",
     "RunPlan.retention",
     *(f"Retention.{field.name}" for field in dataclasses.fields(Retention)),
     "RunPlan.on_divergence",
