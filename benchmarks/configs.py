@@ -54,6 +54,8 @@ STATED = (
     Stated("penguins_body_mass.gin", "mean_absolute_error", ["0.26"]),
     Stated("penguins_body_mass.gin", "r2", ["0.81"]),
     Stated("penguins_species.gin", "accuracy", ["all 67"]),
+    Stated("penguins_sex.gin", "accuracy", ["88.1%"]),
+    Stated("penguins_sex.gin", "hinge", ["0.34"]),
     Stated("shapes_multi_label.gin", "mean_average_precision", ["0.95"]),
     Stated("shapes_multi_label.gin", "f1_macro", ["0.90"]),
     Stated("shapes_multi_label.gin", "exact_match", ["70%"]),

@@ -61,6 +61,7 @@ OWN: tuple[str, ...] = (
     "ddl.models:cnn",
     "ddl.models:gpt",
     "ddl.models:keras_application",
+    "ddl.models:keras_hub_model",
     "ddl.models:load_exported",
     "ddl.models:mlp",
     "ddl.models:resnet",

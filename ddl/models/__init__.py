@@ -5,6 +5,7 @@ from ddl.models.bidirectional import bert
 from ddl.models.convolutional import cnn
 from ddl.models.exported import load_exported
 from ddl.models.generation import generate
+from ddl.models.hub import keras_hub_model
 from ddl.models.perceptron import mlp
 from ddl.models.residual import resnet
 from ddl.models.segmentation import unet
@@ -18,6 +19,7 @@ __all__ = [
     "generate",
     "gpt",
     "keras_application",
+    "keras_hub_model",
     "load_exported",
     "mlp",
     "resnet",

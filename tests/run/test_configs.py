@@ -6,6 +6,7 @@ import re
 import pytest
 
 import ddl
+from ddl.config import registry
 from ddl.training.checks.row_independence import RowIndependence
 from tests.run.test_train import CONFIGS, metrics, run
 
@@ -95,7 +96,19 @@ REPORTED = {
     "MultiLabel": {"binary_accuracy", "exact_match", "f1_macro", "mean_average_precision"},
     "Regression": {"mean_absolute_error", "root_mean_squared_error", "r2"},
     "Segmentation": {"accuracy", "mean_iou"},
+    "Supervised": {"accuracy", "hinge"},
 }
+
+
+def test_each_task_has_a_config():
+    tasks = {
+        task
+        for name in FILES
+        for task in re.findall(r"^Trainer.task = @(\w+)", text_with_includes(name), re.MULTILINE)
+    }
+    assert tasks == {*REPORTED}
+    own = {name.rpartition(":")[2] for name in registry.OWN if name.startswith("ddl.tasks")}
+    assert own == tasks
 
 
 @pytest.mark.parametrize("name", FILES)
