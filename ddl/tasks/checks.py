@@ -42,7 +42,7 @@ def check_input(model: keras.Model, name: str, spec: tf.TensorSpec) -> None:
         given = tuple(spec.shape)
         raise DataError(
             f"Feature {name!r} of the data has shape {given}, but the model {model.name!r} takes "
-            f"{expected}. Set the model's input_shape to {given}."
+            f"{expected}. Set the size of the model's inputs to {given}, or reshape the feature."
         )
 
 

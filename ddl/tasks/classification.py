@@ -237,6 +237,12 @@ class Classification:
                 f"Labels must be integers or one-hot rows, but feature {self._label_name!r} is "
                 "text. Number the classes: np.unique(labels, return_inverse=True)[1]."
             )
+        if label_spec.shape.rank not in (None, 0, 1):
+            raise DataError(
+                "Classification needs an integer or a one-hot row for each example, but feature "
+                f"{self._label_name!r} has shape {tuple(label_spec.shape)}. Reshape it, or use "
+                "ddl.Segmentation for pixels and ddl.LanguageModel for tokens."
+            )
         arrays = getattr(source, "features", {})
         labels = arrays.get(self._label_name) if isinstance(arrays, dict) else None
         if label_spec.shape.rank == 1:

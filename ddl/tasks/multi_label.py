@@ -148,7 +148,8 @@ class MultiLabel:
             raise DataError(
                 "MultiLabel needs labels with 0 or 1 for each class, shape "
                 f"({classes or 'classes'},), got {label.dtype.name} of shape "
-                f"{tuple(label.shape)}. For one class an example, use ddl.Classification."
+                f"{tuple(label.shape)}. Change the labels or the model's number of outputs; "
+                "for one class an example, use ddl.Classification."
             )
         arrays = getattr(source, "features", {})
         values = arrays.get(self._label_name) if isinstance(arrays, dict) else None

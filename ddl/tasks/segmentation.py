@@ -128,10 +128,13 @@ class Segmentation:
         shape = output_shape(self.model)
         size = None if shape is None else shape[:2]
         if not label.dtype.is_integer or (size and not fits(size, tuple(label.shape))):
+            remedy = "Resize the masks with the images, and store them as integers."
+            if size and fits((*size, None), tuple(label.shape)):
+                remedy = "Convert one-hot masks by np.argmax(masks, axis=-1)."
             raise DataError(
                 "Segmentation needs labels that are an integer for each pixel, shape "
                 f"{size or '(height, width)'}, got {label.dtype.name} of shape "
-                f"{tuple(label.shape)}. Convert one-hot masks by np.argmax(masks, axis=-1)."
+                f"{tuple(label.shape)}. {remedy}"
             )
         if self._ignored is None and shape is not None:
             remedy = "Set the model's num_classes, or Segmentation.ignored for unlabelled pixels."

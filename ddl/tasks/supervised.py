@@ -19,7 +19,8 @@ _BY_ENTRIES = (
     *("mean_squared_error", "mean_absolute_error", "mean_absolute_percentage_error"),
     *("mean_squared_logarithmic_error", "log_cosh", "huber", "poisson", "kl_divergence"),
     *("hinge", "squared_hinge", "binary_crossentropy", "binary_focal_crossentropy"),
-    "binary_accuracy",
+    *("binary_accuracy", "categorical_accuracy", "top_k_categorical_accuracy"),
+    *("categorical_crossentropy", "categorical_focal_crossentropy", "categorical_hinge"),
 )
 
 # Called with labels and outputs [batch, …]; returns [batch, …].
@@ -226,10 +227,14 @@ def _checked(function: Any, kind: str) -> _Function:
     def checked(labels: Any, outputs: Any, **arguments: Any) -> Any:
         of_labels, of_outputs = tf.TensorShape(labels.shape), tf.TensorShape(outputs.shape)
         if not of_labels[1:].is_compatible_with(of_outputs[1:]):
+            sparse = f"sparse_{name}"
+            remedy = (
+                f" For integer labels, use {sparse!r}." if hasattr(keras.metrics, sparse) else ""
+            )
             raise ConfigError(
                 f"The {kind} {name!r} of Supervised needs outputs in the shape of the labels, got "
                 f"outputs {tuple(of_outputs)} for labels {tuple(of_labels)}. Change the model's "
-                "last layer, or the labels."
+                f"last layer, or the labels.{remedy}"
             )
         return function(labels, outputs, **arguments)
 

@@ -236,7 +236,17 @@ MASKING = ddl.layers.TokenMasking(10, 10)
         (
             lambda: ddl.Segmentation(small_unet()),
             {"image": IMAGES, "label": np.zeros((2, 8, 8, 4))},
-            r"an integer for each pixel, shape \(8, 8\), got float64 of shape \(8, 8, 4\)",
+            r"an integer for each pixel, shape \(8, 8\), got float64 of shape \(8, 8, 4\).*argmax",
+        ),
+        (
+            lambda: ddl.Segmentation(small_unet()),
+            {"image": IMAGES, "label": PIXELS[:, 0]},
+            r"shape \(8, 8\), got \w+ of shape \(8,\). Resize the masks with the images",
+        ),
+        (
+            lambda: ddl.Classification(mlp((8, 8, 1), 3)),
+            {"image": IMAGES, "label": PIXELS},
+            r"a one-hot row for each example, but feature 'label' has shape \(8, 8\). Reshape it",
         ),
         (
             lambda: ddl.Segmentation(small_unet()),

@@ -159,6 +159,26 @@ def test_bad_optimizer_name():
 
 
 @pytest.mark.parametrize(
+    ("loss", "metrics", "name"),
+    [
+        ("categorical_crossentropy", [], "loss 'categorical_crossentropy'"),
+        (
+            keras.losses.CategoricalCrossentropy(reduction=None),
+            [],
+            "loss 'categorical_crossentropy'",
+        ),
+        ("sparse_categorical_crossentropy", ["categorical_accuracy"], "'categorical_accuracy'"),
+    ],
+)
+def test_integer_labels_where_keras_needs_one_hot_rows(loss, metrics, name):
+    """Keras's accuracy would take the index of the largest label of the batch as the class."""
+    task = ddl.Supervised(model(3, "softmax"), loss, metrics=metrics)
+    remedy = r".* got outputs \(\d+, 3\) for labels .* For integer labels, use 'sparse_categorical_"
+    with pytest.raises(ConfigError, match=f"{name} of Supervised needs {remedy}"):
+        ddl.Trainer(task, "sgd", (X, CLASSES), global_batch_size=8).train(1)
+
+
+@pytest.mark.parametrize(
     ("data", "error", "message"),
     [
         ({"image": X}, DataError, "no feature 'label', only image"),
