@@ -25,7 +25,7 @@ from ddl.step.reduced import Reduced
 from ddl.step.state import TrainingState
 from ddl.step.verbs import plan as plans
 from ddl.step.verbs.batches import StepBatch
-from ddl.step.verbs.changes import written_in
+from ddl.step.verbs.changes import check_saved, written_in
 from ddl.step.verbs.draws import check_draws
 from ddl.step.verbs.each_example import OfExample
 from ddl.step.verbs.gradients import Gradients
@@ -223,6 +223,9 @@ def _plan(
     variables = [v for layer in layers for v in layer.variables]
     _check_known(name, [v.value for v in variables] + own, calls)
     _check_covered(name, layers, applies, averaged)
+    optimizers = [one.optimizer for of_name in groups.values() for one in of_name.values()]
+    of_optimizers = [v.value for optimizer in optimizers for v in optimizer.variables]
+    check_saved(name, planned.graph, [*(v.value for v in variables), *own, *of_optimizers])
     by_hand = written_in(planned.graph, [v.value for v in variables])
     after_change = any(call.checks for call in calls[changes[0] + 1 :])
     changed = {id(v.value) for call in applies for v in call.variables} | set(map(id, averaged))

@@ -234,6 +234,56 @@ def test_a_variable_made_outside_of_the_scope():
     )
 
 
+class Memory:
+    def __init__(self):
+        self.rows = tf.Variable(tf.zeros([4, 2]), trainable=False)
+
+
+@pytest.mark.parametrize("within", ["step", "branch", "turn"])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_an_assigned_variable_that_no_attribute_leads_to(replicas, within):
+    strategy = make_strategy("mirrored" if replicas > 1 else "one_device", replicas)
+
+    def step(task, update, batch):
+        minimize(task, update, batch)
+
+        def count():
+            task.memory.rows.assign_add(tf.ones([4, 2]))
+
+        if within == "step":
+            count()
+        elif within == "branch":
+            update.when(update.step > 0, count)
+        else:
+            update.repeat(2, lambda turn: count())
+
+    refused(
+        r"assigns to a variable .*float32 \(4, 2\), to which no attribute of Task leads.*Keep the",
+        step,
+        strategy=strategy,
+        make=lambda step: Task(step, memory=Memory()),
+    )
+
+
+def test_a_step_may_assign_to_a_module_and_to_its_optimizer():
+    class Rows(tf.Module):
+        def __init__(self):
+            self.rows = tf.Variable(tf.zeros([2]), trainable=False)
+
+    strategy = make_strategy("mirrored", 2)
+    with strategy.scope():
+        optimizer = keras.optimizers.SGD(0.1)
+
+    def step(task, update, batch):
+        minimize(task, update, batch)
+        task.memory.rows.assign_add(tf.ones([2]))
+        optimizer.learning_rate.assign(0.05)
+
+    trained = trainer(step, optimizer, strategy, make=lambda step: Task(step, memory=Rows()))
+    trained.train(2)
+    np.testing.assert_array_equal(trained.task.memory.rows.numpy(), [2, 2])
+
+
 def test_a_trainable_layer_that_no_verb_changes():
     refused(
         "changes no variable of .*kernel.*although they are trainable",
