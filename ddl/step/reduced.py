@@ -24,3 +24,15 @@ class Reduced(NamedTuple):
     finite: tf.Tensor | None
     sums: tf.Tensor
     noise: tf.Tensor | None
+
+
+class Origin(NamedTuple):
+    """The call of `update.gradients` that computed a gradient.
+
+    Attributes:
+      loss: Name of the loss; "" for a gradient that the step has combined.
+      noise: Estimates of its noise (`Reduced`), float64 [2], or None.
+    """
+
+    loss: str = ""
+    noise: tf.Tensor | None = None

@@ -23,6 +23,7 @@ from ddl.step.gradients.preparation import (
 from ddl.step.gradients.values import (
     Gradient,
     multiply,
+    opaque,
     packs,
     values_of,
     widest,
@@ -43,6 +44,7 @@ __all__ = [
     "left_out",
     "multiply",
     "of_penalties",
+    "opaque",
     "packs",
     "prepare_optimizer",
     "squared_norm",

@@ -19,6 +19,17 @@ def multiply(gradients: Sequence[Gradient], factor: tf.Tensor) -> list[Gradient]
     return each(gradients, lambda values: values * tf.cast(factor, values.dtype))
 
 
+def opaque(gradients: Sequence[Gradient]) -> list[Gradient]:
+    """Returns the same gradients as values that TensorFlow's graph optimizer does not look into.
+
+    It merges a product into the product that reads it, if nothing else does. Norms and inner
+    products of a step read the gradients of the first replica alone, so the merged products of the
+    other replicas would be rounded differently, and their weights would drift apart.
+    """
+    barrier = tf.raw_ops.PlaceholderWithDefault
+    return each(gradients, lambda values: barrier(input=values, shape=values.shape))
+
+
 def packs(strategy: tf.distribute.Strategy | None = None) -> bool:
     """Returns whether operations on all gradients are faster in few buffers: on GPUs.
 

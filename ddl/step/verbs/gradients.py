@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -13,23 +13,12 @@ from ddl.optimizers.rows.duplicates import in_pairs
 from ddl.step import gradients as gradient_path
 from ddl.step.compiled.deferred import Deferred
 from ddl.step.gradients import Gradient
+from ddl.step.reduced import Origin
 from ddl.step.sharding.in_shares import InShares
 from ddl.step.verbs.draws import same_on_replicas
 from ddl.step.verbs.misuse import NO_LIST, Guarded, mapped, scalar
 
 Scalar: TypeAlias = tf.Tensor | float
-
-
-class Origin(NamedTuple):
-    """The call of `update.gradients` that computed a gradient.
-
-    Attributes:
-      loss: Name of the loss; "" for a gradient that the step has combined.
-      noise: Estimates of its noise (`ddl.step.global_gradient.Reduced`), float64 [2], or None.
-    """
-
-    loss: str = ""
-    noise: tf.Tensor | None = None
 
 
 class Gradients(Guarded):
@@ -53,6 +42,7 @@ class Gradients(Guarded):
       checked: Whether the update has checked these values for overflow. Results of arithmetic are
         checked when they are applied, since a division may overflow.
       origin: The call that computed them; also that of their multiples.
+      is_shared: Whether the step may use them elsewhere than in one `apply`.
     """
 
     _called = "gradients"
@@ -83,23 +73,27 @@ class Gradients(Guarded):
         self.draws = draws
         self.checked = checked
         self.origin = origin
+        self.is_shared = True
+        self._opaque = False
         self.graph = tf.compat.v1.get_default_graph()
         """Graph in which the values can be used."""
 
     @property
     def values(self) -> list[Any]:
         """One value per variable; see above."""
-        if isinstance(self._values, Deferred):
-            values = list(self._values)
-            if tf.compat.v1.get_default_graph() is not self.graph:  # usable there alone
-                return values
-            self._values = values
-        return self._values
+        if self._opaque:
+            return self._values
+        values = self._strategy.run(gradient_path.opaque, args=(list(self._values),))
+        if tf.compat.v1.get_default_graph() is self.graph:  # else usable in the present one alone
+            self._values, self._opaque = values, True
+        return values
 
     @property
     def to_apply(self) -> list[Any] | Deferred | InShares:
         """The values, or those that the update multiplies itself."""
-        return self._values
+        if isinstance(self._values, Deferred | InShares) or not self.is_shared:
+            return self._values
+        return self.values
 
     def __add__(self, other: "Gradients") -> "Gradients":
         return self._with(other, operator.add, "added")

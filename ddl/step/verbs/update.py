@@ -10,6 +10,7 @@ from ddl.data.pipeline import Batch
 from ddl.errors import check_takes
 from ddl.microbatch import Draws
 from ddl.step.overflow import KeptValues
+from ddl.step.reduced import Origin
 from ddl.step.state import TrainingState
 from ddl.step.verbs.batches import StepBatch, StepBatches, check_batch
 from ddl.step.verbs.changes import add, check_decay, move_towards, weights_of_both
@@ -18,7 +19,6 @@ from ddl.step.verbs.draws import StepDraws
 from ddl.step.verbs.each_example import OfExample
 from ddl.step.verbs.gradients import (
     Gradients,
-    Origin,
     check_gradients,
     draws_of,
     trainable_variables,
@@ -264,6 +264,7 @@ class Update(ControlFlow):
         """
         with self._work.applied_alone():
             gradients = self.gradients(loss, batch, model, name=name)
+        gradients.is_shared = False
         self.apply(gradients, optimizer)
 
     def moved(self, model: Any, by: Gradients) -> AbstractContextManager[None]:

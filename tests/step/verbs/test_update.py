@@ -219,6 +219,28 @@ def test_resumes_to_the_bit(name, tmp_path):
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.parametrize("projects", [True, False], ids=["projected", "normalized"])
+def test_replicas_stay_the_same_to_the_bit(projects):
+    """Norms and inner products read the first replica alone, which must round like the others."""
+
+    def change(task):
+        def step(update, batch):
+            one = update.gradients(task.classifies, batch)
+            other = update.gradients(task.adds, batch)
+            if projects:
+                update.apply(one - other * (one.dot(other) / other.dot(other)))
+            else:
+                update.apply(one * (0.1 / one.norm()) + other * (0.3 / other.norm()))
+
+        task.step = step
+
+    trainer = build("Surgery", make_strategy("mirrored", 2), change=change)
+    for _ in range(4):
+        trainer.train(1)
+        for one, other in copies(trainer):
+            np.testing.assert_array_equal(one, other)
+
+
 def test_a_loss_may_differentiate_within_control_flow():
     """Gulrajani et al. 2017: the penalty of WGAN-GP."""
 
