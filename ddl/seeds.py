@@ -8,8 +8,9 @@ object therefore takes the generator's place, which computes seeds and keeps no 
 
 import hashlib
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import tensorflow as tf
 from keras.src.backend.common import global_state
@@ -90,3 +91,43 @@ def repeating_draws() -> Iterator[None]:
         yield
     finally:
         of_process._seed, of_process._rng = seed, generator
+
+
+def drawn_by_state(operations: Iterable[tf.Operation]) -> str | None:
+    """Returns an operation that draws other numbers each time, as messages call it, if any.
+
+    Draws of ddl and Keras are stateless operations, which repeat their numbers for the same seed.
+
+    Args:
+      operations: Operations of a graph; the functions that they call are searched too.
+    """
+    for operation in operations:
+        node = operation.node_def
+        if _has_state(node):
+            return f"the operation {node.name!r} ({node.op})"
+        for inner in _nodes_of_functions(node, operation.graph, set()):
+            if _has_state(inner):
+                return f"the operation {inner.name!r} ({inner.op}) in {node.name!r}"
+    return None
+
+
+def _has_state(node: Any) -> bool:
+    """Returns whether a node draws numbers by a state that is no layer's variable."""
+    if node.op.startswith(("Rng", "StatefulRandom")):  # tf.random.Generator
+        return True
+    # The recurrent kernels of GPUs have seeds for a dropout that Keras does not use.
+    unused = "dropout" in node.attr and not node.attr["dropout"].f
+    return "seed2" in node.attr and not unused
+
+
+def _nodes_of_functions(node: Any, graph: tf.Graph, seen: set[str]) -> Iterator[Any]:
+    """Returns the nodes of all functions that a node calls, such as a loop's body."""
+    for value in node.attr.values():
+        for name in [value.func.name, *(one.name for one in value.list.func)]:
+            if not name or name in seen:
+                continue
+            seen.add(name)
+            function = graph._get_function(name)
+            for inner in function.cached_definition.node_def if function else ():
+                yield inner
+                yield from _nodes_of_functions(inner, graph, seen)

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from ddl.checking.configurations import UPDATES
 from ddl.data import ArraySource, IndexedSource
+from ddl.data.arrays import is_in_memory
 from ddl.data.source import Source
 from ddl.training import assembly
 
@@ -63,7 +64,7 @@ def shortened(source: Source, batch: int, notes: list[str]) -> Source:
     """
     count = source.examples_per_epoch(batch)
     length = examples_for(count, batch)
-    if isinstance(source, ArraySource):
+    if is_in_memory(source):
         return ArraySource(
             {
                 name: values[:length].astype(np.float64)

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import tensorflow as tf
@@ -96,6 +96,18 @@ class ArraySource(IndexedSource):
         # constant at each trace.
         with tf.init_scope(), tf.device("CPU:0"):
             return {name: tf.constant(array) for name, array in self.features.items()}
+
+
+def is_in_memory(source: Any) -> TypeGuard[ArraySource]:
+    """Returns whether the examples of a source are the rows of its arrays.
+
+    Not those of a subclass that changes them as they are read.
+    """
+    return (
+        isinstance(source, ArraySource)
+        and type(source).gather is ArraySource.gather
+        and type(source).example is ArraySource.example
+    )
 
 
 def _as_array(name: str, data: Any) -> np.ndarray:

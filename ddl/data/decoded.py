@@ -13,6 +13,8 @@ import tensorflow as tf
 from ddl.data.checks import checked_finite
 from ddl.data.order import index_batches
 from ddl.data.source import Source, weighted
+from ddl.errors import DataError
+from ddl.seeds import drawn_by_state
 
 _LOOKED_FOR_SECONDS = 60
 
@@ -23,7 +25,8 @@ _BYTES_AT_ONCE = 1 << 18
 """Bytes of the features of these examples. Large ones take long enough for calls of their own."""
 
 _CALLS_OF_CORE = 4
-"""Calls under way for each core: with fewer, threads wait for the first of them to be fetched."""
+"""Calls of small examples under way for each core: with fewer, threads wait for the first of them
+to be fetched. A large example has a call of its own, which keeps one core busy."""
 
 
 class DecodedSource(Source):
@@ -147,8 +150,19 @@ class DecodedSource(Source):
 
         ordered = tf.data.Dataset.zip(tf.data.Dataset.counter(first_batch), indices)
         rows = self._read_ahead(ordered.map(with_seeds))
-        calls = {"num_parallel_calls": _CALLS_OF_CORE * (os.cpu_count() or 1)}
         at_once = self._decoded_at_once(size)
+        cores = os.cpu_count() or 1
+        calls = {"num_parallel_calls": cores if at_once == 1 else _CALLS_OF_CORE * cores}
+        draws: list[str | None] = []
+
+        @tf.autograph.experimental.do_not_convert
+        def note_draws() -> None:
+            draws.append(drawn_by_state(tf.compat.v1.get_default_graph().get_operations()))
+
+        def read(row: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+            features = dict(self._example_of(row))
+            note_draws()
+            return features
 
         @tf.autograph.experimental.do_not_convert
         def finished(*batch: Any) -> dict[str, tf.Tensor]:
@@ -161,12 +175,20 @@ class DecodedSource(Source):
         if at_once == 1:
 
             def decode(row: dict[str, tf.Tensor]) -> Any:
-                return dict(self._example_of(row)), row["weight"]
+                return read(row), row["weight"]
 
             decoded = rows.unbatch().map(decode, **calls, deterministic=True)
         else:
             parts = rows.map(functools.partial(_split, size=at_once)).unbatch()
-            decoded = parts.map(self._several_at_once(parts), **calls, deterministic=True)
+            decoded = parts.map(_several_at_once(read, parts), **calls, deterministic=True)
+        if drawn := next(filter(None, draws), None):
+            raise DataError(
+                f"The examples of {type(self).__name__} must depend only on the data and the seed, "
+                f"but draw random numbers by {drawn}, which a resumed run, or one with other "
+                "threads, would draw differently. Pass the seed to tf.random.stateless_uniform, "
+                "tf.image.stateless_random_flip_left_right or the like, or augment by the layers "
+                "of ddl.layers."
+            )
         return decoded.batch(size // at_once, drop_remainder=True).map(finished)
 
     def _decoded_at_once(self, size: int) -> int:
@@ -181,27 +203,30 @@ class DecodedSource(Source):
         most = min(_MOST_AT_ONCE, max(1, _BYTES_AT_ONCE // max(of_example, 1)))
         return max(number for number in range(1, most + 1) if size % number == 0)
 
-    def _several_at_once(self, parts: tf.data.Dataset) -> Callable[[dict[str, tf.Tensor]], Any]:
-        """Returns a function that decodes the rows of a part of a batch, traced once."""
-        specs = parts.element_spec
-        one_row = {name: tf.TensorSpec(s.shape[1:], s.dtype) for name, s in specs.items()}
-        del one_row["weight"]
 
-        @functools.partial(tf.function, input_signature=[one_row])
-        def decode(row: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-            return dict(self._example_of(row))
+def _several_at_once(
+    read: Callable[[dict[str, tf.Tensor]], dict[str, tf.Tensor]], parts: tf.data.Dataset
+) -> Callable[[dict[str, tf.Tensor]], Any]:
+    """Returns a function that decodes the rows of a part of a batch.
 
-        @tf.autograph.experimental.do_not_convert
-        def decode_rows(part: dict[str, tf.Tensor]) -> Any:
-            columns = {name: tf.unstack(part[name]) for name in one_row}
-            rows = [
-                dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)
-            ]
-            decoded = [decode(row) for row in rows]
-            features = {name: tf.stack([one[name] for one in decoded]) for name in decoded[0]}
-            return features, part["weight"]
+    Args:
+      read: Decodes a row; traced once.
+      parts: The parts, of "weight" and what `read` takes.
+    """
+    specs = parts.element_spec
+    one_row = {name: tf.TensorSpec(s.shape[1:], s.dtype) for name, s in specs.items()}
+    del one_row["weight"]
+    decode = tf.function(read, input_signature=[one_row])
 
-        return decode_rows
+    @tf.autograph.experimental.do_not_convert
+    def decode_rows(part: dict[str, tf.Tensor]) -> Any:
+        columns = {name: tf.unstack(part[name]) for name in one_row}
+        rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        decoded = [decode(row) for row in rows]
+        features = {name: tf.stack([one[name] for one in decoded]) for name in decoded[0]}
+        return features, part["weight"]
+
+    return decode_rows
 
 
 @tf.autograph.experimental.do_not_convert

@@ -98,12 +98,17 @@ class RecordSource(DecodedSource):
 
     def example(self, index: tf.Tensor, seed: tf.Tensor) -> dict[str, tf.Tensor]:
         """See `DecodedSource`."""
-        return dict(self._decode(self._records.read(index), seed))
+        return dict(self._decode(self.record(index), seed))
 
     def _read_ahead(self, batches: tf.data.Dataset) -> tf.data.Dataset:
-        """Puts the records in place of their numbers, if they are small."""
+        """Puts the records in place of their numbers, if they are small.
+
+        Unless a subclass reads examples or records by their numbers itself.
+        """
         blocks = getattr(self._records, "blocks", None)
-        if blocks is None:
+        own = type(self)
+        is_changed = (own.example, own.record) != (RecordSource.example, RecordSource.record)
+        if blocks is None or is_changed:
             return batches
         read_block = blocks.read
 

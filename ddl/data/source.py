@@ -101,6 +101,20 @@ class Source(abc.ABC):
 class IndexedSource(Source):
     """A source with random access; the base class for custom ones."""
 
+    def __init_subclass__(cls, **options: Any):
+        """Checks that batches read what examples do.
+
+        Raises:
+          DataError: If the class overrides `example` alone.
+        """
+        super().__init_subclass__(**options)
+        if "example" in vars(cls) and "gather" not in vars(cls):
+            raise DataError(
+                f"{cls.__name__} overrides example, but batches of an IndexedSource are read by "
+                "gather. Override gather, which takes the indices of several examples, or derive "
+                "from ddl.data.DecodedSource."
+            )
+
     def batches(
         self,
         global_batch_size: int,

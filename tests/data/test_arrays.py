@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ddl.data import ArraySource
+from ddl.data import ArraySource, BatchPipeline, concatenation, subset
+from ddl.data.pipeline.first_examples import first_examples
 from ddl.errors import DataError
 
 
@@ -60,3 +61,28 @@ def test_values_that_are_not_finite_are_counted_across_chunks(monkeypatch):
         DataError, match="contains 3 NaN or infinite values, the first in example 17"
     ):
         ArraySource(x=array)
+
+
+class _Negated(ArraySource):
+    def gather(self, indices):
+        return {name: -rows for name, rows in super().gather(indices).items()}
+
+
+def test_a_subclass_may_change_the_rows():
+    """Where arrays would be read directly otherwise."""
+    source, plain = _Negated(x=np.arange(6)), ArraySource(x=np.arange(6))
+    pipeline = BatchPipeline(source, 2)
+    assert not pipeline.resident
+    assert BatchPipeline(plain, 2).resident
+    assert first_examples(pipeline, 3, tf.distribute.get_strategy())["x"].numpy().max() <= 0
+    for changed in (subset(source, first=3), concatenation([source, plain])):
+        (batch,) = changed.batches(3, 0, seed=0, shuffle=False).take(1)
+        assert batch["x"].numpy().tolist() == [0, -1, -2]
+
+
+def test_a_subclass_must_not_change_single_examples_alone():
+    with pytest.raises(DataError, match="Own overrides example, but batches .* Override gather"):
+
+        class Own(ArraySource):
+            def example(self, index, seed):
+                return {"x": index}

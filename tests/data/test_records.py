@@ -1,4 +1,6 @@
 import os
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -110,6 +112,56 @@ def test_several_records_in_a_call_are_those_of_a_call_each(tmp_path, monkeypatc
 def test_large_records_have_a_call_each(tmp_path):
     source = RecordSource(written(tmp_path), lambda record, seed: {"x": tf.zeros([256, 256])})
     assert source._decoded_at_once(8) == 1
+
+
+def test_large_records_have_a_call_for_each_core(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    lock, most = threading.Lock(), []
+
+    def slow(record):
+        assert lock.acquire(blocking=False), "two calls at a time"
+        time.sleep(0.02)  # so that another call would begin
+        most.append(record)
+        lock.release()
+        return np.zeros([256, 256], np.float32)
+
+    def decoding(record, seed):
+        return {"x": tf.ensure_shape(tf.numpy_function(slow, [record], tf.float32), [256, 256])}
+
+    taken(RecordSource(written(tmp_path), decoding), 2)
+    assert len(most) >= 8
+
+
+class _Doubled(RecordSource):
+    def example(self, index, seed):
+        features = super().example(index, seed)
+        return {**features, "x": 2 * features["x"]}
+
+
+class _Exclaiming(RecordSource):
+    def record(self, index):
+        return super().record(index) + "0"
+
+
+@pytest.mark.parametrize(("kind", "factor"), [(_Doubled, 2), (_Exclaiming, 10)])
+def test_a_subclass_may_change_examples_or_records(tmp_path, kind, factor):
+    source = kind(written(tmp_path), decode)
+    assert source._records.blocks is not None
+    (batch,) = taken(source, 1, batch=COUNT, shuffle=False)
+    assert batch["x"].tolist() == [factor * number for number in range(COUNT)]
+
+
+def _in_a_branch(seed):
+    return tf.cond(seed[0] > 0, lambda: tf.random.uniform([]), lambda: 0.0)
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize("draw", [lambda seed: tf.random.uniform([]), _in_a_branch])
+def test_draws_without_the_seed_are_refused(tmp_path, batch, draw):
+    """All examples of a call would have the same ones, and a resumed run others."""
+    source = RecordSource(written(tmp_path), lambda record, seed: {"draw": draw(seed)})
+    with pytest.raises(DataError, match=r"RecordSource must .* by the operation '.*' \(RandomUni"):
+        taken(source, 1, batch=batch)
 
 
 def test_only_the_rows_that_are_asked_for_are_read(tmp_path):

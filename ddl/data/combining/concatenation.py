@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ddl.data.arrays import ArraySource
+from ddl.data.arrays import ArraySource, is_in_memory
 from ddl.data.combining.random_access import RandomAccess, check_same_spec, with_random_access
 from ddl.data.decoded import DecodedSource
 from ddl.data.source import Source
@@ -34,7 +34,7 @@ def concatenation(sources: Sequence[Any]) -> Source:
         )
     found = [with_random_access(source, "concatenation") for source in sources]
     check_same_spec(found, "concatenation")
-    in_memory = [source for source in found if isinstance(source, ArraySource)]
+    in_memory = [source for source in found if is_in_memory(source)]
     if len(in_memory) == len(found):
         names = found[0].element_spec
         arrays = {name: [source.features[name] for source in in_memory] for name in names}

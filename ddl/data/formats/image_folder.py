@@ -105,7 +105,9 @@ class ImageFolder(DecodedSource):
         return self._example_of({"file": self._files[index], "label": self._labels[index]})
 
     def _read_ahead(self, batches: tf.data.Dataset) -> tf.data.Dataset:
-        """Puts file and label in place of their number."""
+        """Puts file and label in place of their number, unless a subclass reads by the number."""
+        if type(self).example is not ImageFolder.example:
+            return batches
 
         @tf.autograph.experimental.do_not_convert
         def named(batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
@@ -117,6 +119,8 @@ class ImageFolder(DecodedSource):
 
     def _example_of(self, row: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """Reads the file of a row of `_read_ahead`."""
+        if "file" not in row:
+            return super()._example_of(row)
         file = row["file"]
         remedy = "Set image_shape to this size, or resize to True."
         image = decoded_image(tf.io.read_file(file), self._shape, file, remedy, self._resize)

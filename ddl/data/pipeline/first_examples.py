@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from ddl.data.arrays import ArraySource
+from ddl.data.arrays import is_in_memory
 from ddl.data.order import batch_indices
 from ddl.data.pipeline.live import LivePipeline
 from ddl.data.pipeline.pipeline import BatchPipeline
@@ -30,7 +30,7 @@ def first_examples(
     """
     if isinstance(pipeline, LivePipeline):
         return pipeline.first_examples(count)
-    if isinstance(pipeline.source, ArraySource):  # avoids the start-up time of tf.data
+    if is_in_memory(pipeline.source):  # avoids the start-up time of tf.data
         with tf.device("CPU:0"):
             indices, _ = batch_indices(
                 tf.zeros([], tf.int64),

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
-from ddl.data.arrays import ArraySource
+from ddl.data.arrays import ArraySource, is_in_memory
 from ddl.data.source import Source
 from ddl.devices.path import path_of
 from ddl.devices.replicas import local_devices
@@ -157,15 +157,15 @@ class ResidentArrays:
           ConfigError: If `wanted` is True and the source is not numeric arrays.
         """
         self._source = source
-        possible = isinstance(source, ArraySource) and can_reside(source)
+        possible = is_in_memory(source) and can_reside(source)
         if wanted is True and not possible:
             raise ConfigError(
                 f"Only numeric arrays can be kept on the devices, got {type(source).__name__}"
-                + (" with text" if isinstance(source, ArraySource) else "")
+                + (" with text" if is_in_memory(source) else "")
                 + ". Set data_on_device to 'auto' or False."
             )
         self.are_used = (
-            isinstance(source, ArraySource)
+            is_in_memory(source)
             and possible
             and (wanted is True or (wanted == "auto" and source.nbytes <= _RESIDENT_UP_TO_BYTES))
         )
@@ -176,7 +176,7 @@ class ResidentArrays:
         if not self.are_used:
             return {}
         if self._placed is None or self._placed[0] is not strategy:
-            assert isinstance(self._source, ArraySource)
+            assert is_in_memory(self._source)
             with tf.init_scope():
                 arrays = put_on_devices(self._source, strategy, packing_for(strategy))
                 self._placed = (strategy, arrays)
@@ -190,7 +190,7 @@ class ResidentArrays:
     def packed_to_send(self) -> dict[str, np.ndarray]:
         """Packs the arrays for other processes. See `BatchPipeline.packed_arrays`."""
         source = self._source
-        if not isinstance(source, ArraySource) or not can_reside(source):
+        if not is_in_memory(source) or not can_reside(source):
             raise ConfigError(
                 f"Only numeric arrays can be sent to workers, got {type(source).__name__}. "
                 "Use multi_worker_mirrored, where each worker reads the data."

@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from ddl.data.arrays import ArraySource
+from ddl.data.arrays import is_in_memory
 from ddl.data.checks import data_errors
 from ddl.data.combining.random_access import RandomAccess
 from ddl.data.decoded import DecodedSource
@@ -35,7 +35,7 @@ def lengths_of(source: RandomAccess, name: str, user: str) -> np.ndarray:
         )
     lengths = getattr(source, "lengths", None)
     if lengths is None:
-        lengths = source.features[name] if isinstance(source, ArraySource) else _read(source, name)
+        lengths = source.features[name] if is_in_memory(source) else _read(source, name)
     lengths = np.asarray(lengths, np.int64)
     if lengths.min() < 0:
         raise DataError(

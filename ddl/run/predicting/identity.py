@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from ddl import config
-from ddl.data.arrays import ArraySource
+from ddl.data.arrays import is_in_memory
 from ddl.data.checks import data_errors
 from ddl.data.source import Source
 from ddl.data.stream import StreamSource
@@ -70,7 +70,7 @@ def data_digest(source: Source, batch: int) -> str:
     found = hashlib.blake2b(digest_size=16)
     for name, spec in sorted(source.element_spec.items()):
         found.update(f"{name} {spec.dtype.name} {spec.shape}\n".encode())
-    if isinstance(source, ArraySource):
+    if is_in_memory(source):
         for _, array in sorted(source.features.items()):
             _add(found, array)
         return found.hexdigest()

@@ -1,12 +1,12 @@
 """Rows that `ddl.gather` returns in each of the three passes (`ddl.tasks.gather.Gathering`)."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import tensorflow as tf
 
 from ddl.errors import ConfigError
 from ddl.microbatch import Microbatch
+from ddl.seeds import drawn_by_state
 from ddl.tasks.gather import Across, Gathered, positions_of
 
 
@@ -42,7 +42,7 @@ class OwnRowsKept:
                 "that it returned: one pass over the microbatches gathers all. Gather them in one "
                 "call, or set ACCUMULATION_STEPS = 1."
             )
-        if draw := _stateful_draw(tensors):
+        if draw := drawn_by_state(_leading_to(tensors)):
             raise ConfigError(
                 "With ACCUMULATION_STEPS > 1, what ddl.gather takes must not depend on random "
                 f"numbers of TensorFlow itself, got those of {draw}. The three passes over the "
@@ -106,43 +106,6 @@ def _depends_on(tensors: Iterable[tf.Tensor], earlier: Sequence[tf.Tensor]) -> b
     """Returns whether the graph leads from earlier tensors to others."""
     found = {id(one.op) for one in earlier}
     return bool(found) and any(id(operation) in found for operation in _leading_to(tensors))
-
-
-def _stateful_draw(tensors: Iterable[tf.Tensor]) -> str | None:
-    """Returns an operation that leads to tensors and draws other numbers each time, if any.
-
-    Draws of ddl and Keras are stateless operations, which repeat their numbers for the same seed.
-    """
-    for operation in _leading_to(tensors):
-        node = operation.node_def
-        if _is_stateful_draw(node):
-            return f"the operation {node.name!r} ({node.op})"
-        for inner in _nodes_of_functions(node, operation.graph, set()):
-            if _is_stateful_draw(inner):
-                return f"the operation {inner.name!r} ({inner.op}) in {node.name!r}"
-    return None
-
-
-def _is_stateful_draw(node: Any) -> bool:
-    """Returns whether a node draws numbers by a state that is no layer's variable."""
-    if node.op.startswith(("Rng", "StatefulRandom")):  # tf.random.Generator
-        return True
-    # The recurrent kernels of GPUs have seeds for a dropout that Keras does not use.
-    unused = "dropout" in node.attr and not node.attr["dropout"].f
-    return "seed2" in node.attr and not unused
-
-
-def _nodes_of_functions(node: Any, graph: tf.Graph, seen: set[str]) -> Iterator[Any]:
-    """Returns the nodes of all functions that a node calls, such as a loop's body."""
-    for value in node.attr.values():
-        for name in [value.func.name, *(one.name for one in value.list.func)]:
-            if not name or name in seen:
-                continue
-            seen.add(name)
-            function = graph._get_function(name)
-            for inner in function.cached_definition.node_def if function else ():
-                yield inner
-                yield from _nodes_of_functions(inner, graph, seen)
 
 
 def _leading_to(tensors: Iterable[tf.Tensor]) -> Iterator[tf.Operation]:

@@ -105,3 +105,15 @@ def test_bad_input(folder, tmp_path):
     for shape in [(4, 5), (4, 5, 2), (0, 5, 3)]:
         with pytest.raises(ConfigError, match="1, 3 or 4 channels"):
             ImageFolder(folder, shape)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_subclass_may_change_the_examples(folder, batch):
+    class Halved(ImageFolder):
+        def example(self, index, seed):
+            features = super().example(index, seed)
+            return {"image": features["image"] // 2, "label": index + 7}
+
+    batches = taken(Halved(folder, (4, 5, 3)), 3 // batch, batch=batch, shuffle=False)
+    assert [x for each in batches for x in each["image"][:, 0, 0, 0]] == [15, 5, 10]
+    assert [x for each in batches for x in each["label"]] == [7, 8, 9]
