@@ -59,7 +59,9 @@ def table(
         {
             feature: arrays[group]
             if isinstance(group, str)
-            else np.stack([arrays[name].astype(np.float32) for name in group], axis=1)
+            else np.stack(
+                [arrays[name] for name in group], axis=1, dtype=np.float32, casting="unsafe"
+            )
             for feature, group in chosen.items()
         }
     )
@@ -173,10 +175,10 @@ def _array(name: str, column: Any, categories: Sequence[Any] | None, rows: _Rows
     if values.dtype.kind == "b":
         return values
     if values.dtype.kind in "iu":
-        return values.astype(np.int64)
+        return values.astype(np.int64, copy=False)
     if values.dtype.kind == "f":
         with np.errstate(over="ignore"):
-            numbers = values.astype(np.float32)
+            numbers = values.astype(np.float32, copy=False)
         if not np.isfinite(numbers).all():
             row = int(np.argmin(np.isfinite(numbers)))
             raise DataError(
