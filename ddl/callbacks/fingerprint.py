@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from ddl.data import ReplayBuffer
 from ddl.optimizers.named import by_name
+from ddl.step.sharding import variables_of as variables_of_optimizer
 from ddl.tasks.parts import copies_of, layers_of, own_variables_of, variables_of
 from ddl.training.trainer import Trainer
 
@@ -49,8 +50,9 @@ class Fingerprint:
     def _of_weights(self) -> tf.Tensor:
         """Returns the checksum of each variable of layers, optimizers and averages: int64 [n]."""
         trainer = self._trainer
-        holders = [*layers_of(trainer.task), *by_name(trainer.optimizer).values()]
-        variables = [variable.value for holder in holders for variable in holder.variables]
+        variables = [v.value for layer in layers_of(trainer.task) for v in layer.variables]
+        for optimizer in by_name(trainer.optimizer).values():
+            variables += variables_of_optimizer(optimizer, trainer.sharding)
         if trainer.averages is not None:
             variables += trainer.averages.variables
         copies = {id(v): _first_copy(v) for v in variables if v.dtype != tf.string}

@@ -1,5 +1,6 @@
 """Trainers whose optimizers' state is in shares, and trainers whose state is whole."""
 
+import contextlib
 import functools
 import logging
 
@@ -9,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import ddl
+from ddl.callbacks.fingerprint import Fingerprint
 from ddl.errors import ConfigError, TrainingDiverged
 from ddl.optimizers import Group
 from ddl.precision import set_precision
@@ -20,6 +22,7 @@ from tests.step.sharding.trainers import (
     figures,
     held,
     make,
+    network,
     slot_bytes,
     weights,
 )
@@ -34,6 +37,14 @@ def without_kernels():
     optimizer = adamw()
     optimizer.exclude_from_weight_decay(var_names=["kernel"])
     return optimizer
+
+
+def lars():
+    return ddl.optimizers.LARS(0.5, weight_decay=0.01)
+
+
+def lamb(**arguments):
+    return ddl.optimizers.LAMB(0.01, weight_decay=0.1, **arguments)
 
 
 def groups():
@@ -65,6 +76,10 @@ def whole(replicas, optimizer, *arguments):
         (2, functools.partial(ddl.optimizers.FusedRMSprop, 0.01), {}),
         (2, functools.partial(ddl.optimizers.FusedAdam, 0.01, amsgrad=True), {}),
         (2, functools.partial(ddl.optimizers.MomentumSGD, 0.1, weight_decay=0.01), {}),
+        (2, lars, {"clip_norm": 0.3}),
+        (4, lamb, {"accumulation_steps": 2}),
+        (4, functools.partial(lamb, epsilon=0.0, exclude=()), {}),
+        (2, lamb, {"jit_compile": "on"}),
         (2, functools.partial(keras.optimizers.Lion, 0.001), {}),
         (2, functools.partial(keras.optimizers.Nadam, 0.01), {}),
         (2, functools.partial(keras.optimizers.Ftrl, 0.01, l1_regularization_strength=0.1), {}),
@@ -95,10 +110,11 @@ def test_parameter_groups_are_the_same():
     assert_close(trained(True), trained(False))
 
 
-def test_collectives_exchange_the_same(gpu_path):
+@pytest.mark.parametrize("optimizer", [adamw, lars, lamb])
+def test_collectives_exchange_the_same(gpu_path, optimizer):
     set_precision("float64")
-    trainer = make(LikeGpus(4), True, clip_norm=0.3)
-    assert_close(figures(trainer), whole(4, adamw, ("clip_norm", 0.3)))
+    trainer = make(LikeGpus(4), True, optimizer, clip_norm=0.3)
+    assert_close(figures(trainer), whole(4, optimizer, ("clip_norm", 0.3)))
 
 
 def test_compiled_updates_are_the_same():
@@ -209,6 +225,37 @@ def test_a_step_of_its_own_restores_shares_after_an_overflow():
     assert_close(held(trainer), before, atol=0)
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_weights_excluded_from_decay_are_excluded_by_their_shares(when):
+    """A user names weights, before or after the Trainer is made."""
+    set_precision("float64")
+    strategy = make_strategy("mirrored", 2)
+
+    def trained(shards):
+        keras.utils.set_random_seed(0)
+        with strategy.scope():
+            model, optimizer = network(), adamw()
+        if when == "before":
+            optimizer.exclude_from_weight_decay(var_list=[model.layers[0].kernel])
+        trainer = make(strategy, shards, lambda: optimizer, model=lambda: model)
+        if when == "after":
+            optimizer.exclude_from_weight_decay(var_list=[model.layers[0].kernel])
+        trainer.train(2, progress=False)
+        return weights(trainer)
+
+    assert_close(trained(True), trained(False))
+
+
+def test_a_change_of_any_share_changes_the_fingerprint():
+    trainer = make(make_strategy("mirrored", 2), True)
+    fingerprint = Fingerprint(trainer)
+    before = fingerprint(None)
+    slot = trainer.optimizer.variables[-1].value
+    last = trainer.strategy.experimental_local_results(slot)[-1]
+    last.assign_add(tf.ones_like(last))
+    assert fingerprint(None) != before
+
+
 # ------------------------------------------------------------ mutations
 
 
@@ -270,6 +317,16 @@ def test_a_broken_part_fails_the_parity(mutate, monkeypatch):
         assert_close(found, plain)
 
 
+def test_norms_of_shares_alone_fail_the_parity(monkeypatch):
+    set_precision("float64")
+    strategy = make_strategy("mirrored", 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(applying, "norms_given", lambda *_: contextlib.nullcontext())
+        found = figures(make(strategy, True, lamb), steps=2)
+    with pytest.raises(AssertionError):
+        assert_close(found, figures(make(strategy, False, lamb), steps=2))
+
+
 # ------------------------------------------------------------ refusals
 
 
@@ -292,8 +349,6 @@ class Own(keras.optimizers.SGD):
 @pytest.mark.parametrize(
     "optimizer",
     [
-        ddl.optimizers.LARS,
-        ddl.optimizers.LAMB,
         ddl.optimizers.LazyAdam,
         ddl.optimizers.AdamWScheduleFree,
         keras.optimizers.Lamb,

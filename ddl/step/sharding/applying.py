@@ -14,6 +14,7 @@ from ddl.step.compiled.deferred import Deferred
 from ddl.step.gradients import Clip
 from ddl.step.monitoring import NormsOfLayers
 from ddl.step.sharding.in_shares import InShares
+from ddl.step.sharding.norms import norms_given
 from ddl.step.sharding.optimizers import Sharding, free
 from ddl.step.sharding.shares import gathered, own_share
 from ddl.step.verbs.parts import OptimizerPart, unless_frozen
@@ -155,7 +156,8 @@ def _update(
         sharding.allocate(stand_ins)
     strategy.run(fill)
     own = [shares[place] for place in part.places]
-    with refusing_reductions(strategy):
+    given = norms_given(sharding, optimizer, own, updated, stand_ins)
+    with given, refusing_reductions(strategy):
         strategy.run(update, args=(own,))
     for variable, value in zip(updated, strategy.run(whole), strict=True):
         strategy.extended.update(variable.value, _assign, args=(value,), group=False)

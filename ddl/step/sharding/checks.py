@@ -9,6 +9,8 @@ from absl import logging
 from ddl.distribution.traits import traits_of
 from ddl.errors import ConfigError, either
 from ddl.optimizers import (
+    LAMB,
+    LARS,
     FusedAdagrad,
     FusedAdam,
     FusedAdamW,
@@ -27,6 +29,9 @@ _BY_ENTRY: tuple[type[keras.optimizers.Optimizer], ...] = (
     keras.optimizers.SGD,
 )
 """Optimizers that compute each entry of a weight from the same entry of gradient and slots."""
+
+_BY_NORMS: tuple[type[keras.optimizers.Optimizer], ...] = (LARS, LAMB)
+"""Optimizers that also use norms of whole variables, which `ddl.step.sharding.norms` computes."""
 
 
 def has_shares(strategy: tf.distribute.Strategy) -> bool:
@@ -56,12 +61,14 @@ def has_shares(strategy: tf.distribute.Strategy) -> bool:
 def check_optimizers(optimizers: Mapping[str, keras.optimizers.Optimizer]) -> None:
     """Raises ConfigError for an optimizer that shares do not update as whole weights."""
     for optimizer in optimizers.values():
-        if type(optimizer) not in _BY_ENTRY:
+        if type(optimizer) not in (*_BY_ENTRY, *_BY_NORMS):
             known = either([of.__name__ for of in _BY_ENTRY])
+            by_norms = either([of.__name__ for of in _BY_NORMS])
             raise ConfigError(
                 f"{_FLAG} needs an optimizer that is known to compute each entry of a weight from "
-                f"the same entry of its gradient and slots: {known}, got "
-                f"{type(optimizer).__name__}. Leave the flag out, or use one of these optimizers."
+                f"the same entry of its gradient and slots: {known}; or from norms of whole "
+                f"variables besides: {by_norms}; got {type(optimizer).__name__}. Leave the flag "
+                "out, or use one of these optimizers."
             )
         if optimizer.built:
             raise ConfigError(

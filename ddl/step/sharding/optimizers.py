@@ -69,11 +69,7 @@ class Sharding:
         for variable, stand_in in zip(variables, stand_ins, strict=True):
             self._stand_ins[id(optimizer), id(variable)] = stand_in
             self._weights[id(stand_in)] = variable
-        # Keras keeps the ids of the variables that a user has excluded.
-        excluded: set[Any] = getattr(optimizer, "_exclude_from_weight_decay", set())
-        key = optimizer._var_key
-        pairs = zip(variables, stand_ins, strict=True)
-        excluded |= {key(stand_in) for variable, stand_in in pairs if key(variable) in excluded}
+        _decay_like_weights(optimizer, variables, stand_ins)
         add = optimizer.add_variable_from_reference
 
         def noted(reference_variable: Any, *args: Any, **kwargs: Any) -> keras.Variable:
@@ -167,6 +163,27 @@ class Sharding:
             )
         stand_in._path = variable.path
         return stand_in
+
+
+def _decay_like_weights(
+    optimizer: keras.optimizers.Optimizer,
+    variables: Sequence[keras.Variable],
+    stand_ins: Sequence[keras.Variable],
+) -> None:
+    """Excludes a weight from weight decay if it or its stand-in is excluded, now or later.
+
+    Keras keeps the ids of excluded variables. A user excludes weights, `exclude_from_weight_decay`
+    of ddl the variables that the optimizer was built with.
+    """
+    key, decays = optimizer._var_key, optimizer._use_weight_decay
+    partners: dict[Any, keras.Variable] = {}
+    for variable, stand_in in zip(variables, stand_ins, strict=True):
+        partners |= {key(variable): stand_in, key(stand_in): variable}
+
+    def decays_both(variable: Any) -> bool:
+        return decays(variable) and decays(partners.get(key(variable), variable))
+
+    vars(optimizer)["_use_weight_decay"] = decays_both
 
 
 def free(handle: tf.Tensor, dtype: tf.DType) -> None:

@@ -1,0 +1,7 @@
+"""Large-batch optimizers with layer-wise learning rates: LARS and LAMB."""
+
+from ddl.optimizers.layerwise.lamb import LAMB
+from ddl.optimizers.layerwise.lars import LARS
+from ddl.optimizers.layerwise.norms import ByNorms
+
+__all__ = ["LAMB", "LARS", "ByNorms"]
