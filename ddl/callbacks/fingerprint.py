@@ -8,7 +8,6 @@ import tensorflow as tf
 
 from ddl.data import ReplayBuffer
 from ddl.optimizers.named import by_name
-from ddl.step.sharding import variables_of as variables_of_optimizer
 from ddl.tasks.parts import copies_of, layers_of, own_variables_of, variables_of
 from ddl.training.trainer import Trainer
 
@@ -50,13 +49,19 @@ class Fingerprint:
     def _of_weights(self) -> tf.Tensor:
         """Returns the checksum of each variable of layers, optimizers and averages: int64 [n]."""
         trainer = self._trainer
-        variables = [v.value for layer in layers_of(trainer.task) for v in layer.variables]
-        for optimizer in by_name(trainer.optimizer).values():
-            variables += variables_of_optimizer(optimizer, trainer.sharding)
+        holders = [*layers_of(trainer.task), *by_name(trainer.optimizer).values()]
+        variables = [variable.value for holder in holders for variable in holder.variables]
         if trainer.averages is not None:
             variables += trainer.averages.variables
-        copies = {id(v): _first_copy(v) for v in variables if v.dtype != tf.string}
-        return tf.stack([tf.zeros([], tf.int64), *map(_checksum, copies.values())])
+        shares = [] if trainer.sharding is None else trainer.sharding.slots.values()
+        in_shares = {id(share.variable.value) for share in shares}
+        unique = {id(v): v for v in variables if v.dtype != tf.string}
+        copies = [
+            copy
+            for v in unique.values()
+            for copy in (copies_of(v) if id(v) in in_shares else [_first_copy(v)])
+        ]
+        return tf.stack([tf.zeros([], tf.int64), *map(_checksum, copies)])
 
 
 def _first_copy(variable: tf.Variable) -> tf.Variable:

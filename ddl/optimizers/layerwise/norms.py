@@ -47,11 +47,11 @@ class ByNorms(Together):
         """
         places = [self._get_variable_index(variable) for variable in variables]
         # Not by an attribute, which Keras would save in checkpoints.
-        vars(self)["_given"] = dict(zip(places, norms, strict=True))
+        self.__dict__["_given"] = dict(zip(places, norms, strict=True))
         try:
             yield
         finally:
-            del vars(self)["_given"]
+            del self.__dict__["_given"]
 
     def _norms(self, place: int, weights: tf.Tensor, other: tf.Tensor) -> list[tf.Tensor]:
         """Returns two norms [] of the variable at a place, in at least float32."""
