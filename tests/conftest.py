@@ -9,6 +9,7 @@ import types
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
+import hypothesis
 import keras
 import pytest
 import tensorflow as tf
@@ -30,6 +31,12 @@ debug()  # a failing test shows all frames
 gc.collect()
 gc.freeze()
 gc.set_threshold(10_000, 20, 20)
+
+# A busy machine draws examples slowly: no fault of a test.
+hypothesis.settings.register_profile(
+    "no_clock", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("no_clock")
 
 tf.config.set_visible_devices([], "GPU")
 tf.config.set_logical_device_configuration(

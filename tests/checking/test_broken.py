@@ -128,11 +128,11 @@ def test_nothing_is_left_of_a_command_that_is_ended(number, own_folders):
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    while not list(own_folders.glob("ddl-check-*/*.log")):
+    children = []
+    while not children or not list(own_folders.glob("ddl-check-*/*.log")):
         assert process.poll() is None
         time.sleep(0.01)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    assert children
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     process.send_signal(number)
     process.wait()
     assert all(has_ended(child) for child in children)
