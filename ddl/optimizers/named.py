@@ -16,13 +16,16 @@ def from_keras_name(optimizer: Any, strategy: Any) -> Any:
     """Returns an optimizer given by Keras's name, such as "adam", with Keras's default arguments.
 
     Args:
-      optimizer: The name; anything else is returned as it is.
+      optimizer: The name; optimizers, parameter groups and dicts of them are returned as they are.
       strategy: Strategy in whose scope the optimizer is created.
 
     Raises:
-      ConfigError: If Keras has no optimizer of this name.
+      ConfigError: If it is something else, or Keras has no optimizer of this name.
     """
     if not isinstance(optimizer, str):
+        named = optimizer if isinstance(optimizer, Mapping) else {ONLY: optimizer}
+        for name, one in named.items():
+            _check_optimizer(name, one)
         return optimizer
     try:
         with strategy.scope():
@@ -32,6 +35,21 @@ def from_keras_name(optimizer: Any, strategy: Any) -> Any:
             "Trainer.optimizer must be an optimizer, or the name of one of Keras's, such as "
             f"'adam' or 'sgd', got {optimizer!r:.60}. Correct the name, or pass an instance."
         ) from error
+
+
+def _check_optimizer(name: Any, optimizer: Any) -> None:
+    if isinstance(optimizer, OptimizerOrGroups):
+        return
+    where = "Trainer.optimizer" if name == ONLY else f"Trainer.optimizer[{name!r}]"
+    remedy = "Pass an instance, such as keras.optimizers.Adam(1e-3)."
+    if isinstance(optimizer, type):
+        remedy = f"Call the class: {optimizer.__name__}(...)."
+    elif isinstance(optimizer, list | tuple):
+        remedy = (
+            "Pass one optimizer, or a dict from a name to each, whose names a step uses: "
+            'update.minimize(..., optimizer="NAME").'
+        )
+    raise ConfigError(f"{where} must be a Keras optimizer, got {optimizer!r:.80}. {remedy}")
 
 
 def groups_by_name(optimizer: Any) -> dict[str, dict[str, Group]]:

@@ -73,7 +73,7 @@ class Probe:
           rows: Number of rows of the batch.
 
         Raises:
-          ConfigError: From `check`.
+          ConfigError: From `check`, or if the task makes variables in each call.
           Exception: Any error of the task.
         """
         if traits_of(self._strategy).asynchronous:  # the chief has no replica context
@@ -86,6 +86,7 @@ class Probe:
             except ConfigError:
                 raise
             except tf.errors.OperatorNotAllowedInGraphError as error:
+                self._refuse_variables(errors)  # their initial values are tensors too
                 name = f"{type(self._task).__name__}.{getattr(self._loss, '__name__', 'loss')}"
                 raise ConfigError(
                     f"{name} uses a tensor where Python needs a value, such as in `if` or `for`: a "
@@ -96,7 +97,21 @@ class Probe:
                 if (message := self._missing(error)) is not None:
                     raise ConfigError(message) from error
                 errors.append(error)
+        if _cannot_make(errors[-1]):
+            self._refuse_variables(errors)
         raise next(error for error in errors if not isinstance(error, _NewVariableError))
+
+    def _refuse_variables(self, errors: Sequence[Exception]) -> None:
+        """Raises ConfigError if the loss makes variables in each call."""
+        for error in errors:
+            if isinstance(error, _NewVariableError):
+                name = f"{type(self._task).__name__}.{getattr(self._loss, '__name__', 'loss')}"
+                place = place_of(error)
+                raise ConfigError(
+                    f"{name} makes the variable {error.variable!r} in each call, so that it could "
+                    "not be trained. Make layers and variables once, in __init__, and keep them in "
+                    "attributes of the task." + (f"\n{place.note}" if place else "")
+                ) from error
 
     def _missing(self, error: Exception) -> str | None:
         """Returns the message if the loss reads a feature that does not exist; None otherwise."""
@@ -193,11 +208,24 @@ def _asked_object(error: Exception) -> Any:
 
 
 class _NewVariableError(Exception):
-    """A task makes a variable, which another way of tracing allows."""
+    """A task makes a variable, which another way of tracing allows.
+
+    Attributes:
+      variable: Name of the variable.
+    """
+
+    def __init__(self, variable: str):
+        super().__init__(f"The task makes the variable {variable!r} in replica context.")
+        self.variable = variable
 
 
 def _refuse(create: Callable[..., Any], **arguments: Any) -> Any:
-    raise _NewVariableError("The task makes a variable in replica context.")
+    raise _NewVariableError(str(arguments.get("name") or "Variable"))
+
+
+def _cannot_make(error: Exception) -> bool:
+    """Returns whether TensorFlow says that a trace may not make the variables that it makes."""
+    return type(error).__name__ == "UnliftableError" or "singleton tf.Variable" in str(error)
 
 
 def _make(create: Callable[..., Any], **arguments: Any) -> Any:

@@ -119,3 +119,15 @@ def test_the_error_of_the_task_is_that_of_one_replica():
 
     with pytest.raises(KeyError, match="ReplicaContext"):
         tried(loss, make_strategy("mirrored", 2))
+
+
+@pytest.mark.parametrize("make", [lambda: keras.layers.Dense(2), lambda: tf.Variable(1.0)])
+def test_a_loss_that_makes_variables_is_refused_by_name(strategy, make):
+    """A variable of its own in each call could neither be trained nor saved."""
+
+    def loss(y):
+        made = make()
+        return made(y[:, None])[:, 0] if isinstance(made, keras.layers.Layer) else made * y
+
+    with pytest.raises(ConfigError, match="Task.per_example makes the variable '.+' in each call"):
+        tried(loss, strategy)

@@ -35,8 +35,7 @@ class Gradients(Guarded):
 
     Attributes:
       variables: The variables, in the order of the values.
-      values: One value per variable, of its shape and dtype; with several replicas a distributed
-        value.
+      values: One tensor per variable, of its shape and dtype; `tf.IndexedSlices` of looked-up rows.
       draws: Identity of the random numbers that were drawn to compute the values; None for a sum of
         gradients with different draws.
       checked: Whether the update has checked these values for overflow. Results of arithmetic are
@@ -79,8 +78,13 @@ class Gradients(Guarded):
         """Graph in which the values can be used."""
 
     @property
-    def values(self) -> list[Any]:
-        """One value per variable; see above."""
+    def values(self) -> list[Gradient]:
+        """One tensor per variable; see above."""
+        return [self._strategy.experimental_local_results(v)[0] for v in self.of_replicas]
+
+    @property
+    def of_replicas(self) -> list[Any]:
+        """The values; with several replicas distributed values, as `strategy.run` takes them."""
         if self._opaque:
             return self._values
         values = self._strategy.run(gradient_path.opaque, args=(list(self._values),))
@@ -93,7 +97,7 @@ class Gradients(Guarded):
         """The values, or those that the update multiplies itself."""
         if isinstance(self._values, Deferred | InShares) or not self.is_shared:
             return self._values
-        return self.values
+        return self.of_replicas
 
     def __add__(self, other: "Gradients") -> "Gradients":
         return self._with(other, operator.add, "added")
@@ -116,7 +120,7 @@ class Gradients(Guarded):
         check_not_gradients(factor)
         number = scalar(factor)
         values = self._strategy.run(
-            lambda own, by: gradient_path.multiply(own, by), args=(self.values, number)
+            lambda own, by: gradient_path.multiply(own, by), args=(self.of_replicas, number)
         )
         return Gradients(self._strategy, self.variables, values, self.draws, origin=self.origin)
 
@@ -154,7 +158,7 @@ class Gradients(Guarded):
 
     def norm(self) -> tf.Tensor:
         """Returns the global norm: a scalar in the widest dtype of the gradients."""
-        return tf.sqrt(self._of_first_replica(gradient_path.squared_norm, self.values))
+        return tf.sqrt(self._of_first_replica(gradient_path.squared_norm, self.of_replicas))
 
     def dot(self, other: "Gradients") -> tf.Tensor:
         """Returns the inner product with other gradients of the same variables: a scalar.
@@ -170,7 +174,7 @@ class Gradients(Guarded):
             values = map(gradient_path.values_of, of_entries)
             return tf.add_n([tf.cast(tf.reduce_sum(one), widest) for one in values])
 
-        return self._of_first_replica(products, self.values, other.values)
+        return self._of_first_replica(products, self.of_replicas, other.of_replicas)
 
     def of(self, part: Any) -> "Gradients":
         """Returns the gradients of some of the variables, such as for clipping by group.
@@ -190,7 +194,7 @@ class Gradients(Guarded):
                 f"Gradients.of: these gradients hold no gradient of {', '.join(missing)}. Pass "
                 "variables for which the gradients were computed."
             )
-        values = [self.values[places[id(v)]] for v in wanted]
+        values = [self.of_replicas[places[id(v)]] for v in wanted]
         return Gradients(self._strategy, wanted, values, self.draws, self.checked)
 
     def and_of(self, other: "Gradients") -> "Gradients":
@@ -210,7 +214,7 @@ class Gradients(Guarded):
         variables = [*self.variables, *other.variables]
         draws = self.draws if self.draws is other.draws else None
         checked = self.checked and other.checked
-        values = [*self.values, *other.values]
+        values = [*self.of_replicas, *other.of_replicas]
         return Gradients(self._strategy, variables, values, draws, checked)
 
     def map(self, function: Callable[[tf.Tensor, keras.Variable], tf.Tensor]) -> "Gradients":
@@ -232,7 +236,7 @@ class Gradients(Guarded):
                 for gradient, variable in zip(own, self.variables, strict=True)
             ]
 
-        values = same_on_replicas(self._strategy, run, (self.values,))
+        values = same_on_replicas(self._strategy, run, (self.of_replicas,))
         return Gradients(self._strategy, self.variables, values, self.draws)
 
     def _with(
@@ -243,7 +247,7 @@ class Gradients(Guarded):
         def run(own: list[Gradient], others: list[Gradient]) -> list[Gradient]:
             return [in_pairs(function, a, b) for a, b in zip(own, others, strict=True)]
 
-        values = self._strategy.run(run, args=(self.values, other.values))
+        values = self._strategy.run(run, args=(self.of_replicas, other.of_replicas))
         draws = self.draws if self.draws is other.draws else None
         return Gradients(self._strategy, self.variables, values, draws)
 

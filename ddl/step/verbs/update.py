@@ -237,7 +237,7 @@ class Update(ControlFlow):
         of = gradients.origin.loss
         self._record("apply", name, gradients.variables, checks=not gradients.checked, loss=of)
         if not gradients.checked:
-            self.books.add_check(self._work.finite(gradients.values))
+            self.books.add_check(self._work.finite(gradients.of_replicas))
         self.books.add_norm(name, self._change(lambda: self._work.apply(name, gradients)))
         self._work.add_noise(self.books, name, gradients.origin.noise)
 
@@ -291,7 +291,7 @@ class Update(ControlFlow):
         variables = [variable.value for variable in by.variables]
         self._call_context.check_not_moved("moved", variables)
         kept = KeptValues(variables if self._writes else [], self._work.strategy)
-        for variable, value in zip(variables, by.values, strict=True):
+        for variable, value in zip(variables, by.of_replicas, strict=True):
             if self._writes:
                 self._work.strategy.extended.update(variable, add, args=(value,))
         with self._call_context.moving(variables):

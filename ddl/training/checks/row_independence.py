@@ -42,6 +42,7 @@ from ddl.tasks.parts import models_of, variables_of
 from ddl.tasks.task import LossFunction, Task
 from ddl.training.checks.first_run import FirstRun
 from ddl.training.checks.row_values import RowValues, dependences, noisy, tolerance_of
+from ddl.user_code import message_of
 
 _FEWEST, _MOST = 8, 16
 """Bounds of the number of rows. In fewer, mining may find no pair; more only cost time."""
@@ -200,7 +201,8 @@ class RowIndependence:
                 except Exception as error:
                     reason = error
         logging.warning(
-            "The check that examples are independent of each other could not run: %s", reason
+            "The check that examples are independent of each other could not run: %s",
+            _short(reason),
         )
         return None
 
@@ -322,3 +324,14 @@ def _outside_of_scopes(function: Callable[..., Any], *args: Any) -> Any:
         return function(*args)
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
         return thread.submit(function, *args).result()
+
+
+def _short(error: Exception) -> str:
+    """Returns why a loss could not be called, without the frames that TensorFlow adds."""
+    if "cannot be accessed from here" in str(error):
+        return (
+            "the loss uses a tensor of the step, which does not exist where the check calls the "
+            "loss alone. If the loss is right for each example alone, nothing needs to be done."
+        )
+    lines = [line for line in message_of(error).splitlines() if line and not line[0].isspace()]
+    return " ".join([*lines[:1], *lines[1:][-1:]])

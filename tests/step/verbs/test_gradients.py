@@ -32,7 +32,7 @@ def values(gradients):
     results = gradients._strategy.experimental_local_results
     found = [
         [tf.convert_to_tensor(copy).numpy() for copy in results(value)]
-        for value in gradients.values
+        for value in gradients.of_replicas
     ]
     for copies in found:
         for copy in copies[1:]:
@@ -132,3 +132,8 @@ def test_sparse_gradients_stay_sparse_when_scaled_and_add_up():
     assert float(gradients.dot(others)) == 3
     assert float(gradients.dot(gradients)) == 5
     assert float(gradients.norm()) == pytest.approx(5**0.5)
+
+
+def test_values_are_tensors_on_any_number_of_replicas(pair):
+    for value, expected in zip(pair[0].values, ONE, strict=True):
+        np.testing.assert_array_equal(tf.reduce_sum(value * value), np.sum(expected**2))

@@ -362,7 +362,21 @@ def test_an_error_of_the_task_is_left_to_the_trace(caplog):
         raise RuntimeError("of the user's own")
 
     check(Embedding(plain_model(), failing))
-    assert "could not run: of the user's own" in caplog.text
+    assert "could not run: RuntimeError: of the user's own" in caplog.text
+
+
+def test_a_loss_of_a_tensor_of_the_step_is_told_in_a_line(caplog):
+    scale = []
+
+    @tf.function
+    def step():
+        scale.append(tf.constant(2.0) * 1)
+
+    step.get_concrete_function()
+    check(Embedding(plain_model(), lambda y, features, training: y[:, 0] * scale[0]), modes=(True,))
+    (line,) = (one for one in caplog.messages if "could not run" in one)
+    assert "the loss uses a tensor of the step" in line
+    assert len(line) < 300
 
 
 def noisy(y, features, training):
