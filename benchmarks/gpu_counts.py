@@ -111,9 +111,10 @@ def bare_steps_of(row: Row, gathers: bool) -> Any:
             figures = strategy.run(on_replica, args=(own,))
             with tf.device(HOST):
                 number += 1
-            figures = strategy.experimental_local_results(figures)[0]
             with tf.device(DEVICE):
-                return number, total + figures if row.evaluates or gathers else figures
+                if row.evaluates or gathers:
+                    return number, total + strategy.reduce("SUM", figures, axis=None)
+                return number, strategy.experimental_local_results(figures)[0]
 
         def goes_on(number: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
             with tf.device(HOST):

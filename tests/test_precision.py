@@ -53,7 +53,7 @@ def test_a_fixed_scale_does_not_move():
     assert scales(LossScale(initial=64.0, growth_interval=None), [True, False]) == [64, 64]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     exponent=st.integers(0, 24),
     interval=st.integers(1, 4),

@@ -24,7 +24,7 @@ def drawn(draw, shape, **where) -> np.ndarray:
 
 
 @pytest.mark.parametrize("draw", [ddl.random.uniform, ddl.random.normal])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     rows=st.integers(1, 40),
     features=st.lists(st.integers(1, 7), max_size=3),

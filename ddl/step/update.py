@@ -194,12 +194,12 @@ class UpdateStep:
         else:
             finite = tf.constant(True) if books.finite is None else books.finite
             changed = changes.by_selection(state, finite, self.loss_scale)
-        # Counted here and checked after the loop. If the loop ended at once, each update would
-        # have to wait for the one before.
-        diverged = tf.reduce_any(~tf.math.is_finite(changed["sums"]))
+        # Checked after the loop: if it ended at once, each update would wait for the one before.
+        finite = tf.math.is_finite(changed["sums"])
+        count = tf.where(finite, *(tf.constant(n, tf.int64) for n in (0, 1)))
         return state._replace(
             batches=state.batches + 1,
-            diverged_for=state.diverged_for + tf.cast(diverged, tf.int64),
+            diverged_for=state.diverged_for + count,
             **changed,
         )
 

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from ddl.devices.wide_integers import as_int64
 from ddl.errors import ConfigError, DataError
 from ddl.layers.transforms.mixing import Mixed
 from ddl.metrics.keras_metric import KerasMetric, check_names
@@ -181,6 +182,7 @@ class Classification:
     def _compared(self, labels: tf.Tensor, logits: tf.Tensor) -> tuple[tf.Tensor, dict[str, Any]]:
         """Returns the loss and the accuracies of labels, each [batch]."""
         classes, one_hot = _classes(labels), labels.shape.rank == 2
+        own: tf.Tensor | None = None
         if self._loss is not None:
             loss = self._loss(labels, logits)
         elif one_hot or self._label_smoothing:
@@ -189,8 +191,8 @@ class Classification:
             rows += self._label_smoothing * (1 / logits.shape[-1] - rows)
             loss = tf.nn.softmax_cross_entropy_with_logits(rows, logits)
         else:
-            loss = cross_entropy(classes, logits)
-        values = {"accuracy": accuracy(classes, logits)}
+            loss = own = cross_entropy(classes, logits)
+        values = {"accuracy": accuracy(classes, logits, own)}
         if self._top_k is not None:
             values[f"top_{self._top_k}_accuracy"] = top_k_accuracy(classes, logits, self._top_k)
         return loss, values
@@ -315,7 +317,7 @@ def _keras_metric(metric: Any) -> KerasMetric:
 def _classes(labels: tf.Tensor) -> tf.Tensor:
     """Returns the class of each label, int64 [batch]."""
     if labels.shape.rank != 2:
-        return tf.cast(labels, tf.int64)
+        return as_int64(labels)
     floats = labels if labels.dtype.is_floating else tf.cast(labels, tf.float32)
     return tf.argmax(floats, axis=-1)  # integers have no argmax on GPUs
 

@@ -6,6 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ddl.devices.wide_integers import as_int64
 from ddl.errors import ConfigError, DataError
 from ddl.layers.transforms.token_masking import TokenMasking
 from ddl.metrics.of_mean import Perplexity
@@ -68,7 +69,7 @@ class LanguageModel:
         Returns:
           The loss [batch, positions], the metrics "accuracy" and "perplexity", and the weight.
         """
-        labels = tf.cast(features[self._label_name], tf.int64)
+        labels = as_int64(features[self._label_name])
         logits = self.model(self._inputs(features), training=training)
         return _compared(self, labels, logits, features.get(self._weight_name))
 
@@ -246,9 +247,10 @@ def _compared(
     shape = tf.shape(labels)
     rows = tf.reshape(logits, [-1, logits.shape[-1]])
     classes = tf.reshape(labels, [-1])
-    loss = tf.reshape(cross_entropy(classes, rows), shape)
+    of_rows = cross_entropy(classes, rows)
+    loss = tf.reshape(of_rows, shape)
     metrics = {
-        "accuracy": tf.reshape(accuracy(classes, rows), shape),
+        "accuracy": tf.reshape(accuracy(classes, rows, of_rows), shape),
         "perplexity": Perplexity()(loss),
     }
     return PerExample(loss, metrics, weight)

@@ -6,6 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ddl.devices.wide_integers import as_int64
 from ddl.errors import ConfigError, DataError
 from ddl.metrics.keras_metric import KerasMetric
 from ddl.tasks.accuracy import accuracy
@@ -85,7 +86,7 @@ class Segmentation:
           The loss, the metrics "accuracy" and "mean_iou", the mean over the classes of the
           intersection over union, and the weight. Class weights do not change "mean_iou".
         """
-        labels = tf.cast(features[self._label_name], tf.int64)
+        labels = as_int64(features[self._label_name])
         outputs = self.model(features[self._input_name], training=training)
         form, expected = "[batch, height, width, classes]", (*labels.shape[1:], None)
         logits = one_output(outputs, self.model, "Segmentation", form, expected)
@@ -99,10 +100,11 @@ class Segmentation:
             weight = of_class if weight is None else weight * of_class
         shape = tf.shape(labels)
         rows, classes = tf.reshape(logits, [-1, logits.shape[-1]]), tf.reshape(labels, [-1])
+        loss = cross_entropy(classes, rows)
         return PerExample(
-            tf.reshape(cross_entropy(classes, rows), shape),
+            tf.reshape(loss, shape),
             {
-                "accuracy": tf.reshape(accuracy(classes, rows), shape),
+                "accuracy": tf.reshape(accuracy(classes, rows, loss), shape),
                 "mean_iou": self._mean_iou(labels, tf.argmax(logits, axis=-1), counted),
             },
             weight,

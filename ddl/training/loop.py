@@ -139,6 +139,12 @@ class TrainingLoop:
 
     @tf.function(autograph=False)
     def _loop(self, iterator: Any, end: tf.Tensor, state: TrainingState) -> TrainingState:
+        # An update counts for each sum, and so needs no further operation over all of them.
+        of_each = state.diverged_for + tf.zeros_like(state.sums, tf.int64)
+        state = self._trained(iterator, end, state._replace(diverged_for=of_each))
+        return state._replace(diverged_for=tf.reduce_max(state.diverged_for))
+
+    def _trained(self, iterator: Any, end: tf.Tensor, state: TrainingState) -> TrainingState:
         self.trace_count += 1
         self._graph = tf.compat.v1.get_default_graph()
         pipelines, strategy = self._update.pipelines, self._update.strategy

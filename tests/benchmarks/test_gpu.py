@@ -97,9 +97,9 @@ def test_operations_of_an_update_are_counted_without_a_gpu():
     (table,) = report.tables
     mlp, float16 = table.rows
     name, operations, added, step, _, loop, ratio, *_ = mlp
-    assert (name, operations, added) == ("MLP", pytest.approx(46, rel=0.1), 0)
+    assert (name, operations, added) == ("MLP", pytest.approx(40, rel=0.1), 0)
     assert 20 < step < loop < operations
-    assert ratio == round(operations / loop, 2) == report.bars[0].value
+    assert ratio == round(operations / loop, 2) == report.bars[0].value <= gpu_counts.WORSE
     name, _, added, _, _, _, _, crossing, on_host = float16
     assert name == "MLP: mixed_float16"
     assert 15 < added < 40

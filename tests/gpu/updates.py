@@ -29,7 +29,7 @@ _FREE = {
     *("Const", "Identity", "IdentityN", "NoOp", "Reshape", "ExpandDims", "Squeeze", "Shape"),
     *("ReadVariableOp", "AssignVariableOp", "VarHandleOp", "DestroyResourceOp", "EnsureShape"),
     *("PartitionedCall", "StatefulPartitionedCall", "While", "StatelessWhile", "If", "StatelessIf"),
-    *("StridedSlice", "Empty", "StopGradient", "PreventGradient", "Size", "Rank"),
+    *("Bitcast", "StridedSlice", "Empty", "StopGradient", "PreventGradient", "Size", "Rank"),
 }
 
 

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ddl
@@ -65,7 +65,7 @@ def weighted_mean_gradient(data):
         (("central_storage", 2), 3),
     ],
 )
-@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=4)
 @given(data=batches(), spare=st.integers(0, 2))
 def test_an_update_follows_the_weighted_mean(place, accumulation_steps, data, spare):
     strategy = make_strategy(*place)

@@ -15,6 +15,7 @@ from ddl.data.arrays import ArraySource, is_in_memory
 from ddl.data.source import Source
 from ddl.devices.path import path_of
 from ddl.devices.replicas import local_devices
+from ddl.devices.wide_integers import narrowed
 from ddl.errors import ConfigError
 
 _RESIDENT_UP_TO_BYTES = 256 << 20
@@ -59,7 +60,7 @@ class Packing:
         if spec.dtype.name in self.kept:
             return rows
         if spec.dtype.name in self.widened:
-            return tf.cast(rows, spec.dtype)
+            return narrowed(rows, spec.dtype)
         parts = rows.dtype.size // spec.dtype.size
         values = tf.bitcast(rows, spec.dtype)
         values = tf.reshape(values, [rows.shape[0], rows.shape[1] * parts])
