@@ -1,11 +1,13 @@
 """Cost of the input: python -m benchmarks.input_pipelines.
 
-Each kind of source yields batches of 256 images of 28×28 bytes, in a new order in each epoch; the
-only computation is a sum. The benchmark compares ddl's sources with the tf.data pipelines of the
-tutorials: slices of arrays, and TFRecord files with a map that decodes, both with a shuffle buffer
-of 10,000 and prefetching. Small arrays, which ddl keeps on the devices, have no input;
-benchmarks.loop_overhead includes the cost of gathering them. The second table shows the time to the
-first batch of a run that resumes in the middle of an epoch; the tutorials' pipelines start over
+Each kind of source yields batches of 256 rows in a new order in each epoch; the only computation is
+a sum. Rows are images of 28×28 bytes, rows of 8 numbers, lines of 64 characters or windows of 63
+tokens. The benchmark compares ddl's sources with tf.data's pipelines, which shuffle in a buffer of
+10,000 (image folders: all files; generators: not at all), and, where it has a reader, with grain's,
+which shuffle fully like ddl's and are read in Python. tf.data has no reader of ArrayRecord, so the
+same rows in TFRecord files stand beside it. Small arrays, which ddl keeps on the devices, have no
+input; benchmarks.loop_overhead includes the cost of gathering them. The second table shows the time
+to the first batch of a run that resumes in the middle of an epoch; tf.data's pipelines start over
 instead.
 
 In the third table, JPEG images of 400×400 pixels are decoded in a window of 224×224 that is drawn
@@ -13,7 +15,7 @@ for each example, in batches of 64. ddl reads them from TFRecord files in a new 
 the bare decoder is a map over their bytes in memory, in order, with a call for each core.
 """
 
-import functools
+import gc
 import os
 import tempfile
 from collections.abc import Callable
@@ -25,67 +27,17 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import numpy as np
 import tensorflow as tf
 
-from benchmarks import command, repeats
+from benchmarks import command, input_kinds, repeats
+from benchmarks.input_kinds import ARRAY_RECORDS, BATCH, KINDS, Data, Kind
 from benchmarks.report import Bar, Plot, Report, Series, Table
 from ddl import data, distribution
 
 EXAMPLES = 57_600
-FILES = 8
-BATCH = 256
-BUFFER = 10_000
-ROUNDS = 7
-STEPS = 100
+ROUNDS, STARTS = 5, 3
+STEPS = 50
 JPEGS, JPEG_SIDE, CROP, JPEG_BATCH, JPEG_STEPS = 256, 400, 224, 64, 20
 DECODING, BARE = "ddl: TFRecord files of JPEG images", "bare decoder"
-SLICES, RECORDS = "tf.data: slices of arrays", "tf.data: TFRecord files"
-RIVALS = {
-    "ddl: arrays on the host": SLICES,
-    "ddl: look-ups in Python": SLICES,
-    "ddl: TFRecord files": RECORDS,
-    "ddl: a stream": RECORDS,
-}
-
-
-def decode(record: tf.Tensor, _: Any = None) -> dict[str, tf.Tensor]:
-    """Decodes a record that holds only the bytes of an image."""
-    return {"image": tf.reshape(tf.io.decode_raw(record, tf.uint8), [28, 28, 1])}
-
-
-def written(folder: Path, images: np.ndarray) -> list[str]:
-    """Writes images to TFRecord files and returns the paths."""
-    files = [str(folder / f"part-{number}") for number in range(FILES)]
-    for file, part in zip(files, np.array_split(images, FILES), strict=True):
-        with tf.io.TFRecordWriter(file) as writer:
-            for image in part:
-                writer.write(image.tobytes())
-    return files
-
-
-def sources(images: np.ndarray, files: list[str]) -> list[data.Source]:
-    """Returns ddl's sources in the order of `RIVALS`; the streams shuffle as tutorials do."""
-
-    def stream(epoch: tf.Tensor) -> tf.data.Dataset:
-        records = tf.data.TFRecordDataset(files).shuffle(BUFFER, seed=epoch + 1)
-        return records.map(decode, num_parallel_calls=tf.data.AUTOTUNE)
-
-    return [
-        data.ArraySource(image=images),
-        data.RandomAccessSource(lambda index: {"image": images[index]}, len(images)),
-        data.RecordSource(files, decode),
-        data.StreamSource(stream, len(images), shuffle_buffer=1),
-    ]
-
-
-def tutorials(images: np.ndarray, files: list[str]) -> dict[str, tf.data.Dataset]:
-    """Builds the tutorials' pipelines, repeated endlessly."""
-    slices = tf.data.Dataset.from_tensor_slices({"image": images})
-    records = tf.data.TFRecordDataset(files)
-    parsed = records.shuffle(BUFFER).map(decode, num_parallel_calls=tf.data.AUTOTUNE)
-    shuffled = {SLICES: slices.shuffle(BUFFER), RECORDS: parsed}
-    return {
-        name: dataset.repeat().batch(BATCH, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
-        for name, dataset in shuffled.items()
-    }
+DDL, TF_DATA, GRAIN = "ddl", "tf.data", "grain"
 
 
 def encoded(count: int) -> list[bytes]:
@@ -132,79 +84,121 @@ def taking(iterator: Any, steps: int = STEPS) -> Callable[[], object]:
     @tf.function(autograph=False)
     def take() -> tf.Tensor:
         def add(number: tf.Tensor, total: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            image = next(iterator)["image"]
-            return number + 1, total + tf.reduce_sum(tf.cast(image[:, 0], tf.int64))
+            for values in next(iterator).values():
+                sums = tf.strings.length(values) if values.dtype == tf.string else values
+                first = tf.reshape(sums, [tf.shape(sums)[0], -1])[:, 0]
+                total += tf.reduce_sum(tf.cast(first, tf.float64))
+            return number + 1, total
 
-        start = tf.constant(0), tf.zeros([], tf.int64)
+        start = tf.constant(0), tf.zeros([], tf.float64)
         return tf.while_loop(lambda number, _: number < steps, add, start)[1]
 
     return lambda: take().numpy()
 
 
+def taking_in_python(iterator: Any, steps: int = STEPS) -> Callable[[], object]:
+    """Returns a function that reads `steps` batches of images from an iterator of numpy arrays."""
+    return lambda: sum(next(iterator)["image"][:, 0, 0, 0].sum(dtype=float) for _ in range(steps))
+
+
+def times_of(
+    kind: Kind, given: Data, strategy: tf.distribute.Strategy, rounds: int
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Measures one kind.
+
+    Returns:
+      Microseconds per batch of each contender, [rounds], and milliseconds to a batch in the middle
+      of an epoch, [starts].
+    """
+    pipeline = data.BatchPipeline(kind.source(given), BATCH, resident=False)
+    others = kind.dataset(given).repeat().prefetch(tf.data.AUTOTUNE)
+    windows = {DDL: taking(pipeline.iterator(strategy)), TF_DATA: taking(iter(others))}
+    if kind.grain is not None and input_kinds.has_grain():
+        windows[GRAIN] = taking_in_python(iter(kind.grain(given)))
+    for window in windows.values():
+        window()
+    timed = {
+        name: lambda window=window: repeats.seconds(window) / STEPS * 1e6
+        for name, window in windows.items()
+    }
+    times = repeats.interleaved(timed, rounds)
+    middle = len(given.images) // BATCH // 2
+    starts = [
+        repeats.seconds(lambda: next(pipeline.iterator(strategy, middle))) * 1e3
+        for _ in range(min(rounds, STARTS))
+    ]
+    return times, np.array(starts)
+
+
+def decoded(folder: Path, strategy: tf.distribute.Strategy, quick: bool) -> dict[str, np.ndarray]:
+    """Measures the JPEG images per second of ddl and of the bare decoder, [rounds]."""
+    steps = 2 if quick else JPEG_STEPS
+    decoders = decoding(folder, steps, strategy)
+    for window in decoders.values():
+        window()
+    speeds = {
+        name: lambda window=window: steps * JPEG_BATCH / repeats.seconds(window)
+        for name, window in decoders.items()
+    }
+    return repeats.interleaved(speeds, 1 if quick else ROUNDS)
+
+
 def measure(quick: bool) -> Report:
-    """Measures all sources."""
+    """Measures all kinds."""
     strategy = distribution.build_strategy("one_device")
     tf.random.set_seed(1)  # tensor seeds require a global seed
-    shape = (EXAMPLES // (10 if quick else 1), 28, 28, 1)
-    images = np.random.default_rng(0).integers(0, 256, shape, "u1")
-    rounds = 1 if quick else ROUNDS
+    count = EXAMPLES // (10 if quick else 1) // BATCH * BATCH
+    images = np.random.default_rng(0).integers(0, 256, (count, 28, 28, 1), "u1")
+    has_grain = input_kinds.has_grain()
+    kinds = {name: kind for name, kind in KINDS.items() if has_grain or name != ARRAY_RECORDS}
+    rows, started, ratios = [], [], []
     with tempfile.TemporaryDirectory() as folder:
-        files = written(Path(folder), images)
-        pipelines = {
-            name: data.BatchPipeline(source, BATCH, resident=False)
-            for name, source in zip(RIVALS, sources(images, files), strict=True)
-        }
-        iterators = {name: each.iterator(strategy) for name, each in pipelines.items()}
-        iterators |= {name: iter(each) for name, each in tutorials(images, files).items()}
-        windows = {name: taking(iterator) for name, iterator in iterators.items()}
-        for window in windows.values():
-            window()
-        timed = {
-            name: lambda window=window: repeats.seconds(window) / STEPS * 1e6
-            for name, window in windows.items()
-        }
-        times = repeats.interleaved(timed, rounds)
-        middle = len(images) // BATCH // 2
-
-        def begin(pipeline: data.BatchPipeline) -> float:
-            return repeats.seconds(lambda: next(pipeline.iterator(strategy, middle))) * 1e3
-
-        begun = {name: functools.partial(begin, each) for name, each in pipelines.items()}
-        beginnings = repeats.interleaved(begun, rounds)
-        steps = 2 if quick else JPEG_STEPS
-        decoders = decoding(Path(folder), steps, strategy)
-        for window in decoders.values():
-            window()
-        speeds = repeats.interleaved(
-            {
-                name: lambda window=window: steps * JPEG_BATCH / repeats.seconds(window)
-                for name, window in decoders.items()
-            },
-            rounds,
-        )
-    ratios = {
-        name: repeats.ratio(times[RIVALS.get(name, name)] / found) for name, found in times.items()
-    }
-    rows = [
-        [name, ratios[name], repeats.spread(found), repeats.spread(BATCH / found)]
-        for name, found in times.items()
-    ]
-    started = [[name, repeats.spread(found)] for name, found in beginnings.items()]
+        given = input_kinds.write(images, Path(folder), array_records=has_grain)
+        for name, kind in kinds.items():
+            times, starts = times_of(kind, given, strategy, 1 if quick else ROUNDS)
+            gc.collect()  # ends the threads of its iterators
+            ours = times[DDL]
+            ratios.append(repeats.ratio(times[TF_DATA] / ours))
+            beside = repeats.ratio(times[GRAIN] / ours) if GRAIN in times else "–"
+            spreads = [
+                repeats.spread(times[each]) if each in times else "–"
+                for each in (DDL, TF_DATA, GRAIN)
+            ]
+            rows.append([name, kind.rival, ratios[-1], beside, *spreads])
+            started.append([name, repeats.spread(starts)])
+        speeds = decoded(Path(folder), strategy, quick)
     of_bare = repeats.ratio(speeds[DECODING] / speeds[BARE])
     jpegs = [
         [DECODING, of_bare, repeats.spread(speeds[DECODING])],
         [BARE, "–", repeats.spread(speeds[BARE])],
     ]
-    bars = [name.removeprefix("ddl: ") for name in RIVALS]
-    series = Series("", bars, [ratios[name] for name in RIVALS])
+    columns = ["", "tf.data reads", "speed / tf.data's", "speed / grain's"]
+    columns += ["µs per batch, ddl", "tf.data", "grain"]
+    bars = [
+        Bar(f"{name}: ddl's speed / tf.data's", each, 1.0)
+        for name, each in zip(kinds, ratios, strict=True)
+    ]
     return Report(
         [
-            Table("Batches", ["", "speed / tf.data's", "µs per batch", "images per µs"], rows),
+            Table("Batches", columns, rows),
             Table("Start in the middle of an epoch", ["", "ms to the first batch"], started),
             Table("JPEG images", ["", "speed / the bare decoder's", "images/s"], jpegs),
         ],
-        [] if quick else [Bar("JPEG images: ddl's speed / the bare decoder's", of_bare, 0.95)],
-        plots=[Plot("Input", "", "speed / tf.data's with the same data", [series], level=1)],
+        []
+        if quick
+        else [*bars, Bar("JPEG images: ddl's speed / the bare decoder's", of_bare, 0.95)],
+        plots=[
+            Plot(
+                *("Input", "", "speed / tf.data's with the same data"),
+                [Series("", list(kinds), ratios)],
+                level=1,
+            )
+        ],
+        notes=[]
+        if has_grain
+        else [
+            "grain: skipped, because it is not installed. Install it with `make benchmarks/peers`."
+        ],
     )
 
 

@@ -21,9 +21,10 @@ class RecordSource(DecodedSource):
     A run therefore resumes in the middle of an epoch at once, and each worker reads and decodes
     only its own rows. TFRecord files must not be compressed, since the constructor locates the
     records by reading their lengths, or from an index (see `ddl.convert`). Files of the name
-    `*.array_record` are ArrayRecord files (the extra `arrayrecord`). TFRecords above 4 KiB on
-    average, or in files of another machine, are read one by one, smaller ones by batch. Reading
-    suits storage with fast random access; for other storage, read shards with `StreamSource`.
+    `*.array_record` are ArrayRecord files (the extra `arrayrecord`), which are read by batch.
+    TFRecords above 4 KiB on average, or in files of another machine, are read one by one, smaller
+    ones by batch. Reading suits storage with fast random access; for other storage, read shards
+    with `StreamSource`.
     """
 
     def __init__(self, files: Sequence[str], decode: _Decode, num_examples: int | None = None):
@@ -101,7 +102,7 @@ class RecordSource(DecodedSource):
         return dict(self._decode(self.record(index), seed))
 
     def _read_ahead(self, batches: tf.data.Dataset) -> tf.data.Dataset:
-        """Puts the records in place of their numbers, if they are small.
+        """Puts the records in place of their numbers, if they can be read by batch.
 
         Unless a subclass reads examples or records by their numbers itself.
         """

@@ -31,7 +31,11 @@ def are_array_records(files: Sequence[str]) -> bool:
 
 
 class ArrayRecordFiles:
-    """The records of several files, numbered one after the other."""
+    """The records of several files, numbered one after the other.
+
+    Attributes:
+      blocks: Reads the records of a batch in one call.
+    """
 
     def __init__(self, files: Sequence[str]):
         """Opens the files.
@@ -39,6 +43,30 @@ class ArrayRecordFiles:
         Raises:
           DataError: If the package or a file is missing, or a file is damaged.
         """
+        self.blocks = ArrayRecordBlocks(files)
+
+    def __len__(self) -> int:
+        """Returns the number of records."""
+        return len(self.blocks)
+
+    def read(self, index: tf.Tensor) -> tf.Tensor:
+        """Reads one record, string []; the format verifies its checksums."""
+        (record,) = tf.unstack(self._read_block(index[tf.newaxis]), num=1)
+        return record
+
+    def describe(self, index: int) -> str:
+        """Returns what messages call a record."""
+        return self.blocks.describe(index)
+
+    def _read_block(self, indices: tf.Tensor) -> tf.Tensor:
+        return tf.numpy_function(self.blocks.read, [indices], tf.string, stateful=False)
+
+
+class ArrayRecordBlocks:
+    """Records by their numbers, several in one call: a call in Python costs more than a record."""
+
+    def __init__(self, files: Sequence[str]):
+        """Opens the files; see `ArrayRecordFiles`."""
         self._files = list(files)
         self._readers = [_opened(file) for file in files]
         self._ends = np.cumsum([reader.num_records() for reader in self._readers])
@@ -49,32 +77,46 @@ class ArrayRecordFiles:
         """Returns the number of records."""
         return int(self._ends[-1])
 
-    def read(self, index: tf.Tensor) -> tf.Tensor:
-        """Reads one record, string []; the format verifies its checksums."""
-        record = tf.numpy_function(self._read, [index], tf.string, stateful=False)
-        return tf.ensure_shape(record, [])
+    def read(self, indices: np.ndarray) -> np.ndarray:
+        """Reads records, int64 [k]; the format verifies their checksums.
+
+        Returns:
+          bytes [k], of dtype object.
+
+        Raises:
+          DataError: If a record is damaged; names the first one of its file.
+        """
+        found = np.empty(len(indices), object)
+        in_files = np.searchsorted(self._ends, indices, side="right")
+        for file in np.unique(in_files).tolist():
+            places = np.flatnonzero(in_files == file).tolist()
+            numbers = [int(indices[place]) - self._first(file) for place in places]
+            found[places] = self._records_of(file, numbers)
+        return found
 
     def describe(self, index: int) -> str:
         """Returns what messages call a record."""
-        file, number = self._place(index)
+        file = int(np.searchsorted(self._ends, index, side="right"))
+        return self._described(file, int(index) - self._first(file))
+
+    def _first(self, file: int) -> int:
+        return int(self._ends[file - 1]) if file else 0
+
+    def _described(self, file: int, number: int) -> str:
         return f"record {number:,} of {self._files[file]}"
 
-    def _place(self, index: int) -> tuple[int, int]:
-        file = int(np.searchsorted(self._ends, index, side="right"))
-        return file, int(index) - (int(self._ends[file - 1]) if file else 0)
-
-    def _read(self, index: Any) -> Any:
-        file, number = self._place(int(index))
+    def _records_of(self, file: int, numbers: list[int]) -> list[bytes]:
         try:
             with one_at_a_time(self._locks[file]):
-                (record,) = self._readers[file].read([number])
+                return list(self._readers[file].read(numbers))
         except (OSError, ValueError, RuntimeError, IndexError) as error:
+            if len(numbers) > 1:  # the error does not tell which one
+                return [self._records_of(file, [number])[0] for number in numbers]
             reason = " ".join(str(error).split())
             raise DataError(
-                f"{self.describe(int(index))} cannot be read: {reason}. Replace the file, or leave "
-                "such records out with ddl.data.skip_damaged."
+                f"{self._described(file, numbers[0])} cannot be read: {reason}. Replace the file, "
+                "or leave such records out with ddl.data.skip_damaged."
             ) from error
-        return np.array(record, object)
 
 
 def array_record_module() -> Any:

@@ -1,8 +1,11 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from ddl.data import ArraySource, RecordSource, record_files, store, stored
 from ddl.data.checks import data_errors
+from ddl.data.storage.array_records import ArrayRecordBlocks
 from ddl.errors import DataError
 from tests.data.formats.test_record_features import FEATURES, example
 from tests.data.test_records import decode, taken, written
@@ -22,6 +25,30 @@ def test_tf_records_are_converted(tmp_path):
     for whole, part in zip(taken(again, 4)[2:], taken(again, 2, first=2, rows=rows), strict=True):
         np.testing.assert_array_equal(part["x"], whole["x"][rows])
     assert len(RecordSource(files, decode, num_examples=3)) == 3
+
+
+def test_a_batch_is_one_call_for_each_file(tmp_path):
+    from array_record.python import array_record_module
+
+    records = {}
+    for file in "ab":
+        records[file] = [file.encode() + bytes([n]) + b"\0" * n for n in range(5)]
+        path = tmp_path / f"{file}.array_record"
+        writer = array_record_module.ArrayRecordWriter(str(path), "group_size:1")
+        for record in records[file]:
+            writer.write(record)
+        writer.close()
+    blocks = ArrayRecordBlocks([str(tmp_path / f"{file}.array_record") for file in "ab"])
+    read = blocks.read(np.array([7, 0, 4, 9, 7]))
+    (a, b) = records.values()
+    assert read.tolist() == [b[2], a[0], a[4], b[4], b[2]]
+    assert blocks.describe(7) == f"record 2 of {tmp_path / 'b.array_record'}"
+    calls = []
+    reader = blocks._readers[1]
+    blocks._readers[1] = SimpleNamespace(read=lambda numbers: calls.append(numbers) or [b""] * 3)
+    blocks.read(np.array([9, 1, 6, 5]))
+    blocks._readers[1] = reader
+    assert calls == [[4, 1, 0]]
 
 
 def test_features_of_a_pattern(tmp_path):

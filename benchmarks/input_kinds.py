@@ -1,0 +1,348 @@
+"""The kinds of data that benchmarks.input_pipelines reads, by ddl and by others.
+
+Each kind has the same rows for all: a source of ddl, a pipeline of tf.data that shuffles in a
+buffer as tutorials do, and, where grain has a reader, grain's pipeline with its global shuffle.
+"""
+
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from benchmarks.report import PEERS
+from ddl import data
+
+BATCH, BUFFER, FILES, COLUMNS, WINDOW = 256, 10_000, 8, 8, 64
+MIXED = {"shares": [0.4, 0.6]}
+NAMES = [f"x{number}" for number in range(COLUMNS)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """Where the rows lie.
+
+    Attributes:
+      images: uint8 [n, 28, 28, 1], where n is a multiple of `BATCH`.
+      folder: Holds the files that `write` made of them, and of tables and text.
+    """
+
+    images: np.ndarray
+    folder: Path
+
+    def files(self, name: str) -> list[str]:
+        """Returns the paths of a kind of files."""
+        return sorted(map(str, self.folder.glob(name)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """A kind of data.
+
+    Attributes:
+      source: Returns ddl's source.
+      rival: Name of the other pipeline.
+      dataset: Returns the other pipeline of one epoch, in batches of `BATCH`.
+      grain: Returns grain's endless pipeline in batches, None where it has no reader.
+    """
+
+    source: Callable[[Data], data.Source]
+    rival: str
+    dataset: Callable[[Data], tf.data.Dataset]
+    grain: Callable[[Data], Any] | None = None
+
+
+def has_grain() -> bool:
+    """Returns whether grain and ArrayRecord are installed, and lets them be imported."""
+    if not (PEERS / "grain").exists():
+        return False
+    if str(PEERS) not in sys.path:
+        sys.path.append(str(PEERS))
+    return True
+
+
+def write(images: np.ndarray, folder: Path, *, array_records: bool) -> Data:
+    """Writes the rows in all formats.
+
+    Args:
+      images: uint8 [n, 28, 28, 1].
+      folder: Gets the files.
+      array_records: Whether ArrayRecord files are written too.
+    """
+    from pyarrow import csv, parquet, table
+
+    for number, part in enumerate(np.array_split(images, FILES)):
+        with tf.io.TFRecordWriter(str(folder / f"part-{number}.tfrecord")) as writer:
+            for image in part:
+                writer.write(image.tobytes())
+    if array_records:
+        from array_record.python.array_record_module import ArrayRecordWriter
+
+        records = ArrayRecordWriter(str(folder / "rows.array_record"), "group_size:1")
+        for image in images:
+            records.write(image.tobytes())
+        records.close()
+    np.save(folder / "images.npy", images)
+    for number, image in enumerate(images[: len(images) // (4 * BATCH) * BATCH]):
+        file = folder / "pictures" / str(number % 10) / f"{number:06}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(tf.io.encode_png(image).numpy())
+    values = np.random.default_rng(1).random((len(images), COLUMNS), np.float32)
+    columns = table(dict(zip(NAMES, values.T, strict=True)))
+    csv.write_csv(columns, folder / "table.csv")
+    parquet.write_table(columns, folder / "table.parquet")
+    letters = np.random.default_rng(2).integers(97, 123, (len(images), WINDOW), "u1")
+    letters[:, -1] = 10
+    (folder / "text.txt").write_bytes(letters.tobytes())
+    return Data(images, folder)
+
+
+def decode(record: tf.Tensor, _: Any = None) -> dict[str, tf.Tensor]:
+    """Decodes a record that holds only the bytes of an image."""
+    return {"image": tf.reshape(tf.io.decode_raw(record, tf.uint8), [28, 28, 1])}
+
+
+# ------------------------------------------------------------ ddl
+
+
+class Batches(keras.utils.PyDataset):
+    """The images in batches, by Keras's class."""
+
+    def __init__(self, images: np.ndarray):
+        super().__init__()
+        self._images = images
+
+    def __len__(self) -> int:
+        """Returns the number of batches."""
+        return len(self._images) // BATCH
+
+    def __getitem__(self, number: int) -> dict[str, np.ndarray]:
+        """Returns a batch."""
+        return {"image": self._images[number * BATCH : (number + 1) * BATCH]}
+
+
+def _arrays(given: Data) -> data.Source:
+    return data.ArraySource(image=given.images)
+
+
+def _look_ups(given: Data) -> data.Source:
+    images = given.images
+    return data.RandomAccessSource(lambda index: {"image": images[index]}, len(images))
+
+
+def _mapped(given: Data) -> data.Source:
+    return data.numpy_files({"image": given.folder / "images.npy"}, in_memory=False)
+
+
+def _records(given: Data) -> data.Source:
+    return data.RecordSource(given.files("*.tfrecord"), decode)
+
+
+def _undamaged(given: Data) -> data.Source:
+    return data.skip_damaged(_records(given), limit=1)
+
+
+def _array_records(given: Data) -> data.Source:
+    return data.RecordSource(given.files("*.array_record"), decode)
+
+
+def _pictures(given: Data) -> data.Source:
+    return data.ImageFolder(given.folder / "pictures", (28, 28, 1))
+
+
+def _csv(given: Data) -> data.Source:
+    return data.table(str(given.folder / "table.csv"))
+
+
+def _parquet(given: Data) -> data.Source:
+    return data.table(str(given.folder / "table.parquet"))
+
+
+def _lines(given: Data) -> data.Source:
+    return data.text_lines(given.folder / "text.txt")
+
+
+def _windows(given: Data) -> data.Source:
+    return data.token_windows(given.folder / "text.txt", WINDOW - 1)
+
+
+def _joined(given: Data) -> data.Source:
+    half = len(given.images) // 2
+    parts = given.images[:half], given.images[half:]
+    return data.concatenation([data.ArraySource(image=part) for part in parts])
+
+
+def _mixture(given: Data) -> data.Source:
+    half = len(given.images) // 2
+    parts = given.images[:half], given.images[half:]
+    return data.Mixture([data.ArraySource(image=part) for part in parts], MIXED["shares"])
+
+
+def _generator(given: Data) -> data.Source:
+    return data.endless(_examples(given), steps_per_epoch=len(given.images) // BATCH)
+
+
+def _py_dataset(given: Data) -> data.Source:
+    return data.as_source(Batches(given.images))
+
+
+def _stream(given: Data) -> data.Source:
+    files = given.files("*.tfrecord")
+
+    def records(epoch: tf.Tensor) -> tf.data.Dataset:
+        shuffled = tf.data.TFRecordDataset(files).shuffle(BUFFER, seed=epoch + 1)
+        return shuffled.map(decode, num_parallel_calls=tf.data.AUTOTUNE)
+
+    return data.StreamSource(records, len(given.images), shuffle_buffer=1)
+
+
+# ------------------------------------------------------------ tf.data
+
+
+def _examples(given: Data) -> Callable[[], Iterator[dict[str, np.ndarray]]]:
+    return lambda: ({"image": image} for image in given.images)
+
+
+def _slices(given: Data) -> tf.data.Dataset:
+    slices = tf.data.Dataset.from_tensor_slices({"image": given.images})
+    return slices.shuffle(BUFFER).batch(BATCH)
+
+
+def _tf_records(given: Data) -> tf.data.Dataset:
+    records = tf.data.TFRecordDataset(given.files("*.tfrecord")).shuffle(BUFFER)
+    return records.map(decode, num_parallel_calls=tf.data.AUTOTUNE).batch(BATCH)
+
+
+def _tf_undamaged(given: Data) -> tf.data.Dataset:
+    records = tf.data.TFRecordDataset(given.files("*.tfrecord")).ignore_errors().shuffle(BUFFER)
+    return records.map(decode, num_parallel_calls=tf.data.AUTOTUNE).batch(BATCH)
+
+
+def _listed(given: Data) -> tf.data.Dataset:
+    def read(file: tf.Tensor) -> dict[str, tf.Tensor]:
+        image = tf.io.decode_png(tf.io.read_file(file), 1)
+        return {"image": tf.ensure_shape(image, [28, 28, 1])}
+
+    files = tf.data.Dataset.from_tensor_slices(given.files("pictures/*/*.png"))
+    shuffled = files.shuffle(len(given.images))
+    return shuffled.map(read, num_parallel_calls=tf.data.AUTOTUNE).batch(BATCH)
+
+
+def _csv_dataset(given: Data) -> tf.data.Dataset:
+    return tf.data.experimental.make_csv_dataset(
+        str(given.folder / "table.csv"),
+        BATCH,
+        column_defaults=[0.0] * COLUMNS,
+        num_epochs=1,
+        shuffle_buffer_size=BUFFER,
+    )
+
+
+def _columns(given: Data) -> tf.data.Dataset:
+    from pyarrow import parquet
+
+    table = parquet.read_table(given.folder / "table.parquet")
+    columns = {name: table[name].to_numpy() for name in NAMES}
+    return tf.data.Dataset.from_tensor_slices(columns).shuffle(BUFFER).batch(BATCH)
+
+
+def _text(given: Data) -> tf.data.Dataset:
+    lines = tf.data.TextLineDataset(str(given.folder / "text.txt"))
+    return lines.shuffle(BUFFER).batch(BATCH).map(lambda line: {"text": line})
+
+
+def _slices_of_tokens(given: Data) -> tf.data.Dataset:
+    tokens = np.frombuffer((given.folder / "text.txt").read_bytes(), np.uint8)
+    size = WINDOW - 1
+    count = (len(tokens) - 1) // size
+    windows = {
+        "token": tokens[: count * size].reshape(count, size),
+        "next_token": tokens[1 : count * size + 1].reshape(count, size),
+    }
+    return tf.data.Dataset.from_tensor_slices(windows).shuffle(BUFFER).batch(BATCH)
+
+
+def _halves(given: Data) -> list[tf.data.Dataset]:
+    half = len(given.images) // 2
+    parts = given.images[:half], given.images[half:]
+    return [tf.data.Dataset.from_tensor_slices({"image": part}) for part in parts]
+
+
+def _concatenated(given: Data) -> tf.data.Dataset:
+    first, second = _halves(given)
+    return first.concatenate(second).shuffle(BUFFER).batch(BATCH)
+
+
+def _sampled(given: Data) -> tf.data.Dataset:
+    endless = [half.shuffle(BUFFER).repeat() for half in _halves(given)]
+    mixed = tf.data.Dataset.sample_from_datasets(endless, MIXED["shares"])
+    return mixed.take(len(given.images)).batch(BATCH)
+
+
+def _from_generator(given: Data) -> tf.data.Dataset:
+    spec = {"image": tf.TensorSpec([28, 28, 1], tf.uint8)}
+    return tf.data.Dataset.from_generator(_examples(given), output_signature=spec).batch(BATCH)
+
+
+def _of_batches(given: Data) -> tf.data.Dataset:
+    batches = Batches(given.images)
+    spec = {"image": tf.TensorSpec([BATCH, 28, 28, 1], tf.uint8)}
+    each = lambda: (batches[number] for number in range(len(batches)))  # noqa: E731
+    return tf.data.Dataset.from_generator(each, output_signature=spec)
+
+
+# ------------------------------------------------------------ grain
+
+
+def _grain(given: Data, rows: Any, decoded: Callable[[Any], dict[str, np.ndarray]]) -> Any:
+    import grain
+
+    shuffled = grain.MapDataset.source(rows).shuffle(seed=1).map(decoded)
+    return shuffled.repeat().batch(BATCH).to_iter_dataset()
+
+
+def _grain_arrays(given: Data) -> Any:
+    return _grain(given, given.images, lambda image: {"image": image})
+
+
+def _grain_mapped(given: Data) -> Any:
+    mapped = np.load(given.folder / "images.npy", mmap_mode="r")
+    return _grain(given, mapped, lambda image: {"image": np.array(image)})
+
+
+def _grain_records(given: Data) -> Any:
+    import grain
+
+    def decoded(record: bytes) -> dict[str, np.ndarray]:
+        return {"image": np.frombuffer(record, np.uint8).reshape(28, 28, 1)}
+
+    files = grain.sources.ArrayRecordDataSource(given.files("*.array_record"))
+    return _grain(given, files, decoded)
+
+
+ARRAY_RECORDS = "ArrayRecord file"
+SLICES, RECORDS, GENERATOR = "slices of arrays", "TFRecord files", "from_generator"
+KINDS = {
+    "arrays on the host": Kind(_arrays, SLICES, _slices, _grain_arrays),
+    "look-ups in Python": Kind(_look_ups, SLICES, _slices, _grain_arrays),
+    "mapped .npy file": Kind(_mapped, SLICES, _slices, _grain_mapped),
+    "concatenation": Kind(_joined, "slices, concatenated", _concatenated),
+    "mixture": Kind(_mixture, "sample_from_datasets", _sampled),
+    "TFRecord files": Kind(_records, RECORDS, _tf_records),
+    "TFRecord files, damaged ones skipped": Kind(
+        _undamaged, "TFRecord files, ignore_errors", _tf_undamaged
+    ),
+    ARRAY_RECORDS: Kind(_array_records, RECORDS, _tf_records, _grain_records),
+    "a stream": Kind(_stream, RECORDS, _tf_records),
+    "image folder, PNG": Kind(_pictures, "a map over listed files", _listed),
+    "CSV table": Kind(_csv, "make_csv_dataset", _csv_dataset),
+    "Parquet table": Kind(_parquet, "slices of pyarrow's columns", _columns),
+    "lines of text": Kind(_lines, "TextLineDataset", _text),
+    "windows of tokens": Kind(_windows, "slices of windows", _slices_of_tokens),
+    "Python generator": Kind(_generator, GENERATOR, _from_generator),
+    "keras.utils.PyDataset": Kind(_py_dataset, "from_generator of batches", _of_batches),
+}
