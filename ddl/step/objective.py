@@ -151,7 +151,7 @@ class Objective:
         watched = {name: tf.identity(features[name]) for name in self._watched(features, training)}
         output = self.loss({**features, **watched}, training)
         if watched and not tf.executing_eagerly():
-            check_read(watched, type(self._task).__name__)
+            check_read(watched, type(self._task).__name__, output)
         self._check(output, example_weight.shape[0])
         observe("outputs", name=self._where, output=output)
         # Weights and sums need more than half precision.

@@ -180,7 +180,7 @@ class Probe:
             ):
                 outputs.append(self._loss(dict(features), training=training))
             if not training:
-                self.unread = unread(features, names_resembling_weight(features))
+                self.unread = unread(features, names_resembling_weight(features), outputs[-1])
             self._check(outputs[-1], weight.shape[0])
 
         @tf.function(autograph=False)

@@ -6,6 +6,7 @@ similar one, the weights would have no effect.
 
 import re
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import tensorflow as tf
 
@@ -20,22 +21,34 @@ def names_resembling_weight(names: Iterable[str]) -> list[str]:
     return [name for name, of_it in letters.items() if of_it in _LIKE_WEIGHT and name != "weight"]
 
 
-def unread(features: Mapping[str, tf.Tensor], names: Iterable[str]) -> list[str]:
-    """Returns the named features that no operation consumes. Call it in the features' graph."""
-    return [name for name in names if not features[name].consumers()]
+def unread(features: Mapping[str, tf.Tensor], names: Iterable[str], output: Any) -> list[str]:
+    """Returns the named features that a task does not read. Call it in the features' graph.
+
+    Args:
+      features: The features, as passed to the task.
+      names: Names of some of them.
+      output: What the task returned. It may return a feature as it is, such as its weight.
+    """
+    returned = {id(tensor) for tensor in tf.nest.flatten(output)}
+    return [
+        name
+        for name in names
+        if not features[name].consumers() and id(features[name]) not in returned
+    ]
 
 
-def check_read(features: Mapping[str, tf.Tensor], task: str) -> None:
+def check_read(features: Mapping[str, tf.Tensor], task: str, output: Any) -> None:
     """Checks that the task reads every given feature. Call it in the features' graph.
 
     Args:
       features: The features that are named like weights, as passed to the task.
       task: Name of the task, for the error.
+      output: As in `unread`.
 
     Raises:
-      DataError: If no operation consumes a feature.
+      DataError: If the task neither computes with a feature nor returns it.
     """
-    for name in unread(features, features):
+    for name in unread(features, features, output):
         raise DataError(
             f"The data have a feature {name!r} that {task} does not read, so it would have no "
             "effect. To weight the examples, call the feature 'weight'; otherwise remove it."

@@ -81,6 +81,24 @@ def test_a_task_may_read_it(in_training_only):
     assert np.isfinite(trainer.evaluate()["loss"])
 
 
+class Weighing(Regression):
+    """Returns a feature as it is, as the weight of the loss."""
+
+    def per_example(self, features, training):
+        return super().per_example(features, training)._replace(weight=features["sample_weight"])
+
+
+def test_a_task_may_return_it():
+    data = {**DATA, "sample_weight": np.arange(ROWS, dtype=np.float32)}
+    trainer = ddl.Trainer(
+        Weighing(), keras.optimizers.SGD(0.0), data, eval_data=data, global_batch_size=ROWS
+    )
+    losses = (trainer.model(DATA["x"])[:, 0].numpy() - DATA["y"]) ** 2
+    expected = np.average(losses, weights=data["sample_weight"])
+    assert trainer.train(1)["loss"] == pytest.approx(expected, rel=1e-5)
+    assert trainer.evaluate()["loss"] == pytest.approx(expected, rel=1e-5)
+
+
 def test_arrays_of_zeros_are_refused_at_once():
     with pytest.raises(DataError, match="'weight' is 0 for all 8 examples"):
         make_trainer({**DATA, "weight": ZEROS})
