@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import re
 import shutil
 import zipfile
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import tensorflow as tf
 
 from ddl import layers, optimizers
 from ddl.checkpoints.durable_files import recover_folder, replace_folder
-from ddl.errors import ModelDirectoryError
+from ddl.errors import ConfigError, ModelDirectoryError
 from ddl.files import open_itself
 from ddl.layers.by_position import ByPosition
 from ddl.optimizers.fused import Fused
@@ -38,6 +39,7 @@ def export_model(model: keras.Model, directory: str | os.PathLike[str]) -> list[
       The paths of `model.keras` and `saved_model`.
 
     Raises:
+      ConfigError: If Keras cannot tell the constructor arguments of a class of the model.
       ModelDirectoryError: If the export cannot be written, `directory` is a file, or another
         process is exporting there.
     """
@@ -54,7 +56,7 @@ def export_model(model: keras.Model, directory: str | os.PathLike[str]) -> list[
             recover_folder(partial, place)
             try:
                 partial.mkdir()
-                model.save(partial / "model.keras")
+                _save(model, partial / "model.keras")
                 _name_classes_of_keras(partial / "model.keras")
                 model.export(str(partial / "saved_model"), verbose=False)
                 replace_folder(partial, place)
@@ -85,6 +87,21 @@ def _alone(lock: Path) -> Iterator[None]:
             yield
         finally:
             lock.unlink(missing_ok=True)
+
+
+def _save(model: keras.Model, path: Path) -> None:
+    """Writes the .keras file, which names each class of the model and its arguments."""
+    try:
+        model.save(path)
+    except NotImplementedError as error:
+        named = re.search(r"Object (\w+) was created", str(error))
+        name = named[1] if named else type(model).__name__
+        raise ConfigError(
+            f"The export needs the constructor arguments of each class of the model, to write "
+            f"them to {path.name}, but {name} has arguments and no get_config. Give {name} a method "
+            "get_config that returns its arguments, such as {'width': self.width}, then export "
+            "again. The checkpoints stay usable."
+        ) from error
 
 
 def _name_classes_of_keras(path: Path) -> None:

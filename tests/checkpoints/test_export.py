@@ -17,7 +17,7 @@ import ddl
 from ddl import optimizers
 from ddl.checkpoints import durable_files
 from ddl.checkpoints.export import export_model
-from ddl.errors import ModelDirectoryError
+from ddl.errors import ConfigError, ModelDirectoryError
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "RMSprop", "Adagrad"])
@@ -48,6 +48,23 @@ def test_layers_that_keras_has_too_need_keras_alone(tmp_path):
     inputs = np.random.default_rng(0).normal(size=(2, 4, 6))
     for loaded in (keras.models.load_model(path), ddl.models.load_exported(path)):
         np.testing.assert_allclose(loaded(inputs), model(inputs), rtol=1e-6)
+
+
+class _WithoutConfig(keras.Model):
+    def __init__(self, width):
+        super().__init__()
+        self.dense = keras.layers.Dense(width)
+
+    def call(self, x):
+        return self.dense(x)
+
+
+def test_a_class_without_get_config_is_named(tmp_path):
+    model = _WithoutConfig(3)
+    model(np.zeros((1, 2)))
+    with pytest.raises(ConfigError, match="_WithoutConfig has arguments and no get_config. Give"):
+        export_model(model, tmp_path / "export")
+    assert list(tmp_path.iterdir()) == []
 
 
 class _Stub:
