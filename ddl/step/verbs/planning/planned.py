@@ -66,20 +66,23 @@ def plan_of(
         )
     layers = layers_of(task)
     own = own_variables_of(task, layers)
-    for variable in own:
+    variables = [v.value for layer in layers for v in layer.variables]
+    optimizers = [one.optimizer for of_name in groups.values() for one in of_name.values()]
+    of_optimizers = [v.value for optimizer in optimizers for v in optimizer.variables]
+    saved = [*variables, *own, *of_optimizers]
+    assigned = written_in(planned.graph, saved)
+    for variable in {id(v): v for v in [*own, *assigned]}.values():
         if not strategy.extended.variable_created_in_scope(variable):
             raise ConfigError(
                 f"The variable {variable.name!r} of {name} was created outside the strategy's "
                 "scope. Create the task under `with strategy.scope():`."
             )
     averaged = [v for call in calls if call.verb == "average" for v in call.variables]
-    variables = [v for layer in layers for v in layer.variables]
-    check_known(name, [v.value for v in variables] + own, calls)
+    check_known(name, variables + own, calls)
     check_covered(name, layers, applies, averaged)
-    optimizers = [one.optimizer for of_name in groups.values() for one in of_name.values()]
-    of_optimizers = [v.value for optimizer in optimizers for v in optimizer.variables]
-    check_saved(name, planned.graph, [*(v.value for v in variables), *own, *of_optimizers])
-    by_hand = written_in(planned.graph, [v.value for v in variables])
+    check_saved(name, planned.graph, saved)
+    of_layers = set(map(id, variables))
+    by_hand = [v for v in assigned if id(v) in of_layers]
     after_change = any(call.checks for call in calls[changes[0] + 1 :])
     changed = {id(v.value) for call in applies for v in call.variables} | set(map(id, averaged))
     weights = [v.value for layer in layers for v in layer._trainable_variables]
@@ -107,12 +110,14 @@ def plan_of(
         variables=variables_by_optimizer,
         applies=numbers,
         applied={used: sorted({c.loss for c in applies if c.name == used}) for used in groups},
+        calls=[call.identity for call in calls],
         changes=len(changes),
         only_moved={c.name for c in gradients} - {c.name for c in gradients if not c.moved},
         keeps_values=after_change or any(calls[place].sometimes for place in changes),
         averaged=averaged,
         own=own,
         frozen=frozen,
+        assigned=assigned,
     )
 
 

@@ -25,7 +25,7 @@ from ddl.step.verbs.gradients import Gradients
 from ddl.step.verbs.plan import StepPlan
 from ddl.step.verbs.planning.planned import Traced, plan_of
 from ddl.step.verbs.update import Update
-from ddl.step.verbs.values import Values
+from ddl.step.verbs.values import Summed, Values
 from ddl.step.verbs.work import Books, Call
 from ddl.tasks.task import LossFunction, Task
 
@@ -54,7 +54,7 @@ def plan_step(
 
     def trace() -> None:
         planned.functions.clear()  # a loss that is defined in the step is new in each trace
-        state = TrainingState.initial(1.0, tf.zeros([0], tf.float64))
+        state = TrainingState(*map(_unknown, TrainingState.initial(1.0, tf.zeros([0], tf.float64))))
         batch = Batch({}, {}, batch_counter(state.batches))
         update = Update(planned, state, dict.fromkeys(data, batch), writes=False)
         update.run(lambda *given: plans.run_own_step(task, *given))
@@ -71,6 +71,14 @@ def plan_step(
             # Built here, since models cannot be built within a trace on several replicas.
             planned.losses[new.name] = objective(new.loss, new.source)
             planned.sources[new.name] = new.source
+
+
+def _unknown(value: tf.Tensor) -> tf.Tensor:
+    """Returns a tensor without a static value, as the update has one when it is traced.
+
+    TensorFlow reads a constant, such as a number of turns, while it traces.
+    """
+    return tf.raw_ops.PlaceholderWithDefault(input=value, shape=value.shape)
 
 
 class _NewLossError(BaseException):
@@ -146,18 +154,17 @@ class _PlanningTrace:
         each: OfExample | None,
     ) -> Reduced:
         nothing = tf.zeros([], tf.float64)
-        values = [tf.zeros(v.shape, v.dtype) for v in variables]
+        values = [_unknown(tf.zeros(v.shape, v.dtype)) for v in variables]
         return Reduced(values, finite=None, sums=nothing, noise=None)
 
     def applied_alone(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def sums(
-        self, name: str, values: Values, batch: StepBatch, draws: Draws
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+    def sums(self, name: str, values: Values, batch: StepBatch, draws: Draws) -> Summed:
         tried = self.losses[name].loss
         assert isinstance(tried, Values)
-        return tf.zeros(tried.shape, tried.dtype), tf.ones([], tf.float64)
+        zeros, one = tf.zeros(tried.shape, tf.float64), tf.ones([], tf.float64)
+        return Summed(_unknown(zeros), _unknown(one), tried.dtype)
 
     def finite(self, values: Sequence[Any]) -> tf.Tensor | None:
         return None
