@@ -200,8 +200,7 @@ class Update(ControlFlow):
           name: As in `mean`.
 
         Returns:
-          Tensor […] of the examples times their weights, of the function's dtype; float32 if that
-          has half precision.
+          Tensor […] of the function's dtype, or float32 for half precision: values times weights.
 
         Raises:
           ConfigError: As `mean`.
