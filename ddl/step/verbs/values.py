@@ -69,7 +69,7 @@ class Values:
                 f"{self._where}: the function {self.__name__!r} must return a float tensor with "
                 f"the batch as its first dimension, got {values!r:.80}."
             )
-        self.shape, self.dtype = values.shape[1:], values.dtype
+        self.shape, self.dtype = values.shape[1:], tf.as_dtype(values.dtype)
         return PerExample(tf.reshape(values, [values.shape[0], -1]))
 
     def __eq__(self, other: object) -> bool:
