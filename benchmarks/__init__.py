@@ -36,6 +36,7 @@ LONG = (
     "sharding",
     "batch_shards",
     "monitors",
+    "check_time",
 )
 """Benchmarks that run only when named."""
 

@@ -184,7 +184,7 @@ _RULES: tuple[_Rule, ...] = (
         ("layer",),
     ),
     ("draw by replica", lambda c: c.layer.draws, ("layer",)),
-    ("depends on the replica", lambda c: c.has("replica_id"), _FORWARD),
+    ("depends on the replica", lambda c: c.has("replica_id"), (*_FORWARD, "applied gradients")),
     ("draw by replica", lambda c: c.has("draw", "keras_draw", "numpy_draw"), _FORWARD),
     ("second all-reduce", lambda c: c.has("all_reduce"), (*_FORWARD, "gradients")),
     (

@@ -125,7 +125,7 @@ class Recorder:
 
     def _apply(self, optimizer: str, gradients: Any) -> None:
         self._calls += 1
-        self._on_each("applied gradients", gradients.variables, gradients.values)
+        self._on_each("applied gradients", gradients.variables, gradients.of_replicas)
 
     def _applied(self, optimizer: str, gradients: Any) -> None:
         if self._in_detail:

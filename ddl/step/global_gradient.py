@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from ddl.data import BatchPipeline
@@ -30,7 +29,7 @@ from ddl.step.compiled.compiler import Compiler
 from ddl.step.compiled.deferred import Deferred
 from ddl.step.monitoring.phases import phase
 from ddl.step.moving_statistics import Statistics
-from ddl.step.noise_scale import GradientNoiseScale, estimates, squared_norm_of
+from ddl.step.noise_scale import GradientNoiseScale, of_sums, squared_norm_of
 from ddl.step.objective import Objective
 from ddl.step.observing import observe
 from ddl.step.overflow import all_finite, multiply_finite
@@ -41,9 +40,9 @@ from ddl.step.state import TrainingState
 from ddl.step.verbs.batches import StepBatch
 from ddl.step.verbs.each_example import (
     OfExample,
-    check_no_batch_moments,
     check_no_gathers,
     check_no_remat,
+    losses_of_examples,
     sum_of_changed,
 )
 
@@ -60,9 +59,9 @@ class GlobalGradient:
       scales: Whether losses are multiplied by the loss scale.
       noise_scale: Estimator of the gradient noise scale; None: no estimate.
       statistics: Variables that a forward pass writes.
-      own: Variables of the task outside of its layers that no optimizer updates.
-      complete: Variables that every gradient covers or that are frozen, so that a loss that depends
-        on others is an error; None if a loss may depend on others, as in a step of one's own.
+      own: Variables of a task with a step, outside of its layers, that no optimizer updates.
+      complete: Variables on which a loss may depend besides those of its gradient: the frozen ones,
+        or with a step of one's own all of the task's layers.
       remat: The parts of the models that the backward pass computes again, or None.
     """
 
@@ -74,7 +73,7 @@ class GlobalGradient:
     noise_scale: GradientNoiseScale | None
     statistics: Statistics
     own: Sequence[tf.Variable]
-    complete: Sequence[keras.Variable] | None
+    complete: Sequence[keras.Variable]
     remat: Parts | None
 
     def __call__(
@@ -106,8 +105,10 @@ class GlobalGradient:
         gradients = gradient_path.with_each_row_once(gradients, self.strategy)
         firsts = list(map(self._of_first_replica, gradients))
         norm = lambda: squared_norm_of(firsts)  # noqa: E731
-        sums, noise = self.gradient_noise(objective, sums, norm, batch, state)
-        factor = self.factor(objective, batch, sums, state.loss_scale, gradient_path.widest(firsts))
+        sums, noise = self.gradient_noise(objective, sums, norm, batch, state, each)
+        sums, examples = (sums, None) if each is None else (sums[:-1], sums[-1])
+        widest = gradient_path.widest(firsts)
+        factor = self.factor(objective, batch, sums, state.loss_scale, widest, examples)
         return Reduced(*self._multiplied(gradients, factor), sums=sums, noise=noise)
 
     def of_replicas(
@@ -130,7 +131,7 @@ class GlobalGradient:
             return ThreePasses(self, objective, variables, batch, state, draws).gradients()
 
         form = self.gradient_sums(objective, variables, batch)
-        size = objective.metrics.size + (self.noise_scale is not None)
+        size = objective.metrics.size + (self.noise_scale is not None) + (each is not None)
 
         def one(batch: StepBatch, index: tf.Tensor | int, so_far: Any) -> Any:
             values = self._of_microbatch(objective, variables, batch, state, index, draws, each)
@@ -164,7 +165,7 @@ class GlobalGradient:
         def one(batch: StepBatch, index: tf.Tensor | int, so_far: Any) -> Any:
             features, microbatch = self.examples(batch, index, state, draws)
             with microbatch.forward():
-                weighed, _, sums = objective.weighed(features, training=True)
+                weighed, _, sums, _ = objective.weighed(features, training=True)
             totals = tf.cast(tf.reduce_sum(weighed, axis=0), tf.float64)
             # The sum of weights counts each entry of an example.
             summed = tf.concat([sums[:1] / weighed.shape[1], totals], axis=0)
@@ -249,9 +250,7 @@ class GlobalGradient:
             if each is None:
                 loss, sums = objective(features, training=True)
             else:
-                check_no_batch_moments(objective.training_layers)
-                weighed, _, sums = objective.weighed(features, training=True)
-                loss = tf.reduce_sum(tf.reshape(weighed, [weighed.shape[0], -1]), axis=1)
+                loss, sums = losses_of_examples(objective, features)
             if self.scales:
                 loss *= tf.cast(state.loss_scale, loss.dtype)
         others = self.left_out(tape.watched_variables(), variables)
@@ -261,10 +260,10 @@ class GlobalGradient:
             if each is None:
                 gradients = tape.gradient(loss, updated + others)
             else:
-                size = self.batch_size(batch)
-                gradients = sum_of_changed(
-                    tape, loss, microbatch.mask, updated, each, state.loss_scale, size
-                )
+                scale, size = state.loss_scale, self.batch_size(batch)
+                given = (tape, loss, microbatch.mask, updated, each, scale, size)
+                gradients = sum_of_changed(*given)
+                gradients += tape.gradient(loss, others) if others else []
             observe("differentiated", variables=variables, gradients=gradients)
         gradients, of_others = gradients[: len(variables)], gradients[len(variables) :]
         of_each = zip(variables, gradients, strict=True)
@@ -287,33 +286,33 @@ class GlobalGradient:
         squared_norm: Callable[[], tf.Tensor],
         batch: StepBatch,
         state: TrainingState,
+        each: OfExample | None = None,
     ) -> tuple[tf.Tensor, tf.Tensor | None]:
-        """Returns only the metric sums, and the estimates of the gradient noise, if any."""
+        """Returns the other sums, and the estimates of the gradient noise, if any."""
         if self.noise_scale is None:
             return sums, None
-        parts, size, large = self.parts, self.batch_size(batch), squared_norm()
-        # A part's gradient is a sum over B/P examples divided by B, so 1/P of their mean. The mean
-        # over P parts is s = P² · sums[-1] / P.
-        small = parts * sums[-1]
-        noise = estimates(small, large, parts, size)
-        entries = objective.entries  # a mean over them is meant, but they have been added up
-        if self.scales or entries > 1:
-            scale = state.loss_scale if self.scales else tf.ones([])
-            noise /= (tf.cast(scale, tf.float64) * entries) ** 2
-        return sums[:-1], tf.where(tf.equal(sums[0], size * entries), noise, np.nan)
+        entries = objective.entries, objective.entries if each is None else 1
+        scale = state.loss_scale if self.scales else None
+        return of_sums(sums, squared_norm(), self.parts, self.batch_size(batch), entries, scale)
 
     def factor(
-        self, objective: Objective, batch: StepBatch, sums: tf.Tensor, scale: tf.Tensor, wide: Any
+        self,
+        objective: Objective,
+        batch: StepBatch,
+        sums: tf.Tensor,
+        scale: tf.Tensor,
+        wide: Any,
+        examples: tf.Tensor | None = None,
     ) -> Callable[[], tf.Tensor] | None:
         """Returns a function for B / (Σ weight · loss scale), []; None if always one.
 
         Float64, or float32 where that is exact enough for `wide`, the gradients' widest dtype.
+        Σ weight is `sums[0]`, or with `each` the sum of the weights of the data, `examples`.
         """
         pipeline = self.pipelines[batch.source]
         # An example with several losses, as of tokens, weighs as many.
-        weights_are_one = (
-            pipeline.always_full and not objective.task_weighs and objective.entries == 1
-        )
+        weighs = examples is None and (objective.task_weighs or objective.entries > 1)
+        weights_are_one = pipeline.always_full and not weighs
         if weights_are_one and not self.scales:
             return None
         if weights_are_one and wide.size <= scale.dtype.size:
@@ -321,7 +320,8 @@ class GlobalGradient:
 
         def factor() -> tf.Tensor:
             size = tf.constant(pipeline.global_batch_size, tf.float64)
-            return tf.math.divide_no_nan(size, sums[0] * tf.cast(scale, tf.float64))
+            weight = sums[0] if examples is None else examples
+            return tf.math.divide_no_nan(size, weight * tf.cast(scale, tf.float64))
 
         return factor
 

@@ -9,6 +9,7 @@ hardly any.
 import dataclasses
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 import tensorflow as tf
 
 from ddl.errors import ConfigError
@@ -96,6 +97,34 @@ def estimates(small: tf.Tensor, large: tf.Tensor, parts: int, batch: int) -> tf.
       batch: B above.
     """
     return tf.stack([parts * large - small, (small - large) * batch]) / (parts - 1)
+
+
+def of_sums(
+    sums: tf.Tensor,
+    large: tf.Tensor,
+    parts: int,
+    batch: int,
+    entries: Sequence[int],
+    scale: tf.Tensor | None,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the sums of an update but for the last, and the estimates, which are NaN in part.
+
+    Args:
+      sums: Σ weight, other sums, and last the sum of the squared norms of the parts: float64 [n].
+      large: g above, float64 [].
+      parts: P above.
+      batch: B above.
+      entries: Number of losses of an example, and how many of them its gradient adds up.
+      scale: The loss scale, []; None: 1.
+    """
+    # A part's gradient is a sum over B/P examples divided by B, so 1/P of their mean. The mean
+    # over P parts is s = P² · sums[-1] / P.
+    noise = estimates(parts * sums[-1], large, parts, batch)
+    of_each, added = entries
+    if scale is not None or added > 1:  # a mean over the entries is meant
+        scale = tf.ones([]) if scale is None else scale
+        noise /= (tf.cast(scale, tf.float64) * added) ** 2
+    return sums[:-1], tf.where(tf.equal(sums[0], batch * of_each), noise, np.nan)
 
 
 def squared_norm_of(gradients: Sequence[Gradient]) -> tf.Tensor:

@@ -127,7 +127,7 @@ class Objective:
           ConfigError: If the task's losses, weights or metrics have wrong types or shapes.
           DataError: If the task ignores a feature such as "sample_weight"; while tracing.
         """
-        weighed, of_layers, sums = self.weighed(features, training)
+        weighed, of_layers, sums, _ = self.weighed(features, training)
         objective = tf.reduce_sum(weighed)
         for own_loss in of_layers:
             objective += own_loss
@@ -135,14 +135,14 @@ class Objective:
 
     def weighed(
         self, features: dict[str, tf.Tensor], training: bool
-    ) -> tuple[tf.Tensor, list[tf.Tensor], tf.Tensor]:
-        """Returns weight·loss of each entry, the losses of layers, and the metric sums.
+    ) -> tuple[tf.Tensor, list[tf.Tensor], tf.Tensor, tf.Tensor]:
+        """Returns weight·loss of each entry, the losses of layers, metric sums, and weights.
 
         Arguments and errors are those of `__call__`.
 
         Returns:
-          Weighted losses, [batch, …]; losses of layers times the sum of the weights, [] each; and
-          the metric sums.
+          Weighted losses, [batch, …]; losses of layers times the sum of the weights, [] each; the
+          metric sums; and the weights, [batch, …].
         """
         observe("rows", features=features)
         features = dict(features)
@@ -173,7 +173,7 @@ class Objective:
         metrics = self.metrics if training else self.evaluation_metrics
         self._check_names(output, metrics)
         sums = sums_of(metrics, loss, output, None if is_one else weight, example_weight)
-        return weighed, of_layers, sums
+        return weighed, of_layers, sums, weight
 
     def _watched(self, features: dict[str, tf.Tensor], training: bool) -> Sequence[str]:
         """Returns features such as "sample_weight" that the task may not read."""

@@ -44,7 +44,7 @@ from ddl.step.verbs.each_example import OfExample
 from ddl.step.verbs.gradients import Gradients
 from ddl.step.verbs.plan import StepPlan
 from ddl.step.verbs.update import Update
-from ddl.step.verbs.values import Values
+from ddl.step.verbs.values import Summed, Values
 from ddl.step.verbs.work import Books
 from ddl.step.weight_average import WeightAverages
 from ddl.tasks.task import LossFunction
@@ -151,7 +151,7 @@ class UpdateStep:
         if self.gradient.noise_scale is not None:
             update.books.noise = by_optimizer(state.gradient_noise, self.plan.groups)
         update.run(self.plan.run)
-        self.plan.check_batches(update.batches.taken)
+        self.plan.check_trace([call.identity for call in update.calls], update.batches.taken)
         work.finish(update.books)
         return self.compiler(lambda: self._next_state(state, update.books))
 
@@ -259,16 +259,14 @@ class _Work:
         yield
         self._sharding = None
 
-    def sums(
-        self, name: str, values: Values, batch: StepBatch, draws: Draws
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+    def sums(self, name: str, values: Values, batch: StepBatch, draws: Draws) -> Summed:
         observe("gradients", loss=name)
         objective = self._plan.means[name].of(values)
         sums, weight = self._update.gradient.sums(objective, batch, self._state, draws)
         observe("summed", loss=name, value=sums)
         traced = objective.loss  # an equal function of the planning trace, or `values`
         assert isinstance(traced, Values)
-        return tf.reshape(tf.cast(sums, traced.dtype), traced.shape), weight
+        return Summed(tf.reshape(sums, traced.shape), weight, traced.dtype)
 
     def finite(self, values: Sequence[Any]) -> tf.Tensor | None:
         if self._kept is None:

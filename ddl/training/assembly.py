@@ -332,7 +332,7 @@ def _update(
         noise_scale=options.gradient_noise_scale,
         statistics=statistics,
         own=[v for v in plan.own if id(v) not in {id(t.value) for t in plan.trained}],
-        complete=None if has_step(task) else frozen_variables(layers),
+        complete=plan.known(layers) if has_step(task) else frozen_variables(layers),
         remat=Parts(options.remat, task, strategy) if options.remat else None,
     )
     return UpdateStep(

@@ -275,6 +275,68 @@ def a_schedule_in_python(**where: Any) -> ddl.Trainer:
 # ------------------------------------------------------------ step, optimizer, data
 
 
+@planted("applied gradients", "depends on the replica")
+def a_clip_by_map_with_a_limit_of_the_replica(**where: Any) -> ddl.Trainer:
+    class Clipping(Tiny):
+        def clipped(self, gradient, variable):
+            replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+            limit = 0.01 * tf.cast(1 + replica, gradient.dtype)
+            return gradient * tf.minimum(limit / tf.norm(gradient), 1.0)
+
+        def step(self, update, batch):
+            update.apply(update.gradients(self.per_example, batch).map(self.clipped))
+
+    return trainer(Clipping(), **where)
+
+
+@planted("own variables", "division by the number of replicas")
+def a_counter_of_the_replicas_in_a_step(**where: Any) -> ddl.Trainer:
+    replicas = where["strategy"].num_replicas_in_sync
+
+    class Counting(Tiny):
+        def __init__(self):
+            super().__init__()
+            self.seen = tf.Variable(0.0, trainable=False, dtype=tf.float64)
+
+        def step(self, update, batch):
+            update.minimize(self.per_example, batch)
+            self.seen.assign_add(BATCH * replicas)
+
+    return trainer(Counting(), **where)
+
+
+@planted("own variables", "state of a replica")
+def a_moving_mean_that_a_map_assigns(**where: Any) -> ddl.Trainer:
+    class Averaging(Tiny):
+        def __init__(self):
+            super().__init__()
+            self.usual = tf.Variable(
+                0.0, trainable=False, aggregation=tf.VariableAggregation.SUM, dtype=tf.float64
+            )
+
+        def noted(self, gradient, variable):
+            self.usual.assign_add(0.1 * (tf.norm(gradient) - self.usual))
+            return gradient
+
+        def step(self, update, batch):
+            update.apply(update.gradients(self.per_example, batch).map(self.noted))
+
+    return trainer(Averaging(), **where)
+
+
+@planted("applied gradients", "not in the checkpoint")
+def noise_of_a_generator_in_python(**where: Any) -> ddl.Trainer:
+    random = np.random.default_rng(0)
+
+    class Noisy(Tiny):
+        def step(self, update, batch):
+            noise = tf.numpy_function(lambda: random.normal(size=()), [], tf.float64)
+            factor = 1.0 + 0.1 * tf.ensure_shape(noise, [])
+            update.apply(update.gradients(self.per_example, batch) * factor)
+
+    return trainer(Noisy(), **where)
+
+
 @planted("applied gradients", "division by the number of replicas")
 def a_step_that_divides_by_the_replicas(**where: Any) -> ddl.Trainer:
     strategy = where["strategy"]

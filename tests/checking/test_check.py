@@ -59,6 +59,7 @@ TWO_MICROBATCHES, FOUR_REPLICAS = Configuration(1, 2), Configuration(4, 1)
 SHOWN_BY = {
     "another_branch_on_several_replicas": [FOUR_REPLICAS],
     "a_schedule_in_python": [WRITER, RESUMED],
+    "noise_of_a_generator_in_python": [WRITER, RESUMED],
 }
 # Four replicas, each with two microbatches, where most differs: normalization, loops, masks.
 ON_FOUR = {

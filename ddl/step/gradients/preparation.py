@@ -57,7 +57,7 @@ def left_out(
     watched: Sequence[tf.Variable],
     variables: Sequence[keras.Variable],
     own: Sequence[tf.Variable],
-    complete: Sequence[keras.Variable] | None,
+    complete: Sequence[keras.Variable],
 ) -> list[tf.Variable]:
     """Returns the watched variables that are neither updated nor frozen. Replica context.
 
@@ -70,15 +70,13 @@ def left_out(
     Raises:
       ConfigError: If a loss of a step reads a trainable variable that nothing updates.
     """
-    if complete is None:
-        of_task = {id(v.handle) for v in own}
-        if stay := [v.name for v in watched if id(v.handle) in of_task]:
-            raise ConfigError(
-                f"A loss reads the trainable variables {', '.join(stay)} of the task, but the step "
-                "does not update them. Pass them to update.minimize as keras.Variable, or make "
-                "them with trainable=False."
-            )
-        return []
+    of_task = {id(v.handle) for v in own}
+    if stay := [v.name for v in watched if id(v.handle) in of_task]:
+        raise ConfigError(
+            f"A loss reads the trainable variables {', '.join(stay)} of the task, but the step "
+            "does not update them. Pass them to update.minimize as keras.Variable, or make them "
+            "with trainable=False."
+        )
     known = {id(v.value.handle) for v in (*variables, *complete)}
     return [v for v in watched if id(v.handle) not in known]
 
@@ -91,6 +89,7 @@ def check_none_left_out(
     if stay:
         raise ConfigError(
             f"The loss depends on the trainable variables {', '.join(stay)}, which are not "
-            "part of the task's model, so nothing updates them. Add their layers to the "
-            "model, or keep them on an attribute of the task with trainable = False."
+            "part of the task's model, so nothing updates them and no checkpoint holds them. Add "
+            "their layers to the model, or keep them on an attribute of the task: with trainable "
+            "= False, or in a task with a `step` that passes their model to update.minimize."
         )

@@ -100,7 +100,7 @@ class ShardedGradient(GlobalGradient):
         def one(batch: StepBatch, index: tf.Tensor | int) -> list[tf.Tensor]:
             features, microbatch = self.examples(batch, index, state, draws)
             with microbatch.forward():
-                weighed, _, sums = objective.weighed(features, training=True)
+                weighed, _, sums, _ = objective.weighed(features, training=True)
             totals = tf.cast(tf.reduce_sum(weighed, axis=0), tf.float64)
             return [tf.concat([sums[:1] / weighed.shape[1], totals], axis=0)]
 

@@ -65,8 +65,10 @@ def move_towards(
 ) -> None:
     """Moves variables towards others, keeping the share `decay`. Cross-replica context."""
     share = 1 - tf.cast(decay, tf.float64)
+    varies = tf.is_tensor(decay) or isinstance(decay, tf.Variable)
+    move = _move_or_assign if varies else _assign if decay == 0 else _move
     for variable, source in zip(targets, sources, strict=True):
-        how = _move if variable.dtype.is_floating else _assign
+        how = move if variable.dtype.is_floating else _assign
         strategy.extended.update(variable, how, args=(source, share))
 
 
@@ -77,12 +79,26 @@ def add(variable: tf.Variable, value: tf.Tensor) -> tf.Operation:
 
 def _move(variable: tf.Variable, source: tf.Tensor, share: tf.Tensor) -> tf.Operation:
     """Moves a variable by a share of the distance to a source: `share` is float64 []."""
-    distance = tf.cast(source, variable.dtype) - variable
-    return variable.assign_add(tf.cast(share, variable.dtype) * distance)
+    return variable.assign_add(_way(variable, tf.cast(source, variable.dtype), share))
+
+
+def _move_or_assign(variable: tf.Variable, source: tf.Tensor, share: tf.Tensor) -> tf.Operation:
+    """Moves a variable as `_move`, or assigns the source if the share, a tensor, is 1."""
+    source = tf.cast(source, variable.dtype)
+    moved = variable + _way(variable, source, share)
+    return variable.assign(tf.where(tf.equal(share, 1), source, moved))
+
+
+def _way(variable: tf.Variable, source: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
+    """Returns the share of the distance to a source, of the variable's dtype."""
+    before = tf.convert_to_tensor(variable)
+    # A variable may be infinite, such as a mask; inf - inf is NaN.
+    distance = tf.where(tf.equal(source, before), tf.zeros_like(source), source - before)
+    return tf.cast(share, variable.dtype) * distance
 
 
 def _assign(variable: tf.Variable, source: tf.Tensor, share: tf.Tensor) -> tf.Operation:
-    """Assigns a source to a variable that has no fractions, such as a counter."""
+    """Assigns a source: at decay 0, and to a variable that has no fractions, such as a counter."""
     return variable.assign(tf.cast(source, variable.dtype))
 
 

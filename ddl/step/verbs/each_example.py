@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from ddl import microbatch
 from ddl.errors import ConfigError
+from ddl.step.objective import Objective
 from ddl.tasks.gather import GatherCall
 
 OfExample: TypeAlias = Callable[[list[tf.Tensor]], list[tf.Tensor]]
@@ -45,6 +46,39 @@ def check_no_remat(is_on: bool) -> None:
             "Trainer.remat it would compute the layers again for each. Leave Trainer.remat out. To "
             "need less memory, raise accumulation_steps."
         )
+
+
+def losses_of_examples(
+    objective: Objective, features: dict[str, tf.Tensor]
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the loss of each example whose gradient `each` changes. Replica context.
+
+    An example with several losses, as of tokens, has the gradient of their weighted mean, so that a
+    limit of `each` means the same for any number of losses. The sum of the gradients is divided by
+    the sum of the weights of the data, and not of those of the losses: in DP-SGD an example then
+    changes the result by at most limit / Σ weight of the data, whatever weights the task returns.
+
+    Args:
+      objective: The objective.
+      features: The microbatch.
+
+    Returns:
+      The losses times the weights of the data, [rows]; and the metric sums, with the sum of the
+      weights of the data at the end.
+
+    Raises:
+      ConfigError: If the model normalizes over the batch.
+    """
+    check_no_batch_moments(objective.training_layers)
+    of_data = features["weight"]
+    weighed, _, sums, weight = objective.weighed(features, training=True)
+    rows = weighed.shape[0]
+    losses = tf.reduce_sum(tf.reshape(weighed, [rows, -1]), axis=1)
+    if objective.entries > 1:
+        total = tf.reduce_sum(tf.reshape(weight, [rows, -1]), axis=1)
+        losses = tf.math.divide_no_nan(losses * tf.cast(of_data, losses.dtype), total)
+    count = tf.reduce_sum(tf.cast(of_data, tf.float64))
+    return losses, tf.concat([sums, [count]], axis=0)
 
 
 def sum_of_changed(

@@ -1,6 +1,7 @@
 """The plan of a step: its losses and the variables that it changes, known before training."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -37,12 +38,15 @@ class StepPlan:
       only_moved: Names of the losses that the step computes within `moved` alone.
       sources: Name of the source of each loss and function, by its name.
       batches: Number of batches that an update reads of each source, by its name.
+      calls: Identity of each call of a verb in the trace before training
+        (`ddl.step.verbs.work.Call`); empty for the built-in step.
       changes: Number of the step's calls that change variables: `apply` and `average`.
       keeps_values: Whether the values before the update must be kept under loss scaling, because a
         variable changes before the last gradient is known, or the step itself assigns to it.
       averaged: Variables that `average` changes.
       own: Variables that the task keeps outside of its layers.
       frozen: Weights of layers that no verb changes; the step may assign to them.
+      assigned: Saved variables that the step itself assigns, such as a learning rate.
       read: Names of the task's numbers and texts that its trace has read.
     """
 
@@ -55,12 +59,14 @@ class StepPlan:
     means: Mapping[str, Objective] = dataclasses.field(default_factory=dict)
     sources: Mapping[str, str] = dataclasses.field(default_factory=lambda: {BUILT_IN: ""})
     batches: Mapping[str, int] = dataclasses.field(default_factory=lambda: {"": 1})
+    calls: Sequence[tuple[str, str, bool]] = ()
     changes: int = 1
     keeps_values: bool = False
     only_moved: Collection[str] = ()
     averaged: Sequence[tf.Variable] = ()
     own: Sequence[tf.Variable] = ()
     frozen: Sequence[tf.Variable] = ()
+    assigned: Sequence[tf.Variable] = ()
     read: Collection[str] = ()
 
     @property
@@ -73,22 +79,32 @@ class StepPlan:
     @property
     def ends_with_last_change(self) -> bool:
         """Whether the last change also moves the weight averages, or undoes a skipped update."""
-        return not self.keeps_values and not self.own and not self.frozen
+        return not (self.keeps_values or self.own or self.frozen or self.assigned)
 
     @property
     def objectives(self) -> list[Objective]:
         """The objectives of all losses, and of all functions of which the step takes the mean."""
         return [*self.losses.values(), *self.means.values()]
 
-    def check_batches(self, taken: Mapping[str, int]) -> None:
-        """Checks that a trace has read as many batches as the trace before training.
+    def check_trace(self, calls: Sequence[tuple[str, str, bool]], taken: Mapping[str, int]) -> None:
+        """Checks that a trace has made the calls, and read the batches, of that before training.
 
         Args:
+          calls: Identity of each call of a verb that it has made.
           taken: Number of batches that it has read of each source.
 
         Raises:
-          ConfigError: If the numbers differ.
+          ConfigError: If they differ.
         """
+        if self.calls and list(calls) != list(self.calls):
+            pairs = enumerate(itertools.zip_longest(calls, self.calls), start=1)
+            number, (ours, planned) = next(pair for pair in pairs if pair[1][0] != pair[1][1])
+            raise ConfigError(
+                f"{type(self.task).__name__}.step makes other calls of update than when the "
+                f"Trainer was made: call {number} is {_described(ours)}, but was "
+                f"{_described(planned)}. A step must make the same calls in each trace: leave out "
+                "Python conditions on what changes, or use update.when."
+            )
         if taken != self.batches:
             raise ConfigError(
                 f"{type(self.task).__name__}.step calls update.next as often as for the batches "
@@ -106,6 +122,10 @@ class StepPlan:
         """The variables of all optimizers, each once."""
         every = [v for variables in self.variables.values() for v in variables]
         return list({id(v): v for v in every}.values())
+
+    def known(self, layers: Sequence[keras.layers.Layer]) -> list[keras.Variable]:
+        """Returns the variables that a loss of a step may depend on: those of the task's layers."""
+        return [*self.trained, *(v for layer in layers for v in layer.variables)]
 
     def parts(self, name: str, variables: Sequence[keras.Variable]) -> dict[str, list[int]]:
         """Returns which of the variables each optimizer of a name updates.
@@ -164,10 +184,10 @@ class StepPlan:
     def to_restore(self, optimizers: Mapping[str, keras.optimizers.Optimizer]) -> list[tf.Variable]:
         """Returns the variables that a skipped update restores, besides statistics."""
         if not self.keeps_values:
-            return list(self.own)
+            return [*self.own, *self.assigned]
         weights = [v.value for v in self.trained]
         slots = [v.value for optimizer in optimizers.values() for v in optimizer.variables]
-        return [*weights, *slots, *self.averaged, *self.own]
+        return [*weights, *slots, *self.averaged, *self.own, *self.assigned]
 
     def name_of_loss(self, loss: LossFunction, name: str | None) -> str:
         """Returns the name of a loss."""
@@ -180,6 +200,14 @@ class StepPlan:
     def model(self, given: Any) -> Any:
         """Returns the model of a verb; None means the task's `model`."""
         return model_of(self.task, given)
+
+
+def _described(call: tuple[str, str, bool] | None) -> str:
+    """Returns a call of a verb for an error."""
+    if call is None:
+        return "missing"
+    verb, name, sometimes = call
+    return f"{verb} {name}".rstrip() + (" within when or repeat" if sometimes else "")
 
 
 def name_of_loss(task: Any, loss: Any, name: str | None) -> str:

@@ -81,14 +81,33 @@ class Turns:
         if self.repeats == 1:
             _check_number("within another one", known, _TURNS_WITHIN)
             _check_number("around another one", self.times, _TURNS_AROUND)
+            checks = []
+            if known is None:
+                checks.append(_checked_later("within another one", given, _TURNS_WITHIN))
+            if self.times is None and self.number is not None:
+                checks.append(_checked_later("around another one", self.number + 1, _TURNS_AROUND))
+            with tf.control_dependencies(checks):
+                given = tf.identity(given)
         return tf.cast(given, tf.int64)
 
 
 def _check_number(where: str, times: Any, most: int) -> None:
     """Raises ConfigError if a nested repeat has too many turns; None: their number is unknown."""
     if times is not None and times > most:
-        raise ConfigError(
-            f"update.repeat {where} can have at most {most:,} turns, or two turns would draw the "
-            f"same random numbers, got {times:,}. Make one repeat with the turns of both, or split "
-            "the longer one."
-        )
+        raise ConfigError(f"{_too_many(where, most)}, got {times:,}. {_REMEDY}")
+
+
+def _checked_later(where: str, turns: tf.Tensor, most: int) -> tf.Operation:
+    """Returns an operation that fails if a number of turns, an integer [], is too large."""
+    holds = tf.cast(turns, tf.int64) <= most
+    return tf.debugging.Assert(holds, [f"{_too_many(where, most)}. {_REMEDY} Got:", turns])
+
+
+def _too_many(where: str, most: int) -> str:
+    return (
+        f"update.repeat {where} can have at most {most:,} turns, or two turns would draw the same "
+        "random numbers"
+    )
+
+
+_REMEDY = "Make one repeat with the turns of both, or split the longer one."

@@ -23,7 +23,7 @@ from ddl.step.verbs.gradients import (
     draws_of,
     trainable_variables,
 )
-from ddl.step.verbs.values import OfExamples, Values
+from ddl.step.verbs.values import OfExamples, Summed, Values
 from ddl.step.verbs.work import Call, Work
 from ddl.tasks.task import LossFunction
 
@@ -185,8 +185,9 @@ class Update(ControlFlow):
         """
         draws = self._draws_of(same_draws_as)
         with self._statistics(moves_statistics):
-            total, weight = self._sums("mean", function, batch, name, draws)
-        return tf.math.divide_no_nan(total, tf.cast(weight, total.dtype))
+            mean = self._sums("mean", function, batch, name, draws).mean()
+        self.books.add_check(self._work.finite([mean]))
+        return mean
 
     def sum(self, function: OfExamples, batch: StepBatch, *, name: str | None = None) -> tf.Tensor:
         """Computes the sum of a function of the examples over the global batch.
@@ -199,26 +200,27 @@ class Update(ControlFlow):
           name: As in `mean`.
 
         Returns:
-          Tensor […] of the function's dtype, of the examples times their weights.
+          Tensor […] of the function's dtype, or float32 for half precision: values times weights.
 
         Raises:
           ConfigError: As `mean`.
         """
-        return self._sums("sum", function, batch, name, self._draws_of(None))[0]
+        total = self._sums("sum", function, batch, name, self._draws_of(None)).sum()
+        self.books.add_check(self._work.finite([total]))
+        return total
 
     def _sums(
         self, verb: str, function: OfExamples, batch: StepBatch, name: str | None, draws: Draws
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+    ) -> Summed:
         self._call_context.check(verb)
         check_batch(verb, batch)
         check_takes(f"The function of update.{verb}", function, ("features", "training"))
         values = Values(function, f"update.{verb}")
         name = self._work.name_of_loss(values, name, batch.source)
         self._passes += 1
-        total, weight = self._work.sums(name, values, batch, draws)
+        summed = self._work.sums(name, values, batch, draws)
         self._record("sum", name, ())
-        self.books.add_check(self._work.finite([total]))
-        return total, weight
+        return summed
 
     def apply(self, gradients: Gradients, optimizer: str | None = None) -> None:
         """Applies gradients: adds regularization, clips, and lets an optimizer update.

@@ -1,7 +1,7 @@
 """Functions of the examples whose mean or sum over the global batch a step computes."""
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
 
@@ -10,6 +10,29 @@ from ddl.tasks.task import PerExample
 
 OfExamples: TypeAlias = Callable[[dict[str, Any], bool], tf.Tensor]
 """Takes features and `training`, and returns a float tensor [batch, …]."""
+
+
+class Summed(NamedTuple):
+    """The sum of a function of the examples over the global batch.
+
+    Attributes:
+      total: The sum of the values times their weights, float64 […].
+      weight: The sum of the weights, float64 [].
+      dtype: Dtype of the function's values.
+    """
+
+    total: tf.Tensor
+    weight: tf.Tensor
+    dtype: tf.DType
+
+    def mean(self) -> tf.Tensor:
+        """Returns the mean in the dtype of the values; 0 without weight."""
+        return tf.cast(tf.math.divide_no_nan(self.total, self.weight), self.dtype)
+
+    def sum(self) -> tf.Tensor:
+        """Returns the sum in the dtype of the values, or float32 if that has half precision."""
+        half = self.dtype in (tf.float16, tf.bfloat16)
+        return tf.cast(self.total, tf.float32 if half else self.dtype)
 
 
 class Values:
@@ -46,7 +69,7 @@ class Values:
                 f"{self._where}: the function {self.__name__!r} must return a float tensor with "
                 f"the batch as its first dimension, got {values!r:.80}."
             )
-        self.shape, self.dtype = values.shape[1:], values.dtype
+        self.shape, self.dtype = values.shape[1:], tf.as_dtype(values.dtype)
         return PerExample(tf.reshape(values, [values.shape[0], -1]))
 
     def __eq__(self, other: object) -> bool:

@@ -13,7 +13,7 @@ from ddl.step.reduced import Reduced
 from ddl.step.verbs.batches import StepBatch
 from ddl.step.verbs.each_example import OfExample
 from ddl.step.verbs.gradients import Gradients
-from ddl.step.verbs.values import Values
+from ddl.step.verbs.values import Summed, Values
 from ddl.tasks.task import LossFunction
 
 
@@ -40,6 +40,11 @@ class Call(NamedTuple):
     times: int | None = 1
     loss: str = ""
     moved: bool = False
+
+    @property
+    def identity(self) -> tuple[str, str, bool]:
+        """What must be the same in each trace of a step."""
+        return self.verb, self.name, self.sometimes
 
     @property
     def changes(self) -> bool:
@@ -75,9 +80,7 @@ class Work(Protocol):
     def applied_alone(self) -> AbstractContextManager[None]:
         """Says that gradients of the `with` block are applied, and otherwise unused."""
 
-    def sums(
-        self, name: str, values: Values, batch: StepBatch, draws: Draws
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+    def sums(self, name: str, values: Values, batch: StepBatch, draws: Draws) -> Summed:
         """Returns the sum of a function of the examples, and the sum of the weights."""
 
     def keep_statistics(self) -> KeptValues:

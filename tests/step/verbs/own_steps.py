@@ -247,16 +247,18 @@ def build(
     precision: str = "float64",
     examples: int = 53,
     change: Callable[[Any], None] = lambda task: None,
+    optimizer: Callable[[], Any] | None = None,
     **arguments: Any,
 ) -> ddl.Trainer:
     """Makes the trainer of one of `TASKS`.
 
     Args:
       change: Changes the task before the trainer sees it.
+      optimizer: Makes the optimizer, after `change`; None: as in `TASKS`.
     """
     set_precision(precision)
     keras.utils.set_random_seed(7)
-    of_task, optimizer = TASKS[name]
+    of_task, make_optimizer = TASKS[name]
     floats = "float64" if precision == "float64" else "float32"
     values = {k: v.astype(floats) if v.dtype.kind == "f" else v for k, v in data(examples).items()}
     with strategy.scope():
@@ -264,7 +266,7 @@ def build(
         change(task)
         return ddl.Trainer(
             task,
-            optimizer(),
+            (optimizer or make_optimizer)(),
             values,
             global_batch_size=16,
             strategy=strategy,

@@ -69,7 +69,11 @@ WHERE = [("one_device", 1, 1), ("mirrored", 2, 1), ("mirrored", 4, 1), ("mirrore
 
 @pytest.mark.parametrize("where", WHERE, ids=name_of)
 def test_what_a_loop_over_the_examples_computes(where):
-    """Padding adds nothing, although `each` adds something to each gradient."""
+    """Padding adds nothing, although `each` adds something to each gradient.
+
+    The loss of an example is the mean of its losses by the task's weights, times the weight of the
+    data; the sum is divided by the weights of the data.
+    """
     strategy, replicas, microbatches = where
     trainer = build(make_strategy(strategy, replicas), accumulation_steps=microbatches)
     keras.utils.set_random_seed(7)
@@ -83,7 +87,8 @@ def test_what_a_loop_over_the_examples_computes(where):
             own = {name: value[place : place + 1] for name, value in rows.items()}
             with tf.GradientTape() as tape:
                 output = task.per_example(own, True)
-                loss = tf.reduce_sum(output.loss * output.weight) * weight
+                mean = tf.reduce_sum(output.loss * output.weight) / tf.reduce_sum(output.weight)
+                loss = mean * weight
             gradients = tape.gradient(loss, task.model.trainable_variables)
             gradients = task.each([tf.convert_to_tensor(g) for g in gradients])
             total = (
@@ -91,7 +96,7 @@ def test_what_a_loop_over_the_examples_computes(where):
                 if total is None
                 else [a + b for a, b in zip(total, gradients, strict=True)]
             )
-            weights += float(tf.reduce_sum(output.weight)) * weight
+            weights += weight
         optimizer.apply([g / weights for g in total], task.model.trainable_variables)
     trainer.train(2)
     for one, other in zip(trainer.model.variables, task.model.variables, strict=True):
@@ -108,6 +113,40 @@ def test_a_loss_scale_is_taken_out_before():
         trainer.train(3)
     for one, other in zip(scaled.model.variables, plain.model.variables, strict=True):
         np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("entries", [0, 1, 8])
+def test_the_limit_is_that_of_an_example_for_any_number_of_losses(entries):
+    """An example changes the result by limit / examples, whatever weights the task has."""
+
+    class Task:
+        def __init__(self):
+            self.model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+            self.norm = tf.Variable(0.0, trainable=False, dtype=tf.float64)
+
+        def per_example(self, features, training):
+            loss = tf.reduce_sum(self.model(features["x"], training=training) ** 2, axis=1)
+            loss = tf.tile(loss[:, tf.newaxis], [1, entries]) if entries else loss
+            return ddl.PerExample(loss, weight=0.25 * tf.ones_like(loss))
+
+        def clipped(self, gradients):
+            norm = tf.linalg.global_norm(gradients)
+            return [g * tf.minimum(tf.ones_like(norm), 0.5 / norm) for g in gradients]
+
+        def step(self, update, batch):
+            gradients = update.gradients(self.per_example, batch, each=self.clipped)
+            self.norm.assign(gradients.norm())
+            update.apply(gradients)
+
+    set_precision("float64")
+    x = np.tile(np.arange(6) * 100.0, [16, 1])  # all gradients point the same way
+    with make_strategy("mirrored", 2).scope():
+        task = Task()
+        trainer = ddl.Trainer(
+            task, keras.optimizers.SGD(1e-6), {"x": x}, global_batch_size=16, shuffle=False
+        )
+    trainer.train(1)
+    assert float(task.norm.numpy()) == pytest.approx(0.5, abs=1e-12)
 
 
 def with_model(layers, each):

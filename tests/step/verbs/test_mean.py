@@ -67,6 +67,44 @@ def test_of_a_full_and_of_a_padded_batch(where):
         assert trainer.task.weight.numpy() == pytest.approx(WEIGHT[rows].sum())
 
 
+@pytest.mark.parametrize(
+    ("precision", "rows", "value"),
+    [("float16", 64, 2000.0), ("float16", 70_000, 0.5), ("bfloat16", 257, 3.0)],
+)
+def test_half_precision_holds_neither_the_sum_nor_the_count(precision, rows, value):
+    """A mean is rounded once; a sum is float32."""
+
+    class Halves:
+        def __init__(self):
+            self.model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+            self.kept = tf.Variable(tf.zeros([2]), trainable=False)
+
+        def per_example(self, features, training):
+            return ddl.PerExample(self.model(features["x"])[:, 0])
+
+        def values(self, features, training):
+            return tf.cast(features["x"][:, 0], precision)
+
+        def step(self, update, batch):
+            mean, total = update.mean(self.values, batch), update.sum(self.values, batch)
+            assert (mean.dtype, total.dtype) == (precision, tf.float32)
+            self.kept.assign([tf.cast(mean, tf.float32), total])
+            update.minimize(self.per_example, batch)
+
+    set_precision("float32")
+    with make_strategy("mirrored", 2).scope():
+        trainer = ddl.Trainer(
+            Halves(),
+            keras.optimizers.SGD(1e-9),
+            {"x": np.full([rows + rows % 2, 1], value, "f4")},
+            global_batch_size=rows + rows % 2,
+            loss_scale=ddl.LossScale(2.0),
+        )
+    trainer.train(1)
+    assert int(trainer.state.step) == 1
+    assert trainer.task.kept.numpy().tolist() == [value, value * (rows + rows % 2)]
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _rows_checked_once():
     """Checks in each test: the tasks of `test_refuses` differ in a function alone."""

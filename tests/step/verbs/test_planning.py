@@ -454,6 +454,102 @@ def test_nested_repeats_of_too_many_turns(outer, inner, match):
     refused(match, step)
 
 
+@pytest.mark.parametrize("times", ["step", "sum"])
+def test_a_number_of_turns_that_is_0_while_planning(times):
+    """The state begins at 0, and the sums of a planning trace are 0."""
+
+    def step(task, update, batch):
+        def turn(number):
+            update.average(task.slow, of=task.model, decay=0.5)
+            task.turns.assign_add(1)
+
+        own = update.gradients(task.per_example, batch)
+        of_what = {
+            "step": lambda: update.step,
+            "sum": lambda: update.sum(task.ones, batch),
+        }
+        update.apply(own)
+        update.repeat(tf.cast(of_what[times](), tf.int32), turn)
+        update.average(task.slow, of=task.model, decay=0.5)
+
+    def make(step):
+        task = Task(step, turns=tf.Variable(0, trainable=False))
+        task.slow = keras.models.clone_model(task.model)
+        task.ones = lambda features, training: tf.ones([features["x"].shape[0]])
+        task.ones.__name__ = "ones"
+        return task
+
+    rule = ddl.ExponentialMovingAverage(0.5, warm_up=False)
+    trained = trainer(step, make=make, weight_average=rule)
+    update = trained._parts.update
+    assert update.plan.changes == 3
+    assert update.plan.keeps_values
+    expected = [v.numpy() for v in update.averages.variables]
+    for _ in range(3):
+        trained.train(1)
+        weights = [v.value.numpy() for v in trained.model.trainable_variables]
+        expected = [0.5 * (a + w) for a, w in zip(expected, weights, strict=True)]
+    turns = {"step": 0 + 1 + 2, "sum": 3 * 16}[times]
+    assert trained.task.turns.numpy() == turns
+    for average, own in zip(update.averages.variables, expected, strict=True):
+        np.testing.assert_allclose(average.numpy(), own, rtol=0, atol=1e-12)
+
+
+def test_other_calls_than_when_the_trainer_was_made():
+    def step(task, update, batch):
+        minimize(task, update, batch)
+        if task.traces:
+            update.average(task.slow, of=task.model, decay=0.5)
+        task.traces.append(1)
+
+    def make(step):
+        task = Task(step, traces=[])
+        task.slow = keras.models.clone_model(task.model)
+        task.slow.trainable = False
+        return task
+
+    made = trainer(step, make=make)
+    made.task.traces.append(1)
+    with pytest.raises(ConfigError, match="call 3 is average, but was missing.*same calls in each"):
+        made.trace()
+
+
+@pytest.mark.parametrize("way", ["sum", "each", "microbatches"])
+def test_a_trainable_model_outside_of_the_task(way):
+    set_precision("float64")
+    strategy = make_strategy("mirrored", 2)
+    with strategy.scope():
+        hidden = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3, name="hidden")])
+
+    def make(step):
+        task = Task(step)
+        task.apart = lambda features, training: ddl.PerExample(
+            tf.reduce_sum((task.model(features["x"]) - hidden(features["x"])) ** 2, axis=1)
+        )
+        task.apart.__name__ = "apart"
+        return task
+
+    def step(task, update, batch):
+        each = (lambda own: own) if way == "each" else None
+        update.apply(update.gradients(task.apart, batch, each=each))
+
+    arguments = {"accumulation_steps": 2 if way == "microbatches" else 1, "strategy": strategy}
+    refused(
+        "depends on the trainable variables .*hidden/kernel.*nothing updates them and no "
+        "checkpoint holds them.*passes their model to update.minimize",
+        step,
+        make=make,
+        **arguments,
+    )
+    hidden.trainable = False
+    if way == "sum":
+        trainer(
+            step,
+            make=lambda step: (task := make(step), vars(task).update(frozen=hidden))[0],
+            strategy=strategy,
+        ).trace()
+
+
 def test_exported_models_must_be_models():
     refused(
         "exported_models must be a dict from name to Keras model",

@@ -636,6 +636,69 @@ def test_a_skipped_update_restores_what_the_step_assigns(kind):
         np.testing.assert_allclose(average.numpy(), weight.numpy(), rtol=1e-6)
 
 
+def test_a_skipped_update_restores_what_the_step_assigns_to_the_optimizer():
+    """A rate that falls after each update, and momentum that starts anew."""
+    made = []
+
+    def change(task):
+        own_step, optimizer = task.step, momentum(0.5)
+        optimizer.build(task.model.trainable_variables)
+        made.append(optimizer)
+
+        def step(update, batch):
+            own_step(update, batch)
+            optimizer.learning_rate.assign(optimizer.learning_rate * 0.5)
+            for slot in optimizer.momentums:
+                slot.assign(slot + 1.0)
+
+        task.step = step
+
+    trainer = build(
+        "Sam",
+        make_strategy("one_device", 1),
+        precision="mixed_float16",
+        examples=48,
+        change=lambda task: (overflowing("per_example", 0, 0)(task), change(task)),
+        optimizer=lambda: made[0],
+        loss_scale=ddl.LossScale(8.0),
+        max_skipped_updates=1,
+    )
+    before, (optimizer,) = copies(trainer), made
+    trainer.trace()
+    state = trainer._runner.loop.run(trainer.state, 1)
+    assert (int(state.step), float(optimizer.learning_rate.numpy())) == (0, 0.5)
+    for ours, theirs in zip(copies(trainer), before, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    trainer.state = state._replace(skipped_in_a_row=tf.zeros([], tf.int64))
+    trainer.train(1)
+    assert float(optimizer.learning_rate.numpy()) == 0.25
+
+
+@pytest.mark.parametrize("varies", [False, True])
+def test_an_average_at_decay_0_is_a_copy(varies):
+    """And equal infinite weights, such as of a mask, stay as they are."""
+
+    def change(task):
+        own_step = task.step
+        task.target = tf.Variable([1e9, 1e9, np.inf], trainable=False, dtype=tf.float32)
+        task.source = tf.Variable([-0.66, 3.0, np.inf], trainable=False, dtype=tf.float32)
+        task.slow = tf.Variable([2.0, np.inf, -np.inf], trainable=False, dtype=tf.float32)
+        task.fast = tf.Variable([4.0, np.inf, -np.inf], trainable=False, dtype=tf.float32)
+
+        def step(update, batch):
+            own_step(update, batch)
+            zero = tf.cast(update.step, tf.float32) if varies else 0
+            update.average([task.target], of=[task.source], decay=zero)
+            update.average([task.slow], of=[task.fast], decay=zero + 0.5)
+
+        task.step = step
+
+    trainer = build("Sam", make_strategy("mirrored", 2), precision="float32", change=change)
+    trainer.train(1)
+    np.testing.assert_array_equal(trainer.task.target.numpy(), trainer.task.source.numpy())
+    np.testing.assert_array_equal(trainer.task.slow.numpy(), [3.0, np.inf, -np.inf])
+
+
 def test_a_loss_that_begins_late():
     """Until then its figure is left out, and the data are not said to have no weight."""
 
