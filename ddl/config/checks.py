@@ -199,8 +199,7 @@ def _undefined_macros(bindings: Sequence[Binding]) -> Iterator[str]:
 
 def _misfits(effective: Mapping[Key, Binding]) -> Iterator[str]:
     """Yields a complaint for each value that does not fit its parameter's annotation."""
-    macros = macros_of(values_of(effective.values()))
-    macros = {k: v for k, v in macros.items() if v is not None or k not in _SET_LATER}
+    macros = known_macros(effective)
     for binding in effective.values():
         if not is_writable(binding.value):
             yield binding.complain(
@@ -209,20 +208,29 @@ def _misfits(effective: Mapping[Key, Binding]) -> Iterator[str]:
         if binding.is_macro:
             continue
         value = expand(binding.value, macros)
-        if _is_too_large(binding, value):
-            complaint = f"{shown(binding.key)} must fit into 64 bits, got {value!r}."
-            yield _at_the_macro(binding, f"{complaint} Set a smaller number.", effective)
+        if binding.selector.startswith(("ddl.", "keras.")) and is_too_large(value):
+            yield too_large(binding, value, effective)
             continue
         signature = signature_of(registry.matches(binding.selector)[0].wrapped)
         if not _accepts(signature, binding.parameter, value):
-            yield _misfit(binding, value, signature.annotations[binding.parameter], effective)
+            yield misfit(binding, value, signature.annotations[binding.parameter], effective)
 
 
-def _is_too_large(binding: Binding, value: Any) -> bool:
-    """Returns whether an integer for an item of ddl or Keras exceeds TensorFlow's integers."""
-    integers = [leaf for leaf in leaves(value) if type(leaf) is int]
-    of_libraries = binding.selector.startswith(("ddl.", "keras."))
-    return of_libraries and any(not -(2**63) <= one < 2**63 for one in integers)
+def known_macros(effective: Mapping[Key, Binding]) -> dict[str, Any]:
+    """Returns the values of the macros, without those that the program sets later."""
+    macros = macros_of(values_of(effective.values()))
+    return {k: v for k, v in macros.items() if v is not None or k not in _SET_LATER}
+
+
+def is_too_large(value: Any) -> bool:
+    """Returns whether an integer within a value exceeds TensorFlow's integers."""
+    return any(type(leaf) is int and not -(2**63) <= leaf < 2**63 for leaf in leaves(value))
+
+
+def too_large(binding: Binding, value: Any, effective: Mapping[Key, Binding]) -> str:
+    """Returns the complaint about an integer beyond 64 bits."""
+    complaint = f"{shown(binding.key)} must fit into 64 bits, got {value!r}."
+    return _at_the_macro(binding, f"{complaint} Set a smaller number.", effective)
 
 
 def _accepts(signature: Signature, parameter: str, value: Any) -> bool:
@@ -234,7 +242,8 @@ def _accepts(signature: Signature, parameter: str, value: Any) -> bool:
     return fits(value, signature.annotations[parameter])
 
 
-def _misfit(binding: Binding, value: Any, annotation: Any, effective: Mapping[Key, Binding]) -> str:
+def misfit(binding: Binding, value: Any, annotation: Any, effective: Mapping[Key, Binding]) -> str:
+    """Returns the complaint about a value that does not fit its parameter's annotation."""
     complaint = f"{shown(binding.key)} must be {describe(annotation)}, got {value!r}."
     complaint += _remedy(value, annotation)
     return _at_the_macro(binding, complaint, effective)

@@ -9,6 +9,7 @@ import gin
 
 from ddl.config import building, mentions, modules, registry, text, usage
 from ddl.config.checks import check_macros, checked
+from ddl.config.early_checks import check_values
 from ddl.config.explained.provenance import Provenance
 from ddl.config.explained.provenance import provenance as provenance_of
 from ddl.config.parsing import Reader
@@ -117,12 +118,14 @@ def read(
     statements += [statement for param in params for statement in reader.parameter(param)]
     imports = [statement for statement in statements if isinstance(statement, Import)]
     given = [statement for statement in statements if isinstance(statement, Binding)]
-    if sys.modules.get("keras") is None:  # else one error reports all faults
+    if is_first := sys.modules.get("keras") is None:  # else one error reports all faults
         check_macros(given)
     if allowed_unused is not None and not imports:
         _raise(usage.unreferenced_macros(given, allowed_unused))
     for statement in imports:
         modules.check_exists(statement)
+    if is_first:
+        check_values(given, names_are_of_libraries=not imports)
     return imports, given
 
 
