@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ddl.config import registry
-from ddl.config.fitting import describe, fits
+from ddl.config.fitting import fits, how_to_fit, in_words
 from ddl.config.parsing import hint_of_standard
-from ddl.config.signatures import Signature, signature_of
+from ddl.config.signatures import UNKNOWN, Signature, signature_of
 from ddl.config.text import is_writable
 from ddl.config.values import (
     MACRO_SELECTOR,
@@ -212,8 +212,41 @@ def _misfits(effective: Mapping[Key, Binding]) -> Iterator[str]:
             yield too_large(binding, value, effective)
             continue
         signature = signature_of(registry.matches(binding.selector)[0].wrapped)
-        if not _accepts(signature, binding.parameter, value):
+        if _is_optimizer_by_name(binding, value):
+            yield _at_the_macro(binding, _NAMED_OPTIMIZER.format(value, _item(value)), effective)
+        elif not _accepts(signature, binding.parameter, value):
             yield misfit(binding, value, signature.annotations[binding.parameter], effective)
+        elif _is_text_for_number(binding, signature, value):
+            yield misfit(binding, value, float, effective)
+
+
+_NAMED_OPTIMIZER = (
+    "Trainer.optimizer must be a call of an optimizer, got {0!r}, which would train at Keras's "
+    "default learning rate whatever LEARNING_RATE is. Write Trainer.optimizer = @{1}(), and bind "
+    "{1}.learning_rate = %LEARNING_RATE."
+)
+
+
+def _is_optimizer_by_name(binding: Binding, value: Any) -> bool:
+    # A script may pass a name to ddl.Trainer, as to Keras's compile.
+    parameter = (binding.selector, binding.parameter)
+    is_call = isinstance(value, str) and _QUOTED.fullmatch(value)  # has a remedy of its own
+    return parameter == ("ddl.Trainer", "optimizer") and isinstance(value, str) and not is_call
+
+
+def _item(name: str) -> str:
+    """Returns the registered item of a similar name, such as `SGD` for `sgd`."""
+    names = registry.names()
+    same = [one for one in names if one.lower() == name.lower()]
+    return [*same, *closest(name, names), "SGD"][0]
+
+
+def _is_text_for_number(binding: Binding, signature: Signature, value: Any) -> bool:
+    """Returns whether a text is bound where Keras, without annotations, takes a number."""
+    default = signature.defaults.get(binding.parameter)
+    is_unknown = signature.annotations.get(binding.parameter) is UNKNOWN
+    is_kerass = binding.selector.startswith("keras.")
+    return is_kerass and is_unknown and isinstance(default, float) and isinstance(value, str)
 
 
 def known_macros(effective: Mapping[Key, Binding]) -> dict[str, Any]:
@@ -244,7 +277,7 @@ def _accepts(signature: Signature, parameter: str, value: Any) -> bool:
 
 def misfit(binding: Binding, value: Any, annotation: Any, effective: Mapping[Key, Binding]) -> str:
     """Returns the complaint about a value that does not fit its parameter's annotation."""
-    complaint = f"{shown(binding.key)} must be {describe(annotation)}, got {value!r}."
+    complaint = f"{shown(binding.key)} must be {in_words(annotation)}, got {value!r}."
     complaint += _remedy(value, annotation)
     return _at_the_macro(binding, complaint, effective)
 
@@ -273,6 +306,8 @@ def _remedy(value: Any, annotation: Any) -> str:
         other = map_leaves(value, turned)
         if other != value and fits(other, annotation):
             return f" Write {other!r} {advice} parentheses."
+    if isinstance(value, Reference) and (remedy := how_to_fit(value, annotation)):
+        return remedy
     for leaf in leaves(value):
         if isinstance(leaf, str) and _QUOTED.fullmatch(leaf):
             return f" Write {leaf} without quotation marks."

@@ -48,6 +48,8 @@ class _Loaded:
 
 _loaded = _Loaded()
 
+_MOST_SHOWN = 20  # unused bindings that an error lists
+
 
 def load(
     files: Sequence[str],
@@ -279,7 +281,12 @@ def check_all_used(allowed_unused: Sequence[str] = ()) -> list[str]:
 def _raise(complaints: list[str]) -> None:
     if complaints:
         remedy = "Remove the unused bindings, or pass their names to --gin_allow_unused."
-        raise ConfigError("\n".join([*complaints, remedy]))
+        shown_ones = complaints[:_MOST_SHOWN]
+        if further := len(complaints) - len(shown_ones):
+            shown_ones.append(
+                f"{further:,} further bindings are unused, {len(complaints):,} in all."
+            )
+        raise ConfigError("\n".join([*shown_ones, remedy]))
 
 
 def places_mentioned(message: str) -> list[str]:
