@@ -48,8 +48,6 @@ class _Loaded:
 
 _loaded = _Loaded()
 
-_MOST_SHOWN = 20  # unused bindings that an error lists
-
 
 def load(
     files: Sequence[str],
@@ -123,7 +121,7 @@ def read(
     if is_first := sys.modules.get("keras") is None:  # else one error reports all faults
         check_macros(given)
     if allowed_unused is not None and not imports:
-        _raise(usage.unreferenced_macros(given, allowed_unused))
+        usage.raise_complaints(usage.unreferenced_macros(given, allowed_unused))
     for statement in imports:
         modules.check_exists(statement)
     if is_first:
@@ -272,21 +270,10 @@ def check_all_used(allowed_unused: Sequence[str] = ()) -> list[str]:
     unused = usage.unused(_loaded.bindings, calls, allowed_unused)
     dropped = superfluous(unused, calls, _loaded.replaced)
     found = [key for key in unused if key not in dropped]
-    _raise(usage.complaints(_loaded.bindings, calls, found, _loaded.overridden))
+    usage.raise_complaints(usage.complaints(_loaded.bindings, calls, found, _loaded.overridden))
     for key in dropped:
         del _loaded.bindings[key]
     return lines(dropped)
-
-
-def _raise(complaints: list[str]) -> None:
-    if complaints:
-        remedy = "Remove the unused bindings, or pass their names to --gin_allow_unused."
-        shown_ones = complaints[:_MOST_SHOWN]
-        if further := len(complaints) - len(shown_ones):
-            shown_ones.append(
-                f"{further:,} further bindings are unused, {len(complaints):,} in all."
-            )
-        raise ConfigError("\n".join([*shown_ones, remedy]))
 
 
 def places_mentioned(message: str) -> list[str]:

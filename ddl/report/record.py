@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ddl.figures import DIGEST
+from ddl.figures import DIGEST, REWINDS, SKIPPED_UPDATES
 from ddl.output import FAILURES_FILE
 from ddl.report.bindings import bindings, text_of
 from ddl.report.curves import Curve
@@ -98,7 +98,7 @@ def read(path: Path) -> Record:
         record.warnings.append(f"{goodput.NAME} cannot be read: {reason_of(error)}.")
     record.profiles, faults = profiles(path)
     record.warnings += faults
-    rewinds = record.last("rewinds")
+    rewinds = record.last(REWINDS)
     record.starts = starts(path, 0 if math.isnan(rewinds) else int(rewinds))
     _judge(record, names)
     _mark(record)
@@ -240,8 +240,8 @@ def _warn(record: Record) -> None:
     if record.checkpoint is not None and record.step is None:
         record.warnings.append("There are checkpoints, but no metrics in metrics.jsonl.")
     for name, what in (
-        ("rewinds", "Training diverged and was rewound to a checkpoint: {} so far."),
-        ("skipped_updates", "Updates skipped after an overflow of the gradients: {}."),
+        (REWINDS, "Training diverged and was rewound to a checkpoint: {} so far."),
+        (SKIPPED_UPDATES, "Updates skipped after an overflow of the gradients: {}."),
     ):
         number = record.last(name)
         if number > 0:
