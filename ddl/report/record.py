@@ -32,7 +32,7 @@ class Record:
       path: The directory.
       state: In a few words: finished, training, stopped.
       sanity_mode: The sanity mode that wrote it, such as fast_run; None for a real run.
-      warnings: What is missing, damaged or unusual.
+      warnings: Sentences on missing, damaged or unusual parts.
       curves: A curve for each split and figure.
       step: The largest step with metrics; None if there is none.
       epoch: The epoch of that step; None if unknown.
@@ -44,7 +44,7 @@ class Record:
       profiles: Times by phase of each profile, by its name.
       life: The time of the run's whole life by kind of work; None if unknown.
       checkpoint: The newest checkpoint's step; None if there is none.
-      metadata: What that checkpoint's JSON file says.
+      metadata: Contents of that checkpoint's JSON file.
       logged_digests: The digest at each step of metrics.jsonl that has one.
       saved_digests: The digest of each checkpoint that has one.
       written: When a metric was last written, in seconds since 1970; None if never.
