@@ -91,7 +91,7 @@ def in_words(annotation: Any) -> str:
     if origin is collections.abc.Callable:
         return "a function"
     if inspect.isclass(origin) and issubclass(origin, collections.abc.Mapping):
-        return f"a dict from {' to '.join(map(in_words, arguments))}" if arguments else "a dict"
+        return f"a dict ({': '.join(map(in_words, arguments))})" if arguments else "a dict"
     if origin is tuple and arguments and arguments[-1] is not Ellipsis:
         return f"a tuple ({', '.join(map(in_words, arguments))})"
     if inspect.isclass(origin) and issubclass(origin, collections.abc.Iterable) and arguments:
@@ -135,19 +135,24 @@ def how_to_fit(reference: Reference, annotation: Any) -> str:
                 if _fits_surely(product, taken):
                     name = registry.short_name(item.selector)
                     return f" Write {name}.{parameter} = {reference!r}, and @{name}() here."
-    members = [_plain(one) for one in (typing.get_args(annotation) or (annotation,))]
-    lacking = [" and ".join(sorted(_methods(one))) for one in members if _is_protocol(one)]
+    protocols = filter(_is_protocol, _members(annotation))
+    lacking = [" and ".join(sorted(_methods(one))) for one in protocols]
     return f" Give {product.__name__} the method {either(lacking)}." if lacking else ""
+
+
+def _members(annotation: Any) -> list[Any]:
+    """Returns the members of a union; the annotation itself if it is none."""
+    is_union = typing.get_origin(annotation) in _UNIONS
+    return list(map(_plain, typing.get_args(annotation) if is_union else (annotation,)))
 
 
 def _fits_surely(product: Any, annotation: Any) -> bool:
     """Returns whether a class is a subclass of an annotation's class, or has its methods."""
     if not inspect.isclass(product) or product is UNKNOWN:
         return False
-    members = map(_plain, typing.get_args(annotation) or (annotation,))
     return any(
         _has_methods(product, one) if _is_protocol(one) else issubclass(product, one)
-        for one in members
+        for one in _members(annotation)
         if inspect.isclass(one) and one not in (UNKNOWN, object, type(None))
     )
 

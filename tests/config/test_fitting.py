@@ -25,6 +25,10 @@ OWN = registry.OWN  # the fixture of this folder empties it
         ("Trial.shape = (8)", "Write (8,)."),
         ("Trial.names = 'loss'", "Write ('loss',)."),
         ("Trial.mode = 'trian'", "must be 'train' or 'eval', got 'trian'. Did you mean train?"),
+        (
+            "Trial.limits = 'a'",
+            "must be a number, a dict (a text: a number or None) or None, got 'a",
+        ),
         ("Trial.names = 3", "must be a list of texts, got 3"),
         ("Trial.schedule = 3", "must be a function or None, got 3"),
         (
@@ -104,6 +108,9 @@ def test_what_could_be_a_task(load, monkeypatch):
     )
     message = complaint(load, "Trainer.task = @Mute()")
     assert "got @Mute(). Give Mute the method per_example or step." in message
+    message = complaint(load, "Trainer.optimizer = @Group()")
+    assert "Optimizer" in message
+    assert "Write" not in message  # ParameterGroups takes a list of such
 
 
 @pytest.mark.parametrize(("name", "item"), [("SGD", "SGD"), ("adm", "Adam"), ("x", "SGD")])
