@@ -211,7 +211,7 @@ def _markdown(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
 
 def _anchor(title: str) -> str:
     """Returns the link anchor of a heading."""
-    kept = (c for c in title.lower() if c.isalnum() or c in " -")
+    kept = (c for c in title.lower() if c.isalnum() or c in " -_")
     return "".join(kept).replace(" ", "-")
 
 

@@ -163,7 +163,12 @@ def reported(found: dict[str, dict[str, np.ndarray]], checks: bool) -> Report:
             if rule == EVERY_BLOCK and checks:
                 bars += [
                     Bar(f"{network}: time with every block / without", time, MOST_TIME, "at most"),
-                    Bar(f"{network}: memory, likewise", memory, MOST_MEMORY, "at most"),
+                    Bar(
+                        f"{network}: memory with every block / without",
+                        memory,
+                        MOST_MEMORY,
+                        "at most",
+                    ),
                 ]
     columns = ["", "memory / without", "time / without", "MB", "MB predicted", "ms per update"]
     table = Table("Memory and time of an update", columns, rows)

@@ -152,7 +152,9 @@ def measure(quick: bool) -> Iterator[Report]:
             bars.append(
                 Bar(f"{case.network}: time with shares / whole", time, MOST_TIME, "at most")
             )
-            bars.append(Bar(f"{case.network}: bytes, likewise", sent, MOST_BYTES, "at most"))
+            bars.append(
+                Bar(f"{case.network}: bytes with shares / whole", sent, MOST_BYTES, "at most")
+            )
         columns = ["", "time / whole", "bytes / whole", *(f"ms, {name}" for name in NAMES)]
         columns += [f"MB sent, {name}" for name in NAMES]
         tables = [Table("An update on two workers", columns, rows)]

@@ -1,6 +1,8 @@
-"""Allowed values and a default of flags and arguments. Imports no TensorFlow."""
+"""Allowed values and ranges of flags and arguments. Imports no TensorFlow."""
 
 from typing import Literal, get_args
+
+from ddl.errors import ConfigError
 
 StrategyName = Literal[
     "auto",
@@ -33,3 +35,34 @@ PREDICTIONS = (".jsonl", ".npz", ".parquet")
 # Bytes. Large enough that latency does not dominate a transfer, small enough that a model with
 # 100 MB of gradients sends most of them while the backward pass computes the others.
 BYTES_PER_PACK = 32 << 20
+
+LARGEST_STEP = 2**53
+"""Largest step that a schedule, which computes in float64, tells from the next one."""
+
+
+def check_above_0(name: str, value: float | None) -> None:
+    """Raises ConfigError unless a number is above 0; None passes."""
+    if value is not None and not value > 0:
+        raise ConfigError(f"{name} must be greater than 0, got {value}.")
+
+
+def check_at_least_1(name: str, value: int | None) -> None:
+    """Raises ConfigError unless a number is at least 1; None passes."""
+    if value is not None and value < 1:
+        raise ConfigError(f"{name} must be at least 1, got {value}.")
+
+
+def check_train_steps(value: int | None) -> None:
+    """Raises ConfigError unless `RunPlan.train_steps` is in its range; None passes."""
+    check_above_0("RunPlan.train_steps", value)
+    if value is not None and value > LARGEST_STEP:
+        raise ConfigError(
+            f"RunPlan.train_steps must be at most 2^53 = {LARGEST_STEP:,}, got {value:,}. Set "
+            "TRAIN_STEPS to a smaller number."
+        )
+
+
+def check_seed(value: int | None) -> None:
+    """Raises ConfigError unless SEED is in its range; None passes, and a run then draws one."""
+    if value is not None and not 0 <= value < 2**31:
+        raise ConfigError(f"seed (macro SEED) must be from 0 to 2^31 - 1, got {value}.")

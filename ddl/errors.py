@@ -46,7 +46,7 @@ def check_no_text(name: str, value: object, replaces: str = "") -> None:
     Args:
       name: Name of the argument, such as `LARS.exclude`.
       value: The argument.
-      replaces: What to write for a single text; "" means a list of it.
+      replaces: Replacement for a single text; "" means a list of it.
 
     Raises:
       ConfigError: If `value` is a text; the message begins with `name`.
@@ -155,7 +155,7 @@ def closest(word: str, candidates: Iterable[str], cutoff: float = 0.75) -> list[
     The comparison ignores case: `sgd` finds `SGD`.
 
     Args:
-      word: What was given.
+      word: The given name.
       candidates: The known names.
       cutoff: Least similarity from 0 to 1, as in `difflib.get_close_matches`.
     """

@@ -1,4 +1,4 @@
-"""Directions of evaluation figures: whether larger or smaller is better."""
+"""Figures of a run: their names, those that ddl writes itself, and the directions of metrics."""
 
 import re
 from typing import Literal
@@ -55,11 +55,25 @@ def direction_of(metric: str, given: Direction | None, parameter: str) -> Direct
 DIGEST = "sha256"
 """Key of the digest of all that was learned, in lines of metrics.jsonl and beside checkpoints."""
 
+LEARNING_RATE = "learning_rate"
+GRADIENT_NORM = "gradient_norm"
+GRADIENT_NOISE_SCALE = "gradient_noise_scale"
+LOSS_WEIGHT = "loss_weight"
+LOSS_SCALE = "loss_scale"
+SKIPPED_UPDATES = "skipped_updates"
+REWINDS = "rewinds"
+EXAMPLES_PER_SECOND = "examples_per_second"
+MFU = "mfu"
+TIME = "time"
+TIME_SHARE = "time_share"
+SLOWEST_WORKER = "slowest_worker"
+PROCESS_MEMORY = "process_memory_mib"
+GPU_UTILIZATION = "gpu_utilization"
+GPU_MEMORY = "gpu_memory_mib"
+
 RESERVED = (
-    *("loss", "step", "epoch", "split", "learning_rate", "gradient_norm"),
-    *("examples_per_second", "loss_scale", "skipped_updates", "rewinds", "gradient_noise_scale"),
-    "mfu",
-    DIGEST,
+    *("loss", "step", "epoch", "split", LEARNING_RATE, GRADIENT_NORM, EXAMPLES_PER_SECOND),
+    *(LOSS_SCALE, SKIPPED_UPDATES, REWINDS, GRADIENT_NOISE_SCALE, MFU, DIGEST),
 )
 """Keys of metrics.jsonl that ddl writes itself; a task's metric cannot have these names."""
 
@@ -67,13 +81,13 @@ OF_LAYERS = ("layer_gradient_norm", "layer_weight_norm", "layer_update_norm")
 """Figures of a layer (`ddl.step.monitoring`), each followed by "/" and the name of the layer."""
 
 _WITH_NAMES = (
-    *("loss", "loss_weight", "learning_rate", "gradient_norm", "gradient_noise_scale"),
+    *("loss", LOSS_WEIGHT, LEARNING_RATE, GRADIENT_NORM, GRADIENT_NOISE_SCALE),
     *OF_LAYERS,
 )
 
 # Figures of the machine, which repeat in no other run.
-_MEASURED = ("process_memory_mib", "slowest_worker")
-_MEASURED_WITH_NAMES = ("time", "time_share", "gpu_utilization", "gpu_memory_mib")
+_MEASURED = (PROCESS_MEMORY, SLOWEST_WORKER)
+_MEASURED_WITH_NAMES = (TIME, TIME_SHARE, GPU_UTILIZATION, GPU_MEMORY)
 
 
 def is_reserved(metric: str) -> bool:

@@ -266,7 +266,7 @@ class Microbatch:
         """Returns the number of a stream of random numbers of this pass, in the range of int64.
 
         Args:
-          *identity: What tells the stream from others of the same pass.
+          *identity: Values that no other stream of the same pass has.
         """
         number = self.draws.number
         return hashed(*identity, number) if number else hashed(*identity)

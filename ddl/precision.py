@@ -12,6 +12,7 @@ from typing import Literal, get_args
 import keras
 import tensorflow as tf
 
+from ddl.choices import check_seed
 from ddl.errors import ConfigError, check_choice
 
 Precision = Literal["float32", "float64", "mixed_float16", "mixed_bfloat16"]
@@ -62,8 +63,7 @@ def set_numerics(precision: Precision, seed: int) -> None:
     Raises:
       ConfigError: If `precision` is unknown or `seed` is not between 0 and 2^31 - 1.
     """
-    if not 0 <= seed < 2**31:
-        raise ConfigError(f"seed (macro SEED) must be from 0 to 2^31 - 1, got {seed}.")
+    check_seed(seed)
     set_precision(precision)
     keras.utils.set_random_seed(seed)
     # A global seed of 0 makes tf.data fail on seeds that are tensors (ddl.data.StreamSource).

@@ -1,7 +1,15 @@
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
+import ddl
+from ddl import figures
 from ddl.errors import ConfigError
 from ddl.figures import direction_of, is_measured, is_reserved
+
+NAMES = {value for name, value in vars(figures).items() if name.isupper() and type(value) is str}
 
 
 @pytest.mark.parametrize(
@@ -57,3 +65,34 @@ def test_names_of_figures_that_ddl_writes(metric, reserved):
 def test_figures_of_the_machine_are_told_apart():
     names = ("loss", "time/loop", "time", "slowest_worker")
     assert [name for name in names if is_measured(name)] == ["time/loop", "slowest_worker"]
+
+
+def written_names(tree: ast.Module) -> Iterator[str]:
+    """The texts that a module writes as the name of a figure, or as its part before a slash."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+            name: ast.expr = node.slice
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "figure":
+            name = node.args[0]
+        elif isinstance(node, ast.JoinedStr) and node.values:
+            name = node.values[0]
+        else:
+            continue
+        if isinstance(name, ast.JoinedStr) and name.values:
+            name = name.values[0]
+        if isinstance(name, ast.Constant) and isinstance(name.value, str):
+            yield name.value.partition("/")[0]
+
+
+@pytest.mark.parametrize(
+    "line", ["f['rewinds'] = 1", "f[f'time/{kind}'] = 1", "figure('gradient_norm', name)"]
+)
+def test_a_name_that_is_written_is_seen(line):
+    assert NAMES & set(written_names(ast.parse(line)))
+
+
+def test_names_of_figures_stand_in_one_place():
+    package = Path(ddl.__file__).parent
+    for path in package.rglob("*.py"):
+        found = NAMES & set(written_names(ast.parse(path.read_text())))
+        assert not found, f"{path.relative_to(package)} writes {found}: take the constants"

@@ -1,5 +1,6 @@
 """The command line, as processes of its own."""
 
+import os
 import shutil
 import signal
 import subprocess
@@ -16,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 DIGITS = f"--gin_file={ROOT}/configs/digits_cnn.gin"
 
 
-def ddl(*arguments, cwd=ROOT, imports_tensorflow=True, forks=False):
+def ddl(*arguments, cwd=ROOT, imports_tensorflow=True, forks=False, **variables):
     command = [sys.executable, "-m", "ddl.main", *map(str, arguments)]
     if not imports_tensorflow:
         # An import of TensorFlow ends such a process at once, with another status.
@@ -24,7 +25,8 @@ def ddl(*arguments, cwd=ROOT, imports_tensorflow=True, forks=False):
         start = f"from ddl.main import run; run({['ddl', *map(str, arguments)]!r})"
         command = [sys.executable, "-c", guard + start]
     start = forked.run if forks else subprocess.run
-    return start(command, capture_output=True, text=True, cwd=cwd, check=False)
+    environment = {**os.environ, **variables}
+    return start(command, capture_output=True, text=True, cwd=cwd, check=False, env=environment)
 
 
 def ddl_with(folder, text, *arguments):
@@ -108,6 +110,41 @@ def test_bad_flags_and_configs_are_reported_without_tensorflow(arguments, messag
     assert result.returncode == 1
     assert message in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_wrong_values_are_reported_without_tensorflow(tmp_path):
+    """All values of a wrong type come at once, then the first out of its range."""
+    (tmp_path / "mine.gin").write_text(
+        "EVAL_EVERY = 0\nPRECISION = 'flaot32'\nTRAIN_STEPS = 18446744073709551616\n"
+    )
+    given = [DIGITS, "--gin_file=mine.gin", "--dry_run"]
+    result = ddl(*given, imports_tensorflow=False, cwd=tmp_path)
+    assert result.returncode == 1
+    for message in (
+        "mine.gin:2: set_numerics.precision must be",
+        "Did you mean float32?",
+        "mine.gin:3: RunPlan.train_steps must fit into 64 bits",
+    ):
+        assert message in result.stderr
+    given += ["--gin_param=PRECISION = 'float32'", "--gin_param=TRAIN_STEPS = 5"]
+    result = ddl(*given, imports_tensorflow=False, cwd=tmp_path)
+    assert result.returncode == 1
+    message = "RunPlan.eval_every must be greater than 0, got 0.\n  mine.gin:1: EVAL_EVERY = 0\n"
+    assert result.stderr == f"ddl: {message}"
+
+
+@pytest.mark.parametrize("cluster", ["auto", "tf_config"])
+def test_a_wrong_tf_config_is_reported_without_tensorflow(cluster):
+    given = [DIGITS, "--dry_run", f"--cluster={cluster}"]
+    for addresses in ('"a:1"', '["a:99999999"]', "[1, null]", '["a"]'):
+        config = f'{{"cluster": {{"worker": {addresses}}}}}'
+        result = ddl(*given, imports_tensorflow=False, TF_CONFIG=config)
+        assert result.returncode == 1
+        assert "TF_CONFIG must be a JSON object in TensorFlow's form" in result.stderr
+        assert len(result.stderr.splitlines()) == 1
+    config = '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1}}'
+    result = ddl(*given, imports_tensorflow=False, TF_CONFIG=config)
+    assert "must name this process as one of its workers, got index 1 and 1" in result.stderr
 
 
 def test_a_run_from_the_command_line(tmp_path):

@@ -23,7 +23,7 @@ _LEARNING = {"data", "layers", "metrics", "models", "tasks", "optimizers"}
 MAY_IMPORT: dict[str, set[str]] = {
     "diagnosis": {"files", "output"},
     "devices": {"microbatch"},
-    "config": {"errors", "user_code"},
+    "config": {"choices", "errors", "user_code"},
     "distribution": GROUND,
     "layers": {"distribution"} | GROUND,
     "models": {"layers"} | GROUND,

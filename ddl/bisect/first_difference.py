@@ -35,7 +35,7 @@ class Difference(NamedTuple):
 
     Attributes:
       step: Number of the update, from 1.
-      stage: What kind of value it is, a value of `STAGES`.
+      stage: Kind of the value, one of `STAGES`.
       name: Its name.
       replicas: Numbers of the replicas on which it differs; empty where all have it in common.
       rows: Positions of the rows in the global batch that differ; empty for values without rows.

@@ -52,7 +52,7 @@ class SampleImages(Every):
           number: Number of images.
           feature: Feature of the examples that holds the images, without a `method`.
           low: Value of black; lower values are black too.
-          high: Value of white, likewise.
+          high: Value of white; higher values are white too.
           name: Name of the images in TensorBoard.
 
         Raises:

@@ -14,8 +14,8 @@ class Cause:
 
     Attributes:
       name: Short name.
-      text: What happens.
-      remedy: What to do.
+      text: The cause.
+      remedy: The remedy.
     """
 
     name: str

@@ -13,8 +13,8 @@ _TOLERANCES = {8: 1e-9, 4: 1e-4, 2: 5e-2}
 _OF_GROUP = 1e-3
 """A value counts as at least this share of the largest one of its stage.
 
-The exact value of some gradients is zero, such as of a bias before BatchNormalization. What they
-hold is rounding.
+The exact value of some gradients is zero, such as of a bias before BatchNormalization. Their
+computed values are rounding.
 """
 
 _LEAST = 1e-6
@@ -32,7 +32,7 @@ class Found(NamedTuple):
       key: The value.
       size: The largest difference, relative to the largest value.
       expected: The entry of the reference where the difference is largest.
-      got: That entry of the other run.
+      got: The same entry of the other run.
       row: Position of the entry's example in the batch; None for values without rows.
       ratio: The other value divided by the reference, if that is one number; else None.
       is_missing: Whether only one of the runs computed the value.

@@ -28,7 +28,7 @@ class Recorder:
     """Records the values of one run (`ddl.step.observing.Observer`).
 
     Attributes:
-      recording: What was recorded so far.
+      recording: The values recorded so far.
       update: Number of the update that runs; set it before each.
       optimizers: The optimizers by name, whose slots are recorded in detail.
     """

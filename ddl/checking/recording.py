@@ -117,7 +117,7 @@ class Recording:
       values: The parts of each value.
       layers: The layers by the names of `Key.name`.
       losses: Name of the loss of each call that computes a gradient.
-      facts: What the user's code does.
+      facts: Facts about the user's code.
       normalizing: Names of layers that take moments of the batch.
       batch_size: The global batch size; None if there is no trainer.
       task: Name of the task's class.

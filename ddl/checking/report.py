@@ -41,14 +41,14 @@ class Difference:
 
     Attributes:
       configuration: The configuration.
-      reference: What it was compared with.
+      reference: Name of the configuration compared with.
       update: Number of the update, from 1; 0 if the run failed.
       stage: One of `ddl.checking.recording.STAGES`; "start" if ddl refused the task, "run" if the
         run failed.
       name: Name of the layer, loss, metric or variable.
       size: Largest difference, relative to the largest value; infinite if there is no value.
       expected: The entry of the reference where the difference is largest.
-      got: That entry in this configuration.
+      got: The same entry in this configuration.
       row: Position of its example in the batch; None for values without rows.
       loss: Name of the loss that was computed; "" for other stages.
       cause: The likely cause.

@@ -255,8 +255,8 @@ class Checkpoints:
     def resume(self) -> tuple[SavedCheckpoint | None, bool]:
         """Does as `restore_latest`, but keeps a trainer that is at the newest checkpoint as it is.
 
-        Such a trainer saved or restored it last, and made no update since. What was assigned since
-        then counts, such as a learning rate. The callbacks may be new and are restored.
+        Such a trainer saved or restored it last, and made no update since. It keeps the values
+        assigned since then, such as a learning rate. The callbacks may be new and are restored.
 
         Returns:
           The checkpoint, or None; and whether the trainer was kept.

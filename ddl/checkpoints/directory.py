@@ -43,8 +43,8 @@ class Metadata:
       metrics: Metrics of the evaluation at this step; empty if there was none.
       global_batch_size: Examples per batch, of each source by its name if there are several; None
         if unknown.
-      num_examples: Number of training examples, likewise.
-      batches_per_update: Batches per update, likewise.
+      num_examples: Number of training examples, in the form of `global_batch_size`.
+      batches_per_update: Batches per update, in the form of `global_batch_size`.
       replicas: Number of replicas of the run; None if unknown.
       seconds: Seconds that the run had spent on updates.
       scheduled: Whether the run plan saves at this step; False for a save on a signal.

@@ -98,9 +98,9 @@ def _save(model: keras.Model, path: Path) -> None:
         name = named[1] if named else type(model).__name__
         raise ConfigError(
             f"The export needs the constructor arguments of each class of the model, to write "
-            f"them to {path.name}, but {name} has arguments and no get_config. Give {name} a method "
-            "get_config that returns its arguments, such as {'width': self.width}, then export "
-            "again. The checkpoints stay usable."
+            f"them to {path.name}, but {name} has arguments and no get_config. Give {name} a "
+            "method get_config that returns its arguments, such as {'width': self.width}, then "
+            "export again. The checkpoints stay usable."
         ) from error
 
 

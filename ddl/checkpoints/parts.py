@@ -35,7 +35,7 @@ def parts_for_evaluation(trainer: Trainer) -> dict[str, Any]:
 
 
 def parts_for_training(trainer: Trainer, callbacks: Sequence[object]) -> dict[str, Any]:
-    """Returns the parts that only training needs, likewise.
+    """Returns the parts that only training needs.
 
     Args:
       trainer: The trainer.

@@ -116,9 +116,10 @@ class WarmStart:
             matching = [each for each in read if each not in other]
             raise ConfigError(
                 f"WarmStart: {read[name]} in {prefix} must have the shape of {name} in this model, "
-                f"{sizes[name][0]}, got {sizes[name][1]}. Of the {len(here)} weights of this "
-                f"model, {len(matching)} match ({some(matching) or 'none'}), {len(other)} have "
-                f"another shape ({some(other)}), and {len(here) - len(read)} are not read. Exclude "
+                f"{sizes[name][0]}, got {sizes[name][1]}. This model has "
+                f"{len(here)} weights: {len(matching)} match ({some(matching) or 'none'}), "
+                f"{len(other)} have another shape ({some(other)}), and "
+                f"{len(here) - len(read)} are not read. Exclude "
                 "those that differ by WarmStart.include, such as '(?!logits)'."
             )
         with _reading(prefix) as reader:

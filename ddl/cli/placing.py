@@ -25,16 +25,17 @@ def build_placement(gpus: Sequence[int] | None) -> "Placement | None":
     """
     # Imports subprocess, which --help does not need.
     from ddl.cli.tensorflow_messages import quiet_start_up
+    from ddl.distribution.slurm import check_cluster, join_cluster
 
     with prepare():
-        # Load the config first: it checks what it can before TensorFlow is imported.
+        # Each of the two checks what it can before TensorFlow is imported.
+        check_cluster(FLAGS.cluster)
         load_prepared(FLAGS)
 
         from ddl import config
         from ddl.distribution import parameter_servers
         from ddl.distribution.communication import Communication
         from ddl.distribution.devices import configure_devices
-        from ddl.distribution.slurm import join_cluster
         from ddl.distribution.strategies import build_strategy, choose_strategy
         from ddl.distribution.timeouts import ClusterTimeouts
         from ddl.distribution.traits import TRAITS

@@ -39,8 +39,8 @@ def wrapped(text: str, columns: int | None, first: str = "", rest: str = "") -> 
     Args:
       text: The paragraph; its control characters are escaped.
       columns: The width; None for a single line.
-      first: What the first line begins with.
-      rest: What each other line begins with.
+      first: Beginning of the first line.
+      rest: Beginning of each other line.
     """
     text = printable(text)
     if columns is None:
@@ -63,9 +63,9 @@ def wrapped_list(
     Args:
       parts: The parts; a comma follows all but the last one.
       columns: The width; None for a single line.
-      first: What the first line begins with.
-      rest: What each other line begins with.
-      last: What follows the last part.
+      first: Beginning of the first line.
+      rest: Beginning of each other line.
+      last: Text after the last part.
     """
     lines, line = list[str](), first
     for number, part in enumerate(parts):

@@ -19,7 +19,7 @@ class Comparison:
     Attributes:
       seeds: The seeds of the pairs; empty if the settings have no seed in common.
       a: The metric of A: for each of `seeds`, or for all seeds of A.
-      b: The metric of B likewise.
+      b: The metric of B: for each of `seeds`, or for all seeds of B.
       interval: The difference of the means with its interval.
       p: p-value of the sign-flip test; None if the values are not paired.
       left_out: Seeds that only one of the settings has, if others are paired.
@@ -126,8 +126,8 @@ def verdict(found: Comparison, direction: Direction) -> str:
                 "sign-flip test cannot confirm it."
             )
         return (
-            f"{better}: the {percent} interval excludes 0. Of comparisons of equal settings, at "
-            f"most about {1 - LEVEL:.0%} show this.{fewer}"
+            f"{better}: the {percent} interval excludes 0. At most about "
+            f"{1 - LEVEL:.0%} of comparisons of equal settings show this.{fewer}"
         )
     if one.excludes_zero:
         return (

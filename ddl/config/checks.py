@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ddl.config import registry
-from ddl.config.fitting import describe, fits
+from ddl.config.fitting import fits, how_to_fit, in_words
 from ddl.config.parsing import hint_of_standard
-from ddl.config.signatures import Signature, signature_of
+from ddl.config.signatures import UNKNOWN, Signature, signature_of
 from ddl.config.text import is_writable
 from ddl.config.values import (
     MACRO_SELECTOR,
@@ -199,8 +199,7 @@ def _undefined_macros(bindings: Sequence[Binding]) -> Iterator[str]:
 
 def _misfits(effective: Mapping[Key, Binding]) -> Iterator[str]:
     """Yields a complaint for each value that does not fit its parameter's annotation."""
-    macros = macros_of(values_of(effective.values()))
-    macros = {k: v for k, v in macros.items() if v is not None or k not in _SET_LATER}
+    macros = known_macros(effective)
     for binding in effective.values():
         if not is_writable(binding.value):
             yield binding.complain(
@@ -209,20 +208,62 @@ def _misfits(effective: Mapping[Key, Binding]) -> Iterator[str]:
         if binding.is_macro:
             continue
         value = expand(binding.value, macros)
-        if _is_too_large(binding, value):
-            complaint = f"{shown(binding.key)} must fit into 64 bits, got {value!r}."
-            yield _at_the_macro(binding, f"{complaint} Set a smaller number.", effective)
+        if binding.selector.startswith(("ddl.", "keras.")) and is_too_large(value):
+            yield too_large(binding, value, effective)
             continue
         signature = signature_of(registry.matches(binding.selector)[0].wrapped)
-        if not _accepts(signature, binding.parameter, value):
-            yield _misfit(binding, value, signature.annotations[binding.parameter], effective)
+        if _is_optimizer_by_name(binding, value):
+            yield _at_the_macro(binding, _NAMED_OPTIMIZER.format(value, _item(value)), effective)
+        elif not _accepts(signature, binding.parameter, value):
+            yield misfit(binding, value, signature.annotations[binding.parameter], effective)
+        elif _is_text_for_number(binding, signature, value):
+            yield misfit(binding, value, float, effective)
 
 
-def _is_too_large(binding: Binding, value: Any) -> bool:
-    """Returns whether an integer for an item of ddl or Keras exceeds TensorFlow's integers."""
-    integers = [leaf for leaf in leaves(value) if type(leaf) is int]
-    of_libraries = binding.selector.startswith(("ddl.", "keras."))
-    return of_libraries and any(not -(2**63) <= one < 2**63 for one in integers)
+_NAMED_OPTIMIZER = (
+    "Trainer.optimizer must be a call of an optimizer, got {0!r}, which would train at Keras's "
+    "default learning rate whatever LEARNING_RATE is. Write Trainer.optimizer = @{1}(), and bind "
+    "{1}.learning_rate = %LEARNING_RATE."
+)
+
+
+def _is_optimizer_by_name(binding: Binding, value: Any) -> bool:
+    # A script may pass a name to ddl.Trainer, as to Keras's compile.
+    parameter = (binding.selector, binding.parameter)
+    is_call = isinstance(value, str) and _QUOTED.fullmatch(value)  # has a remedy of its own
+    return parameter == ("ddl.Trainer", "optimizer") and isinstance(value, str) and not is_call
+
+
+def _item(name: str) -> str:
+    """Returns the registered item of a similar name, such as `SGD` for `sgd`."""
+    names = registry.names()
+    same = [one for one in names if one.lower() == name.lower()]
+    return [*same, *closest(name, names), "SGD"][0]
+
+
+def _is_text_for_number(binding: Binding, signature: Signature, value: Any) -> bool:
+    """Returns whether a text is bound where Keras, without annotations, takes a number."""
+    default = signature.defaults.get(binding.parameter)
+    is_unknown = signature.annotations.get(binding.parameter) is UNKNOWN
+    is_kerass = binding.selector.startswith("keras.")
+    return is_kerass and is_unknown and isinstance(default, float) and isinstance(value, str)
+
+
+def known_macros(effective: Mapping[Key, Binding]) -> dict[str, Any]:
+    """Returns the values of the macros, without those that the program sets later."""
+    macros = macros_of(values_of(effective.values()))
+    return {k: v for k, v in macros.items() if v is not None or k not in _SET_LATER}
+
+
+def is_too_large(value: Any) -> bool:
+    """Returns whether an integer within a value exceeds TensorFlow's integers."""
+    return any(type(leaf) is int and not -(2**63) <= leaf < 2**63 for leaf in leaves(value))
+
+
+def too_large(binding: Binding, value: Any, effective: Mapping[Key, Binding]) -> str:
+    """Returns the complaint about an integer beyond 64 bits."""
+    complaint = f"{shown(binding.key)} must fit into 64 bits, got {value!r}."
+    return _at_the_macro(binding, f"{complaint} Set a smaller number.", effective)
 
 
 def _accepts(signature: Signature, parameter: str, value: Any) -> bool:
@@ -234,8 +275,9 @@ def _accepts(signature: Signature, parameter: str, value: Any) -> bool:
     return fits(value, signature.annotations[parameter])
 
 
-def _misfit(binding: Binding, value: Any, annotation: Any, effective: Mapping[Key, Binding]) -> str:
-    complaint = f"{shown(binding.key)} must be {describe(annotation)}, got {value!r}."
+def misfit(binding: Binding, value: Any, annotation: Any, effective: Mapping[Key, Binding]) -> str:
+    """Returns the complaint about a value that does not fit its parameter's annotation."""
+    complaint = f"{shown(binding.key)} must be {in_words(annotation)}, got {value!r}."
     complaint += _remedy(value, annotation)
     return _at_the_macro(binding, complaint, effective)
 
@@ -264,6 +306,8 @@ def _remedy(value: Any, annotation: Any) -> str:
         other = map_leaves(value, turned)
         if other != value and fits(other, annotation):
             return f" Write {other!r} {advice} parentheses."
+    if isinstance(value, Reference) and (remedy := how_to_fit(value, annotation)):
+        return remedy
     for leaf in leaves(value):
         if isinstance(leaf, str) and _QUOTED.fullmatch(leaf):
             return f" Write {leaf} without quotation marks."

@@ -9,6 +9,7 @@ import gin
 
 from ddl.config import building, mentions, modules, registry, text, usage
 from ddl.config.checks import check_macros, checked
+from ddl.config.early_checks import check_values
 from ddl.config.explained.provenance import Provenance
 from ddl.config.explained.provenance import provenance as provenance_of
 from ddl.config.parsing import Reader
@@ -117,12 +118,14 @@ def read(
     statements += [statement for param in params for statement in reader.parameter(param)]
     imports = [statement for statement in statements if isinstance(statement, Import)]
     given = [statement for statement in statements if isinstance(statement, Binding)]
-    if sys.modules.get("keras") is None:  # else one error reports all faults
+    if is_first := sys.modules.get("keras") is None:  # else one error reports all faults
         check_macros(given)
     if allowed_unused is not None and not imports:
-        _raise(usage.unreferenced_macros(given, allowed_unused))
+        usage.raise_complaints(usage.unreferenced_macros(given, allowed_unused))
     for statement in imports:
         modules.check_exists(statement)
+    if is_first:
+        check_values(given, names_are_of_libraries=not imports)
     return imports, given
 
 
@@ -267,16 +270,10 @@ def check_all_used(allowed_unused: Sequence[str] = ()) -> list[str]:
     unused = usage.unused(_loaded.bindings, calls, allowed_unused)
     dropped = superfluous(unused, calls, _loaded.replaced)
     found = [key for key in unused if key not in dropped]
-    _raise(usage.complaints(_loaded.bindings, calls, found, _loaded.overridden))
+    usage.raise_complaints(usage.complaints(_loaded.bindings, calls, found, _loaded.overridden))
     for key in dropped:
         del _loaded.bindings[key]
     return lines(dropped)
-
-
-def _raise(complaints: list[str]) -> None:
-    if complaints:
-        remedy = "Remove the unused bindings, or pass their names to --gin_allow_unused."
-        raise ConfigError("\n".join([*complaints, remedy]))
 
 
 def places_mentioned(message: str) -> list[str]:

@@ -8,7 +8,7 @@ import collections.abc
 import inspect
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import typeguard
@@ -16,6 +16,7 @@ import typeguard
 from ddl.config import registry
 from ddl.config.signatures import UNKNOWN, signature_of
 from ddl.config.values import Macro, Reference, leaves
+from ddl.errors import either
 
 _UNIONS = (typing.Union, types.UnionType)
 
@@ -60,6 +61,100 @@ def describe(annotation: Any) -> str:
     """Formats an annotation as in source code."""
     text = inspect.formatannotation(annotation).replace("NoneType", "None")
     return text.replace("collections.abc.", "").replace("typing.", "")
+
+
+# What a value must be, and the plural for lists of such values.
+_WORDS: dict[Any, tuple[str, str]] = {
+    int: ("a whole number", "whole numbers"),
+    float: ("a number", "numbers"),
+    str: ("a text", "texts"),
+    bool: ("True or False", ""),
+    type(None): ("None", ""),
+    dict: ("a dict", "dicts"),
+    list: ("a list", "lists"),
+    tuple: ("a tuple", "tuples"),
+    type: ("a class", "classes"),
+}
+
+
+def in_words(annotation: Any) -> str:
+    """Describes the values that fit an annotation, for messages."""
+    annotation = _plain(annotation)
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in _UNIONS or origin is typing.Literal:
+        return either(dict.fromkeys(_alternatives(annotation)))
+    if annotation in _WORDS:
+        return _WORDS[annotation][0]
+    if annotation is UNKNOWN:
+        return "another value"
+    origin = origin or annotation
+    if origin is collections.abc.Callable:
+        return "a function"
+    if inspect.isclass(origin) and issubclass(origin, collections.abc.Mapping):
+        return f"a dict ({': '.join(map(in_words, arguments))})" if arguments else "a dict"
+    if origin is tuple and arguments and arguments[-1] is not Ellipsis:
+        return f"a tuple ({', '.join(map(in_words, arguments))})"
+    if inspect.isclass(origin) and issubclass(origin, collections.abc.Iterable) and arguments:
+        kind = "a tuple" if origin is tuple else "a list"
+        items = _WORDS.get(_plain(arguments[0]), ("", ""))[1]
+        return f"{kind} of {items}" if items else f"{kind} that holds {in_words(arguments[0])}"
+    if inspect.isclass(origin):
+        methods = sorted(_methods(origin)) if _is_protocol(origin) else []
+        having = f" (an object with the method {' and '.join(methods)})" if methods else ""
+        article = "an" if origin.__name__[0] in "AEIOU" else "a"
+        return f"{article} {origin.__name__}{having}"
+    return describe(annotation)
+
+
+def _alternatives(annotation: Any) -> Iterator[str]:
+    for member in typing.get_args(annotation):
+        if typing.get_origin(annotation) is typing.Literal:
+            yield repr(member)
+        elif typing.get_origin(_plain(member)) in (*_UNIONS, typing.Literal):
+            yield from _alternatives(_plain(member))
+        else:
+            yield in_words(member)
+
+
+def how_to_fit(reference: Reference, annotation: Any) -> str:
+    """Returns how a reference that does not fit a class could; "" if no way is known.
+
+    Either an item of ddl makes an object that fits from this one, as a task is made from a model,
+    or the class lacks a method.
+    """
+    found = registry.matches(reference.selector)
+    if not reference.evaluate or len(found) != 1:
+        return ""
+    product = _plain(signature_of(found[0].wrapped).returns)
+    if not inspect.isclass(product):
+        return ""
+    for item in registry.items():
+        signature = signature_of(item.wrapped)
+        if item.selector.startswith("ddl.") and _fits_surely(signature.returns, annotation):
+            for parameter, taken in signature.annotations.items():
+                if _fits_surely(product, taken):
+                    name = registry.short_name(item.selector)
+                    return f" Write {name}.{parameter} = {reference!r}, and @{name}() here."
+    protocols = filter(_is_protocol, _members(annotation))
+    lacking = [" and ".join(sorted(_methods(one))) for one in protocols]
+    return f" Give {product.__name__} the method {either(lacking)}." if lacking else ""
+
+
+def _members(annotation: Any) -> list[Any]:
+    """Returns the members of a union; the annotation itself if it is none."""
+    is_union = typing.get_origin(annotation) in _UNIONS
+    return list(map(_plain, typing.get_args(annotation) if is_union else (annotation,)))
+
+
+def _fits_surely(product: Any, annotation: Any) -> bool:
+    """Returns whether a class is a subclass of an annotation's class, or has its methods."""
+    if not inspect.isclass(product) or product is UNKNOWN:
+        return False
+    return any(
+        _has_methods(product, one) if _is_protocol(one) else issubclass(product, one)
+        for one in _members(annotation)
+        if inspect.isclass(one) and one not in (UNKNOWN, object, type(None))
+    )
 
 
 def _plain(annotation: Any) -> Any:

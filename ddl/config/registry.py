@@ -206,8 +206,8 @@ def items() -> list[Any]:
 
 
 def short_name(selector: str) -> str:
-    """Returns the shortest unambiguous name for a full name; unknown names unchanged."""
-    if not gin_config._REGISTRY.matching_selectors(selector):
+    """Returns the shortest unambiguous name for a full name; other names unchanged."""
+    if selector not in gin_config._REGISTRY:
         return selector
     return gin_config._REGISTRY.minimal_selector(selector)
 

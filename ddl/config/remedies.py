@@ -102,6 +102,11 @@ def for_missing_file(name: str, paths: Sequence[str], is_flag: bool) -> str:
             files = sorted(entry for entry in os.listdir(path) if entry.endswith(".gin"))
             example = f", such as {os.path.join(path, files[0])}" if files else ""
             return f" There is a folder of this name. Name a file in it{example}."
+        if os.path.exists(path):  # processes of one run would each read a part of it
+            return (
+                " There is a pipe or device of this name, but a config must be a regular file, "
+                "which every process of a run can read. Write its text to a file first."
+            )
     if is_flag and "," in name:
         each = " ".join(f"--gin_file={one.strip()}" for one in name.split(","))
         return f" Pass one flag for each file: {each}."

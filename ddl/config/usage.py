@@ -25,10 +25,12 @@ from ddl.config.values import (
     name_of,
     shown,
 )
-from ddl.errors import closest, did_you_mean, either
+from ddl.errors import ConfigError, closest, did_you_mean, either
 
 # Macros that a run reads or sets although no binding may refer to them.
 _READ_BY_THE_RUN = {"SEED", "STEPS_PER_EPOCH", "TOTAL_STEPS"}
+
+_MOST_SHOWN = 20  # in an error
 
 # gin's record: (scope, selector) of each call to the values that the call took.
 Calls = Mapping[tuple[str, str], Mapping[str, Any]]
@@ -137,6 +139,18 @@ def _unreferenced(name: str, referred: Iterable[str], mentions: _Mentions) -> st
     else:
         hint = hint_of_standard(name, mentions.files) or did_you_mean(name, referred)
     return f"{name} is never used.{hint or f' Nothing refers to %{name}.'}"
+
+
+def raise_complaints(complaints: list[str]) -> None:
+    """Raises ConfigError with the complaints about unused bindings, if there are any."""
+    if complaints:
+        remedy = "Remove the unused bindings, or pass their names to --gin_allow_unused."
+        shown_ones = complaints[:_MOST_SHOWN]
+        if further := len(complaints) - len(shown_ones):
+            shown_ones.append(
+                f"{further:,} further bindings are unused, {len(complaints):,} in all."
+            )
+        raise ConfigError("\n".join([*shown_ones, remedy]))
 
 
 def unused_defaults(bindings: Mapping[Key, Binding], calls: Calls) -> set[Key]:

@@ -27,16 +27,16 @@ def sources_by_name(data: Any) -> dict[str, Source]:
     sets = Source | tf.data.Dataset | keras.utils.PyDataset | Mapping
     several = isinstance(data, Mapping) and any(isinstance(one, sets) for one in data.values())
     if not several:
-        return {"": as_source(data)}
+        return {"": as_source(data, "Trainer.train_data")}
     if bad := [name for name in data if not isinstance(name, str) or not name]:
         raise DataError(
             f"The name of a source must be a text that is not empty, got {bad[0]!r}. Pass several "
             "sources to Trainer.train_data by name, as in {'labelled': …, 'unlabelled': …}."
         )
-    return {name: as_source(one) for name, one in data.items()}
+    return {name: as_source(one, "Trainer.train_data") for name, one in data.items()}
 
 
-def as_source(data: Any) -> Source:
+def as_source(data: Any, argument: str = "") -> Source:
     """Converts data into a `Source`.
 
     Args:
@@ -46,10 +46,20 @@ def as_source(data: Any) -> Source:
         tuple is a pair (images, labels), which become the features "image" and "label"; a pair of a
         dict of features and labels; or one of these with the examples' weights, which become
         "weight".
+      argument: Name of the argument that the data are, such as `Trainer.eval_data`, for errors.
 
     Raises:
       DataError: If `data` has another type, or fails the checks of `ArraySource` or `StreamSource`.
     """
+    try:
+        return _as_source(data, trains=argument != "Trainer.eval_data")
+    except DataError as error:
+        if argument:
+            error.args = (f"{error}\n  in {argument}",)
+        raise
+
+
+def _as_source(data: Any, trains: bool) -> Source:
     if isinstance(data, Source):
         return data
     if isinstance(data, tf.data.Dataset):
@@ -67,10 +77,12 @@ def as_source(data: Any) -> Source:
     if isinstance(parts, tuple | list):
         sets = [type(one).__name__ for one in parts if isinstance(one, Source | tf.data.Dataset)]
         if sets:
+            by_name = "To train on several with a step of your own, pass a dict of them by name."
+            remedy = f" {by_name}" if trains and not isinstance(data, Mapping) else ""
             raise DataError(
                 f"Expected one data set, got {len(sets)}: {', '.join(sets)}. Pass one of them. "
-                "Evaluate on another one with a separate Trainer, or a separate --mode=eval. "
-                "To train on several with a step of your own, pass a dict from name to data set."
+                "Evaluate on another one with a separate Trainer, or a separate --mode=eval."
+                f"{remedy}"
             )
     if isinstance(data, Mapping):
         return ArraySource(data)

@@ -106,7 +106,7 @@ class DecodedSource(Source):
           batches: Dicts of "index", int64 [b], "seed", int64 [b, 2], and "weight", float32 [b].
 
         Returns:
-          What `_example_of` takes, with one row for each example, and "weight".
+          Arguments of `_example_of`, with one row for each example, and "weight".
         """
         return batches
 

@@ -18,7 +18,7 @@ class Phase(NamedTuple):
     """A phase of this process.
 
     Attributes:
-      name: What the process does, such as "the training loop".
+      name: Name of the work, such as "the training loop".
       details: Returns a text that follows the name; None for no text.
       since: When it began, as `time.monotonic` tells it.
       kind: Kind of work that its time counts as; None for that of the phase around it.
@@ -68,7 +68,7 @@ def during(
     An error that leaves the block keeps a description of the phases that it was raised in.
 
     Args:
-      name: What the process does, such as "the training loop".
+      name: Name of the work, such as "the training loop".
       details: Returns a text that follows the name, when a description is asked for. Any thread may
         call it.
       kind: Kind of work that the time of the phase counts as; None for that of the phase around it.

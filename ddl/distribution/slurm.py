@@ -9,11 +9,6 @@ import json
 import os
 from collections.abc import Mapping
 
-from tensorflow.python.distribute.cluster_resolver.slurm_cluster_resolver import (
-    expand_hostlist,
-    expand_tasks_per_node,
-)
-
 from ddl.choices import CLUSTERS, ClusterName
 from ddl.distribution.tf_config import cluster_role
 from ddl.errors import ConfigError, check_choice
@@ -25,6 +20,8 @@ _FIRST_PORT, _LAST_PORT, _PORTS_A_JOB = 10000, 30000, 16
 def join_cluster(name: ClusterName = "auto") -> None:
     """Sets or removes TF_CONFIG in this process's environment. Must precede `build_strategy`.
 
+    Imports TensorFlow only for a Slurm step.
+
     Args:
       name: `tf_config` keeps TF_CONFIG as it is; `slurm` builds it from the variables of `srun`;
         `none` removes it, for a single process. `auto` is `tf_config` if TF_CONFIG is set, else
@@ -34,19 +31,38 @@ def join_cluster(name: ClusterName = "auto") -> None:
       ConfigError: If the name is unknown, TF_CONFIG or Slurm's variables are missing, Slurm's
         variables are inconsistent, or TF_CONFIG is malformed.
     """
-    check_choice("cluster", name, CLUSTERS)
-    if name == "auto":
-        name = _found(os.environ)
-    if name == "tf_config" and not os.environ.get("TF_CONFIG"):
-        raise ConfigError(
-            "--cluster=tf_config needs the environment variable TF_CONFIG, which is not set. Set "
-            "it in the program that starts the workers; see docs/clusters.md, 'Several hosts'."
-        )
+    name = check_cluster(name)
     if name == "slurm":
         os.environ["TF_CONFIG"] = slurm_tf_config(os.environ)
     if name == "none":
         os.environ.pop("TF_CONFIG", None)
     cluster_role()  # TensorFlow reads TF_CONFIG even for the strategies of one process
+
+
+def check_cluster(name: ClusterName) -> ClusterName:
+    """Checks TF_CONFIG if `join_cluster` would keep it. Imports no TensorFlow.
+
+    Args:
+      name: As in `join_cluster`.
+
+    Returns:
+      The cluster that "auto" chooses; any other name unchanged.
+
+    Raises:
+      ConfigError: If the name is unknown, or TF_CONFIG is malformed or missing.
+    """
+    check_choice("cluster", name, CLUSTERS)
+    if name == "auto":
+        name = _found(os.environ)
+    if name == "tf_config":
+        if not os.environ.get("TF_CONFIG"):
+            raise ConfigError(
+                "--cluster=tf_config needs the environment variable TF_CONFIG, which is not set. "
+                "Set it in the program that starts the workers; see docs/clusters.md, 'Several "
+                "hosts'."
+            )
+        cluster_role()
+    return name
 
 
 def _found(environment: Mapping[str, str]) -> ClusterName:
@@ -73,6 +89,11 @@ def slurm_tf_config(environment: Mapping[str, str]) -> str:
       ConfigError: If variables of a step are missing, malformed or inconsistent, or tasks are not
         numbered in blocks.
     """
+    from tensorflow.python.distribute.cluster_resolver.slurm_cluster_resolver import (
+        expand_hostlist,
+        expand_tasks_per_node,
+    )
+
     try:
         hosts = expand_hostlist(environment["SLURM_STEP_NODELIST"])
         counts = expand_tasks_per_node(environment["SLURM_STEP_TASKS_PER_NODE"])

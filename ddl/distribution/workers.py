@@ -135,7 +135,7 @@ def alone(strategy: tf.distribute.Strategy, what: str) -> Iterator[None]:
 
     Args:
       strategy: The strategy.
-      what: What runs alone, for the error.
+      what: Name of the work, for the error.
     """
     setattr(strategy, _ALONE, what)
     try:

@@ -33,9 +33,9 @@ def listing(
     """Yields the lines of `ddl list`.
 
     Args:
-      names: What to list; nothing lists all kinds.
+      names: Names to list; nothing lists all kinds.
       gin_files: Configs whose imported modules add items.
-      gin_params: Statements likewise.
+      gin_params: Single statements, which may import modules too.
       search_path: Folders to search for configs.
       columns: The width; None for long lines.
 

@@ -108,7 +108,7 @@ def _fault_of_rows(
 ) -> str | None:
     """Returns the clause for the error if the sum over every single row differs, or None.
 
-    Of several ranges of labels and outputs. A range that the metric does not take, or of which its
+    Several ranges of labels and outputs are tried. A range that the metric does not take, or whose
     state is not finite, does not count; in one of the others the state must not be 0.
     """
     computed = tf.function(state.sums, autograph=False)

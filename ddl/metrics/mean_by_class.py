@@ -70,7 +70,7 @@ class SumsByClass:
 
     Attributes:
       size: Length of the vector.
-      names: What each figure adds to the name of the metric: "/0", "/1", ….
+      names: Text that each figure adds to the name of the metric: "/0", "/1", ….
     """
 
     def __init__(self, num_classes: int):

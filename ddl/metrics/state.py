@@ -18,7 +18,7 @@ class KerasState:
 
     Attributes:
       size: Length of the vector.
-      names: What each figure adds to the name of the metric; set by `name_figures`.
+      names: Text that each figure adds to the name of the metric; set by `name_figures`.
       is_mean: Whether the metric keeps a total and a count.
       takes_probabilities: Whether outputs outside of [0, 1] are an error.
     """

@@ -12,7 +12,7 @@ class StateSums(Protocol):
 
     Attributes:
       size: Length of the vector.
-      names: What each figure adds to the name of the metric, such as "" or "/0".
+      names: Text that each figure adds to the name of the metric, such as "" or "/0".
     """
 
     size: int

@@ -69,9 +69,9 @@ def _other(
     reason: str,
 ) -> ConfigError:
     return ConfigError(
-        f"{parameter}: {path} holds the weights of another model than {model.name!r}. Of its "
-        f"{len(layers)} layers with weights, {reason}. Pass a file of the same architecture and "
-        "number of classes, or start from a checkpoint by WarmStart, which can leave layers out."
+        f"{parameter}: {path} holds the weights of another model than {model.name!r}, which "
+        f"has {len(layers)} layers with weights: {reason}. Pass a file of the same architecture "
+        "and number of classes, or start by WarmStart, which can leave layers out."
     )
 
 

@@ -8,10 +8,8 @@ import math
 from collections.abc import Sequence
 from typing import overload
 
+from ddl.choices import LARGEST_STEP
 from ddl.errors import ConfigError
-
-LARGEST_STEP = 2**53
-"""Largest step that a schedule, which computes in float64, tells from the next one."""
 
 
 @overload

@@ -10,6 +10,7 @@ from keras.optimizers.schedules import LearningRateSchedule
 
 from ddl import microbatch
 from ddl.errors import ConfigError
+from ddl.figures import LOSS_WEIGHT
 from ddl.optimizers.learning_rate import Rate, in_float64
 
 
@@ -92,7 +93,7 @@ def loss_weights(task: Any, step: int) -> dict[str, float]:
         for name, item in getattr(holder, "__dict__", {}).items():
             if isinstance(item, LossWeight):
                 value = item(tf.constant(max(step - 1, 0), tf.int64))
-                found.setdefault(f"loss_weight/{name.lstrip('_')}", float(value))
+                found.setdefault(f"{LOSS_WEIGHT}/{name.lstrip('_')}", float(value))
             elif hasattr(item, "per_example") and id(item) not in seen:
                 look(item)
 

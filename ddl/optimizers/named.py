@@ -113,7 +113,7 @@ def figure(kind: str, name: str) -> str:
     """Returns the name of an optimizer's figure, such as "learning_rate" or "learning_rate/NAME".
 
     Args:
-      kind: What the figure shows.
+      kind: Kind of the figure.
       name: Name of the optimizer.
     """
     return kind if name == ONLY else f"{kind}/{name}"

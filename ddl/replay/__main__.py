@@ -57,7 +57,7 @@ def define_flags() -> None:
     flags.DEFINE_list(
         "show",
         ["indices", "activations", "gradients", "update"],
-        f"What to show and save: {', '.join(_SHOWN)}.",
+        f"Values to show and save: {', '.join(_SHOWN)}.",
         flag_values=FLAGS,
     )
     flags.DEFINE_string(

@@ -23,7 +23,7 @@ def indices_of(pipeline: BatchPipeline, first: int, last: int) -> dict[str, np.n
     Args:
       pipeline: The pipeline of a source.
       first: The number of batches that the run had consumed before, per batch of an update.
-      last: That number afterwards.
+      last: The number afterwards.
 
     Returns:
       "index", int64 [rows], and "weight", float32 [rows], which is 0 for padding; None if the

@@ -16,7 +16,7 @@ class Placed(NamedTuple):
     Attributes:
       flags: Arguments of the command line.
       text: The devices in words.
-      notes: What may make the replay differ from the run in its last bits.
+      notes: Reasons why the replay may differ from the run in its last bits.
     """
 
     flags: tuple[str, ...]

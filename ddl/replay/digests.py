@@ -18,7 +18,7 @@ _FIGURES = frozenset(
 
 
 class State(NamedTuple):
-    """What a checkpoint holds.
+    """Contents of a checkpoint.
 
     Attributes:
       digests: A digest for each variable, by its path in the checkpoint; without figures.

@@ -14,7 +14,7 @@ SHOWN: Mapping[str, tuple[str, ...]] = {
     "gradients": ("own gradients", "gradients", "applied gradients"),
     "update": (),
 }
-"""What can be asked for, with the recorded stages that it takes."""
+"""Values that can be asked for, with the recorded stages of each."""
 
 _TITLES = {
     "rows": "examples",

@@ -3,8 +3,8 @@
     python -m ddl.replay.worker SPEC
 
 SPEC is a JSON file with the fields of `ddl.replay.processes`. A command is a line of JSON on
-standard input, and so is its answer on standard output. What the user's code prints goes to
-standard error.
+standard input, and so is its answer on standard output. The user's code prints to standard
+error.
 """
 
 import json

@@ -105,7 +105,7 @@ class Curve:
 def thinned(rows: np.ndarray, ranges: int) -> np.ndarray:
     """Returns the first, last, smallest and largest point of each range, and one that is NaN.
 
-    Of equal points, the first is the smallest or largest: `Curve.best` names the first best one.
+    The first of equal points is the smallest or largest: `Curve.best` names the first best one.
 
     Args:
       rows: float64 [n, 3]: step in ascending order, epoch, value.

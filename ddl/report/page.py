@@ -269,8 +269,8 @@ def _curves(
         note += " A dashed vertical line is the first log after a restart."
     if is_thinned(drawn):
         note += (
-            f" Of curves with more than {4 * RANGES:,} points, the first, last, smallest and "
-            f"largest of each of {RANGES:,} ranges of steps are drawn."
+            f" Curves with more than {4 * RANGES:,} points show the first, last, smallest and "
+            f"largest of each of {RANGES:,} ranges of steps."
         )
     boxes = "".join(
         f'<label><input type="checkbox" data-run="{place}" checked> {names[place]}</label>'

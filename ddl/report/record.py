@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ddl.figures import DIGEST
+from ddl.figures import DIGEST, REWINDS, SKIPPED_UPDATES
 from ddl.output import FAILURES_FILE
 from ddl.report.bindings import bindings, text_of
 from ddl.report.curves import Curve
@@ -32,7 +32,7 @@ class Record:
       path: The directory.
       state: In a few words: finished, training, stopped.
       sanity_mode: The sanity mode that wrote it, such as fast_run; None for a real run.
-      warnings: What is missing, damaged or unusual.
+      warnings: Sentences on missing, damaged or unusual parts.
       curves: A curve for each split and figure.
       step: The largest step with metrics; None if there is none.
       epoch: The epoch of that step; None if unknown.
@@ -44,7 +44,7 @@ class Record:
       profiles: Times by phase of each profile, by its name.
       life: The time of the run's whole life by kind of work; None if unknown.
       checkpoint: The newest checkpoint's step; None if there is none.
-      metadata: What that checkpoint's JSON file says.
+      metadata: Contents of that checkpoint's JSON file.
       logged_digests: The digest at each step of metrics.jsonl that has one.
       saved_digests: The digest of each checkpoint that has one.
       written: When a metric was last written, in seconds since 1970; None if never.
@@ -98,7 +98,7 @@ def read(path: Path) -> Record:
         record.warnings.append(f"{goodput.NAME} cannot be read: {reason_of(error)}.")
     record.profiles, faults = profiles(path)
     record.warnings += faults
-    rewinds = record.last("rewinds")
+    rewinds = record.last(REWINDS)
     record.starts = starts(path, 0 if math.isnan(rewinds) else int(rewinds))
     _judge(record, names)
     _mark(record)
@@ -240,8 +240,8 @@ def _warn(record: Record) -> None:
     if record.checkpoint is not None and record.step is None:
         record.warnings.append("There are checkpoints, but no metrics in metrics.jsonl.")
     for name, what in (
-        ("rewinds", "Training diverged and was rewound to a checkpoint: {} so far."),
-        ("skipped_updates", "Updates skipped after an overflow of the gradients: {}."),
+        (REWINDS, "Training diverged and was rewound to a checkpoint: {} so far."),
+        (SKIPPED_UPDATES, "Updates skipped after an overflow of the gradients: {}."),
     ):
         number = record.last(name)
         if number > 0:

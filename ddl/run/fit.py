@@ -106,7 +106,7 @@ def fit(
         this trainer's run.
       TrainingDiverged: If the loss is no longer finite, and the run cannot rewind.
       KeyboardInterrupt: On SIGINT, after the update in progress, and after saving.
-      TrainingInterrupted: On SIGTERM, likewise; on a signal to another worker too.
+      TrainingInterrupted: On SIGTERM, as on SIGINT; on a signal to another worker too.
     """
     began = time.time()
     if not isinstance(trainer, Trainer):

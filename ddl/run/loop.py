@@ -11,7 +11,7 @@ from ddl.checkpoints.checkpoints import Checkpoints
 from ddl.diagnosis.phases import during
 from ddl.distribution.workers import Workers
 from ddl.errors import ModelDirectoryError, TrainingDiverged, TrainingInterrupted
-from ddl.figures import DIGEST
+from ddl.figures import DIGEST, EXAMPLES_PER_SECOND, LOSS_SCALE, REWINDS, SKIPPED_UPDATES
 from ddl.optimizers.learning_rate import learning_rate_at
 from ddl.optimizers.loss_weight import loss_weights
 from ddl.optimizers.named import ONLY, by_name, frozen_until
@@ -166,10 +166,10 @@ class OuterLoop:
         figures |= trainer.learning_rates
         figures |= loss_weights(trainer.task, step)
         if trainer.loss_scale is not None:
-            figures["loss_scale"] = trainer.loss_scale
-            figures["skipped_updates"] = trainer.skipped_updates
+            figures[LOSS_SCALE] = trainer.loss_scale
+            figures[SKIPPED_UPDATES] = trainer.skipped_updates
         if rewinds := int(trainer.state.rewinds):
-            figures["rewinds"] = rewinds
+            figures[REWINDS] = rewinds
         self._add_speed(figures, trainer.pace.take_steps_per_second())
         self._logged = (step, figures)
         if self._monitor is not None:
@@ -328,6 +328,6 @@ class OuterLoop:
 
     def _add_speed(self, figures: dict[str, float], steps_per_second: float | None) -> None:
         if steps_per_second is not None:
-            figures["examples_per_second"] = steps_per_second * self._examples_per_step
+            figures[EXAMPLES_PER_SECOND] = steps_per_second * self._examples_per_step
             if self._utilization is not None:
                 figures |= self._utilization.figures(steps_per_second)

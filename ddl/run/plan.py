@@ -9,8 +9,9 @@ from ddl.callbacks.early_stopping import EarlyStopping
 from ddl.callbacks.schedule import Callback
 from ddl.checkpoints.retention import Retention
 from ddl.checkpoints.warm_start import WarmStart
+from ddl.choices import check_above_0, check_train_steps
 from ddl.errors import ConfigError, check_choice
-from ddl.optimizers.lengths import LARGEST_STEP, epochs_to_steps
+from ddl.optimizers.lengths import epochs_to_steps
 from ddl.run.trackers.tracker import Tracker, checked_trackers
 
 
@@ -75,13 +76,9 @@ class RunPlan:
             if field.name == "log_digest":
                 if not isinstance(value, bool):
                     raise ConfigError(f"RunPlan.log_digest must be True or False, got {value!r}.")
-            elif isinstance(value, (int, float)) and not value > 0:
-                raise ConfigError(f"RunPlan.{field.name} must be greater than 0, got {value}.")
-        if self.train_steps is not None and self.train_steps > LARGEST_STEP:
-            raise ConfigError(
-                f"RunPlan.train_steps must be at most 2^53 = {LARGEST_STEP:,}, got "
-                f"{self.train_steps:,}. Set TRAIN_STEPS to a smaller number."
-            )
+            elif isinstance(value, (int, float)):
+                check_above_0(f"RunPlan.{field.name}", value)
+        check_train_steps(self.train_steps)
         self._check_retention()
         check_choice("RunPlan.on_divergence", self.on_divergence, ("stop", "rewind"))
 

@@ -111,7 +111,7 @@ def train_to_end(
       peak_tflops: Peak rate of the device of a replica, in 10^12 operations per second; None takes
         that of a table of GPUs.
       began: When the command began, in seconds since 1970; None: now.
-      remedy: What to do if the run has reached its end already.
+      remedy: Remedy for a run that has reached its end already.
 
     Raises:
       DdlError: As `OuterLoop.run`, `Checkpoints.restore_latest` and `RunDirectory.open`.

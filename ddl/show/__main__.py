@@ -10,8 +10,8 @@ is itself a config.
 
 With two configs, or folders of runs, the command prints what differs: values, not text. Macros are
 replaced by their values, and a parameter without a binding has its default. One of the two may be
-given by --gin_file and --gin_param, to compare a run with the next one. Of a run's folder the
-command reads config.gin, or with --used operative_config.gin, which has defaults and the seed.
+given by --gin_file and --gin_param, to compare a run with the next one. In a run's folder
+the command reads config.gin, or with --used operative_config.gin, which has defaults and the seed.
 
 The command builds nothing and writes nothing.
 

@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from ddl.errors import ConfigError
+from ddl.figures import GRADIENT_NOISE_SCALE
 from ddl.optimizers.named import figure
 from ddl.optimizers.rows.duplicates import merge_duplicates
 from ddl.step.gradients import Gradient, squared_norm
@@ -149,7 +150,7 @@ def figures(averages: tf.Tensor, optimizers: Iterable[str]) -> dict[str, float]:
     """
     pairs = zip(optimizers, averages.numpy().reshape(-1, 2).tolist(), strict=True)
     return {
-        figure("gradient_noise_scale", name): variance / squared_gradient
+        figure(GRADIENT_NOISE_SCALE, name): variance / squared_gradient
         for name, (squared_gradient, variance) in pairs
         if squared_gradient > 0 and variance > 0
     }

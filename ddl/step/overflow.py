@@ -88,7 +88,7 @@ class Changes:
       norms: Returns what an update adds to `gradient_norms`, if it was made, bool []; None:
         nothing.
       noise: The next `gradient_noise`, or None.
-      layers: Returns what an update adds to `layer_norms`, likewise.
+      layers: Returns what an update adds to `layer_norms`, like `norms`.
     """
 
     sums: tf.Tensor

@@ -25,7 +25,7 @@ _SHOWN = 5
 
 @dataclasses.dataclass(frozen=True)
 class Definition:
-    """What the runs of a sweep compute.
+    """Settings of a sweep that determine the results of its runs.
 
     Attributes:
       base: The bindings of the base config that no point overrides, as texts by name, without the

@@ -49,7 +49,7 @@ class Halving:
 
 
 class Decision(NamedTuple):
-    """What a run may do now.
+    """Decision on the next work of a run.
 
     Attributes:
       action: `train`; `wait` until the others have reached its rung; or `stop`.

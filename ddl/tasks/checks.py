@@ -123,7 +123,7 @@ def one_output(
     """Returns a model's outputs as `in_float32` does, after a check of their shape.
 
     Args:
-      outputs: What the model returned.
+      outputs: The value that the model returned.
       model: The model.
       task: Name of the task.
       form: The shape that the task needs, in words, such as "[batch, classes]".

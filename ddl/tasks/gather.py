@@ -169,7 +169,7 @@ class HeldRows:
     """Gathers rows in one pass, and gives the same to later ones, whatever they compute.
 
     Attributes:
-      gathered: What each call got, in the order of the calls.
+      gathered: Rows of each call, in the order of the calls.
     """
 
     def __init__(self, gathered: Sequence[Gathered] | None = None):

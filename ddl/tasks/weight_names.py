@@ -27,7 +27,7 @@ def unread(features: Mapping[str, tf.Tensor], names: Iterable[str], output: Any)
     Args:
       features: The features, as passed to the task.
       names: Names of some of them.
-      output: What the task returned. It may return a feature as it is, such as its weight.
+      output: The value that the task returned. It may hold a feature as it is, such as a weight.
     """
     returned = {id(tensor) for tensor in tf.nest.flatten(output)}
     return [

@@ -280,7 +280,7 @@ def _pipeline(
     task: Task | None, data: Any, global_batch_size: int, options: Options, **others: Any
 ) -> BatchPipeline:
     """Returns a pipeline, of data that the task has checked."""
-    source = as_source(data)
+    source = as_source(data, "Trainer.eval_data")
     check = getattr(task, "check", None)
     if check is not None:
         source.check_by(check)

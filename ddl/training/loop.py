@@ -283,7 +283,7 @@ class TrainingLoop:
           update: Takes and returns the loop variables and what was made ahead. Its last argument is
             the number of the turn, int32 [] on the host, or None.
           carried: The loop variables.
-          ahead: What was made ahead for the first update.
+          ahead: The batch made ahead for the first update.
           name: Name of the count: "batches", or "step", which skipped updates leave as it is.
           end: Its end, int64 [].
           left: Its distance from the end, int64 [].

@@ -3,6 +3,7 @@
 from absl import logging
 
 from ddl.errors import DataError
+from ddl.figures import GRADIENT_NORM
 from ddl.optimizers.named import figure
 from ddl.step import noise_scale
 from ddl.step.state import TrainingState
@@ -32,7 +33,7 @@ class MetricReader:
         norms = state.gradient_norms.numpy().reshape(-1, 2)
         for name, (total, count) in zip(self._update.plan.groups, norms, strict=True):
             if self._update.clips[name].norm is not None and count:
-                means[figure("gradient_norm", name)] = float(total / count)
+                means[figure(GRADIENT_NORM, name)] = float(total / count)
         if self._update.layer_norms is not None:
             means |= self._update.layer_norms.figures(state.layer_norms)
         if self._update.gradient.noise_scale is not None:

@@ -1,6 +1,7 @@
 """The number of updates and the learning rate of each optimizer of a Trainer."""
 
 from ddl.errors import ConfigError
+from ddl.figures import LEARNING_RATE
 from ddl.optimizers.checks import check_counts
 from ddl.optimizers.learning_rate import learning_rate_at
 from ddl.optimizers.named import figure
@@ -55,5 +56,5 @@ def learning_rates(update: UpdateStep, step: int) -> dict[str, float]:
         made = step - frozen_until if in_step else int(optimizer.iterations.numpy())
         is_frozen = bool(frozen_until) and step <= frozen_until
         rate = 0.0 if is_frozen else learning_rate_at(optimizer, max(made - 1, 0))
-        rates[figure("learning_rate", name)] = rate
+        rates[figure(LEARNING_RATE, name)] = rate
     return rates

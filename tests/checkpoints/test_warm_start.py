@@ -110,8 +110,8 @@ def test_another_shape_is_an_error_and_changes_nothing(there):
     target = model(units=7)
     before = values(target)
     message = (
-        r"head/kernel .*must have the shape .*\(3, 7\), got \(3, 5\). Of the \d+ weights of this "
-        r"model, \d+ match \(body_1/kernel.*\), 2 have another shape \(head/kernel, head/bias\)"
+        r"head/kernel .*must have the shape .*\(3, 7\), got \(3, 5\). This model has \d+ "
+        r"weights: \d+ match \(body_1/kernel.*\), 2 have another shape \(head/kernel, head/bias\)"
     )
     with pytest.raises(ConfigError, match=message):
         WarmStart(there[0]).apply(target)

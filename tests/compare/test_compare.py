@@ -74,9 +74,9 @@ def test_two_settings_of_one_folder_are_paired_by_seed(make, run):
         "",
         "B − A = +0.1; 95% interval +0.07516 to +0.1248 (paired t, 2 degrees of freedom); "
         "sign-flip test p = 0.25; paired by 3 seeds.",
-        "B is better than A: the 95% interval excludes 0. Of comparisons of equal settings, at "
-        "most about 5% show this. It assumes normal differences: with fewer than 6 seeds, the "
-        "sign-flip test cannot confirm it.",
+        "B is better than A: the 95% interval excludes 0. At most about 5% of "
+        "comparisons of equal settings show this. It assumes normal differences: with fewer than 6 "
+        "seeds, the sign-flip test cannot confirm it.",
     ]
 
 

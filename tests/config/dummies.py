@@ -2,7 +2,7 @@
 
 import collections.abc
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Protocol
 
 import gin
@@ -39,6 +39,7 @@ class Trial:
         shape: tuple[int, ...] = (),
         mode: Literal["train", "eval"] = "train",
         names: Sequence[str] = (),
+        limits: float | Mapping[str, float | None] | None = None,
         factor: int = None,  # noqa: RUF013 - the annotation that is so often written
         seed: int = 0,
         judges: Sequence[Judge] = (),

@@ -49,6 +49,14 @@ def test_a_folder_and_a_list_are_no_file(write):
     assert f"Pass one flag for each file: --gin_file={run} --gin_file=other.gin." in message
 
 
+def test_a_pipe_is_no_file(write):
+    run = write("")
+    os.remove(run)
+    os.mkfifo(run)
+    message = complaint(config.load, [run])
+    assert "There is a pipe or device of this name, but a config must be a regular file" in message
+
+
 def test_a_byte_order_mark_is_no_character(write, tmp_path):
     (tmp_path / "run.gin").write_bytes(b"\xef\xbb\xbfTrial.steps = 3")
     config.load(["run.gin"])

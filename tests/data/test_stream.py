@@ -5,6 +5,7 @@ from absl import logging
 
 from ddl.data import ArraySource, BatchPipeline, StreamSource, as_source, stream
 from ddl.data.checks import data_errors
+from ddl.data.conversion import sources_by_name
 from ddl.data.source import checked_element_spec
 from ddl.errors import ConfigError, DataError
 from ddl.precision import set_numerics
@@ -331,6 +332,13 @@ def test_what_as_source_takes():
     for several in ([source, source], (source, pairs), {"a": source, "b": numbers(3)}):
         with pytest.raises(DataError, match="Expected one data set, got 2: .*Pass one of them"):
             as_source(several)
+    with pytest.raises(DataError, match=r"--mode=eval\. To train on several with a step of your "):
+        as_source([source, source], "Trainer.train_data")
+    for several in ([source, source], {"a": source, "b": pairs}):
+        with pytest.raises(DataError, match=r"--mode=eval\.\n  in Trainer.eval_data$"):
+            as_source(several, "Trainer.eval_data")
+    with pytest.raises(DataError, match=r"is unknown\. Pass it: .*\n  in Trainer.train_data$"):
+        sources_by_name(numbers(4).filter(lambda example: True))
 
 
 IN_ONE = [[8, 5, 3, 7, 4, 2, 9, 1, 6, 0], [9, 7, 5, 2, 6, 8, 4, 3, 1, 0]]

@@ -48,7 +48,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@by_page
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "benchmarks" / "README.md"], ids=str)
 def test_links(page):
     for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
         if "://" in target:

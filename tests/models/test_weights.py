@@ -38,7 +38,7 @@ def test_weights_of_the_same_model(files, kind):
         (
             ".weights.h5",
             lambda: perceptron(7),
-            r"another model than 'mlp'. Of its 3 layers with weights, 2 \(hidden_1, hidden_2\) "
+            r"another model than 'mlp', which has 3 layers with weights: 2 \(hidden_1, hidden_2\) "
             r"match, 1 \(logits\) do not; the first, 'logits', has shape \(4, 7\) in the model and "
             r"\(4, 3\) in the file. Pass a file of the same architecture",
         ),

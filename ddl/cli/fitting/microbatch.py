@@ -64,7 +64,7 @@ def _number_so_far() -> int | None:
 
 
 def _check_one_process() -> None:
-    with prepare():  # the packages import TensorFlow
+    with prepare():  # Slurm's variables are parsed by TensorFlow
         from ddl.distribution.slurm import join_cluster
         from ddl.distribution.tf_config import cluster_role
 

@@ -55,7 +55,7 @@ class Comparison:
     """The comparison of two configs.
 
     Attributes:
-      changes: What differs.
+      changes: The differences.
       same: Number of bound parameters with the same value.
     """
 

@@ -30,7 +30,7 @@ class Parameter:
       name: Its name.
       type: Its annotation as text; empty without one.
       default: Its default as text; None if a value is required.
-      doc: What the docstring says of it; may be empty.
+      doc: Its description in the docstring; may be empty.
     """
 
     name: str

@@ -139,7 +139,7 @@ def decoded_image(
     Args:
       encoded: The file's bytes, string [].
       shape: Height, width and channels of the result.
-      name: What the error names if the image has another size, string [].
+      name: Name of the image in the error about another size, string [].
       remedy: Last sentence of this error.
       resize: Whether an image of another size is resized instead.
     """

@@ -28,7 +28,7 @@ def table(
       categories: For columns of text or of numbers that stand for categories: their values, in the
         order of the numbers 0, 1, … that replace them. Training and evaluation data must be given
         the same.
-      separator: What separates the columns of CSV files.
+      separator: Text between the columns of CSV files.
 
     Returns:
       Columns of integers as int64, of booleans as bool, of other numbers as float32, and of

@@ -27,7 +27,7 @@ def endless(data: Any, *, steps_per_epoch: int | None = None) -> Source:
     """Builds a source of data without a known length, or without end.
 
     Args:
-      data: What `EndlessSource` takes, or a `keras.utils.PyDataset` without end.
+      data: Data as `EndlessSource` takes them, or a `keras.utils.PyDataset` without end.
       steps_per_epoch: Batches that count as an epoch. Configs set it as STEPS_PER_EPOCH.
 
     Raises:

@@ -18,7 +18,7 @@ def features_of(example: Any, where: str) -> dict[str, np.ndarray]:
 
     Args:
       example: A dict of features, or a tuple as Keras takes it: (x, y) or (x, y, weights).
-      where: What the message calls the example.
+      where: Name of the example in the message.
 
     Raises:
       DataError: If the example has another form, or a feature is missing, ragged or of a dtype that

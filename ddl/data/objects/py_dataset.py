@@ -192,7 +192,7 @@ def check_steps(steps: int | None, data: str, *, known: bool) -> None:
 
     Args:
       steps: Batches of an epoch; None if it is not given.
-      data: What the message calls the data.
+      data: Name of the data in the message.
       known: Whether the data have a length of their own.
 
     Raises:

@@ -62,7 +62,7 @@ class LivePipeline(BatchPipeline):
           strategy: Strategy of the training.
 
         Returns:
-          What the iterator of another pipeline gives: features [rows, …], grouped by replica.
+          Batches as of the iterator of another pipeline: features [rows, …], grouped by replica.
         """
         number, own = self.batches_per_update, self.own_rows(strategy)
         with tf.device("CPU:0"):

@@ -37,7 +37,7 @@ def packed(
         `ddl.data.token_lines`.
       length: Tokens of a row.
       seed: Seed of the choice among documents of the same length, and of their order in a row.
-      too_long: What happens to documents of more than `length` tokens: "error" refuses them, "cut"
+      too_long: Treatment of documents of more than `length` tokens: "error" refuses them, "cut"
         leaves out the tokens beyond, "split" makes several documents of them.
       token_name: Name of the feature with the tokens.
       length_name: Name of the feature with the number of tokens. All lengths are read once, unless
@@ -93,7 +93,7 @@ def packed(
 def _pieces(lengths: np.ndarray, most: int, split: bool) -> np.ndarray:
     """Returns the pieces of documents, int64 [4, pieces].
 
-    Of each its document, its first token, its length and the length of the document.
+    For each piece its document, first token, length and the length of the document.
     """
     counts = -(-lengths // most) if split else np.minimum(lengths, 1)
     if not counts.sum():

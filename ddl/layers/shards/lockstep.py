@@ -39,7 +39,7 @@ class Shard:
     Attributes:
       number: Its number among those of the replica, from 0.
       count: Number of shards of a replica.
-      given: What `over_shards` was given for all shards.
+      given: The values that `over_shards` was given for all shards.
     """
 
     def __init__(self, number: int, given: Any, of: "_Lockstep"):

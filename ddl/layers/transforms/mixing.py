@@ -83,7 +83,7 @@ class _Mixing(keras.layers.Layer):
         """Mixes images [batch, height, width, channels] with their partners. Replica context.
 
         Args:
-          images: Of any numeric dtype. The mean of integers is rounded.
+          images: Images of any numeric dtype. The mean of integers is rounded.
           labels: [batch, …].
           training: False returns the images as they are, with share 1.
 

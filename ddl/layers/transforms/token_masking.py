@@ -32,7 +32,7 @@ class TokenMasking(keras.layers.Layer):
     """Selects tokens to predict, and replaces most of them.
 
     Devlin et al. 2019, "BERT: Pre-training of Deep Bidirectional Transformers for Language
-    Understanding", section 3.1. Of the tokens, 15% are selected: 80% of these become the mask
+    Understanding", section 3.1. 15% of the tokens are selected: 80% of these become the mask
     token, 10% a random token, and 10% stay. Each token is selected independently. Training and
     evaluation both mask, with draws of their own; each evaluation repeats its draws.
     """

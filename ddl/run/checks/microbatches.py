@@ -26,7 +26,7 @@ class FactsOfRun(TypedDict):
         `Trainer.batch_shards` per shard.
       part: "replica" or "shard", to which the sizes belong.
       configured: ACCUMULATION_STEPS of the config.
-      depends_on: What makes the result depend on the number of microbatches; empty if nothing.
+      depends_on: Reasons why the result depends on the number of microbatches; empty if none.
       evaluates: Whether the run has evaluation data.
     """
 

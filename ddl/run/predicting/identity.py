@@ -57,8 +57,9 @@ def weights_digest(trainer: Trainer) -> str:
 def data_digest(source: Source, batch: int) -> str:
     """Returns a digest of the features' names and forms, and of examples. Eager.
 
-    Of arrays in memory these are all examples; of other data those of the first and the last batch,
-    of a stream those of the first one, since all others would have to be read before the last.
+    For arrays in memory these are all examples, for a stream those of the first batch, and for
+    other data those of the first and the last batch. A stream must read all others
+    before its last one.
 
     Args:
       source: Data with an end.

@@ -31,7 +31,7 @@ class Predicting:
 
         Args:
           path: The file to write; its ending is that of a format.
-          predictions: What to predict.
+          predictions: Data and settings of the prediction.
           trainer: Predicts.
           console: Shows progress.
 

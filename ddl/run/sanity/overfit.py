@@ -15,7 +15,7 @@ MOST_UPDATES = 1000
 """Updates after which the mode ends, if the config's run is longer."""
 
 _LOOK_AT = """\
-What to look at, the most frequent causes first:
+Check these causes, the most frequent first:
 - the curve: if the loss still falls, train longer or with a larger learning rate; if it jumps,
   lower the rate. A warm-up may cover all {steps:,} updates.
 - the data: `ddl inspect` shows whether the inputs belong to their labels, and are scaled.

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ddl.figures import GPU_MEMORY, GPU_UTILIZATION, PROCESS_MEMORY
+
 _MIB = 2**20
 _STATM = Path("/proc/self/statm")
 
@@ -19,7 +21,7 @@ def memory_of_process(statm: Path = _STATM) -> dict[str, float]:
     try:
         with open(statm, "rb", buffering=0) as file:  # half the time of a text file
             pages = int(file.read().split()[1])
-        return {"process_memory_mib": pages * os.sysconf("SC_PAGE_SIZE") / _MIB}
+        return {PROCESS_MEMORY: pages * os.sysconf("SC_PAGE_SIZE") / _MIB}
     except (OSError, ValueError, IndexError):
         return {}
 
@@ -70,12 +72,12 @@ class Gpus:
         for number, handle in self._handles.items():
             try:
                 rates = self._library.nvmlDeviceGetUtilizationRates(handle)
-                found[f"gpu_utilization/{number}"] = rates.gpu / 100
+                found[f"{GPU_UTILIZATION}/{number}"] = rates.gpu / 100
             except self._library.NVMLError:
                 pass  # a part of a GPU (MIG) has no rates of its own
             try:
                 memory = self._library.nvmlDeviceGetMemoryInfo(handle)
-                found[f"gpu_memory_mib/{number}"] = memory.used / _MIB
+                found[f"{GPU_MEMORY}/{number}"] = memory.used / _MIB
             except self._library.NVMLError:
                 pass
         return found

@@ -7,6 +7,7 @@ import numpy as np
 
 from ddl.diagnosis.times import KINDS
 from ddl.distribution.workers import Workers
+from ddl.figures import SLOWEST_WORKER, TIME, TIME_SHARE
 
 INPUT_BOUND = 0.2
 """A run is input-bound if its training loop waits for input for at least this share of its time."""
@@ -59,15 +60,15 @@ class PeriodSplit:
         period["between"] = period.get("between", 0.0) + period.pop("start_up", 0.0)
         total = max(sum(period.values()), 1e-9)
         shown = [k for k in KINDS if period.get(k, 0.0) > 0 or (k == "input" and k in period)]
-        found = {f"time/{kind}": round(period[kind], 6) for kind in shown}
-        found |= {f"time_share/{kind}": round(period[kind] / total, 6) for kind in shown}
+        found = {f"{TIME}/{kind}": round(period[kind], 6) for kind in shown}
+        found |= {f"{TIME_SHARE}/{kind}": round(period[kind] / total, 6) for kind in shown}
         waits = np.array([period.get("input", math.nan), period.get("loop", 0.0)])
         if self._workers.number > 1:
             # One collective for each log. A worker that does something else between the loops keeps
             # the others waiting in collectives, which do not count as its own time.
             own = total - sum(period.get(kind, 0.0) for kind in ("loop", "tracing", "workers"))
             rows = self._workers.gather(np.array([own, total, *np.nan_to_num(waits, nan=-1.0)]))
-            found["slowest_worker"] = float(np.argmax(rows[:, 0]))
+            found[SLOWEST_WORKER] = float(np.argmax(rows[:, 0]))
             self._judge_workers(rows)
             waits = rows[np.argmax(rows[:, 2]), 2:]
         self._judge_input(step, waits)

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from ddl.devices.peak_rates import peak_of
 from ddl.distribution.traits import traits_of
+from ddl.figures import MFU
 from ddl.training.trainer import Trainer
 
 
@@ -83,4 +84,4 @@ class Utilization:
         """Returns the figure "mfu", a share of 1; nothing if it is not known."""
         if self._share_of_a_step is None:
             return {}
-        return {"mfu": steps_per_second * self._share_of_a_step}
+        return {MFU: steps_per_second * self._share_of_a_step}

@@ -91,7 +91,7 @@ def refusal(where: str) -> str:
     """Returns the error of a gather that would return the rows of one microbatch.
 
     Args:
-      where: What gathers them.
+      where: Name of the part that gathers them.
     """
     return (
         f"{where} gathers the rows of one microbatch. With ACCUMULATION_STEPS > 1 these are a part "

@@ -117,7 +117,7 @@ class ThreePasses:
         Args:
           one: Takes the batch on a replica, the number of the microbatch and what is given. Replica
             context.
-          given: What each replica has for all microbatches.
+          given: Values of each replica for all microbatches.
           zeros: Returns the empty sum. Replica context.
         """
 

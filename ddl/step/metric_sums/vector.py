@@ -123,8 +123,8 @@ class SumsOfLosses:
     Each loss has its own sum of weights, so each has its own denominator.
 
     Attributes:
-      names: Names of the figures. Of a single loss, those of its `MetricSums`; of several, the name
-        "loss" becomes "loss/NAME" with the name of the loss.
+      names: Names of the figures. A single loss has those of its `MetricSums`; with several, the
+        name "loss" becomes "loss/NAME" with the name of the loss.
     """
 
     def __init__(self, of_losses: Mapping[str, MetricSums]):

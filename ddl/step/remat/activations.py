@@ -20,13 +20,13 @@ class Activations:
     """An observer of a trace (`ddl.step.observing`) that counts the activations of a microbatch.
 
     Counted are the tensors that the forward pass makes and the backward pass reads, and of the
-    parts that are computed again those of the largest. What TensorFlow keeps may be less, where it
-    or XLA joins operations, and more, for tensors that live only within one operation's gradient.
+    parts that are computed again those of the largest. TensorFlow may keep less, where it or XLA
+    joins operations, and more, for tensors that live only within one operation's gradient.
 
     Attributes:
       bytes: Bytes of the largest pass on the first replica; None before a trace, or if a tensor has
         no static shape.
-      kept: Those that the forward pass keeps for the backward pass; None likewise.
+      kept: Those that the forward pass keeps for the backward pass; None like `bytes`.
       repeated: Those of the largest part that is computed again.
     """
 

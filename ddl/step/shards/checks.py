@@ -120,8 +120,8 @@ def _check_layer(layer: keras.layers.Layer, strategy: tf.distribute.Strategy) ->
     if written := Statistics([layer], strategy).variables:
         raise ConfigError(
             f"Trainer.batch_shards excludes the layer {name}: it keeps the variables "
-            f"{', '.join(v.name for v in written)}, which each shard would write. Of layers with "
-            "such variables, synchronized BatchNormalization is supported."
+            f"{', '.join(v.name for v in written)}, which each shard would write. The only "
+            "supported layer with such variables is synchronized BatchNormalization."
         )
 
 

@@ -274,7 +274,7 @@ class Update(ControlFlow):
 
         Args:
           model: Model, layer or list of variables to move; None: the task's `model`.
-          by: What to add, such as a multiple of gradients.
+          by: Values to add, such as a multiple of gradients.
 
         Returns:
           A context manager, for a `with` statement.

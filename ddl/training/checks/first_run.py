@@ -13,7 +13,7 @@ class FirstRun(NamedTuple):
 
     Attributes:
       moments: Moments of the normalization layers.
-      rows: What `ddl.gather` returned.
+      rows: The values that `ddl.gather` returned.
       partners: The partners of rows, which layers mixed them with.
       mask: bool [rows], False for rows that count as padding; None if there are none.
     """

@@ -50,7 +50,7 @@ def warn_of_replica_dependence(
 ) -> None:
     """Logs what makes a run depend on the number of replicas or microbatches.
 
-    That are layers, and seed generators of the task.
+    These are layers, and seed generators of the task.
 
     Logs nothing with one replica and one microbatch.
 

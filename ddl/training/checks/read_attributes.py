@@ -31,7 +31,7 @@ class ReadAttributes:
     def noted(self) -> Iterator[None]:
         """Notes what is read within the `with` block, from any thread.
 
-        What the block changes, such as a count of traces, is a record and is left out.
+        An attribute that the block changes, such as a count of traces, is a record and is left out.
         """
         holder, read = self._holder, set[str]()
         cls: Any = type(holder)

@@ -17,7 +17,7 @@ TRACED = ("per_example", "step", "evaluate")
 
 @dataclasses.dataclass(frozen=True)
 class Code:
-    """What the functions of one name compute, in the classes of a task that are not of a library.
+    """Code of the functions of one name, in the classes of a task that are not of a library.
 
     Attributes:
       content: Instructions and constants, without lines: other parts of a module may move them.

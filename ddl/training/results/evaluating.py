@@ -124,10 +124,10 @@ class Evaluating(Readings):
         """Yields the outputs of the task's `predict` batch by batch, which needs little memory.
 
         The model holds the evaluation weights until the last batch, or until the iterator is
-        closed; training before that is an error. Of several open iterators, and of a block of
-        `evaluation_weights` around them, the first one determines the weights, and the last one to
-        end restores the model's own. Eager, cross-replica context, on all workers, each of which
-        must take all batches.
+        closed; training before that is an error. If several iterators, or a block of
+        `evaluation_weights` around them, are open, the first one determines the weights, and the
+        last one to end restores the model's own. Eager, cross-replica context, on all workers, each
+        of which must take all batches.
 
         Args:
           data: As in `predict`.

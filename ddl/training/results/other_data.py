@@ -51,7 +51,7 @@ class OtherData:
           objective: Makes the objective of an evaluation.
           compiler: Makes the compiler of an evaluation.
           trained_on: `element_spec` of the training data; None if they have several sources.
-          training: The training data, likewise.
+          training: The training data; None if they have several sources.
         """
         self._task = task
         self._strategy = strategy

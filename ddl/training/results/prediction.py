@@ -255,7 +255,7 @@ def gatherable(values: tf.Tensor, name: str) -> tf.Tensor:
     """Returns values in a dtype that all workers can gather; cast back, they are the same.
 
     Args:
-      values: Of any shape.
+      values: Array of any shape.
       name: Name of the function that returned them, for the error.
 
     Raises:

@@ -12,7 +12,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.text import Text
 
-from ddl.figures import is_one_of_many
+from ddl.figures import (
+    EXAMPLES_PER_SECOND,
+    LOSS_SCALE,
+    REWINDS,
+    SKIPPED_UPDATES,
+    is_one_of_many,
+)
 from ddl.output import printable, say, standard_output
 from ddl.training.actions import EachLoop
 
@@ -230,9 +236,9 @@ def formatted(figures: Mapping[str, float]) -> list[str]:
     parts = []
     for name in names:
         value = figures[name]
-        if name == "examples_per_second":
+        if name == EXAMPLES_PER_SECOND:
             parts.append(f"{value:,.0f} examples/s")
-        elif name in ("loss_scale", "skipped_updates", "rewinds"):
+        elif name in (LOSS_SCALE, SKIPPED_UPDATES, REWINDS):
             parts.append(f"{name.replace('_', ' ')} {value:,.0f}")
         elif name.endswith("accuracy"):
             parts.append(f"{name.replace('_', ' ')} {value:.4f}")

@@ -16,7 +16,7 @@ def test_near_zero_is_a_share_of_the_first_loss(end, near):
     text = overfit.verdict(FIRST, {"loss": end}, {}, 300)
     assert "near zero." in text
     assert ("not near zero" not in text) == near
-    assert ("What to look at" in text) != near
+    assert ("Check these causes" in text) != near
     assert ("all 300 updates" in text) != near
 
 
@@ -41,7 +41,7 @@ def test_each_loss_is_judged():
 def test_a_loss_below_zero_is_not_judged():
     text = overfit.verdict({"loss": -2.0}, {"loss": -9.0}, {}, 9)
     assert "cannot be judged" in text
-    assert "What to look at" not in text
+    assert "Check these causes" not in text
 
 
 def test_another_loss_in_evaluations_is_told():
