@@ -8,19 +8,29 @@ from ddl.errors import ConfigError
 
 _THREADS = "TF_NUM_INTRAOP_THREADS"
 
+_REORDERING = (
+    *("arithmetic_optimization", "remapping", "layout_optimizer", "loop_optimization"),
+    *("function_optimization", "shape_optimization", "implementation_selector"),
+    *("scoped_allocator_optimization", "auto_mixed_precision", "pin_to_host_optimization"),
+)
+"""Passes of the graph optimizer, as `tf.config.optimizer.set_experimental_options` names them."""
+
 
 def fix_arithmetic() -> None:
     """Makes every kernel of this process compute in one thread, as the graph says.
 
     With several threads, Eigen and oneDNN cut products, convolutions and sums into as many parts.
-    Operations beside each other still run in parallel. TensorFlow's graph optimizer is off, since
-    it joins, reorders and replaces operations by what surrounds them, and gives up by time.
+    Operations beside each other still run in parallel. The passes of TensorFlow's graph optimizer
+    that join, reorder or replace operations by what surrounds them are off. Those that compute
+    constants and remove what is not needed stay on: most operations of a small shard are of this
+    kind. They see the same graph of a shard on any number of replicas
+    (`ddl.layers.shards.tree.exchanged`).
 
     Raises:
       ConfigError: If TensorFlow already started with several threads.
     """
     _take_one_thread()
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    tf.config.optimizer.set_experimental_options(dict.fromkeys(_REORDERING, False))
 
 
 def _take_one_thread() -> None:

@@ -18,7 +18,7 @@ from tensorflow.python.framework import ops
 from ddl.devices.replicas import local_devices
 from ddl.errors import ConfigError
 from ddl.layers.replica_gather import gather_over_replicas
-from ddl.layers.shards.tree import sum_in_tree
+from ddl.layers.shards.tree import exchanged, sum_in_tree
 
 _Result = TypeVar("_Result")
 _Exchange = Callable[[list[tf.Tensor]], tf.Tensor]
@@ -59,14 +59,14 @@ class Shard:
 
         def total(parts: list[tf.Tensor]) -> tf.Tensor:
             (rows,) = gather_over_replicas([sum_in_tree(parts)[tf.newaxis]])
-            return sum_in_tree(tf.unstack(rows))
+            return exchanged(sum_in_tree(tf.unstack(rows)))
 
         return self._of.exchange(self, values, total)
 
     def rows_of_all(self, values: tf.Tensor) -> list[tf.Tensor]:
         """Returns the values of each shard of all replicas, in the order of the shards."""
         rows = self._of.exchange(
-            self, values, lambda parts: gather_over_replicas([tf.stack(parts)])[0]
+            self, values, lambda parts: exchanged(gather_over_replicas([tf.stack(parts)])[0])
         )
         return tf.unstack(rows)
 

@@ -1,4 +1,4 @@
-"""Sums in one fixed binary tree, (a + b) + (c + d)."""
+"""Sums in one fixed binary tree, (a + b) + (c + d), and what follows them."""
 
 from collections.abc import Sequence
 
@@ -20,3 +20,13 @@ def sum_in_tree(values: Sequence[tf.Tensor]) -> tf.Tensor:
     while len(values) > 1:
         values = [a + b for a, b in zip(values[::2], values[1::2], strict=True)]
     return values[0]
+
+
+def exchanged(value: tf.Tensor) -> tf.Tensor:
+    """Returns a value of all shards, which the graph optimizer never takes for a constant.
+
+    On a single replica, a value such as the number of rows can be constant, and on several it
+    comes from other devices. TensorFlow computes with a constant otherwise: it multiplies by the
+    reciprocal of a constant divisor.
+    """
+    return tf.raw_ops.PlaceholderWithDefault(input=value, shape=value.shape)

@@ -8,7 +8,7 @@ from tensorflow.python.distribute import distribute_utils, values
 
 from ddl.distribution.workers import Workers
 from ddl.layers.replica_gather import gather_over_replicas
-from ddl.layers.shards.tree import sum_in_tree
+from ddl.layers.shards.tree import exchanged, sum_in_tree
 
 
 def sum_over_replicas(strategy: tf.distribute.Strategy, each: Sequence[Any]) -> list[Any]:
@@ -19,7 +19,7 @@ def sum_over_replicas(strategy: tf.distribute.Strategy, each: Sequence[Any]) -> 
       each: Values of each replica, of static shapes.
     """
     if strategy.num_replicas_in_sync == 1:
-        return list(each)
+        return list(strategy.run(lambda own: [exchanged(v) for v in own], args=(list(each),)))
     if Workers(strategy).number > 1:
         return list(strategy.run(_sums_of_gathered, args=(list(each),)))
     devices = strategy.extended.worker_devices
@@ -29,7 +29,7 @@ def sum_over_replicas(strategy: tf.distribute.Strategy, each: Sequence[Any]) -> 
 def _sums_of_gathered(own: list[tf.Tensor]) -> list[tf.Tensor]:
     """Gathers the values of all replicas and adds them on each. Replica context."""
     rows = gather_over_replicas([value[tf.newaxis] for value in own])
-    return [sum_in_tree(tf.unstack(row)) for row in rows]
+    return [exchanged(sum_in_tree(tf.unstack(row))) for row in rows]
 
 
 def _on_all(devices: Sequence[str], parts: Sequence[tf.Tensor]) -> Any:
@@ -42,7 +42,7 @@ def _on_all(devices: Sequence[str], parts: Sequence[tf.Tensor]) -> Any:
     copies = []
     for device in devices:
         with tf.device(device):
-            copies.append(tf.identity(total))
+            copies.append(exchanged(total))
     return distribute_utils.regroup(copies, wrap_class=values.Mirrored)
 
 
