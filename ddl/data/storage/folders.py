@@ -12,6 +12,7 @@ import tensorflow as tf
 from ddl.data.records import RecordSource
 from ddl.data.source import Source
 from ddl.data.storage.array_records import ENDING, array_record_module
+from ddl.data.storage.file_sets import UNFINISHED
 from ddl.data.storage.tf_records import write_index
 from ddl.errors import ConfigError, DataError
 
@@ -116,7 +117,7 @@ class _Writer:
     """A file of records, written in a `with` block and named when it is complete."""
 
     def __init__(self, file: str, record_format: Format):
-        self._file, self._partial = file, f"{file}.partial"
+        self._file, self._partial = file, f"{file}{UNFINISHED}"
         if record_format == "array_record":
             # Each record can be read alone; larger groups compress better and read slower.
             self._open: Any = array_record_module().ArrayRecordWriter(self._partial, "group_size:1")

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from ddl.data.formats.integers import check_int64
 from ddl.data.formats.text import line_bounds, mapped
 from ddl.data.random_access import RandomAccessSource
 from ddl.errors import ConfigError, DataError
@@ -89,4 +90,5 @@ def _integers(tokens: Any) -> np.ndarray:
             f"token_lines.encode must return the numbers of tokens, integers, got {array.dtype}: "
             f"{tokens!r:.60}."
         )
+    check_int64(array, lambda place: f"Number {place:,} of the tokens of a line, {tokens!r:.60},")
     return array.astype(np.int64)
