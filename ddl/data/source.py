@@ -23,9 +23,11 @@ class Source(abc.ABC):
     Attributes:
       has_numbered_examples: For sources with random access: whether an epoch holds each example
         once, so that examples can be found by their indices.
+      depends_on_batches: Whether the size of the batches decides which examples an epoch holds.
     """
 
     has_numbered_examples = True
+    depends_on_batches = False
 
     @abc.abstractmethod
     def __len__(self) -> int:
@@ -219,6 +221,29 @@ def _not_dense(feature: Any) -> str:
     if isinstance(feature, Mapping):
         return f"a dict of {', '.join(map(str, feature))}. Put its features beside the others."
     return f"{feature!r}."
+
+
+def array_of(value: Any) -> np.ndarray:
+    """Converts a value into an array.
+
+    Text in lists becomes an array of Python objects. One of fixed-length text would lose zero bytes
+    at the end of each, such as those of a picture file.
+
+    Raises:
+      ValueError: If rows have different lengths.
+    """
+    if isinstance(value, str | bytes):
+        return np.array(value, object)
+    array = np.asarray(value) if hasattr(value, "dtype") or not _begins_with_text(value) else None
+    if array is None or (array.dtype.kind in "US" and not hasattr(value, "dtype")):
+        return np.array(value, object)
+    return array
+
+
+def _begins_with_text(value: Any) -> bool:
+    while isinstance(value, list | tuple) and value:
+        value = value[0]
+    return isinstance(value, str | bytes)
 
 
 def tensorflow_dtype(dtype: np.dtype) -> tf.DType:

@@ -241,9 +241,9 @@ def _check_whole(name: str, column: Any, rows: _Rows) -> None:
                 f"Column {name!r} must hold whole numbers that float32 can hold, since it becomes "
                 f"float32, got {of_file[row]:.0f} in {rows.place(begin + row)}, which would "
                 f"become {rounded[row]:.0f}. If such numbers are ids, number them anew from 0 on, "
-                "in integers in all files; or write them as text, such as 'id7', and name the values "
-                "in table.categories. If they are measurements, list the column in a group in "
-                f"table.features, such as [{name!r}], which is rounded to float32."
+                "in integers in all files; or write them as text, such as 'id7', and name the "
+                "values in table.categories. If they are measurements, list the column in a group "
+                f"in table.features, such as [{name!r}], which is rounded to float32."
             )
 
 

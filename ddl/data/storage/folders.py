@@ -58,7 +58,8 @@ def store(
       The paths of the files.
 
     Raises:
-      ConfigError: If the folder holds files, or the number of files is out of range.
+      ConfigError: If the folder holds files, the number of files is out of range, or the examples
+        depend on a run's batches.
       DataError: If the source is endless, a feature cannot be stored, or an example cannot be read.
     """
     if source.is_endless:
@@ -74,6 +75,12 @@ def store(
         raise ConfigError(
             f"A {type(source).__name__} cannot be stored, since its batches are of one length "
             "each. Store the data within it, and apply it to what was stored."
+        )
+    if source.depends_on_batches:
+        raise ConfigError(
+            f"A {type(source).__name__} whose shares change from a batch on (later_shares) cannot "
+            "be stored, since its examples depend on the size of a run's batches. Store each of "
+            "its sources, and mix what was stored."
         )
     if record_format == "array_record":
         array_record_module()  # before anything is written

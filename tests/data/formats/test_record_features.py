@@ -91,7 +91,7 @@ def shard(folder, name):
     [
         (
             ["r-00000-of-00003", "r-00002-of-00003"],
-            "complete sets of shards, but 1 of 3 shards are missing, first .*/r-00001-of-00003. Copy",
+            "complete sets of shards, but 1 of 3 shards are missing, first .*/r-00001-of-00003",
         ),
         (
             ["r-0-of-1.tfrecord", "r-0-of-2.tfrecord", "r-1-of-2.tfrecord"],
