@@ -78,6 +78,7 @@ class RecordSource(DecodedSource):
                 "contain examples."
             )
         self._length = num_examples or found
+        self.files_read = files
         signature = [tf.TensorSpec([], tf.string), tf.TensorSpec([2], tf.int64)]
         example = tf.function(lambda *given: decode(*given), input_signature=signature)
         spec = example.get_concrete_function().structured_outputs

@@ -6,7 +6,7 @@ feature "weight", a float [], is the example's weight in losses and metrics.
 
 import abc
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,10 +24,17 @@ class Source(abc.ABC):
       has_numbered_examples: For sources with random access: whether an epoch holds each example
         once, so that examples can be found by their indices.
       depends_on_batches: Whether the size of the batches decides which examples an epoch holds.
+      files_read: Paths of its files, whose names and sizes several workers compare.
+      sources_read: The sources from which it takes its examples.
+      packing_digest: For rows that hold several examples: a number that differs, but for one chance
+        in 2^32, if the examples of a row do. None: a row is an example.
     """
 
     has_numbered_examples = True
     depends_on_batches = False
+    files_read: Sequence[str] = ()
+    sources_read: Sequence["Source"] = ()
+    packing_digest: int | None = None
 
     @abc.abstractmethod
     def __len__(self) -> int:
@@ -162,6 +169,13 @@ class IndexedSource(Source):
         Returns:
           A tensor [b, *shape] for each feature of `element_spec`.
         """
+
+
+def with_sources_read(source: Source) -> Iterator[Source]:
+    """Yields a source, and all from which it takes its examples, directly or through others."""
+    yield source
+    for one in source.sources_read:
+        yield from with_sources_read(one)
 
 
 @tf.autograph.experimental.do_not_convert

@@ -44,7 +44,7 @@ def concatenation(sources: Sequence[Any]) -> Source:
 
 class _Concatenation(DecodedSource):
     def __init__(self, sources: Sequence[RandomAccess]):
-        self._sources = sources
+        self._sources = self.sources_read = sources
 
     def __len__(self) -> int:
         return sum(len(source) for source in self._sources)

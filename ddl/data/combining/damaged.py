@@ -51,6 +51,7 @@ class _Tolerant(DecodedSource):
 
     def __init__(self, source: RandomAccess, limit: int):
         self._source = source
+        self.sources_read = [source]
         self._limit = limit
         self._found: dict[int, str] = {}
         self._lock = threading.Lock()

@@ -141,6 +141,7 @@ class _SelectedRows(IndexedSource):
 
     def __init__(self, source: IndexedSource, numbers: np.ndarray):
         self._source = source
+        self.sources_read = [source]
         with tf.init_scope(), tf.device("CPU:0"):  # a graph captures eager tensors by reference
             self._numbers = tf.constant(numbers, tf.int64)
 
@@ -160,6 +161,7 @@ class _SelectedExamples(DecodedSource):
 
     def __init__(self, source: DecodedSource, numbers: np.ndarray):
         self._source = source
+        self.sources_read = [source]
         with tf.init_scope(), tf.device("CPU:0"):
             self._numbers = tf.constant(numbers, tf.int64)
 

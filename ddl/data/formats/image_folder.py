@@ -97,6 +97,7 @@ class ImageFolder(DecodedSource):
                 "put the folders themselves in place of links.",
                 *(f"{len(left_out):,}", folder, _counted(left_out), ", ".join(_EXTENSIONS)),
             )
+        self.files_read = files
         with tf.init_scope(), tf.device("CPU:0"):  # a graph captures eager tensors by reference
             self._files, self._labels = tf.constant(files), tf.constant(labels, tf.int64)
 

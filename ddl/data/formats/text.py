@@ -60,7 +60,9 @@ def text_lines(
         ]
         return encode(lines) if encode else {name: np.array(lines, object)}
 
-    return RandomAccessSource(lookup, len(bounds))
+    source = RandomAccessSource(lookup, len(bounds))
+    source.files_read = paths_of(files)
+    return source
 
 
 def token_windows(
@@ -120,7 +122,9 @@ def token_windows(
         )
         return {"token": windows[:, :-1], "next_token": windows[:, 1:]}
 
-    return RandomAccessSource(lookup, int(ends[-1]))
+    source = RandomAccessSource(lookup, int(ends[-1]))
+    source.files_read = names
+    return source
 
 
 def mapped(files: str | Sequence[str], user: str, dtype: np.dtype | type) -> list[np.ndarray]:

@@ -8,6 +8,7 @@ import numpy as np
 from ddl.data.formats.integers import check_int64
 from ddl.data.formats.text import line_bounds, mapped
 from ddl.data.random_access import RandomAccessSource
+from ddl.data.storage.file_sets import paths_of
 from ddl.errors import ConfigError, DataError
 
 
@@ -80,7 +81,9 @@ def token_lines(
             tokens[row, : last - first] = texts[file_numbers[index]][first:last]
         return {"token": tokens, "length": lengths[indices]}
 
-    return _TokenLines(lookup, lengths)
+    source = _TokenLines(lookup, lengths)
+    source.files_read = paths_of(files)
+    return source
 
 
 def _integers(tokens: Any) -> np.ndarray:
