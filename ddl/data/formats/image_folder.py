@@ -199,7 +199,8 @@ def _class_folders(folder: str) -> list[str]:
 
 def _images_below(folder: str) -> tuple[list[str], list[str]]:
     """Returns the paths of the images, and those of other files and of linked folders."""
-    found, others = [], []
+    found: list[str] = []
+    others: list[str] = []
     for parent, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         others += [path for name in folders if os.path.islink(path := os.path.join(parent, name))]
