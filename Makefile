@@ -5,10 +5,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 LOWEST := .venv-lowest
+EXTRAS := .venv-extras
 NEEDS_PYTHON = test -n "$(PYTHON)" || { echo "ddl needs Python 3.11, 3.12 or 3.13; none was found. Set PYTHON=/path/to/python." >&2; exit 1; }
 UV := uv>=0.9,<1
 
-.PHONY: demo test test-quick lowest bench lint check lock clean
+.PHONY: demo test test-quick extras lowest bench lint check lock clean
 
 demo: $(VENV)/.installed
 	rm -rf runs/demo
@@ -20,6 +21,22 @@ test: $(VENV)/.installed
 
 test-quick: $(VENV)/.installed
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow"
+
+# The tests of extras that the lock file leaves out. Their packages stand in an environment of their own, which also
+# sees those of .venv: TensorFlow is not installed again.
+extras: $(VENV)/.installed
+	rm -rf $(EXTRAS)
+	$(BIN)/python -m venv $(EXTRAS)
+	printf 'import site; site.addsitedir("%s")\n' \
+	  "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
+	  > "$$($(EXTRAS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/packages_of_ddl.pth"
+	$(EXTRAS)/bin/python -m pip install --quiet --disable-pip-version-check "$(UV)"
+	$(EXTRAS)/bin/uv pip compile --quiet --no-emit-index-url --python $(EXTRAS)/bin/python -c requirements.lock \
+	  --extra test --extra tables --extra arrayrecord --extra tfds --extra huggingface --extra keras-hub \
+	  --extra mlflow --extra wandb pyproject.toml -o $(EXTRAS)/requirements.txt
+	$(EXTRAS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $(EXTRAS)/requirements.txt
+	$(EXTRAS)/bin/python -m pytest -n $(WORKERS) tests/data/objects/test_libraries.py \
+	  tests/data/storage/test_array_records.py tests/models/test_hub.py tests/run/trackers/test_services.py
 
 # The lowest versions that pyproject.toml allows, with the tests of the modules that use them.
 lowest:
@@ -71,4 +88,4 @@ $(VENV)/.installed: pyproject.toml requirements.lock
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(LOWEST) benchmarks/peers runs/demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST) $(EXTRAS) benchmarks/peers runs/demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

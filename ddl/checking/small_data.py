@@ -8,8 +8,8 @@ import numpy as np
 import tensorflow as tf
 
 from ddl.checking.configurations import UPDATES
-from ddl.data import ArraySource, IndexedSource
-from ddl.data.arrays import is_in_memory
+from ddl.data import IndexedSource
+from ddl.data.arrays import is_in_memory, with_rows_of
 from ddl.data.source import Source
 from ddl.training import assembly
 
@@ -65,7 +65,7 @@ def shortened(source: Source, batch: int, notes: list[str]) -> Source:
     count = source.examples_per_epoch(batch)
     length = examples_for(count, batch)
     if is_in_memory(source):
-        return ArraySource(
+        return with_rows_of(
             {
                 name: values[:length].astype(np.float64)
                 if values.dtype.kind == "f" and name != "weight"

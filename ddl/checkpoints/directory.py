@@ -45,6 +45,7 @@ class Metadata:
         if unknown.
       num_examples: Number of training examples, in the form of `global_batch_size`.
       batches_per_update: Batches per update, in the form of `global_batch_size`.
+      packing: Digest of the rows of packed examples; None if there are none, or it is unknown.
       replicas: Number of replicas of the run; None if unknown.
       seconds: Seconds that the run had spent on updates.
       scheduled: Whether the run plan saves at this step; False for a save on a signal.
@@ -59,6 +60,7 @@ class Metadata:
     global_batch_size: OfSources | None = None
     num_examples: OfSources | None = None
     batches_per_update: OfSources | None = None
+    packing: int | None = None
     replicas: int | None = None
     seconds: float = 0.0
     scheduled: bool = True

@@ -1,15 +1,18 @@
 """Assignment of a saved checkpoint's values, if it fits."""
 
+import zlib
 from collections.abc import Collection, Mapping
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from ddl.checkpoints.comparison import compare, parts_of
 from ddl.checkpoints.contents import BESIDE_ATTRIBUTES
 from ddl.checkpoints.directory import Metadata, OfSources, SavedCheckpoint, first_line, readable
 from ddl.checkpoints.replica_statistics import ReplicaStatistics
+from ddl.data.source import with_sources_read
 from ddl.devices.replicas import replica_devices
 from ddl.distribution.traits import name_of
 from ddl.errors import ModelDirectoryError
@@ -35,6 +38,13 @@ def position_in_data(trainer: Trainer) -> dict[str, OfSources]:
     }
 
 
+def packing_of(trainer: Trainer) -> int | None:
+    """Returns the digest of the packed rows of the training data; None if there are none."""
+    sources = [each for one in trainer.pipelines.values() for each in with_sources_read(one.source)]
+    digests = [each.packing_digest for each in sources if each.packing_digest is not None]
+    return zlib.crc32(repr(digests).encode()) if digests else None
+
+
 def metadata_of(
     trainer: Trainer, metrics: Mapping[str, float], scheduled: bool, ended_by: str | None
 ) -> Metadata:
@@ -48,6 +58,7 @@ def metadata_of(
         strategy=name_of(trainer.strategy),
         device=tf.DeviceSpec.from_string(replica_devices(trainer.strategy)[0]).device_type,
         sha256=None,
+        packing=packing_of(trainer),
         **position_in_data(trainer),
     )
 
@@ -63,6 +74,14 @@ def check_fits(saved: SavedCheckpoint, trainer: Trainer) -> None:
                 "the step and the position in the data depend on it. Keep the number, or start "
                 "a new run from these weights (WarmStart) in another --model_dir."
             )
+    packing, was = packing_of(trainer), saved.metadata.packing
+    if packing is not None and was is not None and packing != was:
+        raise ModelDirectoryError(
+            f"The packed rows must hold the documents that they held in the run that saved {saved}"
+            ", but hold others, since the lengths of the documents, packed.seed or the version of "
+            f"NumPy differ; it is {np.__version__} now. Give the data, the seed and NumPy of that "
+            "run, or start a new run from these weights (WarmStart) in another --model_dir."
+        )
 
 
 def _ordered(number: OfSources) -> object:

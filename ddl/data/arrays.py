@@ -7,7 +7,7 @@ from typing import Any, TypeGuard
 import numpy as np
 import tensorflow as tf
 
-from ddl.data.source import IndexedSource, tensorflow_dtype
+from ddl.data.source import IndexedSource, array_of, tensorflow_dtype
 from ddl.errors import DataError
 
 # Chunk size of the check for NaN and infinity, which allocates a mask per chunk.
@@ -19,6 +19,7 @@ class ArraySource(IndexedSource):
 
     `ArraySource(image=images, label=labels)` and `ArraySource({"image": images, …})` are
     equivalent. `np.asarray` converts inputs that are not arrays; dtypes stay unchanged.
+    Lists of text that ends with zero bytes become arrays of Python objects, which keep them.
     """
 
     def __init__(self, features: Mapping[str, Any] | None = None, /, **named_features: Any):
@@ -98,6 +99,13 @@ class ArraySource(IndexedSource):
             return {name: tf.constant(array) for name, array in self.features.items()}
 
 
+def with_rows_of(rows: Mapping[str, np.ndarray]) -> ArraySource:
+    """Returns a source of rows of other sources' `features`, also of text as Python objects."""
+    return ArraySource(
+        {name: array.tolist() if array.dtype == object else array for name, array in rows.items()}
+    )
+
+
 def is_in_memory(source: Any) -> TypeGuard[ArraySource]:
     """Returns whether the examples of a source are the rows of its arrays.
 
@@ -112,18 +120,27 @@ def is_in_memory(source: Any) -> TypeGuard[ArraySource]:
 
 def _as_array(name: str, data: Any) -> np.ndarray:
     try:
-        array = np.asarray(data)
+        array = array_of(data)
     except ValueError as error:
         raise DataError(
             f"Feature {name!r} must be an array of numbers or text, with an entry for each "
             f"example, but NumPy could not convert it: {str(error).rstrip('.')}. Pad rows of "
             "different lengths to one length."
         ) from error
-    if array.dtype == object and array.size and isinstance(array.flat[0], str | bytes):
-        raise DataError(
-            f"Feature {name!r} must be an array of numbers or text, got text as Python objects, as "
-            f"in a column of pandas. Convert it: np.asarray(…, {type(array.flat[0]).__name__})."
-        )
+    if array.dtype == object and all(isinstance(one, str | bytes) for one in array.flat):
+        if hasattr(data, "dtype") and array.size:
+            raise DataError(
+                f"Feature {name!r} must be an array of numbers or text, got text as Python "
+                "objects, as in a column of pandas. Convert it: "
+                + (
+                    "pass its values as a list, .tolist(), which keeps zero bytes at their end."
+                    if isinstance(array.flat[0], bytes)
+                    else "np.asarray(…, str)."
+                )
+            )
+        if any(one.endswith("\0" if isinstance(one, str) else b"\0") for one in array.flat):
+            return array  # text of fixed length would lose zeros at the end
+        array = np.asarray(data)
     if array.dtype == object:
         raise DataError(
             f"Feature {name!r} must have a numeric dtype, got Python objects. Its rows may have "

@@ -12,6 +12,7 @@ from typing import Literal
 import tensorflow as tf
 
 from ddl.data.records import RecordSource
+from ddl.data.storage.file_sets import incomplete
 from ddl.errors import ConfigError, DataError
 
 _FILES = {"train": "train", "test": "validation"}
@@ -69,11 +70,11 @@ def _files(split: str, data_dir: str | os.PathLike[str] | None) -> list[str]:
     kind = _FILES[split]
     pattern = os.path.join(data_dir or "", f"{kind}-*-of-*")
     files = sorted(tf.io.gfile.glob(pattern)) if data_dir else []
-    totals = {file.rpartition("-of-")[2] for file in files}
-    if len(totals) == 1 and len(files) == int(totals.pop()):
+    problem = incomplete(files, pattern)
+    if files and not problem:
         return files
     problem = (
-        f"{pattern} matches {len(files)} files, which are not a complete set"
+        f"{pattern} matches {len(files)} files, which are not a complete set: {problem}"
         if files
         else f"no file matches {pattern}"
         if data_dir

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ddl.data.source import IndexedSource, checked_element_spec, tensorflow_dtype
+from ddl.data.source import IndexedSource, array_of, checked_element_spec, tensorflow_dtype
 from ddl.errors import DataError, check_takes, definition_of
 from ddl.user_code import place_of, repeats
 
@@ -88,7 +88,7 @@ class RandomAccessSource(IndexedSource):
                 "RandomAccessSource.lookup must return a dict of arrays by feature name, got "
                 f"{type(found).__name__} from {definition_of(self._lookup)}."
             )
-        return {name: np.asarray(rows) for name, rows in found.items()}
+        return {name: array_of(rows) for name, rows in found.items()}
 
     def _checked_look_up(self, indices: np.ndarray) -> list[np.ndarray]:
         rows = self._look_up(indices)

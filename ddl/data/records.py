@@ -9,6 +9,7 @@ import tensorflow as tf
 from ddl.data.decoded import DecodedSource
 from ddl.data.source import checked_element_spec
 from ddl.data.storage.array_records import ArrayRecordFiles, are_array_records
+from ddl.data.storage.file_sets import check_files
 from ddl.data.storage.tf_records import TFRecordFiles
 from ddl.errors import DataError, check_takes, definition_of
 
@@ -39,9 +40,10 @@ class RecordSource(DecodedSource):
           num_examples: Number of examples to use, from the first on. None uses all.
 
         Raises:
-          DataError: If `files` is empty; if a file is missing, truncated, compressed or of another
-            format; if there are no records or fewer than `num_examples`; if `num_examples` is not
-            positive; or if features are not of static shape.
+          DataError: If `files` is empty or lists a file twice; if a file is missing, unfinished,
+            truncated, compressed or of another format; if there are no records or fewer than
+            `num_examples`; if `num_examples` is not positive; or if features are not of static
+            shape.
         """
         if num_examples is not None and num_examples < 1:
             raise DataError(
@@ -57,6 +59,7 @@ class RecordSource(DecodedSource):
         files = [os.fsdecode(file) for file in files]
         if not files:
             raise DataError("RecordSource.files is empty. Pass at least one TFRecord file.")
+        check_files(files, "RecordSource.files")
         check_takes("RecordSource.decode", decode, ("record", "seed"))
         self._decode = decode
         in_arrays = are_array_records(files)
@@ -75,6 +78,7 @@ class RecordSource(DecodedSource):
                 "contain examples."
             )
         self._length = num_examples or found
+        self.files_read = files
         signature = [tf.TensorSpec([], tf.string), tf.TensorSpec([2], tf.int64)]
         example = tf.function(lambda *given: decode(*given), input_signature=signature)
         spec = example.get_concrete_function().structured_outputs

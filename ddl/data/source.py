@@ -6,7 +6,7 @@ feature "weight", a float [], is the example's weight in losses and metrics.
 
 import abc
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,9 +23,18 @@ class Source(abc.ABC):
     Attributes:
       has_numbered_examples: For sources with random access: whether an epoch holds each example
         once, so that examples can be found by their indices.
+      depends_on_batches: Whether the size of the batches decides which examples an epoch holds.
+      files_read: Paths of its files, whose names and sizes several workers compare.
+      sources_read: The sources from which it takes its examples.
+      packing_digest: For rows that hold several examples: a number that differs, but for one chance
+        in 2^32, if the examples of a row do. None: a row is an example.
     """
 
     has_numbered_examples = True
+    depends_on_batches = False
+    files_read: Sequence[str] = ()
+    sources_read: Sequence["Source"] = ()
+    packing_digest: int | None = None
 
     @abc.abstractmethod
     def __len__(self) -> int:
@@ -162,6 +171,13 @@ class IndexedSource(Source):
         """
 
 
+def with_sources_read(source: Source) -> Iterator[Source]:
+    """Yields a source, and all from which it takes its examples, directly or through others."""
+    yield source
+    for one in source.sources_read:
+        yield from with_sources_read(one)
+
+
 @tf.autograph.experimental.do_not_convert
 def weighted(features: dict[str, tf.Tensor], padding: tf.Tensor) -> dict[str, tf.Tensor]:
     """Adds "weight" to the features: 0 for padding, else the example's own weight or 1.
@@ -219,6 +235,29 @@ def _not_dense(feature: Any) -> str:
     if isinstance(feature, Mapping):
         return f"a dict of {', '.join(map(str, feature))}. Put its features beside the others."
     return f"{feature!r}."
+
+
+def array_of(value: Any) -> np.ndarray:
+    """Converts a value into an array.
+
+    Text in lists becomes an array of Python objects. One of fixed-length text would lose zero bytes
+    at the end of each, such as those of a picture file.
+
+    Raises:
+      ValueError: If rows have different lengths.
+    """
+    if isinstance(value, str | bytes):
+        return np.array(value, object)
+    array = np.asarray(value) if hasattr(value, "dtype") or not _begins_with_text(value) else None
+    if array is None or (array.dtype.kind in "US" and not hasattr(value, "dtype")):
+        return np.array(value, object)
+    return array
+
+
+def _begins_with_text(value: Any) -> bool:
+    while isinstance(value, list | tuple) and value:
+        value = value[0]
+    return isinstance(value, str | bytes)
 
 
 def tensorflow_dtype(dtype: np.dtype) -> tf.DType:

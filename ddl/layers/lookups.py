@@ -76,6 +76,10 @@ def _call(layer: keras.layers.Embedding, inputs: Any) -> Any:
     plain = _reads_rows() and not (layer.lora_enabled or layer.quantization_mode)
     if not (in_trainer and plain and isinstance(layer._embeddings._value, tf.Variable)):
         return type(layer).call(layer, inputs)
+    if inputs.dtype in (tf.uint32, tf.uint64):
+        # In int32, as Keras casts them, large ids would be negative, and so those of other rows.
+        ids = tf.cast(inputs, tf.int64)
+        inputs = tf.where(ids < 0, tf.int64.max, ids)
     if inputs.dtype not in (tf.int32, tf.int64):
         inputs = tf.cast(inputs, tf.int32)
     # As in keras.ops.take, negative ids count from the end.

@@ -46,6 +46,7 @@ from ddl.training.checks.model import (
     warn_of_tf32,
 )
 from ddl.training.checks.row_independence import RowIndependence
+from ddl.training.checks.same_data import check_same_data
 from ddl.training.divergence import VariablesFinite
 from ddl.training.evaluation import Evaluation
 from ddl.training.evaluation_weights import EvaluationWeights
@@ -147,6 +148,7 @@ def assemble(
         if train.keys() == {""}:
             check_same_features(first.element_spec, eval_pipeline.element_spec)
             check_same_classes(first.source, eval_pipeline.source)
+    check_same_data(strategy, train, eval_pipeline)
 
     def objective(loss: LossFunction | None, pipeline: BatchPipeline) -> Objective:
         return Objective(task, pipeline.element_spec, pipeline.global_batch_size, strategy, loss)

@@ -3,6 +3,7 @@
 One trainer on all sources traces once what a trainer for each would trace many times.
 """
 
+import importlib.util
 from pathlib import Path
 
 import gin
@@ -15,6 +16,7 @@ import ddl
 from ddl.data.source import Source
 
 CLASSES, COUNT = 3, 22
+HAS_ARRAY_RECORD = importlib.util.find_spec("array_record") is not None
 _RANDOM = np.random.default_rng(0)
 IMAGES = _RANDOM.integers(0, 255, (COUNT, 4, 4, 1)).astype(np.uint8)
 LABELS = np.arange(COUNT) % CLASSES
@@ -42,7 +44,10 @@ def write(folder):
     damaged = bytearray((folder / "damaged" / "part-0").read_bytes())
     damaged[len(damaged) - 20] ^= 1  # of the last record, whose checksum is then wrong
     (folder / "damaged" / "part-0").write_bytes(damaged)
-    ddl.data.store(ddl.data.ArraySource(image=IMAGES, label=LABELS), folder / "stored", shards=2)
+    both = ddl.data.ArraySource(image=IMAGES, label=LABELS)
+    ddl.data.store(both, folder / "stored", shards=2)
+    if HAS_ARRAY_RECORD:
+        ddl.data.store(both, folder / "arrays", shards=2, record_format="array_record")
 
 
 def _serialized(image, label):
@@ -106,6 +111,30 @@ def damaged(folder):
 def mixture(folder):
     first = ddl.data.subset((IMAGES, LABELS), first=13)
     return ddl.data.Mixture([image_folder(folder), first], [0.4, 0.6])
+
+
+def array_records(folder):
+    return ddl.data.stored(folder / "arrays")
+
+
+def concatenated(folder):
+    return ddl.data.concatenation([image_folder(folder), npy(folder)])
+
+
+def part(folder):
+    return ddl.data.subset(records(folder), first=17)
+
+
+def fold(folder):
+    return ddl.data.k_fold(npy(folder), folds=3, fold=1, part="train")
+
+
+def packed(folder):
+    return ddl.data.packed(ddl.data.token_lines(folder / "text.txt"), 30)
+
+
+def bucketed(folder):
+    return ddl.data.bucketed(ddl.data.token_lines(folder / "text.txt"), [12, 13])
 
 
 def items(folder):
@@ -186,6 +215,8 @@ SOURCES = {
         *(arrays, image_folder, npy, npz, csv_table, parquet_table, lines, windows, records),
         *(stored, damaged, mixture, items, py_dataset, endless_py_dataset, generator),
         *(generator_from_start, filtered, shuffled, stream),
+        *(concatenated, part, fold, packed, bucketed),
+        *((array_records,) if HAS_ARRAY_RECORD else ()),
     )
 }
 

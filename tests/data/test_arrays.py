@@ -25,6 +25,7 @@ def test_arrays_keep_their_dtypes_and_are_gathered_by_row():
         ({"x": 3.0}, "'x' must .* got a single value, 3.0. Repeat it"),
         ({"x": [1, 2], "y": [1]}, "'x' has 2 and 'y' has 1. Pass arrays"),
         ({"x": np.array(["a", "b"], object)}, r"got text as Python objects.* np.asarray\(…, str\)"),
+        ({"x": np.array([b"a\0"], object)}, r"text as Python objects.* as a list, \.tolist\(\)"),
         ({"x": np.array([{}, 2], object)}, "'x' must have a numeric dtype, got Python objects"),
         ({"x": [[1, 2], [3]]}, "'x' must be an array .* could not convert it: .*[^.]. Pad rows"),
         ({"x": np.array(["2020-01-01"], "datetime64[D]")}, "'x' has dtype datetime64"),
@@ -51,6 +52,15 @@ def test_arrays_keep_their_dtypes_and_are_gathered_by_row():
 def test_unfit_arrays_are_refused(features, message):
     with pytest.raises(DataError, match=message):
         ArraySource(features)
+
+
+@pytest.mark.parametrize("data", [[b"a\0", b"b"], ["a\0", "b"], [["a\0"], ["b"]]])
+def test_text_keeps_zero_bytes_at_its_end(data):
+    """Arrays of fixed-length text lose them."""
+    first = subset(concatenation([ArraySource(x=data), ArraySource(x=data)]), first=3)
+    (batch,) = first.batches(3, 0, seed=0, shuffle=False).take(1)
+    assert batch["x"].numpy().ravel().tolist() == [b"a\0", b"b", b"a\0"]
+    assert ArraySource(x=["a", "b"]).features["x"].dtype == "U1"
 
 
 def test_values_that_are_not_finite_are_counted_across_chunks(monkeypatch):

@@ -44,6 +44,14 @@ def test_a_failing_lookup_tells_why(lookup, message):
         tf.function(source.gather)(tf.constant([7, 8], tf.int64))
 
 
+def test_text_keeps_zero_bytes_at_its_end():
+    """Arrays of fixed-length text lose them."""
+    texts = [b"a\0", b"b\0\0", "c\0"]
+    source = RandomAccessSource(lambda indices: {"x": [texts[i] for i in indices]}, 3)
+    read = tf.function(source.gather)(tf.constant([2, 0, 1], tf.int64))["x"]
+    assert read.numpy().tolist() == [b"c\0", b"a\0", b"b\0\0"]
+
+
 def test_an_error_of_the_system_may_pass():
     def lookup(indices):
         raise ConnectionResetError("Connection reset by peer")

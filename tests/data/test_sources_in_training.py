@@ -1,6 +1,7 @@
 """Training from each kind of source computes the same on several devices and after a resume."""
 
 import os
+import shutil
 import subprocess
 import sys
 
@@ -100,6 +101,22 @@ def test_the_same_on_several_replicas_and_resumed_in_an_epoch(name, runs):
         np.testing.assert_allclose(one, two, rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("name", SOURCES)
+def test_two_workers_read_the_rows_of_one_from_any_batch_on(name, folder):
+    """To the bit, so that a run resumes on another number of workers."""
+    first, count = 2, 5  # from the middle of an epoch into the next one
+
+    def read(rows=None):
+        batches = SOURCES[name](folder).batches(BATCH, first, seed=1, shuffle=True, rows=rows)
+        return list(batches.take(count).as_numpy_iterator())
+
+    halves = np.split(np.arange(BATCH), 2)
+    for whole, *parts in zip(read(), *map(read, halves), strict=True):
+        for feature, values in whole.items():
+            joined = np.concatenate([part[feature] for part in parts])
+            np.testing.assert_array_equal(joined, values, err_msg=feature)
+
+
 # Features that tell examples apart: the images all differ.
 @pytest.mark.parametrize(
     "name", ["image_folder", "records", "stored", "items", "py_dataset", "stream"]
@@ -136,7 +153,7 @@ SGD.learning_rate = 0.1
 
 @pytest.mark.slow
 def test_two_workers_train_what_one_does_and_resume(folder, tmp_path):
-    """All sources in one run: by one worker, by two, and begun by two and resumed by one."""
+    """All sources in one run: by one worker, by two, and begun by some and resumed by others."""
     (tmp_path / "all.gin").write_text(GIN.replace("FOLDER", repr(str(folder))))
 
     def run(name, steps, *command):
@@ -158,7 +175,11 @@ def test_two_workers_train_what_one_does_and_resume(folder, tmp_path):
     run("resumed", BEFORE, *two)
     run("resumed", STEPS, "ddl.main")
     expected = tensors(tmp_path / "one")
-    for other in ("two", "resumed"):
+    shutil.copytree(tmp_path / "one", tmp_path / "grown")
+    for file in (tmp_path / "grown" / "checkpoints").glob("step-[45]*"):
+        file.unlink()
+    run("grown", STEPS, *two)
+    for other in ("two", "resumed", "grown"):
         found = tensors(tmp_path / other)
         assert any(len(value) > 100 for value in expected.values() if value.ndim)
         for name, value in expected.items():

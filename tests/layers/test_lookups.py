@@ -65,6 +65,19 @@ def test_an_embedding_reads_rows_and_gives_the_bits_of_keras(where):
     np.testing.assert_array_equal(layer(IDS.astype("float32")).numpy(), expected)  # no trainer
 
 
+@pytest.mark.parametrize("dtype", [np.uint32, np.uint64])
+def test_large_ids_without_sign_are_no_negative_ones(dtype):
+    """Cast to int32, as by Keras, the largest id is -1, that of the last row."""
+    strategy = make_strategy("one_device", 1)
+    layer = keras.layers.Embedding(5, 3)
+    layer.build()
+    lookups.look_up_rows([layer])
+    rows, _, _ = traced(strategy, layer, np.array([[0, 4]], dtype))
+    np.testing.assert_array_equal(rows, layer(np.array([[0, 4]])))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="is not in"):
+        traced(strategy, layer, np.array([[0, np.iinfo(dtype).max]], dtype))
+
+
 def test_casts_rows_as_keras_casts_the_table():
     strategy = make_strategy("one_device", 1)
     for own, outer in (("mixed_bfloat16", None), ("float32", "mixed_bfloat16")):

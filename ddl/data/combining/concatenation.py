@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ddl.data.arrays import ArraySource, is_in_memory
+from ddl.data.arrays import is_in_memory, with_rows_of
 from ddl.data.combining.random_access import RandomAccess, check_same_spec, with_random_access
 from ddl.data.decoded import DecodedSource
 from ddl.data.source import Source
@@ -38,13 +38,13 @@ def concatenation(sources: Sequence[Any]) -> Source:
     if len(in_memory) == len(found):
         names = found[0].element_spec
         arrays = {name: [source.features[name] for source in in_memory] for name in names}
-        return ArraySource({name: np.concatenate(parts) for name, parts in arrays.items()})
+        return with_rows_of({name: np.concatenate(parts) for name, parts in arrays.items()})
     return _Concatenation(found)
 
 
 class _Concatenation(DecodedSource):
     def __init__(self, sources: Sequence[RandomAccess]):
-        self._sources = sources
+        self._sources = self.sources_read = sources
 
     def __len__(self) -> int:
         return sum(len(source) for source in self._sources)

@@ -3,6 +3,7 @@
 import threading
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from absl import logging
 
@@ -12,8 +13,8 @@ from ddl.data.decoded import DecodedSource
 from ddl.data.locking import one_at_a_time
 from ddl.errors import ConfigError, DataError
 
-_DAMAGED = -1.0
-"""Weight that marks an example that could not be read; examples' own weights are at least 0."""
+_FAILED = -1.0
+"""Weight that marks an example whose reading failed; examples' own weights are at least 0."""
 
 
 def skip_damaged(data: Any, *, limit: int) -> DecodedSource:
@@ -23,6 +24,10 @@ def skip_damaged(data: Any, *, limit: int) -> DecodedSource:
     examples stay where they are, on any number of devices and after a resume. A warning names each
     one. Examples with NaN, infinity or a negative weight count as damaged too. Each process counts
     the different examples that it reads, from its start on.
+
+    An example whose reading fails is read once more. It is damaged if its record or file, or the
+    data that a function returns, are at fault again. Any other failure, such as a lost connection
+    or a missing file, may pass, and stays an error.
 
     Args:
       data: A source with random access, or what `Trainer.train_data` converts into one.
@@ -42,11 +47,18 @@ def skip_damaged(data: Any, *, limit: int) -> DecodedSource:
 
 
 class _Tolerant(DecodedSource):
+    """Reads examples in a graph, and those that fail once more in Python, to see why."""
+
     def __init__(self, source: RandomAccess, limit: int):
         self._source = source
+        self.sources_read = [source]
         self._limit = limit
         self._found: dict[int, str] = {}
         self._lock = threading.Lock()
+        self._read_again = tf.function(
+            self._read,
+            input_signature=[tf.TensorSpec([], tf.int64), tf.TensorSpec([2], tf.int64)],
+        )
 
     def __len__(self) -> int:
         return len(self._source)
@@ -63,28 +75,56 @@ class _Tolerant(DecodedSource):
 
     @tf.autograph.experimental.do_not_convert
     def example(self, index: tf.Tensor, seed: tf.Tensor) -> dict[str, tf.Tensor]:
-        @tf.autograph.experimental.do_not_convert
-        def read(index: tf.Tensor, seed: tf.Tensor) -> dict[str, tf.Tensor]:
-            features = checked_finite(dict(self._source.example(index, seed)))
-            weight = tf.cast(features.get("weight", 1.0), tf.float32)
-            return {name: features.get(name, weight) for name in spec} | {"weight": weight}
-
         spec = self.element_spec
         zeros = {name: tf.zeros(one.shape, one.dtype) for name, one in spec.items()}
-        zeros["weight"] = tf.constant(_DAMAGED)
+        zeros["weight"] = tf.constant(_FAILED)
         blank = tf.data.Dataset.from_tensors(zeros)
-        whole = tf.data.Dataset.from_tensors((index, seed)).map(read).ignore_errors()
+        whole = tf.data.Dataset.from_tensors((index, seed)).map(self._read).ignore_errors()
         features = whole.concatenate(blank).take(1).get_single_element()
-        weight = features["weight"]
-        noted = tf.cond(
-            weight < 0,
-            lambda: tf.numpy_function(self._note, [index], tf.float32),
-            lambda: weight,
-        )
-        return {**features, "weight": tf.ensure_shape(noted, [])}
+        names = list(spec)
 
-    def _note(self, index: Any) -> Any:
-        """Counts a damaged example; returns its weight, float32 []."""
+        def again() -> list[tf.Tensor]:
+            dtypes = [spec[name].dtype for name in names]
+            values = tf.numpy_function(self._second_read, [index, seed], dtypes)
+            return [
+                tf.ensure_shape(value, spec[name].shape)
+                for name, value in zip(names, values, strict=True)
+            ]
+
+        failed = features["weight"] < 0
+        found = tf.cond(failed, again, lambda: [features[name] for name in names])
+        return dict(zip(names, found, strict=True))
+
+    @tf.autograph.experimental.do_not_convert
+    def _read(self, index: tf.Tensor, seed: tf.Tensor) -> dict[str, tf.Tensor]:
+        features = checked_finite(dict(self._source.example(index, seed)))
+        weight = tf.cast(features.get("weight", 1.0), tf.float32)
+        return {name: features[name] for name in self._source.element_spec} | {"weight": weight}
+
+    def _second_read(self, index: np.ndarray, seed: np.ndarray) -> list[np.ndarray]:
+        """Returns the features of an example whose reading failed, of 0 if it is damaged.
+
+        Raises:
+          DataError: If it is one damaged example too many.
+          tf.errors.OpError: If reading fails for another reason than the data.
+        """
+        spec = self.element_spec
+        try:
+            with tf.device("CPU:0"):
+                found = self._read_again(tf.constant(index), tf.constant(seed))
+            return [found[name].numpy() for name in spec]
+        except (tf.errors.DataLossError, tf.errors.InvalidArgumentError):
+            pass  # a DataError of a Python function is an InvalidArgumentError here
+        self._note(index)
+        return [
+            np.full(one.shape, b"", object)
+            if one.dtype == tf.string
+            else np.zeros(one.shape, one.dtype.as_numpy_dtype)
+            for one in spec.values()
+        ]
+
+    def _note(self, index: Any) -> None:
+        """Counts a damaged example."""
         number = int(index)
         with one_at_a_time(self._lock):
             is_new = number not in self._found
@@ -103,4 +143,3 @@ class _Tolerant(DecodedSource):
                     "Replace it in the data, so that it counts.",
                     *(self._found[number], len(self._found), self._limit),
                 )
-        return tf.float32.as_numpy_dtype(0)

@@ -61,6 +61,7 @@ class Mixture(DecodedSource):
           DataError: If there are no sources, their features differ, or one is a stream.
         """
         self._sources = [with_random_access(source, "Mixture") for source in sources]
+        self.sources_read = self._sources
         check_same_spec(self._sources, "Mixture")
         self._lengths = np.array([len(source) for source in self._sources], np.int64)
         self._length = int(self._lengths.sum()) if num_examples is None else num_examples
@@ -75,6 +76,7 @@ class Mixture(DecodedSource):
         self._pieces = [
             _Piece(first, _counts(pieces[first], len(self._sources))) for first in sorted(pieces)
         ]
+        self.depends_on_batches = len(self._pieces) > 1
 
     def __len__(self) -> int:
         """Returns the number of examples of an epoch."""

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
-from ddl.data.arrays import ArraySource, is_in_memory
+from ddl.data.arrays import is_in_memory, with_rows_of
 from ddl.data.combining.random_access import RandomAccess, with_random_access
 from ddl.data.decoded import DecodedSource
 from ddl.data.order import batch_indices
@@ -130,7 +130,7 @@ def _numbers_in(file: str, count: int) -> np.ndarray:
 def _selected(source: RandomAccess, numbers: np.ndarray) -> Source:
     """Returns a source of the examples with these numbers, int64 [n]."""
     if is_in_memory(source):
-        return ArraySource({name: array[numbers] for name, array in source.features.items()})
+        return with_rows_of({name: array[numbers] for name, array in source.features.items()})
     if isinstance(source, IndexedSource):
         return _SelectedRows(source, numbers)
     return _SelectedExamples(source, numbers)
@@ -141,6 +141,7 @@ class _SelectedRows(IndexedSource):
 
     def __init__(self, source: IndexedSource, numbers: np.ndarray):
         self._source = source
+        self.sources_read = [source]
         with tf.init_scope(), tf.device("CPU:0"):  # a graph captures eager tensors by reference
             self._numbers = tf.constant(numbers, tf.int64)
 
@@ -160,6 +161,7 @@ class _SelectedExamples(DecodedSource):
 
     def __init__(self, source: DecodedSource, numbers: np.ndarray):
         self._source = source
+        self.sources_read = [source]
         with tf.init_scope(), tf.device("CPU:0"):
             self._numbers = tf.constant(numbers, tf.int64)
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
+from absl import logging
 
 from ddl.data.decoded import DecodedSource
 from ddl.errors import ConfigError, DataError, check_no_text
@@ -16,7 +17,9 @@ class ImageFolder(DecodedSource):
     """Labelled image files, in one folder for each class: `train/cat/1.jpg`, `train/dog/7.png`.
 
     Files are JPEG, PNG or BMP, at any depth below the folder of their class; names that begin with
-    a dot are left out. Each epoch is fully shuffled, and each worker reads only its own files.
+    a dot are left out. A warning counts all other files below the classes' folders, and links to
+    folders below them, which are not followed. Each epoch is fully shuffled, and each worker reads
+    only its own files.
     """
 
     def __init__(
@@ -62,29 +65,39 @@ class ImageFolder(DecodedSource):
                 f"ImageFolder.classes must name each class once, got {doubled!r} several times. "
                 "Remove all but one."
             )
-        if left_out := {*found} - {*self.classes}:
+        if unnamed := {*found} - {*self.classes}:
             raise DataError(
                 f"ImageFolder.classes must name each folder in {folder}, but leaves out "
-                f"{', '.join(sorted(left_out))}. Its classes are {', '.join(self.classes)}. Add "
+                f"{', '.join(sorted(unnamed))}. Its classes are {', '.join(self.classes)}. Add "
                 "those left out, or move their folders elsewhere."
             )
         files: list[str] = []
         labels: list[int] = []
+        left_out: list[str] = []
         for label, name in enumerate(self.classes):
-            of_class = _images_below(os.path.join(folder, name))
+            of_class, others = _images_below(os.path.join(folder, name))
             if not of_class and classes is None:
                 raise DataError(
                     f"The folder of class {name!r}, {os.path.join(folder, name)}, holds no images "
-                    f"({', '.join(_EXTENSIONS)}). Put the images of the class there, or remove the "
-                    "folder."
+                    f"({', '.join(_EXTENSIONS)}){_but(others)}. Put the images of the class there, "
+                    "or remove the folder."
                 )
             files += of_class
             labels += [label] * len(of_class)
+            left_out += others
         if not files:
             raise DataError(
-                f"The folders of {folder} hold no images ({', '.join(_EXTENSIONS)}). Put the "
-                "images of each class into its folder."
+                f"The folders of {folder} hold no images ({', '.join(_EXTENSIONS)})"
+                f"{_but(left_out)}. Put the images of each class into its folder."
             )
+        if left_out:
+            logging.warning(
+                "%s files and linked folders below the classes of %s are left out: %s. ImageFolder "
+                "reads %s, and follows no links to folders. Convert images of other formats, and "
+                "put the folders themselves in place of links.",
+                *(f"{len(left_out):,}", folder, _counted(left_out), ", ".join(_EXTENSIONS)),
+            )
+        self.files_read = files
         with tf.init_scope(), tf.device("CPU:0"):  # a graph captures eager tensors by reference
             self._files, self._labels = tf.constant(files), tf.constant(labels, tf.int64)
 
@@ -184,13 +197,33 @@ def _class_folders(folder: str) -> list[str]:
     return classes
 
 
-def _images_below(folder: str) -> list[str]:
-    found = []
+def _images_below(folder: str) -> tuple[list[str], list[str]]:
+    """Returns the paths of the images, and those of other files and of linked folders."""
+    found: list[str] = []
+    others: list[str] = []
     for parent, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        names = (name for name in sorted(files) if _is_image(name))
-        found += [os.path.join(parent, name) for name in names if not name.startswith(".")]
-    return found
+        others += [path for name in folders if os.path.islink(path := os.path.join(parent, name))]
+        for name in sorted(files):
+            if not name.startswith("."):
+                (found if _is_image(name) else others).append(os.path.join(parent, name))
+    return found, others
+
+
+def _but(left_out: Sequence[str]) -> str:
+    return f", but {_counted(left_out)}" if left_out else ""
+
+
+def _counted(left_out: Sequence[str]) -> str:
+    """Returns how many files have which endings, and an example of each."""
+    by_kind: dict[str, list[str]] = {}
+    for path in left_out:
+        ending = os.path.splitext(path)[1].lower()
+        kind = "linked folders" if os.path.isdir(path) else ending or "files without an ending"
+        by_kind.setdefault(kind, []).append(path)
+    return ", ".join(
+        f"{len(paths):,} {kind} (such as {paths[0]})" for kind, paths in sorted(by_kind.items())
+    )
 
 
 def _is_image(name: str) -> bool:

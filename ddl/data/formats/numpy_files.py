@@ -62,10 +62,12 @@ def numpy_files(
             f"{', '.join(f'{name}: {length:,}' for name, length in lengths.items())}. Save arrays "
             "whose first dimensions are equal."
         )
-    return RandomAccessSource(
+    source = RandomAccessSource(
         lambda indices: {name: array[indices] for name, array in arrays.items()},
         next(iter(lengths.values())),
     )
+    source.files_read = [os.fspath(files[name]) for name in sorted(files)]
+    return source
 
 
 def _of_archive(file: str, names: Mapping[str, str] | None) -> dict[str, np.ndarray]:

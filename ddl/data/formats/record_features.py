@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from ddl.data.formats.image_folder import decoded_image
 from ddl.data.records import RecordSource
+from ddl.data.storage.file_sets import matches
 from ddl.errors import ConfigError, DataError, either
 
 _STORED = {"float32": tf.float32, "int64": tf.int64, "string": tf.string}
@@ -28,7 +29,8 @@ def record_files(
     Args:
       files: A pattern, such as "data/train-*", whose matches are sorted; or a list of paths. Names
         that end with `.array_record` are ArrayRecord files, all others TFRecord files, which must
-        not be compressed.
+        not be compressed. If a pattern matches shards such as `train-00000-of-00003`, all shards
+        that it can match must be there; to read some of them, list their paths.
       features: For each feature of an example (key, dtype, shape): the key in `tf.train.Example`;
         "float32", "int64" or "string" for a list of such values, "image" for an encoded image,
         which becomes uint8 [height, width, channels], or "raw uint8" and the like for the bytes of
@@ -38,11 +40,11 @@ def record_files(
 
     Raises:
       ConfigError: If a feature has another form.
-      DataError: If no file matches, the first record lacks a feature, or `RecordSource` cannot read
-        the files.
+      DataError: If no file matches, a shard is missing, the first record lacks a feature, or
+        `RecordSource` cannot read the files.
     """
     if isinstance(files, str):
-        found = sorted(tf.io.gfile.glob(files))
+        found = matches(files, "record_files.files")
         if not found:
             raise DataError(
                 f"No file matches record_files.files = {files!r}. Pass a pattern or a list of "

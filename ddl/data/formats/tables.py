@@ -7,7 +7,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ddl.data.arrays import ArraySource
+from ddl.data.formats.integers import check_int64
+from ddl.data.storage.file_sets import check_files, paths_of
 from ddl.errors import DataError, did_you_mean, installing
+
+_EXACT = 2.0**53
+"""From here on, different integers have the same number of float64."""
 
 
 def table(
@@ -35,14 +40,16 @@ def table(
       categories as int64.
 
     Raises:
-      DataError: If pyarrow is not installed, a file is missing or damaged, a column is missing, a
-        value is missing or infinite, or a column holds text without `categories` or a value that
-        they lack.
+      DataError: If pyarrow is not installed, a file is missing or damaged, a file is listed twice,
+        a column is missing, a value is missing or infinite, or a column holds text without
+        `categories` or a value that they lack; if an integer is beyond int64; or if a column that
+        is no group would be float32, and whole numbers in a file of it would change.
     """
-    paths = [files] if isinstance(files, str | os.PathLike) else list(files)
+    paths = paths_of(files)
     if not paths:
         raise DataError("table.files is empty. Pass at least one path.")
-    columns, rows = _columns([os.fspath(path) for path in paths], separator)
+    check_files(paths, "table.files")
+    columns, rows = _columns(paths, separator)
     chosen = features or {name: name for name in columns.column_names}
     used = [name for group in chosen.values() for name in _as_list(group)]
     named = [*used, *(categories or {})]
@@ -51,6 +58,9 @@ def table(
             f"{paths[0]} has no column {absent[0]!r}; it has {', '.join(columns.column_names)}."
             f"{did_you_mean(absent[0], columns.column_names)}"
         )
+    alone = {group for group in chosen.values() if isinstance(group, str)}
+    for name in alone - {*(categories or {})}:
+        _check_whole(name, columns.column(name), rows)
     arrays = {
         name: _array(name, columns.column(name), (categories or {}).get(name), rows)
         for name in {*used}
@@ -72,10 +82,17 @@ def _as_list(group: str | Sequence[str]) -> list[str]:
 
 
 class _Rows(NamedTuple):
-    """The rows of all files, one after the other."""
+    """The rows of all files, one after the other.
+
+    Attributes:
+      files: Paths of the files.
+      ends: Number of rows of each file and all before it.
+      types: For each file, Arrow's types of its columns by name.
+    """
 
     files: Sequence[str]
     ends: Sequence[int]
+    types: Sequence[Mapping[str, str]]
 
     def place(self, row: int) -> str:
         """Returns what messages call a row, such as "row 3 of a.csv (counted from 0)"."""
@@ -122,7 +139,11 @@ def _columns(files: Sequence[str], separator: str) -> tuple[Any, _Rows]:
                 f"The columns of {file} must have different names, got {min(doubled)!r} several "
                 "times. Rename them in the file."
             )
-    rows = _Rows(files, np.cumsum([len(each) for each in tables]).tolist())
+    rows = _Rows(
+        files,
+        np.cumsum([len(each) for each in tables]).tolist(),
+        [{field.name: str(field.type) for field in each.schema} for each in tables],
+    )
     try:
         return pyarrow.concat_tables(tables, promote_options="permissive"), rows
     except pyarrow.ArrowException as error:
@@ -175,6 +196,7 @@ def _array(name: str, column: Any, categories: Sequence[Any] | None, rows: _Rows
     if values.dtype.kind == "b":
         return values
     if values.dtype.kind in "iu":
+        check_int64(values, lambda row: f"Column {name!r} in {rows.place(row)}")
         return values.astype(np.int64, copy=False)
     if values.dtype.kind == "f":
         with np.errstate(over="ignore"):
@@ -192,6 +214,37 @@ def _array(name: str, column: Any, categories: Sequence[Any] | None, rows: _Rows
         "expected numbers. Correct the value, name the column's values in table.categories, or "
         "leave it out of table.features."
     )
+
+
+def _check_whole(name: str, column: Any, rows: _Rows) -> None:
+    """Raises DataError if whole numbers of a file would change in a column of float32.
+
+    Such are ids above the range of int64 in a CSV file, which Arrow reads as numbers of float64,
+    and a column that holds integers in one file and other numbers in another.
+    """
+    if str(column.type) != "double" or column.null_count:
+        return
+    values = column.to_numpy()
+    begins = [0, *rows.ends[:-1]]
+    for begin, end, types in zip(begins, rows.ends, rows.types, strict=True):
+        of_file = values[begin:end]
+        may_change = types[name] == "double" or "int" in types[name]
+        if not may_change or not np.isfinite(of_file).all() or (of_file % 1).any():
+            continue
+        with np.errstate(over="ignore"):
+            rounded = of_file.astype(np.float32)
+        changed = (rounded != of_file) | (np.abs(of_file) >= _EXACT)
+        changed &= np.isfinite(rounded)  # `_array` refuses infinity
+        if changed.any():
+            row = int(np.argmax(changed))
+            raise DataError(
+                f"Column {name!r} must hold whole numbers that float32 can hold, since it becomes "
+                f"float32, got {of_file[row]:.0f} in {rows.place(begin + row)}, which would "
+                f"become {rounded[row]:.0f}. If such numbers are ids, number them anew from 0 on, "
+                "in integers in all files; or write them as text, such as 'id7', and name the "
+                "values in table.categories. If they are measurements, list the column in a group "
+                f"in table.features, such as [{name!r}], which is rounded to float32."
+            )
 
 
 def _numbered(name: str, values: np.ndarray, categories: list[Any], rows: _Rows) -> np.ndarray:

@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from ddl.data.formats.integers import check_int64
 from ddl.data.random_access import RandomAccessSource
+from ddl.data.storage.file_sets import check_files, paths_of
 from ddl.errors import ConfigError, DataError
 
 _NEW_LINE = 10
@@ -39,7 +41,7 @@ def text_lines(
         one length. None gives the line itself.
 
     Raises:
-      DataError: If a file is missing or compressed, or there are no lines.
+      DataError: If a file is missing, compressed or listed twice, or there are no lines.
     """
     texts = mapped(files, "text_lines", np.uint8)
     spans = [line_bounds(text) for text in texts]
@@ -58,7 +60,9 @@ def text_lines(
         ]
         return encode(lines) if encode else {name: np.array(lines, object)}
 
-    return RandomAccessSource(lookup, len(bounds))
+    source = RandomAccessSource(lookup, len(bounds))
+    source.files_read = paths_of(files)
+    return source
 
 
 def token_windows(
@@ -85,8 +89,8 @@ def token_windows(
 
     Raises:
       ConfigError: If `length` is below 1, or `dtype` is another one.
-      DataError: If a file is missing or compressed, is no whole number of tokens, or no file has
-        `length` + 1 tokens.
+      DataError: If a file is missing, compressed or listed twice, is no whole number of tokens, or
+        no file has `length` + 1 tokens. While reading: if a token is beyond int64.
     """
     if length < 1:
         raise ConfigError(f"token_windows.length must be at least 1, got {length}.")
@@ -103,26 +107,33 @@ def token_windows(
             "to a smaller number."
         )
     ends = np.cumsum(counts)
+    names = paths_of(files)
+
+    def window(number: int, start: int) -> np.ndarray:
+        row = tokens[number][start : start + length + 1]
+        check_int64(row, lambda place: f"Token number {start + place:,} of {names[number]}")
+        return row.astype(np.int64)
 
     def lookup(indices: np.ndarray) -> dict[str, np.ndarray]:
         numbers = np.searchsorted(ends, indices, side="right")
         starts = (indices - (ends - counts)[numbers]) * length
-        rows = [
-            tokens[number][start : start + length + 1]
-            for number, start in zip(numbers, starts, strict=True)
-        ]
-        windows = np.stack(rows).astype(np.int64)
+        windows = np.stack(
+            [window(number, start) for number, start in zip(numbers, starts, strict=True)]
+        )
         return {"token": windows[:, :-1], "next_token": windows[:, 1:]}
 
-    return RandomAccessSource(lookup, int(ends[-1]))
+    source = RandomAccessSource(lookup, int(ends[-1]))
+    source.files_read = names
+    return source
 
 
 def mapped(files: str | Sequence[str], user: str, dtype: np.dtype | type) -> list[np.ndarray]:
     """Returns the files' contents, memory-mapped, each an array [n]."""
-    paths = [files] if isinstance(files, str | os.PathLike) else list(files)
+    paths = paths_of(files)
     if not paths:
         raise DataError(f"{user}.files is empty. Pass at least one path.")
-    return [_mapped_file(os.fspath(path), np.dtype(dtype)) for path in paths]
+    check_files(paths, f"{user}.files")
+    return [_mapped_file(path, np.dtype(dtype)) for path in paths]
 
 
 def _mapped_file(file: str, dtype: np.dtype) -> np.ndarray:

@@ -14,7 +14,7 @@ from ddl.data.checks import checked_finite, data_errors
 from ddl.data.naming import named
 from ddl.data.objects.examples import are_same, check_fits, features_of, spec_of
 from ddl.data.objects.py_dataset import PyDatasetSource, check_steps
-from ddl.data.source import Source, checked_element_spec, weighted
+from ddl.data.source import Source, array_of, checked_element_spec, weighted
 from ddl.errors import DataError, definition_of
 
 _COMPARED = 32
@@ -210,7 +210,7 @@ class EndlessSource(Source):
         if not self._is_dataset:
             return list(itertools.islice(self._generated(start), _COMPARED))
         examples = self._examples(start).take(_COMPARED).as_numpy_iterator()
-        return [{k: np.asarray(v) for k, v in example.items()} for example in examples]
+        return [{k: array_of(v) for k, v in example.items()} for example in examples]
 
 
 def _no_examples(name: str) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from ddl.data.naming import named
-from ddl.data.source import tensorflow_dtype
+from ddl.data.source import array_of, tensorflow_dtype
 from ddl.errors import DataError
 
 
@@ -81,9 +81,8 @@ def are_same(first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray]) 
 
 
 def _array(value: Any, what: str) -> np.ndarray:
-    # Arrays of fixed-length text would lose zero bytes at the end, such as those of a picture file.
     try:
-        array = np.array(value, object) if _is_text(value) else np.asarray(value)
+        array = array_of(value)
     except ValueError as error:
         raise DataError(
             f"{what} must be numbers or text of one shape, but NumPy could not convert it: "
@@ -106,9 +105,3 @@ def _array(value: Any, what: str) -> np.ndarray:
             "another dtype."
         ) from error
     return array
-
-
-def _is_text(value: Any) -> bool:
-    while isinstance(value, list | tuple) and value:
-        value = value[0]
-    return isinstance(value, str | bytes)

@@ -5,6 +5,7 @@ from typing import Literal
 import numpy as np
 
 from ddl.data.arrays import ArraySource
+from ddl.data.synthetic import synthetic_arrays
 from ddl.errors import ConfigError, check_choice
 
 KINDS = ("disk", "square", "cross")
@@ -21,6 +22,7 @@ def shapes(
     size: int = 16,
     num_examples: int | None = None,
     seed: int = 0,
+    name: Literal["shapes", "synthetic"] = "shapes",
 ) -> ArraySource:
     """Draws noisy images of a disk, a square and a cross, each of which is there or not.
 
@@ -34,6 +36,7 @@ def shapes(
       size: Height and width of an image, at least 12.
       num_examples: Number of images; None draws 2,000 for training and 500 for the test.
       seed: Seed of the images.
+      name: "shapes", or "synthetic" for random pixels and labels, without a relation.
 
     Returns:
       Features "image", uint8 [n, size, size, 1], and "label", int64 [n, size, size] or bool [n, 3].
@@ -43,12 +46,22 @@ def shapes(
     """
     check_choice("shapes.split", split, tuple(_EXAMPLES))
     check_choice("shapes.label", label, ("pixels", "kinds"))
+    check_choice("shapes.name", name, ("shapes", "synthetic"))
     count = _EXAMPLES[split] if num_examples is None else num_examples
     if size < _SMALLEST or count < 1:
         raise ConfigError(
             f"shapes.size must be at least {_SMALLEST} and shapes.num_examples at least 1, or "
             f"None, got {size} and {count}."
         )
+    if name == "synthetic":
+        of_pixels = label == "pixels"
+        elements = {
+            "image": ((size, size, 1), "uint8"),
+            "label": ((size, size), "int64") if of_pixels else ((len(KINDS),), "bool"),
+        }
+        below = {"image": 256, "label": len(KINDS) + 1} if of_pixels else {"image": 256}
+        own_seed = len(_STREAMS) * seed + _STREAMS[split]
+        return synthetic_arrays(elements, count, own_seed, below=below)
     random = np.random.Generator(np.random.Philox(key=[seed % 2**64, _STREAMS[split]]))
     pixels = np.zeros((count, size, size), np.int64)
     brightness = np.zeros((count, size, size), np.float32)

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from ddl.data.locking import one_at_a_time
 from ddl.errors import DataError, installing
+from ddl.user_code import repeats
 
 ENDING = ".array_record"
 
@@ -110,6 +111,8 @@ class ArrayRecordBlocks:
             with one_at_a_time(self._locks[file]):
                 return list(self._readers[file].read(numbers))
         except (OSError, ValueError, RuntimeError, IndexError) as error:
+            if not repeats(error):  # a failure of the system, which may pass
+                raise
             if len(numbers) > 1:  # the error does not tell which one
                 return [self._records_of(file, [number])[0] for number in numbers]
             reason = " ".join(str(error).split())

@@ -12,6 +12,7 @@ import tensorflow as tf
 from ddl.data.records import RecordSource
 from ddl.data.source import Source
 from ddl.data.storage.array_records import ENDING, array_record_module
+from ddl.data.storage.file_sets import UNFINISHED
 from ddl.data.storage.tf_records import write_index
 from ddl.errors import ConfigError, DataError
 
@@ -57,7 +58,8 @@ def store(
       The paths of the files.
 
     Raises:
-      ConfigError: If the folder holds files, or the number of files is out of range.
+      ConfigError: If the folder holds files, the number of files is out of range, or the examples
+        depend on a run's batches.
       DataError: If the source is endless, a feature cannot be stored, or an example cannot be read.
     """
     if source.is_endless:
@@ -73,6 +75,12 @@ def store(
         raise ConfigError(
             f"A {type(source).__name__} cannot be stored, since its batches are of one length "
             "each. Store the data within it, and apply it to what was stored."
+        )
+    if source.depends_on_batches:
+        raise ConfigError(
+            f"A {type(source).__name__} whose shares change from a batch on (later_shares) cannot "
+            "be stored, since its examples depend on the size of a run's batches. Store each of "
+            "its sources, and mix what was stored."
         )
     if record_format == "array_record":
         array_record_module()  # before anything is written
@@ -116,7 +124,7 @@ class _Writer:
     """A file of records, written in a `with` block and named when it is complete."""
 
     def __init__(self, file: str, record_format: Format):
-        self._file, self._partial = file, f"{file}.partial"
+        self._file, self._partial = file, f"{file}{UNFINISHED}"
         if record_format == "array_record":
             # Each record can be read alone; larger groups compress better and read slower.
             self._open: Any = array_record_module().ArrayRecordWriter(self._partial, "group_size:1")

@@ -72,6 +72,7 @@ class BucketedSource(DecodedSource):
                 f"for each bucket, got {len(given)}."
             )
         self._source = with_random_access(data, "bucketed")
+        self.sources_read = [self._source]
         lengths = lengths_of(self._source, length_name, "bucketed")
         if (longest := lengths.max()) > given[-1]:
             raise DataError(

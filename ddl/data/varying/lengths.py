@@ -24,7 +24,8 @@ def lengths_of(source: RandomAccess, name: str, user: str) -> np.ndarray:
       user: The function that asks, for the message.
 
     Raises:
-      DataError: If there is no such feature, or a length is negative.
+      DataError: If there is no such feature, a length is negative, or the attribute `lengths` is
+        not one integer for each example.
     """
     spec = source.element_spec.get(name)
     if spec is None or spec.shape.rank or not spec.dtype.is_integer:
@@ -36,7 +37,14 @@ def lengths_of(source: RandomAccess, name: str, user: str) -> np.ndarray:
     lengths = getattr(source, "lengths", None)
     if lengths is None:
         lengths = source.features[name] if is_in_memory(source) else _read(source, name)
-    lengths = np.asarray(lengths, np.int64)
+    lengths = np.asarray(lengths)
+    if lengths.shape != (len(source),) or lengths.dtype.kind not in "iu":
+        raise DataError(
+            f"The attribute lengths of {type(source).__name__} must hold one integer for each of "
+            f"its {len(source):,} examples, got {lengths.dtype} of shape {lengths.shape}. Correct "
+            f"it, or remove it, so that {user} reads the feature {name!r} of all examples."
+        )
+    lengths = lengths.astype(np.int64)
     if lengths.min() < 0:
         raise DataError(
             f"Feature {name!r} must be at least 0, got {lengths.min()} in example "

@@ -1,5 +1,6 @@
 """Rows of one length, each packed with several documents."""
 
+import zlib
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -126,6 +127,7 @@ class _Rows:
         self._length_name = length_name
         self._dtype = source.element_spec[token_name].dtype
         found = packing(pieces[2], length, seed)
+        self.digest = zlib.crc32(found.first.tobytes(), zlib.crc32(found.documents.tobytes()))
         documents, begins, lengths, whole_lengths = pieces[:, found.documents]
         with tf.init_scope(), tf.device("CPU:0"):  # a graph captures eager tensors by reference
             self._first = tf.constant(found.first)
@@ -193,6 +195,8 @@ class _PackedRows(IndexedSource):
 
     def __init__(self, *arguments: Any):
         self._rows = _Rows(*arguments)
+        self.sources_read = [self._rows.source]
+        self.packing_digest = self._rows.digest
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -213,6 +217,8 @@ class _PackedExamples(DecodedSource):
 
     def __init__(self, *arguments: Any):
         self._rows = _Rows(*arguments)
+        self.sources_read = [self._rows.source]
+        self.packing_digest = self._rows.digest
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -5,8 +5,10 @@ from typing import Any
 
 import numpy as np
 
+from ddl.data.formats.integers import check_int64
 from ddl.data.formats.text import line_bounds, mapped
 from ddl.data.random_access import RandomAccessSource
+from ddl.data.storage.file_sets import paths_of
 from ddl.errors import ConfigError, DataError
 
 
@@ -79,7 +81,9 @@ def token_lines(
             tokens[row, : last - first] = texts[file_numbers[index]][first:last]
         return {"token": tokens, "length": lengths[indices]}
 
-    return _TokenLines(lookup, lengths)
+    source = _TokenLines(lookup, lengths)
+    source.files_read = paths_of(files)
+    return source
 
 
 def _integers(tokens: Any) -> np.ndarray:
@@ -89,4 +93,5 @@ def _integers(tokens: Any) -> np.ndarray:
             f"token_lines.encode must return the numbers of tokens, integers, got {array.dtype}: "
             f"{tokens!r:.60}."
         )
+    check_int64(array, lambda place: f"Number {place:,} of the tokens of a line, {tokens!r:.60},")
     return array.astype(np.int64)

@@ -5,7 +5,14 @@ import pytest
 import tensorflow as tf
 from absl import logging as absl_logging
 
-from ddl.data import ImageFolder, RecordSource, from_items, skip_damaged
+from ddl.data import (
+    ImageFolder,
+    RandomAccessSource,
+    RecordSource,
+    from_items,
+    skip_damaged,
+    subset,
+)
 from ddl.data.checks import data_errors
 from ddl.errors import ConfigError, DataError
 from tests.data.test_records import COUNT, decode, taken, written
@@ -105,6 +112,41 @@ def test_images(tmp_path, warnings):
     (batch,) = taken(source, 1, batch=2, shuffle=False)
     assert batch["weight"].tolist() == [1, 0]
     assert "2.png cannot be read" in warnings[0]
+
+
+def test_a_failure_that_may_pass_is_no_damage(warnings):
+    """An example that was read at the second try counts; otherwise the error stays."""
+    failures = {2: 1, 4: 99}
+
+    def lookup(indices):
+        (number,) = indices.tolist()
+        if failures.get(number):
+            failures[number] -= 1
+            raise ConnectionResetError("Connection reset by peer")
+        return {"x": indices, "name": np.array([f"n{number}"], object)}
+
+    source = skip_damaged(RandomAccessSource(lookup, 6), limit=3)
+    (batch,) = taken(subset(source, first=4), 1, batch=4, shuffle=False)
+    assert batch["x"].tolist() == [0, 1, 2, 3]
+    assert batch["name"].tolist() == [b"n0", b"n1", b"n2", b"n3"]
+    assert batch["weight"].tolist() == [1] * 4
+    with pytest.raises(tf.errors.UnknownError, match="Connection reset by peer"):
+        taken(source, 1, batch=6, shuffle=False)
+    assert not warnings
+
+
+def test_an_error_of_the_users_function_is_damage(warnings):
+    def lookup(indices):
+        (number,) = indices.tolist()
+        return {"x": np.array([{0: 7, 2: 9}[number]]), "name": np.array(["n"], object)}
+
+    (batch,) = taken(
+        skip_damaged(RandomAccessSource(lookup, 3), limit=1), 1, batch=3, shuffle=False
+    )
+    assert batch["x"].tolist() == [7, 0, 9]
+    assert batch["name"].tolist() == [b"n", b"", b"n"]
+    assert batch["weight"].tolist() == [1, 0, 1]
+    assert len(warnings) == 1
 
 
 def test_bad_arguments(source):

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from absl import logging
 
 from ddl.data.checks import data_errors
 from ddl.data.formats import ImageFolder
@@ -64,6 +65,29 @@ def test_images_of_another_size_are_resized_or_refused(folder):
     refused = r"The image .*\.(png|jpg) is 4×5 pixels, expected 8×10\. Set"
     with pytest.raises(DataError, match=refused), data_errors():
         taken(ImageFolder(folder, (8, 10, 3)), 1, batch=4)
+
+
+def test_files_that_are_left_out_are_counted(folder, monkeypatch, tmp_path_factory):
+    """They were left out in silence."""
+    warnings = []
+    monkeypatch.setattr(logging, "warning", lambda text, *values: warnings.append(text % values))
+    assert len(ImageFolder(folder, (4, 5, 3))) == 3
+    assert not warnings  # neither names that begin with a dot, nor files beside the classes
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    write(elsewhere / "d.png", 40)
+    (folder / "dog" / "more").symlink_to(elsewhere)
+    (folder / "bird").symlink_to(elsewhere)  # a class may be a link
+    for name in ("1.webp", "2.WEBP", "README"):
+        (folder / "cat" / "deep" / name).write_text("")
+    assert len(ImageFolder(folder, (4, 5, 3))) == 4
+    (text,) = warnings
+    assert "4 files and linked folders" in text
+    assert f"2 .webp (such as {folder}/cat/deep/1.webp), 1 files without an ending (su" in text
+    assert f"1 linked folders (such as {folder}/dog/more)" in text
+    (folder / "fox").mkdir()
+    (folder / "fox" / "1.gif").write_text("")
+    with pytest.raises(DataError, match=r"class 'fox', .* no images .*, but 1 \.gif \(such as"):
+        ImageFolder(folder, (4, 5, 3))
 
 
 @pytest.mark.parametrize("content", [b"", b"no image", b"\xff\xd8\xff\xe0 cut"])

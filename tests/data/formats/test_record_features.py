@@ -81,6 +81,52 @@ def test_no_file_matches(tmp_path):
         record_files(str(tmp_path / "absent-*"), FEATURES)
 
 
+def shard(folder, name):
+    with tf.io.TFRecordWriter(str(folder / name)) as file:
+        file.write(example(1))
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (
+            ["r-00000-of-00003", "r-00002-of-00003"],
+            "complete sets of shards, but 1 of 3 shards are missing, first .*/r-00001-of-00003",
+        ),
+        (
+            ["r-0-of-1.tfrecord", "r-0-of-2.tfrecord", "r-1-of-2.tfrecord"],
+            r"matches two sets, .*r-\*-of-1\.tfrecord and .*r-\*-of-2\.tfrecord",
+        ),
+        (
+            ["r-0-of-1.tfrecord.partial"],
+            r"must be finished files, got .*r-0-of-1\.tfrecord\.partial, .*not finish. Write",
+        ),
+    ],
+)
+def test_shards_that_are_missing_or_too_many(tmp_path, names, message):
+    for name in names:
+        shard(tmp_path, name)
+    with pytest.raises(DataError, match=message):
+        record_files(str(tmp_path / "r-*"), FEATURES)
+
+
+def test_some_shards_may_be_chosen(tmp_path):
+    names = ["r-00000-of-00003", "r-00002-of-00003"]
+    for name in names:
+        shard(tmp_path, name)
+    assert len(record_files([str(tmp_path / name) for name in names], FEATURES)) == 2
+    assert len(record_files(str(tmp_path / "r-0000[02]-of-*"), FEATURES)) == 2
+
+
+def test_a_file_that_is_listed_twice(tmp_path):
+    shard(tmp_path, "a")
+    (tmp_path / "link").symlink_to("a")
+    paths = [f"{tmp_path}/{name}" for name in ("a", "./a", "link")]
+    for other in paths:
+        with pytest.raises(DataError, match=r"must list each file once, got .*/a.* Remove one"):
+            record_files([paths[0], other], FEATURES)
+
+
 @pytest.mark.parametrize(
     ("record", "reason"),
     [

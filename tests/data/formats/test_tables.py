@@ -1,4 +1,6 @@
 import gzip
+import os
+import shutil
 import sys
 
 import numpy as np
@@ -31,9 +33,10 @@ def file(request, tmp_path):
     return str(path)
 
 
-def test_columns_become_features(file):
+def test_columns_become_features(file, tmp_path):
+    again = shutil.copy(file, tmp_path / f"again_{os.path.basename(file)}")
     source = table(
-        [file, file],
+        [file, str(again)],
         features={"x": ["age", "income", "colour"], "colour": "colour", "label": "bought"},
         categories={"colour": ["blue", "red"]},
     )
@@ -170,3 +173,51 @@ def test_bad_files(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(DataError, match=r"pip install '\.\[tables\]'"):
         table(names[0])
+
+
+def test_integers_beyond_int64_are_named(tmp_path):
+    """They became negative."""
+    for number, values in enumerate(([1, 2], [3, 2**63 + 5])):
+        columns = {"a": pyarrow.array(values, pyarrow.uint64())}
+        parquet.write_table(pyarrow.table(columns), tmp_path / f"{number}.parquet")
+    files = [str(tmp_path / f"{number}.parquet") for number in range(2)]
+    message = r"'a' in row 1 of .*1\.parquet \(.* at most 9223372036854775807, .* got 9223372036854"
+    for features in (None, {"x": ["a"]}):
+        with pytest.raises(DataError, match=message):
+            table(files, features=features)
+    assert table(files[:1]).features["a"].dtype == np.int64
+
+
+@pytest.mark.parametrize(
+    ("texts", "row"),
+    [
+        # Read as float64, since one is beyond int64.
+        (["a\n1\n", "a\n1\n12345678901234567890\n12345678901234567891\n"], r"row 1 of .*1\.csv"),
+        (["a\n1\n18446744073709551615\n"], r"row 1 of .*0\.csv"),  # becomes a power of 2
+        (["a\n16777217\n16777216\n", "a\n0.5\n"], r"row 0 of .*0\.csv"),
+        (["a\n0.5\n", "a\n7\n16777217\n"], r"row 1 of .*1\.csv"),
+    ],
+)
+def test_whole_numbers_that_float32_would_change_are_named(tmp_path, texts, row):
+    """Different ids became one."""
+    for number, text in enumerate(texts):
+        (tmp_path / f"{number}.csv").write_text(text)
+    files = [str(tmp_path / f"{number}.csv") for number in range(len(texts))]
+    message = rf"(?s)'a' must hold whole .*{row} \(.* would become .* number them anew .* \['a'\]"
+    with pytest.raises(DataError, match=message):
+        table(files)
+    assert table(files, features={"x": ["a"]}).features["x"].dtype == np.float32
+
+
+@pytest.mark.parametrize("text", ["a\n16777217\n0.5\n", "a\n16777216.0\n2e3\n", "a\n6.02e23\n.1\n"])
+def test_measurements_may_be_rounded(tmp_path, text):
+    (tmp_path / "t.csv").write_text(text)
+    assert table(str(tmp_path / "t.csv")).features["a"].dtype == np.float32
+
+
+def test_a_table_that_is_listed_twice(tmp_path):
+    (tmp_path / "a.csv").write_text("a\n1\n")
+    (tmp_path / "b.csv").symlink_to("a.csv")
+    for other in ("a.csv", "b.csv"):
+        with pytest.raises(DataError, match=r"table\.files must list each file once, got .*a\.csv"):
+            table([str(tmp_path / "a.csv"), str(tmp_path / other)])

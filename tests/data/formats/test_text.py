@@ -2,6 +2,7 @@ import gzip
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from ddl.data.formats import text, text_lines, token_windows
 from ddl.errors import ConfigError, DataError
@@ -75,6 +76,29 @@ def test_bad_input(tmp_path):
     ]:
         with pytest.raises(error, match=message):
             call()
+
+
+def test_tokens_beyond_int64_are_named(tmp_path):
+    """They became negative, or those of two dtypes numbers of float64."""
+    np.save(tmp_path / "a.npy", np.array([1, 2, 3, 2**63 + 5, 7], np.uint64))
+    np.save(tmp_path / "b.npy", np.array([2**60 + 1, 2, 3]))
+    np.save(tmp_path / "c.npy", np.array([7, 8, 9], np.uint64))
+    source = token_windows([str(tmp_path / f"{name}.npy") for name in "abc"], 2)
+    read = tf.function(source.gather)
+    tokens = read(tf.constant([2, 3], tf.int64))["token"]
+    assert tokens.numpy().tolist() == [[2**60 + 1, 2], [7, 8]]
+    message = r"Token number 3 of .*a\.npy must be at most 92.* got 922"
+    with pytest.raises(tf.errors.OpError, match=message):
+        read(tf.constant([0, 1], tf.int64))
+
+
+def test_a_text_that_is_listed_twice(tmp_path):
+    (tmp_path / "a").write_text("abc\n")
+    for read in (text_lines, lambda files: token_windows(files, 2)):
+        with pytest.raises(
+            DataError, match=r"files must list each file once, got .*/a twice\. Rem"
+        ):
+            read([str(tmp_path / "a")] * 2)
 
 
 @pytest.mark.parametrize(

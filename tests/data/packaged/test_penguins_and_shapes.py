@@ -5,7 +5,7 @@ from importlib import resources
 import numpy as np
 import pytest
 
-from ddl.data import penguins, shapes
+from ddl.data import penguins, romeo_and_juliet, shapes
 from ddl.errors import ConfigError, DataError
 
 
@@ -63,3 +63,29 @@ def test_arguments_that_are_refused(arguments, message):
     *given, more = (*arguments, {}) if len(arguments) == 2 else arguments
     with pytest.raises(ConfigError, match=message):
         shapes(*given, **more)
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+@pytest.mark.parametrize(
+    "load",
+    [
+        lambda split, **name: penguins(split, "species", **name),
+        lambda split, **name: penguins(split, "body_mass", **name),
+        lambda split, **name: shapes(split, "pixels", **name),
+        lambda split, **name: shapes(split, "kinds", **name),
+        lambda split, **name: romeo_and_juliet(split, 64, **name),
+    ],
+)
+def test_synthetic_data_have_the_same_form(load, split):
+    true, synthetic = load(split), load(split, name="synthetic")
+    assert synthetic.element_spec == true.element_spec
+    assert len(synthetic) == len(true)
+    other = load("test" if split == "train" else "train", name="synthetic")
+    for name, values in synthetic.features.items():
+        if np.issubdtype(values.dtype, np.integer) and name != "image":
+            real = next(iter(true.batches(len(true), 0, seed=0, shuffle=False)))[name].numpy()
+            assert 0 <= values.min() <= values.max() <= max(real.max(), 255 * ("token" in name))
+        count = min(len(values), len(other.features[name]))
+        assert (values[:count] != other.features[name][:count]).any()
+    with pytest.raises(ConfigError, match="name must be"):
+        load(split, name="real")

@@ -51,6 +51,22 @@ def test_a_batch_is_one_call_for_each_file(tmp_path):
     assert calls == [[4, 1, 0]]
 
 
+def test_a_failure_of_the_system_is_no_damage(tmp_path):
+    (file,) = store(ArraySource(x=np.arange(3)), tmp_path / "new", record_format="array_record")
+    blocks = ArrayRecordBlocks([file])
+
+    def read(numbers):
+        raise error
+
+    blocks._readers[0] = SimpleNamespace(read=read)
+    for error, raised in (
+        (ConnectionResetError("reset"), ConnectionResetError),
+        (ValueError("hash mismatch"), DataError),
+    ):
+        with pytest.raises(raised, match=str(error)):
+            blocks.read(np.array([1, 0]))
+
+
 def test_features_of_a_pattern(tmp_path):
     from array_record.python import array_record_module
 

@@ -150,6 +150,11 @@ def test_what_cannot_be_stored(tmp_path):
     lengths = ArraySource(token=np.ones((6, 4), int), length=np.arange(1, 7) % 4 + 1)
     with pytest.raises(ConfigError, match="A BucketedSource cannot be stored"):
         store(ddl.data.bucketed(lengths, [2, 4]), tmp_path / "new")
+    mixed = ddl.data.Mixture(
+        [{"x": [1.0, 2]}, {"x": [3.0]}], [0.5, 0.5], later_shares={1: [0.9, 0.1]}
+    )
+    with pytest.raises(ConfigError, match=r"later_shares\) cannot be stored.* mix what was stored"):
+        store(mixed, tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
 

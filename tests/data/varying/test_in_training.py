@@ -1,5 +1,7 @@
 """Training on packed rows and on batches by length: any devices, resumed, one trace a bucket."""
 
+import dataclasses
+
 import keras
 import numpy as np
 import pytest
@@ -7,7 +9,8 @@ import tensorflow as tf
 
 import ddl
 from ddl.checkpoints.checkpoints import Checkpoints
-from ddl.errors import DataError
+from ddl.checkpoints.directory import Metadata
+from ddl.errors import DataError, ModelDirectoryError
 from ddl.precision import set_precision
 from ddl.training import evaluation, loop
 from tests.conftest import make_strategy, save
@@ -105,6 +108,22 @@ def test_resumed_in_an_epoch(name, on_one_device, tmp_path):
     trainer.train(4)
     for one, two in zip(trainer.model.variables, expected, strict=True):
         np.testing.assert_array_equal(one, two)
+    Checkpoints(tmp_path, trainer).restore_latest()
+
+
+def test_a_resume_with_other_rows_is_refused(on_one_device, tmp_path, monkeypatch):
+    """NumPy does not promise the numbers that decide about the rows across its versions."""
+    trainer, _ = on_one_device["packed"]
+    save(tmp_path, trainer)
+    other = np.random.Generator(np.random.MT19937(0))
+    monkeypatch.setattr("numpy.random.default_rng", lambda seed: other)
+    monkeypatch.setattr(trainer.pipelines[""], "source", SOURCES["packed"]())
+    with pytest.raises(ModelDirectoryError, match=r"(?s)packed rows must.*version of NumPy diff"):
+        Checkpoints(tmp_path, trainer).restore_latest()
+    (file,) = tmp_path.rglob("step-*.json")
+    assert Metadata.from_json(file.read_text()).packing is not None
+    earlier = dataclasses.replace(Metadata.from_json(file.read_text()), packing=None)
+    file.write_text(earlier.to_json())  # as checkpoints of earlier versions
     Checkpoints(tmp_path, trainer).restore_latest()
 
 

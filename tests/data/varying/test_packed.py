@@ -102,6 +102,18 @@ def test_empty_documents_are_left_out():
     assert sorted(found) == [TOKENS[0, :2].tolist(), TOKENS[2, :1].tolist()]
 
 
+@pytest.mark.parametrize("lengths", [LENGTHS[:8], LENGTHS.astype("f4"), LENGTHS[:, np.newaxis]])
+def test_lengths_of_other_examples(lengths):
+    source = arrays()
+    source.lengths = lengths
+    for make in (
+        lambda: ddl.data.packed(source, LENGTH),
+        lambda: ddl.data.bucketed(source, [LENGTH]),
+    ):
+        with pytest.raises(DataError, match="ArraySource must hold one integer for each of its 41"):
+            make()
+
+
 class Changed(Decoded):
     lengths = LENGTHS - (np.arange(COUNT) == np.argmax(LENGTHS))
 

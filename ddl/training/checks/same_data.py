@@ -1,0 +1,155 @@
+"""A check that all workers read the same data.
+
+The order of the examples follows from their number. A worker that misses a file would read other
+examples than its peers expect, so that some are repeated and others dropped.
+"""
+
+import json
+import os
+import zlib
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import tensorflow as tf
+
+from ddl.data import BatchPipeline
+from ddl.data.arrays import is_in_memory
+from ddl.data.source import Source, with_sources_read
+from ddl.distribution.workers import Workers
+from ddl.errors import DataError
+
+_MOST_SIZES = 1000
+"""Number of files up to which their sizes are compared: a network drive takes time for each."""
+
+_MOST_NAMED = 10_000
+"""Number of files up to which a message names those that differ."""
+
+_TOO_MANY = "too many"
+
+_MOST_ROWS = 1000
+_MOST_BYTES = 1 << 24
+
+
+def check_same_data(
+    strategy: tf.distribute.Strategy,
+    train: Mapping[str, BatchPipeline],
+    evaluation: BatchPipeline | None,
+) -> None:
+    """Compares the data of all workers: lengths, features, files, and rows of arrays in memory.
+
+    Of files, it compares names within their folder and sizes; of arrays, up to 1,000 rows.
+    Eager, cross-replica context, on all workers.
+
+    Args:
+      strategy: The strategy.
+      train: Pipeline of each source of training data, by its name.
+      evaluation: Pipeline of the evaluation data, if any.
+
+    Raises:
+      DataError: On all workers, if a worker differs from worker 0; says in what.
+    """
+    workers = Workers(strategy)
+    if workers.number == 1:
+        return
+    pipelines = {
+        f"training data {name!r}" if name else "training data": p for name, p in train.items()
+    }
+    if evaluation is not None:
+        pipelines["evaluation data"] = evaluation
+    facts = {
+        f"{fact} of the {data}": value
+        for data, pipeline in pipelines.items()
+        for fact, value in _facts(pipeline).items()
+    }
+    text = json.dumps(facts)
+    # A number of a worker has the shape of other sums, so that no function is traced for it.
+    digests = workers.gather(np.array([float(zlib.crc32(text.encode()))]))
+    if (digests == digests[0]).all():
+        return
+    all_facts = [json.loads(text) for text in workers.gather_texts(text)]
+    expected = all_facts[0]
+    for index, given in enumerate(all_facts[1:], start=1):
+        differing = [
+            name for name in {**expected, **given} if expected.get(name) != given.get(name)
+        ]
+        if differing:
+            lines = [
+                f"  {name}: {expected.get(name, 'none')} on worker 0, {given.get(name, 'none')} on "
+                f"worker {index}"
+                for name in differing
+            ]
+            if any(name.startswith("files ") for name in differing):
+                lines += _files_that_differ(workers, list(pipelines.values()), index)
+            workers.barrier()
+            listing = "\n".join(lines)
+            raise DataError(
+                f"Worker {index} must read the data of worker 0, but they differ in\n{listing}\n"
+                "Give all workers the same files, and start all of them again."
+            )
+
+
+def _facts(pipeline: BatchPipeline) -> dict[str, str]:
+    """Returns what must be the same on all workers, as texts by name."""
+    spec = pipeline.source.element_spec
+    found = {
+        "examples": f"{pipeline.num_examples:,}",
+        "steps per epoch": f"{pipeline.steps_per_epoch:,}",
+        "features": ", ".join(f"{k} {spec[k].dtype.name} {spec[k].shape}" for k in sorted(spec)),
+    }
+    if files := _files(pipeline.source):
+        digest = zlib.crc32("\n".join(files).encode())
+        found["files"] = f"{len(files):,} (digest of names and sizes {digest:08x})"
+    digests = [
+        _digest(source) for source in with_sources_read(pipeline.source) if is_in_memory(source)
+    ]
+    if digests:
+        found["arrays"] = f"digest of rows {' '.join(digests)}"
+    return found
+
+
+def _files(source: Source) -> list[str]:
+    """Returns the files of a source and its parts, within their common folder, and their sizes."""
+    paths = [file for one in with_sources_read(source) for file in one.files_read]
+    if not paths:
+        return []
+    # Of letters; `commonpath` refuses relative paths beside others.
+    folder = os.path.dirname(os.path.commonprefix(paths))  # noqa: RUF071
+    shown = [path[len(folder) :].lstrip("/") for path in paths]
+    if len(paths) > _MOST_SIZES:
+        return shown
+    return [f"{name} ({_size(path)})" for name, path in zip(shown, paths, strict=True)]
+
+
+def _size(path: str) -> str:
+    try:
+        return f"{tf.io.gfile.stat(path).length:,} bytes"
+    except (OSError, tf.errors.OpError):
+        return "not found"
+
+
+def _digest(source: Source) -> str:
+    digest = 0
+    for name, array in sorted(source.features.items()):  # type: ignore[attr-defined]
+        rows = min(_MOST_ROWS, len(array), max(1, _MOST_BYTES * len(array) // max(1, array.nbytes)))
+        chosen = array[np.linspace(0, len(array) - 1, rows).astype(np.int64)]
+        content = repr(chosen.tolist()).encode() if array.dtype == object else chosen.tobytes()
+        digest = zlib.crc32(
+            content, zlib.crc32(f"{name} {array.dtype} {array.shape}".encode(), digest)
+        )
+    return f"{digest:08x}"
+
+
+def _files_that_differ(
+    workers: Workers, pipelines: list[BatchPipeline], index: int
+) -> Iterator[str]:
+    """Returns lines on the first files that differ between worker 0 and another one."""
+    files = [*dict.fromkeys(file for one in pipelines for file in _files(one.source))]
+    texts = workers.gather_texts("\n".join(files) if len(files) <= _MOST_NAMED else _TOO_MANY)
+    if _TOO_MANY in (texts[0], texts[index]):
+        return
+    here, there = texts[0].splitlines(), texts[index].splitlines()
+    for worker, own, others in ((0, here, there), (index, there, here)):
+        known = {*others}
+        if alone := [file for file in own if file not in known]:
+            more = f" and {len(alone) - 5:,} more" if len(alone) > 5 else ""
+            yield f"  only on worker {worker}: {', '.join(alone[:5])}{more}"
