@@ -236,10 +236,10 @@ class TrainingLoop:
             return self._repeated(update, carried, ahead, "batches", until, left), *following
 
         def goes_on(carried: _Carried, *ordered_ahead: Any) -> tf.Tensor:
-            going = self._goes_on(carried, self._stop.ends_loop()) & (carried["step"] < end)
+            going = self._goes_on(carried, carried["step"] < end)
             if ordered_ahead:  # else, after skipped updates, the batches in between would be lost
                 going &= carried["batches"] == ordered_ahead[0]
-            return going
+            return self._unless_stopped(going)
 
         ordered_ahead = order(state.batches) if takes_rows else ()
         carried, *_ = tf.while_loop(goes_on, updates, (self._carried(state), *ordered_ahead))
@@ -288,7 +288,7 @@ class TrainingLoop:
           end: Its end, int64 [].
           left: Its distance from the end, int64 [].
         """
-        if not self._counts_on_host():
+        if not self._counts_on_host(carried):
             carried, _ = tf.while_loop(
                 lambda carried, _: self._goes_on_below(carried[name], end, carried),
                 lambda carried, ahead: update(carried, ahead, None),
@@ -314,26 +314,34 @@ class TrainingLoop:
         def goes_on(own: _Carried, _: Any, number: tf.Tensor, done: Any) -> tf.Tensor:
             with on_host():
                 below = (done[0] if done else number) < left
-                return self._goes_on(own, self._stop.ends_loop()) & below
+                return self._unless_stopped(self._goes_on(own, below))
 
         done = [tf.constant(0)] if skips and name == "step" else []
         own, *_ = tf.while_loop(goes_on, turn, (own, ahead, tf.constant(0), done))
         own = _with_counts(own, tf.int64)
         return own if skips else {**own, "step": own["batches"] + ahead_by}
 
-    def _counts_on_host(self) -> bool:
-        """Returns whether the host counts the updates of a loop, so that it waits for none."""
-        return path_of(self._update.strategy).places_order and not self._update.compiler.is_on
+    def _counts_on_host(self, carried: _Carried) -> bool:
+        """Returns whether the host counts the updates of a loop, so that it waits for none.
+
+        With a loss scale, code compiled by XLA computes on the device whether an update counts.
+        """
+        computes_on_device = self._update.compiler.is_on and "skipped_in_a_row" in carried
+        return path_of(self._update.strategy).places_order and not computes_on_device
 
     def _goes_on_below(self, count: tf.Tensor, end: tf.Tensor, carried: _Carried) -> tf.Tensor:
-        stops = self._stop.ends_loop()  # outside of what is compiled: the flag lies on the host
-        return self._update.compiler(lambda: self._goes_on(carried, stops) & (count < end))
+        going = self._update.compiler(lambda: self._goes_on(carried, count < end))
+        return self._unless_stopped(going)
 
-    def _goes_on(self, carried: _Carried, stops: tf.Tensor) -> tf.Tensor:
-        going = ~stops
+    def _goes_on(self, carried: _Carried, going: tf.Tensor) -> tf.Tensor:
         if "skipped_in_a_row" in carried:
             going &= carried["skipped_in_a_row"] < self._max_skipped_updates
         return going
+
+    def _unless_stopped(self, going: tf.Tensor) -> tf.Tensor:
+        # The flag lies on the host, which gets the condition anyway.
+        with on_host_if_placed(self._update.strategy):
+            return going & ~self._stop.ends_loop()
 
 
 def _with_counts(carried: _Carried, dtype: tf.DType) -> _Carried:

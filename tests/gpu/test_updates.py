@@ -115,6 +115,34 @@ def test_operations_follow_what_was_counted(name):
     assert case.operations == pytest.approx(case.counted, rel=0.15)
 
 
+def test_the_host_counts_updates_that_xla_compiles():
+    compiled = of_case(dataclasses.replace(CASES["base"], arguments={"jit_compile": "on"}))
+    assert (compiled.on_host, compiled.crossing, compiled.asks) == ([], {}, 0)
+
+
+def test_the_stop_flag_stays_on_the_host():
+    # With a loss scale, XLA computes on the device whether the loop goes on, and the host asks.
+    scaled = dataclasses.replace(CASES["float16"], arguments={"jit_compile": "on"})
+    assert of_case(scaled, look=readers_of_the_stop_flag) == {HOST}
+
+
+def readers_of_the_stop_flag(trainer: ddl.Trainer, most: int) -> set[str]:
+    """Returns the devices of the operations that read the flag, in the loop's conditions."""
+    del most
+    loop = trainer._runner.loop
+    loop.trace(trainer.state)
+    arguments = loop._iterator_from(trainer.state), tf.constant(0, tf.int64), trainer.state
+    definition = loop._loop.get_concrete_function(*arguments).graph.as_graph_def()
+    found = set()
+    for function in definition.library.function:
+        flags = {n.name for n in function.node_def if n.op == "ReadVariableOp"}
+        flags &= {n.name for n in function.node_def if n.attr["dtype"].type == tf.bool}
+        for node in function.node_def:
+            if flags & {name.split(":")[0] for name in node.input}:
+                found.add(tf.DeviceSpec.from_string(node.device).to_string()[-5:])
+    return found
+
+
 # ------------------------------------------------------------ what must be found
 
 
