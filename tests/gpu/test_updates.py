@@ -103,6 +103,28 @@ def test_an_update(name):
     assert 0.9 * case.operations <= update.operations <= 1.1 * case.operations
 
 
+def test_a_residual_network():
+    """Batch normalization is one library call forward and one backward; see ResNet-50 in
+    `benchmarks.gpu_counts`."""
+    images = np.zeros([64, 16, 16, 3], np.uint8)
+    with taking(of_gpus()):
+        strategy = tf.distribute.OneDeviceStrategy(DEVICE)
+        with strategy.scope():
+            trainer = ddl.Trainer(
+                ddl.Classification(ddl.models.resnet((16, 16, 3), 10, blocks=(1, 1))),
+                FusedAdam(),
+                {"image": images, "label": LABELS[:64]},
+                global_batch_size=32,
+                strategy=strategy,
+            )
+        update = update_of(trainer, MOST)
+    assert (update.on_host, update.crossing, update.asks) == ([], {}, 0)
+    convolutions = normalizations = 9
+    # A matrix product and a pooling; the images have no gradient.
+    assert update.library_calls == 3 * convolutions - 1 + 2 * normalizations + 3 + 2
+    assert update.operations == pytest.approx(196, rel=0.1)
+
+
 def test_a_batch_of_an_evaluation():
     batch = of_case(CASES["base"], look=evaluation_of)
     assert (batch.on_host, batch.crossing, batch.asks) == ([], {}, 0)
