@@ -160,8 +160,12 @@ class TrainingLoop:
 
         wait = self.input_wait if any(one is not None for one in iterators.values()) else None
 
-        def update(carried: _Carried, counter: tf.Tensor, _: Any) -> tuple[_Carried, tf.Tensor]:
+        # A loop variable is computed, by kernels of its own on a GPU, even if no layer reads it.
+        made_next = (lambda _: ()) if path_of(strategy).places_order else batch_counter
+
+        def update(carried: _Carried, ahead: Any, _: Any) -> tuple[_Carried, Any]:
             before = state._replace(**carried)
+            counter = batch_counter(before.batches) if isinstance(ahead, tuple) else ahead
             given, bucket = taken() if wait is None else wait.timed(taken)
             given |= {
                 name: own.rows(before.batches, strategy)
@@ -170,20 +174,19 @@ class TrainingLoop:
             }
             batches = {n: Batch(given[n], resident[n], counter) for n in pipelines}
             if buckets is None:
-                return self._updated(batches, before, batch_counter)
+                return self._updated(batches, before, made_next)
             ((name, batch),) = batches.items()
             return buckets.each(
                 bucket,
                 batch,
                 strategy,
-                lambda cut: self._updated({name: cut}, before, batch_counter),
+                lambda cut: self._updated({name: cut}, before, made_next),
             )
 
-        counter = batch_counter(state.batches)
         with on_host_if_placed(strategy):
             left = end - state.step
-        carried = self._carried(state)
-        return state._replace(**self._repeated(update, carried, counter, "step", end, left))
+        carried, ahead = self._carried(state), made_next(state.batches)
+        return state._replace(**self._repeated(update, carried, ahead, "step", end, left))
 
     def _over_arrays(self, resident: Any, end: tf.Tensor, state: TrainingState) -> TrainingState:
         """Orders many batches at once; gathers each batch while the previous one is computed."""
@@ -289,12 +292,11 @@ class TrainingLoop:
           left: Its distance from the end, int64 [].
         """
         if not self._counts_on_host(carried):
-            carried, _ = tf.while_loop(
+            return tf.while_loop(
                 lambda carried, _: self._goes_on_below(carried[name], end, carried),
                 lambda carried, ahead: update(carried, ahead, None),
                 (carried, ahead),
-            )
-            return carried
+            )[0]
         # A count on the device would be three kernels an update, and the host would wait for each.
         with on_host():
             left = tf.cast(tf.minimum(left, tf.int32.max), tf.int32)
@@ -322,16 +324,14 @@ class TrainingLoop:
         return own if skips else {**own, "step": own["batches"] + ahead_by}
 
     def _counts_on_host(self, carried: _Carried) -> bool:
-        """Returns whether the host counts the updates of a loop, so that it waits for none.
-
-        With a loss scale, code compiled by XLA computes on the device whether an update counts.
-        """
-        computes_on_device = self._update.compiler.is_on and "skipped_in_a_row" in carried
-        return path_of(self._update.strategy).places_order and not computes_on_device
+        """Returns whether the host counts the updates of a loop, so that it waits for none."""
+        # With a loss scale, code that XLA compiles tells on the device whether an update counts.
+        on_device = self._update.compiler.is_on and "skipped_in_a_row" in carried
+        return path_of(self._update.strategy).places_order and not on_device
 
     def _goes_on_below(self, count: tf.Tensor, end: tf.Tensor, carried: _Carried) -> tf.Tensor:
-        going = self._update.compiler(lambda: self._goes_on(carried, count < end))
-        return self._unless_stopped(going)
+        compiled = self._update.compiler
+        return self._unless_stopped(compiled(lambda: self._goes_on(carried, count < end)))
 
     def _goes_on(self, carried: _Carried, going: tf.Tensor) -> tf.Tensor:
         if "skipped_in_a_row" in carried:

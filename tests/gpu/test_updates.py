@@ -58,7 +58,7 @@ CASES = {
     "float16": Case(63, 1, 64, precision="mixed_float16"),
     "average": Case(51, 0, 54, {"weight_average": ddl.ExponentialMovingAverage(0.99)}),
     "LAMB": Case(56, 0, 65, optimizer=lambda: LAMB(1e-3)),
-    "stream": Case(39, 0, None, {"data_on_device": False}),
+    "stream": Case(36, 0, None, {"data_on_device": False}),
     "mirrored": Case(75, 32, None, replicas=2),
     "mirrored, accumulation": Case(138, 32, None, {"accumulation_steps": 2}, replicas=2),
 }
