@@ -12,10 +12,11 @@ two virtual CPUs.
 update, and with `bare_loop` those of the bare loop. Both look up rows, merge those of one index and
 update them, which takes most of the time. ddl alone computes the order of the examples and the
 metrics. Keras adds Adagrad's epsilon within the root and TensorFlow's sparse kernel adds it
-outside, so ddl reads and writes the rows of the accumulator and of the table with three kernels, and
-some elementwise ones, in place of one. With 1,000,000 rows, most of the looked-up rows are not in the processor's caches, for
-the bare loop too. Sums of microbatches are dense with 2,000 rows, since a batch looks up 2,048;
-with more rows they stay sparse. The growth with two microbatches is between these two ways.
+outside, so ddl reads and writes the rows of the accumulator and of the table with three kernels,
+and some elementwise ones, in place of one. With 1,000,000 rows, most of the looked-up rows are not
+in the processor's caches, for the bare loop too. Sums of microbatches are dense with 2,000 rows,
+since a batch looks up 2,048; with more rows they stay sparse. The growth with two microbatches is
+between these two ways.
 
 Each contender has fresh processes for each number of rows, each of which waits while another one
 computes. A figure is the median of what the processes found, with the lowest and the highest.
