@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from benchmarks.gpu_rows import BATCH, Row, network
+from benchmarks.gpu_rows import Row, network
 
 RATE, DECAY, MOMENTUM = 1e-3, 4e-3, 0.9
 _GROWS_AFTER = 2000
@@ -69,14 +69,14 @@ class _Step:
     def _summed(self, images: tf.Tensor, labels: tf.Tensor) -> tuple[Any, Any, Any]:
         """Returns the loss, the gradients, and with a noise scale the sum of their squares."""
         if self._parts == 1:
-            return *self._gradients(images, labels, BATCH), None
+            return *self._gradients(images, labels, self._row.batch), None
         size = images.shape[0] // self._parts
         estimates = "gradient_noise_scale" in self._row.arguments
 
         def turn(number: Any, loss: Any, sums: Any, squares: Any) -> Any:
             rows = slice(number * size, (number + 1) * size)
             part = [tf.ensure_shape(x[rows], [size, *x.shape[1:]]) for x in (images, labels)]
-            own, gradients = self._gradients(*part, BATCH)
+            own, gradients = self._gradients(*part, self._row.batch)
             if estimates:
                 squares += _square(gradients)
             added = [one + new for one, new in zip(sums, gradients, strict=True)]
@@ -109,9 +109,9 @@ class _Step:
     def _estimate_noise(self, squares: tf.Tensor, gradients: Gradients) -> None:
         """Moves the averages of |G|² and tr Σ (McCandlish et al. 2018)."""
         small, large = squares * self._parts, _square(gradients)
-        part = BATCH / self._parts
-        signal = (BATCH * large - part * small) / (BATCH - part)
-        noise = (small - large) / (1 / part - 1 / BATCH)
+        size, part = self._row.batch, self._row.batch / self._parts
+        signal = (size * large - part * small) / (size - part)
+        noise = (small - large) / (1 / part - 1 / size)
         self._noise.assign_sub(0.01 * (self._noise - tf.stack([signal, noise])))
 
     # -------------------------------------------------------- the update

@@ -3,15 +3,13 @@
 import dataclasses
 from typing import Any
 
-BATCH = 64
-
 
 @dataclasses.dataclass(frozen=True)
 class Row:
     """A trainer.
 
     Attributes:
-      network: "MLP", "CNN" or "GPT".
+      network: "MLP", "CNN", "GPT" or "ResNet-50".
       change: What differs from the first row of the network; "" for that row.
       arguments: Of the Trainer, besides task, data and batch size; functions are called.
       optimizer: Name of an optimizer of `ddl.optimizers`.
@@ -29,6 +27,11 @@ class Row:
     replicas: int = 1
     task: dict[str, Any] = dataclasses.field(default_factory=dict)
     evaluates: bool = False
+
+    @property
+    def batch(self) -> int:
+        """The global batch size."""
+        return 32 if self.network == "ResNet-50" else 64
 
     def __str__(self) -> str:
         return f"{self.network}: {self.change}" if self.change else self.network
@@ -87,7 +90,10 @@ ROWS = (
     Row("GPT"),
     Row("GPT", "mixed_bfloat16", precision="mixed_bfloat16"),
     Row("GPT", "evaluation", evaluates=True),
+    Row("ResNet-50"),
 )
+MOST_KERNELS = {"MLP": 50, "ResNet-50": 1_050}
+"""The most kernels of an update that is not compiled, by row."""
 
 
 def network(row: Row) -> tuple[Any, tuple[Any, Any]]:
@@ -101,6 +107,8 @@ def network(row: Row) -> tuple[Any, tuple[Any, Any]]:
     if row.network == "GPT":
         tokens = np.zeros([256, 32], "i8")
         return gpt(32, 256, width=64, heads=4, blocks=2), (tokens, tokens)
+    if row.network == "ResNet-50":
+        return ddl.models.resnet((64, 64, 3), 1000), (np.zeros([256, 64, 64, 3], "u1"), labels)
     images = np.zeros([256, 28, 28, 1], "u1")
     if row.network == "MLP":
         return ddl.models.mlp((28, 28, 1), 10), (images, labels)

@@ -160,8 +160,12 @@ class TrainingLoop:
 
         wait = self.input_wait if any(one is not None for one in iterators.values()) else None
 
-        def update(carried: _Carried, counter: tf.Tensor, _: Any) -> tuple[_Carried, tf.Tensor]:
+        # A loop variable is computed, by kernels of its own on a GPU, even if no layer reads it.
+        made_next = (lambda _: ()) if path_of(strategy).places_order else batch_counter
+
+        def update(carried: _Carried, ahead: Any, _: Any) -> tuple[_Carried, Any]:
             before = state._replace(**carried)
+            counter = batch_counter(before.batches) if isinstance(ahead, tuple) else ahead
             given, bucket = taken() if wait is None else wait.timed(taken)
             given |= {
                 name: own.rows(before.batches, strategy)
@@ -170,20 +174,19 @@ class TrainingLoop:
             }
             batches = {n: Batch(given[n], resident[n], counter) for n in pipelines}
             if buckets is None:
-                return self._updated(batches, before, batch_counter)
+                return self._updated(batches, before, made_next)
             ((name, batch),) = batches.items()
             return buckets.each(
                 bucket,
                 batch,
                 strategy,
-                lambda cut: self._updated({name: cut}, before, batch_counter),
+                lambda cut: self._updated({name: cut}, before, made_next),
             )
 
-        counter = batch_counter(state.batches)
         with on_host_if_placed(strategy):
             left = end - state.step
-        carried = self._carried(state)
-        return state._replace(**self._repeated(update, carried, counter, "step", end, left))
+        carried, ahead = self._carried(state), made_next(state.batches)
+        return state._replace(**self._repeated(update, carried, ahead, "step", end, left))
 
     def _over_arrays(self, resident: Any, end: tf.Tensor, state: TrainingState) -> TrainingState:
         """Orders many batches at once; gathers each batch while the previous one is computed."""
@@ -236,10 +239,10 @@ class TrainingLoop:
             return self._repeated(update, carried, ahead, "batches", until, left), *following
 
         def goes_on(carried: _Carried, *ordered_ahead: Any) -> tf.Tensor:
-            going = self._goes_on(carried, self._stop.ends_loop()) & (carried["step"] < end)
+            going = self._goes_on(carried, carried["step"] < end)
             if ordered_ahead:  # else, after skipped updates, the batches in between would be lost
                 going &= carried["batches"] == ordered_ahead[0]
-            return going
+            return self._unless_stopped(going)
 
         ordered_ahead = order(state.batches) if takes_rows else ()
         carried, *_ = tf.while_loop(goes_on, updates, (self._carried(state), *ordered_ahead))
@@ -288,13 +291,12 @@ class TrainingLoop:
           end: Its end, int64 [].
           left: Its distance from the end, int64 [].
         """
-        if not self._counts_on_host():
-            carried, _ = tf.while_loop(
+        if not self._counts_on_host(carried):
+            return tf.while_loop(
                 lambda carried, _: self._goes_on_below(carried[name], end, carried),
                 lambda carried, ahead: update(carried, ahead, None),
                 (carried, ahead),
-            )
-            return carried
+            )[0]
         # A count on the device would be three kernels an update, and the host would wait for each.
         with on_host():
             left = tf.cast(tf.minimum(left, tf.int32.max), tf.int32)
@@ -314,26 +316,32 @@ class TrainingLoop:
         def goes_on(own: _Carried, _: Any, number: tf.Tensor, done: Any) -> tf.Tensor:
             with on_host():
                 below = (done[0] if done else number) < left
-                return self._goes_on(own, self._stop.ends_loop()) & below
+                return self._unless_stopped(self._goes_on(own, below))
 
         done = [tf.constant(0)] if skips and name == "step" else []
         own, *_ = tf.while_loop(goes_on, turn, (own, ahead, tf.constant(0), done))
         own = _with_counts(own, tf.int64)
         return own if skips else {**own, "step": own["batches"] + ahead_by}
 
-    def _counts_on_host(self) -> bool:
+    def _counts_on_host(self, carried: _Carried) -> bool:
         """Returns whether the host counts the updates of a loop, so that it waits for none."""
-        return path_of(self._update.strategy).places_order and not self._update.compiler.is_on
+        # With a loss scale, code that XLA compiles tells on the device whether an update counts.
+        on_device = self._update.compiler.is_on and "skipped_in_a_row" in carried
+        return path_of(self._update.strategy).places_order and not on_device
 
     def _goes_on_below(self, count: tf.Tensor, end: tf.Tensor, carried: _Carried) -> tf.Tensor:
-        stops = self._stop.ends_loop()  # outside of what is compiled: the flag lies on the host
-        return self._update.compiler(lambda: self._goes_on(carried, stops) & (count < end))
+        compiled = self._update.compiler
+        return self._unless_stopped(compiled(lambda: self._goes_on(carried, count < end)))
 
-    def _goes_on(self, carried: _Carried, stops: tf.Tensor) -> tf.Tensor:
-        going = ~stops
+    def _goes_on(self, carried: _Carried, going: tf.Tensor) -> tf.Tensor:
         if "skipped_in_a_row" in carried:
             going &= carried["skipped_in_a_row"] < self._max_skipped_updates
         return going
+
+    def _unless_stopped(self, going: tf.Tensor) -> tf.Tensor:
+        # The flag lies on the host, which gets the condition anyway.
+        with on_host_if_placed(self._update.strategy):
+            return going & ~self._stop.ends_loop()
 
 
 def _with_counts(carried: _Carried, dtype: tf.DType) -> _Carried:

@@ -96,11 +96,13 @@ def test_operations_of_an_update_are_counted_without_a_gpu():
     report = [*gpu_counts.measure(True)][-1]
     (table,) = report.tables
     mlp, float16 = table.rows
-    name, operations, added, step, _, loop, ratio, *_ = mlp
+    name, operations, kernels, calls, added, step, _, loop, ratio, *_ = mlp
     assert (name, operations, added) == ("MLP", pytest.approx(40, rel=0.1), 0)
+    assert (calls, kernels) == (5, operations - 5)  # matrix products
+    assert report.bars[1].value == kernels <= report.bars[1].limit == 50
     assert 20 < step < loop < operations
     assert ratio == round(operations / loop, 2) == report.bars[0].value <= gpu_counts.WORSE
-    name, _, added, _, _, _, _, crossing, on_host = float16
+    name, _, _, _, added, _, _, _, _, crossing, on_host = float16
     assert name == "MLP: mixed_float16"
     assert 15 < added < 40
     assert (crossing, on_host) == (1, 0)  # whether the gradients are finite

@@ -32,6 +32,12 @@ _FREE = {
     *("Bitcast", "StridedSlice", "Empty", "StopGradient", "PreventGradient", "Size", "Rank"),
 }
 
+# They call cuBLAS or cuDNN.
+_LIBRARY = {
+    *("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Conv2D", "Conv2DBackpropInput"),
+    *("Conv2DBackpropFilter", "FusedBatchNormV3", "FusedBatchNormGradV3", "MaxPool", "MaxPoolGrad"),
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class Update:
@@ -42,12 +48,14 @@ class Update:
       on_host: Operations that have no kernel for GPUs, or keep more in host memory than `most`.
       crossing: Bytes that cross between host and devices, by the operation that gives them.
       asks: Number of operations of the loop's condition, for whose result the host would wait.
+      library_calls: Those of the operations that call a library.
     """
 
     operations: int
     on_host: list[str]
     crossing: dict[str, int]
     asks: int = 0
+    library_calls: int = 0
 
 
 def update_of(trainer: ddl.Trainer, most: int) -> Update:
@@ -88,15 +96,18 @@ def count(graph: tf.Graph, most: int, turns: int = 1, within: bool = False) -> U
     if within:
         updates = _loop_in(functions[updates.attr["body"].func.name].node_def)
     operations, crossing = {"body": 0, "cond": 0}, {}
+    library_calls = 0
     for part in operations:
         body = body_of_function(functions[updates.attr[part].func.name])
         seen: set[Any] = set()
         for node, of, times in nodes(body, functions, turns):
             on_host += of_node(node, of, most, set())
-            operations[part] += times * _counts(node, of, seen)
+            counts = times * _counts(node, of, seen)
+            operations[part] += counts
+            library_calls += counts * (node.op in _LIBRARY)
             crossing |= dict(_crossing(node, of))
     total = sum(operations.values())
-    return Update(total, sorted(set(on_host)), crossing, operations["cond"])
+    return Update(total, sorted(set(on_host)), crossing, operations["cond"], library_calls)
 
 
 def _loop_in(nodes: Any) -> Any:

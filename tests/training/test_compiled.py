@@ -130,6 +130,14 @@ def test_parity_with_updates_that_are_not_compiled(name):
     assert all(np.isfinite(value).all() for value in weights)
 
 
+@pytest.mark.usefixtures("gpu_path")
+@pytest.mark.parametrize("resident", [True, False])
+def test_the_host_counts_compiled_updates_on_gpus(resident):
+    case = Case(mlp, lambda: optimizers.FusedSGD(0.05), WEIGHED, {"data_on_device": resident})
+    for one, other in zip(results(case, 1, "on")[0], results(case, 1, "off")[0], strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-10)
+
+
 def test_an_overflow_on_one_replica_changes_no_replica():
     check_that_overflows_change_nothing(
         strategy_on(2), [1], batch_normalization=False, jit_compile="on"

@@ -5,12 +5,16 @@ import os
 import numpy as np
 import tensorflow as tf
 
+from ddl.devices.wide_integers import narrowed
+
 _BATCHES_AHEAD = 4
 """Prefetched batches: enough to keep the devices busy when one batch takes longer than others."""
 
 _LEAST_THREADS = 8
 """Threads of a pipeline on few cores. tf.data makes as many calls of a map at a time, and with two
 calls it wakes a thread for nearly each example."""
+
+_HOST_INTEGERS = (tf.int32, tf.uint32)
 
 
 def joined(dataset: tf.data.Dataset, batches: int, replicas: int) -> tf.data.Dataset:
@@ -42,6 +46,36 @@ def grouped_by_replica(batches: int, rows: int, replicas: int) -> np.ndarray:
       replicas: Number of replicas.
     """
     return np.arange(batches * rows).reshape(batches, replicas, -1).transpose(1, 0, 2).ravel()
+
+
+def as_sent(dataset: tf.data.Dataset, widens: bool, is_full: bool) -> tf.data.Dataset:
+    """Prepares batches for a distributed iterator, which copies them to the devices.
+
+    Args:
+      dataset: Dicts of features and "weight".
+      widens: Whether int32 and uint32 features become int64, until `as_received`. TensorFlow keeps
+        int32 in host memory: such a feature would be copied to a GPU, back to the host, and to the
+        GPU again.
+      is_full: Whether all weights are 1. They are not sent.
+    """
+    left_out = {"weight"} if is_full else set()
+    wide = {n for n, spec in dataset.element_spec.items() if spec.dtype in _HOST_INTEGERS}
+    wide = wide if widens else set()
+
+    @tf.autograph.experimental.do_not_convert
+    def sent(element: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        element = {name: rows for name, rows in element.items() if name not in left_out}
+        return element | {name: tf.cast(element[name], tf.int64) for name in wide}
+
+    return dataset.map(sent) if left_out or wide else dataset
+
+
+def as_received(
+    element: dict[str, tf.Tensor], spec: dict[str, tf.TensorSpec]
+) -> dict[str, tf.Tensor]:
+    """Returns features in the dtypes of `spec`, which `as_sent` may have widened."""
+    changed = {n for n, rows in element.items() if n in spec and rows.dtype != spec[n].dtype}
+    return element | {name: narrowed(element[name], spec[name].dtype) for name in changed}
 
 
 def finished(dataset: tf.data.Dataset, ahead: bool = True) -> tf.data.Dataset:

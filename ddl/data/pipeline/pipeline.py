@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from ddl.data.order import batch_indices, index_batches, indices_from
 from ddl.data.pipeline.batch import Batch, static_slice
-from ddl.data.pipeline.datasets import finished, joined
+from ddl.data.pipeline.datasets import as_received, as_sent, finished, joined
 from ddl.data.pipeline.placed_order import first_own_row, on_host_if_placed, placed
 from ddl.data.pipeline.resident import ResidentArrays
 from ddl.data.source import IndexedSource, Source, weighted
@@ -124,10 +124,11 @@ class BatchPipeline:
             dataset = dataset.take(self.steps_per_epoch * number).repeat()
         if number > 1:
             dataset = joined(dataset, number, Workers(strategy).replicas_of_each)
+        distributes = self.distributes(strategy)
+        if distributes:
+            dataset = as_sent(dataset, path_of(strategy).packs_int32, self.always_full)
         dataset = finished(dataset, ahead=not self.resident)
-        if self.distributes(strategy):
-            return iter(strategy.experimental_distribute_dataset(dataset))
-        return iter(dataset)
+        return iter(strategy.experimental_distribute_dataset(dataset) if distributes else dataset)
 
     def distributes(self, strategy: tf.distribute.Strategy) -> bool:
         """Returns whether `iterator` is distributed: its batches are on the devices."""
@@ -233,7 +234,7 @@ class BatchPipeline:
             # A constant, so that the graph can be simplified before it runs.
             element = {**element, "weight": tf.ones([size])}
         if not batch.arrays:
-            return dict(element)
+            return as_received(element, self.element_spec)
         features = self._resident.gather(batch.arrays, element["index"])
         return weighted(features, element["weight"])
 

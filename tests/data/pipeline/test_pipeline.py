@@ -6,7 +6,7 @@ from ddl.data import ArraySource, BatchPipeline, RandomAccessSource, StreamSourc
 from ddl.data.pipeline import resident as resident_data
 from ddl.data.pipeline.datasets import finished
 from ddl.errors import ConfigError
-from tests.conftest import for_every_strategy, make_strategy
+from tests.conftest import LikeGpus, for_every_strategy, make_strategy
 from tests.data.host_batches import host_dataset
 
 
@@ -80,6 +80,17 @@ def test_the_default_strategy(resident):
     pipeline = BatchPipeline(source_of_all_dtypes(), 12, seed=3, resident=resident)
     strategy = tf.distribute.get_strategy()
     assert_same(run_steps(pipeline, strategy, 3, 4), host_batches(pipeline, 3, 4))
+
+
+@pytest.mark.usefixtures("gpu_path")
+@pytest.mark.parametrize("batch_size", [10, 12])  # all batches full, or not
+def test_a_distributed_iterator_sends_neither_int32_nor_weights_of_1(batch_size):
+    strategy = LikeGpus(2)
+    pipeline = BatchPipeline(source_of_all_dtypes(), batch_size, seed=3, resident=False)
+    assert_same(run_steps(pipeline, strategy, 6, 2), host_batches(pipeline, 6, 2))
+    (sent,) = strategy.distributed
+    assert not {tf.int32, tf.uint32} & {spec.dtype for spec in sent.element_spec.values()}
+    assert ("weight" in sent.element_spec) == (batch_size == 12)
 
 
 def test_batches_hold_what_the_source_holds():
