@@ -47,6 +47,9 @@ def metadata_of(
         ended_by=ended_by,
         strategy=name_of(trainer.strategy),
         device=tf.DeviceSpec.from_string(replica_devices(trainer.strategy)[0]).device_type,
+        shard_optimizer_state=trainer.sharding is not None,
+        jit_compile=trainer.jit_compile,
+        tf32=tf.config.experimental.tensor_float_32_execution_enabled(),
         sha256=None,
         **position_in_data(trainer),
     )

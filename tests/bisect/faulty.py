@@ -29,6 +29,7 @@ FAULTS = {
     "activation of one row": "activation",
     "another op order": "activation",
     "activation of one replica": "activation",
+    "mask rolled after the draw": "activation",
     "loss of one example": "loss",
     "label smoothing": "loss",
     "gradient of one replica scaled": "gradient",
@@ -82,15 +83,21 @@ class Noisy(keras.layers.Layer):
     def call(self, x, training=False):
         if not training or microbatch.current() is None:
             return x
+        current = microbatch.current()
+        first = current.first_row
+        if self.fault in ("mask off by one row", "mask of one replica"):
+            now = _at(self.at)
+            if self.fault == "mask of one replica":
+                now &= _on_replica(1)
+            current.first_row = tf.cast(first, tf.int64) + tf.cast(now, tf.int64)
         mask = tf.cast(ddl.random.bernoulli(self, x.shape, 0.8), x.dtype)
+        current.first_row = first
         if self.fault == "draw of another stream":
             mask = _where(
                 _at(self.at), tf.cast(ddl.random.bernoulli(self, x.shape, 0.8), x.dtype), mask
             )
-        if self.fault == "mask off by one row":
+        if self.fault == "mask rolled after the draw":
             mask = _where(_at(self.at), tf.roll(mask, 1, 0), mask)
-        if self.fault == "mask of one replica":
-            mask = _where(_at(self.at) & _on_replica(1), 1 - mask, mask)
         return x * mask
 
 
