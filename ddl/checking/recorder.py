@@ -249,10 +249,10 @@ class Recorder:
 
     def variables(self, trainer: Trainer) -> None:
         """Records all variables on each replica, after an update. Eager."""
-        slots = {} if trainer.sharding is None else trainer.sharding.slots
-        in_shares = {
-            id(one.variable.value): WholeSlot(one, trainer.sharding) for one in slots.values()
-        }
+        in_shares: dict[int, WholeSlot] = {}
+        if (sharding := trainer.sharding) is not None:
+            slots = sharding.slots.values()
+            in_shares = {id(one.variable.value): WholeSlot(one, sharding) for one in slots}
         for place, (stage, name, variable) in enumerate(variables_of(trainer)):
             key = Key(self.update, AFTER, 0, place, stage, name)
             if id(variable) in in_shares:

@@ -265,7 +265,7 @@ def _call(layer: keras.layers.Layer, own: Any, *args: Any, **kwargs: Any) -> Any
     current = microbatch.current()
     parts = None if current is None else current.remat
     name = None if parts is None else parts.layers.get(id(layer))
-    if name is None or not is_traced(keras.tree.flatten((args, kwargs))):
+    if parts is None or name is None or not is_traced(keras.tree.flatten((args, kwargs))):
         return function(*args, **kwargs)
     return computed_again(
         name,
