@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import ddl
 from ddl import microbatch
+from ddl.random import counter_at
 
 STEPS, BATCH, FEATURES = 24, 32, 6
 ROWS = STEPS * BATCH  # of one epoch, so that each example is read at one step
@@ -84,14 +85,15 @@ class Noisy(keras.layers.Layer):
         if not training or microbatch.current() is None:
             return x
         current = microbatch.current()
-        first = current.first_row
+        counter = current.counter
         if self.fault in ("mask off by one row", "mask of one replica"):
             now = _at(self.at)
             if self.fault == "mask of one replica":
                 now &= _on_replica(1)
-            current.first_row = tf.cast(first, tf.int64) + tf.cast(now, tf.int64)
+            next_row = -(-x.shape[1] // 4)  # four numbers a count
+            current.counter = _where(now, counter_at(counter, next_row), counter)
         mask = tf.cast(ddl.random.bernoulli(self, x.shape, 0.8), x.dtype)
-        current.first_row = first
+        current.counter = counter
         if self.fault == "draw of another stream":
             mask = _where(
                 _at(self.at), tf.cast(ddl.random.bernoulli(self, x.shape, 0.8), x.dtype), mask
