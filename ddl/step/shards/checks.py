@@ -148,7 +148,17 @@ def check_operations(operations: Sequence[tf.Operation]) -> None:
     seen: set[str] = set()
     for operation in operations:
         for node in with_called(operation.graph, operation.node_def, seen):
+            if node.op.startswith("Xla") or _is_compiled(node):
+                raise ConfigError(
+                    f"Trainer.batch_shards excludes what XLA compiles ({node.op} {node.name}), "
+                    "which chooses the order of additions. Leave jit_compile out of the "
+                    "tf.function, or use a layer of TensorFlow operations."
+                )
             _check_operation(node.op, node.name)
+
+
+def _is_compiled(node: Any) -> bool:
+    return "_XlaMustCompile" in node.attr and bool(node.attr["_XlaMustCompile"].b)
 
 
 def _check_operation(kind: str, name: str) -> None:

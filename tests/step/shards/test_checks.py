@@ -135,6 +135,7 @@ def test_operations_that_depend_on_the_devices_are_refused():
         (lambda: tf.numpy_function(lambda: 1.0, [], tf.float64), "py_function"),
         (lambda: variable.assign_add(1.0), "write of a variable"),
         (sampled, r"LogUniformCandidateSampler.*ddl\.random"),
+        (tf.function(lambda: variable * 2.0, jit_compile=True), "what XLA compiles"),
         (inserted, "LookupTableInsertV2 .*, which has a state"),
     ):
         with pytest.raises(ConfigError, match=message):
