@@ -54,4 +54,9 @@ def _newest(run: Run) -> dict[str, object]:
 def _devices(run: Run) -> str:
     known = _newest(run)
     texts: Sequence[object] = [known.get(name) for name in ("strategy", "replicas", "device")]
-    return " ".join(str(text) for text in texts if text is not None) or "unknown"
+    known_texts = [str(text) for text in texts if text is not None]
+    if known.get("shard_optimizer_state") is True:
+        known_texts.append("with slots in shares")
+    if known.get("jit_compile") not in (None, "auto"):
+        known_texts.append(f"--jit_compile={known['jit_compile']}")
+    return " ".join(known_texts) or "unknown"

@@ -1,5 +1,6 @@
 """The first recorded value that differs, and its rows. Imports no TensorFlow."""
 
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -29,18 +30,21 @@ STAGES = {
 }
 """The name of each recorded stage in a report, in the order of the computation."""
 
+STATE = "state"
+"""The stage of what is not recorded, such as the loss scale, generators and callbacks."""
+
 
 class Difference(NamedTuple):
     """The first value of an update that differs.
 
     Attributes:
       step: Number of the update, from 1.
-      stage: Kind of the value, one of `STAGES`.
-      name: Its name.
+      stage: Kind of the value, one of `STAGES`, or `STATE`.
+      name: Its name; for a `STATE`, its paths in a checkpoint.
       replicas: Numbers of the replicas on which it differs; empty where all have it in common.
       rows: Positions of the rows in the global batch that differ; empty for values without rows.
       examples: The indices of their examples in both runs; None if they are not known.
-      expected: An entry of the first run's value.
+      expected: An entry of the first run's value; NaN for a `STATE`.
       got: The same entry of the second run's value.
       size: The largest difference, relative to the largest value.
       is_missing: Whether only one of the runs computed the value.
@@ -64,7 +68,8 @@ def first_difference(a: Recorded, b: Recorded) -> Difference | None:
     """Returns the first value that differs in its bits, in the first step whose end differs.
 
     Values are the same ones by their names: a layer that only one of the runs has does not count,
-    unless nothing else differs.
+    unless nothing else differs. A step in which nothing but the state beside the variables comes to
+    differ, such as the loss scale, counts too.
 
     Args:
       a: The recorded steps of the first run.
@@ -77,6 +82,9 @@ def first_difference(a: Recorded, b: Recorded) -> Difference | None:
         both = [_of_step(one.recording, step) for one in (a, b)]
         here, there, alone = _aligned(*both)
         if compare(_ends(here), _ends(there), exact=True).found is None:
+            if paths := _of_state(a, b, step):
+                name, nan, values = ", ".join(paths), float("nan"), len(here.values)
+                return Difference(step, STATE, name, (), (), None, nan, nan, nan, False, values)
             continue
         compared = compare(here, there, exact=True)
         assert compared.found is not None
@@ -84,8 +92,9 @@ def first_difference(a: Recorded, b: Recorded) -> Difference | None:
         if alone and found.key.call == AFTER:
             key = alone[0]
             nan = float("nan")
-            stage = _stage(key, {**b.recording.layers, **a.recording.layers})
-            return Difference(step, stage, key.name, (), (), None, nan, nan, nan, True, 0)
+            return Difference(
+                step, STAGES[key.stage], key.name, (), (), None, nan, nan, nan, True, 0
+            )
         key = found.key
         parts = here.values[key], there.values[key]
         rows = () if key.stage not in OF_ROWS | {"draw"} else _rows(*parts)
@@ -93,7 +102,7 @@ def first_difference(a: Recorded, b: Recorded) -> Difference | None:
         everywhere = {part.replica for each in parts for part in each}
         return Difference(
             step,
-            _stage(key, a.recording.layers),
+            _stage(key, a.recording.layers, alone),
             key.name,
             () if set(replicas) == everywhere else replicas,
             rows,
@@ -140,12 +149,34 @@ def _by_name(recording: Recording) -> dict[tuple[object, ...], Key]:
     return found
 
 
-def _stage(key: Key, layers: dict[str, Layer]) -> str:
-    """Returns the stage in words. A layer that draws, from equal inputs, draws other numbers."""
+def _of_state(a: Recorded, b: Recorded, step: int) -> list[str]:
+    """Returns the paths of what both checkpoints after a step would hold and that differs."""
+    one, other = a.digests.get(step, {}), b.digests.get(step, {})
+    return sorted(path for path in one if path in other and one[path] != other[path])
+
+
+def _stage(key: Key, layers: Mapping[str, Layer], alone: Sequence[Key]) -> str:
+    """Returns the stage in words.
+
+    A layer with another output, before which all common values are equal, has drawn other numbers
+    if only one of the runs recorded a draw of it.
+
+    Args:
+      key: The first value that differs.
+      layers: The layers by name.
+      alone: The values that only one run computed.
+    """
     layer = layers.get(key.name)
     if key.stage == "layer" and layer is not None and (layer.draws or layer.draws_by_position):
-        return "draw"
+        owners = [one.name for one in alone if one[:3] == key[:3] and one.stage == "draw"]
+        if any(_is_of(owner, key.name, layer) for owner in owners):
+            return STAGES["draw"]
     return STAGES[key.stage]
+
+
+def _is_of(owner: str, name: str, layer: Layer) -> bool:
+    """Returns whether a draw may be one of a layer; seeds of Keras's layers do not name them."""
+    return f"{owner}/".startswith(f"{name}/") or (layer.draws and owner.startswith("seed of "))
 
 
 def _pairs(a: list[Part], b: list[Part]) -> list[tuple[Part, Part]]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ddl.bisect.first_difference import Difference
+from ddl.bisect.first_difference import STATE, Difference
 from ddl.bisect.search import Result
 
 _SOME = 8
@@ -45,6 +45,8 @@ def _where(found: Difference) -> str:
 def _details(found: Difference) -> Iterator[str]:
     if found.is_missing:
         yield "  Only one of the runs computes this value, in this shape."
+    elif found.stage == STATE:
+        yield "  Of what a checkpoint holds, nothing else differs after this step."
     else:
         yield (
             f"  {found.expected:.9g} → {found.got:.9g}; largest relative difference "

@@ -17,9 +17,13 @@ import tensorflow as tf
 from ddl import microbatch, random
 from ddl.checking.facts import Facts
 from ddl.checking.recording import AFTER, Key, Layer, Part, Recording
+from ddl.checkpoints.slots import WholeSlot
 from ddl.metrics.values import tensors_by_name
 from ddl.optimizers.named import ONLY, by_name
 from ddl.step.across_examples.gathering import OwnRowsKept
+from ddl.step.observing import RECORDS
+from ddl.step.sharding import InShares
+from ddl.step.sharding.shares import gathered
 from ddl.tasks.parts import layers_of, own_variables_of
 from ddl.training.trainer import Trainer
 
@@ -117,7 +121,7 @@ class Recorder:
     def _reduced(self, variables: Sequence[keras.Variable], reduced: Any) -> None:
         self._in_pass = False
         self._keep(reduced.sums, self._calls, 0, "sums", self.recording.losses[self._calls])
-        self._on_each("gradients", variables, reduced.values)
+        self._on_each("gradients", variables, self._whole(variables, reduced.values))
 
     def _summed(self, loss: str, value: tf.Tensor) -> None:
         self._in_pass = False
@@ -125,7 +129,10 @@ class Recorder:
 
     def _apply(self, optimizer: str, gradients: Any) -> None:
         self._calls += 1
-        self._on_each("applied gradients", gradients.variables, gradients.of_replicas)
+        given = gradients.to_apply
+        values = given if isinstance(given, InShares) else gradients.of_replicas
+        variables = gradients.variables
+        self._on_each("applied gradients", variables, self._whole(variables, values))
 
     def _applied(self, optimizer: str, gradients: Any) -> None:
         if self._in_detail:
@@ -138,6 +145,13 @@ class Recorder:
             self._on_each("updated slots", slots, [slot.value for slot in slots])
         variables = [variable.value for variable in gradients.variables]
         self._on_each("updated weights", gradients.variables, variables)
+
+    def _whole(self, variables: Sequence[keras.Variable], values: Any) -> Any:
+        """Returns values for variables; whole ones, if each replica holds its shares."""
+        if not isinstance(values, InShares):
+            return values
+        shapes = [variable.value.shape for variable in variables]
+        return self._strategy.run(lambda own: gathered(own, shapes), args=(list(values.values),))
 
     def _on_each(
         self, stage: str, variables: Sequence[keras.Variable], values: Sequence[Any]
@@ -217,7 +231,8 @@ class Recorder:
         first_row: tf.Tensor | int = 0,
     ) -> None:
         """Adds an operation that records a value, such as a sparse gradient or a variable."""
-        value = tf.convert_to_tensor(value)
+        with tf.name_scope(RECORDS):
+            value = tf.convert_to_tensor(value)
         if not (value.dtype.is_floating or value.dtype.is_integer or value.dtype.is_bool):
             return
 
@@ -227,17 +242,26 @@ class Recorder:
                 self.recording.add(key, Part(replica, int(first_row), np.array(value)))
             return []
 
-        tf.numpy_function(keep, [value, tf.cast(first_row, tf.int64)], [])
+        with tf.name_scope(RECORDS):
+            tf.numpy_function(keep, [value, tf.cast(first_row, tf.int64)], [])
 
     # ------------------------------------------------------------ eager
 
     def variables(self, trainer: Trainer) -> None:
         """Records all variables on each replica, after an update. Eager."""
+        in_shares: dict[int, WholeSlot] = {}
+        if (sharding := trainer.sharding) is not None:
+            slots = sharding.slots.values()
+            in_shares = {id(one.variable.value): WholeSlot(one, sharding) for one in slots}
         for place, (stage, name, variable) in enumerate(variables_of(trainer)):
             key = Key(self.update, AFTER, 0, place, stage, name)
-            copies = trainer.strategy.experimental_local_results(variable)
-            for replica, copy in enumerate(copies):
-                self.recording.add(key, Part(replica, 0, np.array(copy.numpy())))
+            if id(variable) in in_shares:
+                values = [in_shares[id(variable)].whole()]
+            else:
+                copies = trainer.strategy.experimental_local_results(variable)
+                values = [copy.numpy() for copy in copies]
+            for replica, value in enumerate(values):
+                self.recording.add(key, Part(replica, 0, np.array(value)))
 
 
 def variables_of(trainer: Trainer) -> list[tuple[str, str, tf.Variable]]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ddl.choices import JIT_COMPILE
 from ddl.distribution.traits import TRAITS
 from ddl.errors import ConfigError
 from ddl.replay.folder import Run
@@ -38,7 +39,8 @@ def placed(run: Run, step: int, given: Sequence[str], chosen: Mapping[str, Any])
       step: The step.
       given: The flags of the command line, which are passed on.
       chosen: Their values by name; any of --strategy, --num_virtual_devices and --gpus replaces all
-        that is known of the run's devices.
+        that is known of the run's devices. What they do not name of shares of slots, XLA and TF32
+        is that of the run.
 
     Raises:
       ConfigError: If the run used parameter servers, whose updates do not repeat.
@@ -52,6 +54,7 @@ def placed(run: Run, step: int, given: Sequence[str], chosen: Mapping[str, Any])
             f"{run.path} trained with parameter servers: its updates are asynchronous, so that no "
             "replay repeats them. Replay a run of another strategy."
         )
+    given = [*given, *_of_computation(known, chosen)]
     if any(name in chosen for name in _CHOOSE):
         return Placed(tuple(given), "the devices of the flags")
     replicas = replicas if isinstance(replicas, int) else 1
@@ -79,15 +82,30 @@ def placed(run: Run, step: int, given: Sequence[str], chosen: Mapping[str, Any])
     return Placed((*given, *flags), f"{strategy}, {where}", tuple(notes))
 
 
+def _of_computation(known: Mapping[str, Any], chosen: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the flags of a run that change its rounding, as far as they are known."""
+    shares = known.get("shard_optimizer_state") is True and "shard_optimizer_state" not in chosen
+    if shares and chosen.get("strategy") in (None, "mirrored", "multi_worker_mirrored"):
+        yield "--shard_optimizer_state"
+    if "jit_compile" not in chosen and known.get("jit_compile") in JIT_COMPILE:
+        yield f"--jit_compile={known['jit_compile']}"
+    if "tf32" not in chosen and known.get("device") == "GPU" and known.get("tf32") is not None:
+        yield f"--tf32={'on' if known['tf32'] else 'off'}"
+
+
 def moves(run: Run, chosen: Mapping[str, Any]) -> Iterator[str]:
     """Yields a note if a run moved to other devices, but is replayed whole on those of its end."""
     known = {
-        (each.get("strategy"), each.get("replicas"), each.get("device"))
+        (
+            *(each.get("strategy"), each.get("replicas"), each.get("device")),
+            *(bool(each.get("shard_optimizer_state")), each.get("jit_compile") or "auto"),
+        )
         for each in run.checkpoints.values()
         if each
     }
     if len(known) > 1 and not any(name in chosen for name in _CHOOSE):
         yield (
-            f"{run.path} moved between devices. All of its steps are replayed on those of its last "
-            "one: the last bits may differ from the run's."
+            f"{run.path} moved between devices, or changed --shard_optimizer_state or "
+            "--jit_compile. All of its steps are replayed as its last one was computed: the last "
+            "bits may differ from the run's."
         )

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from ddl.checkpoints.comparison import OBJECT_GRAPH, object_graph
 from ddl.checkpoints.directory import readable
+from ddl.step.shards.digest import bytes_of
 
 _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 
@@ -61,13 +62,10 @@ def state_of(prefix: str) -> State:
 
 def _digest(value: Any) -> str:
     value = np.asarray(value)
-    if value.dtype.kind == "O":  # texts
-        content = repr(value.tolist()).encode()
-    else:
-        # A zero has two signs, which are equal.
-        own = value + value.dtype.type(0) if value.dtype.kind == "f" else value
-        content = np.ascontiguousarray(own).tobytes()
-    return hashlib.sha256(f"{value.dtype} {value.shape} ".encode() + content).hexdigest()[:32]
+    # A zero has two signs, which are equal.
+    own = value + value.dtype.type(0) if value.dtype.kind == "f" else value
+    content = f"{value.dtype} {value.shape} ".encode() + bytes_of(own)
+    return hashlib.sha256(content).hexdigest()[:32]
 
 
 def _names(reader: Any) -> dict[str, str]:

@@ -16,7 +16,10 @@ class Recorded:
         update have the number of the step before.
       indices: For each step, the indices and weights of the rows by the name of the source; None
         for a source that reads in an order of its own.
+      digests: For each step, the digests of all that a checkpoint after it holds, by path
+        (`ddl.replay.digests.State`).
     """
 
     recording: Recording
     indices: dict[int, dict[str, dict[str, np.ndarray] | None]]
+    digests: dict[int, dict[str, str]] = dataclasses.field(default_factory=dict)

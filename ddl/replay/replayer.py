@@ -187,18 +187,19 @@ class Replayer:
         self._recording.values.clear()
         recorder.update = trainer.step
         recorder.variables(trainer)
-        indices = {}
+        indices, digests = {}, {}
         for step in range(trainer.step + 1, to + 1):
             recorder.update = step
             first = int(trainer.state.batches)
             self.train(step)
             recorder.variables(trainer)
+            digests[step] = self.save()["digests"]
             last = int(trainer.state.batches)
             indices[step] = {
                 name: indices_of(one, first, last) for name, one in trainer.pipelines.items()
             }
         file = self._new_folder() / "recorded.pickle"
-        file.write_bytes(pickle.dumps(Recorded(self._recording, indices)))
+        file.write_bytes(pickle.dumps(Recorded(self._recording, indices, digests)))
         return {"file": str(file)}
 
     def _checkpoints(self, folder: Path) -> Checkpoints:

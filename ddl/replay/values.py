@@ -55,11 +55,14 @@ def arrays_of(recorded: Recorded, step: int, shown: Sequence[str]) -> dict[str, 
                     made[_free(made, f"{stage}/{key.name}{suffix}")] = array
     if "update" in shown:
         for stage in _STATE:
-            before = {key.name: parts for key, parts in _of_stage(values, step - 1, stage)}
+            # By position too: two models may have variables of one path.
+            before = {
+                (key.position, key.name): parts for key, parts in _of_stage(values, step - 1, stage)
+            }
             for key, parts in _of_stage(values, step, stage):
-                new, old = parts[0].value, before[key.name][0].value
-                if new.dtype.kind not in "biu" and new.shape == old.shape:
-                    made[f"update/{stage}/{key.name}"] = new - old
+                new, old = parts[0].value, before[key.position, key.name][0].value
+                if new.dtype.kind not in "biu":
+                    made[_free(made, f"update/{stage}/{key.name}")] = new - old
     return made
 
 

@@ -23,6 +23,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+RECORDS = "recorded_values"
+"""Scope of the operations of observers, which compute nothing that is trained."""
+
 
 class Observer(Protocol):
     """Takes the events above. It may add operations to the graph that is being traced."""

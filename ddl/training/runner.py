@@ -8,6 +8,7 @@ from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError
 from ddl.step.monitoring.flops import ModelFlops
+from ddl.step.monitoring.repetition import Repetition
 from ddl.step.observing import observed_by
 from ddl.step.state import TrainingState
 from ddl.step.update import UpdateStep
@@ -76,6 +77,7 @@ class LoopRunner:
         self._lost_at: int | None = None  # the step after which a loop was cut off
         self.restores = 0
         self.flops = ModelFlops()
+        self._repetition = Repetition()
 
     @property
     def step(self) -> int:
@@ -116,7 +118,7 @@ class LoopRunner:
         with self._pace.loop() as timer:
             # In its first call, TensorFlow optimizes the graph.
             kind, before = ("loop", None) if self._has_run else ("tracing", "tracing")
-            with during("preparing the training loop", kind=before), observed_by(self.flops):
+            with during("preparing the training loop", kind=before), self._observed():
                 self.loop.trace(self.state)
             # After an error in the loop, model and optimizer are ahead of the state.
             self._lost_at = start
@@ -136,9 +138,14 @@ class LoopRunner:
 
     def trace(self) -> None:
         """Traces the loop without running it."""
-        with during("tracing the training loop", kind="tracing"), observed_by(self.flops):
+        with during("tracing the training loop", kind="tracing"), self._observed():
             self.loop.trace(self.state)
         self._settings.take_for_training()
+
+    @contextmanager
+    def _observed(self) -> Iterator[None]:
+        with observed_by(self.flops), observed_by(self._repetition):
+            yield
 
     def restore(self, state: TrainingState) -> None:
         """Takes over a state to which model and optimizer belong."""

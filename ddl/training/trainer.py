@@ -150,6 +150,7 @@ class Trainer(Evaluating):
         self.global_batch_size = global_batch_size
         self.accumulation_steps = accumulation_steps
         self.batch_shards = batch_shards
+        self.jit_compile = jit_compile
         self.pace = Pace(steps_per_loop)
         check_batch_split(global_batch_size, self.strategy.num_replicas_in_sync, accumulation_steps)
         options = Options.of(given)

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import ddl
 from ddl import microbatch
+from ddl.random import counter_at
 
 STEPS, BATCH, FEATURES = 24, 32, 6
 ROWS = STEPS * BATCH  # of one epoch, so that each example is read at one step
@@ -29,6 +30,7 @@ FAULTS = {
     "activation of one row": "activation",
     "another op order": "activation",
     "activation of one replica": "activation",
+    "mask rolled after the draw": "activation",
     "loss of one example": "loss",
     "label smoothing": "loss",
     "gradient of one replica scaled": "gradient",
@@ -82,15 +84,22 @@ class Noisy(keras.layers.Layer):
     def call(self, x, training=False):
         if not training or microbatch.current() is None:
             return x
+        current = microbatch.current()
+        counter = current.counter
+        if self.fault in ("mask off by one row", "mask of one replica"):
+            now = _at(self.at)
+            if self.fault == "mask of one replica":
+                now &= _on_replica(1)
+            next_row = -(-x.shape[1] // 4)  # four numbers a count
+            current.counter = _where(now, counter_at(counter, next_row), counter)
         mask = tf.cast(ddl.random.bernoulli(self, x.shape, 0.8), x.dtype)
+        current.counter = counter
         if self.fault == "draw of another stream":
             mask = _where(
                 _at(self.at), tf.cast(ddl.random.bernoulli(self, x.shape, 0.8), x.dtype), mask
             )
-        if self.fault == "mask off by one row":
+        if self.fault == "mask rolled after the draw":
             mask = _where(_at(self.at), tf.roll(mask, 1, 0), mask)
-        if self.fault == "mask of one replica":
-            mask = _where(_at(self.at) & _on_replica(1), 1 - mask, mask)
         return x * mask
 
 

@@ -15,11 +15,14 @@ from ddl.replay.folder import Run
 from ddl.replay.recorded import Recorded
 
 
-def recorded(changes=None, *, extra_layer=False):
+def recorded(changes=None, *, extra_layer=False, further_draw=False, digests=None):
     """Two steps on two replicas; `changes` maps (step, stage, name, replica) to a summand."""
     values = {}
     for step in (4, 5):
-        names = [("rows", "x"), ("layer", "first"), ("layer", "noisy"), ("loss", "loss")]
+        names = [("rows", "x"), ("layer", "first"), ("draw", "noisy/seed"), ("layer", "noisy")]
+        names.append(("loss", "loss"))
+        if further_draw:
+            names.insert(3, ("draw", "noisy/seed"))
         if extra_layer:
             names.insert(2, ("layer", "extra"))
         for position, (stage, name) in enumerate(names):
@@ -37,7 +40,7 @@ def recorded(changes=None, *, extra_layer=False):
             value[-1] += change
             recording.add(key, Part(replica, 2 * replica if rows else 0, value))
     indices = {"index": np.array([70, 71, 72, 73]), "weight": np.ones(4)}
-    return Recorded(recording, {4: {"": indices}, 5: {"": indices}})
+    return Recorded(recording, {4: {"": indices}, 5: {"": indices}}, digests or {})
 
 
 def weights(step):
@@ -71,7 +74,8 @@ def test_what_changes_no_weight_is_passed_over():
     ("stage", "name", "called"),
     [
         ("rows", "x", "data"),
-        ("layer", "noisy", "draw"),
+        ("layer", "noisy", "activation"),
+        ("draw", "noisy/seed", "draw"),
         ("own gradients", "first/kernel", "gradient"),
         ("updated slots", "momentum", "slot"),
     ],
@@ -80,6 +84,27 @@ def test_stages(stage, name, called):
     other = recorded({(4, stage, name, 0): 1, (4, stage, name, 1): 1, **weights(4)})
     found = first_difference(recorded(), other)
     assert (found.stage, found.name, found.replicas) == (called, name, ())
+
+
+def test_a_further_draw_of_a_layer_is_the_difference():
+    other = {(4, "layer", "noisy", 0): 1, (4, "layer", "noisy", 1): 1, **weights(4)}
+    found = first_difference(recorded(), recorded(other, further_draw=True))
+    assert (found.stage, found.name) == ("draw", "noisy")
+    other = {(4, "layer", "first", 0): 1, **weights(4)}
+    found = first_difference(recorded(), recorded(other, further_draw=True))
+    assert (found.stage, found.name) == ("activation", "first")
+
+
+def test_a_state_beside_the_variables_is_named():
+    """Two runs whose loss scales grow at other steps, which no variable of a step shows."""
+    one = {"state/loss_scale": "1", "state/step": "4", "model/w": "2"}
+    digests = {4: one, 5: {**one, "state/step": "5"}}
+    other = {4: one | {"state/loss_scale": "7", "only": "1"}, 5: digests[5]}
+    assert first_difference(recorded(digests=digests), recorded(digests=digests)) is None
+    found = first_difference(recorded(digests=digests), recorded(weights(5), digests=other))
+    assert (found.step, found.stage, found.name) == (4, "state", "state/loss_scale")
+    text = "\n".join(lines(Result(3, 4, found, 2)))
+    assert "first in step 4: stage state, state/loss_scale.\n  Of what a checkpoint holds" in text
 
 
 def test_a_layer_that_one_run_alone_has_is_not_the_difference():

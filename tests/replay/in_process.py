@@ -12,26 +12,27 @@ from ddl.run.placement import Placement
 from tests.conftest import make_strategy
 
 
-def placement(replicas=2):
+def placement(replicas=2, **arguments):
     name = "one_device" if replicas == 1 else "mirrored"
-    return Placement(make_strategy(name, replicas), Communication())
+    return Placement(make_strategy(name, replicas), Communication(), **arguments)
 
 
-def train_run(gin, model_dir: Path, *params: str, replicas=2):
-    """Makes a run of a config."""
+def train_run(gin, model_dir: Path, *params: str, replicas=2, **arguments):
+    """Makes a run of a config; further arguments are those of its `Placement`."""
     keras.utils.clear_session()
     config.load([str(gin)], params)
-    train.run(placement(replicas), str(model_dir), mode="train")
+    train.run(placement(replicas, **arguments), str(model_dir), mode="train")
 
 
 class Direct:
     """A player in this process (`ddl.replay.processes.Player`)."""
 
-    def __init__(self, run: Path, folder: Path, in_detail=False, replicas=2):
+    def __init__(self, run: Path, folder: Path, in_detail=False, replicas=2, **arguments):
         keras.utils.clear_session()
         folder.mkdir(parents=True)
         config.load([str(run / "operative_config.gin")])
-        self.replayer = Replayer(run, folder, placement(replicas), in_detail=in_detail)
+        placed = placement(replicas, **arguments)
+        self.replayer = Replayer(run, folder, placed, in_detail=in_detail)
         self.done = []  # the commands
         self._answer = {}
 

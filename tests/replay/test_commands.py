@@ -107,6 +107,23 @@ def test_two_runs_are_bisected_each_with_its_own_code(runs):
 
 
 @pytest.mark.slow
+def test_a_run_with_batch_shards_is_replayed(tmp_path):
+    """The operations that record values are no Python code of the user's."""
+    done = command(
+        *("main", f"--gin_file={FAULTY}.gin", f"--model_dir={tmp_path / 'run'}", "--mode=train"),
+        *("--gin_param=Trainer.batch_shards = 4", "--gin_param=TRAIN_STEPS = 6"),
+        *("--strategy=mirrored", "--num_virtual_devices=2"),
+    )
+    assert done.returncode == 0, done.stdout
+    done = command("replay", tmp_path / "run", "--step=6")
+    assert done.returncode == 0, done.stdout
+    assert "it ends at the bits of its checkpoint step-6" in done.stdout
+    assert "change the rounding" not in done.stdout
+    for words in ("random numbers", "gradients before the reduce", "reduced gradients"):
+        assert words in done.stdout
+
+
+@pytest.mark.slow
 def test_errors_of_the_runs_code_name_its_line(runs):
     done = command("replay", runs / "before", "--step=3")
     assert done.returncode == 1, done.stdout

@@ -141,6 +141,36 @@ def test_the_devices_of_a_run(tmp_path, metadata, flags, note):
     assert detailed == ("--gpus=none", "--jit_compile=off")
 
 
+SHARED = {
+    **{"strategy": "mirrored", "replicas": 2, "device": "GPU"},
+    **{"shard_optimizer_state": True, "jit_compile": "on", "tf32": True},
+}
+
+
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [
+        ({}, ["--shard_optimizer_state", "--jit_compile=on", "--tf32=on"]),
+        ({"gpus": "0,1"}, ["--shard_optimizer_state", "--jit_compile=on", "--tf32=on"]),
+        ({"strategy": "one_device"}, ["--jit_compile=on", "--tf32=on"]),
+        ({"shard_optimizer_state": False, "jit_compile": "off", "tf32": "off"}, []),
+    ],
+)
+def test_flags_that_change_rounding_are_those_of_the_run(tmp_path, chosen, expected):
+    run = read_run(make(tmp_path / "run", 10, metadata=SHARED))
+    found = [flag for flag in placed(run, 5, [], chosen).flags if "strategy" not in flag]
+    assert [flag for flag in found if "gpus" not in flag] == expected
+
+
+def test_a_run_that_changed_its_shares_is_told(tmp_path):
+    folder = make(tmp_path / "run", 10, 20, metadata=SHARED)
+    assert list(moves(read_run(folder), {})) == []
+    file = folder / "checkpoints" / "step-20.json"
+    file.write_text(json.dumps({**SHARED, "shard_optimizer_state": False}))
+    (note,) = moves(read_run(folder), {})
+    assert "changed --shard_optimizer_state" in note
+
+
 def test_parameter_servers_do_not_repeat(tmp_path):
     run = read_run(make(tmp_path / "run", 10, metadata={"strategy": "parameter_server"}))
     with pytest.raises(ConfigError, match="asynchronous"):

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from ddl.errors import ConfigError, ModelDirectoryError
+from ddl.replay.devices import placed
 from ddl.replay.folder import read_run
 from ddl.replay.processes import ask
 from ddl.replay.replaying import check_no_rewind, replay_with
@@ -140,3 +141,25 @@ def test_a_rewind_is_refused(players):
 def test_checkpoints_name_strategy_and_device(trained):
     found = json.loads((trained / "checkpoints" / "step-6.json").read_text())
     assert (found["strategy"], found["replicas"], found["device"]) == ("mirrored", 2, "CPU")
+    assert (found["shard_optimizer_state"], found["jit_compile"]) == (False, "auto")
+    assert found["tf32"] in (True, False)
+
+
+def test_a_run_with_slots_in_shares_is_replayed(tmp_path):
+    sharded = {"shard_optimizer_state": True}
+    optimizer = ("FusedSGD.learning_rate = 0.05", "FusedSGD.momentum = 0.9")
+    params = ("TRAIN_STEPS = 4", "CHECKPOINT_EVERY = 4", "Trainer.optimizer = @FusedSGD()")
+    train_run(GIN, tmp_path / "run", *params, *optimizer, **sharded)
+    run = read_run(tmp_path / "run")
+    assert run.checkpoints[4]["shard_optimizer_state"] is True
+    assert "--shard_optimizer_state" in placed(run, 3, [], {}).flags
+    exact = Direct(run.path, tmp_path / "exact", **sharded)
+    detailed = Direct(run.path, tmp_path / "detailed", in_detail=True, **sharded)
+    made = replay_with(run, 4, exact, detailed)
+    assert "ends at the bits of its checkpoint step-4" in made.verdict
+    found = arrays_of(made.recorded, 4, list(SHOWN))
+    for name in ("gradients", "applied gradients", "update/weights"):
+        assert found[f"{name}/sequential/first/kernel"].shape == (6, 8)
+    (slot,) = (name for name in found if "slots" in name and "first_kernel" in name)
+    assert found[slot].shape == (6, 8)  # whole
+    assert np.any(found[slot] != 0)

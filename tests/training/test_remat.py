@@ -44,6 +44,65 @@ def figures(trainer, steps=4):
     return [np.array(losses), *(copy.numpy() for each in copies for copy in each)]
 
 
+class Counts(keras.layers.Layer):
+    """Counts its calls."""
+
+    def build(self, _):
+        self.count = self.add_weight(shape=[], initializer="ones", trainable=False, name="count")
+
+    def call(self, x, training=False):
+        if training:
+            self.count.assign(self.count + 1.0)
+        return x
+
+
+class ReadsCount(keras.layers.Layer):
+    """Reads the count of a later layer, and scales it with the bias of an earlier one."""
+
+    def __init__(self, counts, dense):
+        super().__init__(name="reads")
+        self.__dict__["others"] = counts, dense  # not its own layers
+
+    def call(self, x):
+        counts, dense = self.__dict__["others"]
+        return tf.tanh(x * tf.convert_to_tensor(counts.count) * (1 + dense.bias))
+
+
+class CallsThem(keras.Model):
+    """A subclassed model of these layers."""
+
+    def __init__(self):
+        super().__init__(name="calls_them")
+        self.dense, self.counts = keras.layers.Dense(4), Counts()
+        self.counts.build((None, 4))
+        self.reads, self.last = ReadsCount(self.counts, self.dense), keras.layers.Dense(3)
+
+    def call(self, image, training=False):
+        x = self.reads(self.dense(tf.reshape(tf.cast(image, self.compute_dtype), [-1, 36]) / 255))
+        return self.last(self.counts(x, training=training))
+
+
+def chain_of_them():
+    counts, dense = Counts(), keras.layers.Dense(4)
+    counts.build((None, 4))
+    return keras.Sequential(
+        [
+            *(keras.Input((6, 6, 1)), keras.layers.Rescaling(1 / 255), keras.layers.Flatten()),
+            *(dense, ReadsCount(counts, dense), counts, keras.layers.Dense(3)),
+        ]
+    )
+
+
+@pytest.mark.parametrize("model", [chain_of_them, CallsThem])
+def test_variables_of_other_layers_are_read_as_they_were(model):
+    """The second computation of "reads" comes after the count has moved."""
+    set_precision("float64")
+    strategy = make_strategy("mirrored", 2)
+    ours, plain = (figures(make(model, strategy, r)) for r in (ddl.Remat("reads"), None))
+    for one, other in zip(ours, plain, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
+
+
 def repeats(trainer):
     """The number of operations that are computed again, in the loop that was traced last."""
     loop = trainer._runner.loop

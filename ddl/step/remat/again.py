@@ -24,6 +24,7 @@ from tensorflow.compiler.tf2xla.ops.gen_xla_ops import xla_optimization_barrier
 
 from ddl import microbatch
 from ddl.errors import ConfigError
+from ddl.step.remat.reads import check_not_assigned, read_in, values_of
 from ddl.step.remat.side_effects import check_changes_nothing
 
 # What Keras's layers read from the calls around them; names of Keras's own state of a thread.
@@ -35,6 +36,7 @@ def computed_again(
     function: Callable[[Any], Any],
     arguments: Any,
     variables: Sequence[keras.Variable],
+    of_task: Callable[[], Sequence[keras.Variable]] = tuple,
 ) -> Any:
     """Returns the result of a function, whose gradient computes the function again.
 
@@ -45,6 +47,8 @@ def computed_again(
       function: Takes the arguments. It may read tensors that are not among them.
       arguments: A structure of tensors and other values.
       variables: Variables of Keras that the function may read or change.
+      of_task: Returns all variables of Keras in the task. Those that the function reads count as
+        its own: a later layer may change them.
 
     Raises:
       ConfigError: If the second computation cannot repeat the first; while tracing the gradient.
@@ -66,6 +70,11 @@ def computed_again(
     first = graph.num_operations()
     with tf.name_scope(_scope(name)) as scope, tf.GradientTape() as tape:
         outputs = function(arguments)
+    last, read = graph.num_operations(), read_in(graph, first, scope)
+    own = {id(v) for v in variables}
+    of_others = values_of([v for v in of_task() if id(v) not in own], read)
+    variables += [variable for variable, _ in of_others]
+    values += [value for _, value in of_others]
     results = _tensors_of(name, outputs)
     floats = [place for place, leaf in enumerate(results) if _is_differentiable(leaf)]
     if not floats:
@@ -92,6 +101,7 @@ def computed_again(
     ]
 
     def gradient(*upstream: Any) -> list[Any]:
+        check_not_assigned(name, graph, last, read, variables)
         upstream = tuple(map(tf.convert_to_tensor, upstream))
         *tensors, counter = _after(upstream, [*given, *values, current.counter])
         inputs, own_values = tensors[: len(given)], tensors[len(given) :]
@@ -101,7 +111,7 @@ def computed_again(
             replaced[place] = value
         state = _Unchanged(list(zip(variables, own_values, strict=True)))
         now = tf.compat.v1.get_default_graph()
-        first = now.num_operations()
+        begin = now.num_operations()
         with tf.name_scope(f"again_{_scope(name)}") as scope, tf.GradientTape() as tape:
             differentiated = [
                 *filter(_is_differentiable, inputs),
@@ -110,18 +120,18 @@ def computed_again(
             tape.watch([*differentiated, *captured])
             with _in_calls(calls), draws.repeated(counter).forward(), state:
                 again = function(keras.tree.pack_sequence_as(arguments, replaced))
-        check_changes_nothing(name, now, first, scope)
+        check_changes_nothing(name, now, begin, scope)
         _check_weights_kept(name, state.changed, watched)
-        read = {id(v.handle): v for v in tape.watched_variables()}
-        _check_same(name, results, _tensors_of(name, again), set(read) - set(watched))
+        seen = {id(v.handle): v for v in tape.watched_variables()}
+        _check_same(name, results, _tensors_of(name, again), set(seen) - set(watched))
         targets = _tensors_of(name, again)
         found = tape.gradient(
             [targets[place] for place in floats],
-            [*differentiated, *captured, *read.values()],
+            [*differentiated, *captured, *seen.values()],
             output_gradients=list(upstream),
         )
         # A weight may also be read past Keras.
-        of_read = dict(zip(read, found[len(differentiated) + len(captured) :], strict=True))
+        of_read = dict(zip(seen, found[len(differentiated) + len(captured) :], strict=True))
         of_weights = len(differentiated) - len(weights)
         for number, place in enumerate(weights, start=of_weights):
             of_read_too = of_read.get(id(variables[place]._value.handle))

@@ -91,12 +91,18 @@ class Chain:
             for section in sections
         ]
 
-    def run(self, values: dict[int, Any], prepared: Callable[[Any], Any]) -> None:
+    def run(
+        self,
+        values: dict[int, Any],
+        prepared: Callable[[Any], Any],
+        of_task: Callable[[], Sequence[keras.Variable]],
+    ) -> None:
         """Adds the results of all calls to the values.
 
         Args:
           values: Tensors by the ids of Keras's symbolic ones: at first the model's inputs.
           prepared: Makes an operation ready to be called.
+          of_task: Returns all variables of the task.
         """
         for place, section in enumerate(self._sections):
             inputs, outputs = self._inputs[place], self._outputs[place]
@@ -115,7 +121,8 @@ class Chain:
                 return [own[x] for x in outputs]
 
             given = [values[x] for x in inputs]
-            results = computed_again(section.name, part, given, self._variables[place])
+            own = self._variables[place]
+            results = computed_again(section.name, part, given, own, of_task)
             values |= dict(zip(outputs, results, strict=True))
 
 
@@ -138,15 +145,15 @@ def _run_through_graph(
     call_fn: Any = None,
 ) -> Any:
     given = keras.tree.flatten(inputs)
-    chain = None
+    parts = chain = None
     if call_fn is None and is_traced(given):
         current = microbatch.current()
         parts = None if current is None else current.remat
         chain = None if parts is None else parts.chains.get(id(model))
-    if chain is None:
+    if parts is None or chain is None:
         return type(model)._run_through_graph(model, inputs, operation_fn, call_fn)
     values = dict(zip(map(id, model.inputs), given, strict=True))
-    chain.run(values, operation_fn)
+    chain.run(values, operation_fn, parts.variables)
     outputs = [values[id(x)] for x in model.outputs]
     return keras.tree.pack_sequence_as(model._outputs_struct, outputs)
 

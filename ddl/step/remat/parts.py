@@ -71,6 +71,7 @@ class Parts:
                 "out, or choose another --strategy, such as multi_worker_mirrored."
             )
         self._rule = rule
+        self._task = task
         self._paths: list[str] = []
         self._matched: set[int] = set()
         self._seen: set[int] = set()
@@ -87,6 +88,18 @@ class Parts:
         self._kept = [*models.values(), *(p.layer for (p, *_) in chosen)]  # ids stay theirs
         for model in models.values():
             patch_functional(model)
+
+    def variables(self) -> list[keras.Variable]:
+        """Returns all variables of the task's layers, also states of their random generators."""
+        return [
+            variable
+            for layer in layers_of(self._task)
+            for variable in (
+                *layer._trainable_variables,
+                *layer._non_trainable_variables,
+                *(generator.state for generator in layer._seed_generators),
+            )
+        ]
 
     def _of(self, layer: Any, path: str, is_container: bool) -> Iterator[_Part]:
         """Yields the parts of a layer, with its path; those within, if it is a container."""
@@ -252,8 +265,12 @@ def _call(layer: keras.layers.Layer, own: Any, *args: Any, **kwargs: Any) -> Any
     current = microbatch.current()
     parts = None if current is None else current.remat
     name = None if parts is None else parts.layers.get(id(layer))
-    if name is None or not is_traced(keras.tree.flatten((args, kwargs))):
+    if parts is None or name is None or not is_traced(keras.tree.flatten((args, kwargs))):
         return function(*args, **kwargs)
     return computed_again(
-        name, lambda given: function(*given[0], **given[1]), (args, kwargs), layer.variables
+        name,
+        lambda given: function(*given[0], **given[1]),
+        (args, kwargs),
+        layer.variables,
+        parts.variables,
     )

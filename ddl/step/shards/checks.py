@@ -1,5 +1,6 @@
 """Refusals of what would not have the same bits on other devices, by name and with a remedy."""
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -12,14 +13,18 @@ from ddl.errors import ConfigError
 from ddl.layers.shards.lockstep import WRITES
 from ddl.step.moving_statistics import Statistics
 from ddl.step.objective import Objective
+from ddl.step.observing import RECORDS
+from ddl.step.stateful import is_harmful, with_called
 from ddl.step.verbs.each_example import OfExample
 
-_DRAWS = {
-    *("RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal"),
-    *("RandomShuffle", "Multinomial", "RandomGamma", "RandomPoissonV2", "RngReadAndSkip"),
-    *("StatefulUniform", "StatefulStandardNormalV2", "StatefulTruncatedNormal"),
-    "StatefulUniformInt",
-}
+# Further operations whose copies do what one does: they read tables, make their handles, or print.
+_HARMLESS = re.compile(r"^(LookupTable(Find|Size)(V2)?|HashTable(V2)?|Print(V2)?)$")
+# They write what another replica held back, or record values.
+_OF_DDL = re.compile(rf"(^|/)({WRITES}|{RECORDS})(_\d+)?/")
+_DRAWS = re.compile(
+    "Random|Multinomial|TruncatedNormal|CandidateSampler|^Rng|^Stateful(Uniform|StandardNormal)|"
+    "Distorted"
+)
 _PYTHON = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
 _ANY_SHARDS = "Remove Trainer.batch_shards, or"
 
@@ -140,47 +145,46 @@ def check_operations(operations: Sequence[tf.Operation]) -> None:
     Args:
       operations: Those of forward and backward pass of the shards.
     """
-    for kind, name in _with_functions(operations):
-        if kind in _DRAWS:
-            raise ConfigError(
-                f"Trainer.batch_shards excludes the operation {kind} ({name}): each of its copies "
-                "draws numbers of its own. Draw with ddl.random and the layers of ddl.layers."
-            )
-        if kind in _PYTHON:
-            raise ConfigError(
-                f"Trainer.batch_shards excludes tf.py_function and tf.numpy_function ({name}): ddl "
-                "cannot tell what Python code computes. Use TensorFlow operations, or compute it "
-                "in the data."
-            )
-        if WRITES in name:  # by another replica, traced in between
-            continue
-        if kind.startswith("Assign") or (kind.startswith("Resource") and "Gather" not in kind):
-            raise ConfigError(
-                f"Trainer.batch_shards excludes the write of a variable in a loss ({kind} {name}): "
-                "each shard would write it. Change variables in `step`, such as with "
-                "update.average."
-            )
-
-
-def _with_functions(operations: Sequence[tf.Operation]) -> Iterable[tuple[str, str]]:
-    """Yields kind and name of operations, and of those in the functions that they call."""
-    known: set[str] = set()
+    seen: set[str] = set()
     for operation in operations:
-        yield operation.type, operation.name
-        graph = operation.graph
-        for value in operation.node_def.attr.values():
-            names = [value.func.name, *(f.name for f in value.list.func)]
-            for function in filter(None, names):
-                yield from _in_function(graph, function, known)
+        for node in with_called(operation.graph, operation.node_def, seen):
+            if node.op.startswith("Xla") or _is_compiled(node):
+                raise ConfigError(
+                    f"Trainer.batch_shards excludes what XLA compiles ({node.op} {node.name}), "
+                    "which chooses the order of additions. Leave jit_compile out of the "
+                    "tf.function, or use a layer of TensorFlow operations."
+                )
+            _check_operation(node.op, node.name)
 
 
-def _in_function(graph: Any, function: str, known: set[str]) -> Iterable[tuple[str, str]]:
-    if function in known or not graph._is_function(function):
+def _is_compiled(node: Any) -> bool:
+    return "_XlaMustCompile" in node.attr and bool(node.attr["_XlaMustCompile"].b)
+
+
+def _check_operation(kind: str, name: str) -> None:
+    if not is_harmful(kind) or _HARMLESS.match(kind):
         return
-    known.add(function)
-    definition = graph._get_function(function).cached_definition
-    for node in definition.node_def:
-        yield node.op, f"{function}/{node.name}"
-        for value in node.attr.values():
-            for name in filter(None, [value.func.name, *(f.name for f in value.list.func)]):
-                yield from _in_function(graph, name, known)
+    if _OF_DDL.search(name):
+        return
+    if _DRAWS.search(kind):
+        raise ConfigError(
+            f"Trainer.batch_shards excludes the operation {kind} ({name}): each of its copies "
+            "draws numbers of its own. Draw with ddl.random and the layers of ddl.layers."
+        )
+    if kind in _PYTHON:
+        raise ConfigError(
+            f"Trainer.batch_shards excludes tf.py_function and tf.numpy_function ({name}): ddl "
+            "cannot tell what Python code computes. Use TensorFlow operations, or compute it "
+            "in the data."
+        )
+    if kind.startswith(("Assign", "Resource")):
+        raise ConfigError(
+            f"Trainer.batch_shards excludes the write of a variable in a loss ({kind} {name}): "
+            "each shard would write it. Change variables in `step`, such as with "
+            "update.average."
+        )
+    raise ConfigError(
+        f"Trainer.batch_shards excludes the operation {kind} ({name}), which has a state: each "
+        f"shard would read or change it on its own. {_ANY_SHARDS} compute it without a state, or "
+        "in the data."
+    )

@@ -174,6 +174,27 @@ def test_a_variable_of_tensorflow_has_its_gradient():
     check_same(layer, of=[layer.weight.value, raw])
 
 
+def test_a_variable_of_tensorflow_that_is_assigned_later_is_refused():
+    """Read again, it would have another value."""
+    layer = Custom(lambda layer, x: x * layer.weight * COUNT)
+
+    def then(change):
+        def function(x):
+            y = computed_again("inner", layer, x, layer.variables)
+            change(y)
+            return y
+
+        return function
+
+    gradients(layer, then(lambda _: COUNT + 1.0), again=False)
+    for change in (
+        lambda _: COUNT.assign_add(1.0),
+        lambda y: tf.function(lambda: COUNT.assign_add(y[0, 0]), autograph=False)(),
+    ):
+        with pytest.raises(ConfigError, match="'inner' reads a variable that is assigned later"):
+            gradients(layer, then(change), again=False)
+
+
 def test_masks_pass_through():
     layer = keras.Sequential([keras.layers.Masking(0.0), keras.layers.SimpleRNN(2)])
     layer.build((ROWS, 3, 1))

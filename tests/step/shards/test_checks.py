@@ -8,6 +8,7 @@ import tensorflow as tf
 
 import ddl
 from ddl.errors import ConfigError
+from ddl.step.observing import RECORDS
 from ddl.step.shards import checks
 from tests.conftest import make_strategy
 
@@ -114,6 +115,16 @@ def operations_of(function):
 
 def test_operations_that_depend_on_the_devices_are_refused():
     variable = tf.Variable(0.0)
+    table = tf.lookup.experimental.MutableHashTable(tf.int32, tf.int32, 0)
+
+    def sampled():
+        classes = tf.zeros([8, 1], tf.int64)
+        return tf.nn.sampled_softmax_loss(
+            tf.zeros([50, 4]), tf.zeros([50]), classes, tf.zeros([8, 4]), 5, 50
+        )
+
+    def inserted():
+        table.insert([1], [2])
 
     def within_a_branch():
         return tf.cond(tf.equal(variable, 0.0), lambda: tf.random.uniform([]), lambda: 0.0)
@@ -123,10 +134,34 @@ def test_operations_that_depend_on_the_devices_are_refused():
         (within_a_branch, r"RandomUniform.*ddl\.random"),
         (lambda: tf.numpy_function(lambda: 1.0, [], tf.float64), "py_function"),
         (lambda: variable.assign_add(1.0), "write of a variable"),
+        (sampled, r"LogUniformCandidateSampler.*ddl\.random"),
+        (tf.function(lambda: variable * 2.0, jit_compile=True), "what XLA compiles"),
+        (inserted, "LookupTableInsertV2 .*, which has a state"),
     ):
         with pytest.raises(ConfigError, match=message):
             checks.check_operations(operations_of(function))
-    checks.check_operations(operations_of(lambda: tf.square(variable)))
+    for function in (
+        lambda: tf.square(variable),
+        lambda: table.lookup(tf.constant([1])),
+        lambda: tf.random.stateless_uniform([2], [1, 2], alg="auto_select"),
+        lambda: tf.debugging.check_numerics(tf.square(variable), "not finite"),
+    ):
+        checks.check_operations(operations_of(function))
+
+
+def test_operations_of_an_observer_are_passed_over():
+    """They record values, also within a loop of microbatches."""
+
+    def recorded():
+        with tf.name_scope(RECORDS):
+            return tf.reshape(tf.numpy_function(lambda: 1.0, [], tf.float64), [])
+
+    def looped():
+        zero = tf.zeros([], tf.float64)
+        return tf.while_loop(lambda n: n < 2.0, lambda n: n + recorded(), (zero,))
+
+    for function in (recorded, looped):
+        checks.check_operations(operations_of(function))
 
 
 def test_each_is_refused():

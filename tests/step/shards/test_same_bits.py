@@ -2,8 +2,11 @@
 
 import json
 import os
+import random
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -13,6 +16,7 @@ from tests.run.whole_runs import ROOT, SMALL
 from tests.step.shards import same_bits_run, sweep_of_layers
 from tests.step.shards.same_bits_run import SHARDS
 
+STEPS = 60  # of the runs that are killed
 _ONE_CORE = {min(os.sched_getaffinity(0))}
 
 
@@ -57,35 +61,64 @@ def test_bfloat16_learns_the_same_bits_on_any_devices():
     assert len(outcomes("regularized", places, "mixed_bfloat16")) == 1
 
 
-def sha256(folder, step: int) -> str:
-    return json.loads((folder / "checkpoints" / f"step-{step}.json").read_text())["sha256"]
-
-
-def ddl_main(folder, steps: int, *arguments: str, of: tuple[str, ...] = ("ddl.main",)) -> None:
+def started(
+    folder, steps: int, *arguments: str, of: tuple[str, ...] = ("ddl.main",)
+) -> subprocess.Popen:
     config = {
         "Trainer.batch_shards": SHARDS,
         "TRAIN_STEPS": steps,
         "CHECKPOINT_EVERY": 2,
         "EVAL_EVERY": 4,
+        "Retention.last": STEPS,
     }
     params = [*(f"{name} = {value}" for name, value in config.items()), *SMALL]
     flags = [f"--gin_param={param}" for param in params]
     gin = "--gin_file=configs/digits_cnn_regularized.gin"
     program = [sys.executable, "-m", *of, gin, *flags, f"--model_dir={folder}", *arguments]
-    subprocess.run(program, cwd=ROOT, check=True, capture_output=True)
+    return subprocess.Popen(
+        program, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+
+
+def ddl_main(folder, steps: int, *arguments: str, of: tuple[str, ...] = ("ddl.main",)) -> None:
+    process = started(folder, steps, *arguments, of=of)
+    _, output = process.communicate()
+    assert process.returncode == 0, output
+
+
+def killed(folder, after: int, *arguments: str) -> None:
+    """Trains, and kills the process at some moment after a step."""
+    process = started(folder, STEPS, *arguments)
+    try:
+        while process.poll() is None and not list(folder.glob(f"checkpoints/step-{after}.index")):
+            time.sleep(0.001)
+    finally:
+        process.kill()
+        _, output = process.communicate()
+    assert process.returncode == -signal.SIGKILL, output
+
+
+def digests(folder) -> dict[str, str]:
+    files = (folder / "checkpoints").glob("step-*.json")
+    return {file.stem: json.loads(file.read_text())["sha256"] for file in files}
 
 
 @pytest.mark.slow
-def test_workers_and_a_resumed_run_have_the_digest_of_one_device(tmp_path):
-    ddl_main(tmp_path / "one", 4)
-    expected = [sha256(tmp_path / "one", step) for step in (2, 4)]
-    assert expected[0] != expected[1]
-
-    of = ("ddl.launch", "--num_workers=2", "--")
-    ddl_main(tmp_path / "workers", 2, "--num_virtual_devices=2", of=of)
-    assert sha256(tmp_path / "workers", 2) == expected[0]
-    ddl_main(tmp_path / "workers", 4, "--strategy=mirrored", "--num_virtual_devices=2")
-    assert sha256(tmp_path / "workers", 4) == expected[1]
+@pytest.mark.parametrize("precision", ["float32", "mixed_bfloat16"])
+def test_a_run_that_is_killed_and_moved_has_the_digests_of_one_device(tmp_path, precision):
+    """The float32 run begins on two workers."""
+    same = f"--gin_param=PRECISION = '{precision}'"
+    ddl_main(tmp_path / "one", STEPS, same)
+    moved = tmp_path / "moved"
+    if precision == "float32":
+        of = ("ddl.launch", "--num_workers=2", "--")
+        ddl_main(moved, 2, "--num_virtual_devices=2", same, of=of)
+    after = 2 * random.Random(precision).randint(2, 10)
+    killed(moved, after, "--strategy=mirrored", "--num_virtual_devices=4", same)
+    ddl_main(moved, STEPS, "--strategy=mirrored", "--num_virtual_devices=2", same)
+    expected, found = digests(tmp_path / "one"), digests(moved)
+    assert len(set(expected.values())) == STEPS // 2
+    assert found == expected
 
 
 @pytest.mark.slow
