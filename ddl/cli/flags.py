@@ -141,7 +141,9 @@ def define_flags() -> None:
         "what XLA cannot compile. Changes results only by rounding.",
     )
     flags.DEFINE_bool(
-        "shard_optimizer_state", False, "Keep on each replica the slots of its share alone."
+        "shard_optimizer_state",
+        False,
+        "Keep on each replica the slots and averages of its share of the weights alone.",
     )
     flags.DEFINE_enum(
         "cross_device_ops",

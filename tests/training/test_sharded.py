@@ -158,6 +158,7 @@ def test_an_overflow_on_one_replica_changes_nothing_on_any(overflows_on):
             shards,
             task=lambda model: Overflowing(model, schedule),
             loss_scale=ddl.LossScale(1024.0),
+            weight_average=ddl.ExponentialMovingAverage(0.9),
             clip_norm=1.0,
             max_skipped_updates=2,
         )
