@@ -91,7 +91,8 @@ def define_flags() -> None:
     flags.DEFINE_integer(
         "memory_limit",
         None,
-        "With --fit_memory on CPUs: memory that the process may take, in MiB.",
+        "Memory in MiB. With --fit_memory on CPUs: what the process may take. With --dry_run: what "
+        "the process on CPUs, or each GPU, has; by default what the machine says.",
         lower_bound=1,
     )
     flags.DEFINE_enum(
