@@ -307,8 +307,8 @@ def _update(
     statistics = Statistics(layers, strategy)
     communication = options.communication or Communication()
     all_reduce = AllReduce(strategy, communication, options.gradient_dtype)
-    shards = options.shard_optimizer_state
-    sharding = sharding_of(optimizers, plan.variables, all_reduce, strategy, shards)
+    shards = options.shard_optimizer_state, options.shard_gradients
+    sharding = sharding_of(optimizers, plan.variables, all_reduce, strategy, *shards)
     loss_scale = options.loss_scale
     if loss_scale == "auto":
         in_float16 = computes_in_float16(layers if has_step(task) else [task.model])

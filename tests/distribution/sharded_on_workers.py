@@ -15,6 +15,7 @@ from ddl.distribution.multi_worker import leaving
 from ddl.distribution.strategies import build_strategy
 from ddl.distribution.workers import Workers
 from ddl.precision import set_precision
+from ddl.step.remat import Remat
 from ddl.step.weight_average import ExponentialMovingAverage
 from ddl.training.checks.row_independence import RowIndependence
 from ddl.training.trainer import Trainer
@@ -48,6 +49,12 @@ def main(folder: Path) -> None:
         Checkpoints(folder / name, resumed).restore_latest()
         resumed.train(2, progress=False)
         found |= {f"{name}/{number}": value for number, value in enumerate(of(resumed))}
+    # Also with the sum of the gradients in shares, and a layer computed again.
+    arguments = ARGUMENTS | {"shard_gradients": True, "remat": Remat("first")}
+    another = make(strategy, True, adamw, **arguments)
+    Checkpoints(folder / "sharded", another).restore_latest()
+    another.train(2, progress=False)
+    found |= {f"of each microbatch/{number}": value for number, value in enumerate(of(another))}
     np.savez(folder / f"{Workers(strategy).index}.npz", **found)
 
 

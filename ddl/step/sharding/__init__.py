@@ -8,6 +8,9 @@ parameter models". A tensor is cut into one share for each replica, padded to on
     replica         unscale, penalties, clip, optimizer   its share of slots and weights
     cross-replica   all-gather                            whole weights
 
+Several microbatches are added up whole, and reduced once. With `--shard_gradients` (stage 2), each
+is reduced, and the sum is in shares too.
+
 An optimizer that computes entry by entry makes the same update on shares. Both exchanges together
 send what an all-reduce sends. A step of one's own may compute with gradients, so those that
 `update.gradients` returns are whole on all replicas, and `update.apply` takes shares of them.

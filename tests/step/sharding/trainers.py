@@ -31,7 +31,12 @@ def adamw():
 
 
 def make(strategy, shards, optimizer=adamw, task=ddl.Classification, model=network, **arguments):
-    """Builds a trainer; the same weights whatever the arguments."""
+    """Builds a trainer; the same weights whatever the arguments.
+
+    Without shares, `shard_gradients` and `remat` are left out, for a plain trainer.
+    """
+    if not shards:
+        arguments = {k: v for k, v in arguments.items() if k not in ("shard_gradients", "remat")}
     keras.utils.set_random_seed(0)
     with strategy.scope():
         return ddl.Trainer(
