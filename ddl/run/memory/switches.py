@@ -108,12 +108,12 @@ def _accumulating(trainer: Trainer, held: Held, available: int) -> Switch | None
         return None
     parts = trainer.batch_shards or trainer.strategy.num_replicas_in_sync
     sizes = [one.global_batch_size // parts for one in trainer.pipelines.values()]
-    batch, now = math.gcd(*sizes), trainer.accumulation_steps
+    batch, now, activations = math.gcd(*sizes), trainer.accumulation_steps, held.activations
     held = dataclasses.replace(held, summed=held.summed or held.gradients)
     switch = None
     for number in range(now + 1, batch + 1):
         if batch % number == 0:
-            own = dataclasses.replace(held, activations=held.activations * now // number)
+            own = dataclasses.replace(held, activations=activations * now // number)
             switch = Switch(f"ACCUMULATION_STEPS = {number}", own, _dependence(trainer))
             if own.total <= available:
                 break
