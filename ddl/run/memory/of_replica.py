@@ -1,4 +1,4 @@
-"""What a replica holds in memory, in bytes."""
+"""The bytes that a replica holds in memory."""
 
 import dataclasses
 from collections.abc import Iterable

@@ -30,8 +30,8 @@ class Switch(NamedTuple):
 
     Attributes:
       name: The setting, as a user writes it.
-      held: What a replica would hold.
-      note: What else it changes; "" for nothing but rounding or time.
+      held: The bytes that a replica would hold.
+      note: Its other effects; "" for nothing but rounding or time.
     """
 
     name: str
@@ -48,7 +48,7 @@ def switches(trainer: Trainer, held: Held, available: int) -> Iterator[Switch]:
 
     Args:
       trainer: A trainer that has traced its updates.
-      held: What a replica holds.
+      held: The bytes that a replica holds.
       available: The bytes that it has.
     """
     found: list[Callable[[Held], Switch | None]] = [
