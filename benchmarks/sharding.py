@@ -9,6 +9,10 @@ an update with shares takes at most 1.05 of the time, and sends no more than 1.0
 Then AdamW trains a perceptron of 100 M weights in one process on two virtual devices: Keras's
 `fit`, ddl, and ddl with shares, each in a process of its own. Memory is the growth of the process's
 peak from before the model is built; slots are those that one replica holds.
+
+Last, two workers train a perceptron of 20 M weights with AdamW, averages of the weights and two
+microbatches: with whole slots and averages, with shares, and with the gradients in shares too. The
+growth of each worker's resident memory stands beside the bytes that `--dry_run` counts.
 """
 
 import os
@@ -26,6 +30,12 @@ from benchmarks.turns import Contender, Turns
 
 NAMES = ("whole slots", "shares")
 MOST_TIME, MOST_BYTES = 1.05, 1.02
+OF_WORKERS = {
+    "whole": {},
+    "shares": {"shard_optimizer_state": True},
+    "shares, of gradients too": {"shard_optimizer_state": True, "shard_gradients": True},
+}
+"""Arguments of the Trainer, by the row of the table of two workers."""
 PROGRAMS = ("Keras fit", "ddl", "ddl with shares")
 _SENT = Path("/sys/class/net/lo/statistics/tx_bytes")
 
@@ -132,6 +142,39 @@ def program(case: tuple[str, int, int], turns: Turns) -> None:
         turns.report((grown, slots))
 
 
+def resident(case: tuple[str, int, int], turns: Turns) -> None:
+    """Reports the growth of a worker's memory, at present and at its peak, and the count, in MB."""
+    strategy = strategy_of_process()
+    import keras
+
+    import ddl
+    from ddl.run.memory import held_by_replica
+    from ddl.step.observing import observed_by
+    from ddl.step.remat.activations import Activations
+
+    name, width, layers = case
+    data = np.ones([64, width], "f4"), np.zeros([64], "i8")
+    before = megabytes(os.getpid())["present"]
+    with strategy.scope():
+        trainer = ddl.Trainer(
+            ddl.Classification(perceptron(width, layers)),
+            keras.optimizers.AdamW(1e-4),
+            data,
+            global_batch_size=16,
+            accumulation_steps=2,
+            weight_average=ddl.ExponentialMovingAverage(),
+            **OF_WORKERS[name],
+        )
+    with observed_by(activations := Activations()):
+        trainer.train(4, progress=False)
+    held = held_by_replica(trainer, activations)
+    now = megabytes(os.getpid())
+    of_variables = held.weights + held.slots + held.averages
+    while turns.wait():
+        found = [now["present"] - before, now["peak"] - before]
+        turns.report([*found, of_variables / 2**20, held.total / 2**20])
+
+
 # ------------------------------------------------------------ in the benchmark's process
 
 
@@ -168,6 +211,17 @@ def measure(quick: bool) -> Iterator[Report]:
         title = f"Peak memory with AdamW, {weights:,.3g} M weights on two virtual devices"
         memory = Table(title, ["", "growth of the peak, MB", "slots of a replica, MB"], peaks)
         yield Report([*tables, memory], bars)
+    width, layers = (500, 2) if quick else (2000, 5)
+    grown_of_workers: list[list[Any]] = []
+    for name in OF_WORKERS:
+        grown_of_workers.append([name, *_memory_of_workers(name, width, layers)])
+        title = (
+            f"Memory of a worker of two, AdamW and averages of {layers * width * width / 1e6:,.3g} "
+            "M weights"
+        )
+        columns = ["", "growth at the end, MB", "growth of the peak, MB"]
+        columns += ["counted: weights, slots, averages, MB", "counted with gradients, MB"]
+        yield Report([*tables, memory, Table(title, columns, grown_of_workers)], bars)
 
 
 def _of_workers(case: Case, rounds: int) -> np.ndarray:
@@ -175,6 +229,15 @@ def _of_workers(case: Case, rounds: int) -> np.ndarray:
     workers = PinnedWorkers("benchmarks.sharding:contenders", [case], alone=False)
     try:
         return np.array([np.max(workers.windows(), axis=0) for _ in range(rounds)])
+    finally:
+        workers.close()
+
+
+def _memory_of_workers(name: str, width: int, layers: int) -> list[float]:
+    """Returns the figures of `resident`, of the worker with the most."""
+    workers = PinnedWorkers("benchmarks.sharding:resident", [(name, width, layers)], alone=False)
+    try:
+        return [float(figure) for figure in np.max(workers.windows(), axis=0)]
     finally:
         workers.close()
 

@@ -121,6 +121,7 @@ def start(gpus: Sequence[int] | None, checkpoint: str | int) -> None:
             spans=FLAGS.spans,
             peak_tflops=FLAGS.peak_tflops,
             began=_BEGAN,
+            memory_limit=FLAGS.memory_limit,
         )
 
 

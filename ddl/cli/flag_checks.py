@@ -62,5 +62,7 @@ def parse_sanity_mode() -> SanityMode | None:
 
 def check_fit_memory() -> None:
     """Raises `flags.Error` if --memory_limit has no effect."""
-    if FLAGS.memory_limit is not None and not FLAGS.fit_memory:
-        raise flags.Error("--memory_limit has no effect without --fit_memory. Pass both.")
+    if FLAGS.memory_limit is not None and not (FLAGS.fit_memory or FLAGS.dry_run):
+        raise flags.Error(
+            "--memory_limit has no effect without --fit_memory or --dry_run. Pass one of them."
+        )

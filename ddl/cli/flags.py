@@ -91,7 +91,8 @@ def define_flags() -> None:
     flags.DEFINE_integer(
         "memory_limit",
         None,
-        "With --fit_memory on CPUs: memory that the process may take, in MiB.",
+        "Memory in MiB. With --fit_memory on CPUs: what the process may take. With --dry_run: what "
+        "the process on CPUs, or each GPU, has; by default what the machine says.",
         lower_bound=1,
     )
     flags.DEFINE_enum(
@@ -141,7 +142,15 @@ def define_flags() -> None:
         "what XLA cannot compile. Changes results only by rounding.",
     )
     flags.DEFINE_bool(
-        "shard_optimizer_state", False, "Keep on each replica the slots of its share alone."
+        "shard_optimizer_state",
+        False,
+        "Keep on each replica the slots and averages of its share of the weights alone.",
+    )
+    flags.DEFINE_bool(
+        "shard_gradients",
+        False,
+        "With --shard_optimizer_state and several microbatches: keep on each replica the sum of "
+        "the gradients for its share alone, which sends the gradients of each microbatch.",
     )
     flags.DEFINE_enum(
         "cross_device_ops",

@@ -39,7 +39,7 @@ _OF_MAIN = (
     *("strategy", "num_virtual_devices", "virtual_gpu_memory"),
     *("gpus", "memory_growth", "deterministic_ops", "tf32", "jit_compile"),
     *("cross_device_ops", "num_packs", "bytes_per_pack", "data_on_device"),
-    "shard_optimizer_state",
+    *("shard_optimizer_state", "shard_gradients"),
 )
 
 

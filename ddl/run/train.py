@@ -50,6 +50,7 @@ def run(
     spans: bool = False,
     peak_tflops: float | None = None,
     began: float | None = None,
+    memory_limit: int | None = None,
 ) -> None:
     """Trains, evaluates, exports or predicts, as the loaded gin config and the mode say.
 
@@ -72,6 +73,8 @@ def run(
       peak_tflops: Peak rate of the device of a replica, in 10^12 operations per second; None takes
         that of a table of GPUs.
       began: When the command began, in seconds since 1970; None: now.
+      memory_limit: With `dry_run`, memory in MiB to compare with: of this process on CPUs, else of
+        a GPU; None takes what the device has.
 
     Raises:
       ConfigError: If the config, a flag or the mode is invalid, or workers differ in them.
@@ -105,6 +108,7 @@ def run(
         **{"collectives": placement.communication.collectives},
         **{"jit_compile": placement.jit_compile, "profile": profile},
         **{"shard_optimizer_state": placement.shard_optimizer_state},
+        **{"shard_gradients": placement.shard_gradients},
         **{"checkpoint": what.checkpoint, "averaged_weights": what.averaged},
         "predictions": predictions,
     }
@@ -133,7 +137,9 @@ def run(
         warm_start(trainer, run_plan, console)
         with observed_by(activations := Activations()):
             figures = trainer.train(1)
-        console.summary("memory of each replica", memory_of_replica(trainer, activations))
+        console.summary(
+            "memory of each replica", memory_of_replica(trainer, activations, memory_limit)
+        )
         if (flops := trainer.model_flops) is not None:
             console.line(f"Operations in products and convolutions of a step: {flops:,.4g}")
         console.line(f"One step on one batch: {format_figures(figures)}")

@@ -134,7 +134,7 @@ class GlobalGradient:
         size = objective.metrics.size + (self.noise_scale is not None) + (each is not None)
 
         def one(batch: StepBatch, index: tf.Tensor | int, so_far: Any) -> Any:
-            values = self._of_microbatch(objective, variables, batch, state, index, draws, each)
+            values = self.of_microbatch(objective, variables, batch, state, index, draws, each)
             return values if self.microbatches == 1 else form.next(so_far, values)
 
         def zeros() -> tuple[list[Any], tf.Tensor]:
@@ -233,7 +233,7 @@ class GlobalGradient:
         """Returns the number of rows of a global batch."""
         return self.pipelines[batch.source].global_batch_size
 
-    def _of_microbatch(
+    def of_microbatch(
         self,
         objective: Objective,
         variables: Sequence[keras.Variable],

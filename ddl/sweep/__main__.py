@@ -39,7 +39,7 @@ FLAGS = flags.FlagValues()
 _PASSED_ON = (
     *("strategy", "num_virtual_devices", "virtual_gpu_memory", "gpus", "memory_growth"),
     *("deterministic_ops", "tf32", "jit_compile", "cross_device_ops", "num_packs"),
-    *("steps_per_loop", "data_on_device", "shard_optimizer_state"),
+    *("steps_per_loop", "data_on_device", "shard_optimizer_state", "shard_gradients"),
 )
 
 

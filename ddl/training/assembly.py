@@ -28,10 +28,10 @@ from ddl.step.moving_statistics import Statistics, allow_replica_writes
 from ddl.step.objective import Objective
 from ddl.step.remat import Parts
 from ddl.step.sharding import sharding_of, variables_of
+from ddl.step.sharding.averages import averages_of
 from ddl.step.shards.gradient import gradient_of
 from ddl.step.update import UpdateStep
 from ddl.step.verbs.plan import StepPlan
-from ddl.step.weight_average import WeightAverages
 from ddl.tasks.parts import layers_of, seed_generators_of
 from ddl.tasks.task import LossFunction, Task, has_step
 from ddl.training.asynchronous.loop import CoordinatedEvaluation
@@ -237,7 +237,7 @@ def assemble(
     kept_finite = [
         *(v.value for v in of_models),
         *(v for one in optimizers.values() for v in variables_of(one, update.sharding)),
-        *(update.averages.variables if update.averages else ()),
+        *(update.averages.distinct if update.averages else ()),
         *(copy for copies in weights.replica_statistics for copy in copies[1:]),
     ]
     return Assembly(
@@ -309,15 +309,14 @@ def _update(
     statistics = Statistics(layers, strategy)
     communication = options.communication or Communication()
     all_reduce = AllReduce(strategy, communication, options.gradient_dtype)
-    shards = options.shard_optimizer_state
-    sharding = sharding_of(optimizers, plan.variables, all_reduce, strategy, shards)
+    shards = options.shard_optimizer_state, options.shard_gradients
+    sharding = sharding_of(optimizers, plan.variables, all_reduce, strategy, *shards)
     loss_scale = options.loss_scale
     if loss_scale == "auto":
         in_float16 = computes_in_float16(layers if has_step(task) else [task.model])
         loss_scale = LossScale() if options.gradient_dtype == "float16" or in_float16 else None
-    average = options.weight_average
-    averaged = [v.value for v in plan.trained] + statistics.floating
-    averages = WeightAverages(average, averaged, strategy) if average is not None else None
+    trained = [v.value for v in plan.trained]
+    averages = averages_of(options.weight_average, trained, statistics.floating, sharding, strategy)
     if options.gradient_noise_scale is not None and any(map(plan.frozen_until, optimizers)):
         raise ConfigError(
             "The gradient noise scale is that of all variables, but a parameter group is frozen "

@@ -1,4 +1,4 @@
-"""Trains with the optimizer's state in shares on the workers, and resumes.
+"""Trains with the optimizer's state and averages in shares on the workers, and resumes.
 
 Each worker writes its results to FOLDER/INDEX.npz. The checkpoints are in FOLDER/sharded, of which
 those of one device in FOLDER/one lead to the same weights.
@@ -15,15 +15,25 @@ from ddl.distribution.multi_worker import leaving
 from ddl.distribution.strategies import build_strategy
 from ddl.distribution.workers import Workers
 from ddl.precision import set_precision
+from ddl.step.remat import Remat
+from ddl.step.weight_average import ExponentialMovingAverage
 from ddl.training.checks.row_independence import RowIndependence
+from ddl.training.trainer import Trainer
 
-ARGUMENTS = {"clip_norm": 0.3, "accumulation_steps": 2}
+ARGUMENTS = {
+    "clip_norm": 0.3,
+    "accumulation_steps": 2,
+    "weight_average": ExponentialMovingAverage(0.9),
+}
 
 
 def main(folder: Path) -> None:
     strategy = build_strategy("auto")  # before any other operation
     RowIndependence.check = lambda *_: None  # type: ignore[method-assign]
-    from tests.step.sharding.trainers import adamw, make, slot_bytes, weights
+    from tests.step.sharding.trainers import adamw, averages, make, slot_bytes, weights
+
+    def of(trainer: Trainer) -> list[np.ndarray]:
+        return [*weights(trainer), *averages(trainer)]
 
     set_precision("float64")
     straight = make(strategy, True, adamw, **ARGUMENTS)
@@ -33,12 +43,18 @@ def main(folder: Path) -> None:
     checkpoints.save()
     straight.train(2, progress=False)
     checkpoints.finish()
-    found |= {f"straight/{number}": value for number, value in enumerate(weights(straight))}
+    found |= {f"straight/{number}": value for number, value in enumerate(of(straight))}
     resumed = make(strategy, True, adamw, **ARGUMENTS)
     for name in ("sharded", "one"):
         Checkpoints(folder / name, resumed).restore_latest()
         resumed.train(2, progress=False)
-        found |= {f"{name}/{number}": value for number, value in enumerate(weights(resumed))}
+        found |= {f"{name}/{number}": value for number, value in enumerate(of(resumed))}
+    # Also with the sum of the gradients in shares, and a layer computed again.
+    arguments = ARGUMENTS | {"shard_gradients": True, "remat": Remat("first")}
+    another = make(strategy, True, adamw, **arguments)
+    Checkpoints(folder / "sharded", another).restore_latest()
+    another.train(2, progress=False)
+    found |= {f"of each microbatch/{number}": value for number, value in enumerate(of(another))}
     np.savez(folder / f"{Workers(strategy).index}.npz", **found)
 
 

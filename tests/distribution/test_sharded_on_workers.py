@@ -7,7 +7,11 @@ from ddl.precision import set_precision
 from tests.conftest import make_strategy, save
 from tests.distribution.sharded_on_workers import ARGUMENTS
 from tests.distribution.whole_clusters import addresses, finish_all, start_worker
-from tests.step.sharding.trainers import adamw, assert_close, make, slot_bytes, weights
+from tests.step.sharding.trainers import adamw, assert_close, averages, make, slot_bytes, weights
+
+
+def of(trainer):
+    return [*weights(trainer), *averages(trainer)]
 
 
 def test_two_workers_train_and_resume_as_one_device(tmp_path):
@@ -23,19 +27,21 @@ def test_two_workers_train_and_resume_as_one_device(tmp_path):
     started = [start_worker(index, hosts, program=program) for index in (0, 1)]
     for status, output in finish_all(started, timeout=500):
         assert status == 0, output
+    count = len(of(one))
     found = [dict(np.load(tmp_path / f"{index}.npz")) for index in (0, 1)]
 
     def named(worker, name):
-        return [worker[f"{name}/{number}"] for number in range(len(weights(one)))]
+        return [worker[f"{name}/{number}"] for number in range(count)]
 
     for worker in found:
         # A share of a bias of 5 entries is padded to 3.
         assert worker["bytes"][0] <= of_whole / 2 + 2 * 8 * 2
-        assert_close(named(worker, "straight"), weights(one))
+        assert_close(named(worker, "straight"), of(one))
         assert_close(named(worker, "sharded"), named(worker, "straight"), atol=0)
-        assert_close(named(worker, "one"), weights(one))
+        assert_close(named(worker, "one"), of(one))
+        assert_close(named(worker, "of each microbatch"), of(one))
     assert_close(named(found[0], "straight"), named(found[1], "straight"), atol=0)
     resumed = make(make_strategy("one_device", 1), False, adamw, **ARGUMENTS)
     Checkpoints(tmp_path / "sharded", resumed).restore_latest()
     resumed.train(2, progress=False)
-    assert_close(weights(resumed), weights(one))
+    assert_close(of(resumed), of(one))

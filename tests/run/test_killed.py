@@ -8,10 +8,11 @@ import random
 import signal
 import time
 
+import numpy as np
 import pytest
 
 from tests.processes.stopping import stop_when
-from tests.run.whole_runs import MODES, assert_same_end, finish, start
+from tests.run.whole_runs import MODES, assert_same_end, finish, start, tensors
 
 KILLS = 4  # two anywhere, two in a save
 
@@ -105,3 +106,45 @@ def test_killed_at_random_it_ends_the_same(tmp_path, straight, mode):
     assert kills == KILLS
     assert in_a_save == 2
     assert_same_end(model_dir, reference)
+
+
+def kill_after_a_save(process, model_dir, step) -> None:
+    """Kills a run once it has saved an update from `step` on."""
+    patience = time.monotonic() + 300
+
+    def saved() -> list[int]:
+        files = (model_dir / "checkpoints").glob("step-*.index")
+        return [int(file.stem.partition("-")[2]) for file in files]
+
+    while process.poll() is None and time.monotonic() < patience:
+        if max(saved(), default=0) >= step:
+            break
+        time.sleep(0.0005)
+    process.kill()
+    status, output = finish(process)
+    assert status == -signal.SIGKILL, output
+
+
+@pytest.mark.slow
+def test_killed_it_resumes_on_other_replicas_with_shares_and_without(tmp_path):
+    """Slots, averages and the sums of gradients are in shares, or whole."""
+    plan = ("TRAIN_STEPS = 120", "EVAL_EVERY = None", "Retention.best_metric = None")
+    plan += ("cnn.batch_normalization = False",)
+    shares = ("--shard_optimizer_state", "--shard_gradients")
+
+    def run(folder, replicas, *flags):
+        devices = ["--strategy=mirrored", f"--num_virtual_devices={replicas}"]
+        return start(tmp_path / folder, "float64", [*devices, *flags], *plan)
+
+    kill_after_a_save(run("run", 2, *shares), tmp_path / "run", 15)
+    kill_after_a_save(run("run", 4), tmp_path / "run", 45)
+    ends = [run("run", 2, shares[0]), run("straight", 2)]
+    for status, output in map(finish, ends):
+        assert status == 0, output
+    ours, theirs = (tensors(tmp_path / folder) for folder in ("run", "straight"))
+    assert ours.keys() == theirs.keys()
+    for name, value in theirs.items():
+        if np.asarray(value).dtype.kind == "f":
+            np.testing.assert_allclose(ours[name], value, rtol=0, atol=1e-10, err_msg=name)
+    assert any("averages" in name for name in theirs)
+    assert any(name.startswith("optimizer") and np.ndim(value) for name, value in theirs.items())

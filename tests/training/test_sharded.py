@@ -17,6 +17,7 @@ from ddl.precision import set_precision
 from ddl.step.sharding import applying, optimizers, shares
 from tests.conftest import LikeGpus, make_strategy
 from tests.step.sharding.trainers import (
+    DATA,
     adamw,
     assert_close,
     figures,
@@ -37,6 +38,9 @@ def without_kernels():
     optimizer = adamw()
     optimizer.exclude_from_weight_decay(var_names=["kernel"])
     return optimizer
+
+
+sgd = functools.partial(keras.optimizers.SGD, 0.1, momentum=0.9)
 
 
 def lars():
@@ -67,6 +71,8 @@ def whole(replicas, optimizer, *arguments):
     ("replicas", "optimizer", "arguments"),
     [
         (2, adamw, {"clip_norm": 0.3, "accumulation_steps": 2, "gradient_dtype": None}),
+        (2, sgd, {"clip_norm": 0.3, "accumulation_steps": 2, "shard_gradients": True}),
+        (4, lamb, {"accumulation_steps": 2, "shard_gradients": True, "gradient_noise_scale": True}),
         (4, without_biases, {"clip_value": 0.01, "remat": ddl.Remat("first")}),
         (2, without_kernels, {"weight_average": ddl.ExponentialMovingAverage(0.9)}),
         (4, functools.partial(keras.optimizers.SGD, 0.1, momentum=0.9, nesterov=True), {}),
@@ -77,7 +83,6 @@ def whole(replicas, optimizer, *arguments):
         (2, functools.partial(ddl.optimizers.FusedAdam, 0.01, amsgrad=True), {}),
         (2, functools.partial(ddl.optimizers.MomentumSGD, 0.1, weight_decay=0.01), {}),
         (2, lars, {"clip_norm": 0.3}),
-        (4, lamb, {"accumulation_steps": 2}),
         (4, functools.partial(lamb, epsilon=0.0, exclude=()), {}),
         (2, lamb, {"jit_compile": "on"}),
         (2, functools.partial(keras.optimizers.Lion, 0.001), {}),
@@ -88,7 +93,7 @@ def whole(replicas, optimizer, *arguments):
 def test_updates_are_the_same(replicas, optimizer, arguments):
     set_precision("float64")
     if arguments.get("gradient_noise_scale"):
-        arguments = {"gradient_noise_scale": ddl.GradientNoiseScale()}
+        arguments = arguments | {"gradient_noise_scale": ddl.GradientNoiseScale()}
     if arguments.get("layer_norms"):
         arguments = {"layer_norms": ddl.LayerNorms(), "clip_norm": 0.3}
     strategy = make_strategy("mirrored", replicas)
@@ -158,6 +163,7 @@ def test_an_overflow_on_one_replica_changes_nothing_on_any(overflows_on):
             shards,
             task=lambda model: Overflowing(model, schedule),
             loss_scale=ddl.LossScale(1024.0),
+            weight_average=ddl.ExponentialMovingAverage(0.9),
             clip_norm=1.0,
             max_skipped_updates=2,
         )
@@ -172,6 +178,59 @@ def test_an_overflow_on_one_replica_changes_nothing_on_any(overflows_on):
     ours, plain = (make_one(shards, second_batch_on(overflows_on)) for shards in (True, False))
     assert_close(figures(ours), figures(plain), atol=1e-6)
     assert ours.skipped_updates == plain.skipped_updates == 1
+
+
+@functools.cache
+def plain_after_an_overflow(replicas):
+    """The figures of a trainer with whole slots, without rematerialization."""
+    return figures(after_an_overflow(replicas, False))
+
+
+def after_an_overflow(replicas, shards, **arguments):
+    """A trainer with everything that works on gradients; its second batch overflows."""
+    set_precision("mixed_float16")
+    return make(
+        make_strategy("mirrored", replicas),
+        shards,
+        sgd,
+        task=lambda model: Overflowing(model, second_batch_on(1)),
+        **{"accumulation_steps": 2, "clip_norm": 0.3, "loss_scale": ddl.LossScale(1024.0)},
+        **{"weight_average": ddl.ExponentialMovingAverage(0.9), **arguments},
+    )
+
+
+@pytest.mark.parametrize(("replicas", "shard_gradients"), [(2, False), (2, True), (4, True)])
+def test_shares_and_layers_computed_again_work_together(replicas, shard_gradients):
+    """With microbatches, clipping, averages, and an overflow on one replica in mixed_float16."""
+    trainer = after_an_overflow(
+        replicas, True, shard_gradients=shard_gradients, remat=ddl.Remat("first")
+    )
+    assert_close(figures(trainer), plain_after_an_overflow(replicas), atol=1e-6)
+    assert trainer.skipped_updates == 1
+    assert trainer.sharding is not None
+    assert trainer.remat_parts is not None
+
+
+def test_shares_of_gradients_are_exchanged_as_on_gpus(gpu_path):
+    """Each replica adds in variables on its own device; compiled."""
+    set_precision("float64")
+    arguments = {"accumulation_steps": 2, "clip_norm": 0.3}
+    trainer = make(LikeGpus(2), True, sgd, shard_gradients=True, jit_compile="on", **arguments)
+    assert_close(figures(trainer), whole(2, sgd, *arguments.items()))
+
+
+def test_shares_of_gradients_need_shares_and_microbatches(caplog):
+    strategy = make_strategy("mirrored", 2)
+    expected = pytest.raises(ConfigError, match="--shard_gradients .* needs --shard_optimizer")
+    with strategy.scope(), expected:
+        ddl.Trainer(
+            *(ddl.Classification(network()), sgd(), DATA),
+            global_batch_size=16,
+            shard_gradients=True,
+        )
+    with caplog.at_level(logging.WARNING):
+        make(strategy, True, shard_gradients=True)
+    assert "shard_gradients) has no effect with one microbatch" in caplog.text
 
 
 class OwnSteps(ddl.Classification):
@@ -308,7 +367,6 @@ def take_the_norm_of_the_first_share(patch):
 )
 def test_a_broken_part_fails_the_parity(mutate, monkeypatch):
     set_precision("float64")
-    sgd = functools.partial(keras.optimizers.SGD, 0.1, momentum=0.9)
     mutate(monkeypatch)
     found = figures(make(make_strategy("mirrored", 2), True, sgd, clip_norm=0.3), steps=2)
     monkeypatch.undo()

@@ -1,4 +1,4 @@
-"""Whole slots in the place of shares, in the objects that a checkpoint saves."""
+"""Whole slots and averages in the place of shares, in the objects that a checkpoint saves."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,35 +9,39 @@ import tensorflow as tf
 from tensorflow.python.trackable.base import VARIABLE_VALUE_KEY
 
 from ddl.distribution.workers import Workers
-from ddl.step.sharding import Sharding, ShardOfSlot
+from ddl.step.sharding import Sharding
 from ddl.step.sharding.shares import gathered, share_of
+from ddl.step.weight_average import WeightAverages
 
 _Trackable: Any = tf.__internal__.tracking.Trackable
 
 
 class WholeSlot(_Trackable):
-    """A slot as a checkpoint holds it: of the shape of its weight, without padding.
+    """A slot or an average as a checkpoint holds it: of its weight's shape, without padding.
 
     Attributes:
       variable: The shares of this worker's replicas.
-      shape: Shape of the whole slot.
-      dtype: Dtype of the slot.
+      shape: Shape of the whole.
+      dtype: Its dtype.
     """
 
     _should_act_as_resource_variable = True  # so that a checkpoint holds `_shared_name` too
 
-    def __init__(self, shard: ShardOfSlot, sharding: Sharding):
+    def __init__(
+        self, variable: tf.Variable, shape: tf.TensorShape, strategy: tf.distribute.Strategy
+    ):
         """Keeps the arguments.
 
         Args:
-          shard: The slot in shares.
-          sharding: The shares of its trainer.
+          variable: The shares.
+          shape: Shape of the whole.
+          strategy: The strategy.
         """
-        self.variable: tf.Variable = shard.variable.value
-        self.shape = shard.shape
+        self.variable = variable
+        self.shape = shape
         self.dtype: tf.DType = self.variable.dtype
-        self._strategy = sharding.strategy
-        self._workers = Workers(sharding.strategy)
+        self._strategy = strategy
+        self._workers = Workers(strategy)
         self._traced: Any = None
 
     @property
@@ -45,7 +49,7 @@ class WholeSlot(_Trackable):
         return self.variable._shared_name
 
     def whole(self) -> np.ndarray:
-        """Gathers the slot. Eager, cross-replica context, on all workers."""
+        """Gathers the whole. Eager, cross-replica context, on all workers."""
         if self._workers.number == 1:
             rows = np.concatenate([copy.numpy() for copy in self._copies()])
         else:
@@ -89,7 +93,10 @@ def with_whole_slots(optimizer: keras.optimizers.Optimizer, sharding: Sharding |
     """
     if sharding is None:
         return optimizer
-    slots = {id_of: WholeSlot(shard, sharding) for id_of, shard in sharding.slots.items()}
+    slots = {
+        id_of: WholeSlot(shard.variable.value, shard.shape, sharding.strategy)
+        for id_of, shard in sharding.slots.items()
+    }
 
     def replaced(item: Any) -> Any:
         return slots.get(id(item), sharding.weight_of(item))
@@ -102,6 +109,19 @@ def with_whole_slots(optimizer: keras.optimizers.Optimizer, sharding: Sharding |
         is_same = all(others[key] is item for key, item in own.items())
         children[name] = replaced(child) if is_same else _Holder(others)
     return _Holder(children)
+
+
+def whole_averages(averages: WeightAverages, strategy: tf.distribute.Strategy) -> list[Any]:
+    """Returns what a checkpoint saves of averages: one whole value for each.
+
+    Args:
+      averages: The averages.
+      strategy: Their strategy.
+    """
+    return [
+        WholeSlot(one, averages.shares[id(one)], strategy) if id(one) in averages.shares else one
+        for one in averages.variables
+    ]
 
 
 class _Holder(_Trackable):

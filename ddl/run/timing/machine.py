@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,14 @@ class Gpus:
         if re.fullmatch(r"\d+", name):
             return self._library.nvmlDeviceGetHandleByIndex(int(name))
         return self._library.nvmlDeviceGetHandleByUUID(name)
+
+    def total_bytes(self) -> dict[int, int]:
+        """Returns the memory of each GPU in bytes, by its number."""
+        found = {}
+        for number, handle in self._handles.items():
+            with suppress(self._library.NVMLError):
+                found[number] = int(self._library.nvmlDeviceGetMemoryInfo(handle).total)
+        return found
 
     def figures(self) -> dict[str, float]:
         """Returns "gpu_utilization/N", a share of the last moments, and "gpu_memory_mib/N"."""

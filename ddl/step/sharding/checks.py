@@ -58,10 +58,15 @@ def has_shares(strategy: tf.distribute.Strategy) -> bool:
     return True
 
 
+def is_known(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Returns whether shares update as whole weights with an optimizer."""
+    return type(optimizer) in (*_BY_ENTRY, *_BY_NORMS)
+
+
 def check_optimizers(optimizers: Mapping[str, keras.optimizers.Optimizer]) -> None:
     """Raises ConfigError for an optimizer that shares do not update as whole weights."""
     for optimizer in optimizers.values():
-        if type(optimizer) not in (*_BY_ENTRY, *_BY_NORMS):
+        if not is_known(optimizer):
             known = either([of.__name__ for of in _BY_ENTRY])
             by_norms = either([of.__name__ for of in _BY_NORMS])
             raise ConfigError(

@@ -131,7 +131,7 @@ class ShardedGradient(GlobalGradient):
         """Returns the sum over the shards of each replica: gradients in buffers, metric sums."""
 
         def one(batch: StepBatch, index: tf.Tensor | int) -> list[tf.Tensor]:
-            values = self._of_microbatch(objective, variables, batch, state, index, draws, None)
+            values = self.of_microbatch(objective, variables, batch, state, index, draws, None)
             gradients, sums = values
             return [*layout.packed(gradients), sums]
 

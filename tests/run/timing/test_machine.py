@@ -62,6 +62,7 @@ def test_figures_of_the_visible_gpus(library, monkeypatch, visible, figures):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     found = Gpus(NAMES).figures()
     assert figures.items() <= found.items()
+    assert set(Gpus(NAMES).total_bytes().values()) == {2**36}
     assert ("gpu_utilization/1" in found) == (visible != "1,2")
 
 

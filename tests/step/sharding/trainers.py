@@ -31,7 +31,12 @@ def adamw():
 
 
 def make(strategy, shards, optimizer=adamw, task=ddl.Classification, model=network, **arguments):
-    """Builds a trainer; the same weights whatever the arguments."""
+    """Builds a trainer; the same weights whatever the arguments.
+
+    Without shares, `shard_gradients` and `remat` are left out, for a plain trainer.
+    """
+    if not shards:
+        arguments = {k: v for k, v in arguments.items() if k not in ("shard_gradients", "remat")}
     keras.utils.set_random_seed(0)
     with strategy.scope():
         return ddl.Trainer(
@@ -67,10 +72,18 @@ def whole_slots(trainer) -> list[np.ndarray]:
     return found
 
 
+def averages(trainer) -> list[np.ndarray]:
+    """The averages of the weights on each replica of this process, if there are any."""
+    if trainer.averages is None:
+        return []
+    with trainer.evaluation_weights():
+        return weights(trainer)
+
+
 def figures(trainer, steps=5) -> list[np.ndarray]:
-    """Figures, weights and slots after some updates, of which the fifth has a padded batch."""
+    """Figures, weights, slots and averages after updates, of which the fifth has a padded batch."""
     losses = [list(trainer.train(1, progress=False).values()) for _ in range(steps)]
-    return [np.array(losses), *weights(trainer), *whole_slots(trainer)]
+    return [np.array(losses), *weights(trainer), *whole_slots(trainer), *averages(trainer)]
 
 
 def assert_close(one, other, atol=1e-10):
@@ -79,11 +92,16 @@ def assert_close(one, other, atol=1e-10):
 
 
 def held(trainer) -> list[np.ndarray]:
-    """Weights, and the optimizers' variables as they are on each replica of this process."""
+    """Weights, averages, and the optimizers' variables as each replica of this process has them."""
     optimizers = by_name(trainer.optimizer).values()
     slots = [v.value for one in optimizers for v in one.variables]
     copies = [trainer.strategy.experimental_local_results(variable) for variable in slots]
-    return [*weights(trainer), *(copy.numpy() for each in copies for copy in each)]
+    averages = [] if trainer.averages is None else trainer.averages.distinct
+    return [
+        *weights(trainer),
+        *(copy.numpy() for each in copies for copy in each),
+        *(copy.numpy() for copy in averages),
+    ]
 
 
 def slot_bytes(trainer) -> list[int]:
