@@ -39,8 +39,8 @@ def placed(run: Run, step: int, given: Sequence[str], chosen: Mapping[str, Any])
       step: The step.
       given: The flags of the command line, which are passed on.
       chosen: Their values by name; any of --strategy, --num_virtual_devices and --gpus replaces all
-        that is known of the run's devices. What they do not name of shares of slots, XLA and TF32
-        is that of the run.
+        that is known of the run's devices. Shares of slots, XLA and TF32 are those of the run
+        unless they are named.
 
     Raises:
       ConfigError: If the run used parameter servers, whose updates do not repeat.

@@ -43,7 +43,7 @@ class Call(NamedTuple):
 
     @property
     def identity(self) -> tuple[str, str, bool]:
-        """What must be the same in each trace of a step."""
+        """The property that each trace of a step must share."""
         return self.verb, self.name, self.sometimes
 
     @property

@@ -37,7 +37,7 @@ def check_same_data(
 ) -> None:
     """Compares the data of all workers: lengths, features, files, and rows of arrays in memory.
 
-    Of files, it compares names within their folder and sizes; of arrays, up to 1,000 rows.
+    It compares names of files within their folder, their sizes, and up to 1,000 rows of arrays.
     Eager, cross-replica context, on all workers.
 
     Args:
