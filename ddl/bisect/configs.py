@@ -56,7 +56,8 @@ def _devices(run: Run) -> str:
     texts: Sequence[object] = [known.get(name) for name in ("strategy", "replicas", "device")]
     known_texts = [str(text) for text in texts if text is not None]
     if known.get("shard_optimizer_state") is True:
-        known_texts.append("with slots in shares")
+        with_sums = known.get("shard_gradients") is True
+        known_texts.append(f"with slots{' and gradients' if with_sums else ''} in shares")
     if known.get("jit_compile") not in (None, "auto"):
         known_texts.append(f"--jit_compile={known['jit_compile']}")
     return " ".join(known_texts) or "unknown"

@@ -249,14 +249,13 @@ class Recorder:
 
     def variables(self, trainer: Trainer) -> None:
         """Records all variables on each replica, after an update. Eager."""
-        in_shares: dict[int, WholeSlot] = {}
-        if (sharding := trainer.sharding) is not None:
-            slots = sharding.slots.values()
-            in_shares = {id(one.variable.value): WholeSlot(one, sharding) for one in slots}
+        shares = [] if trainer.sharding is None else trainer.sharding.slots.values()
+        whole = {id(share.variable.value): share.shape for share in shares}
+        whole |= trainer.averages.shares if trainer.averages else {}
         for place, (stage, name, variable) in enumerate(variables_of(trainer)):
             key = Key(self.update, AFTER, 0, place, stage, name)
-            if id(variable) in in_shares:
-                values = [in_shares[id(variable)].whole()]
+            if id(variable) in whole:
+                values = [WholeSlot(variable, whole[id(variable)], trainer.strategy).whole()]
             else:
                 copies = trainer.strategy.experimental_local_results(variable)
                 values = [copy.numpy() for copy in copies]

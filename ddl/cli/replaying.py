@@ -13,6 +13,7 @@ _OF_DEVICES = (
     *("strategy", "num_virtual_devices", "gpus", "virtual_gpu_memory", "memory_growth"),
     *("deterministic_ops", "tf32", "jit_compile", "cross_device_ops", "num_packs"),
     *("bytes_per_pack", "collectives", "data_on_device", "shard_optimizer_state"),
+    "shard_gradients",
 )
 
 

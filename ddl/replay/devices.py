@@ -87,6 +87,8 @@ def _of_computation(known: Mapping[str, Any], chosen: Mapping[str, Any]) -> Iter
     shares = known.get("shard_optimizer_state") is True and "shard_optimizer_state" not in chosen
     if shares and chosen.get("strategy") in (None, "mirrored", "multi_worker_mirrored"):
         yield "--shard_optimizer_state"
+        if known.get("shard_gradients") is True and "shard_gradients" not in chosen:
+            yield "--shard_gradients"
     if "jit_compile" not in chosen and known.get("jit_compile") in JIT_COMPILE:
         yield f"--jit_compile={known['jit_compile']}"
     if "tf32" not in chosen and known.get("device") == "GPU" and known.get("tf32") is not None:
@@ -98,14 +100,15 @@ def moves(run: Run, chosen: Mapping[str, Any]) -> Iterator[str]:
     known = {
         (
             *(each.get("strategy"), each.get("replicas"), each.get("device")),
-            *(bool(each.get("shard_optimizer_state")), each.get("jit_compile") or "auto"),
+            *(bool(each.get("shard_optimizer_state")), bool(each.get("shard_gradients"))),
+            each.get("jit_compile") or "auto",
         )
         for each in run.checkpoints.values()
         if each
     }
     if len(known) > 1 and not any(name in chosen for name in _CHOOSE):
         yield (
-            f"{run.path} moved between devices, or changed --shard_optimizer_state or "
-            "--jit_compile. All of its steps are replayed as its last one was computed: the last "
-            "bits may differ from the run's."
+            f"{run.path} moved between devices, or changed --shard_optimizer_state, "
+            "--shard_gradients or --jit_compile. All of its steps are replayed as its last one was "
+            "computed: the last bits may differ from the run's."
         )

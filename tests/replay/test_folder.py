@@ -141,17 +141,18 @@ def test_the_devices_of_a_run(tmp_path, metadata, flags, note):
     assert detailed == ("--gpus=none", "--jit_compile=off")
 
 
+IN_SHARES = ["--shard_optimizer_state", "--shard_gradients"]
 SHARED = {
     **{"strategy": "mirrored", "replicas": 2, "device": "GPU"},
-    **{"shard_optimizer_state": True, "jit_compile": "on", "tf32": True},
+    **{"shard_optimizer_state": True, "shard_gradients": True, "jit_compile": "on", "tf32": True},
 }
 
 
 @pytest.mark.parametrize(
     ("chosen", "expected"),
     [
-        ({}, ["--shard_optimizer_state", "--jit_compile=on", "--tf32=on"]),
-        ({"gpus": "0,1"}, ["--shard_optimizer_state", "--jit_compile=on", "--tf32=on"]),
+        ({}, [*IN_SHARES, "--jit_compile=on", "--tf32=on"]),
+        ({"gpus": "0,1"}, [*IN_SHARES, "--jit_compile=on", "--tf32=on"]),
         ({"strategy": "one_device"}, ["--jit_compile=on", "--tf32=on"]),
         ({"shard_optimizer_state": False, "jit_compile": "off", "tf32": "off"}, []),
     ],

@@ -146,13 +146,18 @@ def test_checkpoints_name_strategy_and_device(trained):
 
 
 def test_a_run_with_slots_in_shares_is_replayed(tmp_path):
-    sharded = {"shard_optimizer_state": True}
+    sharded = {"shard_optimizer_state": True, "shard_gradients": True}
     optimizer = ("FusedSGD.learning_rate = 0.05", "FusedSGD.momentum = 0.9")
     params = ("TRAIN_STEPS = 4", "CHECKPOINT_EVERY = 4", "Trainer.optimizer = @FusedSGD()")
-    train_run(GIN, tmp_path / "run", *params, *optimizer, **sharded)
+    average = (
+        *("ACCUMULATION_STEPS = 2", "Trainer.weight_average = @ExponentialMovingAverage()"),
+        "ExponentialMovingAverage.decay = 0.9",
+    )
+    train_run(GIN, tmp_path / "run", *params, *optimizer, *average, **sharded)
     run = read_run(tmp_path / "run")
     assert run.checkpoints[4]["shard_optimizer_state"] is True
-    assert "--shard_optimizer_state" in placed(run, 3, [], {}).flags
+    assert run.checkpoints[4]["shard_gradients"] is True
+    assert {"--shard_optimizer_state", "--shard_gradients"} <= {*placed(run, 3, [], {}).flags}
     exact = Direct(run.path, tmp_path / "exact", **sharded)
     detailed = Direct(run.path, tmp_path / "detailed", in_detail=True, **sharded)
     made = replay_with(run, 4, exact, detailed)
@@ -162,4 +167,6 @@ def test_a_run_with_slots_in_shares_is_replayed(tmp_path):
         assert found[f"{name}/sequential/first/kernel"].shape == (6, 8)
     (slot,) = (name for name in found if "slots" in name and "first_kernel" in name)
     assert found[slot].shape == (6, 8)  # whole
+    averages = [found[name].shape for name in found if "averages" in name and "first" in name]
+    assert (6, 8) in averages
     assert np.any(found[slot] != 0)
