@@ -26,12 +26,14 @@ _ENDED = re.compile(r"expected to contain an infinite number of elements but con
 # value. The nodes after the first are those that an error passes through, often an iterator's.
 _OF_DATA = re.compile(
     r"with iterator: Iterator|\{\{node [^}]*Iterator|\[Op:Iterator|"
-    r"Feature '|Received a label value|\bindices\S* = \S+ is not in \["
+    r"Feature '|Received a label value|\bindices\S* = (\] \[)?[^] ]+(\] \[)? is not in \["
 )
 
-# A token or category that a layer looks up, and the node that does so.
+# A token or category that a layer looks up, and the node that does so. An assertion of a layer puts
+# each piece of its message in brackets.
 _BEYOND_TABLE = re.compile(
-    r"\bindices\S* = (-?\d+) is not in \[0, (\d+)\)\s*\[\[\{\{node ([^}]*)\}\}"
+    r"\bindices\S* = (?:\] \[)?(-?\d+)(?:\] \[)? is not in \[0, (\d+)\)\]?\s*"
+    r"\[\[\{\{node ([^}]*)\}\}"
 )
 
 # A node that an error of the data passes through, as do errors of other nodes.
