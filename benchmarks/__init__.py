@@ -36,6 +36,7 @@ LONG = (
     "sharding",
     "batch_shards",
     "monitors",
+    "split_table",
 )
 """Benchmarks that run only when named."""
 

@@ -26,6 +26,7 @@ from ddl.distribution.parameter_servers import build_parameter_server_strategy, 
 from ddl.distribution.timeouts import ClusterTimeouts
 from ddl.launcher.tasks import cluster_tasks, free_ports, tf_configs
 from ddl.precision import LossScale, set_precision
+from ddl.run.checks.servers import bytes_of_servers
 from tests.training import parity_cases, split_tables
 
 
@@ -209,11 +210,12 @@ def split(strategy: tf.distribute.Strategy) -> Any:
 
 
 def places(strategy: tf.distribute.Strategy) -> Any:
-    """Returns the devices of the parts and of their slots."""
+    """Returns the devices of the parts and of their slots, and the text on the servers' bytes."""
     trainer = split_tables.make_trainer(strategy, PARTS, "FusedAdagrad")
     tables = trainer.model.get_layer("table").tables
     slots = trainer.optimizer.variables[-len(trainer.model.trainable_variables) :][:PARTS]
-    return [[variable.value.device for variable in each] for each in (tables, slots)]
+    found = [[variable.value.device for variable in each] for each in (tables, slots)]
+    return [*found, bytes_of_servers(trainer)["parameter servers"]]
 
 
 def split_counts(strategy: tf.distribute.Strategy) -> Any:

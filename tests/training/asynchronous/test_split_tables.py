@@ -1,5 +1,7 @@
 """Tables in parts on parameter servers, and data that the workers read from files."""
 
+import re
+
 import pytest
 import tensorflow as tf
 
@@ -34,9 +36,13 @@ def test_one_worker_trains_a_split_table_as_one_device_trains_a_whole_one(one_wo
 
 @pytest.mark.slow
 def test_each_server_holds_every_second_part_with_its_slots(one_worker):
-    tables, slots = one_worker["places"]
+    tables, slots, text = one_worker["places"]
     assert [int(device.split("task:")[1][0]) for device in tables] == [0, 1, 0, 1]
     assert slots == tables
+    # Weights of 103 · 4 and 63 numbers in float64, their slots, the step and the rate.
+    held = [float(size) for size in re.findall(r"\d holds ([\d.e-]+) MB", text)]
+    assert 2 * 8 * (103 * 4 + 63) / 1e6 <= sum(held) <= 2 * 8 * (103 * 4 + 63 + 4) / 1e6
+    assert min(held) >= 2 * 8 * 51 * 4 / 1e6
 
 
 @pytest.mark.slow
