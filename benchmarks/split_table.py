@@ -2,9 +2,9 @@
 
 A table of 16,777,216 rows of 32 numbers in float32, 2.1 GB, is looked up at random and trained by
 SGD with `python -m ddl.launch --num_ps=2 --num_workers=1`. It is split into 16 parts
-(`table_mlp.max_table_parts`), of which each server holds eight. The run saves a checkpoint at
-update 200. Then one server is killed by SIGKILL: the launcher starts all processes again, and the
-run goes on from the checkpoint to update 400, its end.
+(`table_mlp.max_table_parts`), of which each server holds eight. The run saves every 200 updates.
+After update 400 one server is killed by SIGKILL: the launcher starts all processes again,
+and the run goes on from the last checkpoint to update 600, its end.
 
 The memory of a server is its resident memory, read five times a second, minus that of a server in
 the same run with a table of 1,000 rows. Shares are those of the table's bytes. The target is that
@@ -98,7 +98,7 @@ def run(rows: int, steps: int, kill: bool) -> Found:
         model_dir = f"{folder}/run"
         config = Path(folder) / "config.gin"
         config.write_text(
-            CONFIG.format(steps=steps, save=steps // 2, rows=rows, width=WIDTH, parts=PARTS)
+            CONFIG.format(steps=steps, save=steps // 3, rows=rows, width=WIDTH, parts=PARTS)
         )
         launched = [sys.executable, "-m", "ddl.launch", f"--num_ps={SERVERS}", "--num_workers=1"]
         launched += ["--max_restarts=1", "--", f"--gin_file={config}", f"--model_dir={model_dir}"]
@@ -113,8 +113,8 @@ def run(rows: int, steps: int, kill: bool) -> Found:
         for line in process.stdout:
             found.text += line
             print(line, end="", flush=True)
-            saved = Path(model_dir, "checkpoints", f"step-{steps // 2}.index").exists()
-            if kill and saved and re.search(r"^step ", line, re.MULTILINE):
+            # The save before this update has waited until the earlier one was written.
+            if kill and (step := re.match(r"step (\d+) ", line)) and int(step[1]) > steps * 2 // 3:
                 kill = False
                 number = {(k, i): n for k, i, n in tasks_of(model_dir)}[("ps", 1)]
                 os.kill(number, signal.SIGKILL)
@@ -138,7 +138,7 @@ def _watch(process: subprocess.Popen, model_dir: str, found: Found) -> None:
 
 def measure(quick: bool) -> Report:
     """Measures a run with a small table, then that with the large one."""
-    rows, steps = (2**17, 80) if quick else (2**24, 400)
+    rows, steps = (2**17, 120) if quick else (2**24, 600)
     size = rows * WIDTH * 4 / 2**20
     idle = run(1_000, 40, kill=False)
     large = run(rows, steps, kill=True)

@@ -36,8 +36,11 @@ _BEYOND_TABLE = re.compile(
     r"\[\[\{\{node ([^}]*)\}\}"
 )
 
-# A node that an error of the data passes through, as do errors of other nodes.
-_IN_BATCH = "Iterator"
+# The scope of the nodes that read examples within a function of a worker.
+READ_ON_WORKER = "read_on_worker"
+
+# Nodes that an error of the data passes through, as do errors of other nodes.
+_IN_BATCH = re.compile(rf"Iterator|{READ_ON_WORKER}")
 
 # A node with an error, which may lie in a function that a function of the data calls.
 _NODE = re.compile(r"\[\[\{\{(?:function_node [^}]*\}\}\{\{)?node")
@@ -181,7 +184,9 @@ def data_errors(*sources: _Read) -> Iterator[None]:
         # a Python function that raised a DataError, the message of that error is the reason.
         text = str(error.message)
         own = re.findall(r"ddl\.errors\.DataError: (.*)", text)
-        damaged = [source.damaged() for source in sources] if _IN_BATCH in text and not own else []
+        damaged = (
+            [source.damaged() for source in sources] if _IN_BATCH.search(text) and not own else []
+        )
         if not own and not any(damaged) and not _OF_DATA.search(text):
             raise
         reason = own[-1] if own else _NODE.split(text)[0].strip().splitlines()[-1].strip()

@@ -105,7 +105,7 @@ def batch_indices(
 
 
 def index_batches(
-    first_batch: int | tf.Tensor,
+    first_batch: int,
     *,
     num_examples: int,
     global_batch_size: int,
@@ -116,7 +116,7 @@ def index_batches(
     """Builds an endless data set of `batch_indices` for first_batch, first_batch + 1, ….
 
     Args:
-      first_batch: Batch number, counted from 0 over the whole run; in a graph also int64 [].
+      first_batch: Batch number, counted from 0 over the whole run.
       num_examples: As in `batch_indices`.
       global_batch_size: As in `batch_indices`.
       seed: As in `batch_indices`.
@@ -145,7 +145,7 @@ def index_batches(
             rows=rows,
         )
 
-    epoch, batch = first_batch // steps, first_batch % steps  # no divmod of tensors
+    epoch, batch = divmod(first_batch, steps)
     made = tf.data.Dataset.counter(epoch * parts + batch // at_once).map(
         part, num_parallel_calls=os.cpu_count() or 1, deterministic=True
     )

@@ -9,7 +9,6 @@ import tensorflow as tf
 from ddl.data.decoded import DecodedSource
 from ddl.data.source import checked_element_spec
 from ddl.data.storage.array_records import ArrayRecordFiles, are_array_records
-from ddl.data.storage.by_graph import is_by_graph_alone
 from ddl.data.storage.tf_records import TFRecordFiles
 from ddl.errors import DataError, check_takes, definition_of
 
@@ -105,13 +104,12 @@ class RecordSource(DecodedSource):
     def _read_ahead(self, batches: tf.data.Dataset) -> tf.data.Dataset:
         """Puts the records in place of their numbers, if they can be read by batch.
 
-        Unless a subclass reads examples or records by their numbers itself, or the graph must read
-        without Python.
+        Unless a subclass reads examples or records by their numbers itself.
         """
         blocks = getattr(self._records, "blocks", None)
         own = type(self)
         is_changed = (own.example, own.record) != (RecordSource.example, RecordSource.record)
-        if blocks is None or is_changed or is_by_graph_alone():
+        if blocks is None or is_changed:
             return batches
         read_block = blocks.read
 

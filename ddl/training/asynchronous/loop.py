@@ -100,22 +100,21 @@ class CoordinatedLoop:
     ) -> tf.Tensor:
         """Makes updates with `count` batches, from number `first` on. On a worker."""
         self.trace_count += 1
-        # A lost worker may have started this range: its batches are not computed twice.
-        begun = self._shared.begun(slot)
-        batch_of = self._batches.reader(next(data), first + begun, count - begun)
+        arrays = next(data)
 
         def updated(number: tf.Tensor) -> tf.Tensor:
             with tf.control_dependencies([self._shared.begin(slot)]):
                 before = self._shared.at(first + number)
-                batch = batch_of(before.batches)
+                batch = self._batches.batch(arrays, before.batches)
                 after = self._update({"": batch}, before)
                 with tf.control_dependencies(self._shared.add(before, after)):
                     return number + 1
 
+        # A lost worker may have started this range: its batches are not computed twice.
         return tf.while_loop(
             lambda number: number < count,
             lambda number: in_own_graph_if(self._update.needs_own_graph, lambda: updated(number)),
-            (begun,),
+            (self._shared.begun(slot),),
             parallel_iterations=1,
         )
 
@@ -179,8 +178,7 @@ class CoordinatedEvaluation:
         step: tf.Tensor,
     ) -> tf.Tensor:
         """Returns metric sums over the batches [start, stop): float64 [size]. On a worker."""
-        pipeline = self._pipeline
-        batch_of = self._batches.reader(next(data), start, stop - start)
+        arrays, pipeline = next(data), self._pipeline
 
         def replica_sums(batch: Batch) -> tf.Tensor:
             features = pipeline.examples(batch)
@@ -191,14 +189,11 @@ class CoordinatedEvaluation:
                 return self._objective(features, training=False)[1]
 
         def add_batch(number: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            own = self._strategy.run(replica_sums, args=(batch_of(number),))
+            own = self._strategy.run(replica_sums, args=(self._batches.batch(arrays, number),))
             return number + 1, sums + self._strategy.reduce("SUM", own, axis=None)
 
         initial = (start, self._objective.evaluation_metrics.zeros())
-        # One after the other: files are read in the order of the batches.
-        return tf.while_loop(
-            lambda number, sums: number < stop, add_batch, initial, parallel_iterations=1
-        )[1]
+        return tf.while_loop(lambda number, sums: number < stop, add_batch, initial)[1]
 
 
 class _Workers:
