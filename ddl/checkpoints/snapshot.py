@@ -67,7 +67,7 @@ class Snapshots:
             if len(self._others) > 1:
                 self._gather()  # values of non-variables, such as tables, are read here
             others = {name: tf.identity(value) for name, value in self._others.items()}
-            others |= {name: v.read_value().cpu() for name, v in self._on_servers.items()}
+            others |= {name: tf.identity(v.read_value()) for name, v in self._on_servers.items()}
             # Not traced by a call: TensorFlow counts those of all snapshots of a process together,
             # and warns of frequent ones.
             self._traced = self._traced or self._read.get_concrete_function()
