@@ -7,10 +7,10 @@ import keras
 import tensorflow as tf
 
 from ddl.checkpoints.comparison import compare, parts_of
-from ddl.checkpoints.contents import BESIDE_ATTRIBUTES
+from ddl.checkpoints.contents import BESIDE_ATTRIBUTES, saved_variables
 from ddl.checkpoints.directory import Metadata, OfSources, SavedCheckpoint, first_line, readable
 from ddl.checkpoints.replica_statistics import ReplicaStatistics
-from ddl.devices.replicas import replica_devices
+from ddl.devices.replicas import is_on_server, replica_devices
 from ddl.distribution.traits import name_of
 from ddl.errors import ModelDirectoryError
 from ddl.step.state import TrainingState
@@ -109,7 +109,7 @@ def assign(
                     remedy += " It holds variables of callbacks: pass those callbacks again."
                 raise ValueError(str(differences))
             assigned = checkpoint if alone is None else tf.train.Checkpoint(**alone)
-            status = assigned.restore(prefix).expect_partial()
+            status = assigned.restore(prefix, _read_here(assigned)).expect_partial()
             status.assert_existing_objects_matched()
             if of_replicas is not None:
                 of_replicas.restore(prefix)
@@ -126,6 +126,18 @@ def saved_fields(state: TrainingState) -> dict[str, Any]:
     The norms of layers are left out, so that a resumed run may ask for others.
     """
     return {name: value for name, value in state._asdict().items() if name != "layer_norms"}
+
+
+def _read_here(checkpoint: tf.train.Checkpoint) -> tf.train.CheckpointOptions | None:
+    """Returns options by which this process reads the values of variables on parameter servers.
+
+    By default each server reads its own: it must reach the files, and holds all values twice.
+    """
+    if not any(map(is_on_server, saved_variables(checkpoint))):
+        return None
+    with tf.device("CPU:0"):
+        here = tf.zeros([]).device
+    return tf.train.CheckpointOptions(experimental_io_device=here)
 
 
 def take_over(state: TrainingState, trainer: Trainer) -> None:
