@@ -82,7 +82,7 @@ class PartitionedEmbedding(keras.layers.Layer):
 
     def build(self, input_shape: Any = None) -> None:
         """Creates the parts, one after the other."""
-        if self.built:
+        if self.tables:
             return
         for number in range(self.parts):
             # Each on the next server: TensorFlow gives every new variable to the next one.
@@ -93,7 +93,6 @@ class PartitionedEmbedding(keras.layers.Layer):
                     name=f"embeddings_{number}",
                 )
             )
-        self.built = True
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         """Looks up vectors.
@@ -164,10 +163,10 @@ class PartitionedEmbedding(keras.layers.Layer):
           ConfigError: If the table has another shape, or the layer is not built.
         """
         shape = (self.input_dim, self.output_dim)
-        if not self.built or np.shape(whole) != shape:
+        if not self.tables or np.shape(whole) != shape:
             raise ConfigError(
                 f"{self.name}.assign takes the whole table, of shape {shape}, once the layer is "
-                f"built, got {np.shape(whole)}" + ("." if self.built else ". Call build() first.")
+                f"built, got {np.shape(whole)}" + ("." if self.tables else ". Call build() first.")
             )
         for number, table in enumerate(self.tables):
             table.assign(whole[number :: self.parts])
