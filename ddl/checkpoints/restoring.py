@@ -1,5 +1,6 @@
 """Assignment of a saved checkpoint's values, if it fits."""
 
+import gc
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -109,10 +110,16 @@ def assign(
                     remedy += " It holds variables of callbacks: pass those callbacks again."
                 raise ValueError(str(differences))
             assigned = checkpoint if alone is None else tf.train.Checkpoint(**alone)
-            status = assigned.restore(prefix, _read_here(assigned)).expect_partial()
+            options = _read_here(assigned)
+            status = assigned.restore(prefix, options).expect_partial()
             status.assert_existing_objects_matched()
             if of_replicas is not None:
                 of_replicas.restore(prefix)
+        if options is not None:
+            # TensorFlow's saver leaves the values in reference cycles. As long as they live, their
+            # copies on the servers do, and each variable is copied by its first sparse update.
+            del status
+            gc.collect()
     except (tf.errors.OpError, AssertionError, ValueError) as error:
         raise ModelDirectoryError(
             f"{saved} cannot be restored into this model and optimizer: {first_line(error)}. "

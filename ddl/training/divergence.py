@@ -80,9 +80,13 @@ class VariablesFinite:
 
 
 def _is_finite(variable: tf.Variable) -> tf.Tensor:
-    # On the server that holds the variable, so that it sends only the result.
-    with tf.device(variable.device if is_on_server(variable) else None):
+    if not is_on_server(variable):
         return tf.reduce_all(tf.math.is_finite(variable.read_value()))
+    # On the server that holds the variable, so that it sends only the result. Without a mask, whose
+    # smaller memory a server's threads would each keep for later.
+    with tf.device(variable.device):
+        value = variable.read_value()
+        return tf.math.is_finite(tf.reduce_sum(value - value))
 
 
 def check_state_finite(state: TrainingState, update: UpdateStep, max_skipped_updates: int) -> None:

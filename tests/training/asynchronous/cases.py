@@ -228,6 +228,21 @@ def split_counts(strategy: tf.distribute.Strategy) -> Any:
     return {"counts": [trainer.step, iterations, batches], "fell": last / first}
 
 
+def not_finite(strategy: tf.distribute.Strategy) -> Any:
+    """Returns the error for a part that is not finite."""
+    trainer = split_tables.make_trainer(strategy, PARTS)
+    trainer.check_finite()
+    table = trainer.model.get_layer("table").tables[2]
+    values = np.array(table)
+    values[3] = np.inf
+    table.assign(values)
+    try:
+        trainer.check_finite()
+    except ddl.errors.TrainingDiverged as error:
+        return str(error)
+    return None
+
+
 def save_split(strategy: tf.distribute.Strategy) -> Any:
     """Trains, saves a checkpoint, and returns a digest of its values."""
     trainer = split_tables.make_trainer(strategy, PARTS, "FusedAdagrad")

@@ -18,7 +18,8 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def one_worker(folder):
-    return run(1, "split", "places", "save_split", "files", "damaged_file", folder=folder)
+    names = ("split", "places", "not_finite", "save_split", "files", "damaged_file")
+    return run(1, *names, folder=folder)
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +44,11 @@ def test_each_server_holds_every_second_part_with_its_slots(one_worker):
     held = [float(size) for size in re.findall(r"\d holds ([\d.e-]+) MB", text)]
     assert 2 * 8 * (103 * 4 + 63) / 1e6 <= sum(held) <= 2 * 8 * (103 * 4 + 63 + 4) / 1e6
     assert min(held) >= 2 * 8 * 51 * 4 / 1e6
+
+
+@pytest.mark.slow
+def test_a_part_that_is_not_finite_is_named(one_worker):
+    assert "diverged at step 0: table/embeddings_2 is not finite" in one_worker["not_finite"]
 
 
 @pytest.mark.slow
