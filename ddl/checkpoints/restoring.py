@@ -1,6 +1,5 @@
 """Assignment of a saved checkpoint's values, if it fits."""
 
-import gc
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -110,16 +109,11 @@ def assign(
                     remedy += " It holds variables of callbacks: pass those callbacks again."
                 raise ValueError(str(differences))
             assigned = checkpoint if alone is None else tf.train.Checkpoint(**alone)
-            options = _read_here(assigned)
-            status = assigned.restore(prefix, options).expect_partial()
-            status.assert_existing_objects_matched()
+            if not _assigned_singly(assigned, prefix):
+                status = assigned.restore(prefix).expect_partial()
+                status.assert_existing_objects_matched()
             if of_replicas is not None:
                 of_replicas.restore(prefix)
-        if options is not None:
-            # TensorFlow's saver leaves the values in reference cycles. As long as they live, their
-            # copies on the servers do, and each variable is copied by its first sparse update.
-            del status
-            gc.collect()
     except (tf.errors.OpError, AssertionError, ValueError) as error:
         raise ModelDirectoryError(
             f"{saved} cannot be restored into this model and optimizer: {first_line(error)}. "
@@ -135,16 +129,25 @@ def saved_fields(state: TrainingState) -> dict[str, Any]:
     return {name: value for name, value in state._asdict().items() if name != "layer_norms"}
 
 
-def _read_here(checkpoint: tf.train.Checkpoint) -> tf.train.CheckpointOptions | None:
-    """Returns options by which this process reads the values of variables on parameter servers.
+def _assigned_singly(checkpoint: tf.train.Checkpoint, prefix: str) -> bool:
+    """Assigns variables one after the other, if parameter servers hold some; returns whether.
 
-    By default each server reads its own: it must reach the files, and holds all values twice.
+    TensorFlow lets each server read all of its values at once: it must reach the files, and holds
+    everything twice. The names must match, as `compare` has checked.
     """
     if not any(map(is_on_server, saved_variables(checkpoint))):
-        return None
-    with tf.device("CPU:0"):
-        here = tf.zeros([]).device
-    return tf.train.CheckpointOptions(experimental_io_device=here)
+        return False
+    # As in `ddl.checkpoints.snapshot`.
+    gathered, _, _, _ = checkpoint._saver._gather_serialized_tensors()
+    reader = tf.train.load_checkpoint(prefix)
+    for part, tensors in gathered.items():
+        variable = getattr(part, "obj", part)
+        variable = variable.value if isinstance(variable, keras.Variable) else variable
+        if isinstance(variable, tf.Variable):
+            (name,) = tensors
+            if reader.has_tensor(name):  # not one that is partial
+                variable.assign(reader.get_tensor(name), read_value=False)
+    return True
 
 
 def take_over(state: TrainingState, trainer: Trainer) -> None:

@@ -56,9 +56,7 @@ def test_checkpoints_fit_any_number_of_servers_and_one_device(one_worker, folder
     saved = one_worker["save_split"]
     assert saved["step"] == 7
     for servers in (1, 3):
-        found = run(1, "restore_split", servers=servers, folder=folder)["restore_split"]
-        # Servers would hold all values twice if they read them.
-        assert found == [saved, "/job:chief/replica:0/task:0/device:CPU:0"]
+        assert run(1, "restore_split", servers=servers, folder=folder)["restore_split"] == saved
     strategy = tf.distribute.OneDeviceStrategy("CPU:0")
     trainer = split_tables.make_trainer(strategy, cases.PARTS, "FusedAdagrad")
     assert cases.digest(trainer) != saved
