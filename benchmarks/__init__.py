@@ -37,6 +37,7 @@ LONG = (
     "batch_shards",
     "monitors",
     "check_time",
+    "split_table",
 )
 """Benchmarks that run only when named."""
 

@@ -9,11 +9,11 @@ import numpy as np
 import tensorflow as tf
 
 from ddl.checkpoints.comparison import compare, parts_of
-from ddl.checkpoints.contents import BESIDE_ATTRIBUTES
+from ddl.checkpoints.contents import BESIDE_ATTRIBUTES, saved_variables
 from ddl.checkpoints.directory import Metadata, OfSources, SavedCheckpoint, first_line, readable
 from ddl.checkpoints.replica_statistics import ReplicaStatistics
 from ddl.data.source import with_sources_read
-from ddl.devices.replicas import replica_devices
+from ddl.devices.replicas import is_on_server, replica_devices
 from ddl.distribution.traits import name_of
 from ddl.errors import ModelDirectoryError
 from ddl.step.state import TrainingState
@@ -132,8 +132,9 @@ def assign(
                     remedy += " It holds variables of callbacks: pass those callbacks again."
                 raise ValueError(str(differences))
             assigned = checkpoint if alone is None else tf.train.Checkpoint(**alone)
-            status = assigned.restore(prefix).expect_partial()
-            status.assert_existing_objects_matched()
+            if not _assigned_singly(assigned, prefix):
+                status = assigned.restore(prefix).expect_partial()
+                status.assert_existing_objects_matched()
             if of_replicas is not None:
                 of_replicas.restore(prefix)
     except (tf.errors.OpError, AssertionError, ValueError) as error:
@@ -149,6 +150,27 @@ def saved_fields(state: TrainingState) -> dict[str, Any]:
     The norms of layers are left out, so that a resumed run may ask for others.
     """
     return {name: value for name, value in state._asdict().items() if name != "layer_norms"}
+
+
+def _assigned_singly(checkpoint: tf.train.Checkpoint, prefix: str) -> bool:
+    """Assigns variables one after the other, if parameter servers hold some; returns whether.
+
+    TensorFlow lets each server read all of its values at once: it must reach the files, and holds
+    everything twice. The names must match, as `compare` has checked.
+    """
+    if not any(map(is_on_server, saved_variables(checkpoint))):
+        return False
+    # As in `ddl.checkpoints.snapshot`.
+    gathered, _, _, _ = checkpoint._saver._gather_serialized_tensors()
+    reader = tf.train.load_checkpoint(prefix)
+    for part, tensors in gathered.items():
+        variable = getattr(part, "obj", part)
+        variable = variable.value if isinstance(variable, keras.Variable) else variable
+        if isinstance(variable, tf.Variable):
+            (name,) = tensors
+            if reader.has_tensor(name):  # not one that is partial
+                variable.assign(reader.get_tensor(name), read_value=False)
+    return True
 
 
 def take_over(state: TrainingState, trainer: Trainer) -> None:

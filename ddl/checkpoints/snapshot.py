@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 
 from ddl.checkpoints.slots import WholeSlot
+from ddl.devices.replicas import is_on_server
 from ddl.errors import ConfigError
 
 
@@ -24,6 +25,8 @@ class Snapshots:
       (`copy_on_read_mode`), on the same stream as the updates.
     - The copy to the host waits for all earlier work of the GPU's compute stream, and holds a
       reference to the buffer until it is complete (`GPUUtil::CopyGPUTensorToCPU`).
+    - A variable on a parameter server is read on its own: once a sparse update has touched it, its
+      server copies it for the read, and must not hold copies of all its variables at once.
     - `take` returns when all copies are complete, so no later update runs beside them, and the
       snapshot shares no memory with variables on GPUs. ddl makes no further copy.
 
@@ -35,6 +38,7 @@ class Snapshots:
         """Lists the checkpoint's tensors; its set of variables must not change afterwards."""
         self._checkpoint = checkpoint
         self._variables: dict[str, tf.Variable] = {}
+        self._on_servers: dict[str, tf.Variable] = {}
         self._others: dict[str, tf.Tensor] = {}
         self._slots: dict[str, WholeSlot] = {}
         self._traced: Any = None
@@ -63,6 +67,7 @@ class Snapshots:
             if len(self._others) > 1:
                 self._gather()  # values of non-variables, such as tables, are read here
             others = {name: tf.identity(value) for name, value in self._others.items()}
+            others |= {name: tf.identity(v.read_value()) for name, v in self._on_servers.items()}
             # Not traced by a call: TensorFlow counts those of all snapshots of a process together,
             # and warns of frequent ones.
             self._traced = self._traced or self._read.get_concrete_function()
@@ -92,7 +97,9 @@ class Snapshots:
             variable = variable.value if isinstance(variable, keras.Variable) else variable
             is_read_here = isinstance(variable, tf.Variable) and not _is_reduced(variable)
             for name, tensor in tensors.items():
-                if is_read_here:
+                if is_read_here and is_on_server(variable):
+                    self._on_servers[name] = variable
+                elif is_read_here:
                     self._variables[name] = variable
                 elif isinstance(part, WholeSlot):
                     self._slots[name] = part

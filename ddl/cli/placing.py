@@ -1,5 +1,6 @@
 """Set-up of a run's devices and strategy from the flags."""
 
+import os
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
@@ -9,6 +10,8 @@ from ddl.cli.loading import load_prepared, prepare
 
 if TYPE_CHECKING:
     from ddl.run.placement import Placement
+
+_ONE_DNN = "TF_ENABLE_ONEDNN_OPTS"
 
 
 def build_placement(gpus: Sequence[int] | None) -> "Placement | None":
@@ -28,6 +31,7 @@ def build_placement(gpus: Sequence[int] | None) -> "Placement | None":
     from ddl.distribution.slurm import check_cluster, join_cluster
 
     with prepare():
+        return_freed_memory_of_server()
         # Each of the two checks what it can before TensorFlow is imported.
         check_cluster(FLAGS.cluster)
         load_prepared(FLAGS)
@@ -78,6 +82,19 @@ def build_placement(gpus: Sequence[int] | None) -> "Placement | None":
         FLAGS.shard_optimizer_state,
         FLAGS.shard_gradients,
     )
+
+
+def return_freed_memory_of_server() -> None:
+    """Makes a parameter server return freed memory to the system. Before TensorFlow is imported.
+
+    With oneDNN, TensorFlow's allocator for CPUs keeps all memory that it ever took: the copies of
+    variables that are made while they are initialized and saved. A server applies updates, which
+    oneDNN does not speed up. A value that the environment has already stays.
+    """
+    from ddl.distribution.tf_config import cluster_role
+
+    if cluster_role().kind == "ps":
+        os.environ.setdefault(_ONE_DNN, "0")
 
 
 def choose_tf32(enabled: bool) -> None:

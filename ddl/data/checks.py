@@ -26,16 +26,21 @@ _ENDED = re.compile(r"expected to contain an infinite number of elements but con
 # value. The nodes after the first are those that an error passes through, often an iterator's.
 _OF_DATA = re.compile(
     r"with iterator: Iterator|\{\{node [^}]*Iterator|\[Op:Iterator|"
-    r"Feature '|Received a label value|\bindices\S* = \S+ is not in \["
+    r"Feature '|Received a label value|\bindices\S* = (\] \[)?[^] ]+(\] \[)? is not in \["
 )
 
-# A token or category that a layer looks up, and the node that does so.
+# A token or category that a layer looks up, and the node that does so. An assertion of a layer puts
+# each piece of its message in brackets.
 _BEYOND_TABLE = re.compile(
-    r"\bindices\S* = (-?\d+) is not in \[0, (\d+)\)\s*\[\[\{\{node ([^}]*)\}\}"
+    r"\bindices\S* = (?:\] \[)?(-?\d+)(?:\] \[)? is not in \[0, (\d+)\)\]?\s*"
+    r"\[\[\{\{node ([^}]*)\}\}"
 )
 
-# A node that an error of the data passes through, as do errors of other nodes.
-_IN_BATCH = "Iterator"
+# The scope of the nodes that read examples within a function of a worker.
+READ_ON_WORKER = "read_on_worker"
+
+# Nodes that an error of the data passes through, as do errors of other nodes.
+_IN_BATCH = re.compile(rf"Iterator|{READ_ON_WORKER}")
 
 # A node with an error, which may lie in a function that a function of the data calls.
 _NODE = re.compile(r"\[\[\{\{(?:function_node [^}]*\}\}\{\{)?node")
@@ -179,7 +184,9 @@ def data_errors(*sources: _Read) -> Iterator[None]:
         # a Python function that raised a DataError, the message of that error is the reason.
         text = str(error.message)
         own = re.findall(r"ddl\.errors\.DataError: (.*)", text)
-        damaged = [source.damaged() for source in sources] if _IN_BATCH in text and not own else []
+        damaged = (
+            [source.damaged() for source in sources] if _IN_BATCH.search(text) and not own else []
+        )
         if not own and not any(damaged) and not _OF_DATA.search(text):
             raise
         reason = own[-1] if own else _NODE.split(text)[0].strip().splitlines()[-1].strip()

@@ -137,16 +137,11 @@ class DecodedSource(Source):
         Returns:
           Features and "weight", [b, …], without NaN or infinity.
         """
-        root = tf.constant([seed % 2**63, 0], tf.int64)
 
         @tf.autograph.experimental.do_not_convert
         def with_seeds(number: tf.Tensor, batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-            key = tf.random.experimental.stateless_fold_in(root, number // steps_per_epoch)
-            # Only the second half of `key` depends on the epoch; a draw mixes both halves.
-            drawn = tf.random.stateless_uniform([], key, None, None, tf.int64)
             draw = batch.pop("draw", batch["index"])
-            seeds = tf.stack([tf.fill(tf.shape(draw), drawn), draw], axis=1)
-            return {**batch, "seed": seeds}
+            return {**batch, "seed": seeds_of(draw, number // steps_per_epoch, seed)}
 
         ordered = tf.data.Dataset.zip(tf.data.Dataset.counter(first_batch), indices)
         rows = self._read_ahead(ordered.map(with_seeds))
@@ -202,6 +197,22 @@ class DecodedSource(Source):
         )
         most = min(_MOST_AT_ONCE, max(1, _BYTES_AT_ONCE // max(of_example, 1)))
         return max(number for number in range(1, most + 1) if size % number == 0)
+
+
+def seeds_of(draw: tf.Tensor, epoch: tf.Tensor, seed: int) -> tf.Tensor:
+    """Returns the seeds of examples in an epoch, int64 [b, 2].
+
+    Args:
+      draw: Numbers of the seeds in the epoch, int64 [b]: those of the examples, if an epoch has
+        each example once.
+      epoch: Number of the epoch, int64 [].
+      seed: Seed of the examples' random numbers.
+    """
+    root = tf.constant([seed % 2**63, 0], tf.int64)
+    key = tf.random.experimental.stateless_fold_in(root, epoch)
+    # Only the second half of `key` depends on the epoch; a draw mixes both halves.
+    drawn = tf.random.stateless_uniform([], key, None, None, tf.int64)
+    return tf.stack([tf.fill(tf.shape(draw), drawn), draw], axis=1)
 
 
 def _several_at_once(

@@ -1,5 +1,7 @@
 """The devices of this process's replicas."""
 
+from typing import Any
+
 import tensorflow as tf
 
 
@@ -29,3 +31,9 @@ def replica_devices(strategy: tf.distribute.Strategy) -> tuple[str, ...]:
     # Under the default strategy TensorFlow places operations on the first GPU, if there is one.
     default = "GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"
     return local_devices(strategy) or (default,)
+
+
+def is_on_server(variable: Any) -> bool:
+    """Returns whether a parameter server holds a variable."""
+    device = getattr(variable, "device", None)
+    return isinstance(device, str) and "/job:ps/" in device

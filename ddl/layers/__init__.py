@@ -11,6 +11,7 @@ from ddl.layers.dropout_and_noise import (
     SpatialDropout3D,
 )
 from ddl.layers.lookups import look_up
+from ddl.layers.partitioned import PartitionedEmbedding
 from ddl.layers.recurrent import GRU, LSTM, SimpleRNN
 from ddl.layers.replica_sum import sum_over_replicas
 from ddl.layers.tokens import ClassToken, PositionEmbedding, TiedEmbedding
@@ -42,6 +43,7 @@ __all__ = [
     "Mixed",
     "Mixup",
     "MultiHeadAttention",
+    "PartitionedEmbedding",
     "PositionEmbedding",
     "RandAugment",
     "RandomBrightness",

@@ -14,6 +14,8 @@ def table_mlp(
     numbers: int = 0,
     categories: Mapping[str, int] | None = None,
     embedding_width: int = 8,
+    max_table_parts: int = 1,
+    min_table_part_bytes: int = 1 << 20,
     hidden_units: Sequence[int] = (128, 64),
     dropout: float = 0.0,
     numbers_mean: Sequence[float] | None = None,
@@ -28,6 +30,9 @@ def table_mlp(
       numbers: Length of the feature "numbers", float [batch, numbers]; 0 if there is none.
       categories: Number of values of each further feature, by its name; integers [batch].
       embedding_width: Width of the vectors.
+      max_table_parts: Largest number of parts into which a table of vectors is split, for parameter
+        servers (`ddl.layers.PartitionedEmbedding`); 1 splits none.
+      min_table_part_bytes: Smallest size of a part. Smaller tables are not split.
       hidden_units: Width of each hidden layer.
       dropout: Dropout rate after each hidden layer.
       numbers_mean: Subtracted from the raw numbers, one for each; None subtracts nothing.
@@ -68,7 +73,9 @@ def table_mlp(
         columns.append(x)
     for name, count in (categories or {}).items():
         inputs[name] = keras.Input((), dtype="int64", name=name)
-        table = keras.layers.Embedding(count, embedding_width, name=f"{name}_vectors")
+        table = _table(
+            count, embedding_width, max_table_parts, min_table_part_bytes, f"{name}_vectors"
+        )
         columns.append(table(inputs[name]))
     if not columns:
         raise ConfigError(
@@ -81,3 +88,13 @@ def table_mlp(
         if dropout:
             x = layers.Dropout(dropout, name=f"dropout_{number}")(x)
     return keras.Model(inputs, keras.layers.Dense(num_outputs, name="outputs")(x), name="table_mlp")
+
+
+def _table(
+    count: int, width: int, max_parts: int, min_part_bytes: int, name: str
+) -> keras.layers.Layer:
+    """Returns a layer that looks up vectors, in a table of several parts if it is large."""
+    split = layers.PartitionedEmbedding(
+        count, width, max_parts=max_parts, min_part_bytes=min_part_bytes, name=name
+    )
+    return split if split.parts > 1 else keras.layers.Embedding(count, width, name=name)

@@ -13,13 +13,14 @@ from ddl.errors import ConfigError
 from ddl.optimizers.named import ONLY, by_name, frozen_until
 from ddl.run.checks.gpu_notes import gpu_notes
 from ddl.run.checks.learning_rate import learning_rate_summary
+from ddl.run.checks.servers import bytes_of_servers, unevenly_held
 from ddl.tasks.parts import models_of
 from ddl.tasks.task import has_step
 from ddl.training.trainer import Trainer
 
 
 def notes(trainer: Trainer) -> list[str]:
-    """Returns notes on the strategy, on GPUs, and on the memory that a task's own step takes."""
+    """Returns notes on strategy, servers, GPUs, and on the memory that an own step takes."""
     applies = {
         "always": True,
         "with batch normalization": any(
@@ -33,6 +34,7 @@ def notes(trainer: Trainer) -> list[str]:
             f"Each update keeps a copy of {trainer.kept_bytes / 1e6:,.3g} MB on each replica, to "
             "restore the values if a gradient overflows."
         )
+    found += unevenly_held(trainer)
     return [*found, *gpu_notes(trainer.strategy, trainer.training_layers)]
 
 
@@ -54,6 +56,7 @@ def summary(trainer: Trainer, total: int) -> dict[str, str]:
     steps_per_epoch = trainer.steps_per_epoch
     return {
         "devices": f"{describe_devices(trainer.strategy)}, {type(trainer.strategy).__name__}",
+        **bytes_of_servers(trainer),
         "replicas": str(replicas),
         "global batch size": _of_sources(trainer, lambda pipeline: _split(pipeline, replicas)),
         "batch per replica": _of_sources(

@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 
 from ddl.errors import ConfigError, DataError
+from ddl.layers import PartitionedEmbedding
 from ddl.tasks.checks import (
     check_features,
     check_input,
@@ -15,6 +16,8 @@ from ddl.tasks.checks import (
     fits,
     without_one,
 )
+
+_TABLES = (keras.layers.Embedding, PartitionedEmbedding)
 
 
 def inputs_of(
@@ -116,7 +119,7 @@ def check_looked_up(model: keras.Model, source: Any, input_name: str) -> None:
     """
     for layer in getattr(model, "layers", ()):
         try:
-            taken = layer.input if isinstance(layer, keras.layers.Embedding) else None
+            taken = layer.input if isinstance(layer, _TABLES) else None
         except (AttributeError, ValueError):  # Keras: no input yet, or several
             continue
         if taken is None or not model.inputs:

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from ddl.data.pipeline import Batch
+from ddl.devices.replicas import is_on_server
 from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, TrainingDiverged
@@ -43,6 +44,7 @@ class VariablesFinite:
         ]
         self._workers = workers
         self._traced: Any = None
+        self._on_servers = any(map(is_on_server, self._variables))
 
     def check(self, step: int) -> None:
         """Raises TrainingDiverged with the name of the first variable that is not finite.
@@ -52,16 +54,24 @@ class VariablesFinite:
         """
         if not self._variables:
             return
-        # Not traced by a call: TensorFlow counts those of all trainers of a process together, and
-        # warns of frequent ones.
-        self._traced = self._traced or self._finite.get_concrete_function()
-        finite = self._workers.gather(self._traced().numpy()).min(axis=0)
+        finite = self._workers.gather(self._which()).min(axis=0)
         for variable, is_finite in zip(self._variables, finite, strict=True):
             if not is_finite:
                 raise TrainingDiverged(
                     f"Training diverged at step {step}: {variable.name.split(':')[0]} is not "
                     f"finite. {_REMEDY}"
                 )
+
+    def _which(self) -> np.ndarray:
+        """Returns which variables are finite: bool [variables]."""
+        if self._on_servers:
+            # One after the other: a server copies a table of sparse updates for each read, and
+            # must not hold copies of all its variables at once.
+            return np.array([_is_finite(variable).numpy() for variable in self._variables])
+        # Not traced by a call: TensorFlow counts those of all trainers of a process together, and
+        # warns of frequent ones.
+        self._traced = self._traced or self._finite.get_concrete_function()
+        return self._traced().numpy()
 
     @tf.function(autograph=False)
     def _finite(self) -> tf.Tensor:
@@ -70,7 +80,13 @@ class VariablesFinite:
 
 
 def _is_finite(variable: tf.Variable) -> tf.Tensor:
-    return tf.reduce_all(tf.math.is_finite(variable.read_value()))
+    if not is_on_server(variable):
+        return tf.reduce_all(tf.math.is_finite(variable.read_value()))
+    # On the server that holds the variable, so that it sends only the result. Without a mask, whose
+    # smaller memory a server's threads would each keep for later.
+    with tf.device(variable.device):
+        value = variable.read_value()
+        return tf.math.is_finite(tf.reduce_sum(value - value))
 
 
 def check_state_finite(state: TrainingState, update: UpdateStep, max_skipped_updates: int) -> None:

@@ -9,6 +9,7 @@ import sys
 import time
 
 import pytest
+import tensorflow as tf
 
 from ddl.distribution import parameter_servers
 from ddl.distribution.parameter_servers import serves_here
@@ -39,11 +40,12 @@ def start(*command, **environment) -> subprocess.Popen:
 
 
 class Launch:
-    """A launcher of one parameter server and two workers, and what it has shown so far."""
+    """A launcher of parameter servers and two workers, and what it has shown so far."""
 
-    def __init__(self, model_dir, *flags, launcher=()):
+    def __init__(self, model_dir, *flags, launcher=(), servers=1):
         self._model_dir = model_dir
-        self.process = start("ddl.launch", "--num_ps=1", "--num_workers=2", *launcher, "--", *flags)
+        numbers = (f"--num_ps={servers}", "--num_workers=2")
+        self.process = start("ddl.launch", *numbers, *launcher, "--", *flags)
         self.shown = ""
 
     def wait_for(self, pattern: str) -> None:
@@ -131,6 +133,58 @@ def test_digits_with_an_evaluator_beside_it(tmp_path):
     assert re.search(r"Restored step ([6-9]00|1,[0-4]00)", launch.shown)
     assert counts(model_dir) == [1500, 1500, 1500]
     assert evaluations(model_dir)[1500] >= 0.97
+
+
+SPLIT = """
+include 'standard.gin'
+SEED = 0
+GLOBAL_BATCH_SIZE = 32
+TRAIN_STEPS = 600
+EVAL_EVERY = 600
+CHECKPOINT_EVERY = 100
+LEARNING_RATE = 0.05
+PRECISION = 'float32'
+CLIP_NORM = None
+ACCUMULATION_STEPS = 1
+Trainer.task = @Classification()
+Classification.model = @table_mlp()
+table_mlp.num_outputs = 3
+table_mlp.categories = {'item': 300}
+table_mlp.max_table_parts = 4
+table_mlp.min_table_part_bytes = 1024
+Trainer.optimizer = @FusedAdagrad()
+FusedAdagrad.learning_rate = @LearningRate()
+LearningRate.schedule = %LEARNING_RATE
+Trainer.train_data = @record_files()
+Trainer.eval_data = @record_files()
+record_files.features = {'item': ('item', 'int64', ()), 'label': ('label', 'int64', ())}
+"""
+
+
+@pytest.mark.slow
+def test_a_split_table_and_record_files_go_on_after_a_server_was_killed(tmp_path):
+    file, config, model_dir = tmp_path / "items", tmp_path / "config.gin", tmp_path / "run"
+    config.write_text(SPLIT + f"record_files.files = {str(file)!r}\n")
+    with tf.io.TFRecordWriter(str(file)) as records:
+        for number in range(300):
+            of = {"item": number, "label": number % 3}
+            feature = {
+                name: tf.train.Feature(int64_list=tf.train.Int64List(value=[value]))
+                for name, value in of.items()
+            }
+            example = tf.train.Example(features=tf.train.Features(feature=feature))
+            records.write(example.SerializeToString())
+    flags = [f"--gin_file={config}", f"--model_dir={model_dir}"]
+    launch = Launch(model_dir, *flags, launcher=["--max_restarts=1"], servers=2)
+    launch.wait_for("step 300")
+    launch.send("ps 1", signal.SIGKILL)
+    assert launch.finish() == 0, launch.shown
+    assert re.search(r"parameter servers: 0 holds [\d.]+ MB, 1 holds [\d.]+ MB", launch.shown)
+    assert "ps 1 was killed by SIGKILL." in launch.shown
+    assert "Restart 1 of 1: all processes.\n" in launch.shown
+    assert re.search(r"Restored step [2-5]00", launch.shown)
+    assert counts(model_dir) == [600, 600, 600]
+    assert evaluations(model_dir)[600] >= 0.9  # each item has one label
 
 
 @pytest.mark.slow

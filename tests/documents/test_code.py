@@ -319,6 +319,15 @@ def test_item_vectors():
     assert namespace["ItemVectors"]()(np.array([1, 999_999])).shape == (2, 32)
 
 
+def test_split_items():
+    namespace: dict = {}
+    smaller = files()["split_items.py"].replace("10_000_000", "1_000_000")
+    exec(smaller, namespace)
+    model = namespace["model"]
+    assert [len(v.shape) for v in model.weights] == [2] * 65 + [1]
+    assert model(np.array([1, 999_999])).shape == (2, 1)
+
+
 def test_metrics(folder, capsys):
     trainer = runpy.run_path("areas.py")["trainer"]
     found = trainer.history[-1]
@@ -468,6 +477,6 @@ def test_every_block_is_run_or_checked():
     shown |= {"windows.py", "items.py", "info_nce.py", "annealed.py", "mixing.py"}
     shown |= {"areas.py", "watch.py", "rising_weight.py", "hard_examples.py"}
     shown |= {"endless_digits.py"}  # imported by a config
-    shown |= {"continued.py", "item_vectors.py"}
+    shown |= {"continued.py", "item_vectors.py", "split_items.py"}
     assert names == shown | OWN_STEPS.keys() | MOVED | OF_NOTEBOOKS
     assert len(python) == len(names)

@@ -2,7 +2,7 @@ import keras
 import numpy as np
 import pytest
 
-from ddl.models import cnn, mlp
+from ddl.models import cnn, mlp, table_mlp
 
 
 def test_mlp_of_the_tutorial():
@@ -38,3 +38,20 @@ def test_raw_bytes_come_in_and_logits_go_out(build):
 
 def test_the_last_layer_gives_logits():
     assert cnn((8, 8, 1), 10).layers[-1].activation is keras.activations.linear
+
+
+def test_large_tables_are_split():
+    categories = {"colour": 30, "shape": 3}
+    whole = table_mlp(1, categories=categories, embedding_width=4)
+    split = table_mlp(
+        1, categories=categories, embedding_width=4, max_table_parts=2, min_table_part_bytes=64
+    )
+    assert [v.path for v in whole.weights][:2] == [
+        "colour_vectors/embeddings",
+        "shape_vectors/embeddings",
+    ]
+    assert [(v.path, tuple(v.shape)) for v in split.weights][:3] == [
+        ("colour_vectors/embeddings_0", (15, 4)),
+        ("colour_vectors/embeddings_1", (15, 4)),
+        ("shape_vectors/embeddings", (3, 4)),
+    ]

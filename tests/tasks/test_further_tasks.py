@@ -290,6 +290,13 @@ MASKING = ddl.layers.TokenMasking(10, 10)
             "'colour_vectors' of 'table_mlp' more rows",
         ),
         (
+            lambda: ddl.Classification(
+                table_mlp(2, categories={"colour": 3}, max_table_parts=2, min_table_part_bytes=32)
+            ),
+            {"colour": LABELS + 2, "label": LABELS},
+            r"'colour' must be from 0 to 2, got 2 to 3 \(first in example 1\)",
+        ),
+        (
             lambda: ddl.Classification(table_mlp(2, categories={"colour": 3})),
             {"colour": LABELS + 0.5, "label": LABELS},
             "'colour' of the data must be integers, as the model 'table_mlp' takes them, got float",

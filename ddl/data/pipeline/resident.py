@@ -24,6 +24,12 @@ _RESIDENT_UP_TO_BYTES = 256 << 20
 _SENT_UP_TO_BYTES = 2_000_000_000
 """Below the 2 GiB limit of a TensorFlow message."""
 
+IN_FILES = (
+    "Convert the data to TFRecord files (python -m ddl.convert --format=tfrecord), which the "
+    "workers read, or use multi_worker_mirrored, where each worker runs the program"
+)
+"""The remedy for data that workers of parameter servers cannot get."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Packing:
@@ -194,12 +200,12 @@ class ResidentArrays:
         if not is_in_memory(source) or not can_reside(source):
             raise ConfigError(
                 f"Only numeric arrays can be sent to workers, got {type(source).__name__}. "
-                "Use multi_worker_mirrored, where each worker reads the data."
+                f"{IN_FILES}."
             )
         if source.nbytes > _SENT_UP_TO_BYTES:
             raise ConfigError(
                 f"At most 2 GB of data can be sent to workers, got {source.nbytes / 1e9:.1f} "
-                "GB. Use multi_worker_mirrored, where each worker reads the data."
+                f"GB. {IN_FILES}."
             )
         return pack(source, HOST)
 

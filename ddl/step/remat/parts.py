@@ -10,6 +10,7 @@ import tensorflow as tf
 from ddl import microbatch
 from ddl.distribution.traits import traits_of
 from ddl.errors import ConfigError, did_you_mean
+from ddl.layers import PartitionedEmbedding
 from ddl.step.remat.again import computed_again
 from ddl.step.remat.graphs import (
     Chain,
@@ -25,6 +26,7 @@ from ddl.tasks.parts import layers_of, models_of
 from ddl.tasks.task import Task
 
 _MOST_NAMES = 60
+_TABLES = (keras.layers.Embedding, PartitionedEmbedding)
 
 
 class _Part(NamedTuple):
@@ -103,7 +105,7 @@ class Parts:
 
     def _of(self, layer: Any, path: str, is_container: bool) -> Iterator[_Part]:
         """Yields the parts of a layer, with its path; those within, if it is a container."""
-        if isinstance(layer, keras.layers.Embedding):
+        if isinstance(layer, _TABLES):
             return  # a lookup keeps nothing; computed again, it would read the whole table
         if id(layer) in self._seen:
             return
@@ -130,7 +132,7 @@ class Parts:
 
         for place, node in enumerate(nodes):
             operation = node.operation
-            excluded = isinstance(operation, keras.layers.Embedding)
+            excluded = isinstance(operation, _TABLES)
             matching = [] if excluded else self._match(name(place))
             own = (blocks[place], matching[0]) if matching else None
             if key is not None and own != key:

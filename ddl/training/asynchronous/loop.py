@@ -16,10 +16,12 @@ import itertools
 import time
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from ddl.data import BatchPipeline
-from ddl.data.pipeline import Batch
+from ddl.data.checks import data_errors
+from ddl.data.pipeline import Batch, WorkerBatches
 from ddl.step.objective import Objective
 from ddl.step.onednn import in_own_graph_if
 from ddl.step.order_of_sums import fixed_order_of_sums
@@ -43,20 +45,21 @@ class CoordinatedLoop:
     """
 
     def __init__(self, update: UpdateStep, state: TrainingState):
-        """Sends the data arrays to each worker; traces nothing.
+        """Sends the data arrays to each worker; traces no update.
 
         Args:
           update: Makes one update.
           state: State to start from.
 
         Raises:
-          ConfigError: If the data are not arrays, or too large to send.
+          ConfigError: If workers can neither be sent the data nor read them.
         """
         self.trace_count = 0
         self._is_traced = False
         self._update = update
-        (self._pipeline,) = update.pipelines.values()
-        self._workers = _Workers(update.strategy, self._pipeline)
+        (pipeline,) = update.pipelines.values()
+        self._batches = WorkerBatches(pipeline)
+        self._workers = _Workers(update.strategy, self._batches)
         (optimizer,) = update.optimizers.values()
         count_atomically(optimizer)
         slots = _RANGES_PER_WORKER * self._workers.number
@@ -102,7 +105,7 @@ class CoordinatedLoop:
         def updated(number: tf.Tensor) -> tf.Tensor:
             with tf.control_dependencies([self._shared.begin(slot)]):
                 before = self._shared.at(first + number)
-                batch = self._pipeline.batch(arrays, before.batches)
+                batch = self._batches.batch(arrays, before.batches)
                 after = self._update({"": batch}, before)
                 with tf.control_dependencies(self._shared.add(before, after)):
                     return number + 1
@@ -122,7 +125,7 @@ class CoordinatedEvaluation:
     def __init__(
         self, objective: Objective, pipeline: BatchPipeline, strategy: tf.distribute.Strategy
     ):
-        """Sends the data arrays to each worker; traces nothing.
+        """Sends the data arrays to each worker; traces no evaluation.
 
         Args:
           objective: Gives the metric sums.
@@ -130,12 +133,13 @@ class CoordinatedEvaluation:
           strategy: The strategy, with parameter servers.
 
         Raises:
-          ConfigError: If the data are not arrays, or too large to send.
+          ConfigError: If workers can neither be sent the data nor read them.
         """
         self._objective = objective
         self._pipeline = pipeline
         self._strategy = strategy
-        self._workers = _Workers(strategy, pipeline)
+        self._batches = WorkerBatches(pipeline)
+        self._workers = _Workers(strategy, self._batches)
 
     def run(self, state: TrainingState) -> dict[str, float]:
         """Returns the means; see `Evaluation.run`.
@@ -185,7 +189,7 @@ class CoordinatedEvaluation:
                 return self._objective(features, training=False)[1]
 
         def add_batch(number: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            own = self._strategy.run(replica_sums, args=(pipeline.batch(arrays, number),))
+            own = self._strategy.run(replica_sums, args=(self._batches.batch(arrays, number),))
             return number + 1, sums + self._strategy.reduce("SUM", own, axis=None)
 
         initial = (start, self._objective.evaluation_metrics.zeros())
@@ -193,17 +197,18 @@ class CoordinatedEvaluation:
 
 
 class _Workers:
-    """The workers of a strategy, each with the arrays of a data set.
+    """The workers of a strategy, each with the arrays of a data set that are sent to it.
 
     Attributes:
       number: Number of workers.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy, pipeline: BatchPipeline):
+    def __init__(self, strategy: tf.distribute.Strategy, batches: WorkerBatches):
         # TensorFlow returns the same coordinator for the same strategy.
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
         self.number = strategy._num_workers
-        arrays = pipeline.packed_arrays()
+        self._source = batches.source
+        arrays = batches.arrays or {"": np.zeros([])}  # an element must have a tensor
 
         # A data set that repeats one element: `next` copies nothing, and TensorFlow remakes the
         # data set on a restarted worker.
@@ -217,13 +222,17 @@ class _Workers:
 
         The result is TensorFlow's `RemoteValue`.
         """
-        with explaining_stale_traces():
+        with explaining_stale_traces(), data_errors(self._source):
             return self._coordinator.schedule(function, args=(self._data, *args))
 
     def wait(self) -> None:
         """Waits until all functions are done.
 
         `ddl.distribution.parameter_servers` detects a stalled process.
+
+        Raises:
+          DataError: If a worker could not read the data.
         """
-        while not self._coordinator.done():
-            time.sleep(_PAUSE)
+        with data_errors(self._source):
+            while not self._coordinator.done():
+                time.sleep(_PAUSE)

@@ -1,7 +1,9 @@
 """Asynchronous training, on a cluster in a process of its own (cases.py)."""
 
 import json
+import os
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -10,10 +12,13 @@ from tests.run.whole_runs import ROOT
 from tests.training.asynchronous.cases import PARITY
 
 
-def run(workers: int, *names: str) -> dict:
+def run(workers: int, *names: str, servers: int = 2, folder: str | Path = "") -> dict:
+    """Runs functions of cases.py on a cluster; returns their results by name."""
+    module, numbers = "tests.training.asynchronous.cases", (str(workers), str(servers))
     done = forked.run(
-        [sys.executable, "-m", "tests.training.asynchronous.cases", str(workers), *names],
+        [sys.executable, "-m", module, *numbers, *names],
         cwd=ROOT,
+        env={**os.environ, "CASES": str(folder)},
         capture_output=True,
         text=True,
         timeout=900,
@@ -99,4 +104,4 @@ def test_bfloat16_needs_no_scale(two_workers):
 
 @pytest.mark.slow
 def test_only_arrays_can_be_sent(two_workers):
-    assert "got RandomAccessSource. Use multi_worker_mirrored" in two_workers["refused"]
+    assert "got RandomAccessSource. Convert the data to TFRecord" in two_workers["refused"]
