@@ -31,9 +31,9 @@ def build_placement(gpus: Sequence[int] | None) -> "Placement | None":
     from ddl.distribution.slurm import check_cluster, join_cluster
 
     with prepare():
-        return_freed_memory_of_server()
         # Each of the two checks what it can before TensorFlow is imported.
-        check_cluster(FLAGS.cluster)
+        if check_cluster(FLAGS.cluster) == "tf_config":
+            return_freed_memory_of_server()
         load_prepared(FLAGS)
 
         from ddl import config
