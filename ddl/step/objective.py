@@ -7,7 +7,7 @@ all-reduce, `UpdateStep` divides once by the global Σ weight / B.
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 
 import keras
@@ -20,14 +20,21 @@ from ddl.layers.broadcasting import broadcasts, with_rank
 from ddl.layers.lookups import look_up_rows
 from ddl.layers.normalization import has_synchronized_layers, take_over_moments
 from ddl.layers.shards import lockstep
-from ddl.metrics.values import tensors_by_name
 from ddl.random import seed_by_replica
 from ddl.step.metric_sums import MetricSums
-from ddl.step.metric_sums.of_output import check_kinds, check_metrics, layout_of, sums_of
+from ddl.step.metric_sums.of_output import (
+    check_dimensions,
+    check_kinds,
+    check_metrics,
+    has_further_dimension,
+    layout_of,
+    sums_of,
+)
 from ddl.step.observing import observe
 from ddl.step.onednn import needs_own_graph
 from ddl.step.probe import Probe
 from ddl.step.rows.tables import tables_in
+from ddl.step.written import check_loss_writes
 from ddl.tasks.parts import layers_of, seed_generators_of
 from ddl.tasks.task import LossFunction, PerExample, Task, has_step
 from ddl.tasks.weight_names import check_read, names_resembling_weight
@@ -47,6 +54,7 @@ class Objective:
         global_batch_size: int,
         strategy: tf.distribute.Strategy,
         loss: LossFunction | None = None,
+        optimizers: Collection[keras.optimizers.Optimizer] = (),
     ):
         """Traces the loss on symbolic examples, which builds the task's models if needed.
 
@@ -58,9 +66,11 @@ class Objective:
           global_batch_size: B above.
           strategy: An unbuilt model gets its variables in the strategy's scope.
           loss: The task's loss; None takes its `per_example`.
+          optimizers: Optimizers whose variables checkpoints hold.
 
         Raises:
-          ConfigError: If the task's losses, weights or metrics have wrong types or shapes.
+          ConfigError: If the task's losses, weights or metrics have wrong types or shapes, or if
+            the loss writes a variable that no checkpoint holds.
         """
         self._task = task
         self._given_loss = loss
@@ -73,9 +83,13 @@ class Objective:
         self.needs_own_graph = needs_own_graph(probe.graph, strategy)
         """Whether the gradient must be computed in a graph of its own (`ddl.step.onednn`)."""
         self._unread = probe.unread
-        if _has_further_dimension(evaluated, _PROBE_ROWS):
-            self._check_dimensions(evaluated, self._of_other_rows(probe))
+        check_loss_writes(self._where, probe.graph, task, optimizers)
+        if has_further_dimension(evaluated, _PROBE_ROWS):
+            other = self._of_other_rows(probe)
+            if other is not None:
+                check_dimensions(evaluated, other, self._where)
         tried = self._tried_in_training(probe)
+        check_loss_writes(self._where, probe.graph, task, optimizers)
         output = tried or evaluated
         self.tables = tables_in(probe.graph, _PROBE_ROWS)
         """The variables of which the loss looks up single rows (`ddl.step.rows.tables`)."""
@@ -257,29 +271,6 @@ class Objective:
 
         return [layer for layer in layers if not is_idle(layer)]
 
-    def _check_dimensions(self, output: PerExample, other: PerExample | None) -> None:
-        """Raises ConfigError if a dimension after the first follows the number of rows.
-
-        Args:
-          output: The task's output for one number of rows.
-          other: The task's output for another number of rows; None if it takes none such.
-        """
-        if other is None:
-            return
-        of_rows, of_other_rows = _named(output), _named(other)
-        for what, values in of_rows.items():
-            first, second = list(values.shape), list(of_other_rows[what].shape)
-            for size, then in zip(first[1:], second[1:], strict=False):
-                if (size, then) == (first[0], second[0]):
-                    raise ConfigError(
-                        f"{self._where}: {what} has shape {tuple(first)} "
-                        f"for a batch of {first[0]} and {tuple(second)} for a batch of "
-                        f"{second[0]}, so its second dimension grows with the batch. It pairs each "
-                        "example with all others, like broadcasting [batch, 1] against [batch]. "
-                        "Make both shapes equal: tf.squeeze(model(x), -1) - label, or label[:, "
-                        "tf.newaxis]."
-                    )
-
     def _check_names(self, output: PerExample, metrics: MetricSums) -> None:
         if {"loss", *output.metrics} != set(metrics.metrics):
             raise ConfigError(
@@ -333,15 +324,3 @@ def _losses_without_penalties(model: keras.Model) -> list[tf.Tensor]:
 def _is_constant_one(weight: tf.Tensor) -> bool:
     value = tf.get_static_value(weight)
     return value is not None and bool((value == 1).all())
-
-
-def _named(output: PerExample) -> dict[str, tf.Tensor]:
-    """Returns the tensors of an output by the names that errors use."""
-    metrics = {f"the metric {name!r}": v for name, v in tensors_by_name(output.metrics).items()}
-    weight = {} if output.weight is None else {"the weight": output.weight}
-    return {"the loss": output.loss, **weight, **metrics}
-
-
-def _has_further_dimension(output: PerExample, size: int) -> bool:
-    shapes = [values.shape for values in _named(output).values()]
-    return any(shape.rank and size in shape.as_list()[1:] for shape in shapes)

@@ -151,7 +151,8 @@ def assemble(
     check_same_data(strategy, train, eval_pipeline)
 
     def objective(loss: LossFunction | None, pipeline: BatchPipeline) -> Objective:
-        return Objective(task, pipeline.element_spec, pipeline.global_batch_size, strategy, loss)
+        form = pipeline.element_spec, pipeline.global_batch_size
+        return Objective(task, *form, strategy, loss, optimizers.values())
 
     optimizers = by_name(optimizer)
     plan = step_plan(  # builds the models

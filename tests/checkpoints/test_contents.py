@@ -151,25 +151,26 @@ def built(model):
     return model
 
 
-class CountsElsewhere(ddl.Classification):
+class ReadsElsewhere(ddl.Classification):
+    """Only reads the variable; a loss that writes it is refused before training."""
+
     def per_example(self, features, training):
-        if training:
-            counter().assign_add(1)
-        return super().per_example(features, training)
+        output = super().per_example(features, training)
+        return output._replace(loss=output.loss * factor()) if training else output
 
 
-_COUNTER = []
+_FACTOR = []
 
 
-def counter():
-    if not _COUNTER:
-        _COUNTER.append(tf.Variable(0, trainable=False, name="elsewhere"))
-    return _COUNTER[0]
+def factor():
+    if not _FACTOR:
+        _FACTOR.append(tf.Variable(1.0, trainable=False, name="elsewhere"))
+    return _FACTOR[0]
 
 
 def test_a_variable_that_belongs_to_nobody_is_refused(tmp_path):
-    counter()
-    trainer = trainer_of(lambda: CountsElsewhere(built(Attributes())), 1)
+    factor()
+    trainer = trainer_of(lambda: ReadsElsewhere(built(Attributes())), 1)
     trainer.train(1)
     with pytest.raises(ConfigError, match="uses the variables elsewhere, but neither the model"):
         save(tmp_path, trainer)

@@ -8,7 +8,7 @@ import tensorflow as tf
 from ddl.errors import ConfigError
 from ddl.figures import is_reserved
 from ddl.layers.broadcasting import broadcasts, with_rank
-from ddl.metrics.values import Inputs, OfMean
+from ddl.metrics.values import Inputs, OfMean, tensors_by_name
 from ddl.step.metric_sums.vector import MetricSums
 from ddl.tasks.task import PerExample
 
@@ -167,3 +167,42 @@ def _check_inputs(metric: str, value: Inputs, output: PerExample, where: str, ba
 def _rank_of_weight(value: Inputs, output: PerExample) -> int:
     weight = output.weight if value.weight is None else value.weight
     return 1 if weight is None else weight.shape.rank
+
+
+def has_further_dimension(output: PerExample, size: int) -> bool:
+    """Returns whether a dimension after the first has a size, in any tensor of an output."""
+    shapes = [values.shape for values in _named(output).values()]
+    return any(shape.rank and size in shape.as_list()[1:] for shape in shapes)
+
+
+def check_dimensions(output: PerExample, other: PerExample, where: str) -> None:
+    """Checks that no dimension after the first follows the number of rows.
+
+    Args:
+      output: The output of the loss for one number of rows.
+      other: The output for another number of rows.
+      where: Name of the loss, for errors.
+
+    Raises:
+      ConfigError: If one does.
+    """
+    of_rows, of_other_rows = _named(output), _named(other)
+    for what, values in of_rows.items():
+        first, second = list(values.shape), list(of_other_rows[what].shape)
+        for size, then in zip(first[1:], second[1:], strict=False):
+            if (size, then) == (first[0], second[0]):
+                raise ConfigError(
+                    f"{where}: {what} has shape {tuple(first)} "
+                    f"for a batch of {first[0]} and {tuple(second)} for a batch of "
+                    f"{second[0]}, so its second dimension grows with the batch. It pairs each "
+                    "example with all others, like broadcasting [batch, 1] against [batch]. "
+                    "Make both shapes equal: tf.squeeze(model(x), -1) - label, or label[:, "
+                    "tf.newaxis]."
+                )
+
+
+def _named(output: PerExample) -> dict[str, tf.Tensor]:
+    """Returns the tensors of an output by the names that errors use."""
+    metrics = {f"the metric {name!r}": v for name, v in tensors_by_name(output.metrics).items()}
+    weight = {} if output.weight is None else {"the weight": output.weight}
+    return {"the loss": output.loss, **weight, **metrics}

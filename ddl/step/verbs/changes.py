@@ -1,4 +1,4 @@
-"""Changes of variables by `moved` and `average`, and by the step itself."""
+"""Changes of variables by `moved` and `average`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,10 +6,8 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.framework import auto_control_deps_utils
 
 from ddl.errors import ConfigError
-from ddl.tasks.parts import copies_of
 
 
 def weights_of_both(target: Any, of: Any) -> tuple[list[tf.Variable], list[tf.Variable]]:
@@ -100,53 +98,3 @@ def _way(variable: tf.Variable, source: tf.Tensor, share: tf.Tensor) -> tf.Tenso
 def _assign(variable: tf.Variable, source: tf.Tensor, share: tf.Tensor) -> tf.Operation:
     """Assigns a source: at decay 0, and to a variable that has no fractions, such as a counter."""
     return variable.assign(tf.cast(source, variable.dtype))
-
-
-def written_in(graph: tf.Graph, variables: Sequence[tf.Variable]) -> list[tf.Variable]:
-    """Returns which of the variables a graph writes, also within its functions.
-
-    Args:
-      graph: The graph of a traced function, a FuncGraph.
-      variables: The variables.
-    """
-    written = set(map(id, _written_handles(graph)))
-    return [v for v in variables if any(id(copy.handle) in written for copy in copies_of(v))]
-
-
-def check_saved(name: str, graph: tf.Graph, known: Sequence[tf.Variable]) -> None:
-    """Checks that a step assigns only to variables that checkpoints hold.
-
-    Args:
-      name: Name of the task.
-      graph: The graph of the planning trace, a FuncGraph.
-      known: The variables of the task, its layers and optimizers.
-
-    Raises:
-      ConfigError: If it assigns to another variable.
-    """
-    ids = {id(copy.handle) for v in known for copy in copies_of(v)}
-    for handle in _written_handles(graph):
-        form = getattr(handle, "_handle_data", None)  # tables and writers have none
-        if id(handle) not in ids and form is not None and form.is_set:
-            of = form.shape_and_type[0]
-            shape, dtype = tuple(tf.TensorShape(of.shape)), tf.as_dtype(of.dtype).name
-            names = [v.name for v in graph.variables if v.handle is handle]
-            what = repr(names[0]) if names else "without a known name"
-            raise ConfigError(
-                f"{name}.step assigns to a variable {what}, {dtype} {shape}, to which no attribute "
-                f"of {name} leads, so no checkpoint would hold it and no skipped update would "
-                "restore it. Keep the variable in an attribute of the task, in a list or dict "
-                "there, or in a tf.Module."
-            )
-
-
-def _written_handles(graph: tf.Graph) -> list[tf.Tensor]:
-    """Returns the handles of the resources outside of a graph that it writes."""
-    # Private to TensorFlow; test_a_skipped_update_restores_what_the_step_assigns fails without it.
-    read_only = set(auto_control_deps_utils.get_read_only_resource_input_indices_graph(graph))
-    outer = {id(inner): handle for handle, inner in graph.captures}
-    return [
-        outer[id(given)]
-        for place, given in enumerate(graph.inputs)
-        if given.dtype == tf.resource and place not in read_only and id(given) in outer
-    ]

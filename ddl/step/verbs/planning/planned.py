@@ -9,10 +9,10 @@ import tensorflow as tf
 from ddl.errors import ConfigError
 from ddl.optimizers.groups import Group, assign
 from ddl.step.objective import Objective
-from ddl.step.verbs.changes import check_saved, written_in
 from ddl.step.verbs.plan import StepPlan
 from ddl.step.verbs.planning.checks import check_covered, check_known, check_schedule_free
 from ddl.step.verbs.work import Call
+from ddl.step.written import check_step_writes, written_in
 from ddl.tasks.parts import layers_of, own_variables_of
 from ddl.tasks.task import Task
 
@@ -80,7 +80,7 @@ def plan_of(
     averaged = [v for call in calls if call.verb == "average" for v in call.variables]
     check_known(name, variables + own, calls)
     check_covered(name, layers, applies, averaged)
-    check_saved(name, planned.graph, saved)
+    check_step_writes(name, planned.graph, saved)
     of_layers = set(map(id, variables))
     by_hand = [v for v in assigned if id(v) in of_layers]
     after_change = any(call.checks for call in calls[changes[0] + 1 :])
