@@ -94,6 +94,8 @@ def _table(
     count: int, width: int, max_parts: int, min_part_bytes: int, name: str
 ) -> keras.layers.Layer:
     """Returns a layer that looks up vectors, in a table of several parts if it is large."""
+    if max_parts == 1:  # the layer of several parts would draw a seed
+        return keras.layers.Embedding(count, width, name=name)
     split = layers.PartitionedEmbedding(
         count, width, max_parts=max_parts, min_part_bytes=min_part_bytes, name=name
     )

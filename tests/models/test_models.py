@@ -55,3 +55,15 @@ def test_large_tables_are_split():
         ("colour_vectors/embeddings_1", (15, 4)),
         ("shape_vectors/embeddings", (3, 4)),
     ]
+
+
+def test_a_whole_table_draws_what_keras_draws():
+    """A layer that is not used must not draw a seed: weights of earlier runs would change."""
+    keras.utils.set_random_seed(3)
+    made = table_mlp(2, categories={"a": 4}, embedding_width=3, hidden_units=(5,))
+    keras.utils.set_random_seed(3)
+    table = keras.layers.Embedding(4, 3)
+    dense = [keras.layers.Dense(5), keras.layers.Dense(2)]
+    expected = keras.Sequential([keras.Input((), dtype="int64"), table, *dense])
+    for one, other in zip(made.weights, expected.weights, strict=True):
+        np.testing.assert_array_equal(one.numpy(), other.numpy())

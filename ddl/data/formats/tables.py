@@ -228,12 +228,18 @@ def _check_whole(name: str, column: Any, rows: _Rows) -> None:
     begins = [0, *rows.ends[:-1]]
     for begin, end, types in zip(begins, rows.ends, rows.types, strict=True):
         of_file = values[begin:end]
-        may_change = types[name] == "double" or "int" in types[name]
-        if not may_change or not np.isfinite(of_file).all() or (of_file % 1).any():
+        is_double = types[name] == "double"
+        if (
+            not (is_double or "int" in types[name])
+            or not np.isfinite(of_file).all()
+            or (of_file % 1).any()
+        ):
             continue
         with np.errstate(over="ignore"):
             rounded = of_file.astype(np.float32)
-        changed = (rounded != of_file) | (np.abs(of_file) >= _EXACT)
+        # Numbers with a point are measurements, unless float64 does not hold their digits either.
+        beyond = np.abs(of_file) >= _EXACT
+        changed = beyond if is_double else (rounded != of_file) | beyond
         changed &= np.isfinite(rounded)  # `_array` refuses infinity
         if changed.any():
             row = int(np.argmax(changed))

@@ -86,9 +86,11 @@ def incomplete(files: Sequence[str], pattern: str) -> str | None:
                 f"it matches two sets, {first}-*-of-{one}{ending} and {first}-*-of-{other}{ending}"
             )
         for total, numbers in of_name.items():
+            # Some programs count from 1.
+            begin = 1 if int(total) in numbers and 0 not in numbers else 0
             named = (
                 f"{first}-{number:0{len(total)}}-of-{total}{ending}"
-                for number in range(int(total))
+                for number in range(begin, begin + int(total))
                 if number not in numbers
             )
             # A pattern may choose some of the shards, as train-0000?-of-00128 does.

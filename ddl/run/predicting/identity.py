@@ -89,7 +89,8 @@ def _add(found: Any, values: np.ndarray) -> None:
     for first in range(0, len(values), rows):
         few = values[first : first + rows]
         if few.dtype.kind == "O":
-            for text in few.flat:
+            for given in few.flat:
+                text = given.encode() if isinstance(given, str) else given
                 found.update(len(text).to_bytes(8, "little") + text)
         else:
             found.update(np.ascontiguousarray(few).tobytes())

@@ -7,10 +7,11 @@ examples than its peers expect, so that some are repeated and others dropped.
 import json
 import os
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from ddl.data import BatchPipeline
 from ddl.data.arrays import is_in_memory
@@ -26,6 +27,8 @@ _MOST_NAMED = 10_000
 
 _TOO_MANY = "too many"
 
+_FLOATS = "floats"
+
 _MOST_ROWS = 1000
 _MOST_BYTES = 1 << 24
 
@@ -38,6 +41,7 @@ def check_same_data(
     """Compares the data of all workers: lengths, features, files, and rows of arrays in memory.
 
     It compares names of files within their folder, their sizes, and up to 1,000 rows of arrays.
+    Rows of floats that differ are only warned of: machines may round a preprocessing differently.
     Eager, cross-replica context, on all workers.
 
     Args:
@@ -72,7 +76,15 @@ def check_same_data(
         differing = [
             name for name in {**expected, **given} if expected.get(name) != given.get(name)
         ]
-        if differing:
+        if differing and all(name.startswith(_FLOATS) for name in differing):
+            logging.warning(
+                "The floats of the %s differ between worker 0 and worker %s. If this is more than "
+                "rounding, each worker trains on rows that another one does not expect. Give all "
+                "workers the same data.",
+                " and ".join(name.removeprefix(f"{_FLOATS} of the ") for name in differing),
+                index,
+            )
+        elif differing:
             lines = [
                 f"  {name}: {expected.get(name, 'none')} on worker 0, {given.get(name, 'none')} on "
                 f"worker {index}"
@@ -99,25 +111,28 @@ def _facts(pipeline: BatchPipeline) -> dict[str, str]:
     if files := _files(pipeline.source):
         digest = zlib.crc32("\n".join(files).encode())
         found["files"] = f"{len(files):,} (digest of names and sizes {digest:08x})"
-    digests = [
-        _digest(source) for source in with_sources_read(pipeline.source) if is_in_memory(source)
-    ]
-    if digests:
-        found["arrays"] = f"digest of rows {' '.join(digests)}"
+    arrays = [one.features for one in with_sources_read(pipeline.source) if is_in_memory(one)]  # type: ignore[attr-defined]
+    for name, floats in (("arrays", False), (_FLOATS, True)):
+        if digests := [_digest(features, floats) for features in arrays]:
+            found[name] = f"digest of rows {' '.join(digests)}"
     return found
 
 
 def _files(source: Source) -> list[str]:
-    """Returns the files of a source and its parts, within their common folder, and their sizes."""
-    paths = [file for one in with_sources_read(source) for file in one.files_read]
-    if not paths:
-        return []
-    # Of letters; `commonpath` refuses relative paths beside others.
-    folder = os.path.dirname(os.path.commonprefix(paths))  # noqa: RUF071
-    shown = [path[len(folder) :].lstrip("/") for path in paths]
+    """Returns the files of a source and its parts, within the folder of each, and their sizes."""
+    of_parts = [one.files_read for one in with_sources_read(source)]
+    paths = [path for of_part in of_parts for path in of_part]
+    shown = [name for of_part in of_parts for name in _within_folder(of_part)]
     if len(paths) > _MOST_SIZES:
         return shown
     return [f"{name} ({_size(path)})" for name, path in zip(shown, paths, strict=True)]
+
+
+def _within_folder(paths: Sequence[str]) -> list[str]:
+    """Returns paths within their common folder, which may be another one on each worker."""
+    # Of letters; `commonpath` refuses relative paths beside others.
+    folder = os.path.dirname(os.path.commonprefix(list(paths)))  # noqa: RUF071
+    return [path[len(folder) :].lstrip("/") for path in paths]
 
 
 def _size(path: str) -> str:
@@ -127,9 +142,12 @@ def _size(path: str) -> str:
         return "not found"
 
 
-def _digest(source: Source) -> str:
+def _digest(features: Mapping[str, np.ndarray], floats: bool) -> str:
+    """Returns a digest of rows of the arrays of floats, or of all others."""
     digest = 0
-    for name, array in sorted(source.features.items()):  # type: ignore[attr-defined]
+    for name, array in sorted(features.items()):
+        if (array.dtype.kind not in "biuOSU") != floats:  # bfloat16 has a kind of its own
+            continue
         rows = min(_MOST_ROWS, len(array), max(1, _MOST_BYTES * len(array) // max(1, array.nbytes)))
         chosen = array[np.linspace(0, len(array) - 1, rows).astype(np.int64)]
         content = repr(chosen.tolist()).encode() if array.dtype == object else chosen.tobytes()

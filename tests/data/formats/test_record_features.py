@@ -1,3 +1,5 @@
+import os
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -107,6 +109,15 @@ def test_shards_that_are_missing_or_too_many(tmp_path, names, message):
     for name in names:
         shard(tmp_path, name)
     with pytest.raises(DataError, match=message):
+        record_files(str(tmp_path / "r-*"), FEATURES)
+
+
+def test_shards_may_be_counted_from_one(tmp_path):
+    for number in (1, 2, 3):
+        shard(tmp_path, f"r-{number}-of-3")
+    assert len(record_files(str(tmp_path / "r-*"), FEATURES)) == 3
+    os.remove(tmp_path / "r-2-of-3")
+    with pytest.raises(DataError, match=r"1 of 3 shards are missing, first .*/r-2-of-3"):
         record_files(str(tmp_path / "r-*"), FEATURES)
 
 

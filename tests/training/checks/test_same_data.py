@@ -106,6 +106,25 @@ def test_arrays_that_differ(difference, other, expected):
     assert expected in difference({"x": np.arange(6)}, other)
 
 
+def test_floats_that_differ_are_warned_of(difference, caplog):
+    """Machines may round a preprocessing differently."""
+    rows = np.arange(6.0)
+    assert difference({"x": rows, "y": np.arange(6)}, {"x": rows + 1e-9, "y": np.arange(6)}) is None
+    assert "floats of the training data and evaluation data differ between worker 0" in caplog.text
+    both = difference({"x": rows, "y": np.arange(6)}, {"x": rows + 1, "y": np.arange(6)[::-1]})
+    assert "arrays of the training data" in both
+
+
+def test_the_parts_of_a_mixture_may_lie_in_other_folders(difference, tmp_path):
+    def mixture(folder):
+        (tmp_path / folder).mkdir()
+        (tmp_path / "shared").mkdir(exist_ok=True)
+        paths = [written(tmp_path / name) for name in (folder, "shared")]
+        return ddl.data.Mixture([ddl.data.RecordSource(p, decode) for p in paths], [0.5, 0.5])
+
+    assert difference(mixture("node0"), mixture("node1")) is None
+
+
 def test_a_trainer_checks_its_data_before_it_builds_the_model(monkeypatch):
     def check(strategy, train, evaluation):
         raise DataError(f"{list(train)} {evaluation.num_examples}")
