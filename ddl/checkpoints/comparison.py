@@ -13,6 +13,8 @@ from ddl.checkpoints.slots import WholeSlot
 OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 """Key of the object graph in a TensorFlow checkpoint."""
 
+_HOLD_VALUES = (keras.Variable, tf.Variable, WholeSlot)
+
 
 def object_graph(reader: Any) -> trackable_object_graph_pb2.TrackableObjectGraph:
     """Reads the object graph of a checkpoint.
@@ -82,26 +84,17 @@ def compare(
     """
     reader = tf.train.load_checkpoint(prefix)
     nodes = object_graph(reader).nodes
-    view = tf.train.TrackableView(checkpoint)
+    visited = visits(checkpoint, nodes)
     found: dict[int, int] = {}  # id of a variable here → node in the checkpoint
     ambiguous: dict[int, None] = {}  # variables whose paths lead to several nodes
     here: dict[int, tuple[str, Any]] = {}
-    waiting: list[tuple[str, Any, int | None]] = [("", checkpoint, 0)]
-    seen = set()
-    for path, item, node in waiting:  # breadth first, for the shortest paths
-        if (id(item), node) in seen:
-            continue
-        seen.add((id(item), node))
-        if isinstance(item, keras.Variable | tf.Variable | WholeSlot):
+    for path, item, node in visited:
+        if isinstance(item, _HOLD_VALUES):
             here.setdefault(id(item), (path, item))
             holds = node is not None and nodes[node].attributes
             if node is not None and holds and found.setdefault(id(item), node) != node:
                 ambiguous[id(item)] = None
-            continue
-        there = {} if node is None else {c.local_name: c.node_id for c in nodes[node].children}
-        for name, child in view.children(item).items():
-            waiting.append((f"{path}/{name}".lstrip("/"), child, there.get(name)))
-    taken = {node for _, _, node in waiting}
+    taken = {node for _, _, node in visited}
     whole = [child.node_id for child in nodes[0].children if child.local_name not in partial]
     pairs = [(*here[number], node) for number, node in found.items()]
     return Differences(
@@ -120,6 +113,40 @@ def compare(
             ),
         ],
     )
+
+
+def visits(
+    checkpoint: tf.train.Checkpoint, nodes: Sequence[Any]
+) -> list[tuple[str, Any, int | None]]:
+    """Walks the objects to restore and the object graph of a checkpoint side by side.
+
+    The objects are matched by the attributes that lead to them, as TensorFlow's restore does. The
+    key of a variable in the file need not be its path here: the file names each variable by the
+    shortest of its paths when it was saved, which may lead through a part that is absent here.
+
+    Args:
+      checkpoint: The objects to restore.
+      nodes: Nodes of the object graph.
+
+    Returns:
+      For each object and node that a path leads to, once and shortest paths first: the path, the
+      object, and the number of the node; None if the checkpoint lacks the path.
+    """
+    view = tf.train.TrackableView(checkpoint)
+    visited: list[tuple[str, Any, int | None]] = []
+    waiting: list[tuple[str, Any, int | None]] = [("", checkpoint, 0)]
+    seen = set()
+    for path, item, node in waiting:  # breadth first, for the shortest paths
+        if (id(item), node) in seen:
+            continue
+        seen.add((id(item), node))
+        visited.append((path, item, node))
+        if isinstance(item, _HOLD_VALUES):
+            continue
+        there = {} if node is None else {c.local_name: c.node_id for c in nodes[node].children}
+        for name, child in view.children(item).items():
+            waiting.append((f"{path}/{name}".lstrip("/"), child, there.get(name)))
+    return visited
 
 
 def _other_forms(

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ddl.checkpoints.comparison import compare, parts_of
+from ddl.checkpoints.comparison import compare, object_graph, parts_of, some, visits
 from ddl.checkpoints.contents import BESIDE_ATTRIBUTES, saved_variables
 from ddl.checkpoints.directory import Metadata, OfSources, SavedCheckpoint, first_line, readable
 from ddl.checkpoints.replica_statistics import ReplicaStatistics
@@ -25,6 +25,9 @@ _NAMES = {
     "num_examples": "number of training examples",
     "batches_per_update": "number of batches per update",
 }
+
+_VALUES = "/.ATTRIBUTES/"
+"""In a key of a checkpoint, between the path of an object and the name of one of its values."""
 
 
 def position_in_data(trainer: Trainer) -> dict[str, OfSources]:
@@ -156,20 +159,47 @@ def _assigned_singly(checkpoint: tf.train.Checkpoint, prefix: str) -> bool:
     """Assigns variables one after the other, if parameter servers hold some; returns whether.
 
     TensorFlow lets each server read all of its values at once: it must reach the files, and holds
-    everything twice. The names must match, as `compare` has checked.
+    everything twice. Assigns nothing if the checkpoint lacks a value.
+
+    Raises:
+      ValueError: If the checkpoint lacks a value.
     """
     if not any(map(is_on_server, saved_variables(checkpoint))):
         return False
-    # As in `ddl.checkpoints.snapshot`.
-    gathered, _, _, _ = checkpoint._saver._gather_serialized_tensors()
     reader = tf.train.load_checkpoint(prefix)
+    nodes = object_graph(reader).nodes
+    prefixes: dict[int, str] = {}  # id of an object here → start of its keys in the checkpoint
+    for _, item, node in visits(checkpoint, nodes):
+        if node is not None and nodes[node].attributes:
+            start, _, _ = nodes[node].attributes[0].checkpoint_key.partition(_VALUES)
+            prefixes.setdefault(id(item), start)
+    found: list[tuple[Any, dict[str, str]]] = []
+    missing = []
+    # As in `ddl.checkpoints.snapshot`. The object graph belongs to no object.
+    gathered, _, _, _ = checkpoint._saver._gather_serialized_tensors()
     for part, tensors in gathered.items():
+        if part is None:
+            continue
+        start, keys = prefixes.get(id(getattr(part, "obj", part))), {}
+        for name in tensors:
+            value = name.partition(_VALUES)[2]
+            keys[value] = f"{start}{_VALUES}{value}"
+            if start is None or not reader.has_tensor(keys[value]):
+                missing.append(name)
+        found.append((part, keys))
+    if missing:
+        raise ValueError(f"it lacks values for {some(missing)}")
+    for part, keys in found:
         variable = getattr(part, "obj", part)
         variable = variable.value if isinstance(variable, keras.Variable) else variable
         if isinstance(variable, tf.Variable):
-            (name,) = tensors
-            if reader.has_tensor(name):  # not one that is partial
-                variable.assign(reader.get_tensor(name), read_value=False)
+            (key,) = keys.values()
+            variable.assign(reader.get_tensor(key), read_value=False)
+        else:  # such as a table of words
+            with tf.device("CPU:0"):
+                part._restore_from_tensors(
+                    {value: tf.constant(reader.get_tensor(key)) for value, key in keys.items()}
+                )
     return True
 
 

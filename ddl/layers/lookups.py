@@ -43,6 +43,21 @@ def look_up(table: keras.Variable | tf.Variable, ids: tf.Tensor) -> tf.Tensor:
     return table._maybe_autocast(rows) if isinstance(table, keras.Variable) else rows
 
 
+def as_ids(inputs: tf.Tensor) -> tf.Tensor:
+    """Returns ids as int32 or int64; large ids of unsigned types do not wrap around.
+
+    Keras casts them to int32, where they may be the ids of other rows. Ids from 2 ** 63 on become
+    the largest int64.
+
+    Args:
+      inputs: Ids of any dtype; int32 and int64 are returned as they are.
+    """
+    if inputs.dtype in (tf.uint32, tf.uint64):
+        ids = tf.cast(inputs, tf.int64)
+        return tf.where(ids < 0, tf.int64.max, ids)
+    return inputs if inputs.dtype in (tf.int32, tf.int64) else tf.cast(inputs, tf.int32)
+
+
 def look_up_rows(layers: Iterable[keras.layers.Layer]) -> None:
     """Makes `keras.layers.Embedding` call `look_up` in a trainer; elsewhere Keras's code runs.
 
@@ -76,12 +91,7 @@ def _call(layer: keras.layers.Embedding, inputs: Any) -> Any:
     plain = _reads_rows() and not (layer.lora_enabled or layer.quantization_mode)
     if not (in_trainer and plain and isinstance(layer._embeddings._value, tf.Variable)):
         return type(layer).call(layer, inputs)
-    if inputs.dtype in (tf.uint32, tf.uint64):
-        # In int32, as Keras casts them, large ids would be negative, and so those of other rows.
-        ids = tf.cast(inputs, tf.int64)
-        inputs = tf.where(ids < 0, tf.int64.max, ids)
-    if inputs.dtype not in (tf.int32, tf.int64):
-        inputs = tf.cast(inputs, tf.int32)
+    inputs = as_ids(inputs)
     # As in keras.ops.take, negative ids count from the end.
     count = tf.constant(layer.input_dim, inputs.dtype)
     ids = tf.where(inputs < 0, inputs + count, inputs)

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from ddl.devices.compiling import CannotCompileError
 from ddl.errors import ConfigError
-from ddl.layers.lookups import look_up
+from ddl.layers.lookups import as_ids, look_up
 from ddl.microbatch import is_compiled
 from ddl.seeds import hashed
 
@@ -109,9 +109,7 @@ class PartitionedEmbedding(keras.layers.Layer):
                 f"the number of rows that {self.name} looks up in each part of its table depends "
                 "on the examples"
             )
-        if inputs.dtype not in (tf.int32, tf.int64):
-            inputs = tf.cast(inputs, tf.int32)
-        ids = self._checked(tf.reshape(inputs, [-1]))
+        ids = self._checked(tf.reshape(as_ids(inputs), [-1]))
         rows = self._looked_up(ids)
         shaped = tf.reshape(rows, tf.concat([tf.shape(inputs), [self.output_dim]], axis=0))
         return tf.cast(

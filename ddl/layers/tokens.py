@@ -5,6 +5,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ddl.layers.lookups import as_ids
+
 register = keras.saving.register_keras_serializable("ddl")
 
 
@@ -44,7 +46,7 @@ class TiedEmbedding(keras.layers.Embedding):
           Vectors [batch, …, width], or logits [batch, …, tokens].
         """
         if not as_logits:
-            return super().call(inputs)
+            return super().call(as_ids(inputs))
         table = tf.cast(self.embeddings, self.compute_dtype)
         # Not an einsum: its gradient for the table would hold a table for each position.
         rows = tf.reshape(inputs, [-1, inputs.shape[-1]])

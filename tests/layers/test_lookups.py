@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ddl.layers import look_up, lookups
+from ddl.layers import PartitionedEmbedding, TiedEmbedding, look_up, lookups
 from ddl.microbatch import Microbatch
 from ddl.random import batch_counter
 from tests.conftest import make_strategy
@@ -65,17 +65,25 @@ def test_an_embedding_reads_rows_and_gives_the_bits_of_keras(where):
     np.testing.assert_array_equal(layer(IDS.astype("float32")).numpy(), expected)  # no trainer
 
 
-@pytest.mark.parametrize("dtype", [np.uint32, np.uint64])
-def test_large_ids_without_sign_are_no_negative_ones(dtype):
-    """Cast to int32, as by Keras, the largest id is -1, that of the last row."""
+@pytest.mark.parametrize(
+    ("dtype", "bad"), [("uint32", 2**32 - 1), ("uint64", 2**40 + 2), ("uint64", 2**64 - 1)]
+)
+@pytest.mark.parametrize("kind", ["Keras's", "tied", "one part", "parts"])
+def test_large_ids_without_sign_are_not_those_of_other_rows(kind, dtype, bad):
+    """Cast to int32, as by Keras, they are those of row -1, the last, and of row 2."""
     strategy = make_strategy("one_device", 1)
-    layer = keras.layers.Embedding(5, 3)
+    layer = {
+        "Keras's": lambda: keras.layers.Embedding(5, 3),
+        "tied": lambda: TiedEmbedding(5, 3),
+        "one part": lambda: PartitionedEmbedding(5, 3),
+        "parts": lambda: PartitionedEmbedding(5, 3, max_parts=2, min_part_bytes=1),
+    }[kind]()
     layer.build()
     lookups.look_up_rows([layer])
     rows, _, _ = traced(strategy, layer, np.array([[0, 4]], dtype))
     np.testing.assert_array_equal(rows, layer(np.array([[0, 4]])))
     with pytest.raises(tf.errors.InvalidArgumentError, match="is not in"):
-        traced(strategy, layer, np.array([[0, np.iinfo(dtype).max]], dtype))
+        traced(strategy, layer, np.array([[0, bad]], dtype))
 
 
 def test_casts_rows_as_keras_casts_the_table():

@@ -254,18 +254,22 @@ def save_split(strategy: tf.distribute.Strategy) -> Any:
 
 
 def restore_split(strategy: tf.distribute.Strategy) -> Any:
-    """Restores the checkpoint, and returns a digest of the values."""
-    trainer = split_tables.make_trainer(strategy, PARTS, "FusedAdagrad")
-    assert Checkpoints(os.environ["CASES"], trainer).restore_latest() is not None
-    return digest(trainer)
+    """Returns digests of the values of a run that resumes, and of one that only evaluates."""
+    resumed, evaluates = (
+        split_tables.make_trainer(strategy, PARTS, "FusedAdagrad") for _ in range(2)
+    )
+    assert Checkpoints(os.environ["CASES"], resumed).restore_latest() is not None
+    Checkpoints(os.environ["CASES"], evaluates).restore_model()
+    return [digest(resumed), digest(evaluates)]
 
 
 def digest(trainer: ddl.Trainer) -> dict[str, Any]:
-    """Returns the step, and a digest of weights and slots."""
-    found = hashlib.blake2b()
-    for variable in (*trainer.model.variables, *trainer.optimizer.variables):
-        found.update(np.array(variable).tobytes())
-    return {"step": trainer.step, "values": found.hexdigest()}
+    """Returns the step, and digests of weights and of the optimizer's variables."""
+    found: dict[str, Any] = {"step": trainer.step}
+    for kind in ("model", "optimizer"):
+        values = [np.array(variable) for variable in getattr(trainer, kind).variables]
+        found[kind] = hashlib.blake2b(b"".join(value.tobytes() for value in values)).hexdigest()
+    return found
 
 
 def records(folder: str) -> ddl.data.RecordSource:
