@@ -21,6 +21,7 @@ from ddl.layers.lookups import look_up_rows
 from ddl.layers.normalization import has_synchronized_layers, take_over_moments
 from ddl.layers.shards import lockstep
 from ddl.random import seed_by_replica
+from ddl.step.effects.written import check_loss_writes
 from ddl.step.metric_sums import MetricSums
 from ddl.step.metric_sums.of_output import (
     check_dimensions,
@@ -34,7 +35,6 @@ from ddl.step.observing import observe
 from ddl.step.onednn import needs_own_graph
 from ddl.step.probe import Probe
 from ddl.step.rows.tables import tables_in
-from ddl.step.written import check_loss_writes
 from ddl.tasks.parts import layers_of, seed_generators_of
 from ddl.tasks.task import LossFunction, PerExample, Task, has_step
 from ddl.tasks.weight_names import check_read, names_resembling_weight

@@ -12,7 +12,7 @@ from absl import logging
 from tensorflow.core.framework import types_pb2
 from tensorflow.python.framework.config import is_op_determinism_enabled
 
-from ddl.step.stateful import with_called
+from ddl.step.effects.stateful import with_called
 
 _FLOATS = {types_pb2.DT_HALF, types_pb2.DT_BFLOAT16, types_pb2.DT_FLOAT, types_pb2.DT_DOUBLE}
 # What adds in varying order, with the attribute of the summed dtype, and what it computes.

@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from ddl.errors import ConfigError
-from ddl.step.stateful import is_harmful, with_called
+from ddl.step.effects.stateful import is_harmful, with_called
 
 
 def read_in(graph: tf.Graph, first: int, scope: str) -> dict[int, tuple[str, tf.Tensor | None]]:

@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from ddl.errors import ConfigError
-from ddl.step.stateful import is_harmful, with_called
+from ddl.step.effects.stateful import is_harmful, with_called
 
 
 def check_changes_nothing(name: str, graph: tf.Graph, first: int, scope: str) -> None:

@@ -11,10 +11,10 @@ from ddl.devices.replicas import replica_devices
 from ddl.distribution.traits import traits_of
 from ddl.errors import ConfigError
 from ddl.layers.shards.lockstep import WRITES
+from ddl.step.effects.stateful import is_harmful, with_called
 from ddl.step.moving_statistics import Statistics
 from ddl.step.objective import Objective
 from ddl.step.observing import RECORDS
-from ddl.step.stateful import is_harmful, with_called
 from ddl.step.verbs.each_example import OfExample
 
 # Further operations whose copies do what one does: they read tables, make their handles, or print.

@@ -111,7 +111,7 @@ def _facts(pipeline: BatchPipeline) -> dict[str, str]:
     if files := _files(pipeline.source):
         digest = zlib.crc32("\n".join(files).encode())
         found["files"] = f"{len(files):,} (digest of names and sizes {digest:08x})"
-    arrays = [one.features for one in with_sources_read(pipeline.source) if is_in_memory(one)]  # type: ignore[attr-defined]
+    arrays = [one.features for one in with_sources_read(pipeline.source) if is_in_memory(one)]
     for name, floats in (("arrays", False), (_FLOATS, True)):
         if digests := [_digest(features, floats) for features in arrays]:
             found[name] = f"digest of rows {' '.join(digests)}"

@@ -8,11 +8,11 @@ import tensorflow as tf
 
 from ddl.errors import ConfigError
 from ddl.optimizers.groups import Group, assign
+from ddl.step.effects.written import check_step_writes, written_in
 from ddl.step.objective import Objective
 from ddl.step.verbs.plan import StepPlan
 from ddl.step.verbs.planning.checks import check_covered, check_known, check_schedule_free
 from ddl.step.verbs.work import Call
-from ddl.step.written import check_step_writes, written_in
 from ddl.tasks.parts import layers_of, own_variables_of
 from ddl.tasks.task import Task
 
