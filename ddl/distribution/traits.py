@@ -54,6 +54,11 @@ class Traits:
         """Whether several processes each run the whole program and wait for each other."""
         return self.several_processes and not self.asynchronous
 
+    @property
+    def can_share_slots(self) -> bool:
+        """Whether each replica can keep its share of the optimizer's slots alone."""
+        return not (self.asynchronous or self.shares_variables or self.replicates_handles)
+
 
 TRAITS: dict[StrategyName, Traits] = {
     "one_device": Traits("OneDeviceStrategy"),

@@ -85,7 +85,8 @@ def placed(run: Run, step: int, given: Sequence[str], chosen: Mapping[str, Any])
 def _of_computation(known: Mapping[str, Any], chosen: Mapping[str, Any]) -> Iterator[str]:
     """Yields the flags of a run that change its rounding, as far as they are known."""
     shares = known.get("shard_optimizer_state") is True and "shard_optimizer_state" not in chosen
-    if shares and chosen.get("strategy") in (None, "mirrored", "multi_worker_mirrored"):
+    traits = TRAITS.get(chosen.get("strategy"))  # type: ignore[arg-type]  # None if it is not given
+    if shares and (traits is None or traits.can_share_slots):
         yield "--shard_optimizer_state"
         if known.get("shard_gradients") is True and "shard_gradients" not in chosen:
             yield "--shard_gradients"

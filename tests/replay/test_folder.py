@@ -153,7 +153,8 @@ SHARED = {
     [
         ({}, [*IN_SHARES, "--jit_compile=on", "--tf32=on"]),
         ({"gpus": "0,1"}, [*IN_SHARES, "--jit_compile=on", "--tf32=on"]),
-        ({"strategy": "one_device"}, ["--jit_compile=on", "--tf32=on"]),
+        ({"strategy": "one_device"}, [*IN_SHARES, "--jit_compile=on", "--tf32=on"]),
+        ({"strategy": "central_storage"}, ["--jit_compile=on", "--tf32=on"]),
         ({"shard_optimizer_state": False, "jit_compile": "off", "tf32": "off"}, []),
     ],
 )
