@@ -1,4 +1,4 @@
-"""Operations that do not repeat their bits are told at the start."""
+"""The warning at the start of a run whose operations do not repeat their bits."""
 
 import keras
 import numpy as np
