@@ -39,8 +39,8 @@ def overflow_without_layers_that_spread_it() -> None:
 def divide_by_the_replicas_own_rows(patch: Patch) -> None:
     initialize = Objective.__init__
 
-    def mutated(self, task, spec, global_batch_size, strategy, loss=None):
-        initialize(self, task, spec, global_batch_size, strategy, loss)
+    def mutated(self, task, spec, global_batch_size, strategy, *others):
+        initialize(self, task, spec, global_batch_size, strategy, *others)
         self._global_batch_size //= strategy.num_replicas_in_sync
 
     patch.setattr(Objective, "__init__", mutated)

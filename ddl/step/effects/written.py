@@ -8,6 +8,7 @@ import tensorflow as tf
 from tensorflow.python.framework import auto_control_deps_utils
 
 from ddl.errors import ConfigError
+from ddl.step.effects.tokens import only_orders_collectives
 from ddl.tasks.parts import (
     attributes_of,
     copies_of,
@@ -142,5 +143,8 @@ def _written_handles(graph: tf.Graph) -> list[tf.Tensor]:
     return [
         outer[id(given)]
         for place, given in enumerate(graph.inputs)
-        if given.dtype == tf.resource and place not in read_only and id(given) in outer
+        if given.dtype == tf.resource
+        and place not in read_only
+        and id(given) in outer
+        and not only_orders_collectives(graph, [op.node_def for op in given.consumers()], given)
     ]
