@@ -124,14 +124,14 @@ def test_rows_that_no_example_uses_have_gradients_of_0_and_a_run_writes_the_coun
                 keras.layers.Dense(2, name="head"),
             ]
         )
-    trainer = ddl.Trainer(
-        ddl.Classification(model),
-        keras.optimizers.SGD(RATE),
-        data,
-        global_batch_size=24,
-        strategy=strategy,
-        layer_norms=LayerNorms(histogram_every=1),
-    )
+        trainer = ddl.Trainer(
+            ddl.Classification(model),
+            keras.optimizers.SGD(RATE),
+            data,
+            global_batch_size=24,
+            strategy=strategy,
+            layer_norms=LayerNorms(histogram_every=1),
+        )
     trainer.train(1)
     found = counts(trainer)
     gradients, updates = found["layer_gradients/table"], found["layer_updates/table"]
