@@ -25,7 +25,7 @@ from ddl.report.overview import facts_of
 from ddl.report.profiles import profile_rows
 from ddl.report.record import Record
 from ddl.report.sections.histograms import section as histogram_section
-from ddl.report.sections.markup import NONE, dotted, escaped, table
+from ddl.report.sections.markup import NONE, breakable, dotted, escaped, table
 from ddl.report.time_table import time_rows
 
 _FOLDER = Path(__file__).parent
@@ -117,9 +117,9 @@ def _hash(script: str) -> str:
 def _names(records: Sequence[Record], names: Sequence[str]) -> list[str]:
     """Returns the names of the runs as HTML, with the colours of their curves."""
     return [
-        f'<span class="run" style="background:var(--run-{color % 8})"></span>{escaped(name)}'
+        f'<span class="run" style="background:var(--run-{color % 8})"></span>{breakable(name)}'
         if record.curves
-        else escaped(name)
+        else breakable(name)
         for record, name, color in zip(records, names, colors(records), strict=True)
     ]
 
@@ -137,7 +137,7 @@ def _runs(records: Sequence[Record], names: Sequence[str], parted: Sequence[str]
         rows.append(
             f'<tr><th scope="row" class="breaks">{names[place]}</th>'
             f'<td class="state">{escaped(record.state)}</td>'
-            f'{"".join(cells)}<td class="path breaks">{escaped(str(record.path))}</td></tr>'
+            f'{"".join(cells)}<td class="path breaks">{breakable(str(record.path))}</td></tr>'
         )
     found = ['<section id="runs"><h2>Runs</h2>', table(heads, rows)]
     found += [f"<p>{escaped(line)}</p>" for line in parted]

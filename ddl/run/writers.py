@@ -135,7 +135,7 @@ class JsonLinesWriter:
         """Appends a line, reporting the first failed write.
 
         Args:
-          values: What JSON can hold, with a `step`.
+          values: The values by key, with a `step`.
         """
         with self._lock:
             first_to_wait = not self._waiting
@@ -228,7 +228,7 @@ class HistogramLinesWriter:
         found = {}
         for name, histogram in histograms.items():
             bars = histogram.bars()
-            found[name] = {"from": bars[0].left, "counts": [bar.count for bar in bars]}
+            found[name] = {"from": bars[0].left, "counts": [bar.number for bar in bars]}
         self._lines.append({"step": step, "epoch": round(epoch, 6), "split": split, **found})
 
     def drop_after(self, last_step: int) -> None:

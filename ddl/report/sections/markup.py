@@ -20,6 +20,11 @@ def dotted(name: str) -> str:
     return re.sub(r"([._/])", r"\1<wbr>", escaped(name))
 
 
+def breakable(name: str) -> str:
+    """Returns the name or path of a run as HTML that breaks at its parts, not within a number."""
+    return re.sub(r"([,_/])", r"\1<wbr>", escaped(name))
+
+
 def table(heads: Sequence[str], rows: Sequence[str]) -> str:
     """Returns a table from the HTML of its head cells and of its rows."""
     return (

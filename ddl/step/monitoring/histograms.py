@@ -35,7 +35,7 @@ class Bar(NamedTuple):
 
     left: float
     right: float
-    count: int
+    number: int
 
 
 class Histogram:

@@ -40,11 +40,11 @@ def test_bins_are_those_of_numpy_also_at_their_limits():
 def test_bars_are_consecutive_and_hold_all_values():
     values = np.array([-3.0, 0.0, 0.25, 0.3, 2.0**20])
     bars = Histogram(numpy_counts(values)).bars()
-    assert (bars[0].left, bars[0].right, bars[0].count) == (-4.0, -2.0, 1)
-    assert (bars[-1].left, bars[-1].right, bars[-1].count) == (2.0**16, 2.0**17, 1)
+    assert (bars[0].left, bars[0].right, bars[0].number) == (-4.0, -2.0, 1)
+    assert (bars[-1].left, bars[-1].right, bars[-1].number) == (2.0**16, 2.0**17, 1)
     assert all(one.right == after.left for one, after in itertools.pairwise(bars))
-    assert {bar[:2]: bar.count for bar in bars if bar.count}[0.25, 0.5] == 2
-    assert sum(bar.count for bar in bars) == len(values) == Histogram(numpy_counts(values)).total
+    assert {bar[:2]: bar.number for bar in bars if bar.number}[0.25, 0.5] == 2
+    assert sum(bar.number for bar in bars) == len(values) == Histogram(numpy_counts(values)).total
     assert Histogram(np.zeros(BINS)).bars() == []
 
 
