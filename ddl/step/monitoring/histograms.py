@@ -22,7 +22,7 @@ def counts_of(values: tf.Tensor, zeros: tf.Tensor | None = None) -> tf.Tensor:
       float64 [BINS].
     """
     places = tf.raw_ops.Bucketize(input=tf.reshape(values, [-1]), boundaries=list(HISTOGRAM_LIMITS))
-    none = tf.zeros([0], tf.int64)
+    none = tf.zeros([0], tf.int32)  # an int64 has no kernel for GPUs
     found = tf.raw_ops.DenseBincount(input=places, size=BINS, weights=none, binary_output=False)
     counts = tf.cast(found, tf.float64)
     if zeros is None:

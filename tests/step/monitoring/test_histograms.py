@@ -14,6 +14,7 @@ from ddl.figures import HISTOGRAM_LIMITS
 from ddl.step.monitoring import LayerNorms
 from ddl.step.monitoring.histograms import BINS, Histogram, counts_of
 from tests.conftest import make_strategy
+from tests.gpu.placement import on_host
 from tests.step.monitoring.test_layer_norms import RATE, make_trainer
 
 pytestmark = pytest.mark.usefixtures("rows_checked_on_one_device")
@@ -35,6 +36,13 @@ def test_bins_are_those_of_numpy_also_at_their_limits():
         found = tf.function(counts_of)(tf.constant(draws, dtype)).numpy()
         np.testing.assert_array_equal(found, numpy_counts(draws.astype(dtype)))
     assert counts_of(tf.constant([np.nan])).numpy()[-1] == 1
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.float64], ids=str)
+def test_a_gpu_counts_all(dtype):
+    given = tf.TensorSpec([4096], dtype), tf.TensorSpec([], tf.int64)
+    graph = tf.function(counts_of).get_concrete_function(*given).graph
+    assert on_host(graph, most=8) == []
 
 
 def test_bars_are_consecutive_and_hold_all_values():
