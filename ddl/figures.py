@@ -80,9 +80,21 @@ RESERVED = (
 OF_LAYERS = ("layer_gradient_norm", "layer_weight_norm", "layer_update_norm")
 """Figures of a layer (`ddl.step.monitoring`), each followed by "/" and the name of the layer."""
 
+HISTOGRAMS_OF_LAYERS = ("layer_gradients", "layer_weights", "layer_updates")
+"""Histograms of a layer, each followed by "/" and the name of the layer."""
+
+_POWERS = [2.0**exponent for exponent in range(-32, 17)]
+HISTOGRAM_LIMITS: tuple[float, ...] = (*(-power for power in reversed(_POWERS)), *_POWERS)
+"""Limits between the bins of histograms, ascending: powers of two with a sign.
+
+A value that equals a limit counts above it. The first and the last bin have no outer limit; there
+the double of the limit is written. The last bin also holds each NaN.
+"""
+
 _WITH_NAMES = (
     *("loss", LOSS_WEIGHT, LEARNING_RATE, GRADIENT_NORM, GRADIENT_NOISE_SCALE),
     *OF_LAYERS,
+    *HISTOGRAMS_OF_LAYERS,
 )
 
 # Figures of the machine, which repeat in no other run.

@@ -61,8 +61,9 @@ def overview() -> str:
             "Commands:",
             *lines,
             "",
-            "`ddl COMMAND --help` shows the flags of a command. `python -m ddl.COMMAND` starts it,",
-            "too. Without a command, flags are those of train: `ddl --gin_file=… --model_dir=…`.",
+            "`ddl COMMAND --help` shows the flags of a command. `python -m ddl.COMMAND`",
+            "starts it, too. Without a command, flags are those of train:",
+            "`ddl --gin_file=… --model_dir=…`.",
         ]
     )
 

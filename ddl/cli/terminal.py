@@ -55,6 +55,23 @@ def wrapped(text: str, columns: int | None, first: str = "", rest: str = "") -> 
     ) or [first.rstrip()]
 
 
+def fitting(text: str) -> str:
+    """Returns a text whose lines are wrapped where they are wider than the terminal.
+
+    The rest of a wrapped line is indented by two more than its beginning.
+
+    Args:
+      text: The text; its control characters but newlines are escaped.
+    """
+    columns = width()
+    found = list[str]()
+    for line in printable(text).split("\n"):
+        indent = line[: len(line) - len(line.lstrip(" "))]
+        fits = columns is None or len(line) <= columns
+        found += [line] if fits else wrapped(line.strip(" "), columns, indent, f"{indent}  ")
+    return "\n".join(found)
+
+
 def wrapped_list(
     parts: Sequence[str], columns: int | None, first: str, rest: str, last: str
 ) -> list[str]:

@@ -26,7 +26,7 @@ try:
 
     from ddl.cli.commands import exiting_on_errors, parse_flags_and_names
     from ddl.cli.metric_flags import define_metric_flags
-    from ddl.output import printable
+    from ddl.cli.terminal import fitting
 except KeyboardInterrupt:  # else Python prints a traceback
     sys.exit(130)
 
@@ -82,7 +82,7 @@ def show(folders: Sequence[str]) -> None:
     a, b = settings(runs, FLAGS.a, FLAGS.b, metric)
     values = [{seed: run.value or 0.0 for seed, run in one.runs.items()} for one in (a, b)]
     for line in lines(compare(*values), a, b, metric, split, direction):
-        print(printable(line))
+        print(fitting(line))
 
 
 define_flags()

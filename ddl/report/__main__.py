@@ -20,7 +20,7 @@ try:
     from absl import flags
 
     from ddl.cli.commands import exiting_on_errors, parse_flags_and_names
-    from ddl.output import printable
+    from ddl.cli.terminal import fitting
 except KeyboardInterrupt:  # else Python prints a traceback
     sys.exit(130)
 
@@ -50,7 +50,7 @@ def run(argv: Sequence[str] | None = None) -> None:
         from ddl.report.writing import write_report
 
         for line in write_report(runs, FLAGS.output, FLAGS.pictures, FLAGS.figures):
-            print(printable(line))
+            print(fitting(line))
 
 
 def check_flags(runs: Sequence[str]) -> Sequence[str]:

@@ -43,7 +43,7 @@
     const starts = x !== "step" ? [] : data.runs.flatMap((run, number) =>
       shown[number] ? run.restarts.map((step) => ({ number, step })) : []);
     return {
-      margin: { l: 12, r: 12, t: 8, b: 12 }, showlegend: false, hovermode: "x unified",
+      margin: { l: 12, r: 12, t: 28, b: 12 }, showlegend: false, hovermode: "x unified",
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       modebar: { bgcolor: "rgba(0,0,0,0)", color: css("--soft"), activecolor: css("--ink") },
       font: { family: "system-ui, Segoe UI, Roboto, Helvetica Neue, Arial, sans-serif", size: 12, color: css("--soft") },

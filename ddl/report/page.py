@@ -5,7 +5,6 @@ import datetime
 import hashlib
 import html
 import itertools
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,11 +24,13 @@ from ddl.report.finals import Row, number
 from ddl.report.overview import facts_of
 from ddl.report.profiles import profile_rows
 from ddl.report.record import Record
+from ddl.report.sections.histograms import section as histogram_section
+from ddl.report.sections.markup import NONE, breakable, dotted, escaped, table
 from ddl.report.time_table import time_rows
 
 _FOLDER = Path(__file__).parent
 _TIME_LINK = '<a href="#time">Time</a>'
-_NONE = '<span class="absent">–</span>'
+_HISTOGRAM_LINK = '<a href="#histograms">Histograms</a>'
 
 
 def plotly() -> str:
@@ -76,17 +77,20 @@ def page(
     )
     now = datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
     shown = _names(records, names)
+    histograms = histogram_section(records, shown)
     body = [
-        f"<header><h1>{_text(title)}</h1>",
+        f"<header><h1>{escaped(title)}</h1>",
         f'<p class="soft">Written by ddl {ddl.__version__} on {now}.</p>',
         '<nav><a href="#runs">Runs</a><a href="#finals">Last values</a>'
         f"{_TIME_LINK if any(record.life for record in records) else ''}"
-        '<a href="#curves">Curves</a><a href="#configs">Configs</a></nav></header>',
+        f'<a href="#curves">Curves</a>{_HISTOGRAM_LINK if histograms else ""}'
+        '<a href="#configs">Configs</a></nav></header>',
         *_runs(records, shown, parted),
         *_finals(records, shown, finals),
         *_times(records, shown),
         *_profiles(records, shown),
         *_curves(records, shown, drawn, left_out),
+        *histograms,
         *_configs(records, shown),
     ]
     if drawn:
@@ -98,7 +102,7 @@ def page(
             '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
             f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{_text(title)} · ddl report</title>",
+            f"<title>{escaped(title)} · ddl report</title>",
             f"<style>\n{(_FOLDER / 'page.css').read_text()}</style>\n</head>\n<body>",
             *body,
             "</body>\n</html>\n",
@@ -110,55 +114,38 @@ def _hash(script: str) -> str:
     return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
-def _text(text: str) -> str:
-    """Returns a text as HTML, on one line, with control characters escaped."""
-    return html.escape(one_line(text))
-
-
-def _dotted(name: str) -> str:
-    """Returns a name as HTML that a narrow table breaks at dots, slashes and underscores."""
-    return re.sub(r"([._/])", r"\1<wbr>", _text(name))
-
-
 def _names(records: Sequence[Record], names: Sequence[str]) -> list[str]:
     """Returns the names of the runs as HTML, with the colours of their curves."""
     return [
-        f'<span class="run" style="background:var(--run-{color % 8})"></span>{_text(name)}'
+        f'<span class="run" style="background:var(--run-{color % 8})"></span>{breakable(name)}'
         if record.curves
-        else _text(name)
+        else breakable(name)
         for record, name, color in zip(records, names, colors(records), strict=True)
     ]
-
-
-def _table(heads: Sequence[str], rows: Sequence[str]) -> str:
-    return (
-        f'<div class="scroll"><table><thead><tr>{"".join(heads)}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table></div>"
-    )
 
 
 def _runs(records: Sequence[Record], names: Sequence[str], parted: Sequence[str]) -> list[str]:
     facts = [facts_of(record) for record in records]
     columns = list(dict.fromkeys(itertools.chain.from_iterable(facts)))
-    heads = [f"<th>{_text(head)}</th>" for head in ("run", "state", *columns, "directory")]
+    heads = [f"<th>{escaped(head)}</th>" for head in ("run", "state", *columns, "directory")]
     rows = []
     for place, (record, of_run) in enumerate(zip(records, facts, strict=True)):
         cells = [
-            f'<td class="fact">{_text(of_run[name]) if name in of_run else _NONE}</td>'
+            f'<td class="fact">{escaped(of_run[name]) if name in of_run else NONE}</td>'
             for name in columns
         ]
         rows.append(
             f'<tr><th scope="row" class="breaks">{names[place]}</th>'
-            f'<td class="state">{_text(record.state)}</td>'
-            f'{"".join(cells)}<td class="path breaks">{_text(str(record.path))}</td></tr>'
+            f'<td class="state">{escaped(record.state)}</td>'
+            f'{"".join(cells)}<td class="path breaks">{breakable(str(record.path))}</td></tr>'
         )
-    found = ['<section id="runs"><h2>Runs</h2>', _table(heads, rows)]
-    found += [f"<p>{_text(line)}</p>" for line in parted]
+    found = ['<section id="runs"><h2>Runs</h2>', table(heads, rows)]
+    found += [f"<p>{escaped(line)}</p>" for line in parted]
     if any(record.warnings for record in records):
         found.append('<div class="warnings"><h3>Restarts and warnings</h3>')
         for place, record in enumerate(records):
             if record.warnings:
-                items = "".join(f"<li>{_text(text)}</li>" for text in record.warnings)
+                items = "".join(f"<li>{escaped(text)}</li>" for text in record.warnings)
                 found.append(f"<p>{names[place]}</p><ul>{items}</ul>")
         found.append("</div>")
     return [*found, "</section>"]
@@ -182,12 +169,14 @@ def _finals(records: Sequence[Record], names: Sequence[str], rows: Sequence[Row]
     for row in rows:
         if row.split != split:
             split = row.split
-            head = f'<th scope="rowgroup" colspan="{len(measured) + 1}"><b>{_text(split)}</b></th>'
+            head = (
+                f'<th scope="rowgroup" colspan="{len(measured) + 1}"><b>{escaped(split)}</b></th>'
+            )
             lines.append(f"<tr>{head}</tr>")
         cells = []
         for record, final in ((records[place], row.finals[place]) for place in measured):
             if final.last is None:
-                cells.append(f'<td class="number">{_NONE}</td>')
+                cells.append(f'<td class="number">{NONE}</td>')
                 continue
             text = number(final.last.value)
             text = f"<b>{text}</b>" if final.wins else text
@@ -197,11 +186,11 @@ def _finals(records: Sequence[Record], names: Sequence[str], rows: Sequence[Row]
                 text += f"<small>best {number(final.best.value)} at {final.best.step:,.0f}</small>"
             cells.append(f'<td class="number">{text}</td>')
         arrow = {"max": " <small>↑</small>", "min": " <small>↓</small>", None: ""}[row.direction]
-        head = f'<th scope="row" class="breaks">{_dotted(row.name)}{arrow}</th>'
+        head = f'<th scope="row" class="breaks">{dotted(row.name)}{arrow}</th>'
         lines.append(f"<tr>{head}{''.join(cells)}</tr>")
     return [
         f'<section id="finals"><h2>Last values</h2><p class="soft">{note}.</p>',
-        _table(heads, lines),
+        table(heads, lines),
         "</section>",
     ]
 
@@ -219,14 +208,14 @@ def _times(records: Sequence[Record], names: Sequence[str]) -> list[str]:
     lines = _lines(time_rows([life for record in records if (life := record.life)]))
     return [
         f'<section id="time"><h2>Time of the whole life</h2><p class="soft">{note}</p>',
-        _table(heads, lines),
+        table(heads, lines),
         "</section>",
     ]
 
 
 def _profiles(records: Sequence[Record], names: Sequence[str]) -> list[str]:
     given = [
-        (f"{names[place]}<small>{_text(which)}</small>", times)
+        (f"{names[place]}<small>{escaped(which)}</small>", times)
         for place, record in enumerate(records)
         for which, times in record.profiles
     ]
@@ -239,7 +228,7 @@ def _profiles(records: Sequence[Record], names: Sequence[str]) -> list[str]:
     heads = ["<th>phase</th>", *(f'<th class="number breaks">{head}</th>' for head, _ in given)]
     return [
         f'<section id="profiles"><h2>Profiles</h2><p class="soft">{note}</p>',
-        _table(heads, _lines(profile_rows([times for _, times in given]))),
+        table(heads, _lines(profile_rows([times for _, times in given]))),
         "</section>",
     ]
 
@@ -249,9 +238,9 @@ def _lines(rows: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
     found = []
     for name, cells in rows:
         texts = "".join(
-            f'<td class="number">{_text(cell) if cell else _NONE}</td>' for cell in cells
+            f'<td class="number">{escaped(cell) if cell else NONE}</td>' for cell in cells
         )
-        found.append(f'<tr><th scope="row" class="breaks">{_text(name)}</th>{texts}</tr>')
+        found.append(f'<tr><th scope="row" class="breaks">{escaped(name)}</th>{texts}</tr>')
     return found
 
 
@@ -289,7 +278,7 @@ def _curves(
     found += [
         '<div class="charts">',
         *(
-            f"<figure><figcaption>{_text(chart.name)}"
+            f"<figure><figcaption>{escaped(chart.name)}"
             f"{f'<small>{chart.better}</small>' if chart.better else ''}</figcaption>"
             f'<div class="chart" data-chart="{place}"></div></figure>'
             for place, chart in enumerate(drawn)
@@ -297,7 +286,7 @@ def _curves(
         "</div>",
     ]
     if left_out:
-        some = ", ".join(_text(name) for name in left_out[:40])
+        some = ", ".join(escaped(name) for name in left_out[:40])
         found.append(
             f"<p>Not drawn, since a page has at most {MOST_CHARTS} charts: "
             f"{len(left_out):,} figures ({some}{', …' if len(left_out) > 40 else ''}). Choose "
@@ -316,15 +305,15 @@ def _configs(records: Sequence[Record], names: Sequence[str]) -> list[str]:
         if differing := differences([records[place].bindings for place in given]):
             heads = ["<th>binding</th>", *(f"<th>{names[place]}</th>" for place in given)]
             rows = [
-                f'<tr><th scope="row" class="path breaks">{_dotted(each.name)}</th>'
+                f'<tr><th scope="row" class="path breaks">{dotted(each.name)}</th>'
                 + "".join(
-                    f'<td class="value">{_NONE if text is None else _text(text)}</td>'
+                    f'<td class="value">{NONE if text is None else escaped(text)}</td>'
                     for text in each.values
                 )
                 + "</tr>"
                 for each in differing
             ]
-            found += [_table(heads, rows), '<p class="soft">– means not bound.</p>']
+            found += [table(heads, rows), '<p class="soft">– means not bound.</p>']
         else:
             found.append("<p>Nothing: the configs bind the same values.</p>")
         if len({records[place].config_file for place in given}) > 1:

@@ -43,8 +43,11 @@ class RunConsole:
         self._console.print(table)
 
     def line(self, text: str) -> None:
-        """Prints a text, above the progress bar if there is one."""
-        self._console.print(Text(printable(text)))
+        """Prints a text, above the progress bar if there is one.
+
+        On a terminal it is wrapped between words; elsewhere each line stays whole.
+        """
+        self._console.print(Text(printable(text)), soft_wrap=not self._console.is_terminal)
 
     def start(self, step: int, total: int) -> None:
         """Shows the progress bar from `step` to `total`, on a terminal or in a notebook."""

@@ -26,7 +26,13 @@ from ddl.run.profiling import Profiler, check_steps, missed
 from ddl.run.timing.monitor import Monitor, WithoutMeasured
 from ddl.run.timing.utilization import Utilization, peak_of_replica
 from ddl.run.trackers.tracker import TrackerWriter
-from ddl.run.writers import JsonLinesWriter, TensorBoardWriter, Writer, Writers
+from ddl.run.writers import (
+    HistogramLinesWriter,
+    JsonLinesWriter,
+    TensorBoardWriter,
+    Writer,
+    Writers,
+)
 from ddl.signals import StopSignals
 from ddl.training.actions import Action
 from ddl.training.trainer import Trainer
@@ -164,7 +170,8 @@ def train_to_end(
             if workers.is_chief:
                 files.directory.open()
                 opened()
-                own = [files.json_lines, files.events, *own]
+                histograms = HistogramLinesWriter(files.directory.histograms, console.line)
+                own = [files.json_lines, files.events, histograms, *own]
         if workers.is_chief:
             directory = None if files is None else files.directory
             own += [TrackerWriter(one, directory, console.line) for one in run_plan.trackers]

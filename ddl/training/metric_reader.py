@@ -6,6 +6,7 @@ from ddl.errors import DataError
 from ddl.figures import GRADIENT_NORM
 from ddl.optimizers.named import figure
 from ddl.step import noise_scale
+from ddl.step.monitoring.histograms import Histogram
 from ddl.step.state import TrainingState
 from ddl.step.update import UpdateStep
 
@@ -15,6 +16,7 @@ class MetricReader:
 
     Attributes:
       last_read: The step at which the means were last read.
+      histograms: Histograms of layers, by name, as `keep_histograms` found them.
     """
 
     def __init__(self, update: UpdateStep):
@@ -25,6 +27,7 @@ class MetricReader:
         """
         self._update = update
         self.last_read = 0
+        self.histograms: dict[str, Histogram] = {}
         self._weight_seen = False
 
     def means(self, state: TrainingState) -> dict[str, float]:
@@ -40,9 +43,15 @@ class MetricReader:
             means |= noise_scale.figures(state.gradient_noise, self._update.plan.groups)
         return means
 
+    def keep_histograms(self, state: TrainingState) -> None:
+        """Keeps the histograms of a state whose sums are about to be reset."""
+        if self._update.layer_norms is not None:
+            self.histograms = self._update.layer_norms.histograms(state.layer_norms)
+
     def restart(self, step: int) -> None:
         """Counts the updates since the last read from `step` on."""
         self.last_read = step
+        self.histograms = {}
 
     def check_some_weight(self, state: TrainingState) -> None:
         """Raises DataError, or logs, if all examples since the last read have weight 0."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddl.cli.terminal import wrapped, wrapped_list
+from ddl.cli.terminal import fitting, wrapped, wrapped_list
 
 COMMAND = [sys.executable, "-m", "ddl", "list", "strategy", "commands"]
 ROOT = Path(__file__).parents[2]
@@ -56,3 +56,16 @@ def test_wrapping():
     assert wrapped_list(["a: int", "b=1"], 9, "f(", "    ", ")") == ["f(a: int,", "    b=1)"]
     assert wrapped_list(["a", "b"], None, "f(", "    ", ")") == ["f(a, b)"]
     assert wrapped_list([], 40, "f(", "    ", ")") == ["f()"]
+
+
+def test_lines_wider_than_the_terminal_are_wrapped_between_words(monkeypatch):
+    text = "seed        A    B\n  " + "Goodput of updates " * 4 + "\n" + "x" * 50
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert fitting(text) == text
+    monkeypatch.setenv("COLUMNS", "45")
+    assert fitting(text).split("\n") == [
+        "seed        A    B",
+        "  Goodput of updates Goodput of updates",
+        "    Goodput of updates Goodput of updates",
+        "x" * 50,
+    ]

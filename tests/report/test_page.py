@@ -18,6 +18,7 @@ from ddl.report.finals import direction_in, rows
 from ddl.report.page import page
 from ddl.report.pictures import write_pictures
 from ddl.report.record import Record, read
+from ddl.report.sections.markup import breakable
 from ddl.report.writing import write_report
 from ddl.run.timing.phase_times import NAME, PHASES, PhaseTimes
 from tests.report import browser
@@ -252,6 +253,14 @@ def test_the_table_of_profiles():
     assert "one<small>steps 4 to 9</small>" in text
     assert '>backward pass</th><td class="number">2 ms (50.0%)</td>' in text
     assert "Profiles" not in page([Record(Path("two"))], ["two"], [], [], [], "")
+
+
+def test_names_break_at_their_parts_and_not_within_numbers():
+    name = "LEARNING_RATE=0.05,SEED=0 <b>"
+    assert breakable(name) == "LEARNING_<wbr>RATE=0.05,<wbr>SEED=0 &lt;b&gt;"
+    text = page([Record(Path("runs/x"))], [name], [], [], [], "")
+    assert f'<th scope="row" class="breaks">{breakable(name)}</th>' in text
+    assert "runs/<wbr>x</td>" in text
 
 
 def test_the_direction_of_better_is_that_of_the_configs():

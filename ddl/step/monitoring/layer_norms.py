@@ -1,9 +1,9 @@
-"""Norms of gradient, weights and update of each layer."""
+"""Norms and histograms of gradient, weights and update of each layer."""
 
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import keras
 import numpy as np
@@ -11,8 +11,9 @@ import tensorflow as tf
 
 from ddl.distribution.traits import traits_of
 from ddl.errors import ConfigError, check_choice
-from ddl.figures import OF_LAYERS
+from ddl.figures import HISTOGRAMS_OF_LAYERS, OF_LAYERS
 from ddl.step.gradients import Gradient, values_of
+from ddl.step.monitoring.histograms import BINS, Histogram, counts_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,17 +29,30 @@ class LayerNorms:
 
     An update reads the weights before and after the optimizer, and keeps a copy of them meanwhile.
 
+    With `histogram_every`, the entries of gradient, weights and update of each layer are also
+    counted in bins (`ddl.step.monitoring.histograms`). A log line gets the sums of these counts
+    over the counted updates since the last line.
+
     Attributes:
       by: "layer", or "variable" for the norms of each variable.
+      histogram_every: Counts histograms in each update whose number is a multiple of it; None
+        counts none.
 
     Raises:
-      ConfigError: If `by` is something else.
+      ConfigError: If `by` is something else, or `histogram_every` is no positive whole number.
     """
 
     by: Literal["layer", "variable"] = "layer"
+    histogram_every: int | None = None
 
     def __post_init__(self) -> None:
         check_choice("LayerNorms.by", self.by, ("layer", "variable"))
+        every = self.histogram_every
+        if every is not None and (type(every) is not int or every < 1):
+            raise ConfigError(
+                f"LayerNorms.histogram_every must be a whole number of updates of at least 1, or "
+                f"None, got {every!r}. Set it to the period of the log, LOG_EVERY, for instance."
+            )
 
     def of(
         self, variables: Sequence[keras.Variable], strategy: tf.distribute.Strategy
@@ -76,69 +90,175 @@ class LayerNorms:
                 seen[layer] = set()
             seen[layer].add(path)
             places[id(variable)] = names.setdefault(shown[layer], len(names))
-        return NormsOfLayers(tuple(names), places)
+        return NormsOfLayers(tuple(names), places, self.histogram_every)
+
+
+class OfLayers(NamedTuple):
+    """A state's sums of `NormsOfLayers`, each for all layers.
+
+    Attributes:
+      norms: Sums of the norms of gradient, weights and update, float64 [3, layers].
+      histograms: Counts in bins, of the same, float64 [3, layers, bins].
+      updates: Number of updates, float64 [layers].
+    """
+
+    norms: np.ndarray
+    histograms: np.ndarray
+    updates: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
 class NormsOfLayers:
-    """Computes norms of layers, and adds them up.
+    """Computes norms and histograms of layers, and adds them up.
 
     Attributes:
       names: Names of the layers.
       places: Place of a variable's layer among them, by the id of the variable.
+      histogram_every: See `LayerNorms`.
     """
 
     names: Sequence[str]
     places: dict[int, int]
+    histogram_every: int | None = None
 
     @property
     def size(self) -> int:
-        """Number of values: the sums of three norms and a count for each layer."""
-        return 4 * len(self.names)
+        """Number of values: the sums of three norms, three histograms, and a count, by layer."""
+        return (3 * self._width + 1) * len(self.names)
+
+    @property
+    def _width(self) -> int:
+        """Number of values of a layer's gradient, weights or update."""
+        return 1 if self.histogram_every is None else 1 + BINS
 
     def of_gradients(
-        self, gradients: Sequence[Gradient], variables: Sequence[keras.Variable]
+        self, gradients: Sequence[Gradient], variables: Sequence[keras.Variable], step: tf.Tensor
     ) -> tf.Tensor:
-        """Returns the norm of each layer's gradient, float64 [layers]. Replica context.
+        """Returns the norm of each layer's gradient, then its counts in bins. Replica context.
 
         Args:
           gradients: A gradient for each variable; sparse ones hold each row once.
           variables: Some of the variables.
+          step: Number of updates made before this one, int64 [].
+
+        Returns:
+          float64 [layers], or with histograms [layers · (1 + bins)].
         """
-        return self._norms([values_of(gradient) for gradient in gradients], variables)
+        values = [values_of(gradient) for gradient in gradients]
+        # The entries of rows that a sparse gradient does not hold are 0.
+        absent = [
+            _entries(variable) - tf.size(value, tf.int64) if value is not gradient else None
+            for value, gradient, variable in zip(values, gradients, variables, strict=True)
+        ]
+        return self._of(values, variables, step, absent)
+
+    def of_shares(
+        self,
+        shares: Sequence[tf.Tensor],
+        entries: Sequence[int],
+        variables: Sequence[keras.Variable],
+        step: tf.Tensor,
+    ) -> tf.Tensor:
+        """Returns what `of_totals` expects the sum of, over the replicas. Replica context.
+
+        Args:
+          shares: This replica's share of the gradient of each variable.
+          entries: Number of entries of each share without padding.
+          variables: Some of the variables.
+          step: As in `of_gradients`.
+        """
+        own = self._of(shares, variables, step, entries=entries)
+        layers = len(self.names)
+        return tf.concat([tf.square(own[:layers]), own[layers:]], axis=0)
+
+    def of_totals(self, totals: tf.Tensor) -> tf.Tensor:
+        """Returns the values of `of_gradients` from the sums of `of_shares`."""
+        layers = len(self.names)
+        return tf.concat([tf.sqrt(totals[:layers]), totals[layers:]], axis=0)
 
     def read(self, variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
         """Returns the values of variables, which later updates do not change. Replica context."""
         return [tf.identity(variable.value) for variable in variables]
 
     def of_weights(
-        self, before: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
+        self, before: Sequence[tf.Tensor], variables: Sequence[keras.Variable], step: tf.Tensor
     ) -> tf.Tensor:
-        """Returns norms after an update, float64 [3 · layers]. Replica context.
+        """Returns values after an update, float64 [size - size of `of_gradients`]. Replica context.
 
         Args:
           before: Values of the variables before the update.
           variables: Some of the variables.
+          step: As in `of_gradients`.
 
         Returns:
-          Norm of the weights before the update, norm of the update, and 1 for a layer with any of
-          the variables or else 0, each for all layers.
+          As `of_gradients` returns them, the values of the weights before the update and those of
+          the update; and 1 for a layer with any of the variables or else 0.
         """
         after = [variable.value for variable in variables]
         moved = [new - old for new, old in zip(after, before, strict=True)]
         covered = np.zeros(len(self.names))
         covered[[self.places[id(variable)] for variable in variables]] = 1.0
-        norms = [self._norms(before, variables), self._norms(moved, variables)]
-        return tf.concat([*norms, tf.constant(covered, tf.float64)], axis=0)
+        found = [self._of(before, variables, step), self._of(moved, variables, step)]
+        return tf.concat([*found, tf.constant(covered, tf.float64)], axis=0)
+
+    def _of(
+        self,
+        values: Sequence[tf.Tensor],
+        variables: Sequence[keras.Variable],
+        step: tf.Tensor,
+        absent: Sequence[tf.Tensor | None] | None = None,
+        entries: Sequence[int] | None = None,
+    ) -> tf.Tensor:
+        """Returns norms, then counts in bins.
+
+        Args:
+          values: Values of the variables.
+          variables: Some of the variables.
+          step: Number of updates made before this one, int64 [].
+          absent: Number of further values of each that are 0, or None.
+          entries: Number of first values of each that count, the others being padding; None: all.
+        """
+        wide = [tf.cast(value, _at_least_float32(value.dtype)) for value in values]
+        norms = self._norms(wide, variables)
+        if self.histogram_every is None:
+            return norms
+
+        def counts() -> tf.Tensor:
+            counted = wide
+            if entries is not None:
+                counted = [x[:number] for x, number in zip(wide, entries, strict=True)]
+            return self._counts(counted, variables, absent or [None] * len(wide))
+
+        def none() -> tf.Tensor:
+            return tf.zeros([len(self.names) * BINS], tf.float64)
+
+        if self.histogram_every == 1:
+            found = counts()
+        else:  # counting takes longer than a small update
+            found = tf.cond((step + 1) % self.histogram_every == 0, counts, none)
+        return tf.concat([norms, found], axis=0)
 
     def _norms(self, values: Sequence[tf.Tensor], variables: Sequence[keras.Variable]) -> tf.Tensor:
         """Returns the norm of the values of each layer; 0 for a layer without values."""
         halves: list[list[tf.Tensor]] = [[] for _ in self.names]
         for value, variable in zip(values, variables, strict=True):
-            half = tf.nn.l2_loss(tf.cast(value, _at_least_float32(value.dtype)))
+            half = tf.nn.l2_loss(value)
             halves[self.places[id(variable)]].append(tf.cast(half, tf.float64))
         zero = tf.zeros([], tf.float64)
         return tf.sqrt(2 * tf.stack([tf.add_n(own) if own else zero for own in halves]))
+
+    def _counts(
+        self,
+        values: Sequence[tf.Tensor],
+        variables: Sequence[keras.Variable],
+        absent: Sequence[tf.Tensor | None],
+    ) -> tf.Tensor:
+        """Returns the counts in bins of the values of each layer, float64 [layers · bins]."""
+        counts: list[list[tf.Tensor]] = [[] for _ in self.names]
+        for value, variable, zeros in zip(values, variables, absent, strict=True):
+            counts[self.places[id(variable)]].append(counts_of(value, zeros))
+        zero = tf.zeros([BINS], tf.float64)
+        return tf.concat([tf.add_n(own) if own else zero for own in counts], axis=0)
 
     def figures(self, sums: Any) -> dict[str, float]:
         """Returns the means of the norms by the names of their figures.
@@ -146,13 +266,37 @@ class NormsOfLayers:
         Args:
           sums: Sums of norms and counts, float64 [size]; a layer without a count has no figures.
         """
-        *norms, counts = np.asarray(sums).reshape(4, -1)
+        found = self._parted(sums)
         return {
             f"{figure}/{name}": float(total / count)
-            for figure, totals in zip(OF_LAYERS, norms, strict=True)
-            for name, total, count in zip(self.names, totals, counts, strict=True)
+            for figure, totals in zip(OF_LAYERS, found.norms, strict=True)
+            for name, total, count in zip(self.names, totals, found.updates, strict=True)
             if count
         }
+
+    def histograms(self, sums: Any) -> dict[str, Histogram]:
+        """Returns the histograms with any entry, by their names; the argument as in `figures`."""
+        if self.histogram_every is None:
+            return {}
+        return {
+            f"{figure}/{name}": Histogram(counts)
+            for figure, of_layers in zip(
+                HISTOGRAMS_OF_LAYERS, self._parted(sums).histograms, strict=True
+            )
+            for name, counts in zip(self.names, of_layers, strict=True)
+            if counts.any()
+        }
+
+    def _parted(self, sums: Any) -> OfLayers:
+        layers = len(self.names)
+        values = np.asarray(sums)
+        of_each = values[: len(values) - layers].reshape(3, -1)
+        histograms = of_each[:, layers:].reshape(3, layers, self._width - 1)
+        return OfLayers(of_each[:, :layers], histograms, values[len(values) - layers :])
+
+
+def _entries(variable: keras.Variable) -> int:
+    return int(np.prod(variable.shape))
 
 
 def _at_least_float32(dtype: tf.DType) -> tf.DType:

@@ -16,7 +16,7 @@ from ddl.step.monitoring import NormsOfLayers
 from ddl.step.sharding.in_shares import InShares
 from ddl.step.sharding.norms import norms_given
 from ddl.step.sharding.optimizers import Sharding, free
-from ddl.step.sharding.shares import gathered, own_share
+from ddl.step.sharding.shares import entries_of_share, gathered, own_share
 from ddl.step.verbs.parts import OptimizerPart, unless_frozen
 
 
@@ -87,16 +87,22 @@ def _clipped(
     norm, of_layers = tf.zeros([], tf.float64), None
 
     def squares(own: list[tf.Tensor]) -> tf.Tensor:
+        context = tf.distribute.get_replica_context()
         of_parts = [[own[place] for place in part.places] for part in parts]
         found = [tf.cast(gradient_path.squared_norm(one), tf.float64) for one in of_parts]
         if layers is None:
             return tf.stack(found)
-        return tf.concat([found, tf.square(layers.of_gradients(own, variables))], axis=0)
+        replica = int(tf.get_static_value(context.replica_id_in_sync_group))
+        entries = [
+            entries_of_share(variable.value.shape, replica, context.num_replicas_in_sync)
+            for variable in variables
+        ]
+        return tf.concat([found, layers.of_shares(own, entries, variables, step)], axis=0)
 
     if clip.norm is not None or layers is not None:
         totals = sharding.total(run(squares, args=(shares,)))
         if layers is not None:
-            of_layers = tf.sqrt(totals[len(parts) :])
+            of_layers = layers.of_totals(totals[len(parts) :])
     if clip.norm is not None:
         active = tf.stack([step >= part.frozen_until for part in parts])
         of_parts = totals[: len(parts)]

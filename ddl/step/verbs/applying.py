@@ -60,7 +60,7 @@ def apply(
         norms = _apply_whole(strategy, gradients, variables, parts, clip, step, compiler, layers)
     if layers is None:
         return norms
-    moved = strategy.run(lambda before: layers.of_weights(before, variables), args=(before,))
+    moved = strategy.run(lambda before: layers.of_weights(before, variables, step), args=(before,))
     return tf.concat([norms, strategy.experimental_local_results(moved)[0]], axis=0)
 
 
@@ -82,7 +82,7 @@ def _apply_whole(
             own = gradient_path.multiply(own, gradients.factor())
         own = gradient_path.add_regularization(own, variables)
         norm = tf.zeros([], tf.float64)
-        of_layers = None if layers is None else layers.of_gradients(own, variables)
+        of_layers = None if layers is None else layers.of_gradients(own, variables, step)
         if clip.norm is not None:
             frozen = any(part.frozen_until for part in parts)
             squared = _squared_norm(own, parts, step) if frozen else None

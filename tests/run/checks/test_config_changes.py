@@ -44,3 +44,8 @@ def test_with_shards_the_number_of_microbatches_is_fixed():
     assert compare(4, True, "TRAIN_STEPS = 7") == []
     with pytest.raises(ModelDirectoryError, match=r"ACCUMULATION_STEPS.*\n.*decides about bits"):
         compare(4, True, "ACCUMULATION_STEPS = 2")
+
+
+def test_figures_of_layers_may_change():
+    layers = ("Trainer.layer_norms = @LayerNorms()", "LayerNorms.histogram_every = 10")
+    assert compare(None, True, *layers, "LayerNorms.by = 'variable'") == []

@@ -1,0 +1,1 @@
+"""Sections of the page of a report, and the HTML that they share."""
