@@ -44,12 +44,23 @@ def run(functions: Mapping[str, str], case: Any, processes: int, rounds: int) ->
       processes: Number of processes of each contender, one after the other.
       rounds: Windows of each process.
     """
+    return run_each({name: (each, case) for name, each in functions.items()}, processes, rounds)
+
+
+def run_each(functions: Mapping[str, tuple[str, Any]], processes: int, rounds: int) -> Found:
+    """Runs contenders that may have different cases, as `run` does.
+
+    Args:
+      functions: By name, "module:name" of the contender's function, and its case.
+      processes: Number of processes of each contender, one after the other.
+      rounds: Windows of each process.
+    """
     medians: dict[str, list[float]] = {name: [] for name in functions}
     failures: dict[str, str] = {}
     for number in range(processes):
         contenders = {
             name: Contender(function, [case], {})
-            for name, function in rotated(functions, number).items()
+            for name, (function, case) in rotated(functions, number).items()
             if name not in failures
         }
         try:

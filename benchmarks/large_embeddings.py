@@ -12,11 +12,16 @@ two virtual CPUs.
 update, and with `bare_loop` those of the bare loop. Both look up rows, merge those of one index and
 update them, which takes most of the time. ddl alone computes the order of the examples and the
 metrics. Keras adds Adagrad's epsilon within the root and TensorFlow's sparse kernel adds it
-outside, so ddl reads and writes the rows of the accumulator and of the table with three kernels,
-and some elementwise ones, in place of one. With 1,000,000 rows, most of the looked-up rows are not
-in the processor's caches, for the bare loop too. Sums of microbatches are dense with 2,000 rows,
-since a batch looks up 2,048; with more rows they stay sparse. The growth with two microbatches is
-between these two ways.
+outside, so ddl reads and writes the rows of the accumulator and of the table with four kernels, and
+some elementwise ones, in place of one.
+
+The growth with the rows has two causes, and the bare loop has them too. A batch looks up 2,048
+rows, of which about 1,280 differ in a table of 2,000 and nearly all in one of 1,000,000: 1.6 times
+as many rows to update. And the table and its accumulator take 128 MB each, so that most rows are
+neither in the processor's caches nor in its table of pages. No kernel works on all rows, and no
+memory is paged in after the first windows. The growth is measured on its own: processes of both
+numbers of rows take turns. Sums of microbatches are dense with 2,000 rows, since a batch looks up
+2,048; with more rows they stay sparse. The growth with two microbatches is between these two ways.
 
 Each contender has fresh processes for each number of rows, each of which waits while another one
 computes. A figure is the median of what the processes found, with the lowest and the highest.
@@ -36,8 +41,7 @@ import tensorflow as tf
 import ddl
 from benchmarks import beside_rivals, command, rivals
 from benchmarks.beside_rivals import BARE, DDL, Found
-from benchmarks.repeats import over_processes
-from benchmarks.report import Bar, Report, Spread, plot_of
+from benchmarks.report import Bar, Cell, Report, Spread, Table, plot_of
 from benchmarks.turns import Turns
 from ddl import distribution
 from ddl.optimizers import FusedAdagrad
@@ -47,6 +51,7 @@ RATE, ACCUMULATOR = 0.05, 0.1
 ROWS = (2_000, 100_000, 1_000_000)
 LARGEST_GROWTH = 1.2  # from the fewest rows to the most
 
+_MODULE = "benchmarks.large_embeddings"
 FIT, TUNED, ORBIT = "Keras fit", "Keras fit, tuned", "Orbit"
 FUNCTIONS = {
     FIT: "fit",
@@ -171,42 +176,79 @@ def bare_loop(case: Case, turns: Turns) -> None:
     rivals.bare_loop(update, data(case), BATCH, case.steps, turns)
 
 
-def reported(found: dict[int, Found], checks: bool) -> Report:
-    """Returns the report of the numbers of rows that were measured."""
+def reported(found: dict[int, Found], growth: Found | None, checks: bool) -> Report:
+    """Returns the report of what was measured.
+
+    Args:
+      found: The contenders, by the number of rows.
+      growth: What `functions_of_growth` found, or None.
+      checks: Whether to compare with the targets.
+    """
     named = {f"{rows:,} rows": each for rows, each in found.items()}
-    table = beside_rivals.milliseconds("Milliseconds per update", named, [*FUNCTIONS])
-    bars = []
+    tables = [beside_rivals.milliseconds("Milliseconds per update", named, [*FUNCTIONS])]
+    plot = plot_of(tables[0], [*named], "ms per update", log_y=True)
+    bars: list[Bar] = []
     if checks:
         for name, each in named.items():
             bars += beside_rivals.bars(name, each, RIVALS)
-        if len(found) == len(ROWS):
-            bars += _growths(found[ROWS[0]], found[ROWS[-1]])
-    plot = plot_of(table, [*named], "ms per update", log_y=True)
-    return Report([table], bars, [plot], beside_rivals.notes(named))
+    failures = dict(named)
+    if growth is not None:
+        tables.append(_table_of_growths(growth))
+        bars += _growths(growth) if checks else []
+        failures["growth"] = growth
+    return Report(tables, bars, [plot], beside_rivals.notes(failures))
 
 
-def _growths(few: Found, many: Found) -> list[Bar]:
+def functions_of_growth(steps: int) -> dict[str, tuple[str, Case]]:
+    """Returns function and case of each contender whose growth counts, few and many rows in turn.
+
+    Args:
+      steps: Updates of a window.
+    """
+    return {
+        f"{name}, {rows:,} rows": (f"{_MODULE}:{FUNCTIONS[name]}", Case(rows, steps))
+        for name in (*GROWING, BARE)
+        for rows in (ROWS[0], ROWS[-1])
+    }
+
+
+def _growth_of(found: Found, name: str) -> Spread | None:
+    return found.ratio(f"{name}, {ROWS[-1]:,} rows", f"{name}, {ROWS[0]:,} rows")
+
+
+def _table_of_growths(found: Found) -> Table:
+    """Returns the growth of each contender, and of ddl relative to the bare loop's."""
+    rows: list[list[Cell]] = []
+    for name in (*GROWING, BARE):
+        growth = _growth_of(found, name)
+        text = "a bare loop grows by" if name == BARE else name
+        rows.append([text, "–" if growth is None else growth])
+    return Table(f"Time for {ROWS[-1]:,} rows / for {ROWS[0]:,}, interleaved", ["", "times"], rows)
+
+
+def _growths(found: Found) -> list[Bar]:
     """Returns the targets for the time of the most rows relative to the fewest."""
     bars = []
     for name in GROWING:
-        if name not in few.times or name not in many.times:
-            continue  # a note names the failure
-        growth: Spread = over_processes(many.times[name] / few.times[name], is_ratio=True)
-        text = f"{name}: time for {ROWS[-1]:,} rows / for {ROWS[0]:,}"
-        bars.append(Bar(text, growth, LARGEST_GROWTH, "at most"))
+        growth = _growth_of(found, name)
+        if growth is not None:  # else a note names the failure
+            text = f"{name}: time for {ROWS[-1]:,} rows / for {ROWS[0]:,}"
+            bars.append(Bar(text, growth, LARGEST_GROWTH, "at most"))
     return bars
 
 
 def measure(quick: bool) -> Iterator[Report]:
-    """Measures one number of rows after the other; yields what is measured so far."""
-    functions = {name: f"benchmarks.large_embeddings:{each}" for name, each in FUNCTIONS.items()}
-    found = {}
+    """Measures one number of rows after the other, then the growth; yields what is there so far."""
+    functions = {name: f"{_MODULE}:{each}" for name, each in FUNCTIONS.items()}
+    steps, repeats = (10, (1, 1)) if quick else (200, (5, 5))
+    found: dict[int, Found] = {}
     for rows in ROWS:
-        case = Case(rows, 10 if quick else 200)
-        found[rows] = beside_rivals.run(functions, case, *((1, 1) if quick else (5, 5)))
+        found[rows] = beside_rivals.run(functions, Case(rows, steps), *repeats)
         medians = ", ".join(f"{name} {np.median(v):.3g}" for name, v in found[rows].times.items())
         print(f"{rows:,} rows, ms per update: {medians}", flush=True)
-        yield reported(found, checks=not quick)
+        yield reported(found, None, checks=not quick)
+    growth = beside_rivals.run_each(functions_of_growth(steps), *repeats)
+    yield reported(found, growth, checks=not quick)
 
 
 if __name__ == "__main__":

@@ -129,7 +129,8 @@ def test_wrong_values_are_reported_without_tensorflow(tmp_path):
     given += ["--gin_param=PRECISION = 'float32'", "--gin_param=TRAIN_STEPS = 5"]
     result = ddl(*given, imports_tensorflow=False, cwd=tmp_path)
     assert result.returncode == 1
-    message = "RunPlan.eval_every must be greater than 0, got 0.\n  mine.gin:1: EVAL_EVERY = 0\n"
+    message = "RunPlan.eval_every must be greater than 0, got 0. Set EVAL_EVERY to a number of "
+    message += "updates, or to None to evaluate only at the end.\n  mine.gin:1: EVAL_EVERY = 0\n"
     assert result.stderr == f"ddl: {message}"
 
 

@@ -290,7 +290,8 @@ def _at_the_macro(binding: Binding, complaint: str, effective: Mapping[Key, Bind
             macro = effective.get((name, MACRO_SELECTOR, "value"))
             if macro:
                 return macro.complain(
-                    f"{complaint} The value is that of %{name}, used at {binding.location}."
+                    f"{complaint} The value is that of %{name}, used at {binding.location}. "
+                    f"Change {name}."
                 )
     return binding.complain(complaint)
 

@@ -37,6 +37,9 @@ class DevicePath:
       packs_tensors: Whether operations on each gradient or weight run on few buffers that hold many
         (`ddl.devices.packing`), and sums over microbatches stay in variables on each device. It
         saves kernels, each of which takes a GPU some microseconds to start.
+      subtracts_at_once: Whether one kernel subtracts from rows of a table. On CPUs that kernel is
+        slower than three that read the rows, subtract, and write them. With parameter servers it
+        must be one, since workers do not wait for each other between a read and a write.
       fuses_normalization: Whether batch normalization is TensorFlow's fused operation.
       has_float64_losses: Whether TensorFlow's sparse cross-entropy has a kernel for float64.
       compiles: Whether `--jit_compile=auto` compiles by XLA: few kernels instead of many, each of
@@ -52,6 +55,7 @@ class DevicePath:
     has_nccl: bool
     rewrites_pooling: bool
     packs_tensors: bool
+    subtracts_at_once: bool
     fuses_normalization: bool
     has_float64_losses: bool
     compiles: bool
@@ -67,6 +71,7 @@ CPU = DevicePath(
     has_nccl=False,
     rewrites_pooling=True,
     packs_tensors=False,
+    subtracts_at_once=False,
     fuses_normalization=False,  # it rounds otherwise than Keras's operations
     has_float64_losses=True,
     compiles=False,
@@ -82,6 +87,7 @@ GPU = DevicePath(
     has_nccl=True,
     rewrites_pooling=False,
     packs_tensors=True,
+    subtracts_at_once=True,
     fuses_normalization=True,
     has_float64_losses=False,
     compiles=True,
@@ -100,6 +106,7 @@ TPU = DevicePath(
     has_nccl=False,
     rewrites_pooling=False,
     packs_tensors=False,
+    subtracts_at_once=True,
     fuses_normalization=False,
     has_float64_losses=True,
     compiles=False,
@@ -117,8 +124,10 @@ def path_of(strategy: tf.distribute.Strategy | None = None) -> DevicePath:
     """
     strategy = strategy or tf.distribute.get_strategy()
     path = path_for(replica_devices(strategy))
+    if not _has_servers(strategy):
+        return path
     # Variables that lie on several servers cannot be packed for a single operation.
-    return dataclasses.replace(path, packs_tensors=False) if _has_servers(strategy) else path
+    return dataclasses.replace(path, packs_tensors=False, subtracts_at_once=True)
 
 
 def _has_servers(strategy: tf.distribute.Strategy) -> bool:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import warnings
 import zipfile
 
 import h5py
@@ -32,7 +33,11 @@ def load_weights(model: keras.Model, path: str | os.PathLike[str], parameter: st
         )
     layers = [layer.name for layer in model.layers if layer.weights]
     try:
-        model.load_weights(path)
+        with warnings.catch_warnings():
+            # Keras warns of each list of layers that the file lacks, in hundreds of lines above the
+            # error, which says the same.
+            warnings.filterwarnings("ignore", message="Skipping nested container")
+            model.load_weights(path)
     except ValueError as error:
         text = str(error)
         listed = text.partition("List of objects that could not be loaded")[2]

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from ddl import microbatch
 from ddl.optimizers.fused import Fused, constructor_of, temporary
+from ddl.optimizers.rows.subtracting import subtract_rows
 
 
 @keras.saving.register_keras_serializable("ddl")
@@ -110,9 +111,7 @@ class FusedAdagrad(Fused, keras.optimizers.Adagrad):
         squares += tf.square(values)
         tf.raw_ops.ResourceScatterUpdate(resource=accumulator, indices=rows, updates=squares)
         root = tf.sqrt(squares + tf.constant(self.epsilon, dtype))
-        tf.raw_ops.ResourceScatterSub(
-            resource=variable.handle, indices=rows, updates=values * scalars["lr"] / root
-        )
+        subtract_rows(variable, rows, values * scalars["lr"] / root)
 
     def unsupported_reason(self, dtype: tf.DType) -> str | None:
         """Returns why half precision needs Keras's arithmetic; None for float32 and float64."""

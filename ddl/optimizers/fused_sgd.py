@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 
 from ddl.optimizers.fused import Fused, constructor_of, dense
+from ddl.optimizers.rows.subtracting import subtract_rows
 
 
 @keras.saving.register_keras_serializable("ddl")
@@ -29,6 +30,16 @@ class FusedSGD(Fused, keras.optimizers.SGD):
             momentum = tf.constant(self.momentum, gradient.dtype)
             kernel = tf.raw_ops.ResourceApplyKerasMomentum
             apply_momentum(self, kernel, gradient, handle, index, scalars["lr"], momentum)
+
+    def rows_step(
+        self,
+        gradient: tf.IndexedSlices,
+        variable: tf.Variable,
+        index: int,
+        scalars: dict[str, tf.Tensor],
+    ) -> None:
+        """Updates rows without momentum; see `Fused.rows_step`."""
+        subtract_rows(variable, gradient.indices, gradient.values * scalars["lr"])
 
     def supports_sparse_updates(self) -> bool:
         """Returns whether there is no momentum: only then rows without gradient stay."""

@@ -44,7 +44,10 @@ def scaling_factor(global_batch_size: int, base_batch_size: int, rule: ScalingRu
         ("base_batch_size", base_batch_size),
     ):
         if not value > 0:
-            raise ConfigError(f"{name} must be greater than 0, got {value}.")
+            raise ConfigError(
+                f"{name} must be greater than 0, got {value}. Set the macro {name.upper()} to a "
+                "number of examples."
+            )
     ratio = global_batch_size / base_batch_size
     return {"linear": ratio, "square_root": math.sqrt(ratio), "none": 1.0}[rule]
 
@@ -108,16 +111,17 @@ class LearningRate(Schedule):
         if isinstance(schedule, float) and not 0 < schedule < math.inf:
             raise ConfigError(
                 "The learning rate (LearningRate.schedule) must be greater than 0, got "
-                f"{schedule:g}."
+                f"{schedule:g}. Set the macro LEARNING_RATE, or the schedule, to a positive number."
             )
         if warmup_steps < 0 or warmup_steps % 1:
             raise ConfigError(
-                f"LearningRate.warmup_steps must be an integer of at least 0, got {warmup_steps}."
+                f"LearningRate.warmup_steps must be an integer of at least 0, got {warmup_steps}. "
+                "Set the macro WARMUP_STEPS to a number of updates, or to None for no warm-up."
             )
         if not 0 <= warmup_start < math.inf:
             raise ConfigError(
                 "LearningRate.warmup_start, a fraction of the peak rate, must be at least 0, got "
-                f"{warmup_start}."
+                f"{warmup_start}. Set the macro WARMUP_START to 0.0 to begin at rate 0."
             )
         if warmup == "constant" and warmup_steps and not warmup_start:
             raise ConfigError(

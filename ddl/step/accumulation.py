@@ -9,6 +9,7 @@ from ddl.devices.packing import new_variable, zero_variable
 from ddl.devices.path import path_of
 from ddl.devices.replicas import local_devices
 from ddl.step.onednn import in_own_graph
+from ddl.step.rows.summing import has_rows, joined, listed
 
 _AT_ONCE = 1
 """Microbatches in memory. TensorFlow's default would let up to 10 run forward before the first one
@@ -39,15 +40,20 @@ def over_microbatches(
         return one(0, None)
     if own_graph:
         one = in_own_graph(one)
-    if len(local_devices(strategy)) > 1 and path_of(strategy).packs_tensors:
+    packs = path_of(strategy).packs_tensors
+    if len(local_devices(strategy)) > 1 and packs:
         return _in_variables(strategy, microbatches, one, zeros)
+    lists = (lambda sums: sums) if packs else listed
     _, summed = tf.while_loop(
         lambda index, so_far: index < microbatches,
         lambda index, so_far: (index + 1, one(index, so_far)),
-        (tf.constant(0), strategy.run(zeros)),
+        (tf.constant(0), strategy.run(lambda: lists(zeros()))),
         parallel_iterations=_AT_ONCE,
     )
-    return summed
+    first = strategy.experimental_local_results(summed)[0]
+    if packs or not has_rows(first):
+        return summed
+    return strategy.run(lambda sums: joined(sums, zeros()), args=(summed,))
 
 
 def _in_variables(

@@ -299,5 +299,8 @@ def _check_tokens(
     shape = output_shape(model)
     end = None if shape is None else shape[-1]
     for name in names:
-        remedy = "Set the model's vocabulary to a number above the largest token."
+        remedy = (
+            "Set the model's vocabulary to a number above the largest token, and replace negative "
+            "tokens."
+        )
         check_range(source, name, end, f"Tokens (feature {name!r})", remedy)

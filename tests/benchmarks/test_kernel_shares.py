@@ -27,7 +27,13 @@ def test_a_gpt_is_compared_with_fits_that_compile_alike():
 
 
 def test_the_growth_of_the_all_reduce_has_a_target():
-    few, many = (found(**{name: each for name in large_embeddings.GROWING}) for each in (1.0, 1.5))
-    bars = large_embeddings._growths(few, many)
-    assert [bar.what.partition(":")[0] for bar in bars][-1] == "ddl, mirrored on 2"
-    assert {bar.verdict for bar in bars} == {"missed"}
+    cases = large_embeddings.functions_of_growth(10)
+    measured = found(
+        **{name: 1.5 if case.rows > 2000 else 1.0 for name, (_, case) in cases.items()}
+    )
+    report = large_embeddings.reported({}, measured, True)
+    assert [bar.what.partition(":")[0] for bar in report.bars][-1] == "ddl, mirrored on 2"
+    assert {bar.verdict for bar in report.bars} == {"missed"}
+    name, growth = report.tables[1].rows[-1]
+    assert name == "a bare loop grows by"
+    assert growth.median == 1.5

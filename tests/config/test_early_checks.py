@@ -27,15 +27,20 @@ def check(write, text, *params, **options):
     [
         (
             "TRAIN_STEPS = -4",
-            "RunPlan.train_steps must be greater than 0, got -4.\n  run.gin:2: TR",
+            "RunPlan.train_steps must be greater than 0, got -4. Set TRAIN_STEPS to the number of "
+            "updates of the run.\n  run.gin:2: TR",
         ),
         ("TRAIN_STEPS = 9007199254740993", "RunPlan.train_steps must be at most 2^53 = "),
-        ("EVAL_EVERY = 0", "RunPlan.eval_every must be greater than 0, got 0."),
+        (
+            "EVAL_EVERY = 0",
+            "RunPlan.eval_every must be greater than 0, got 0. Set EVAL_EVERY to a number of "
+            "updates, or to None to evaluate only at the end.\n  run.gin:2: EV",
+        ),
         ("TRAIN_EPOCHS = -0.5", "RunPlan.train_epochs must be greater than 0, got -0.5."),
-        ("LOG_EVERY = 0", "RunPlan.log_every must be greater than 0, got 0."),
+        ("LOG_EVERY = 0", "RunPlan.log_every must be greater than 0, got 0. Set LOG_EVERY to"),
         ("CHECKPOINT_EVERY = %OF\nOF = -1", "RunPlan.checkpoint_every must be greater than 0, got"),
-        ("SEED = -1", "seed (macro SEED) must be from 0 to 2^31 - 1, got -1.\n  run.gin:2: SEED"),
-        ("GLOBAL_BATCH_SIZE = 0", "GLOBAL_BATCH_SIZE must be at least 1, got 0."),
+        ("SEED = -1", "seed (macro SEED) must be from 0 to 2^31 - 1, got -1. Set SEED to such a"),
+        ("GLOBAL_BATCH_SIZE = 0", "GLOBAL_BATCH_SIZE must be at least 1, got 0. Set it to the"),
         ("PER_REPLICA_BATCH_SIZE = 0", "PER_REPLICA_BATCH_SIZE must be at least 1, got 0."),
         ("TRAIN_STEPS = 2.5", "run.gin:2: RunPlan.train_steps must be "),
         ("SCALING_RULE = 'linaer'", "run.gin:2: LearningRate.scaling must be "),

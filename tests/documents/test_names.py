@@ -27,7 +27,9 @@ DEFINED_IN = {
     "--small": "tests/gpu/suite.py",
 }
 ABSL = {"--flagfile", "--undefok"}
-VARIABLES_OF_OTHERS = {"TF_CONFIG", "TF_ENABLE_ONEDNN_OPTS", "TPU_NAME", "NO_COLOR"}
+VARIABLES_OF_OTHERS = {
+    *("TF_CONFIG", "TF_ENABLE_ONEDNN_OPTS", "TPU_NAME", "NO_COLOR", "GLIBC_TUNABLES"),
+}
 
 
 def test_readme_and_build_are_short():

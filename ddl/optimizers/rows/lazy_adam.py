@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from ddl.optimizers.fused import constructor_of
 from ddl.optimizers.fused_adam import AdamKernel
+from ddl.optimizers.rows.subtracting import subtract_rows
 
 
 @keras.saving.register_keras_serializable("ddl")
@@ -66,7 +67,7 @@ class LazyAdam(AdamKernel, keras.optimizers.Adam):
             tf.raw_ops.ResourceScatterUpdate(resource=slot, indices=rows, updates=value)
 
         step = self._moved(gradient.values, index, scalars, read, write)
-        tf.raw_ops.ResourceScatterSub(resource=variable.handle, indices=rows, updates=step)
+        subtract_rows(variable, rows, step)
 
     def _moved(
         self,

@@ -32,9 +32,15 @@ class Clip:
     value: float | None
 
     def __post_init__(self) -> None:
-        for name, limit in (("clip_norm", self.norm), ("clip_value", self.value)):
+        for name, macro, limit in (
+            ("clip_norm", "CLIP_NORM", self.norm),
+            ("clip_value", "Trainer.clip_value", self.value),
+        ):
             if limit is not None and not limit > 0:
-                raise ConfigError(f"Trainer.{name} must be greater than 0, or None, got {limit}.")
+                raise ConfigError(
+                    f"Trainer.{name} must be greater than 0, or None, got {limit}. Set "
+                    f"{macro} = None to leave gradients unclipped."
+                )
         if self.norm is not None and self.value is not None:
             raise ConfigError(
                 f"clip_norm and clip_value exclude each other, got clip_norm = {self.norm} "

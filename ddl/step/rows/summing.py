@@ -2,7 +2,9 @@
 
 A sum that starts with zeros of the table's shape would be dense, and would take time and memory for
 each row of the table in each microbatch. The rows are put one after the other instead; after the
-all-reduce, `with_each_row_once` adds up those of one index.
+all-reduce, `with_each_row_once` adds up those of one index. A loop on CPUs carries a list of the
+microbatches' rows and joins them at its end, since joining them in each turn would copy all earlier
+rows each time.
 """
 
 import dataclasses
@@ -24,6 +26,18 @@ class Rows(NamedTuple):
     Attributes:
       values: [rows, …].
       indices: int64 [rows]; an index may occur more than once.
+    """
+
+    values: tf.Tensor
+    indices: tf.Tensor
+
+
+class Listed(NamedTuple):
+    """Rows of a sparse gradient as lists of tensors, one entry per microbatch.
+
+    Attributes:
+      values: TensorList of the values.
+      indices: TensorList of the indices.
     """
 
     values: tf.Tensor
@@ -127,7 +141,16 @@ def table_of(
 
 
 def added(one: Any, other: Any) -> Any:
-    """Returns the sum of two structures of tensors and `Rows`; sparse values may be added."""
+    """Returns the sum of two structures of tensors and `Rows`; sparse values may be added.
+
+    The first structure may have `Listed` instead of `Rows`, and so has the result.
+    """
+    if isinstance(one, Listed):
+        pushed = (
+            tf.raw_ops.TensorListPushBack(input_handle=rows, tensor=new)
+            for rows, new in zip(one, other, strict=True)
+        )
+        return Listed(*pushed)
     if isinstance(one, Rows):
         joined = (tf.concat(parts, axis=0) for parts in zip(one, other, strict=True))
         return Rows(*joined)
@@ -137,10 +160,51 @@ def added(one: Any, other: Any) -> Any:
 
 
 def has_rows(sums: Any) -> bool:
-    """Returns whether a structure of tensors contains `Rows`."""
-    if isinstance(sums, Rows):
+    """Returns whether a structure of tensors contains `Rows` or `Listed`."""
+    if isinstance(sums, Rows | Listed):
         return True
     return isinstance(sums, list | tuple) and any(map(has_rows, sums))
+
+
+def listed(sums: Any) -> Any:
+    """Returns a structure with an empty `Listed` for each `Rows`."""
+    if isinstance(sums, Rows):
+        return Listed(*map(_empty_list, sums))
+    if isinstance(sums, list | tuple):
+        return type(sums)(map(listed, sums))
+    return sums
+
+
+def joined(sums: Any, like: Any) -> Any:
+    """Returns a structure with `Rows` for each `Listed`.
+
+    Args:
+      sums: The structure.
+      like: The structure with `Rows` of which `listed` made the empty lists.
+    """
+    if isinstance(sums, Listed):
+        return Rows(*map(_joined, sums, like))
+    if isinstance(sums, list | tuple):
+        return type(sums)(map(joined, sums, like))
+    return sums
+
+
+def _empty_list(like: tf.Tensor) -> tf.Tensor:
+    return tf.raw_ops.EmptyTensorList(
+        element_shape=tf.constant([-1, *like.shape[1:]], tf.int32),
+        max_num_elements=-1,
+        element_dtype=like.dtype,
+    )
+
+
+def _joined(handle: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
+    rows, _ = tf.raw_ops.TensorListConcatV2(
+        input_handle=handle,
+        element_shape=tf.constant([-1, *like.shape[1:]], tf.int32),
+        leading_dims=tf.constant([], tf.int64),
+        element_dtype=like.dtype,
+    )
+    return tf.ensure_shape(rows, like.shape)
 
 
 def _rows(gradient: Gradient, variable: keras.Variable) -> Rows:

@@ -49,6 +49,13 @@ def sizes_by_source(
     return {name: global_batch_size[name] for name in sources}
 
 
+_REMEDIES = {
+    "global_batch_size": "Set it to the number of examples of an update.",
+    "accumulation_steps": "Set it, or the macro ACCUMULATION_STEPS, to the number of microbatches "
+    "of an update; 1 does not accumulate.",
+}
+
+
 def check_batch_split(
     global_batch_size: int | Mapping[str, int], replicas: int, accumulation_steps: int
 ) -> None:
@@ -65,7 +72,9 @@ def check_batch_split(
     sizes = {"global_batch_size": global_batch_size, "accumulation_steps": accumulation_steps}
     for name, value in sizes.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ConfigError(f"Trainer.{name} must be an integer of at least 1, got {value!r}.")
+            raise ConfigError(
+                f"Trainer.{name} must be an integer of at least 1, got {value!r}. {_REMEDIES[name]}"
+            )
     unit = replicas * accumulation_steps
     if global_batch_size % unit:
         lower = global_batch_size // unit * unit

@@ -1,0 +1,23 @@
+"""Subtraction from rows of a table."""
+
+import tensorflow as tf
+
+from ddl.devices.path import path_of
+
+
+def subtract_rows(variable: tf.Variable, rows: tf.Tensor, values: tf.Tensor) -> None:
+    """Subtracts values from rows of a variable. Runs in the strategy's update context.
+
+    The result has the same bits on each path (`DevicePath.subtracts_at_once`).
+
+    Args:
+      variable: A variable [all rows, …], or a replica-local copy of it.
+      rows: int32 or int64 [rows]; each index at most once.
+      values: [rows, …], in the variable's dtype.
+    """
+    handle = variable.handle
+    if path_of().subtracts_at_once:
+        tf.raw_ops.ResourceScatterSub(resource=handle, indices=rows, updates=values)
+        return
+    before = tf.raw_ops.ResourceGather(resource=handle, indices=rows, dtype=values.dtype)
+    tf.raw_ops.ResourceScatterUpdate(resource=handle, indices=rows, updates=before - values)
