@@ -47,6 +47,7 @@ def text_lines(
     spans = [line_bounds(text) for text in texts]
     file_numbers = np.repeat(np.arange(len(texts)), [len(span) for span in spans])
     bounds = np.concatenate(spans)
+    views = [memoryview(text) for text in texts]  # a slice of one takes a tenth of numpy's time
     if not len(bounds):
         raise DataError(
             f"text_lines.files must have at least one line that is not empty, got {len(texts):,} "
@@ -54,10 +55,8 @@ def text_lines(
         )
 
     def lookup(indices: np.ndarray) -> dict[str, Any]:
-        lines = [
-            texts[file_numbers[index]][bounds[index, 0] : bounds[index, 1]].tobytes()
-            for index in indices
-        ]
+        places = zip(file_numbers[indices].tolist(), bounds[indices].tolist(), strict=True)
+        lines = [views[number][begin:end].tobytes() for number, (begin, end) in places]
         return encode(lines) if encode else {name: np.array(lines, object)}
 
     source = RandomAccessSource(lookup, len(bounds))
@@ -108,23 +107,36 @@ def token_windows(
         )
     ends = np.cumsum(counts)
     names = paths_of(files)
-
-    def window(number: int, start: int) -> np.ndarray:
-        row = tokens[number][start : start + length + 1]
-        check_int64(row, lambda place: f"Token number {start + place:,} of {names[number]}")
-        return row.astype(np.int64)
+    of_file = [_windows(each, length) for each in tokens]
 
     def lookup(indices: np.ndarray) -> dict[str, np.ndarray]:
         numbers = np.searchsorted(ends, indices, side="right")
-        starts = (indices - (ends - counts)[numbers]) * length
-        windows = np.stack(
-            [window(number, start) for number, start in zip(numbers, starts, strict=True)]
-        )
-        return {"token": windows[:, :-1], "next_token": windows[:, 1:]}
+        rows = indices - (ends - counts)[numbers]
+        found = np.empty([len(indices), length + 1], np.int64)
+        for number in np.unique(numbers):
+            places = np.flatnonzero(numbers == number)
+            starts = rows[places] * length
+            windows = of_file[number][starts]
+
+            def named(place: int, starts: np.ndarray = starts, file: str = names[number]) -> str:
+                row, column = divmod(place, length + 1)
+                return f"Token number {starts[row] + column:,} of {file}"
+
+            check_int64(windows, named)
+            found[places] = windows
+        return {"token": found[:, :-1], "next_token": found[:, 1:]}
 
     source = RandomAccessSource(lookup, int(ends[-1]))
     source.files_read = names
     return source
+
+
+def _windows(tokens: np.ndarray, length: int) -> np.ndarray:
+    """Returns a view of the tokens: all windows of `length` + 1, one for each token."""
+    size = length + 1
+    if len(tokens) < size:
+        return np.zeros([0, size], tokens.dtype)
+    return np.lib.stride_tricks.sliding_window_view(np.asarray(tokens), size)
 
 
 def mapped(files: str | Sequence[str], user: str, dtype: np.dtype | type) -> list[np.ndarray]:

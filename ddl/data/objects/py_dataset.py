@@ -158,10 +158,15 @@ class PyDatasetSource(Source):
 
     def _look_up(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         numbers, places = np.divmod(indices, self._rows)
-        needed = {number: self._batch(number) for number in dict.fromkeys(numbers.tolist())}
-        pairs = list(zip(numbers.tolist(), places.tolist(), strict=True))
+        # Consecutive rows mostly lie in the same batch.
+        starts = np.flatnonzero(np.diff(numbers, prepend=-1))
+        ends = [*starts[1:], len(numbers)]
+        parts = [
+            (self._batch(int(numbers[start])), _as_slice(places[start:end]))
+            for start, end in zip(starts, ends, strict=True)
+        ]
         return {
-            name: np.stack([needed[number][name][place] for number, place in pairs])
+            name: np.concatenate([batch[name][rows] for batch, rows in parts])
             for name in self._element_spec
         }
 
@@ -175,8 +180,8 @@ class PyDatasetSource(Source):
                 f"All batches of the {type(self._data).__name__} but the last must have "
                 f"{self._rows} rows, as batch 0; {where} must have {expected}, got {rows}."
             )
-        for row in range(rows):
-            check_fits({k: v[row] for k, v in features.items()}, self._element_spec, where)
+        # All rows of an array have its shape and dtype.
+        check_fits({k: v[0] for k, v in features.items()}, self._element_spec, where)
         return features
 
     def _features(self, number: int) -> dict[str, np.ndarray]:
@@ -185,6 +190,13 @@ class PyDatasetSource(Source):
             return features_of(self._data[number], where)
         with one_at_a_time(self._lock):
             return features_of(self._data[number], where)
+
+
+def _as_slice(rows: np.ndarray) -> slice | np.ndarray:
+    """Returns a slice for consecutive rows, which numpy copies at once; other rows as they are."""
+    first, count = int(rows[0]), len(rows)
+    is_slice = np.array_equal(rows, np.arange(first, first + count))
+    return slice(first, first + count) if is_slice else rows
 
 
 def check_steps(steps: int | None, data: str, *, known: bool) -> None:
