@@ -9,6 +9,7 @@ import numpy as np
 from ddl.data.formats.integers import check_int64
 from ddl.data.random_access import RandomAccessSource
 from ddl.data.storage.file_sets import check_files, paths_of
+from ddl.data.storage.shared_memory import aligned_empty
 from ddl.errors import ConfigError, DataError
 
 _NEW_LINE = 10
@@ -60,6 +61,7 @@ def text_lines(
         return encode(lines) if encode else {name: np.array(lines, object)}
 
     source = RandomAccessSource(lookup, len(bounds))
+    source.reads_ahead = encode is None
     source.files_read = paths_of(files)
     return source
 
@@ -112,7 +114,10 @@ def token_windows(
     def lookup(indices: np.ndarray) -> dict[str, np.ndarray]:
         numbers = np.searchsorted(ends, indices, side="right")
         rows = indices - (ends - counts)[numbers]
-        found = np.empty([len(indices), length + 1], np.int64)
+        found = {
+            name: aligned_empty([len(indices), length], np.int64)
+            for name in ("token", "next_token")
+        }
         for number in np.unique(numbers):
             places = np.flatnonzero(numbers == number)
             starts = rows[places] * length
@@ -123,10 +128,12 @@ def token_windows(
                 return f"Token number {starts[row] + column:,} of {file}"
 
             check_int64(windows, named)
-            found[places] = windows
-        return {"token": found[:, :-1], "next_token": found[:, 1:]}
+            found["token"][places] = windows[:, :-1]
+            found["next_token"][places] = windows[:, 1:]
+        return found
 
     source = RandomAccessSource(lookup, int(ends[-1]))
+    source.reads_ahead = True
     source.files_read = names
     return source
 

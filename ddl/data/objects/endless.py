@@ -15,6 +15,7 @@ from ddl.data.naming import named
 from ddl.data.objects.examples import are_same, check_fits, features_of, spec_of
 from ddl.data.objects.py_dataset import PyDatasetSource, check_steps
 from ddl.data.source import Source, array_of, checked_element_spec, weighted
+from ddl.data.storage.shared_memory import aligned_empty
 from ddl.errors import DataError, definition_of
 
 _COMPARED = 32
@@ -200,7 +201,7 @@ class EndlessSource(Source):
         examples = self._generated(start)
         while True:
             batch = {
-                name: np.empty([size, *spec.shape], spec.dtype.as_numpy_dtype)
+                name: aligned_empty([size, *spec.shape], spec.dtype.as_numpy_dtype)
                 for name, spec in self._element_spec.items()
             }
             # A generator may fill the same array anew for each example.

@@ -15,12 +15,16 @@ from ddl.data.objects.examples import are_same, check_fits, features_of, spec_of
 from ddl.data.order import indices_at, steps_per_epoch
 from ddl.data.random_access import RandomAccessSource
 from ddl.data.source import Source, checked_element_spec, weighted
+from ddl.data.storage.shared_memory import aligned_empty
 from ddl.errors import ConfigError, DataError
 
 _KEPT_BATCHES = 16
 """Batches of the PyDataset in memory: several batches of the run may need rows of one of them."""
 
 _ENDLESS = 2**62
+
+_ROWS_AT_ONCE = 8192
+"""Rows that are ordered at once, so that one batch costs only a slice."""
 
 
 class PyDatasetSource(Source):
@@ -129,32 +133,59 @@ class PyDatasetSource(Source):
     ) -> tf.data.Dataset:
         """See `Source`."""
         steps = self.steps_per_epoch(global_batch_size)
-        chosen = np.arange(global_batch_size) if rows is None else rows
+        at_once = min(steps, max(1, _ROWS_AT_ONCE // global_batch_size))
+        parts = -(-steps // at_once)
+        size = global_batch_size if rows is None else len(rows)
 
         @tf.autograph.experimental.do_not_convert
-        def batch(number: tf.Tensor) -> dict[str, tf.Tensor]:
-            epoch, length = number // steps, self._length
-            place = number if length is None else number % steps
-            position = place * global_batch_size + tf.constant(chosen, tf.int64)
-            if length is None:
-                return weighted(self._gather(position), tf.ones([len(chosen)]))
-            weight = tf.cast(position < length, tf.float32)
-            position %= length
-            full = length // self._rows
-            if shuffle and full > 1:
-                within = position // self._rows
-                moved = indices_at(
-                    tf.minimum(within, full - 1), epoch, num_examples=full, seed=seed
-                )
-                position += (tf.where(within < full, moved, within) - within) * self._rows
-            return weighted(self._gather(position), weight)
+        def part(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            epoch, first = number // parts, number % parts * at_once
+            count = tf.minimum(steps - first, at_once)
+            places = first + tf.range(count)
+            if self._length is None:
+                places += epoch * steps
+            position = places[:, tf.newaxis] * global_batch_size + tf.range(
+                global_batch_size, dtype=tf.int64
+            )
+            if rows is not None:
+                position = tf.gather(position, rows, axis=1)
+            flat = tf.reshape(position, [-1])
+            moved, weight = self._moved(flat, epoch, seed if shuffle else None)
+            return tf.reshape(moved, [-1, size]), tf.reshape(weight, [-1, size])
 
-        return tf.data.Dataset.counter(first_batch).map(
-            batch, num_parallel_calls=os.cpu_count() or 1, deterministic=True
+        @tf.autograph.experimental.do_not_convert
+        def batch(position: tf.Tensor, weight: tf.Tensor) -> dict[str, tf.Tensor]:
+            return weighted(checked_weight(self._examples.gather(position)), weight)
+
+        epoch, place = divmod(first_batch, steps)
+        ordered = tf.data.Dataset.counter(epoch * parts + place // at_once).map(part)
+        return (
+            ordered.unbatch()
+            .skip(place % at_once)
+            .map(batch, num_parallel_calls=os.cpu_count() or 1, deterministic=True)
         )
 
-    def _gather(self, position: tf.Tensor) -> dict[str, tf.Tensor]:
-        return checked_weight(self._examples.gather(position))
+    def _moved(
+        self, position: tf.Tensor, epoch: tf.Tensor, seed: int | None
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the examples at positions of an epoch, int64 [k], and weights, float32 [k].
+
+        Args:
+          position: int64 [k].
+          epoch: Number of the epoch, int64 [].
+          seed: Seed of the order of the batches; None keeps their order.
+        """
+        length = self._length
+        if length is None:
+            return position, tf.ones(tf.shape(position))
+        weight = tf.cast(position < length, tf.float32)
+        position %= length
+        full = length // self._rows
+        if seed is not None and full > 1:
+            within = position // self._rows
+            moved = indices_at(tf.minimum(within, full - 1), epoch, num_examples=full, seed=seed)
+            position += (tf.where(within < full, moved, within) - within) * self._rows
+        return position, weight
 
     def _look_up(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         numbers, places = np.divmod(indices, self._rows)
@@ -165,10 +196,11 @@ class PyDatasetSource(Source):
             (self._batch(int(numbers[start])), _as_slice(places[start:end]))
             for start, end in zip(starts, ends, strict=True)
         ]
-        return {
-            name: np.concatenate([batch[name][rows] for batch, rows in parts])
-            for name in self._element_spec
-        }
+        found = {}
+        for name, spec in self._element_spec.items():
+            found[name] = aligned_empty([len(indices), *spec.shape], spec.dtype.as_numpy_dtype)
+            np.concatenate([batch[name][rows] for batch, rows in parts], out=found[name])
+        return found
 
     def _checked_batch(self, number: int) -> dict[str, np.ndarray]:
         features, where = self._features(number), f"batch {number}"
