@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from ddl.data.decoded import DecodedSource
@@ -110,12 +111,9 @@ class RecordSource(DecodedSource):
 
         Unless a subclass reads examples or records by their numbers itself.
         """
-        blocks = getattr(self._records, "blocks", None)
-        own = type(self)
-        is_changed = (own.example, own.record) != (RecordSource.example, RecordSource.record)
-        if blocks is None or is_changed:
+        if not self._reads_blocks:
             return batches
-        read_block = blocks.read
+        read_block = self._records.blocks.read
 
         @tf.autograph.experimental.do_not_convert
         def read(batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
@@ -125,6 +123,34 @@ class RecordSource(DecodedSource):
             return {**batch, "record": records}
 
         return batches.map(read, num_parallel_calls=2, deterministic=True)
+
+    def _read_ahead_tolerantly(self, batches: tf.data.Dataset) -> tf.data.Dataset:
+        """See `DecodedSource`. A batch with a damaged record has none."""
+        if not self._reads_blocks:
+            return batches
+        read_block = self._records.blocks.read
+
+        def found(indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            try:
+                return read_block(indices), np.ones(len(indices), bool)
+            except DataError:
+                return np.full(len(indices), b"", object), np.zeros(len(indices), bool)
+
+        @tf.autograph.experimental.do_not_convert
+        def read(batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+            dtypes = [tf.string, tf.bool]
+            values = tf.numpy_function(found, [batch["index"]], dtypes, stateful=False)
+            for value in values:
+                value.set_shape(batch["index"].shape)
+            return {**batch, "record": values[0], "is_read": values[1]}
+
+        return batches.map(read, num_parallel_calls=2, deterministic=True)
+
+    @property
+    def _reads_blocks(self) -> bool:
+        own = type(self)
+        is_changed = (own.example, own.record) != (RecordSource.example, RecordSource.record)
+        return getattr(self._records, "blocks", None) is not None and not is_changed
 
     def _example_of(self, row: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """Decodes a record that has been read ahead."""
