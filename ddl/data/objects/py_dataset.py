@@ -1,6 +1,7 @@
 """Keras's `PyDataset`: batches by number, from Python."""
 
 import functools
+import itertools
 import os
 import threading
 from typing import Any
@@ -159,11 +160,10 @@ class PyDatasetSource(Source):
 
         epoch, place = divmod(first_batch, steps)
         ordered = tf.data.Dataset.counter(epoch * parts + place // at_once).map(part)
-        return (
-            ordered.unbatch()
-            .skip(place % at_once)
-            .map(batch, num_parallel_calls=os.cpu_count() or 1, deterministic=True)
-        )
+        found = ordered.unbatch().skip(place % at_once)
+        if not self._is_thread_safe:  # several calls would only wait for each other
+            return found.map(batch)
+        return found.map(batch, num_parallel_calls=os.cpu_count() or 1, deterministic=True)
 
     def _moved(
         self, position: tf.Tensor, epoch: tf.Tensor, seed: int | None
@@ -190,11 +190,10 @@ class PyDatasetSource(Source):
     def _look_up(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         numbers, places = np.divmod(indices, self._rows)
         # Consecutive rows mostly lie in the same batch.
-        starts = np.flatnonzero(np.diff(numbers, prepend=-1))
-        ends = [*starts[1:], len(numbers)]
+        starts = [0, *(np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist(), len(numbers)]
         parts = [
             (self._batch(int(numbers[start])), _as_slice(places[start:end]))
-            for start, end in zip(starts, ends, strict=True)
+            for start, end in itertools.pairwise(starts)
         ]
         found = {}
         for name, spec in self._element_spec.items():
@@ -226,9 +225,8 @@ class PyDatasetSource(Source):
 
 def _as_slice(rows: np.ndarray) -> slice | np.ndarray:
     """Returns a slice for consecutive rows, which numpy copies at once; other rows as they are."""
-    first, count = int(rows[0]), len(rows)
-    is_slice = np.array_equal(rows, np.arange(first, first + count))
-    return slice(first, first + count) if is_slice else rows
+    is_slice = len(rows) == 1 or (rows[1:] - rows[:-1] == 1).all()
+    return slice(int(rows[0]), int(rows[-1]) + 1) if is_slice else rows
 
 
 def check_steps(steps: int | None, data: str, *, known: bool) -> None:
