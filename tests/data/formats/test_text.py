@@ -124,3 +124,19 @@ def test_wide_tokens_may_begin_as_a_compressed_file_does(tmp_path):
     tokens.tofile(tmp_path / "tokens.bin")
     (batch,) = taken(token_windows(str(tmp_path / "tokens.bin"), 3, dtype="uint16"), 1, batch=1)
     assert batch["token"].tolist() == [tokens[:3].tolist()]
+
+
+def test_batches_that_are_looked_up_together_are_those_of_one_look_up_each(tmp_path):
+    """From any batch on, by rows, and over the end of an epoch."""
+    (tmp_path / "a").write_text("".join(f"line {n}\n" for n in range(40)))
+    for source in (text_lines(str(tmp_path / "a")), token_windows(str(tmp_path / "a"), 5)):
+        assert source.reads_ahead
+        together = taken(source, 20, batch=7)
+        later = taken(source, 3, first=9, batch=7, rows=np.array([6, 1]))
+        source.reads_ahead = False
+        for batch, alone in zip(together, taken(source, 20, batch=7), strict=True):
+            for name in alone:
+                np.testing.assert_array_equal(batch[name], alone[name], err_msg=name)
+        for part, whole in zip(later, together[9:], strict=False):
+            for name in part:
+                np.testing.assert_array_equal(part[name], whole[name][[6, 1]], err_msg=name)
