@@ -89,11 +89,17 @@ class RandomAccessSource(IndexedSource):
         """See `IndexedSource`."""
         size = global_batch_size if rows is None else len(rows)
         at_once = self._batches_at_once(size) if self.reads_ahead else 1
-        order = {"seed": seed, "shuffle": shuffle, "rows": rows}
         if at_once == 1:
-            return super().batches(global_batch_size, first_batch, **order)
+            return super().batches(
+                global_batch_size, first_batch, seed=seed, shuffle=shuffle, rows=rows
+            )
         indices = index_batches(
-            first_batch, num_examples=len(self), global_batch_size=global_batch_size, **order
+            first_batch,
+            num_examples=len(self),
+            global_batch_size=global_batch_size,
+            seed=seed,
+            shuffle=shuffle,
+            rows=rows,
         )
 
         @tf.autograph.experimental.do_not_convert

@@ -9,8 +9,9 @@ import tensorflow as tf
 
 from ddl.data.decoded import DecodedSource
 from ddl.data.source import checked_element_spec
-from ddl.data.storage.array_records import ArrayRecordFiles, are_array_records
+from ddl.data.storage.array_records import ArrayRecordBlocks, ArrayRecordFiles, are_array_records
 from ddl.data.storage.file_sets import check_files
+from ddl.data.storage.record_blocks import RecordBlocks
 from ddl.data.storage.tf_records import TFRecordFiles
 from ddl.errors import DataError, check_takes, definition_of
 
@@ -111,9 +112,9 @@ class RecordSource(DecodedSource):
 
         Unless a subclass reads examples or records by their numbers itself.
         """
-        if not self._reads_blocks:
+        if (blocks := self._blocks) is None:
             return batches
-        read_block = self._records.blocks.read
+        read_block = blocks.read
 
         @tf.autograph.experimental.do_not_convert
         def read(batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
@@ -126,9 +127,9 @@ class RecordSource(DecodedSource):
 
     def _read_ahead_tolerantly(self, batches: tf.data.Dataset) -> tf.data.Dataset:
         """See `DecodedSource`. A batch with a damaged record has none."""
-        if not self._reads_blocks:
+        if (blocks := self._blocks) is None:
             return batches
-        read_block = self._records.blocks.read
+        read_block = blocks.read
 
         def found(indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             try:
@@ -147,10 +148,11 @@ class RecordSource(DecodedSource):
         return batches.map(read, num_parallel_calls=2, deterministic=True)
 
     @property
-    def _reads_blocks(self) -> bool:
+    def _blocks(self) -> ArrayRecordBlocks | RecordBlocks | None:
+        """What reads records by batch; None if they are read one by one."""
         own = type(self)
         is_changed = (own.example, own.record) != (RecordSource.example, RecordSource.record)
-        return getattr(self._records, "blocks", None) is not None and not is_changed
+        return None if is_changed else getattr(self._records, "blocks", None)
 
     def _example_of(self, row: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """Decodes a record that has been read ahead."""

@@ -48,7 +48,8 @@ def text_lines(
     spans = [line_bounds(text) for text in texts]
     file_numbers = np.repeat(np.arange(len(texts)), [len(span) for span in spans])
     bounds = np.concatenate(spans)
-    views = [memoryview(text) for text in texts]  # a slice of one takes a tenth of numpy's time
+    # A slice of a view takes a tenth of the time of numpy's.
+    views = [text.data for text in texts]
     if not len(bounds):
         raise DataError(
             f"text_lines.files must have at least one line that is not empty, got {len(texts):,} "

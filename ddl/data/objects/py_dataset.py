@@ -35,7 +35,7 @@ class PyDatasetSource(Source):
     epoch, and leaves the examples within a batch together; a shorter last batch stays the last one.
     A batch of the run takes consecutive examples, so the two batch sizes need not agree. A run
     resumes at once, and each worker reads only the batches that its rows are in. Several threads
-    read.
+    read if its `workers` are more than one.
     """
 
     def __init__(self, data: keras.utils.PyDataset, steps_per_epoch: int | None = None):
