@@ -149,7 +149,7 @@ class RecordSource(DecodedSource):
 
     @property
     def _blocks(self) -> ArrayRecordBlocks | RecordBlocks | None:
-        """What reads records by batch; None if they are read one by one."""
+        """The reader of many records at once; None if they are read one by one."""
         own = type(self)
         is_changed = (own.example, own.record) != (RecordSource.example, RecordSource.record)
         return None if is_changed else getattr(self._records, "blocks", None)

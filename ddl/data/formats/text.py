@@ -1,15 +1,17 @@
 """Text files: by line, or as windows of tokens for language models."""
 
+import functools
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from ddl.data.formats.integers import check_int64
 from ddl.data.random_access import RandomAccessSource
 from ddl.data.storage.file_sets import check_files, paths_of
-from ddl.data.storage.shared_memory import aligned_empty
+from ddl.data.storage.shared_memory import aligned_empty, shared_tensor
 from ddl.errors import ConfigError, DataError
 
 _NEW_LINE = 10
@@ -133,10 +135,46 @@ def token_windows(
             found["next_token"][places] = windows[:, 1:]
         return found
 
-    source = RandomAccessSource(lookup, int(ends[-1]))
-    source.reads_ahead = True
+    source = _Windows(lookup, int(ends[-1]), tokens[0] if len(tokens) == 1 else None, length)
     source.files_read = names
     return source
+
+
+class _Windows(RandomAccessSource):
+    """Windows of tokens; those of a single file are gathered in it, without Python."""
+
+    reads_ahead = True
+
+    def __init__(
+        self,
+        lookup: Callable[[np.ndarray], dict[str, np.ndarray]],
+        count: int,
+        tokens: np.ndarray | None,
+        length: int,
+    ):
+        super().__init__(lookup, count)
+        self._tokens = tokens
+        self._window = length
+
+    @functools.cached_property
+    def _shared(self) -> tuple[tf.Tensor, tf.Tensor] | None:
+        """All tokens, [n], and the windows without the token after each, [count, length]."""
+        # Numbers of uint64 are checked in Python.
+        if self._tokens is None or self._tokens.dtype == np.uint64:
+            return None
+        windows = self._tokens[: len(self) * self._window].reshape(len(self), self._window)
+        shared = shared_tensor(self._tokens), shared_tensor(windows)
+        return None if shared[0] is None or shared[1] is None else (shared[0], shared[1])
+
+    @tf.autograph.experimental.do_not_convert
+    def gather(self, indices: tf.Tensor) -> dict[str, tf.Tensor]:
+        if self._shared is None:
+            return super().gather(indices)
+        tokens, windows = self._shared
+        found = tf.gather(windows, indices)
+        after = tf.gather(tokens, (indices + 1) * self._window)
+        following = tf.concat([found[:, 1:], after[:, tf.newaxis]], axis=1)
+        return {"token": tf.cast(found, tf.int64), "next_token": tf.cast(following, tf.int64)}
 
 
 def _windows(tokens: np.ndarray, length: int) -> np.ndarray:

@@ -55,6 +55,19 @@ def test_windows_of_numbers(tmp_path, dtype):
         assert batch["next_token"].tolist() == [[5, 10], [15, 20], [25, 30]]
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "int32", "int64"])
+def test_windows_of_one_file_are_gathered_in_it_as_python_looks_them_up(tmp_path, dtype):
+    tokens = np.random.default_rng(0).integers(0, 100, 64).astype(dtype)  # 9 windows, the last full
+    tokens.tofile(tmp_path / "a")
+    source = token_windows(str(tmp_path / "a"), 7, dtype=dtype)
+    expected = source._lookup(np.arange(9))
+    source._lookup = None
+    (batch,) = taken(source, 1, batch=9, shuffle=False)
+    for name, windows in expected.items():
+        assert batch[name].dtype == np.int64
+        np.testing.assert_array_equal(batch[name], windows)
+
+
 def test_bad_input(tmp_path):
     (tmp_path / "blank").write_text("\n\r\n\n")
     (tmp_path / "short").write_bytes(b"abc")
