@@ -4,101 +4,25 @@ Each kind has the same rows for all: a source of ddl, a pipeline of tf.data that
 buffer as tutorials do, and, where grain has a reader, grain's pipeline with its global shuffle.
 """
 
-import dataclasses
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from benchmarks.report import PEERS
+from benchmarks.input_data import (
+    BATCH,
+    BOUNDARIES,
+    BUFFER,
+    COLUMNS,
+    MIXED,
+    NAMES,
+    WINDOW,
+    Data,
+    Kind,
+)
 from ddl import data
-
-BATCH, BUFFER, FILES, COLUMNS, WINDOW = 256, 10_000, 8, 8, 64
-MIXED = {"shares": [0.4, 0.6]}
-NAMES = [f"x{number}" for number in range(COLUMNS)]
-
-
-@dataclasses.dataclass(frozen=True)
-class Data:
-    """Where the rows lie.
-
-    Attributes:
-      images: uint8 [n, 28, 28, 1], where n is a multiple of `BATCH`.
-      folder: Holds the files that `write` made of them, and of tables and text.
-    """
-
-    images: np.ndarray
-    folder: Path
-
-    def files(self, name: str) -> list[str]:
-        """Returns the paths of a kind of files."""
-        return sorted(map(str, self.folder.glob(name)))
-
-
-@dataclasses.dataclass(frozen=True)
-class Kind:
-    """A kind of data.
-
-    Attributes:
-      source: Returns ddl's source.
-      rival: Name of the other pipeline.
-      dataset: Returns the other pipeline of one epoch, in batches of `BATCH`.
-      grain: Returns grain's endless pipeline in batches, None where it has no reader.
-    """
-
-    source: Callable[[Data], data.Source]
-    rival: str
-    dataset: Callable[[Data], tf.data.Dataset]
-    grain: Callable[[Data], Any] | None = None
-
-
-def has_grain() -> bool:
-    """Returns whether grain and ArrayRecord are installed, and lets them be imported."""
-    if not (PEERS / "grain").exists():
-        return False
-    if str(PEERS) not in sys.path:
-        sys.path.append(str(PEERS))
-    return True
-
-
-def write(images: np.ndarray, folder: Path, *, array_records: bool) -> Data:
-    """Writes the rows in all formats.
-
-    Args:
-      images: uint8 [n, 28, 28, 1].
-      folder: Gets the files.
-      array_records: Whether ArrayRecord files are written too.
-    """
-    from pyarrow import csv, parquet, table
-
-    for number, part in enumerate(np.array_split(images, FILES)):
-        with tf.io.TFRecordWriter(str(folder / f"part-{number}.tfrecord")) as writer:
-            for image in part:
-                writer.write(image.tobytes())
-    if array_records:
-        from array_record.python.array_record_module import ArrayRecordWriter
-
-        records = ArrayRecordWriter(str(folder / "rows.array_record"), "group_size:1")
-        for image in images:
-            records.write(image.tobytes())
-        records.close()
-    np.save(folder / "images.npy", images)
-    for number, image in enumerate(images[: len(images) // (4 * BATCH) * BATCH]):
-        file = folder / "pictures" / str(number % 10) / f"{number:06}.png"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(tf.io.encode_png(image).numpy())
-    values = np.random.default_rng(1).random((len(images), COLUMNS), np.float32)
-    columns = table(dict(zip(NAMES, values.T, strict=True)))
-    csv.write_csv(columns, folder / "table.csv")
-    parquet.write_table(columns, folder / "table.parquet")
-    letters = np.random.default_rng(2).integers(97, 123, (len(images), WINDOW), "u1")
-    letters[:, -1] = 10
-    (folder / "text.txt").write_bytes(letters.tobytes())
-    return Data(images, folder)
 
 
 def decode(record: tf.Tensor, _: Any = None) -> dict[str, tf.Tensor]:
@@ -168,6 +92,14 @@ def _lines(given: Data) -> data.Source:
 
 def _windows(given: Data) -> data.Source:
     return data.token_windows(given.folder / "text.txt", WINDOW - 1)
+
+
+def _by_length(given: Data) -> data.Source:
+    return data.bucketed(data.token_lines(str(given.folder / "lines.txt")), BOUNDARIES)
+
+
+def _packed(given: Data) -> data.Source:
+    return data.packed(data.token_lines(str(given.folder / "lines.txt")), WINDOW - 1)
 
 
 def _joined(given: Data) -> data.Source:
@@ -266,6 +198,31 @@ def _slices_of_tokens(given: Data) -> tf.data.Dataset:
     return tf.data.Dataset.from_tensor_slices(windows).shuffle(BUFFER).batch(BATCH)
 
 
+def _token_lines(given: Data) -> tf.data.Dataset:
+    def tokens(line: tf.Tensor) -> tf.Tensor:
+        return tf.cast(tf.io.decode_raw(line, tf.uint8), tf.int64)
+
+    lines = tf.data.TextLineDataset(str(given.folder / "lines.txt")).shuffle(BUFFER)
+    return lines.map(tokens, num_parallel_calls=tf.data.AUTOTUNE)
+
+
+def _tf_by_length(given: Data) -> tf.data.Dataset:
+    return (
+        _token_lines(given)
+        .map(lambda token: {"token": token, "length": tf.size(token)})
+        .bucket_by_sequence_length(
+            lambda element: element["length"],
+            [boundary + 1 for boundary in BOUNDARIES[:-1]],
+            [BATCH] * len(BOUNDARIES),
+        )
+    )
+
+
+def _tf_joined_lines(given: Data) -> tf.data.Dataset:
+    rows = _token_lines(given).unbatch().batch(WINDOW - 1)
+    return rows.padded_batch(BATCH).map(lambda token: {"token": token})
+
+
 def _halves(given: Data) -> list[tf.data.Dataset]:
     half = len(given.images) // 2
     parts = given.images[:half], given.images[half:]
@@ -343,6 +300,8 @@ KINDS = {
     "Parquet table": Kind(_parquet, "slices of pyarrow's columns", _columns),
     "lines of text": Kind(_lines, "TextLineDataset", _text),
     "windows of tokens": Kind(_windows, "slices of windows", _slices_of_tokens),
+    "lines of tokens, by length": Kind(_by_length, "bucket_by_sequence_length", _tf_by_length),
+    "lines of tokens, packed": Kind(_packed, "lines joined and cut", _tf_joined_lines),
     "Python generator": Kind(_generator, GENERATOR, _from_generator),
     "keras.utils.PyDataset": Kind(_py_dataset, "from_generator of batches", _of_batches),
 }

@@ -1,14 +1,15 @@
 """Cost of the input: python -m benchmarks.input_pipelines.
 
 Each kind of source yields batches of 256 rows in a new order in each epoch; the only computation is
-a sum. Rows are images of 28×28 bytes, rows of 8 numbers, lines of 64 characters or windows of 63
-tokens. The benchmark compares ddl's sources with tf.data's pipelines, which shuffle in a buffer of
-10,000 (image folders: all files; generators: not at all), and, where it has a reader, with grain's,
-which shuffle fully like ddl's and are read in Python. tf.data has no reader of ArrayRecord, so the
-same rows in TFRecord files stand beside it. Small arrays, which ddl keeps on the devices, have no
-input; benchmarks.loop_overhead includes the cost of gathering them. The second table shows the time
-to the first batch of a run that resumes in the middle of an epoch; tf.data's pipelines start over
-instead.
+a sum. Rows are images of 28×28 bytes, rows of 8 numbers, lines of 64 characters, windows of 63
+tokens, or lines of 1 to 63 tokens, in batches by length or packed into rows of 63. The benchmark
+compares ddl's sources with tf.data's pipelines, which shuffle in a buffer of 10,000 (image folders:
+all files; generators: not at all), and, where it has a reader, with grain's, which shuffle fully
+like ddl's and are read in Python, after the two others. tf.data packs no rows; its lines are joined
+and cut. tf.data has no reader of ArrayRecord, so the same rows in TFRecord files stand beside it.
+Small arrays, which ddl keeps on the devices, have no input; benchmarks.loop_overhead includes the
+cost of gathering them. The second table shows the time to the first batch of a run that resumes in
+the middle of an epoch; tf.data's pipelines start over instead.
 
 In the third table, JPEG images of 400×400 pixels are decoded in a window of 224×224 that is drawn
 for each example, in batches of 64. ddl reads them from TFRecord files in a new order in each epoch;
@@ -27,8 +28,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import numpy as np
 import tensorflow as tf
 
-from benchmarks import command, input_kinds, repeats
-from benchmarks.input_kinds import ARRAY_RECORDS, BATCH, KINDS, Data, Kind
+from benchmarks import command, input_data, repeats
+from benchmarks.input_data import BATCH, Data, Kind
+from benchmarks.input_kinds import ARRAY_RECORDS, KINDS
 from benchmarks.report import Bar, Plot, Report, Series, Table
 from ddl import data, distribution
 
@@ -101,6 +103,17 @@ def taking_in_python(iterator: Any, steps: int = STEPS) -> Callable[[], object]:
     return lambda: sum(next(iterator)["image"][:, 0, 0, 0].sum(dtype=float) for _ in range(steps))
 
 
+def _timed(windows: dict[str, Callable[[], object]], rounds: int) -> dict[str, np.ndarray]:
+    """Measures the microseconds per batch of each window, [rounds], after one that is left out."""
+    for window in windows.values():
+        window()
+    timed = {
+        name: lambda window=window: repeats.seconds(window) / STEPS * 1e6
+        for name, window in windows.items()
+    }
+    return repeats.interleaved(timed, rounds)
+
+
 def times_of(
     kind: Kind, given: Data, strategy: tf.distribute.Strategy, rounds: int
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
@@ -113,15 +126,13 @@ def times_of(
     pipeline = data.BatchPipeline(kind.source(given), BATCH, resident=False)
     others = kind.dataset(given).repeat().prefetch(tf.data.AUTOTUNE)
     windows = {DDL: taking(pipeline.iterator(strategy)), TF_DATA: taking(iter(others))}
-    if kind.grain is not None and input_kinds.has_grain():
-        windows[GRAIN] = taking_in_python(iter(kind.grain(given)))
-    for window in windows.values():
-        window()
-    timed = {
-        name: lambda window=window: repeats.seconds(window) / STEPS * 1e6
-        for name, window in windows.items()
-    }
-    times = repeats.interleaved(timed, rounds)
+    times = _timed(windows, rounds)
+    if kind.grain is not None and input_data.has_grain():
+        # After the others: grain's threads read up to 500 batches ahead, and run Python while the
+        # window of another is measured.
+        del others, windows
+        gc.collect()
+        times |= _timed({GRAIN: taking_in_python(iter(kind.grain(given)))}, rounds)
     middle = len(given.images) // BATCH // 2
     starts = [
         repeats.seconds(lambda: next(pipeline.iterator(strategy, middle))) * 1e3
@@ -149,11 +160,11 @@ def measure(quick: bool) -> Report:
     tf.random.set_seed(1)  # tensor seeds require a global seed
     count = EXAMPLES // (10 if quick else 1) // BATCH * BATCH
     images = np.random.default_rng(0).integers(0, 256, (count, 28, 28, 1), "u1")
-    has_grain = input_kinds.has_grain()
+    has_grain = input_data.has_grain()
     kinds = {name: kind for name, kind in KINDS.items() if has_grain or name != ARRAY_RECORDS}
     rows, started, ratios = [], [], []
     with tempfile.TemporaryDirectory() as folder:
-        given = input_kinds.write(images, Path(folder), array_records=has_grain)
+        given = input_data.write(images, Path(folder), array_records=has_grain)
         for name, kind in kinds.items():
             times, starts = times_of(kind, given, strategy, 1 if quick else ROUNDS)
             gc.collect()  # ends the threads of its iterators

@@ -110,6 +110,23 @@ class DecodedSource(Source):
         """
         return batches
 
+    def _read_ahead_tolerantly(self, batches: tf.data.Dataset) -> tf.data.Dataset:
+        """Does the work of `_read_ahead`, but one row that cannot be read fails no others.
+
+        Args:
+          batches: As in `_read_ahead`.
+
+        Returns:
+          As `_read_ahead`, with "index", and with "is_read", bool [b], if rows may be missing.
+        """
+        return batches
+
+    def _decoder_of_parts(
+        self, read: Callable[[dict[str, tf.Tensor]], dict[str, tf.Tensor]], parts: tf.data.Dataset
+    ) -> Callable[[dict[str, tf.Tensor]], Any]:
+        """Returns a function that decodes a part of a batch; see `several_at_once`."""
+        return several_at_once(read, parts)
+
     def _example_of(self, row: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """Reads an example by a row of `_read_ahead`."""
         return self.example(row["index"], row["seed"])
@@ -175,7 +192,7 @@ class DecodedSource(Source):
             decoded = rows.unbatch().map(decode, **calls, deterministic=True)
         else:
             parts = rows.map(functools.partial(_split, size=at_once)).unbatch()
-            decoded = parts.map(_several_at_once(read, parts), **calls, deterministic=True)
+            decoded = parts.map(self._decoder_of_parts(read, parts), **calls, deterministic=True)
         if drawn := next(filter(None, draws), None):
             raise DataError(
                 f"The examples of {type(self).__name__} must depend only on the data and the seed, "
@@ -215,7 +232,7 @@ def seeds_of(draw: tf.Tensor, epoch: tf.Tensor, seed: int) -> tf.Tensor:
     return tf.stack([tf.fill(tf.shape(draw), drawn), draw], axis=1)
 
 
-def _several_at_once(
+def several_at_once(
     read: Callable[[dict[str, tf.Tensor]], dict[str, tf.Tensor]], parts: tf.data.Dataset
 ) -> Callable[[dict[str, tf.Tensor]], Any]:
     """Returns a function that decodes the rows of a part of a batch.

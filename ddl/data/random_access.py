@@ -6,13 +6,36 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ddl.data.source import IndexedSource, array_of, checked_element_spec, tensorflow_dtype
+from ddl.data.checks import checked_weight
+from ddl.data.order import index_batches
+from ddl.data.source import (
+    IndexedSource,
+    array_of,
+    checked_element_spec,
+    tensorflow_dtype,
+    weighted,
+)
 from ddl.errors import DataError, check_takes, definition_of
 from ddl.user_code import place_of, repeats
 
+_BYTES_AT_ONCE = 1 << 18
+"""Bytes of the batches that one call of Python looks up for a source that `reads_ahead`."""
+
+_MOST_AT_ONCE = 16
+
+_BYTES_OF_TEXT = 256
+"""Assumed size of a text, whose length is not known."""
+
 
 class RandomAccessSource(IndexedSource):
-    """A data set behind a Python lookup function: memory-mapped files, ArrayRecord, a database."""
+    """A data set behind a Python lookup function: memory-mapped files, ArrayRecord, a database.
+
+    Attributes:
+      reads_ahead: Whether one call looks up several small batches, for functions that cost less
+        than the call. Others get the indices of one batch.
+    """
+
+    reads_ahead = False
 
     def __init__(
         self,
@@ -53,6 +76,52 @@ class RandomAccessSource(IndexedSource):
     def element_spec(self) -> dict[str, tf.TensorSpec]:
         """See `Source`."""
         return dict(self._element_spec)
+
+    def batches(
+        self,
+        global_batch_size: int,
+        first_batch: int,
+        *,
+        seed: int,
+        shuffle: bool,
+        rows: np.ndarray | None = None,
+    ) -> tf.data.Dataset:
+        """See `IndexedSource`."""
+        size = global_batch_size if rows is None else len(rows)
+        at_once = self._batches_at_once(size) if self.reads_ahead else 1
+        if at_once == 1:
+            return super().batches(
+                global_batch_size, first_batch, seed=seed, shuffle=shuffle, rows=rows
+            )
+        indices = index_batches(
+            first_batch,
+            num_examples=len(self),
+            global_batch_size=global_batch_size,
+            seed=seed,
+            shuffle=shuffle,
+            rows=rows,
+        )
+
+        @tf.autograph.experimental.do_not_convert
+        def looked_up(block: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+            features = self.gather(tf.reshape(block["index"], [at_once * size]))
+            found = weighted(checked_weight(features), tf.reshape(block["weight"], [-1]))
+            return {
+                name: tf.reshape(each, [at_once, size, *each.shape[1:]])
+                for name, each in found.items()
+            }
+
+        blocks = indices.batch(at_once, drop_remainder=True)
+        return blocks.map(looked_up, num_parallel_calls=2, deterministic=True).unbatch()
+
+    def _batches_at_once(self, size: int) -> int:
+        """Returns the number of batches of `size` rows that one call looks up."""
+        of_example = sum(
+            spec.shape.num_elements()
+            * (_BYTES_OF_TEXT if spec.dtype == tf.string else spec.dtype.size)
+            for spec in self._element_spec.values()
+        )
+        return min(_MOST_AT_ONCE, max(1, _BYTES_AT_ONCE // max(of_example * size, 1)))
 
     @tf.autograph.experimental.do_not_convert
     def gather(self, indices: tf.Tensor) -> dict[str, tf.Tensor]:

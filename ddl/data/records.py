@@ -4,12 +4,14 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from ddl.data.decoded import DecodedSource
 from ddl.data.source import checked_element_spec
-from ddl.data.storage.array_records import ArrayRecordFiles, are_array_records
+from ddl.data.storage.array_records import ArrayRecordBlocks, ArrayRecordFiles, are_array_records
 from ddl.data.storage.file_sets import check_files
+from ddl.data.storage.record_blocks import RecordBlocks
 from ddl.data.storage.tf_records import TFRecordFiles
 from ddl.errors import DataError, check_takes, definition_of
 
@@ -110,10 +112,7 @@ class RecordSource(DecodedSource):
 
         Unless a subclass reads examples or records by their numbers itself.
         """
-        blocks = getattr(self._records, "blocks", None)
-        own = type(self)
-        is_changed = (own.example, own.record) != (RecordSource.example, RecordSource.record)
-        if blocks is None or is_changed:
+        if (blocks := self._blocks) is None:
             return batches
         read_block = blocks.read
 
@@ -125,6 +124,35 @@ class RecordSource(DecodedSource):
             return {**batch, "record": records}
 
         return batches.map(read, num_parallel_calls=2, deterministic=True)
+
+    def _read_ahead_tolerantly(self, batches: tf.data.Dataset) -> tf.data.Dataset:
+        """See `DecodedSource`. A batch with a damaged record has none."""
+        if (blocks := self._blocks) is None:
+            return batches
+        read_block = blocks.read
+
+        def found(indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            try:
+                return read_block(indices), np.ones(len(indices), bool)
+            except DataError:
+                return np.full(len(indices), b"", object), np.zeros(len(indices), bool)
+
+        @tf.autograph.experimental.do_not_convert
+        def read(batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+            dtypes = [tf.string, tf.bool]
+            values = tf.numpy_function(found, [batch["index"]], dtypes, stateful=False)
+            for value in values:
+                value.set_shape(batch["index"].shape)
+            return {**batch, "record": values[0], "is_read": values[1]}
+
+        return batches.map(read, num_parallel_calls=2, deterministic=True)
+
+    @property
+    def _blocks(self) -> ArrayRecordBlocks | RecordBlocks | None:
+        """The reader of many records at once; None if they are read one by one."""
+        own = type(self)
+        is_changed = (own.example, own.record) != (RecordSource.example, RecordSource.record)
+        return None if is_changed else getattr(self._records, "blocks", None)
 
     def _example_of(self, row: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """Decodes a record that has been read ahead."""

@@ -1,6 +1,7 @@
 """Examples that cannot be read, counted and left out up to a limit."""
 
 import threading
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,9 @@ from absl import logging
 
 from ddl.data.checks import checked_finite
 from ddl.data.combining.random_access import RandomAccess, with_random_access
-from ddl.data.decoded import DecodedSource
+from ddl.data.decoded import DecodedSource, several_at_once
 from ddl.data.locking import one_at_a_time
+from ddl.data.source import IndexedSource
 from ddl.errors import ConfigError, DataError
 
 _FAILED = -1.0
@@ -95,9 +97,72 @@ class _Tolerant(DecodedSource):
         found = tf.cond(failed, again, lambda: [features[name] for name in names])
         return dict(zip(names, found, strict=True))
 
+    def _read_ahead(self, batches: tf.data.Dataset) -> tf.data.Dataset:
+        size = batches.element_spec["index"].shape[0]
+        if isinstance(self._source, IndexedSource) or self._decoded_at_once(size) == 1:
+            return batches
+        return self._source._read_ahead_tolerantly(batches)
+
+    def _decoder_of_parts(
+        self, read: Callable[[dict[str, tf.Tensor]], dict[str, tf.Tensor]], parts: tf.data.Dataset
+    ) -> Callable[[dict[str, tf.Tensor]], Any]:
+        """Decodes a part as if it were whole; after a failure, each of its rows by `read`."""
+        specs = parts.element_spec
+        size = specs["weight"].shape[0]
+        of_rows = several_at_once(self._read_row, parts)
+        zeros = {
+            name: tf.zeros([size, *one.shape], one.dtype) for name, one in self.element_spec.items()
+        }
+        zeros["weight"] = tf.fill([size], _FAILED)
+        blank = tf.data.Dataset.from_tensors(zeros)
+        names = list(zeros)
+        signature = [
+            tf.TensorSpec([], tf.int64),
+            tf.TensorSpec([2], tf.int64),
+        ]
+        read_one = tf.function(
+            lambda index, seed: read({"index": index, "seed": seed}), input_signature=signature
+        )
+
+        @tf.autograph.experimental.do_not_convert
+        def whole(part: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+            is_read = part.get("is_read", tf.constant(True))
+            with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(is_read), [is_read])]):
+                part = {name: tf.identity(each) for name, each in part.items()}
+            return of_rows(part)[0]
+
+        @tf.autograph.experimental.do_not_convert
+        def decode_rows(part: dict[str, tf.Tensor]) -> Any:
+            tried = tf.data.Dataset.from_tensors(part).map(whole).ignore_errors()
+            features = tried.concatenate(blank).take(1).get_single_element()
+
+            def each() -> list[tf.Tensor]:
+                rows = [
+                    read_one(index, seed)
+                    for index, seed in zip(
+                        tf.unstack(part["index"]), tf.unstack(part["seed"]), strict=True
+                    )
+                ]
+                return [tf.stack([row[name] for row in rows]) for name in names]
+
+            failed = features["weight"][0] < 0
+            found = tf.cond(failed, each, lambda: [features[name] for name in names])
+            return dict(zip(names, found, strict=True)), part["weight"]
+
+        return decode_rows
+
+    @tf.autograph.experimental.do_not_convert
+    def _read_row(self, row: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        if isinstance(self._source, IndexedSource):
+            return self._read(row["index"], row["seed"])
+        return self._weighted(self._source._example_of(row))
+
     @tf.autograph.experimental.do_not_convert
     def _read(self, index: tf.Tensor, seed: tf.Tensor) -> dict[str, tf.Tensor]:
-        features = checked_finite(dict(self._source.example(index, seed)))
+        return self._weighted(self._source.example(index, seed))
+
+    def _weighted(self, example: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        features = checked_finite(dict(example))
         weight = tf.cast(features.get("weight", 1.0), tf.float32)
         return {name: features[name] for name in self._source.element_spec} | {"weight": weight}
 

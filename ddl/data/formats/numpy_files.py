@@ -1,15 +1,18 @@
 """Arrays in `.npy` and `.npz` files."""
 
+import functools
 import os
 import zipfile
 import zlib
 from collections.abc import Mapping
 
 import numpy as np
+import tensorflow as tf
 
 from ddl.data.arrays import ArraySource
 from ddl.data.random_access import RandomAccessSource
 from ddl.data.source import Source
+from ddl.data.storage.shared_memory import shared_tensor
 from ddl.errors import ConfigError, DataError
 
 
@@ -62,12 +65,44 @@ def numpy_files(
             f"{', '.join(f'{name}: {length:,}' for name, length in lengths.items())}. Save arrays "
             "whose first dimensions are equal."
         )
-    source = RandomAccessSource(
-        lambda indices: {name: array[indices] for name, array in arrays.items()},
-        next(iter(lengths.values())),
-    )
+    source = _MappedArrays(arrays)
     source.files_read = [os.fspath(files[name]) for name in sorted(files)]
     return source
+
+
+class _MappedArrays(RandomAccessSource):
+    """Rows of mapped arrays, which TensorFlow gathers from the files without Python."""
+
+    def __init__(self, arrays: Mapping[str, np.ndarray]):
+        super().__init__(
+            lambda indices: {name: array[indices] for name, array in arrays.items()},
+            len(next(iter(arrays.values()))),
+        )
+        self._arrays = arrays
+
+    @functools.cached_property
+    def _tensors(self) -> dict[str, tf.Tensor] | None:
+        """The arrays in the memory of the files; None if TensorFlow cannot read one there."""
+        tensors = {}
+        for name, array in self._arrays.items():
+            tensor = shared_tensor(array)
+            if tensor is None:
+                return None
+            tensors[name] = tensor
+        return tensors
+
+    @tf.autograph.experimental.do_not_convert
+    def gather(self, indices: tf.Tensor) -> dict[str, tf.Tensor]:
+        tensors = self._tensors
+        if tensors is None:
+            return super().gather(indices)
+        rows = {name: tf.gather(tensor, indices) for name, tensor in tensors.items()}
+        floating = [each for each in rows.values() if each.dtype.is_floating]
+        finite = [tf.reduce_all(tf.math.is_finite(each)) for each in floating]
+        if not finite:
+            return rows
+        look_up = super().gather  # raises the error that names the example
+        return tf.cond(tf.reduce_all(finite), lambda: rows, lambda: look_up(indices))
 
 
 def _of_archive(file: str, names: Mapping[str, str] | None) -> dict[str, np.ndarray]:

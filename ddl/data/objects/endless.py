@@ -15,6 +15,7 @@ from ddl.data.naming import named
 from ddl.data.objects.examples import are_same, check_fits, features_of, spec_of
 from ddl.data.objects.py_dataset import PyDatasetSource, check_steps
 from ddl.data.source import Source, array_of, checked_element_spec, weighted
+from ddl.data.storage.shared_memory import aligned_empty
 from ddl.errors import DataError, definition_of
 
 _COMPARED = 32
@@ -130,16 +131,29 @@ class EndlessSource(Source):
     ) -> tf.data.Dataset:
         """See `Source`. The order is that of the data, whatever `shuffle` is."""
         del seed, shuffle
+        size = global_batch_size if rows is None else len(rows)
 
         @tf.autograph.experimental.do_not_convert
         def finished(batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-            if rows is not None:
-                batch = {name: tf.gather(values, rows) for name, values in batch.items()}
-            size = global_batch_size if rows is None else len(rows)
             return weighted(checked_finite(batch), tf.ones([size]))
 
-        examples = self._examples(first_batch * global_batch_size)
-        return examples.batch(global_batch_size, drop_remainder=True).map(finished)
+        @tf.autograph.experimental.do_not_convert
+        def own(batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+            return {name: tf.gather(values, rows) for name, values in batch.items()}
+
+        start = first_batch * global_batch_size
+        if self._is_dataset:
+            batches = self._examples(start).batch(global_batch_size, drop_remainder=True)
+            return (batches if rows is None else batches.map(own)).map(finished)
+        # One call of Python for a batch; TensorFlow's own generators take one for each example.
+        signature = {
+            name: tf.TensorSpec([size, *spec.shape], spec.dtype)
+            for name, spec in self._element_spec.items()
+        }
+        return tf.data.Dataset.from_generator(
+            lambda: self._generated_batches(start, global_batch_size, rows),
+            output_signature=signature,
+        ).map(finished)
 
     @property
     def _name(self) -> str:
@@ -153,11 +167,7 @@ class EndlessSource(Source):
         return self._data(start=start) if self._takes_start else self._data()
 
     def _examples(self, start: int) -> tf.data.Dataset:
-        """Returns the examples from number `start` on, without end."""
-        if not self._is_dataset:
-            return tf.data.Dataset.from_generator(
-                lambda: self._generated(start), output_signature=self._element_spec
-            )
+        """Returns the examples of a data set from number `start` on, without end."""
         dataset = _with_names(self._made(start))
         if not self._takes_start:
             dataset = dataset.repeat().skip(start)
@@ -183,6 +193,22 @@ class EndlessSource(Source):
                 )
             if number == before:
                 raise DataError(_no_examples(self._name))
+
+    def _generated_batches(
+        self, start: int, size: int, rows: np.ndarray | None
+    ) -> Iterator[dict[str, np.ndarray]]:
+        """Yields batches of the examples from number `start` on, or these rows of each batch."""
+        examples = self._generated(start)
+        while True:
+            batch = {
+                name: aligned_empty([size, *spec.shape], spec.dtype.as_numpy_dtype)
+                for name, spec in self._element_spec.items()
+            }
+            # A generator may fill the same array anew for each example.
+            for row, example in enumerate(itertools.islice(examples, size)):
+                for name, values in example.items():
+                    batch[name][row, ...] = values
+            yield batch if rows is None else {name: each[rows] for name, each in batch.items()}
 
     def _check_repeats(self) -> None:
         with data_errors():

@@ -1,6 +1,7 @@
 """Keras's `PyDataset`: batches by number, from Python."""
 
 import functools
+import itertools
 import os
 import threading
 from typing import Any
@@ -15,12 +16,16 @@ from ddl.data.objects.examples import are_same, check_fits, features_of, spec_of
 from ddl.data.order import indices_at, steps_per_epoch
 from ddl.data.random_access import RandomAccessSource
 from ddl.data.source import Source, checked_element_spec, weighted
+from ddl.data.storage.shared_memory import aligned_empty
 from ddl.errors import ConfigError, DataError
 
 _KEPT_BATCHES = 16
 """Batches of the PyDataset in memory: several batches of the run may need rows of one of them."""
 
 _ENDLESS = 2**62
+
+_ROWS_AT_ONCE = 8192
+"""Rows that are ordered at once, so that one batch costs only a slice."""
 
 
 class PyDatasetSource(Source):
@@ -30,7 +35,7 @@ class PyDatasetSource(Source):
     epoch, and leaves the examples within a batch together; a shorter last batch stays the last one.
     A batch of the run takes consecutive examples, so the two batch sizes need not agree. A run
     resumes at once, and each worker reads only the batches that its rows are in. Several threads
-    read.
+    read if its `workers` are more than one.
     """
 
     def __init__(self, data: keras.utils.PyDataset, steps_per_epoch: int | None = None):
@@ -129,41 +134,72 @@ class PyDatasetSource(Source):
     ) -> tf.data.Dataset:
         """See `Source`."""
         steps = self.steps_per_epoch(global_batch_size)
-        chosen = np.arange(global_batch_size) if rows is None else rows
+        at_once = min(steps, max(1, _ROWS_AT_ONCE // global_batch_size))
+        parts = -(-steps // at_once)
+        size = global_batch_size if rows is None else len(rows)
 
         @tf.autograph.experimental.do_not_convert
-        def batch(number: tf.Tensor) -> dict[str, tf.Tensor]:
-            epoch, length = number // steps, self._length
-            place = number if length is None else number % steps
-            position = place * global_batch_size + tf.constant(chosen, tf.int64)
-            if length is None:
-                return weighted(self._gather(position), tf.ones([len(chosen)]))
-            weight = tf.cast(position < length, tf.float32)
-            position %= length
-            full = length // self._rows
-            if shuffle and full > 1:
-                within = position // self._rows
-                moved = indices_at(
-                    tf.minimum(within, full - 1), epoch, num_examples=full, seed=seed
-                )
-                position += (tf.where(within < full, moved, within) - within) * self._rows
-            return weighted(self._gather(position), weight)
+        def part(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            epoch, first = number // parts, number % parts * at_once
+            count = tf.minimum(steps - first, at_once)
+            places = first + tf.range(count)
+            if self._length is None:
+                places += epoch * steps
+            position = places[:, tf.newaxis] * global_batch_size + tf.range(
+                global_batch_size, dtype=tf.int64
+            )
+            if rows is not None:
+                position = tf.gather(position, rows, axis=1)
+            flat = tf.reshape(position, [-1])
+            moved, weight = self._moved(flat, epoch, seed if shuffle else None)
+            return tf.reshape(moved, [-1, size]), tf.reshape(weight, [-1, size])
 
-        return tf.data.Dataset.counter(first_batch).map(
-            batch, num_parallel_calls=os.cpu_count() or 1, deterministic=True
-        )
+        @tf.autograph.experimental.do_not_convert
+        def batch(position: tf.Tensor, weight: tf.Tensor) -> dict[str, tf.Tensor]:
+            return weighted(checked_weight(self._examples.gather(position)), weight)
 
-    def _gather(self, position: tf.Tensor) -> dict[str, tf.Tensor]:
-        return checked_weight(self._examples.gather(position))
+        epoch, place = divmod(first_batch, steps)
+        ordered = tf.data.Dataset.counter(epoch * parts + place // at_once).map(part)
+        found = ordered.unbatch().skip(place % at_once)
+        if not self._is_thread_safe:  # several calls would only wait for each other
+            return found.map(batch)
+        return found.map(batch, num_parallel_calls=os.cpu_count() or 1, deterministic=True)
+
+    def _moved(
+        self, position: tf.Tensor, epoch: tf.Tensor, seed: int | None
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the examples at positions of an epoch, int64 [k], and weights, float32 [k].
+
+        Args:
+          position: int64 [k].
+          epoch: Number of the epoch, int64 [].
+          seed: Seed of the order of the batches; None keeps their order.
+        """
+        length = self._length
+        if length is None:
+            return position, tf.ones(tf.shape(position))
+        weight = tf.cast(position < length, tf.float32)
+        position %= length
+        full = length // self._rows
+        if seed is not None and full > 1:
+            within = position // self._rows
+            moved = indices_at(tf.minimum(within, full - 1), epoch, num_examples=full, seed=seed)
+            position += (tf.where(within < full, moved, within) - within) * self._rows
+        return position, weight
 
     def _look_up(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         numbers, places = np.divmod(indices, self._rows)
-        needed = {number: self._batch(number) for number in dict.fromkeys(numbers.tolist())}
-        pairs = list(zip(numbers.tolist(), places.tolist(), strict=True))
-        return {
-            name: np.stack([needed[number][name][place] for number, place in pairs])
-            for name in self._element_spec
-        }
+        # Consecutive rows mostly lie in the same batch.
+        starts = [0, *(np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist(), len(numbers)]
+        parts = [
+            (self._batch(int(numbers[start])), _as_slice(places[start:end]))
+            for start, end in itertools.pairwise(starts)
+        ]
+        found = {}
+        for name, spec in self._element_spec.items():
+            found[name] = aligned_empty([len(indices), *spec.shape], spec.dtype.as_numpy_dtype)
+            np.concatenate([batch[name][rows] for batch, rows in parts], out=found[name])
+        return found
 
     def _checked_batch(self, number: int) -> dict[str, np.ndarray]:
         features, where = self._features(number), f"batch {number}"
@@ -175,8 +211,8 @@ class PyDatasetSource(Source):
                 f"All batches of the {type(self._data).__name__} but the last must have "
                 f"{self._rows} rows, as batch 0; {where} must have {expected}, got {rows}."
             )
-        for row in range(rows):
-            check_fits({k: v[row] for k, v in features.items()}, self._element_spec, where)
+        # All rows of an array have its shape and dtype.
+        check_fits({k: v[0] for k, v in features.items()}, self._element_spec, where)
         return features
 
     def _features(self, number: int) -> dict[str, np.ndarray]:
@@ -185,6 +221,12 @@ class PyDatasetSource(Source):
             return features_of(self._data[number], where)
         with one_at_a_time(self._lock):
             return features_of(self._data[number], where)
+
+
+def _as_slice(rows: np.ndarray) -> slice | np.ndarray:
+    """Returns a slice for consecutive rows, which numpy copies at once; other rows as they are."""
+    is_slice = len(rows) == 1 or (rows[1:] - rows[:-1] == 1).all()
+    return slice(int(rows[0]), int(rows[-1]) + 1) if is_slice else rows
 
 
 def check_steps(steps: int | None, data: str, *, known: bool) -> None:

@@ -67,6 +67,27 @@ def test_damaged_examples_count_nothing_and_move_no_others(source, whole, warnin
     assert "the record at byte 18 of" in "".join(warnings)
 
 
+def test_whole_records_are_read_by_the_batch(whole, monkeypatch):
+    """Each is not read on its own, nor is a batch that could be read."""
+    tolerant = skip_damaged(whole, limit=1)
+    read_alone = []
+    monkeypatch.setattr(
+        type(tolerant),
+        "_second_read",
+        lambda self, index, seed: read_alone.append(index),
+    )
+    expected = taken(whole, 3)
+    blocks = whole._records.blocks
+    read, sizes = blocks.read, []
+    monkeypatch.setattr(blocks, "read", lambda indices: sizes.append(len(indices)) or read(indices))
+    for batch, other in zip(taken(tolerant, 3), expected, strict=True):
+        for name in other:
+            np.testing.assert_array_equal(batch[name], other[name], err_msg=name)
+    assert len(sizes) >= 3
+    assert min(sizes) > 1
+    assert not read_alone
+
+
 def test_one_more_than_the_limit_is_an_error_that_names_them(source, warnings):
     message = (
         r"2 examples cannot be read, more than skip_damaged.limit = 1: .*byte .*byte .*Replace"

@@ -1,7 +1,11 @@
+import sys
+
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from ddl.data import ArraySource, RandomAccessSource
+from ddl.data.checks import data_errors
 from ddl.data.formats import numpy_files
 from ddl.errors import ConfigError, DataError
 from tests.data.test_records import taken
@@ -65,3 +69,40 @@ def test_bad_input(files, tmp_path):
     ]:
         with pytest.raises(DataError, match=message):
             numpy_files({**files, "z": str(tmp_path / f"{name}.npy")}, in_memory=False)
+
+
+def test_mapped_rows_are_gathered_in_the_file(tmp_path, monkeypatch):
+    """Without a call of Python, and without a copy of the file; as Python's look-ups would."""
+    x, y = np.arange(2048.0).reshape(1024, 2).astype(np.float32), np.arange(1024) % 3 == 0
+    paths = {name: tmp_path / f"{name}.npy" for name in ("x", "y")}
+    for name, array in (("x", x), ("y", y)):
+        np.save(paths[name], array)
+    source, looked_up = numpy_files(paths, in_memory=False), numpy_files(paths, in_memory=False)
+    monkeypatch.setattr(sys.modules[numpy_files.__module__], "shared_tensor", lambda array: None)
+    expected = taken(looked_up, 3, batch=7)
+    monkeypatch.undo()
+    monkeypatch.setattr(source, "_lookup", None)
+    for batch, other in zip(taken(source, 3, batch=7), expected, strict=True):
+        for name in ("x", "y", "weight"):
+            np.testing.assert_array_equal(batch[name], other[name], err_msg=name)
+    written = np.load(paths["x"], mmap_mode="r+")
+    written[5] = 99  # is seen, since the tensor lies in the mapped file
+    assert source.gather(tf.constant([5], tf.int64))["x"].numpy().tolist() == [[99, 99]]
+
+
+def test_arrays_that_tensorflow_cannot_map_are_looked_up(tmp_path):
+    """Columns that are stored one after the other, and text."""
+    for array in (np.asfortranarray(np.arange(12.0).reshape(6, 2)), np.array(list("abcdef"))):
+        np.save(tmp_path / "a.npy", array)
+        source = numpy_files({"x": tmp_path / "a.npy"}, in_memory=False)
+        (batch,) = taken(source, 1, batch=6, shuffle=False)
+        assert batch["x"].astype(array.dtype).tolist() == array.tolist()
+
+
+def test_a_mapped_row_with_nan_is_named(tmp_path):
+    x = np.array(X)
+    x[4, 1] = np.nan
+    np.save(tmp_path / "x.npy", x)
+    source = numpy_files({"x": tmp_path / "x.npy"}, in_memory=False)
+    with pytest.raises(DataError, match="'x' must be finite, .* first in example 4"), data_errors():
+        taken(source, 1, batch=6)

@@ -55,6 +55,19 @@ def test_windows_of_numbers(tmp_path, dtype):
         assert batch["next_token"].tolist() == [[5, 10], [15, 20], [25, 30]]
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "int32", "int64"])
+def test_windows_of_one_file_are_gathered_in_it_as_python_looks_them_up(tmp_path, dtype):
+    tokens = np.random.default_rng(0).integers(0, 100, 64).astype(dtype)  # 9 windows, the last full
+    tokens.tofile(tmp_path / "a")
+    source = token_windows(str(tmp_path / "a"), 7, dtype=dtype)
+    expected = source._lookup(np.arange(9))
+    source._lookup = None
+    (batch,) = taken(source, 1, batch=9, shuffle=False)
+    for name, windows in expected.items():
+        assert batch[name].dtype == np.int64
+        np.testing.assert_array_equal(batch[name], windows)
+
+
 def test_bad_input(tmp_path):
     (tmp_path / "blank").write_text("\n\r\n\n")
     (tmp_path / "short").write_bytes(b"abc")
@@ -124,3 +137,19 @@ def test_wide_tokens_may_begin_as_a_compressed_file_does(tmp_path):
     tokens.tofile(tmp_path / "tokens.bin")
     (batch,) = taken(token_windows(str(tmp_path / "tokens.bin"), 3, dtype="uint16"), 1, batch=1)
     assert batch["token"].tolist() == [tokens[:3].tolist()]
+
+
+def test_batches_that_are_looked_up_together_are_those_of_one_look_up_each(tmp_path):
+    """From any batch on, by rows, and over the end of an epoch."""
+    (tmp_path / "a").write_text("".join(f"line {n}\n" for n in range(40)))
+    for source in (text_lines(str(tmp_path / "a")), token_windows(str(tmp_path / "a"), 5)):
+        assert source.reads_ahead
+        together = taken(source, 20, batch=7)
+        later = taken(source, 3, first=9, batch=7, rows=np.array([6, 1]))
+        source.reads_ahead = False
+        for batch, alone in zip(together, taken(source, 20, batch=7), strict=True):
+            for name in alone:
+                np.testing.assert_array_equal(batch[name], alone[name], err_msg=name)
+        for part, whole in zip(later, together[9:], strict=False):
+            for name in part:
+                np.testing.assert_array_equal(part[name], whole[name][[6, 1]], err_msg=name)

@@ -195,3 +195,24 @@ def test_each_evaluation_reads_the_same(tmp_path):
     )
     first = trainer.evaluate()
     assert trainer.evaluate() == first
+
+
+def test_a_generator_may_fill_one_array_for_all_examples():
+    """The rows of a batch would all be the last example, if they were kept until it is full."""
+
+    def counting():
+        x = np.zeros(2, np.float32)
+        for number in range(6):
+            x[:] = number
+            yield {"x": x, "name": f"n{number}"}
+
+    source = endless(counting, steps_per_epoch=2)
+    whole = taken(source, 3, batch=4)
+    assert [batch["x"][:, 0].tolist() for batch in whole] == [
+        [0, 1, 2, 3],
+        [4, 5, 0, 1],
+        [2, 3, 4, 5],
+    ]
+    assert whole[1]["name"].tolist() == [b"n4", b"n5", b"n0", b"n1"]
+    (part,) = taken(source, 1, first=1, batch=4, rows=np.array([3, 0]))
+    assert part["x"][:, 1].tolist() == [1, 4]
