@@ -263,7 +263,7 @@ def _of_workers(case: Case, rounds: int) -> np.ndarray:
 
 
 def _memory_of_workers(name: str, width: int, layers: int) -> list[float]:
-    """Returns the figures of `resident` with AdamW, and the growth with SGD: means of the workers."""
+    """Returns figures of `resident` with AdamW, and the growth with SGD: means of the workers."""
     found = []
     for has_slots in (True, False):
         cases = [(name, width, layers, has_slots)]
