@@ -7,6 +7,7 @@ import tensorflow as tf
 from ddl.errors import ConfigError
 
 _THREADS = "TF_NUM_INTRAOP_THREADS"
+_MAKES_KERNELS_ANEW = "TF_MKL_OPTIMIZE_PRIMITIVE_MEMUSE"
 
 _REORDERING = (
     *("arithmetic_optimization", "remapping", "layout_optimizer", "loop_optimization"),
@@ -26,10 +27,15 @@ def fix_arithmetic() -> None:
     kind. They see the same graph of a shard on any number of replicas
     (`ddl.layers.shards.tree.exchanged`).
 
+    TensorFlow keeps its oneDNN kernels, where it would otherwise make those of some gradients, such
+    as that of a convolution's filter, anew in each call to save memory. Shards call them often, and
+    each of these kernels is small.
+
     Raises:
       ConfigError: If TensorFlow already started with several threads.
     """
     _take_one_thread()
+    os.environ.setdefault(_MAKES_KERNELS_ANEW, "false")  # read at the first convolution
     tf.config.optimizer.set_experimental_options(dict.fromkeys(_REORDERING, False))
 
 

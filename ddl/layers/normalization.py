@@ -22,7 +22,7 @@ from ddl.layers import fused_normalization
 from ddl.layers.broadcasting import with_rank
 from ddl.layers.replica_sum import sum_over_replicas
 from ddl.layers.shards import lockstep
-from ddl.layers.shards.tree import sum_in_tree
+from ddl.layers.shards.tree import sum_rows_in_tree
 
 _MOST_GATHERED = 16
 """Replicas whose moments one all-reduce gathers; it sends the moments of each to all."""
@@ -259,17 +259,19 @@ def _added_over_shards(
     squares: tf.Tensor,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Returns what `_added` returns, of the shards of all replicas and in a fixed order."""
-    own = tf.concat([mean, residual, squares, numbers], axis=0)
-    sizes = [mean.shape[0]] * 3 + [-1]
-    each = [tf.split(row, sizes) for row in shard.rows_of_all(own)]
-    numbers = sum_in_tree([number for *_, number in each])
-    sums = sum_in_tree([number * mean + residual for mean, residual, _, number in each])
-    mean = tf.math.divide_no_nan(sums, numbers)
-    of_each = [
-        _squares_around(mean, number, own_mean, residual, squares)
-        for own_mean, residual, squares, number in each
-    ]
-    return numbers, mean, sum_in_tree(of_each)
+    channels = mean.shape[0]
+
+    def combined(rows: tf.Tensor) -> tf.Tensor:
+        # Once for all shards, and with few operations: rows of one shard each.
+        means, residuals, squares, numbers = tf.split(rows, [channels] * 3 + [-1], axis=1)
+        number = sum_rows_in_tree(numbers)
+        mean = tf.math.divide_no_nan(sum_rows_in_tree(numbers * means + residuals), number)
+        of_each = _squares_around(mean, numbers, means, residuals, squares)
+        return tf.concat([mean, sum_rows_in_tree(of_each), number], axis=0)
+
+    found = shard.from_all(tf.concat([mean, residual, squares, numbers], axis=0), combined)
+    mean, squares, numbers = tf.split(found, [channels] * 2 + [-1])
+    return numbers, mean, squares
 
 
 def _squares_around(

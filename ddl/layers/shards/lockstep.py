@@ -18,7 +18,7 @@ from tensorflow.python.framework import ops
 from ddl.devices.replicas import local_devices
 from ddl.errors import ConfigError
 from ddl.layers.replica_gather import gather_over_replicas
-from ddl.layers.shards.tree import exchanged, sum_in_tree
+from ddl.layers.shards.tree import exchanged, sum_in_tree, sum_rows_in_tree
 
 _Result = TypeVar("_Result")
 _Exchange = Callable[[list[tf.Tensor]], tf.Tensor]
@@ -59,16 +59,23 @@ class Shard:
 
         def total(parts: list[tf.Tensor]) -> tf.Tensor:
             (rows,) = gather_over_replicas([sum_in_tree(parts)[tf.newaxis]])
-            return exchanged(sum_in_tree(tf.unstack(rows)))
+            return exchanged(sum_rows_in_tree(rows))
 
         return self._of.exchange(self, values, total)
 
-    def rows_of_all(self, values: tf.Tensor) -> list[tf.Tensor]:
-        """Returns the values of each shard of all replicas, in the order of the shards."""
-        rows = self._of.exchange(
-            self, values, lambda parts: exchanged(gather_over_replicas([tf.stack(parts)])[0])
-        )
-        return tf.unstack(rows)
+    def from_all(self, values: tf.Tensor, combined: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
+        """Returns what a function makes of the values of all shards, computed once for them.
+
+        Args:
+          values: Tensor of one static shape on all shards.
+          combined: Takes the values of each shard of all replicas, in the order of the shards,
+            [shards, …].
+        """
+
+        def of_rows(parts: list[tf.Tensor]) -> tf.Tensor:
+            return combined(exchanged(gather_over_replicas([tf.stack(parts)])[0]))
+
+        return self._of.exchange(self, values, of_rows)
 
     @contextlib.contextmanager
     def keeping_writes(self, variables: Sequence[keras.Variable]) -> Iterator[None]:

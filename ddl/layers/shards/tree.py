@@ -22,6 +22,11 @@ def sum_in_tree(values: Sequence[tf.Tensor]) -> tf.Tensor:
     return values[0]
 
 
+def sum_rows_in_tree(rows: tf.Tensor) -> tf.Tensor:
+    """Adds the rows of a tensor as `sum_in_tree` adds tensors: [values, …] to […]."""
+    return sum_in_tree(tf.unstack(rows))
+
+
 def exchanged(value: tf.Tensor) -> tf.Tensor:
     """Returns a value of all shards, which the graph optimizer never takes for a constant.
 

@@ -8,7 +8,7 @@ from tensorflow.python.distribute import distribute_utils, values
 
 from ddl.distribution.workers import Workers
 from ddl.layers.replica_gather import gather_over_replicas
-from ddl.layers.shards.tree import exchanged, sum_in_tree
+from ddl.layers.shards.tree import exchanged, sum_in_tree, sum_rows_in_tree
 
 
 def sum_over_replicas(strategy: tf.distribute.Strategy, each: Sequence[Any]) -> list[Any]:
@@ -29,7 +29,7 @@ def sum_over_replicas(strategy: tf.distribute.Strategy, each: Sequence[Any]) -> 
 def _sums_of_gathered(own: list[tf.Tensor]) -> list[tf.Tensor]:
     """Gathers the values of all replicas and adds them on each. Replica context."""
     rows = gather_over_replicas([value[tf.newaxis] for value in own])
-    return [exchanged(sum_in_tree(tf.unstack(row))) for row in rows]
+    return [exchanged(sum_rows_in_tree(row)) for row in rows]
 
 
 def _on_all(devices: Sequence[str], parts: Sequence[tf.Tensor]) -> Any:

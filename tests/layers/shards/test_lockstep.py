@@ -52,10 +52,17 @@ def test_sums_have_the_same_bits_on_any_replicas(name, replicas):
         np.testing.assert_allclose(result[1], gradient, rtol=1e-6)
 
 
-def test_rows_come_in_the_order_of_the_shards():
+def test_rows_come_in_the_order_of_the_shards_and_are_combined_once():
+    calls = []
+
+    def combined(rows):
+        calls.append(rows)
+        return tf.identity(rows)
+
     results = of_all_shards(
-        make_strategy("mirrored", 2), lambda value: lockstep.current().rows_of_all(value)
+        make_strategy("mirrored", 2), lambda value: lockstep.current().from_all(value, combined)
     )
+    assert len(calls) == 2  # once for the shards of each replica
     for rows in results:
         np.testing.assert_array_equal(rows, VALUES)
 
