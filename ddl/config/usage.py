@@ -30,6 +30,12 @@ from ddl.errors import ConfigError, closest, did_you_mean, either
 # Macros that a run reads or sets although no binding may refer to them.
 _READ_BY_THE_RUN = {"SEED", "STEPS_PER_EPOCH", "TOTAL_STEPS"}
 
+# Arguments of the Trainer that ddl.main passes from flags of the same names.
+FROM_FLAGS = {
+    *("strategy", "steps_per_loop", "data_on_device", "jit_compile"),
+    *("shard_optimizer_state", "shard_gradients"),
+}
+
 _MOST_SHOWN = 20  # in an error
 
 # gin's record: (scope, selector) of each call to the values that the call took.
@@ -240,6 +246,11 @@ def _complaint(
         places = either(f"in scope {scope}" if scope else "outside any scope" for scope in scopes)
         hint = f" Did you mean {either(keys)}?" if keys else ""
         return f"{what}: {name} is called {places}, not in scope {binding.scope}.{hint}"
+    if name == "Trainer" and binding.parameter in FROM_FLAGS:
+        return (
+            f"{what}: the Trainer takes {binding.parameter} from the flag --{binding.parameter}. "
+            "Pass the flag, and remove the binding."
+        )
     return (
         f"{what}: each call of {name} takes {binding.parameter} from another binding or from its "
         "caller."

@@ -1,7 +1,8 @@
 """Trains with the optimizer's state and averages in shares on the workers, and resumes.
 
 Each worker writes its results to FOLDER/INDEX.npz. The checkpoints are in FOLDER/sharded, of which
-those of one device in FOLDER/one lead to the same weights.
+those of one device in FOLDER/one lead to the same weights. Then layers are computed again without
+shares, and a batch overflows.
 """
 
 import os
@@ -26,11 +27,24 @@ ARGUMENTS = {
     "weight_average": ExponentialMovingAverage(0.9),
 }
 
+OVERFLOWS = {
+    "shares": {},
+    "of gradients too": {"shard_gradients": True, "remat": Remat("first")},
+}
+"""Arguments of trainers in shares, of which a batch overflows on the second worker, by name."""
+
 
 def main(folder: Path) -> None:
     strategy = build_strategy("auto")  # before any other operation
     RowIndependence.check = lambda *_: None  # type: ignore[method-assign]
-    from tests.step.sharding.trainers import adamw, averages, make, slot_bytes, weights
+    from tests.step.sharding.trainers import (
+        adamw,
+        after_an_overflow,
+        averages,
+        make,
+        slot_bytes,
+        weights,
+    )
 
     def of(trainer: Trainer) -> list[np.ndarray]:
         return [*weights(trainer), *averages(trainer)]
@@ -55,6 +69,15 @@ def main(folder: Path) -> None:
     Checkpoints(folder / "sharded", another).restore_latest()
     another.train(2, progress=False)
     found |= {f"of each microbatch/{number}": value for number, value in enumerate(of(another))}
+    again = make(strategy, False, adamw, **ARGUMENTS, remat=Remat("first"))
+    assert again.remat_parts is not None
+    again.train(5, progress=False)
+    found |= {f"computed again/{number}": value for number, value in enumerate(of(again))}
+    for name, given in OVERFLOWS.items():
+        trainer = after_an_overflow(strategy, True, **given)
+        trainer.train(5, progress=False)
+        counts = np.array([trainer.skipped_updates, trainer.loss_scale])
+        found |= {f"{name}/{number}": v for number, v in enumerate([*of(trainer), counts])}
     np.savez(folder / f"{Workers(strategy).index}.npz", **found)
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -16,6 +17,7 @@ from ddl.distribution.parameter_servers import serves_here
 from ddl.distribution.timeouts import ClusterTimeouts
 from ddl.errors import ConfigError
 from ddl.launcher.tasks import cluster_tasks, free_ports, tf_configs
+from ddl.models import load_exported
 from tests.processes import commands, forked
 from tests.run.whole_runs import ROOT, lines, tensors
 
@@ -185,6 +187,19 @@ def test_a_split_table_and_record_files_go_on_after_a_server_was_killed(tmp_path
     assert re.search(r"Restored step [2-5]00", launch.shown)
     assert counts(model_dir) == [600, 600, 600]
     assert evaluations(model_dir)[600] >= 0.9  # each item has one label
+
+    # The commands of a saved run take the trained table, from another number of servers too.
+    at_the_end = re.findall(r"step 600 .* eval .*\n", launch.shown)[-1]
+    for servers, mode in ((1, "eval"), (2, "export")):
+        launch = Launch(model_dir, *flags, f"--mode={mode}", servers=servers)
+        assert launch.finish() == 0, launch.shown
+        assert "Restored step 600" in launch.shown
+        if mode == "eval":
+            assert at_the_end in launch.shown
+    exported = load_exported(model_dir / "export" / "model.keras")
+    found = np.argmax(exported({"item": tf.range(300, dtype=tf.int64)}), axis=-1)
+    accuracy = np.mean(found == np.arange(300) % 3)
+    assert accuracy == pytest.approx(evaluations(model_dir)[600], abs=1e-6)
 
 
 @pytest.mark.slow

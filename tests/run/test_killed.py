@@ -4,6 +4,7 @@ Every case trains with dropout, augmentation, synchronized normalization, two mi
 average of the weights and momentum, and is started again until it is done.
 """
 
+import os
 import random
 import signal
 import time
@@ -11,8 +12,9 @@ import time
 import numpy as np
 import pytest
 
+from tests.distribution.whole_clusters import launch, processes_of
 from tests.processes.stopping import stop_when
-from tests.run.whole_runs import MODES, assert_same_end, finish, start, tensors
+from tests.run.whole_runs import MODES, assert_same_end, command, finish, start, tensors
 
 KILLS = 4  # two anywhere, two in a save
 
@@ -108,8 +110,8 @@ def test_killed_at_random_it_ends_the_same(tmp_path, straight, mode):
     assert_same_end(model_dir, reference)
 
 
-def kill_after_a_save(process, model_dir, step) -> None:
-    """Kills a run once it has saved an update from `step` on."""
+def kill_after_a_save(process, model_dir, step, worker=None) -> None:
+    """Kills a run, or one of its launched workers, once it has saved an update from `step` on."""
     patience = time.monotonic() + 300
 
     def saved() -> list[int]:
@@ -120,14 +122,20 @@ def kill_after_a_save(process, model_dir, step) -> None:
         if max(saved(), default=0) >= step:
             break
         time.sleep(0.0005)
-    process.kill()
+    if worker is None:
+        process.kill()
+    else:
+        os.kill(processes_of(model_dir)[worker], signal.SIGKILL)
     status, output = finish(process)
-    assert status == -signal.SIGKILL, output
+    assert status == (-signal.SIGKILL if worker is None else 128 + signal.SIGKILL), output
 
 
 @pytest.mark.slow
 def test_killed_it_resumes_on_other_replicas_with_shares_and_without(tmp_path):
-    """Slots, averages and the sums of gradients are in shares, or whole."""
+    """Slots, averages and the sums of gradients are in shares, or whole.
+
+    Two workers, 4 devices, 2 devices and one device take turns; all but the last are killed.
+    """
     plan = ("TRAIN_STEPS = 120", "EVAL_EVERY = None", "Retention.best_metric = None")
     plan += ("cnn.batch_normalization = False",)
     shares = ("--shard_optimizer_state", "--shard_gradients")
@@ -136,9 +144,12 @@ def test_killed_it_resumes_on_other_replicas_with_shares_and_without(tmp_path):
         devices = ["--strategy=mirrored", f"--num_virtual_devices={replicas}"]
         return start(tmp_path / folder, "float64", [*devices, *flags], *plan)
 
-    kill_after_a_save(run("run", 2, *shares), tmp_path / "run", 15)
-    kill_after_a_save(run("run", 4), tmp_path / "run", 45)
-    ends = [run("run", 2, shares[0]), run("straight", 2)]
+    model_dir = tmp_path / "run"
+    flags = command(model_dir, "float64", shares, *plan)[3:]
+    kill_after_a_save(launch(2, *flags), model_dir, 15, worker=1)
+    kill_after_a_save(run("run", 4), model_dir, 45)
+    kill_after_a_save(run("run", 2, *shares), model_dir, 75)
+    ends = [start(model_dir, "float64", ["--strategy=one_device"], *plan), run("straight", 2)]
     for status, output in map(finish, ends):
         assert status == 0, output
     ours, theirs = (tensors(tmp_path / folder) for folder in ("run", "straight"))

@@ -1,5 +1,6 @@
 """Whole runs in this process: what they write, how they go on, what they refuse."""
 
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ import tensorflow as tf
 
 import ddl
 from ddl import config
+from ddl.config.usage import FROM_FLAGS
 from ddl.distribution.communication import Communication
 from ddl.errors import (
     ConfigError,
@@ -22,6 +24,7 @@ from ddl.errors import (
     TrainingInterrupted,
 )
 from ddl.run import train
+from ddl.run.placement import Placement
 from tests.conftest import make_strategy
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -431,6 +434,11 @@ def test_per_replica_form_scales_batch_and_learning_rate(capsys):
         ),
         (["TRAIN_STEPS = '40'"], ConfigError, "TRAIN_STEPS"),
         (["TRAIN_STEP = 40"], ConfigError, "TRAIN_STEP is never used.*TRAIN_STEPS"),
+        (
+            ["Trainer.shard_optimizer_state = True"],
+            ConfigError,
+            "from the flag --shard_optimizer_state. Pass the flag, and remove the binding",
+        ),
         (["cnn.filter = 40"], ConfigError, "cnn has no parameter filter"),
         (["FusedSGD.momentun = 0.5"], ConfigError, "Did you mean momentum"),
         (["trian/images.split = 'train'"], ConfigError, "train/images.split"),
@@ -456,6 +464,11 @@ def test_bad_input_is_an_error_and_leaves_nothing(tmp_path, params, error, messa
     with pytest.raises(error, match=message):
         run(tmp_path / "run", *params, strategy=("mirrored", 2))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_messages_know_each_argument_that_a_flag_gives():
+    fields = {field.name for field in dataclasses.fields(Placement)}
+    assert fields - {"communication"} == FROM_FLAGS
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from ddl.precision import set_precision
 from tests.conftest import make_strategy
 from tests.processes import forked
 from tests.step.remat.models import DATA, Subclassed, residual, sequential
-from tests.training.test_trainer import Overflowing, second_batch_on
+from tests.training.overflowing import Overflowing, second_batch_on
 
 BLOCKS = ddl.Remat("block*")
 ALL = ddl.Remat()

@@ -19,15 +19,17 @@ from tests.conftest import LikeGpus, make_strategy
 from tests.step.sharding.trainers import (
     DATA,
     adamw,
+    after_an_overflow,
     assert_close,
     figures,
     held,
     make,
     network,
+    sgd,
     slot_bytes,
     weights,
 )
-from tests.training.test_trainer import Overflowing, second_batch_on
+from tests.training.overflowing import Overflowing, second_batch_on
 
 
 def without_biases():
@@ -38,9 +40,6 @@ def without_kernels():
     optimizer = adamw()
     optimizer.exclude_from_weight_decay(var_names=["kernel"])
     return optimizer
-
-
-sgd = functools.partial(keras.optimizers.SGD, 0.1, momentum=0.9)
 
 
 def lars():
@@ -98,7 +97,8 @@ def test_updates_are_the_same(replicas, optimizer, arguments):
         arguments = {"layer_norms": ddl.LayerNorms(), "clip_norm": 0.3}
     strategy = make_strategy("mirrored", replicas)
     trainer = make(strategy, True, optimizer, **arguments)
-    assert_close(figures(trainer), figures(make(strategy, False, optimizer, **arguments)))
+    plain = {k: v for k, v in arguments.items() if k not in ("shard_gradients", "remat")}
+    assert_close(figures(trainer), figures(make(strategy, False, optimizer, **plain)))
     assert trainer.trace_count == 1
 
 
@@ -183,27 +183,15 @@ def test_an_overflow_on_one_replica_changes_nothing_on_any(overflows_on):
 @functools.cache
 def plain_after_an_overflow(replicas):
     """The figures of a trainer with whole slots, without rematerialization."""
-    return figures(after_an_overflow(replicas, False))
-
-
-def after_an_overflow(replicas, shards, **arguments):
-    """A trainer with everything that works on gradients; its second batch overflows."""
-    set_precision("mixed_float16")
-    return make(
-        make_strategy("mirrored", replicas),
-        shards,
-        sgd,
-        task=lambda model: Overflowing(model, second_batch_on(1)),
-        **{"accumulation_steps": 2, "clip_norm": 0.3, "loss_scale": ddl.LossScale(1024.0)},
-        **{"weight_average": ddl.ExponentialMovingAverage(0.9), **arguments},
-    )
+    return figures(after_an_overflow(make_strategy("mirrored", replicas), False))
 
 
 @pytest.mark.parametrize(("replicas", "shard_gradients"), [(2, False), (2, True), (4, True)])
 def test_shares_and_layers_computed_again_work_together(replicas, shard_gradients):
     """With microbatches, clipping, averages, and an overflow on one replica in mixed_float16."""
+    strategy = make_strategy("mirrored", replicas)
     trainer = after_an_overflow(
-        replicas, True, shard_gradients=shard_gradients, remat=ddl.Remat("first")
+        strategy, True, shard_gradients=shard_gradients, remat=ddl.Remat("first")
     )
     assert_close(figures(trainer), plain_after_an_overflow(replicas), atol=1e-6)
     assert trainer.skipped_updates == 1

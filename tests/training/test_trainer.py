@@ -12,12 +12,12 @@ import pytest
 import tensorflow as tf
 
 import ddl
-from ddl import microbatch
 from ddl.errors import ConfigError, DataError, TrainingDiverged
 from ddl.precision import set_precision
 from ddl.training.actions import EachLoop
 from ddl.training.pace import Pace
 from tests.conftest import KINDS, for_every_strategy, make_strategy, name_of
+from tests.training.overflowing import Overflowing, second_batch_on
 from tests.training.rewinding import Start
 
 _RANDOM = np.random.default_rng(0)
@@ -261,30 +261,6 @@ def test_float16_trains_and_an_overflow_is_skipped_and_halves_the_scale(strategy
     first = trainer.train(9)
     assert first["loss"] > trainer.train(40)["loss"]
     assert trainer.step == 50
-
-
-def second_batch_on(replica):
-    """Returns the schedule of one overflow: in batch 1, on the replica."""
-    return lambda batch: tf.where(tf.equal(batch, 1), replica, -1)
-
-
-class Overflowing(ddl.Classification):
-    """A task whose loss is infinite on the replica that a schedule gives for the batch.
-
-    The schedule returns -1 for batches without an overflow.
-    """
-
-    def __init__(self, model, schedule):
-        super().__init__(model)
-        self.schedule = schedule
-
-    def per_example(self, features, training):
-        output = super().per_example(features, training)
-        if not training:
-            return output
-        here = tf.distribute.get_replica_context().replica_id_in_sync_group
-        there = tf.cast(self.schedule(microbatch.current().batch), tf.int32)
-        return output._replace(loss=tf.where(tf.equal(here, there), np.inf, 1.0) * output.loss)
 
 
 def overflowing_trainer(strategy, schedule, batch_normalization=True, **arguments):

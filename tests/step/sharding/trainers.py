@@ -1,11 +1,15 @@
 """Small trainers with their optimizers' state in shares or whole, and what they trained."""
 
+import functools
+
 import keras
 import numpy as np
 import tensorflow as tf
 
 import ddl
 from ddl.optimizers.named import by_name
+from ddl.precision import set_precision
+from tests.training.overflowing import Overflowing, second_batch_on
 
 _RANDOM = np.random.default_rng(0)
 DATA = (_RANDOM.normal(size=(70, 7)), _RANDOM.integers(0, 5, 70))
@@ -30,13 +34,11 @@ def adamw():
     return keras.optimizers.AdamW(0.01, weight_decay=0.1)
 
 
-def make(strategy, shards, optimizer=adamw, task=ddl.Classification, model=network, **arguments):
-    """Builds a trainer; the same weights whatever the arguments.
+sgd = functools.partial(keras.optimizers.SGD, 0.1, momentum=0.9)
 
-    Without shares, `shard_gradients` and `remat` are left out, for a plain trainer.
-    """
-    if not shards:
-        arguments = {k: v for k, v in arguments.items() if k not in ("shard_gradients", "remat")}
+
+def make(strategy, shards, optimizer=adamw, task=ddl.Classification, model=network, **arguments):
+    """Builds a trainer; the same weights whatever the arguments."""
     keras.utils.set_random_seed(0)
     with strategy.scope():
         return ddl.Trainer(
@@ -47,6 +49,19 @@ def make(strategy, shards, optimizer=adamw, task=ddl.Classification, model=netwo
             strategy=strategy,
             shard_optimizer_state=shards,
         )
+
+
+def after_an_overflow(strategy, shards, **arguments):
+    """A trainer with everything that works on gradients; its second batch overflows."""
+    set_precision("mixed_float16")
+    return make(
+        strategy,
+        shards,
+        sgd,
+        task=lambda model: Overflowing(model, second_batch_on(1)),
+        **{"accumulation_steps": 2, "clip_norm": 0.3, "loss_scale": ddl.LossScale(1024.0)},
+        **{"weight_average": ddl.ExponentialMovingAverage(0.9), **arguments},
+    )
 
 
 def weights(trainer) -> list[np.ndarray]:
