@@ -11,6 +11,7 @@ from ddl.data.decoded import DecodedSource
 from ddl.data.source import checked_element_spec
 from ddl.data.storage.array_records import ArrayRecordBlocks, ArrayRecordFiles, are_array_records
 from ddl.data.storage.file_sets import check_files
+from ddl.data.storage.large_records import LargeRecords
 from ddl.data.storage.record_blocks import RecordBlocks
 from ddl.data.storage.tf_records import TFRecordFiles
 from ddl.errors import DataError, check_takes, definition_of
@@ -25,7 +26,7 @@ class RecordSource(DecodedSource):
     only its own rows. TFRecord files must not be compressed, since the constructor locates the
     records by reading their lengths, or from an index (see `ddl.convert`). Files of the name
     `*.array_record` are ArrayRecord files (the extra `arrayrecord`), which are read by batch.
-    TFRecords above 4 KiB on average, or in files of another machine, are read one by one, smaller
+    TFRecords above 256 KiB on average, or in files of another machine, are read one by one, smaller
     ones by batch. Reading suits storage with fast random access; for other storage, read shards
     with `StreamSource`.
     """
@@ -148,7 +149,7 @@ class RecordSource(DecodedSource):
         return batches.map(read, num_parallel_calls=2, deterministic=True)
 
     @property
-    def _blocks(self) -> ArrayRecordBlocks | RecordBlocks | None:
+    def _blocks(self) -> ArrayRecordBlocks | RecordBlocks | LargeRecords | None:
         """The reader of many records at once; None if they are read one by one."""
         own = type(self)
         is_changed = (own.example, own.record) != (RecordSource.example, RecordSource.record)

@@ -278,16 +278,16 @@ def test_a_damaged_record_stops_the_step(tmp_path):
 
 
 def test_a_large_record_that_is_damaged_is_named(tmp_path):
-    """TensorFlow reads large records, one by one."""
+    """TensorFlow reads the largest records one by one."""
     file = tmp_path / "large"
     with tf.io.TFRecordWriter(str(file)) as writer:
         for number in range(3):
-            writer.write(str(number).zfill(20_000).encode())
+            writer.write(str(number).zfill(300_000).encode())
     content = bytearray(file.read_bytes())
-    content[20_016 + 9_000] ^= 1  # in the middle of the second
+    content[300_016 + 9_000] ^= 1  # in the middle of the second
     file.write_bytes(content)
     source = RecordSource([str(file)], decode)
-    named = r"cannot be read is the record at byte 20,016 of .*/large\."
+    named = r"cannot be read is the record at byte 300,016 of .*/large\."
     with pytest.raises(DataError, match=named), data_errors(source):
         taken(source, 1, batch=3)
 

@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -272,23 +272,23 @@ def classes() -> dict[str, tuple[str, ...]]:
 class Branches:
     """A task whose loss is the sum of the losses of the branches."""
 
-    def __init__(self, names: Sequence[str]):
+    def __init__(self, cases: Mapping[str, Case]):
         """Builds the branches of some cases."""
         inputs = {
             key: keras.Input(values.shape[1:], dtype=values.dtype.name, name=key)
             for key, values in INPUTS.items()
-            if any(CASES[name].given == key for name in names)
+            if any(case.given == key for case in cases.values())
         }
         self.branches: dict[str, keras.Model] = {}
-        for name in names:
-            given = inputs[CASES[name].given]
+        for name, case in cases.items():
+            given = inputs[case.given]
             x = given
-            if CASES[name].given not in ("rgb", "tokens"):
-                x = layers.Dense(16 if CASES[name].given == "sequence" else x.shape[-1])(x)
-            x = CASES[name].layer(x)
+            if case.given not in ("rgb", "tokens"):
+                x = layers.Dense(16 if case.given == "sequence" else x.shape[-1])(x)
+            x = case.layer(x)
             x = layers.Flatten()(layers.Lambda(lambda x: tf.cast(x, tf.float32))(x))
             self.branches[name] = keras.Model(given, layers.Dense(5)(x), name=name)
-        self.given = {name: CASES[name].given for name in names}
+        self.given = {name: case.given for name, case in cases.items()}
         self.keys = [*inputs]
         outputs = [branch(inputs[self.given[name]]) for name, branch in self.branches.items()]
         self.model = keras.Model([*inputs.values()], outputs)
@@ -305,13 +305,13 @@ class Branches:
 
 
 def trained(
-    names: Sequence[str], strategy: tf.distribute.Strategy, steps: int, **arguments: Any
+    cases: Mapping[str, Case], strategy: tf.distribute.Strategy, steps: int, **arguments: Any
 ) -> dict[str, str]:
-    """Trains branches; returns the digest of each one's variables."""
+    """Trains branches; returns the digest of each one's variables, of equal copies one."""
     keras.utils.clear_session()
     keras.utils.set_random_seed(1)
     with strategy.scope():
-        task = Branches(names)
+        task = Branches(cases)
         trainer = ddl.Trainer(
             task,
             ddl.optimizers.FusedAdam(0.01),
@@ -325,26 +325,32 @@ def trained(
     for name, branch in task.branches.items():
         own = hashlib.sha256()
         for variable in branch.variables:
-            for copy in strategy.experimental_local_results(variable.value):
-                own.update(np.ascontiguousarray(copy.numpy()).tobytes())
+            copies = strategy.experimental_local_results(variable.value)
+            for copy in dict.fromkeys(copy.numpy().tobytes() for copy in copies):
+                own.update(copy)
         found[name] = own.hexdigest()
     return found
 
 
 def all_trained(
-    names: Sequence[str], strategy: tf.distribute.Strategy, steps: int = STEPS, **arguments: Any
+    cases: Mapping[str, Case],
+    strategy: tf.distribute.Strategy,
+    steps: int = STEPS,
+    **arguments: Any,
 ) -> dict[str, str]:
     """Trains branches, some in each model; returns the digests of `trained`."""
-    found = {}
+    RowIndependence.check = lambda *_: None  # type: ignore[method-assign]  # a third of the time
+    found, names = {}, [*cases]
     for first in range(0, len(names), _TOGETHER):
-        found |= trained(names[first : first + _TOGETHER], strategy, steps, **arguments)
+        together = {name: cases[name] for name in names[first : first + _TOGETHER]}
+        found |= trained(together, strategy, steps, **arguments)
     return found
 
 
 def main(*names: str) -> None:
     """Trains branches and prints the digests."""
-    RowIndependence.check = lambda *_: None  # type: ignore[method-assign]  # a third of the time
-    print(json.dumps(all_trained(names or [*CASES], tf.distribute.get_strategy())))
+    cases = {name: CASES[name] for name in names or CASES}
+    print(json.dumps(all_trained(cases, tf.distribute.get_strategy())))
 
 
 if __name__ == "__main__":

@@ -24,20 +24,8 @@ _LENGTH = np.dtype([("length", "<u8"), ("checksum", "<u4")])
 _AROUND_DATA = 16
 
 
-def suits_blocks(files: Sequence[str], file_numbers: np.ndarray, offsets: np.ndarray) -> bool:
-    """Returns whether records are small, and in files of this machine.
-
-    Args:
-      files: As in `RecordBlocks`, like the other arguments.
-      file_numbers: At least one.
-      offsets: In rising order within each file.
-    """
-    if not all(os.path.isfile(file) for file in files):
-        return False
-    ends = np.array([os.path.getsize(file) for file in files])[file_numbers]
-    in_file = file_numbers[1:] == file_numbers[:-1]
-    ends[:-1] = np.where(in_file, offsets[1:], ends[:-1])
-    sizes = ends - offsets
+def are_small(sizes: np.ndarray) -> bool:
+    """Returns whether records of these sizes in bytes, at least one, are read here."""
     return bool(sizes.mean() <= _MOST_MEAN and sizes.max() <= _MOST)
 
 

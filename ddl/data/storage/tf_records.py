@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from ddl.data.storage.record_blocks import RecordBlocks, suits_blocks
+from ddl.data.storage.large_records import LargeRecords, suit_batches
+from ddl.data.storage.record_blocks import RecordBlocks, are_small
 from ddl.errors import DataError
 
 _LENGTH_BYTES = 8
@@ -37,9 +38,13 @@ class TFRecordFiles:
             # A graph captures eager tensors by reference.
             self._files = tf.constant(files)
             self._file_numbers, self._offsets = tf.constant(file_numbers), tf.constant(offsets)
-        self.blocks: RecordBlocks | None = None
-        if len(offsets) and suits_blocks(files, file_numbers, offsets):
-            self.blocks = RecordBlocks(files, file_numbers, offsets)
+        self.blocks: RecordBlocks | LargeRecords | None = None
+        if len(offsets) and all(os.path.isfile(file) for file in files):
+            sizes = _sizes(files, file_numbers, offsets)
+            if are_small(sizes):
+                self.blocks = RecordBlocks(files, file_numbers, offsets)
+            elif suit_batches(sizes):
+                self.blocks = LargeRecords(files, file_numbers, offsets)
 
     def __len__(self) -> int:
         """Returns the number of records."""
@@ -60,6 +65,14 @@ class TFRecordFiles:
         """Returns what messages call a record."""
         file = self._files[self._file_numbers[index]].numpy().decode()
         return f"the record at byte {self._offsets[index].numpy():,} of {file}"
+
+
+def _sizes(files: Sequence[str], file_numbers: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """Returns the bytes of each record, from its offset to the next one or the end of its file."""
+    ends = np.array([os.path.getsize(file) for file in files])[file_numbers]
+    in_file = file_numbers[1:] == file_numbers[:-1]
+    ends[:-1] = np.where(in_file, offsets[1:], ends[:-1])
+    return ends - offsets
 
 
 def index_of(file: str) -> str:
