@@ -20,7 +20,9 @@ from ddl.data.order import batch_indices
 from ddl.data.pipeline.batch import Batch
 from ddl.data.pipeline.pipeline import BatchPipeline
 from ddl.data.pipeline.resident import IN_FILES
+from ddl.data.random_access import RandomAccessSource
 from ddl.data.source import IndexedSource, Source, weighted
+from ddl.data.storage.shared_memory import is_shared
 from ddl.errors import ConfigError
 from ddl.random import batch_counter
 
@@ -107,6 +109,11 @@ class WorkerBatches:
                 "With parameter servers, workers read data by TensorFlow's operations alone, but "
                 f"{name} reads them in Python (operation {python.op}, {python.name}). {IN_FILES}."
             )
+        if any(is_shared(outer) for outer, _ in graph.captures):
+            raise ConfigError(
+                "With parameter servers, workers read data by TensorFlow's operations alone, but "
+                f"{name} reads files that are mapped into the chief's memory. {IN_FILES}."
+            )
         held = [inner for _, inner in graph.captures if inner.dtype in (tf.resource, tf.variant)]
         if held:
             raise ConfigError(
@@ -121,5 +128,5 @@ def _has_numbered_batches(source: Source) -> bool:
     """Returns whether the examples are found by their numbers, which the batch's number gives."""
     if is_in_memory(source):
         return False
-    methods = (DecodedSource.batches, IndexedSource.batches)
+    methods = (DecodedSource.batches, IndexedSource.batches, RandomAccessSource.batches)
     return any(type(source).batches is method for method in methods)

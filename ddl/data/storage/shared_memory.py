@@ -39,7 +39,14 @@ def shared_tensor(array: np.ndarray) -> tf.Tensor | None:
     with tf.init_scope(), tf.device("CPU:0"):
         if not _shares():
             return None
-        return tf.raw_ops.Identity(input=plain)
+        tensor = tf.raw_ops.Identity(input=plain)
+    tensor._is_in_memory_of_array = True
+    return tensor
+
+
+def is_shared(tensor: tf.Tensor) -> bool:
+    """Returns whether `shared_tensor` made a tensor, so that other machines do not have it."""
+    return getattr(tensor, "_is_in_memory_of_array", False)
 
 
 def _shares() -> bool:

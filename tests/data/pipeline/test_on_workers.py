@@ -96,9 +96,10 @@ def test_workers_read_the_bits_of_other_strategies(folder, name, shuffle):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (every_source.windows, "but RandomAccessSource reads them in Python .operation PyFunc"),
+        (every_source.lines, "but RandomAccessSource reads them in Python .operation PyFunc"),
+        (every_source.windows, "but _Windows reads files that are mapped into the chief's memory"),
         (every_source.damaged, "but _Tolerant reads them in Python"),
-        (every_source.npy, "but RandomAccessSource reads them in Python"),
+        (every_source.npy, "(in Python|mapped into the chief's memory)"),
         (every_source.mixture, "got Mixture. Convert the data to TFRecord files"),
         (every_source.stream, "got StreamSource. Convert the data to TFRecord files"),
         (every_source.generator, "got EndlessSource. Convert the data to TFRecord files"),
