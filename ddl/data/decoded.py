@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from ddl.data.checks import checked_finite
 from ddl.data.order import index_batches
-from ddl.data.source import Source, weighted
+from ddl.data.source import Source, read_in_place, weighted
 from ddl.errors import DataError
 from ddl.seeds import drawn_by_state
 
@@ -83,7 +83,7 @@ class DecodedSource(Source):
 
     def damaged(self) -> str | None:
         """Looks for the first example that cannot be read, for at most a minute."""
-        examples = tf.data.Dataset.range(self._readable).map(
+        examples = read_in_place(tf.data.Dataset.range(self._readable), self).map(
             lambda index: self.example(index, tf.zeros([2], tf.int64)),
             num_parallel_calls=os.cpu_count() or 1,
             deterministic=True,
@@ -161,7 +161,7 @@ class DecodedSource(Source):
             return {**batch, "seed": seeds_of(draw, number // steps_per_epoch, seed)}
 
         ordered = tf.data.Dataset.zip(tf.data.Dataset.counter(first_batch), indices)
-        rows = self._read_ahead(ordered.map(with_seeds))
+        rows = self._read_ahead(read_in_place(ordered, self).map(with_seeds))
         at_once = self._decoded_at_once(size)
         cores = os.cpu_count() or 1
         calls = {"num_parallel_calls": cores if at_once == 1 else _CALLS_OF_CORE * cores}

@@ -7,11 +7,11 @@ import numpy as np
 import tensorflow as tf
 
 from ddl.data.checks import checked_weight
-from ddl.data.order import index_batches
 from ddl.data.source import (
     IndexedSource,
     array_of,
     checked_element_spec,
+    read_in_place,
     tensorflow_dtype,
     weighted,
 )
@@ -77,30 +77,11 @@ class RandomAccessSource(IndexedSource):
         """See `Source`."""
         return dict(self._element_spec)
 
-    def batches(
-        self,
-        global_batch_size: int,
-        first_batch: int,
-        *,
-        seed: int,
-        shuffle: bool,
-        rows: np.ndarray | None = None,
-    ) -> tf.data.Dataset:
+    def _looked_up(self, order: tf.data.Dataset, size: int) -> tf.data.Dataset:
         """See `IndexedSource`."""
-        size = global_batch_size if rows is None else len(rows)
         at_once = self._batches_at_once(size) if self.reads_ahead else 1
         if at_once == 1:
-            return super().batches(
-                global_batch_size, first_batch, seed=seed, shuffle=shuffle, rows=rows
-            )
-        indices = index_batches(
-            first_batch,
-            num_examples=len(self),
-            global_batch_size=global_batch_size,
-            seed=seed,
-            shuffle=shuffle,
-            rows=rows,
-        )
+            return super()._looked_up(order, size)
 
         @tf.autograph.experimental.do_not_convert
         def looked_up(block: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
@@ -111,7 +92,7 @@ class RandomAccessSource(IndexedSource):
                 for name, each in found.items()
             }
 
-        blocks = indices.batch(at_once, drop_remainder=True)
+        blocks = read_in_place(order, self).batch(at_once, drop_remainder=True)
         return blocks.map(looked_up, num_parallel_calls=2, deterministic=True).unbatch()
 
     def _batches_at_once(self, size: int) -> int:

@@ -26,6 +26,7 @@ class Source(abc.ABC):
       depends_on_batches: Whether the size of the batches decides which examples an epoch holds.
       files_read: Paths of its files, whose names and sizes several workers compare.
       sources_read: The sources from which it takes its examples.
+      maps_files: Whether its graph reads files that are mapped into memory; see `read_in_place`.
       packing_digest: For rows that hold several examples: a number that differs, but for one chance
         in 2^32, if the examples of a row do. None: a row is an example.
     """
@@ -34,6 +35,7 @@ class Source(abc.ABC):
     depends_on_batches = False
     files_read: Sequence[str] = ()
     sources_read: Sequence["Source"] = ()
+    maps_files = False
     packing_digest: int | None = None
 
     @abc.abstractmethod
@@ -134,14 +136,24 @@ class IndexedSource(Source):
         rows: np.ndarray | None = None,
     ) -> tf.data.Dataset:
         """See `Source`. Any batch is found at once, and each epoch is fully shuffled."""
-        return index_batches(
+        order = index_batches(
             first_batch,
             num_examples=len(self),
             global_batch_size=global_batch_size,
             seed=seed,
             shuffle=shuffle,
             rows=rows,
-        ).map(
+        )
+        return self._looked_up(order, global_batch_size if rows is None else len(rows))
+
+    def _looked_up(self, order: tf.data.Dataset, size: int) -> tf.data.Dataset:
+        """Returns the examples of an order's batches.
+
+        Args:
+          order: Dicts of "index", int64 [size], and "weight", float32 [size].
+          size: Number of examples of a batch.
+        """
+        return read_in_place(order, self).map(
             lambda batch: weighted(checked_weight(self.gather(batch["index"])), batch["weight"]),
             num_parallel_calls=os.cpu_count() or 1,
             deterministic=True,
@@ -176,6 +188,23 @@ def with_sources_read(source: Source) -> Iterator[Source]:
     yield source
     for one in source.sources_read:
         yield from with_sources_read(one)
+
+
+def read_in_place(dataset: tf.data.Dataset, source: Source) -> tf.data.Dataset:
+    """Returns a data set whose maps can take rows of a source without copying all of it.
+
+    TensorFlow optimizes the graph of a data set, in which each tensor that a map reads from outside
+    is a constant: a copy in memory. For mapped files these would be whole files.
+
+    Args:
+      dataset: Numbers of examples; the result of its maps inherits the option.
+      source: The source from which they are taken.
+    """
+    if not any(one.maps_files for one in with_sources_read(source)):
+        return dataset
+    options = tf.data.Options()
+    options.experimental_optimization.apply_default_optimizations = False
+    return dataset.with_options(options)
 
 
 @tf.autograph.experimental.do_not_convert

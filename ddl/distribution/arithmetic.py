@@ -27,9 +27,9 @@ def fix_arithmetic() -> None:
     kind. They see the same graph of a shard on any number of replicas
     (`ddl.layers.shards.tree.exchanged`).
 
-    TensorFlow keeps its oneDNN kernels, where it would otherwise make those of some gradients, such
-    as that of a convolution's filter, anew in each call to save memory. Shards call them often, and
-    each of these kernels is small.
+    TensorFlow keeps its oneDNN kernels in memory. By default it makes those of some gradients, such
+    as that of a convolution's filter, anew in each call. Shards call them often, and these kernels
+    are small.
 
     Raises:
       ConfigError: If TensorFlow already started with several threads.

@@ -73,6 +73,8 @@ def numpy_files(
 class _MappedArrays(RandomAccessSource):
     """Rows of mapped arrays, which TensorFlow gathers from the files without Python."""
 
+    maps_files = True
+
     def __init__(self, arrays: Mapping[str, np.ndarray]):
         super().__init__(
             lambda indices: {name: array[indices] for name, array in arrays.items()},

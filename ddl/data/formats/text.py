@@ -144,6 +144,7 @@ class _Windows(RandomAccessSource):
     """Windows of tokens; those of a single file are gathered in it, without Python."""
 
     reads_ahead = True
+    maps_files = True
 
     def __init__(
         self,

@@ -12,7 +12,7 @@ import tensorflow as tf
 from ddl.data.batched import check_not_batched
 from ddl.data.checks import checked_finite, data_errors
 from ddl.data.naming import named
-from ddl.data.objects.examples import are_same, check_fits, features_of, spec_of
+from ddl.data.objects.examples import are_same, check_fits, copied, features_of, spec_of
 from ddl.data.objects.py_dataset import PyDatasetSource, check_steps
 from ddl.data.source import Source, array_of, checked_element_spec, weighted
 from ddl.data.storage.shared_memory import aligned_empty
@@ -234,7 +234,7 @@ class EndlessSource(Source):
     def _first(self, start: int) -> list[dict[str, np.ndarray]]:
         """Returns the first examples of a fresh read."""
         if not self._is_dataset:
-            return list(itertools.islice(self._generated(start), _COMPARED))
+            return [copied(each) for each in itertools.islice(self._generated(start), _COMPARED)]
         examples = self._examples(start).take(_COMPARED).as_numpy_iterator()
         return [{k: array_of(v) for k, v in example.items()} for example in examples]
 

@@ -36,6 +36,11 @@ def features_of(example: Any, where: str) -> dict[str, np.ndarray]:
     }
 
 
+def copied(features: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns copies of arrays, which the code that returned them may fill anew."""
+    return {name: array.copy() for name, array in features.items()}
+
+
 def spec_of(features: Mapping[str, np.ndarray]) -> dict[str, tf.TensorSpec]:
     """Returns shape and dtype of each feature of one example."""
     return {

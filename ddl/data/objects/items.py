@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ddl.data.locking import one_at_a_time
-from ddl.data.objects.examples import are_same, check_fits, features_of, spec_of
+from ddl.data.objects.examples import are_same, check_fits, copied, features_of, spec_of
 from ddl.data.random_access import RandomAccessSource
 from ddl.errors import DataError, check_takes
 
@@ -49,9 +49,10 @@ def from_items(
     lock = threading.Lock()
 
     def read(numbers: Sequence[int]) -> list[dict[str, np.ndarray]]:
-        items = read_all(numbers) if read_all else [data[number] for number in numbers]
+        # One after the other: each item may fill the same array anew.
+        items = read_all(numbers) if read_all else (data[number] for number in numbers)
         return [
-            features_of(item if decode is None else decode(item), f"item {number}")
+            copied(features_of(item if decode is None else decode(item), f"item {number}"))
             for number, item in zip(numbers, items, strict=True)
         ]
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from ddl.data.checks import checked_weight
 from ddl.data.locking import one_at_a_time
-from ddl.data.objects.examples import are_same, check_fits, features_of, spec_of
+from ddl.data.objects.examples import are_same, check_fits, copied, features_of, spec_of
 from ddl.data.order import indices_at, steps_per_epoch
 from ddl.data.random_access import RandomAccessSource
 from ddl.data.source import Source, checked_element_spec, weighted
@@ -79,7 +79,7 @@ class PyDatasetSource(Source):
                 "number of the batch."
             )
         self._rows = _rows_of(first, "batch 0")
-        spec = spec_of({name: array[0] for name, array in first.items()})
+        spec = spec_of({name: array[0, ...] for name, array in first.items()})
         self._element_spec = checked_element_spec(spec)
         last = self._rows if count in (None, 1) else _rows_of(self._features(count - 1), "its last")
         if last > self._rows:
@@ -212,15 +212,15 @@ class PyDatasetSource(Source):
                 f"{self._rows} rows, as batch 0; {where} must have {expected}, got {rows}."
             )
         # All rows of an array have its shape and dtype.
-        check_fits({k: v[0] for k, v in features.items()}, self._element_spec, where)
+        check_fits({k: v[0, ...] for k, v in features.items()}, self._element_spec, where)
         return features
 
     def _features(self, number: int) -> dict[str, np.ndarray]:
         where = f"batch {number} of the {type(self._data).__name__}"
         if self._is_thread_safe:
-            return features_of(self._data[number], where)
+            return copied(features_of(self._data[number], where))
         with one_at_a_time(self._lock):
-            return features_of(self._data[number], where)
+            return copied(features_of(self._data[number], where))
 
 
 def _as_slice(rows: np.ndarray) -> slice | np.ndarray:

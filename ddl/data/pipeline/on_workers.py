@@ -20,7 +20,6 @@ from ddl.data.order import batch_indices
 from ddl.data.pipeline.batch import Batch
 from ddl.data.pipeline.pipeline import BatchPipeline
 from ddl.data.pipeline.resident import IN_FILES
-from ddl.data.random_access import RandomAccessSource
 from ddl.data.source import IndexedSource, Source, weighted
 from ddl.data.storage.shared_memory import is_shared
 from ddl.errors import ConfigError
@@ -128,5 +127,5 @@ def _has_numbered_batches(source: Source) -> bool:
     """Returns whether the examples are found by their numbers, which the batch's number gives."""
     if is_in_memory(source):
         return False
-    methods = (DecodedSource.batches, IndexedSource.batches, RandomAccessSource.batches)
+    methods = (DecodedSource.batches, IndexedSource.batches)
     return any(type(source).batches is method for method in methods)

@@ -5,6 +5,7 @@ A data set for each record, in a graph, takes longer than a record of 40 KiB tak
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -66,7 +67,8 @@ class LargeRecords:
 
     def _part(self, indices: np.ndarray) -> np.ndarray:
         found = np.empty(len(indices), object)
-        opened, reader = -1, None
+        opened = -1
+        reader: Any = None
         for place, index in enumerate(indices.tolist()):
             number = int(self._file_numbers[index])
             try:

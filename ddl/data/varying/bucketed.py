@@ -11,7 +11,7 @@ from ddl.data.combining.mixture import in_epochs
 from ddl.data.combining.random_access import with_random_access
 from ddl.data.decoded import DecodedSource
 from ddl.data.order import steps_per_epoch
-from ddl.data.source import weighted
+from ddl.data.source import read_in_place, weighted
 from ddl.data.varying.lengths import examples_of, lengths_of
 from ddl.errors import ConfigError, DataError, check_no_text
 
@@ -168,7 +168,8 @@ class BucketedSource(DecodedSource):
             features = self._fitted(self._checked(examples_of(self._source, index), index), 1)
             return weighted(checked_finite(features), batch["weight"])
 
-        return made.map(read, num_parallel_calls=2, deterministic=True)
+        in_place = read_in_place(made, self)
+        return in_place.map(read, num_parallel_calls=2, deterministic=True)
 
     def buckets(
         self, global_batch_size: int, first_batch: int, *, seed: int, shuffle: bool

@@ -7,6 +7,7 @@ from ddl.data.arrays import is_in_memory
 from ddl.data.checks import data_errors
 from ddl.data.combining.random_access import RandomAccess
 from ddl.data.decoded import DecodedSource
+from ddl.data.source import read_in_place
 from ddl.errors import DataError
 
 _AT_ONCE = 1024
@@ -74,7 +75,7 @@ def examples_of(
 
 
 def _read(source: RandomAccess, name: str) -> np.ndarray:
-    numbers = tf.data.Dataset.range(len(source)).batch(_AT_ONCE)
+    numbers = read_in_place(tf.data.Dataset.range(len(source)).batch(_AT_ONCE), source)
 
     @tf.autograph.experimental.do_not_convert
     def read(of_batch: tf.Tensor) -> tf.Tensor:

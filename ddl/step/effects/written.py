@@ -146,5 +146,5 @@ def _written_handles(graph: tf.Graph) -> list[tf.Tensor]:
         if given.dtype == tf.resource
         and place not in read_only
         and id(given) in outer
-        and not only_orders_collectives(graph, [op.node_def for op in given.consumers()], given)
+        and not only_orders_collectives(graph, given)
     ]

@@ -1,13 +1,16 @@
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from ddl import data
 from ddl.data import ArraySource, RandomAccessSource
 from ddl.data.checks import data_errors
-from ddl.data.formats import numpy_files
+from ddl.data.formats import numpy_files, token_windows
 from ddl.errors import ConfigError, DataError
+from tests.conftest import make_strategy
 from tests.data.test_records import taken
 
 X, Y = np.arange(12.0).reshape(6, 2).astype(np.float32), np.arange(6)
@@ -106,3 +109,29 @@ def test_a_mapped_row_with_nan_is_named(tmp_path):
     source = numpy_files({"x": tmp_path / "x.npy"}, in_memory=False)
     with pytest.raises(DataError, match="'x' must be finite, .* first in example 4"), data_errors():
         taken(source, 1, batch=6)
+
+
+def _own_memory() -> int:
+    """Returns the bytes of this process that no file holds."""
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(status.partition("RssAnon:")[2].split()[0])
+
+
+@pytest.mark.parametrize("of", ["arrays", "windows", "part", "mixture"])
+def test_mapped_files_are_not_copied(tmp_path, of):
+    """TensorFlow would copy what the maps of a data set capture, the whole file."""
+    size = 200_000_000
+    np.lib.format.open_memmap(tmp_path / "x.npy", "w+", np.uint8, (size // 100, 100)).flush()
+    arrays = numpy_files({"x": str(tmp_path / "x.npy")}, in_memory=False)
+    with open(tmp_path / "tokens", "wb") as file:
+        file.truncate(size)
+    source = {
+        "arrays": lambda: arrays,
+        "windows": lambda: token_windows(str(tmp_path / "tokens"), 99, dtype="uint8"),
+        "part": lambda: data.k_fold(arrays, folds=2, fold=0, part="train"),
+        "mixture": lambda: data.Mixture([arrays, arrays], [0.5, 0.5]),
+    }[of]()
+    before = _own_memory()
+    pipeline = data.BatchPipeline(source, 10, resident=False)
+    next(pipeline.iterator(make_strategy("one_device", 1)))
+    assert _own_memory() - before < size / 2

@@ -197,6 +197,19 @@ def test_each_evaluation_reads_the_same(tmp_path):
     assert trainer.evaluate() == first
 
 
+def test_a_generator_that_fills_one_array_may_begin_anywhere():
+    """The examples of two reads are compared as they were read."""
+
+    def counting(start=0):
+        x = np.zeros(2, np.float32)
+        for number in itertools.count(start):
+            x[:] = number
+            yield {"x": x}
+
+    (batch,) = taken(endless(counting, steps_per_epoch=2), 1, first=5, batch=3)
+    assert batch["x"][:, 0].tolist() == [15, 16, 17]
+
+
 def test_a_generator_may_fill_one_array_for_all_examples():
     """The rows of a batch would all be the last example, if they were kept until it is full."""
 

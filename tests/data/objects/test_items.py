@@ -96,3 +96,16 @@ def test_refuses_a_decode_of_other_arguments():
 def test_an_item_of_another_form_is_named(items, message):
     with pytest.raises(DataError, match=message), data_errors():
         taken(from_items(items), 1, batch=2, shuffle=False)
+
+
+def test_items_may_fill_one_array():
+    class Refilling(Items):
+        array = np.zeros(2, np.float32)
+
+        def __getitem__(self, number):
+            super().__getitem__(number)  # raises beyond the end
+            self.array[:] = number
+            return self.array, number
+
+    (batch,) = taken(from_items(Refilling()), 1, batch=6)
+    assert batch["image"][:, 0].tolist() == batch["label"].tolist()

@@ -130,3 +130,20 @@ def test_lengths_that_do_not_fit():
         endless(Batches(), steps_per_epoch=3)
     with pytest.raises(ConfigError, match="must be at least 1, since the PyDataset has no known"):
         as_source(WithoutEnd())
+
+
+def test_batches_may_fill_one_array():
+    array = np.zeros(ROWS, np.float32)
+
+    def fill(_, x):
+        array[: len(x)] = x
+        return {"x": array[: len(x)]}
+
+    batches = taken(as_source(Batches(20, fill)), 3, batch=6, shuffle=False)
+    assert np.concatenate([b["x"] for b in batches]).tolist() == list(range(18))
+
+
+def test_text_of_each_row():
+    source = as_source(Batches(change=lambda _, x: {"text": np.array([f"n{int(v)}" for v in x])}))
+    (batch,) = taken(source, 1, batch=7, shuffle=False)
+    assert batch["text"].tolist() == [f"n{number}".encode() for number in range(7)]

@@ -50,6 +50,16 @@ def test_a_token_is_not_written(place):
     assert written_in(traced(place, token), [token]) == []
 
 
+def test_a_write_behind_an_identity_counts():
+    variable = tf.Variable(0.0)
+
+    def write():
+        handle = tf.identity(variable.handle)
+        tf.raw_ops.AssignAddVariableOp(resource=handle, value=1.0)
+
+    assert written_in(tf.function(write).get_concrete_function().graph, [variable]) == [variable]
+
+
 @pytest.mark.parametrize("place", PLACES)
 def test_a_variable_that_also_orders_collectives_is(place):
     token = tf.Variable(0.0)

@@ -21,16 +21,16 @@ _WITH_LOSS = _OF_KERAS.pop("ActivityRegularization")
 
 CASES = {
     **_OF_KERAS,
-    "Conv2D, strided": Case("image", lambda x: layers.Conv2D(24, 3, strides=2)(x)),
-    "Conv2D, 1×1": Case("image", lambda x: layers.Conv2D(24, 1)(x)),
-    "ddl's MultiHeadAttention": Case(
+    "Conv2D.strided": Case("image", lambda x: layers.Conv2D(24, 3, strides=2)(x)),
+    "Conv2D.1x1": Case("image", lambda x: layers.Conv2D(24, 1)(x)),
+    "ddl.MultiHeadAttention": Case(
         "sequence", lambda x: ddl.layers.MultiHeadAttention(2, 8, dropout=0.1)(x, x)
     ),
-    "ddl's LSTM": Case("sequence", lambda x: ddl.layers.LSTM(16)(x)),
-    "ddl's GRU": Case("sequence", lambda x: ddl.layers.GRU(16)(x)),
-    "ddl's SimpleRNN": Case("sequence", lambda x: ddl.layers.SimpleRNN(16)(x)),
-    "ddl's Dropout": Case("sequence", lambda x: ddl.layers.Dropout(0.3)(x)),
-    "ddl's GaussianNoise": Case("sequence", lambda x: ddl.layers.GaussianNoise(0.3)(x)),
+    "ddl.LSTM": Case("sequence", lambda x: ddl.layers.LSTM(16)(x)),
+    "ddl.GRU": Case("sequence", lambda x: ddl.layers.GRU(16)(x)),
+    "ddl.SimpleRNN": Case("sequence", lambda x: ddl.layers.SimpleRNN(16)(x)),
+    "ddl.Dropout": Case("sequence", lambda x: ddl.layers.Dropout(0.3)(x)),
+    "ddl.GaussianNoise": Case("sequence", lambda x: ddl.layers.GaussianNoise(0.3)(x)),
     # Not in one model with synchronized batch normalization, which is among the first ones.
     "ActivityRegularization": _WITH_LOSS,
 }
