@@ -216,6 +216,7 @@ class HistogramLinesWriter:
 
     def __init__(self, path: Path, report: Callable[[str], None] = logging.warning):
         """Keeps the path; a run without histograms creates no file."""
+        self._path, self._report = path, report
         self._lines = JsonLinesWriter(path, report)
 
     def write(self, step: int, epoch: float, split: str, values: Mapping[str, float]) -> None:
@@ -232,8 +233,17 @@ class HistogramLinesWriter:
         self._lines.append({"step": step, "epoch": round(epoch, 6), "split": split, **found})
 
     def drop_after(self, last_step: int) -> None:
-        """Drops the lines of later steps; see `JsonLinesWriter`."""
-        self._lines.drop_after(last_step)
+        """Drops the lines of later steps, and renames a damaged file, which stops no run."""
+        try:
+            self._lines.drop_after(last_step)
+        except ModelDirectoryError as error:
+            aside = self._path.with_name(f"{self._path.stem}.damaged{self._path.suffix}")
+            try:
+                self._path.rename(aside)
+            except OSError:
+                self._report(f"{self._path} keeps the lines after step {last_step}: {error}")
+            else:
+                self._report(f"{self._path} is damaged and was renamed to {aside}: {error}")
 
     def close(self) -> None:
         """Does nothing, as `JsonLinesWriter`."""

@@ -397,3 +397,13 @@ def test_histograms_go_to_their_file_and_to_tensorboard(tmp_path):
     writers.drop_after(10)
     assert [line["step"] for line in lines(path)] == [10]
     assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_damaged_histograms_stop_no_run(tmp_path):
+    path, reported = tmp_path / "histograms.jsonl", []
+    path.write_text('{"step": 1, "a": {"from": 0, "counts": [1]}}\nno line of ddl\n')
+    HistogramLinesWriter(path, reported.append).drop_after(1)
+    (report,) = reported
+    assert "is damaged and was renamed to" in report
+    assert "no line of ddl" in (tmp_path / "histograms.damaged.jsonl").read_text()
+    assert not path.exists()
