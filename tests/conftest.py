@@ -8,6 +8,7 @@ import subprocess
 import types
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ.pop("COLUMNS", None)  # else commands wrap their lines; pytest's workers set it
 
 import hypothesis
 import keras

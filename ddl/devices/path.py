@@ -131,8 +131,9 @@ def path_of(strategy: tf.distribute.Strategy | None = None) -> DevicePath:
 
 
 def _has_servers(strategy: tf.distribute.Strategy) -> bool:
-    cluster = strategy.cluster_resolver
-    return cluster is not None and "ps" in cluster.cluster_spec().jobs
+    # Private to TensorFlow. The public property cluster_resolver is None with parameter servers;
+    # tests/training/asynchronous/test_split_tables.py loses updates without this.
+    return bool(strategy._should_use_with_coordinator)
 
 
 def path_for(devices: Sequence[str]) -> DevicePath:

@@ -28,10 +28,12 @@ def test_a_path_can_be_taken_for_a_while():
     assert path_of() == path_of(strategy) == CPU
 
 
-@pytest.mark.parametrize(("job", "packs"), [("ps", False), ("worker", True)])
-def test_variables_on_several_servers_are_not_packed(job, packs):
-    cluster = tf.train.ClusterSpec({job: ["a:1", "b:1"], "chief": ["c:1"]})
+@pytest.mark.parametrize("has_servers", [True, False])
+def test_variables_on_several_servers_are_not_packed_and_change_at_once(has_servers):
     strategy = mock.Mock(spec=tf.distribute.Strategy)
-    strategy.extended = mock.Mock(worker_devices=["/device:GPU:0"])
-    strategy.cluster_resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(cluster)
-    assert path_of(strategy).packs_tensors == packs
+    devices = ["/device:GPU:0"]
+    strategy._should_use_with_coordinator = has_servers
+    strategy.extended = mock.Mock(worker_devices=devices)
+    assert path_of(strategy).packs_tensors != has_servers
+    devices[:] = ["/device:CPU:0"]
+    assert path_of(strategy).subtracts_at_once == has_servers

@@ -44,7 +44,7 @@ class Machine:
 class Replicas:
     """A strategy over all logical GPUs."""
 
-    cluster_resolver = None
+    _should_use_with_coordinator = False
 
     def __init__(self, number: int):
         self.extended = self

@@ -80,7 +80,7 @@ def test_cpus_gather_bytes_in_words_of_32_bits():
 
 def of_devices(*devices):
     extended = types.SimpleNamespace(worker_devices=devices)
-    return types.SimpleNamespace(extended=extended, cluster_resolver=None)
+    return types.SimpleNamespace(extended=extended, _should_use_with_coordinator=False)
 
 
 def test_the_devices_decide(monkeypatch):

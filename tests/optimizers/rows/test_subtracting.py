@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ddl.devices.path import CPU, GPU, path_of, taking
+from ddl.devices.path import CPU, GPU, taking
 from ddl.optimizers import FusedAdagrad, FusedSGD, LazyAdam
 from ddl.optimizers.rows.subtracting import subtract_rows
 
@@ -46,9 +46,3 @@ def test_updates_of_rows_use_the_kernel_of_their_path(make, name):
     with taking(PATHS[name]):
         found = operations(lambda: optimizer.update_step(gradient, variable, 0.1))
     assert ("ResourceScatterSub" in found) == (name == "GPU")
-
-
-def test_updates_with_servers_subtract_at_once(monkeypatch):
-    """Else a worker could write between the read and the write of another one."""
-    monkeypatch.setattr("ddl.devices.path._has_servers", lambda strategy: True)
-    assert path_of().subtracts_at_once
