@@ -6,6 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from ddl.data.order import batch_indices, index_batches, indices_from
+from ddl.data.pipeline.at_exit import ended_at_exit
 from ddl.data.pipeline.batch import Batch, static_slice
 from ddl.data.pipeline.datasets import as_received, as_sent, finished, joined
 from ddl.data.pipeline.placed_order import first_own_row, on_host_if_placed, placed
@@ -128,7 +129,9 @@ class BatchPipeline:
         if distributes:
             dataset = as_sent(dataset, path_of(strategy).packs_int32, self.always_full)
         dataset = finished(dataset, ahead=not self.resident)
-        return iter(strategy.experimental_distribute_dataset(dataset) if distributes else dataset)
+        if distributes:
+            dataset = strategy.experimental_distribute_dataset(dataset)
+        return ended_at_exit(iter(dataset))
 
     def distributes(self, strategy: tf.distribute.Strategy) -> bool:
         """Returns whether `iterator` is distributed: its batches are on the devices."""
