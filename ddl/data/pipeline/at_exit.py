@@ -8,18 +8,25 @@ import atexit
 import weakref
 from typing import Any
 
+import tensorflow as tf
+
 _LIVE: weakref.WeakSet = weakref.WeakSet()
 
 
-def ended_at_exit(iterator: Any) -> Any:
-    """Returns the iterator, after noting that it ends while Python can still be called.
+def iterator_of(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy | None) -> Any:
+    """Returns an iterator, which ends while Python can still be called.
 
     Args:
-      iterator: A plain iterator of a `tf.data.Dataset`, or a distributed one.
+      dataset: The data set.
+      strategy: Distributes the batches; None for a plain iterator.
     """
-    for each in getattr(iterator, "_iterators", [iterator]):  # of a distributed one: by worker
-        _LIVE.add(getattr(each, "_iterator", each))
-    return iterator
+    if strategy is None:
+        iterator = iter(dataset)
+        _LIVE.add(iterator)
+        return iterator
+    distributed = iter(strategy.experimental_distribute_dataset(dataset))
+    _LIVE.update(each._iterator for each in distributed._iterators)  # one for each worker
+    return distributed
 
 
 @atexit.register

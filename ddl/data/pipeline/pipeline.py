@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from ddl.data.order import batch_indices, index_batches, indices_from
-from ddl.data.pipeline.at_exit import ended_at_exit
+from ddl.data.pipeline.at_exit import iterator_of
 from ddl.data.pipeline.batch import Batch, static_slice
 from ddl.data.pipeline.datasets import as_received, as_sent, finished, joined
 from ddl.data.pipeline.placed_order import first_own_row, on_host_if_placed, placed
@@ -125,13 +125,10 @@ class BatchPipeline:
             dataset = dataset.take(self.steps_per_epoch * number).repeat()
         if number > 1:
             dataset = joined(dataset, number, Workers(strategy).replicas_of_each)
-        distributes = self.distributes(strategy)
-        if distributes:
+        if distributes := self.distributes(strategy):
             dataset = as_sent(dataset, path_of(strategy).packs_int32, self.always_full)
         dataset = finished(dataset, ahead=not self.resident)
-        if distributes:
-            dataset = strategy.experimental_distribute_dataset(dataset)
-        return ended_at_exit(iter(dataset))
+        return iterator_of(dataset, strategy if distributes else None)
 
     def distributes(self, strategy: tf.distribute.Strategy) -> bool:
         """Returns whether `iterator` is distributed: its batches are on the devices."""

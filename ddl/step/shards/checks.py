@@ -122,6 +122,11 @@ def _check_layer(layer: keras.layers.Layer, strategy: tf.distribute.Strategy) ->
                 "rows of one replica. Build it with synchronized=True, or freeze it."
             )
         return
+    if isinstance(layer, keras.layers.AugMix):
+        raise ConfigError(
+            f"Trainer.batch_shards excludes the layer {name}: it chooses operations by Python's "
+            f"random module, once for each replica. {_ANY_SHARDS} use RandAugment."
+        )
     if written := Statistics([layer], strategy).variables:
         raise ConfigError(
             f"Trainer.batch_shards excludes the layer {name}: it keeps the variables "

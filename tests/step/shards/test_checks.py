@@ -77,13 +77,14 @@ class OwnMoments(keras.layers.BatchNormalization):
         (keras.layers.BatchNormalization, "synchronized=True, or freeze it"),
         (OwnMoments, "something else than Keras's BatchNormalization"),
         (Counting, "keeps the variables .*count"),
+        (keras.layers.AugMix, "Python's random module.* use RandAugment"),
     ],
 )
 def test_layers_that_depend_on_the_devices_are_refused(layer, message):
     strategy = make_strategy(*ONE)
     with strategy.scope():
         built = layer(name="mine")
-        built.build((None, 2))
+        built.build((None, 2) if layer is not keras.layers.AugMix else (None, 8, 8, 3))
     objective = types.SimpleNamespace(gathers=[], training_layers=[built])
     with pytest.raises(ConfigError, match=f"'mine'.*{message}"):
         checks.check_objectives([objective], strategy)
