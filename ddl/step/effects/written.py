@@ -8,7 +8,7 @@ import tensorflow as tf
 from tensorflow.python.framework import auto_control_deps_utils
 
 from ddl.errors import ConfigError
-from ddl.step.effects.tokens import only_orders_collectives
+from ddl.step.effects.tokens import Tokens
 from ddl.tasks.parts import (
     attributes_of,
     copies_of,
@@ -140,11 +140,12 @@ def _written_handles(graph: tf.Graph) -> list[tf.Tensor]:
     # Private to TensorFlow; test_a_skipped_update_restores_what_the_step_assigns fails without it.
     read_only = set(auto_control_deps_utils.get_read_only_resource_input_indices_graph(graph))
     outer = {id(inner): handle for handle, inner in graph.captures}
+    tokens = Tokens(graph)
     return [
         outer[id(given)]
         for place, given in enumerate(graph.inputs)
         if given.dtype == tf.resource
         and place not in read_only
         and id(given) in outer
-        and not only_orders_collectives(graph, given)
+        and not tokens.include(given)
     ]
