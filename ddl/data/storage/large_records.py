@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.lib.io import tf_record
 
-from ddl.errors import DataError
+from ddl.data.storage.record_places import RecordPlaces
 
 _MOST_MEAN = 1 << 18
 """Mean size of the records of which some batches may lie in memory, in bytes."""
@@ -35,16 +35,8 @@ class LargeRecords:
     """Records by their numbers; TensorFlow reads them and verifies their checksums."""
 
     def __init__(self, files: Sequence[str], file_numbers: np.ndarray, offsets: np.ndarray):
-        """Keeps the arguments.
-
-        Args:
-          files: Paths on this machine.
-          file_numbers: The file of each record, int64 [n].
-          offsets: First byte of each record in its file, int64 [n].
-        """
-        self._files = list(files)
-        self._file_numbers = file_numbers
-        self._offsets = offsets
+        """Keeps the arguments, those of `RecordPlaces`."""
+        self._places = RecordPlaces(list(files), file_numbers, offsets)
 
     def read(self, indices: np.ndarray) -> np.ndarray:
         """Reads records, int64 [k].
@@ -57,7 +49,7 @@ class LargeRecords:
         """
         records = np.empty(len(indices), object)
         # Each thread gets neighbours in the files, and opens each of its files once.
-        order = np.lexsort((self._offsets[indices], self._file_numbers[indices]))
+        order = np.lexsort((self._places.offsets[indices], self._places.file_numbers[indices]))
         parts = np.array_split(order, max(1, min(_THREADS, len(order) // _FEWEST)))
         with ThreadPoolExecutor(len(parts)) as pool:
             own = [indices[part] for part in parts]
@@ -70,22 +62,17 @@ class LargeRecords:
         opened = -1
         reader: Any = None
         for place, index in enumerate(indices.tolist()):
-            number = int(self._file_numbers[index])
+            number = int(self._places.file_numbers[index])
             try:
                 if number != opened:
                     # Not shared by threads: a reader has a position.
-                    opened, reader = number, tf_record.tf_record_random_reader(self._files[number])
-                found[place] = reader.read(int(self._offsets[index]))[0]
+                    opened, reader = (
+                        number,
+                        tf_record.tf_record_random_reader(self._places.files[number]),
+                    )
+                found[place] = reader.read(int(self._places.offsets[index]))[0]
             except tf.errors.DataLossError as error:
-                file, offset = self._files[number], self._offsets[index]
-                raise DataError(
-                    f"{file} is damaged: the record at byte {offset:,} must have the length and "
-                    f"checksums written with it, but has not ({error.message}). Replace the file, "
-                    "or leave such records out with ddl.data.skip_damaged."
-                ) from error
+                raise self._places.damaged(index) from error
             except (tf.errors.OpError, OSError, IndexError) as error:
-                raise DataError(
-                    f"{self._files[number]} could not be read: {error}. Check that the file still "
-                    "exists, and that this process may read it."
-                ) from error
+                raise self._places.unreadable(number, error) from error
         return found

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ddl.data.storage.checksums import masked_crc32c
-from ddl.errors import DataError
+from ddl.data.storage.record_places import RecordPlaces
 
 _MOST_MEAN = 4096
 """Mean size of the records up to which blocks take less processor time, in bytes."""
@@ -33,16 +33,8 @@ class RecordBlocks:
     """Records by their numbers."""
 
     def __init__(self, files: Sequence[str], file_numbers: np.ndarray, offsets: np.ndarray):
-        """Keeps the arguments.
-
-        Args:
-          files: Paths on this machine.
-          file_numbers: The file of each record, int64 [n].
-          offsets: First byte of each record in its file, int64 [n].
-        """
-        self._files = list(files)
-        self._file_numbers = file_numbers
-        self._offsets = offsets
+        """Keeps the arguments, those of `RecordPlaces`."""
+        self._places = RecordPlaces(list(files), file_numbers, offsets)
 
     def read(self, indices: np.ndarray) -> np.ndarray:
         """Reads records, int64 [k], and verifies their checksums.
@@ -54,19 +46,16 @@ class RecordBlocks:
           DataError: If a record is damaged, or a file cannot be read.
         """
         found: list[bytes] = [b""] * len(indices)
-        numbers = self._file_numbers[indices]
+        numbers = self._places.file_numbers[indices]
         for number in np.unique(numbers):
             of_file = np.flatnonzero(numbers == number)
-            of_file = of_file[np.argsort(self._offsets[indices[of_file]], kind="stable")]
+            of_file = of_file[np.argsort(self._places.offsets[indices[of_file]], kind="stable")]
             try:
-                with open(self._files[number], "rb", buffering=0) as file:
+                with open(self._places.files[number], "rb", buffering=0) as file:
                     for place in of_file.tolist():
                         found[place] = self._whole(file.fileno(), int(indices[place]))
             except OSError as error:
-                raise DataError(
-                    f"{self._files[number]} could not be read: {error}. Check that the file still "
-                    "exists, and that this process may read it."
-                ) from error
+                raise self._places.unreadable(number, error) from error
         step = max(1, _CHECKED_AT_ONCE // max(map(len, found)))
         for first in range(0, len(found), step):
             self._check(found[first : first + step], indices[first : first + step])
@@ -76,13 +65,13 @@ class RecordBlocks:
 
     def _whole(self, file: int, index: int) -> bytes:
         """Reads a record with its length and checksums."""
-        offset = int(self._offsets[index])
+        offset = int(self._places.offsets[index])
         head = os.pread(file, _MOST_MEAN, offset)
         size = int.from_bytes(head[:8], "little") + _AROUND_DATA
         if len(head) < size <= _MOST:
             head += os.pread(file, size - len(head), offset + len(head))
         if len(head) < size or size > _MOST:
-            raise self._damaged(index)
+            raise self._places.damaged(index)
         return head[:size]
 
     def _check(self, found: Sequence[bytes], indices: np.ndarray) -> None:
@@ -97,12 +86,4 @@ class RecordBlocks:
         wrong = masked_crc32c(data, lengths) != written
         wrong |= masked_crc32c(of_lengths, np.full(len(found), 8)) != heads["checksum"]
         if wrong.any():
-            raise self._damaged(int(indices[np.argmax(wrong)]))
-
-    def _damaged(self, index: int) -> DataError:
-        file, offset = self._files[self._file_numbers[index]], self._offsets[index]
-        return DataError(
-            f"{file} is damaged: the record at byte {offset:,} must have the length and checksum "
-            "written with it, but has not. Replace the file, or leave such records out with "
-            "ddl.data.skip_damaged."
-        )
+            raise self._places.damaged(int(indices[np.argmax(wrong)]))
