@@ -316,8 +316,18 @@ class Overflowing(ddl.Classification):
 """
 
 
+ON_GPU_PATH = """
+import sys
+from ddl.devices.path import GPU, taking
+from ddl.main import run
+with taking(GPU):
+    run()
+"""
+
+
 @pytest.mark.slow
-def test_all_workers_name_the_replica_that_overflowed(tmp_path, monkeypatch):
+@pytest.mark.parametrize("program", [("-m", "ddl.main"), ("-c", ON_GPU_PATH)], ids=["cpu", "gpu"])
+def test_all_workers_name_the_replica_that_overflowed(tmp_path, monkeypatch, program):
     (tmp_path / "overflows.py").write_text(OVERFLOWS)
     (tmp_path / "own.gin").write_text(
         f"import overflows\ninclude '{ROOT}/configs/digits_mlp.gin'\n"
@@ -330,7 +340,8 @@ def test_all_workers_name_the_replica_that_overflowed(tmp_path, monkeypatch):
     flags = [f"--gin_file={tmp_path}/own.gin", *plan, "--num_virtual_devices=2"]
     hosts = addresses(2)
     allowed = "--gin_allow_unused=Classification.model,Classification.label_smoothing"
-    for status, output in finish_all([start_worker(n, hosts, *flags, allowed) for n in (0, 1)]):
+    started = [start_worker(n, hosts, *flags, allowed, program=program) for n in (0, 1)]
+    for status, output in finish_all(started):
         assert status == 76, output
         assert "logits/bias on replica 3 of worker 1." in output
 
@@ -473,15 +484,6 @@ def test_sigterm_ends_a_worker_that_does_not_train_yet():
     bound = ast.literal_eval(done.stdout)
     assert bound
     assert set(bound) == {b"lo\0"}
-
-
-ON_GPU_PATH = """
-import sys
-from ddl.devices.path import GPU, taking
-from ddl.main import run
-with taking(GPU):
-    run()
-"""
 
 
 def on_gpu_path(model_dir, *more):
