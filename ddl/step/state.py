@@ -22,8 +22,8 @@ class TrainingState(NamedTuple):
       gradient_norms: float64 [2 · optimizers], sum and count of the global gradient norms of each
         optimizer since the last read; parameter groups count as one optimizer.
       diverged_for: int64 [], batches from the first with a loss that is not finite, inclusive; 0 if
-        all losses are finite; within a loop int64 [n], of each sum. With parameter servers a whole
-        loop counts as one.
+        all losses are finite. With parameter servers a whole loop counts as one. Within a loop
+        int64 [n], `batches` after the last update with which each sum was finite.
       rewinds: int64 [], number of rewinds to a checkpoint after training diverged.
       batches_left_out: int64 [], batches left out by rewinds, and with parameter servers also those
         lost with a worker.

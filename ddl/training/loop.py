@@ -139,10 +139,12 @@ class TrainingLoop:
 
     @tf.function(autograph=False)
     def _loop(self, iterator: Any, end: tf.Tensor, state: TrainingState) -> TrainingState:
-        # An update counts for each sum, and so needs no further operation over all of them.
-        of_each = state.diverged_for + tf.zeros_like(state.sums, tf.int64)
-        state = self._trained(iterator, end, state._replace(diverged_for=of_each))
-        return state._replace(diverged_for=tf.reduce_max(state.diverged_for))
+        # An update notes its number for each sum, and so needs no operation over all of them, nor
+        # an addition: within a loop, a sum that is not finite stays so.
+        finite_until = state.batches + tf.zeros_like(state.sums, tf.int64)
+        after = self._trained(iterator, end, state._replace(diverged_for=finite_until))
+        diverged_for = after.batches - tf.reduce_min(after.diverged_for)
+        return after._replace(diverged_for=state.diverged_for + diverged_for)
 
     def _trained(self, iterator: Any, end: tf.Tensor, state: TrainingState) -> TrainingState:
         self.trace_count += 1
