@@ -72,12 +72,17 @@ def test_each_replicas_rows_lie_on_its_device(replicas):
     resident = BatchPipeline(ddl.data.ArraySource(data), 8, resident=True)
     iterator = stream.iterator(strategy)
     assert isinstance(iterator, tf.distribute.DistributedIterator)
-    ordered = resident.placed(resident.batches_from(tf.zeros([], tf.int64), strategy), strategy)
+    ordered = placed_order.placed(
+        resident.batches_from(tf.zeros([], tf.int64), strategy), 8, strategy
+    )
     arrays = resident.resident_arrays(strategy)["x"]
-    for value in (next(iterator)["x"], ordered["index"], arrays):
+    sliced = stream.on_devices({"x": tf.range(8)}, strategy)["x"]  # as from a plain iterator
+    for value in (next(iterator)["x"], ordered["index"], arrays, sliced):
         parts = strategy.experimental_local_results(value)
         assert [part.device[-5:] for part in parts] == [f"CPU:{i}" for i in range(replicas)]
     assert {part.dtype for part in strategy.experimental_local_results(arrays)} == {tf.int64}
+    own = np.concatenate(strategy.experimental_local_results(sliced))
+    np.testing.assert_array_equal(own, np.arange(8))
     assert not isinstance(resident.iterator(strategy), tf.distribute.DistributedIterator)
 
 
