@@ -1,5 +1,6 @@
 """The GPU's path of batches, arrays and gradients, run on virtual CPU devices."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -61,6 +62,20 @@ def test_resumed_within_an_epoch_to_the_bit(tmp_path, resident):
     resumed.train(6)
     for ours, theirs in zip(all_copies(resumed), all_copies(trainer), strict=True):
         np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_stream_without_a_strategy():
+    """A script that builds a Trainer with nothing else, on a machine with a GPU."""
+    x = np.random.default_rng(0).normal(size=(20, 3))
+    found = []
+    for resident in (True, False):
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+        data, where = (x, np.arange(20) % 2), {"data_on_device": resident}
+        made = ddl.Trainer(ddl.Classification(model), "sgd", data, global_batch_size=8, **where)
+        made.train(3)
+        found.append(made.predict(x))
+    np.testing.assert_array_equal(*found)
 
 
 @pytest.mark.parametrize("replicas", [2, 4])
