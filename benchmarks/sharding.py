@@ -16,8 +16,8 @@ each figure that of the same run with SGD and without averages is subtracted: th
 memory of slots and averages. The target is 1/2 + 2% of whole slots and averages. The memory between
 updates is measured twice. Tensors are those that TensorFlow's allocator counts. It keeps the memory
 of freed tensors, so a process stays as large as its largest update. Resident memory is therefore
-measured with TF_ENABLE_ONEDNN_OPTS=0, which replaces this allocator by malloc, and after
-malloc_trim.
+measured with TF_ENABLE_ONEDNN_OPTS=0, which replaces this allocator by malloc, with one arena of
+malloc for all threads, since each arena keeps freed memory, and after malloc_trim.
 """
 
 import ctypes
@@ -44,6 +44,7 @@ OF_WORKERS = {
 """Arguments of the Trainer, by the row of the table of two workers."""
 MEMORY = ("counted", "tensors", "resident")
 ONEDNN = "TF_ENABLE_ONEDNN_OPTS"
+M_ARENA_MAX = -8  # of malloc.h
 PROGRAMS = ("Keras fit", "ddl", "ddl with shares")
 _SENT = Path("/sys/class/net/lo/statistics/tx_bytes")
 
@@ -156,6 +157,10 @@ def of_worker(case: tuple[str, int, int, bool], turns: Turns) -> None:
     Without oneDNN, the memory is the growth of resident memory; else it is that of tensors. The
     counted bytes are those of slots and averages, and of all.
     """
+    counts = os.environ[ONEDNN] == "1"
+    libc = ctypes.CDLL(None)
+    if not counts:
+        libc.mallopt(M_ARENA_MAX, 1)
     strategy = strategy_of_process()
     import tensorflow as tf
 
@@ -166,10 +171,10 @@ def of_worker(case: tuple[str, int, int, bool], turns: Turns) -> None:
     from ddl.step.remat.activations import Activations
 
     def memory() -> np.ndarray:
-        if os.environ[ONEDNN] == "1":
+        if counts:
             info = tf.config.experimental.get_memory_info("CPU:0")
             return np.array([info["current"], info["peak"]]) / 2**20
-        ctypes.CDLL(None).malloc_trim(0)
+        libc.malloc_trim(0)
         found = megabytes(os.getpid())
         return np.array([found["present"], found["peak"]])
 
