@@ -27,6 +27,8 @@ from ddl.step.sharding.shares import gathered
 from ddl.tasks.parts import layers_of, own_variables_of
 from ddl.training.trainer import Trainer
 
+_IN_DETAIL = ("differentiated", "clipped")
+
 
 class Recorder:
     """Records the values of one run (`ddl.step.observing.Observer`).
@@ -46,7 +48,8 @@ class Recorder:
           strategy: The strategy of the run.
           recording: Gets the values.
           in_detail: Whether to record also the random numbers, the gradients of each replica and
-            microbatch, and the slots of an optimizer before the weights that it updates.
+            microbatch, those that an optimizer is given, and its slots before the weights that it
+            updates.
         """
         self.optimizers: Mapping[str, Any] = {}
         self.recording = recording
@@ -104,7 +107,7 @@ class Recorder:
 
     def __call__(self, event: str, **values: Any) -> None:
         """Takes an event of `ddl.step.observing`."""
-        if event == "backward" or (event == "differentiated" and not self._in_detail):
+        if event == "backward" or (event in _IN_DETAIL and not self._in_detail):
             return
         if event == "update":
             self._calls = 0
@@ -170,6 +173,14 @@ class Recorder:
             self._strategy.run(run, args=(list(values),))
 
     # ------------------------------------------------------------ replica context
+
+    def _clipped(
+        self, variables: Sequence[keras.Variable], gradients: Sequence[Any], in_shares: bool
+    ) -> None:
+        if in_shares:
+            gradients = gathered(gradients, [variable.value.shape for variable in variables])
+        for place, (variable, value) in enumerate(zip(variables, gradients, strict=True)):
+            self._keep(value, self._calls, place, "clipped gradients", variable.path, _replica())
 
     def _rows(self, features: dict[str, tf.Tensor]) -> None:
         self._facts.loss_begins()

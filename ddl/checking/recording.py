@@ -13,15 +13,17 @@ STAGES = (
 
 rows: a feature of the batch. layer: the output of a Keras layer. loss, weight, metric: of each
 example. sums: the metric sums of the global batch. gradients: the reduced gradients of a loss.
-applied gradients: what an optimizer is given. updated weights: the variables after that. The others
-are read when the update has ended; own variables are those that the task keeps outside of layers.
+applied gradients: what a step applies, before penalties and clipping. updated weights: the
+variables after the optimizer. The others are read when the update has ended; own variables are
+those that the task keeps outside of layers.
 """
 
-IN_DETAIL = ("draw", "own gradients", "updated slots")
+IN_DETAIL = ("draw", "own gradients", "clipped gradients", "updated slots")
 """Further stages, of runs on the same number of replicas.
 
-draw: random numbers. own gradients: of a replica and microbatch, before the reduce. updated slots:
-an optimizer's variables after an update, recorded before the weights.
+draw: random numbers. own gradients: of a replica and microbatch, before the reduce. clipped
+gradients: what an optimizer is given. updated slots: its variables after an update, recorded before
+the weights.
 """
 
 AFTER = 1_000_000

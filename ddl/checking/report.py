@@ -19,7 +19,7 @@ _WHAT = {
     "metric": "the metric {name!r} of each example",
     "sums": "the sums of the loss {name!r} over the global batch",
     "gradients": "the reduced gradient of {name!r}",
-    "applied gradients": "the gradient of {name!r} that the optimizer is given",
+    "applied gradients": "the gradient of {name!r} that is applied, before it is clipped",
     "updated weights": "the weight {name!r} after the optimizer",
     "weights": "the weight {name!r} after the update",
     "slots": "the optimizer's variable {name!r} after the update",

@@ -12,7 +12,7 @@ E[x²] - E[x]², which loses precision where the variance is small relative to t
 import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -23,6 +23,8 @@ from ddl.layers.broadcasting import with_rank
 from ddl.layers.replica_sum import sum_over_replicas
 from ddl.layers.shards import lockstep
 from ddl.layers.shards.tree import sum_rows_in_tree
+
+_MomentsOf: TypeAlias = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
 
 _MOST_GATHERED = 16
 """Replicas whose moments one all-reduce gathers; it sends the moments of each to all."""
@@ -85,7 +87,7 @@ def _moments_of(
     if current.mask is not None:
         rows = keras.ops.shape(inputs)[0]
         each = current.rows_per_example(rows, f"Layer {layer.name!r}, in a batch with padding,")
-        of_rows = tf.repeat(current.mask, each)
+        of_rows = current.mask if each == 1 else tf.repeat(current.mask, each)
         mask = of_rows if mask is None else mask & with_rank(of_rows, len(mask.shape))
     synchronized = layer.synchronized and current.held_moments is None
     communicates = synchronized and (
@@ -95,7 +97,7 @@ def _moments_of(
         return _moments_in_one_pass(inputs, layer._reduction_axes)
     if mask is None and not synchronized:
         return type(layer)._moments(layer, inputs, None)
-    moving = [tf.cast(v, inputs.dtype) for v in (layer.moving_mean, layer.moving_variance)]
+    moving = layer.moving_mean, layer.moving_variance
     return batch_moments(inputs, layer._reduction_axes, mask, moving, synchronized)
 
 
@@ -118,7 +120,7 @@ def batch_moments(
     inputs: tf.Tensor,
     axes: list[int],
     mask: tf.Tensor | None,
-    moving: Sequence[tf.Tensor],
+    moving: Sequence[Any],
     synchronized: bool,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Computes mean and variance of the unmasked entries. Replica context.
@@ -128,20 +130,32 @@ def batch_moments(
       axes: Axes to reduce: all but the channels.
       mask: bool, of the leading dimensions of the inputs, True for entries to include; None
         includes all.
-      moving: Mean and variance, [channels], returned where all entries are masked out.
+      moving: Mean and variance, tensors or variables [channels], returned where all entries are
+        masked out.
       synchronized: Whether to all-reduce the sums over the replicas.
 
     Returns:
       Mean and variance, [channels], in the dtype of the inputs.
     """
     (channels_axis,) = set(range(len(inputs.shape))) - set(axes)
+    is_counted = None if mask is None else with_rank(mask, len(inputs.shape))
+    shard = lockstep.current() if synchronized else None
+    # With shards, the first one computes what is the same for all.
+    before = []
+    if mask is not None and (shard is None or shard.number == 0):
+        before = [tf.cast(value, inputs.dtype) for value in moving]
 
     def counted(values: tf.Tensor) -> tf.Tensor:
-        if mask is None:
+        if is_counted is None:
             return values
         # tf.where, not a product: masked entries may be infinite.
-        zero = tf.zeros([], values.dtype)
-        return tf.where(with_rank(mask, len(inputs.shape)), values, zero)
+        return tf.where(is_counted, values, tf.zeros([], values.dtype))
+
+    def moments(numbers: tf.Tensor, mean: tf.Tensor, squares: tf.Tensor) -> tuple[Any, Any]:
+        variance = tf.math.divide_no_nan(squares, numbers)
+        if mask is None:
+            return mean, variance
+        return tf.where(numbers > 0, mean, before[0]), tf.where(numbers > 0, variance, before[1])
 
     def along_channels(values: tf.Tensor) -> tf.Tensor:
         return with_rank(values, len(inputs.shape) - channels_axis)
@@ -149,15 +163,11 @@ def batch_moments(
     numbers = _numbers(inputs, axes, mask)
     context = tf.distribute.get_replica_context() if synchronized else None
     communicates = context is not None and context.num_replicas_in_sync > 1
-    if communicates or (synchronized and lockstep.current() is not None):
-        numbers, mean, variance = _over_replicas(inputs, axes, numbers, counted, along_channels)
-    else:
-        mean = tf.math.divide_no_nan(tf.reduce_sum(counted(inputs), axes), numbers)
-        distances = counted(inputs - along_channels(mean))
-        variance = tf.math.divide_no_nan(tf.reduce_sum(tf.square(distances), axes), numbers)
-    if mask is None:
-        return mean, variance
-    return tf.where(numbers > 0, mean, moving[0]), tf.where(numbers > 0, variance, moving[1])
+    if communicates or shard is not None:
+        return _over_replicas(inputs, axes, numbers, counted, along_channels, moments)
+    mean = tf.math.divide_no_nan(tf.reduce_sum(counted(inputs), axes), numbers)
+    distances = counted(inputs - along_channels(mean))
+    return moments(numbers, mean, tf.reduce_sum(tf.square(distances), axes))
 
 
 def _numbers(inputs: tf.Tensor, axes: Sequence[int], mask: tf.Tensor | None) -> tf.Tensor:
@@ -177,8 +187,9 @@ def _over_replicas(
     numbers: tf.Tensor,
     counted: Callable[[tf.Tensor], tf.Tensor],
     along_channels: Callable[[tf.Tensor], tf.Tensor],
-) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns number, mean and variance of the unmasked entries of all replicas.
+    moments_of: _MomentsOf,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns mean and variance of the unmasked entries of all replicas.
 
     Their gradients are written out: TensorFlow would differentiate each operation, and deep models
     have many layers.
@@ -189,6 +200,7 @@ def _over_replicas(
       numbers: Number of unmasked entries, [1] or [channels].
       counted: Replaces masked entries by zeros.
       along_channels: Gives [channels] the rank of the inputs.
+      moments_of: Takes number, mean and sum of squares of all entries; returns mean and variance.
     """
     results: list[tf.Tensor] = []
 
@@ -200,8 +212,7 @@ def _over_replicas(
         squares = tf.reduce_sum(tf.square(distances), axes)
         # Not zero: what the rounding of the mean left over.
         residual = tf.reduce_sum(distances, axes)
-        total, mean, squares = _added(numbers, origin, residual, squares)
-        found = total, mean, tf.math.divide_no_nan(squares, total)
+        found = _added(numbers, origin, residual, squares, moments_of)
         # As in sum_over_replicas: TensorFlow's search for variables ends here.
         return tuple(map(tf.stop_gradient, found)), gradient
 
@@ -214,29 +225,34 @@ def _over_replicas(
         return distances * (2 * of_variance) + counted(of_mean)
 
     results += moments(inputs)
-    return results[0], results[1], results[2]
+    return results[1], results[2]
 
 
 def _added(
-    numbers: tf.Tensor, mean: tf.Tensor, residual: tf.Tensor, squares: tf.Tensor
+    numbers: tf.Tensor,
+    mean: tf.Tensor,
+    residual: tf.Tensor,
+    squares: tf.Tensor,
+    moments_of: _MomentsOf,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns numbers, mean and sum of squares around the mean of all replicas together.
+    """Returns numbers, mean and variance of all replicas together.
 
     Args:
       numbers: Number of entries of this replica, [1] or [channels].
       mean: Their mean, rounded, [channels].
       residual: The sum of their distances from it, [channels].
       squares: The sum of the squares of these distances, [channels].
+      moments_of: As in `_over_replicas`.
     """
     if (shard := lockstep.current()) is not None:
-        return _added_over_shards(shard, numbers, mean, residual, squares)
+        return _added_over_shards(shard, numbers, mean, residual, squares, moments_of)
     context = tf.distribute.get_replica_context()
     if context.num_replicas_in_sync > _MOST_GATHERED:
         channels = mean.shape[0]
         totals = sum_over_replicas(tf.concat([numbers * mean + residual, numbers], axis=0))
         overall = tf.math.divide_no_nan(totals[:channels], totals[channels:])
         own = _squares_around(overall, numbers, mean, residual, squares)
-        return totals[channels:], overall, sum_over_replicas(own)
+        return totals[channels:], *moments_of(totals[channels:], overall, sum_over_replicas(own))
     own = tf.concat([mean, residual, squares, numbers], axis=0)
     # A matrix with the row of this replica: adding zeros gathers the rows, and rounds nothing.
     replica, replicas = context.replica_id_in_sync_group, context.num_replicas_in_sync
@@ -248,7 +264,7 @@ def _added(
     sums = tf.reduce_sum(each_number * each_mean + each_residual, axis=0)
     mean = tf.math.divide_no_nan(sums, numbers)
     each = _squares_around(mean, each_number, each_mean, each_residual, each_squares)
-    return numbers, mean, tf.reduce_sum(each, axis=0)
+    return numbers, *moments_of(numbers, mean, tf.reduce_sum(each, axis=0))
 
 
 def _added_over_shards(
@@ -257,6 +273,7 @@ def _added_over_shards(
     mean: tf.Tensor,
     residual: tf.Tensor,
     squares: tf.Tensor,
+    moments_of: _MomentsOf,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Returns what `_added` returns, of the shards of all replicas and in a fixed order."""
     channels = mean.shape[0]
@@ -267,11 +284,11 @@ def _added_over_shards(
         number = sum_rows_in_tree(numbers)
         mean = tf.math.divide_no_nan(sum_rows_in_tree(numbers * means + residuals), number)
         of_each = _squares_around(mean, numbers, means, residuals, squares)
-        return tf.concat([mean, sum_rows_in_tree(of_each), number], axis=0)
+        return tf.concat([*moments_of(number, mean, sum_rows_in_tree(of_each)), number], axis=0)
 
     found = shard.from_all(tf.concat([mean, residual, squares, numbers], axis=0), combined)
-    mean, squares, numbers = tf.split(found, [channels] * 2 + [-1])
-    return numbers, mean, squares
+    mean, variance, numbers = tf.split(found, [channels] * 2 + [-1])
+    return numbers, mean, variance
 
 
 def _squares_around(

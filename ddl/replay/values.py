@@ -11,7 +11,7 @@ SHOWN: Mapping[str, tuple[str, ...]] = {
     "indices": (),
     "examples": ("rows",),
     "activations": ("draw", "layer", "loss", "weight", "metric"),
-    "gradients": ("own gradients", "gradients", "applied gradients"),
+    "gradients": ("own gradients", "gradients", "applied gradients", "clipped gradients"),
     "update": (),
 }
 """Values that can be asked for, with the recorded stages of each."""
@@ -25,7 +25,8 @@ _TITLES = {
     "metric": "metrics of the examples",
     "own gradients": "gradients before the reduce",
     "gradients": "reduced gradients",
-    "applied gradients": "gradients that the optimizer is given",
+    "applied gradients": "gradients that are applied, unclipped",
+    "clipped gradients": "gradients that the optimizer is given",
 }
 _STATE = ("weights", "slots", "statistics", "averages", "own variables")
 

@@ -70,7 +70,7 @@ class Objective:
 
         Raises:
           ConfigError: If the task's losses, weights or metrics have wrong types or shapes, or if
-            the loss writes a variable that no checkpoint holds.
+            the loss writes a variable that no checkpoint holds, or draws by Python or NumPy.
         """
         self._task = task
         self._given_loss = loss
@@ -83,12 +83,14 @@ class Objective:
         self.needs_own_graph = needs_own_graph(probe.graph, strategy)
         """Whether the gradient must be computed in a graph of its own (`ddl.step.onednn`)."""
         self._unread = probe.unread
+        probe.check_python_draws(self._where)
         check_loss_writes(self._where, probe.graph, task, optimizers)
         if has_further_dimension(evaluated, _PROBE_ROWS):
             other = self._of_other_rows(probe)
             if other is not None:
                 check_dimensions(evaluated, other, self._where)
         tried = self._tried_in_training(probe)
+        probe.check_python_draws(self._where)
         check_loss_writes(self._where, probe.graph, task, optimizers)
         output = tried or evaluated
         self.tables = tables_in(probe.graph, _PROBE_ROWS)

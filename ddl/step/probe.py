@@ -13,6 +13,7 @@ from ddl import microbatch
 from ddl.distribution.traits import traits_of
 from ddl.errors import ConfigError, did_you_mean
 from ddl.random import batch_counter
+from ddl.step.effects.python_draws import Generators, check_python_draws
 from ddl.step.moving_statistics import allow_replica_writes, restoring
 from ddl.tasks.gather import GatherCall, own_rows
 from ddl.tasks.parts import layers_of, variables_of
@@ -64,6 +65,24 @@ class Probe:
         self.microbatch: microbatch.Microbatch | None = None
         self.gathers: Sequence[GatherCall] = ()
         self.unread: Sequence[str] = ()
+        self._drawn: tuple[bool, int, _Way] | None = None
+
+    def check_python_draws(self, where: str) -> None:
+        """Raises ConfigError if the last trace drew by the generators of Python or NumPy.
+
+        Args:
+          where: Name of the loss.
+        """
+        if self._drawn is None:
+            return
+        drawn = self._drawn
+
+        def again() -> tf.Graph:
+            # With a seed, as else `keras.random` draws seeds from Python.
+            self._trace(*drawn, seed=0)
+            return self.graph
+
+        check_python_draws(where, self._task, again)
 
     def output(self, training: bool, rows: int) -> PerExample:
         """Traces the task, which builds its layers if needed; returns its output.
@@ -76,6 +95,7 @@ class Probe:
           ConfigError: From `check`, or if the task makes variables in each call.
           Exception: Any error of the task.
         """
+        self._drawn = None
         if traits_of(self._strategy).asynchronous:  # the chief has no replica context
             return self._trace(training, rows, "cross-replica")
         self._build(training, rows)
@@ -160,7 +180,7 @@ class Probe:
                     way()  # the traces that follow raise the errors of the task
                     return
 
-    def _trace(self, training: bool, rows: int, way: _Way) -> PerExample:
+    def _trace(self, training: bool, rows: int, way: _Way, seed: int | None = None) -> PerExample:
         batch = {
             name: tf.TensorSpec([rows, *spec.shape], spec.dtype, name)
             for name, spec in self._element_spec.items()
@@ -172,7 +192,7 @@ class Probe:
                 return
             features = dict(features)
             weight = features.pop("weight")
-            self.microbatch = _first_microbatch(training, rows)
+            self.microbatch = _first_microbatch(training, rows, seed)
             creator = _refuse if way != "cross-replica" else _make
             with (
                 tf.variable_creator_scope(creator),
@@ -191,8 +211,12 @@ class Probe:
                 allow_replica_writes(layers_of(self._task), self._strategy)
                 self._strategy.run(run, args=(features,))
 
+        generators = Generators(self._task)
+        before = generators.states()
         with self._strategy.scope(), microbatch.without_traces_of_the_user():
             self.graph = probe.get_concrete_function(batch).graph
+        if generators.states() != before:
+            self._drawn = training, rows, way
         assert self.microbatch is not None
         self.gathers = self.microbatch.gathers
         return outputs[-1]
@@ -232,11 +256,11 @@ def _make(create: Callable[..., Any], **arguments: Any) -> Any:
     return create(**arguments)
 
 
-def _first_microbatch(training: bool, rows: int) -> microbatch.Microbatch:
+def _first_microbatch(training: bool, rows: int, seed: int | None = None) -> microbatch.Microbatch:
     """Returns the microbatch of the first rows of the first batch. In a graph."""
     zero = tf.zeros([], tf.int64)
     return microbatch.Microbatch(
-        seed=None,
+        seed=seed,
         training=training,
         counter=batch_counter(zero),
         first_row=0,

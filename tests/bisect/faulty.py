@@ -1,8 +1,11 @@
 """A small task with a place for a fault at each stage, which begins at a step of the run.
 
-A config names the fault, so that a replay of the run repeats it.
+A config names the fault, so that a replay of the run repeats it. `plant` puts the faults of the
+reduce and of the clipping into ddl's own code.
 """
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import gin
@@ -12,7 +15,11 @@ import tensorflow as tf
 
 import ddl
 from ddl import microbatch
+from ddl.layers.shards.tree import exchanged
 from ddl.random import counter_at
+from ddl.step.all_reduce import AllReduce
+from ddl.step.global_gradient import GlobalGradient
+from ddl.step.verbs import applying
 
 STEPS, BATCH, FEATURES = 24, 32, 6
 ROWS = STEPS * BATCH  # of one epoch, so that each example is read at one step
@@ -33,9 +40,15 @@ FAULTS = {
     "mask rolled after the draw": "activation",
     "loss of one example": "loss",
     "label smoothing": "loss",
+    "metric of one example": "metric",
+    "weights counted three times": "metric",
     "gradient of one replica scaled": "gradient",
     "gradient clipped by row": "gradient",
     "gradient of one microbatch dropped": "gradient",
+    "gradient of one variable scaled": "reduced gradient",
+    "half of the sum left out": "reduced gradient",
+    "clipped to another norm": "clipped gradient",
+    "not clipped": "clipped gradient",
     "slot changed": "slot",
     "slot of one variable": "slot",
     "update scaled": "update",
@@ -159,7 +172,12 @@ class Faulty:
             loss = _where(_at(self.at) & _only_row(loss, 5), loss * 2, loss)
         if training and self.fault == "label smoothing":
             loss = _where(_at(self.at), loss * 0.9 + 0.1, loss)
-        return ddl.PerExample(loss)
+        right = tf.cast(tf.argmax(logits, axis=1) == features["label"], loss.dtype)
+        if training and self.fault == "metric of one example":
+            right = _where(_at(self.at) & _only_row(right, 5), 1 - right, right)
+        # Examples that are wrong count more, so that the metric decides about the update.
+        loss = _with_gradient(loss, tf.stop_gradient(2 - right))
+        return ddl.PerExample(loss, {"right": right})
 
 
 @gin.register
@@ -219,3 +237,84 @@ class Momentum(keras.optimizers.SGD):
             variable.assign(_where(now, new * 1.001, new))
         if self.fault == "weight decay":
             variable.assign(_where(now, new - 0.01, new))
+
+
+def plant(patch: Any) -> None:
+    """Puts faults into the reduce and the clipping, which act only in runs that name them.
+
+    Args:
+      patch: A `pytest.MonkeyPatch`.
+    """
+    gradient, apply_whole = GlobalGradient.__call__, applying._apply_whole
+
+    @functools.wraps(gradient)
+    def faulty_gradient(self, objective, variables, batch, state, draws, each=None):
+        task, given = objective._task, (variables, batch, state, draws, each)
+        now = tf.equal(state.step, task.at - 1)
+        with type(patch).context() as inner:
+            if task.fault in _IN_REDUCE:
+                name, made = _IN_REDUCE[task.fault]
+                inner.setattr(AllReduce, name, made(getattr(AllReduce, name), now))
+            return gradient(self, objective, *given)
+
+    @functools.wraps(apply_whole)
+    def faulty_apply(strategy, gradients, variables, parts, clip, step, *others):
+        optimizer = parts[0].optimizer
+        now = tf.equal(step, optimizer.at - 1)
+        path = applying.gradient_path
+        with type(patch).context() as inner:
+            otherwise = _OTHERWISE_CLIPPED.get(optimizer.fault)
+            clipped = functools.partial(_clipped, path.clip_by_global_norm, otherwise, now)
+            inner.setattr(path, "clip_by_global_norm", clipped)
+            return apply_whole(strategy, gradients, variables, parts, clip, step, *others)
+
+    patch.setattr(GlobalGradient, "__call__", faulty_gradient)
+    patch.setattr(applying, "_apply_whole", faulty_apply)
+
+
+def _scaled(reduce: Callable[..., Any], now: tf.Tensor) -> Callable[..., Any]:
+    def faulty(self, gradients, variables):
+        *others, last = reduce(self, gradients, variables)
+        return [*others, self._strategy.run(lambda g: _where(now, g * 1.01, g), args=(last,))]
+
+    return faulty
+
+
+def _without_one(reduce: Callable[..., Any], now: tf.Tensor) -> Callable[..., Any]:
+    def faulty(self, gradients, variables):
+        def left(own: list[tf.Tensor]) -> list[tf.Tensor]:
+            return [_where(now & _on_replica(1), tf.zeros_like(g), g) for g in own]
+
+        return reduce(self, self._strategy.run(left, args=(gradients,)), variables)
+
+    return faulty
+
+
+def _three_times(of_sums: Callable[..., Any], now: tf.Tensor) -> Callable[..., Any]:
+    def faulty(self, sums):
+        plain = of_sums(self, sums)
+        return _where(now, tf.concat([3 * plain[:1], plain[1:]], axis=0), plain)
+
+    return faulty
+
+
+_IN_REDUCE = {
+    "weights counted three times": ("of_sums", _three_times),
+    "gradient of one variable scaled": ("__call__", _scaled),
+    "half of the sum left out": ("__call__", _without_one),
+}
+
+
+_OTHERWISE_CLIPPED = {
+    "clipped to another norm": lambda clip, gradients, norm: clip(gradients, norm / 2)[0],
+    "not clipped": lambda clip, gradients, norm: gradients,
+}
+
+
+def _clipped(clip, otherwise, now, gradients, norm, squared=None):
+    # Else the graph optimizer would round otherwise in a run with a fault, at each step.
+    gradients = [exchanged(gradient) for gradient in gradients]
+    plain, found = clip(gradients, norm, squared)
+    plain = [exchanged(gradient) for gradient in plain]
+    other = plain if otherwise is None else otherwise(clip, gradients, norm)
+    return [_where(now, b, a) for a, b in zip(plain, other, strict=True)], found

@@ -45,6 +45,7 @@ def bindings(fault, step):
         f"Faulty.at = {step}",
         f"Momentum.at = {step}",
         f"Points.examples = {examples}",
+        "CLIP_NORM = 0.5",  # below the norm of each step
     )
 
 
@@ -61,6 +62,13 @@ class First:
 
     def side(self):
         return Side(self.run, self.exact, lambda: self.detailed)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _planted():
+    with pytest.MonkeyPatch.context() as patch:
+        faulty.plant(patch)
+        yield
 
 
 @pytest.fixture(scope="module")

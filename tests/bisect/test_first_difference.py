@@ -28,6 +28,8 @@ def recorded(changes=None, *, extra_layer=False, further_draw=False, digests=Non
         for position, (stage, name) in enumerate(names):
             values[Key(step, 1, 0, position, stage, name)] = (2, 3)
         values[Key(step, 1, 0, 0, "own gradients", "first/kernel")] = (3,)
+        values[Key(step, 2, 0, 0, "applied gradients", "first/kernel")] = (3,)
+        values[Key(step, 2, 0, 0, "clipped gradients", "first/kernel")] = (3,)
         values[Key(step, 2, 0, 0, "updated slots", "momentum")] = (3,)
         values[Key(step, AFTER, 0, 0, "weights", "first/kernel")] = (3,)
     recording = Recording()
@@ -77,6 +79,8 @@ def test_what_changes_no_weight_is_passed_over():
         ("layer", "noisy", "activation"),
         ("draw", "noisy/seed", "draw"),
         ("own gradients", "first/kernel", "gradient"),
+        ("applied gradients", "first/kernel", "applied gradient"),
+        ("clipped gradients", "first/kernel", "clipped gradient"),
         ("updated slots", "momentum", "slot"),
     ],
 )

@@ -190,7 +190,7 @@ def noise_of_keras(**where: Any) -> ddl.Trainer:
     return trainer(Noisy(), **where)
 
 
-@planted("layer", "draw by replica")
+@planted("start", "refused")
 def noise_of_numpy(**where: Any) -> ddl.Trainer:
     class Noisy(Tiny):
         def inputs(self, x):

@@ -288,4 +288,5 @@ def test_the_hook_adds_nothing_to_the_graph():
     without = operations()
     assert operations(lambda event, **values: events.append(event)) == without
     per_replica = ["rows", "outputs", "backward", "differentiated"] * 2
-    assert events == ["update", "gradients", *per_replica, "reduced", "apply", "applied"]
+    applied = ["apply", *["clipped"] * 2, "applied"]
+    assert events == ["update", "gradients", *per_replica, "reduced", *applied]

@@ -163,7 +163,7 @@ def test_a_run_with_slots_in_shares_is_replayed(tmp_path):
     made = replay_with(run, 4, exact, detailed)
     assert "ends at the bits of its checkpoint step-4" in made.verdict
     found = arrays_of(made.recorded, 4, list(SHOWN))
-    for name in ("gradients", "applied gradients", "update/weights"):
+    for name in ("gradients", "applied gradients", "clipped gradients", "update/weights"):
         assert found[f"{name}/sequential/first/kernel"].shape == (6, 8)
     (slot,) = (name for name in found if "slots" in name and "first_kernel" in name)
     assert found[slot].shape == (6, 8)  # whole

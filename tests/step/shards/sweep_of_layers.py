@@ -17,7 +17,6 @@ from tests.training.layer_cases import Case, layers
 SHARDS, STEPS = 4, 3
 _OF_KERAS = dict(layer_cases.CASES)
 del _OF_KERAS["SpectralNormalization"]  # refused: each shard would write its variable
-del _OF_KERAS["AugMix"]  # refused: draws by Python's random module
 _WITH_LOSS = _OF_KERAS.pop("ActivityRegularization")
 
 CASES = {

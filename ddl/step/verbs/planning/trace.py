@@ -13,6 +13,7 @@ from ddl.errors import ConfigError
 from ddl.microbatch import Draws
 from ddl.optimizers.groups import Group
 from ddl.random import batch_counter
+from ddl.step.effects.python_draws import Generators, check_python_draws
 from ddl.step.objective import Objective
 from ddl.step.overflow import KeptValues
 from ddl.step.reduced import Reduced
@@ -47,8 +48,9 @@ def plan_step(
       data: The pipeline of each source, by its name.
 
     Raises:
-      ConfigError: If the step misuses a verb, applies nothing, leaves an optimizer unused, leaves
-        out a trainable variable, or a variable is in no parameter group or in two.
+      ConfigError: If the step misuses a verb, draws by Python or NumPy, applies nothing, leaves an
+        optimizer unused, leaves out a trainable variable, or a variable is in no parameter group or
+        in two.
     """
     planned = _PlanningTrace(task, list(groups), strategy, data)
 
@@ -60,11 +62,18 @@ def plan_step(
         update.run(lambda *given: plans.run_own_step(task, *given))
         planned.calls, planned.batches = update.calls, update.batches.taken
 
+    def traced() -> tf.Graph:
+        with strategy.scope(), microbatch.without_traces_of_the_user():
+            return tf.function(trace, autograph=False).get_concrete_function().graph
+
     while True:
         try:
-            with strategy.scope(), microbatch.without_traces_of_the_user():
-                traced = tf.function(trace, autograph=False).get_concrete_function()
-            planned.graph = traced.graph
+            generators = Generators(task)
+            planned.seed, before = None, generators.states()
+            planned.graph = traced()
+            if generators.states() != before:
+                planned.seed = 0  # else `keras.random` draws seeds from Python
+                check_python_draws(f"{type(task).__name__}.step", task, traced)
             check_draws(task, planned.graph)
             return plan_of(task, planned.traced, groups, strategy)
         except _NewLossError as new:
