@@ -282,16 +282,27 @@ class PlainDropout(keras.layers.Layer):
         return tf.nn.dropout(inputs, self.rate) if training else inputs
 
 
-def floor(case: Case, turns: Turns) -> None:
+def reading_floor(case: Case, turns: Turns) -> None:
+    """Runs the step of `floor`, on rows that it gathers from the arrays in a random order."""
+    floor(case, turns, reads=True)
+
+
+def floor(case: Case, turns: Turns, reads: bool = False) -> None:
     """Runs the bare step in a tf.while: one constant batch, TensorFlow's Adam, no metrics."""
     strategy_of(case)
     model = network(case, PlainDropout)
     variables = [variable.value for variable in model.trainable_variables]
     slots = [(tf.Variable(tf.zeros_like(v)), tf.Variable(tf.zeros_like(v))) for v in variables]
-    images, labels = (tf.constant(array[: case.batch]) for array in data(case))
+    arrays = [tf.constant(array) for array in data(case)]
+    batches = arrays[0].shape[0] // case.batch
+    order = tf.random.shuffle(tf.range(batches * case.batch), seed=0)
+    order = tf.reshape(order, (batches, case.batch))
+    constant = [array[: case.batch] for array in arrays]
     steps = case.steps * case.longer
 
     def step(count: tf.Tensor, power_1: tf.Tensor, power_2: tf.Tensor, _: tf.Tensor) -> Any:
+        rows = order[count % batches]
+        images, labels = [tf.gather(a, rows) for a in arrays] if reads else constant
         with tf.GradientTape() as tape:
             logits = model(images, training=True)
             losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)

@@ -7,7 +7,8 @@ images of 28×28 float32, and keep the loss and the accuracy. The alternatives t
 two pipelines; the loop of TensorFlow's tutorial on custom training, with a tf.function for each
 step; and Orbit's StandardTrainer, whose loop is a tf.while, with Keras 3's Adam and with ddl's. The
 floor is the bare step in a tf.while on one constant batch, with TensorFlow's fused Adam and without
-metrics.
+metrics. The floor that reads is the same step on rows that it gathers from the arrays in a random
+order, as ddl does.
 
 Each contender has several fresh processes for each case, each of which waits while another one
 computes. A figure is the median of what the processes found, with the lowest and the highest; one
@@ -35,6 +36,8 @@ ORBIT = "Orbit"
 ORBIT_FUSED = "Orbit, ddl's Adam"
 DDL = "ddl"
 FLOOR = "floor"
+READING_FLOOR = "floor that reads"
+_FLOORS = (FLOOR, READING_FLOOR)
 FUNCTIONS = {
     FIT: "fit",
     f"{TUNED} (slices)": "fit_tuned_slices",
@@ -44,6 +47,7 @@ FUNCTIONS = {
     ORBIT_FUSED: "orbit_fused",
     DDL: "ddl_trainer",
     FLOOR: "floor",
+    READING_FLOOR: "reading_floor",
 }
 
 
@@ -149,7 +153,7 @@ def run_once(case: Case, number: int) -> Found:
     contenders = {
         name: Contender(f"benchmarks.contenders:{function}", [case], {})
         for name, function in rotated(FUNCTIONS, number * case.rounds).items()
-        if name != FLOOR or case.replicas == 1
+        if name not in _FLOORS or case.replicas == 1
     }
     try:
         return by_turns(case, contenders)
@@ -175,14 +179,14 @@ def by_turns(case: Case, contenders: dict[str, Contender]) -> Found:
 
 
 def ratio(result: Found, name: str) -> Spread | None:
-    """Returns ddl's speed relative to a peer's, or ddl's time relative to the floor's.
+    """Returns ddl's speed relative to a peer's, or ddl's time relative to a floor's.
 
     Each process of ddl is compared with the process of the peer that ran beside it.
     """
     if name not in result.times or DDL not in result.times:
         return None
     ratios = result.times[name] / result.times[DDL]
-    return over_processes(1 / ratios if name == FLOOR else ratios, is_ratio=True)
+    return over_processes(1 / ratios if name in _FLOORS else ratios, is_ratio=True)
 
 
 def bars(case: Case, result: Found) -> list[Bar]:
@@ -196,18 +200,18 @@ def bars(case: Case, result: Found) -> list[Bar]:
     return found
 
 
-_COLUMNS = (FIT, TUNED, TUTORIAL, ORBIT, ORBIT_FUSED, FLOOR)
+_PEERS = (FIT, TUNED, TUTORIAL, ORBIT, ORBIT_FUSED)
 
 
 def ratios(found: dict[Case, Found]) -> Table:
     """Builds the table of ddl's speed relative to each peer's."""
     rows = [
-        [str(case), *(ratio(result, name) or "–" for name in _COLUMNS)]
+        [str(case), *(ratio(result, name) or "–" for name in (*_PEERS, *_FLOORS))]
         for case, result in found.items()
     ]
-    columns = ["", *(f"speed / {n}" for n in _COLUMNS[:-1]), "time / floor"]
+    columns = ["", *(f"speed / {n}" for n in _PEERS), *(f"time / {n}" for n in _FLOORS)]
     return Table(
-        "ddl's speed relative to the others; its time relative to the floor", columns, rows
+        "ddl's speed relative to the others; its time relative to the floors", columns, rows
     )
 
 
@@ -223,7 +227,7 @@ def milliseconds(found: dict[Case, Found]) -> Table:
 def plot(found: dict[Case, Found]) -> Plot:
     """Plots the ratios as bars."""
     series = []
-    for name in _COLUMNS[:-1]:
+    for name in _PEERS:
         values = [(str(c), v) for c, r in found.items() if (v := ratio(r, name)) is not None]
         series.append(
             Series(name, [x.replace(", ", ",\n") for x, _ in values], [v for _, v in values])

@@ -39,6 +39,11 @@ _BEYOND_TABLE = re.compile(
 # The scope of the nodes that read examples within a function of a worker.
 READ_ON_WORKER = "read_on_worker"
 
+# Failures of disks and networks, which a restart may not meet again: they are no fault of the data.
+_OF_SYSTEM = re.compile(
+    r"Input/output error|\b(Connection\w*|BrokenPipe|Timeout)Error\b|\[Errno (5|110|116)\]"
+)
+
 # Nodes that an error of the data passes through, as do errors of other nodes.
 _IN_BATCH = re.compile(rf"Iterator|{READ_ON_WORKER}")
 
@@ -161,7 +166,8 @@ def checked_weight(features: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
 def data_errors(*sources: _Read) -> Iterator[None]:
     """Converts TensorFlow's errors about bad data into a short DataError.
 
-    Other errors of TensorFlow pass through: of devices, compilers, collectives and tasks.
+    Other errors of TensorFlow pass through: of devices, compilers, collectives and tasks, and those
+    of disks and networks, such as a ConnectionResetError of a function that looks up examples.
 
     Args:
       *sources: Sources that are read in the `with` block; their damaged examples are looked for,
@@ -184,6 +190,8 @@ def data_errors(*sources: _Read) -> Iterator[None]:
         # a Python function that raised a DataError, the message of that error is the reason.
         text = str(error.message)
         own = re.findall(r"ddl\.errors\.DataError: (.*)", text)
+        if isinstance(error, tf.errors.UnknownError) and not own and _OF_SYSTEM.search(text):
+            raise
         damaged = (
             [source.damaged() for source in sources] if _IN_BATCH.search(text) and not own else []
         )

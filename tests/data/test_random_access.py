@@ -3,7 +3,8 @@ import pytest
 import tensorflow as tf
 
 from ddl.data import RandomAccessSource
-from ddl.errors import ConfigError
+from ddl.data.checks import data_errors
+from ddl.errors import ConfigError, DataError
 
 
 def test_looked_up_examples_have_static_shapes(tmp_path):
@@ -62,6 +63,15 @@ def test_an_error_of_the_system_may_pass():
     with pytest.raises(tf.errors.UnknownError, match="ConnectionResetError") as raised:
         tf.function(source.gather)(tf.constant([7, 8], tf.int64))
     assert "Looking up examples" not in str(raised.value)
+    with pytest.raises(tf.errors.UnknownError, match="ConnectionResetError"), data_errors():
+        next(iter(source.batches(2, 0, seed=0, shuffle=False)))
+
+
+@pytest.mark.parametrize(("text", "restarts"), [("Input/output error", True), ("bad", False)])
+def test_only_a_failing_disk_or_network_is_no_fault_of_the_data(text, restarts):
+    kind = tf.errors.UnknownError if restarts else DataError
+    with pytest.raises(kind, match=text), data_errors():
+        raise tf.errors.UnknownError(None, None, f"a.tfrecord; {text} [Op:IteratorGetNext]")
 
 
 def test_refuses_a_lookup_of_other_arguments():

@@ -226,8 +226,9 @@ def name_of_loss(task: Any, loss: Any, name: str | None) -> str:
     name = getattr(loss, "__name__", None) if name is None else name
     if not isinstance(name, str) or not name.isidentifier():
         raise ConfigError(
-            f"{where}: a loss needs a name for its figures, of letters, digits and underscores, "
-            f'got {name!r} for {loss!r:.80}. Pass name="…", or make it a method of the task.'
+            f"{where}: a loss, or the function of a mean or sum, needs a name of letters, digits "
+            f"and underscores, got {name!r} for {loss!r:.80}. "
+            'Pass name="…", or make it a method of the task.'
         )
     check_takes(f"{type(task).__name__}.{name}", loss, ("features",), ("training",))
     return name

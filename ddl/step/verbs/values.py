@@ -72,6 +72,9 @@ class Values:
         self.shape, self.dtype = values.shape[1:], tf.as_dtype(values.dtype)
         return PerExample(tf.reshape(values, [values.shape[0], -1]))
 
+    def __repr__(self) -> str:  # errors show the user's function
+        return repr(self._function)
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Values) and other._function == self._function
 

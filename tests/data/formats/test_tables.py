@@ -221,3 +221,71 @@ def test_a_table_that_is_listed_twice(tmp_path):
     for other in ("a.csv", "b.csv"):
         with pytest.raises(DataError, match=r"table\.files must list each file once, got .*a\.csv"):
             table([str(tmp_path / "a.csv"), str(tmp_path / other)])
+
+
+def of_lists(tmp_path, *columns):
+    """Writes a Parquet file with a column `x` for each list of rows, and returns the paths."""
+    paths = [str(tmp_path / f"{number}.parquet") for number in range(len(columns))]
+    for path, column in zip(paths, columns, strict=True):
+        parquet.write_table(
+            pyarrow.table({"x": column, "y": pyarrow.array(range(len(column)))}), path
+        )
+    return paths
+
+
+def test_lists_of_one_length_become_features(tmp_path):
+    numbers = np.arange(12).reshape(2, 2, 3)
+    cells = pyarrow.array((numbers / 2).tolist())
+    fixed = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(np.arange(6)), 3)
+    words = pyarrow.array([["b", "a"], ["a", "a"]])
+    arrays = {
+        name: table(
+            *of_lists(tmp_path, column), features={"x": "x"}, categories=categories
+        ).features
+        for name, column, categories in [
+            ("cells", cells, None),
+            ("fixed", fixed, None),
+            ("sliced", pyarrow.concat_arrays([fixed, fixed]).slice(1, 2), None),
+            ("words", words, {"x": ["a", "b"]}),
+        ]
+    }
+    np.testing.assert_array_equal(arrays["cells"]["x"], (numbers / 2).astype(np.float32))
+    np.testing.assert_array_equal(arrays["fixed"]["x"], np.arange(6).reshape(2, 3))
+    np.testing.assert_array_equal(arrays["sliced"]["x"], [[3, 4, 5], [0, 1, 2]])
+    np.testing.assert_array_equal(arrays["words"]["x"], [[1, 0], [0, 0]])
+    assert {name: str(each["x"].dtype) for name, each in arrays.items()} == {
+        "cells": "float32",
+        "fixed": "int64",
+        "sliced": "int64",
+        "words": "int64",
+    }
+
+
+@pytest.mark.parametrize(
+    ("large", "second", "message"),
+    [
+        (
+            2,
+            [[1, 2], [3]],
+            r"got 2 values in row 0 of .*0\.parquet.* and 1 in row 1 of .*1\.parquet",
+        ),
+        (2, [[1, 2], None], r"lacks 1 values, the first in row 1 of .*1\.parquet"),
+        (2, [[1, 2], [3, None]], r"lacks 1 values, the first in row 1 of .*1\.parquet"),
+        (2, [[0.5, 2.0], [3.0, np.inf]], r"holds inf in row 1 of .*1\.parquet"),
+        (
+            16777217,
+            [[1.0, 2.0], [0.5, 0.5]],
+            r"got 16777217 in row 2 of .*0\.parquet.*lists as float32",
+        ),
+    ],
+)
+def test_lists_that_are_no_feature(tmp_path, large, second, message):
+    first = pyarrow.array([[1, 2], [3, 4], [5, large]])
+    paths = of_lists(tmp_path, first, pyarrow.array(second))
+    with pytest.raises(DataError, match=message):
+        table(paths, features={"x": "x"})
+
+
+def test_lists_in_a_group_of_columns(tmp_path):
+    with pytest.raises(DataError, match="'x' holds lists of 2. Make it a feature of its own"):
+        table(of_lists(tmp_path, pyarrow.array([[1, 2]])), features={"x": ["y", "x"]})

@@ -186,6 +186,14 @@ def test_the_digest_of_data_tells_changed_examples():
         assert [one != now for one, now in zip(same, other, strict=True)] == differ
 
 
+def test_the_digest_of_data_takes_texts_of_both_kinds():
+    def digest(*texts):
+        return data_digest(ddl.data.ArraySource(x=list(texts)), 2)
+
+    assert digest("é", b"b\0") == digest("é".encode(), "b\0")
+    assert len({digest("ab", b"c\0"), digest("a", b"bc\0"), digest("ab", b"d\0")}) == 3
+
+
 def test_what_is_refused_before_weights_are_restored(tmp_path, monkeypatch):
     monkeypatch.setattr(ddl.Classification, "predict", None)
     message = "Classification has no outputs to predict. Give it .* for --mode=predict."

@@ -148,11 +148,18 @@ def test_a_loss_that_is_a_scalar():
     ("loss", "match"),
     [
         (3.0, r"a loss must be a function.*got 3\.0"),
-        (lambda features, training: None, "a loss needs a name for its figures"),
+        (lambda features, training: None, "needs a name of letters.*for <function.*<lambda>"),
     ],
 )
 def test_a_loss_that_is_no_named_function(loss, match):
     refused(match, lambda task, update, batch: update.minimize(loss, batch))
+
+
+def test_a_mean_of_a_function_without_a_name():
+    refused(
+        "the function of a mean or sum, needs a name of letters.*for <function.*<lambda>",
+        lambda task, update, batch: update.mean(lambda features, training: None, batch),
+    )
 
 
 def test_two_losses_of_one_name():
