@@ -1,6 +1,7 @@
 """Rows that benchmarks.input_pipelines reads, written in all formats."""
 
 import dataclasses
+import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -61,6 +62,11 @@ def has_grain() -> bool:
     return True
 
 
+def has_hugging_face() -> bool:
+    """Returns whether Hugging Face's `datasets` is installed."""
+    return importlib.util.find_spec("datasets") is not None
+
+
 def write(images: np.ndarray, folder: Path, *, array_records: bool) -> Data:
     """Writes the rows in all formats.
 
@@ -91,6 +97,11 @@ def write(images: np.ndarray, folder: Path, *, array_records: bool) -> Data:
     columns = table(dict(zip(NAMES, values.T, strict=True)))
     csv.write_csv(columns, folder / "table.csv")
     parquet.write_table(columns, folder / "table.parquet")
+    if has_hugging_face():
+        from datasets import Dataset
+
+        rows = Dataset.from_dict(dict(zip(NAMES, values.T, strict=True)))
+        rows.save_to_disk(folder / "hugging_face")
     letters = np.random.default_rng(2).integers(97, 123, (len(images), WINDOW), "u1")
     letters[:, -1] = 10
     (folder / "text.txt").write_bytes(letters.tobytes())

@@ -21,6 +21,7 @@ from benchmarks.input_data import (
     WINDOW,
     Data,
     Kind,
+    has_hugging_face,
 )
 from ddl import data
 
@@ -84,6 +85,10 @@ def _csv(given: Data) -> data.Source:
 
 def _parquet(given: Data) -> data.Source:
     return data.table(str(given.folder / "table.parquet"))
+
+
+def _hugging_face(given: Data) -> data.Source:
+    return data.hugging_face(given.folder / "hugging_face")
 
 
 def _lines(given: Data) -> data.Source:
@@ -180,6 +185,13 @@ def _columns(given: Data) -> tf.data.Dataset:
     table = parquet.read_table(given.folder / "table.parquet")
     columns = {name: table[name].to_numpy() for name in NAMES}
     return tf.data.Dataset.from_tensor_slices(columns).shuffle(BUFFER).batch(BATCH)
+
+
+def _to_tf_dataset(given: Data) -> tf.data.Dataset:
+    from datasets import load_from_disk
+
+    rows = load_from_disk(given.folder / "hugging_face")
+    return rows.to_tf_dataset(batch_size=BATCH, shuffle=True)
 
 
 def _text(given: Data) -> tf.data.Dataset:
@@ -305,3 +317,6 @@ KINDS = {
     "Python generator": Kind(_generator, GENERATOR, _from_generator),
     "keras.utils.PyDataset": Kind(_py_dataset, "from_generator of batches", _of_batches),
 }
+HUGGING_FACE = "Hugging Face data set"
+if has_hugging_face():
+    KINDS[HUGGING_FACE] = Kind(_hugging_face, "its to_tf_dataset", _to_tf_dataset)
