@@ -22,6 +22,7 @@ from benchmarks.input_data import (
     Data,
     Kind,
     has_hugging_face,
+    has_tfds,
 )
 from ddl import data
 
@@ -89,6 +90,10 @@ def _parquet(given: Data) -> data.Source:
 
 def _hugging_face(given: Data) -> data.Source:
     return data.hugging_face(given.folder / "hugging_face")
+
+
+def _tfds(given: Data) -> data.Source:
+    return data.tfds("rows", split="train", data_dir=str(given.folder / "tfds" / "array_record"))
 
 
 def _lines(given: Data) -> data.Source:
@@ -192,6 +197,14 @@ def _to_tf_dataset(given: Data) -> tf.data.Dataset:
 
     rows = load_from_disk(given.folder / "hugging_face")
     return rows.to_tf_dataset(batch_size=BATCH, shuffle=True)
+
+
+def _tfds_dataset(given: Data) -> tf.data.Dataset:
+    import tensorflow_datasets
+
+    folder = given.folder / "tfds" / "tfrecord"
+    builder = tensorflow_datasets.builder("rows", data_dir=folder)
+    return builder.as_dataset("train", shuffle_files=True).shuffle(BUFFER).batch(BATCH)
 
 
 def _text(given: Data) -> tf.data.Dataset:
@@ -317,6 +330,7 @@ KINDS = {
     "Python generator": Kind(_generator, GENERATOR, _from_generator),
     "keras.utils.PyDataset": Kind(_py_dataset, "from_generator of batches", _of_batches),
 }
-HUGGING_FACE = "Hugging Face data set"
 if has_hugging_face():
-    KINDS[HUGGING_FACE] = Kind(_hugging_face, "its to_tf_dataset", _to_tf_dataset)
+    KINDS["Hugging Face data set"] = Kind(_hugging_face, "its to_tf_dataset", _to_tf_dataset)
+if has_tfds():
+    KINDS["TensorFlow Datasets, data source"] = Kind(_tfds, "its TFRecord files", _tfds_dataset)
