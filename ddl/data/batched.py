@@ -106,7 +106,7 @@ def single_examples(dataset: tf.data.Dataset) -> tf.data.Dataset:
 def optimized(dataset: tf.data.Dataset, length: int) -> tf.data.Dataset:
     """Returns a data set as tf.data's optimizer rewrites it, for the function of a `flat_map`.
 
-    tf.data optimizes only the outermost data set by itself. Functions that are not optimized cost
+    Unasked, tf.data optimizes only the outermost data set. Functions that are not optimized cost
     a map twice as much processor time for each small example.
 
     Args:
