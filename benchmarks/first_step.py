@@ -6,7 +6,8 @@ cache. Time counts from the start of the process. The imports end when TensorFlo
 arguments are parsed. The build covers the data, the model and the optimizer. ddl then traces, which
 shortens the first loop, and creates the run's folder and files; Keras traces and compiles within
 its first step. With --jit_compile=on XLA compiles within ddl's first loop. The memory is the peak
-resident memory until the process ends, 500 updates later.
+resident memory until the process ends, 500 updates later. The second table shows what XLA adds to
+the first step of a CNN and a GPT, configs/digits_cnn.gin and configs/play_gpt.gin, on the CPU.
 """
 
 import gzip
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,22 +27,37 @@ from benchmarks.report import Bar, Plot, Report, Series, Table
 
 STEPS = 500
 ROUNDS = 5
+ROUNDS_OF_XLA = 3
 PARTS = ("imports", "build", "trace", "first loop")
 MEMORY = "memory, MB"
 
 _FOLDER = Path(__file__).parent
-_DDL = [
-    *("-m", "benchmarks.first_step_of_ddl"),
-    f"--gin_file={_FOLDER.parent / 'configs' / 'mnist_mlp.gin'}",
-    "--gin_param=DATA = 'fashion_mnist'",
-    "--gin_param=TRAIN_EPOCHS = None",
-    f"--gin_param=TRAIN_STEPS = {STEPS}",
-    *("--mode=train", "--strategy=one_device"),
-]
+
+
+def _of_ddl(config: str, *params: str) -> list[str]:
+    """Returns Python's arguments for a run of one of ddl's configs."""
+    return [
+        *("-m", "benchmarks.first_step_of_ddl"),
+        f"--gin_file={_FOLDER.parent / 'configs' / config}",
+        *(f"--gin_param={param}" for param in ("TRAIN_EPOCHS = None", *params)),
+        *("--mode=train", "--strategy=one_device"),
+    ]
+
+
+_MLP = _of_ddl("mnist_mlp.gin", "DATA = 'fashion_mnist'", f"TRAIN_STEPS = {STEPS}")
 COMMANDS = {
-    "ddl": _DDL,
-    "ddl, --jit_compile=on": [*_DDL, "--jit_compile=on"],
+    "ddl": _MLP,
+    "ddl, --jit_compile=on": [*_MLP, "--jit_compile=on"],
     "Keras": [str(_FOLDER / "bare_keras.py"), str(STEPS)],
+}
+_NETWORKS = {
+    "CNN": _of_ddl("digits_cnn.gin", "TRAIN_STEPS = 20"),
+    "GPT": _of_ddl("play_gpt.gin", "TRAIN_STEPS = 20", "WARMUP_STEPS = 10"),
+}
+WITH_XLA = {
+    f"{name}, --jit_compile={choice}": [*given, f"--jit_compile={choice}"]
+    for name, given in _NETWORKS.items()
+    for choice in ("off", "on")
 }
 
 
@@ -88,29 +104,28 @@ def one_run(command: Sequence[str], cache: Path) -> dict[str, float]:
 
 
 def measure(quick: bool) -> Report:
-    """Measures both programs, interleaved."""
-    runs: dict[str, list[dict[str, float]]] = {name: [] for name in COMMANDS}
-
-    def run(name: str) -> float:
-        runs[name].append(one_run(COMMANDS[name], cache))
-        return runs[name][-1]["first step"]
-
+    """Measures the programs, interleaved."""
     with tempfile.TemporaryDirectory(prefix="keras_home") as folder:
         cache = Path(folder)
         write_images(cache)
         for name in COMMANDS:  # loads the files into the page cache
             one_run(COMMANDS[name], cache)
-        times = interleaved(
-            {name: lambda name=name: run(name) for name in COMMANDS}, 1 if quick else ROUNDS
-        )
+        times, runs = _measured(COMMANDS, cache, 1 if quick else ROUNDS)
+        _, of_xla = _measured(WITH_XLA, cache, 1 if quick else ROUNDS_OF_XLA)
     ours, theirs = times["ddl"], times["Keras"]
     memory = {name: np.array([run[MEMORY] for run in runs[name]]) for name in runs}
     rows = [
         [name, *(_of(runs[name], part) for part in ("first step", *PARTS, MEMORY))] for name in runs
     ]
+    with_xla = [
+        [name, *(_of(of_xla[name], part) for part in ("first step", *PARTS))] for name in of_xla
+    ]
     parts = [Series(name, list(PARTS), [_of(runs[name], p, 0.0) for p in PARTS]) for name in runs]
     return Report(
-        [Table("Seconds", ["", "first step", *PARTS, MEMORY], rows)],
+        [
+            Table("Seconds", ["", "first step", *PARTS, MEMORY], rows),
+            Table("Seconds without and with XLA", ["", "first step", *PARTS], with_xla),
+        ],
         [
             Bar("ddl's first step minus Keras's, s", spread(ours - theirs), 1.0, "at most"),
             Bar(
@@ -122,6 +137,19 @@ def measure(quick: bool) -> Report:
         ],
         [Plot("Time to the first step", "", "s", parts)],
     )
+
+
+def _measured(
+    commands: Mapping[str, Sequence[str]], cache: Path, rounds: int
+) -> tuple[dict[str, np.ndarray], dict[str, list[dict[str, float]]]]:
+    """Returns the first steps of commands, and the results of `one_run`; interleaved."""
+    runs: dict[str, list[dict[str, float]]] = {name: [] for name in commands}
+
+    def run(name: str) -> float:
+        runs[name].append(one_run(commands[name], cache))
+        return runs[name][-1]["first step"]
+
+    return interleaved({name: lambda name=name: run(name) for name in commands}, rounds), runs
 
 
 def _of(runs: Sequence[dict[str, float]], part: str, missing: float | str = "–"):  # type: ignore[no-untyped-def]

@@ -10,12 +10,14 @@ Then AdamW trains a perceptron of 100 M weights in one process on two virtual de
 `fit`, ddl, and ddl with shares, each in a process of its own. Memory is the growth of the process's
 peak from before the model is built; slots are those that one replica holds.
 
-Last, two workers train a perceptron of 20 M weights with AdamW, averages of the weights and two
-microbatches: with whole slots and averages, with shares, and with the gradients in shares too. The
-growth of each worker's resident memory stands beside the bytes that `--dry_run` counts, and beside
-the growth with SGD, which has neither slots nor averages, and the same switches. The difference is
-the memory of slots and averages, and what else the updates of AdamW and averages take. Free memory
-is returned to the system before it is read. The target is 1/2 + 2% of whole slots and averages.
+Last, two workers train a perceptron of 64 M weights with AdamW, averages of the weights and two
+microbatches: with whole slots and averages, with shares, and with the gradients in shares too. From
+each figure that of the same run with SGD and without averages is subtracted: the difference is the
+memory of slots and averages. The target is 1/2 + 2% of whole slots and averages. The memory between
+updates is measured twice. Tensors are those that TensorFlow's allocator counts. It keeps the memory
+of freed tensors, so a process stays as large as its largest update. Resident memory is therefore
+measured with TF_ENABLE_ONEDNN_OPTS=0, which replaces this allocator by malloc, with one arena of
+malloc for all threads, since each arena keeps freed memory, and after malloc_trim.
 """
 
 import ctypes
@@ -40,6 +42,9 @@ OF_WORKERS = {
     "shares, of gradients too": {"shard_optimizer_state": True, "shard_gradients": True},
 }
 """Arguments of the Trainer, by the row of the table of two workers."""
+MEMORY = ("counted", "tensors", "resident")
+ONEDNN = "TF_ENABLE_ONEDNN_OPTS"
+M_ARENA_MAX = -8  # of malloc.h
 PROGRAMS = ("Keras fit", "ddl", "ddl with shares")
 _SENT = Path("/sys/class/net/lo/statistics/tx_bytes")
 
@@ -146,21 +151,37 @@ def program(case: tuple[str, int, int], turns: Turns) -> None:
         turns.report((grown, slots))
 
 
-def resident(case: tuple[str, int, int, bool], turns: Turns) -> None:
-    """Reports the growth of a worker's memory, at the end and at its peak, and counts, in MB.
+def of_worker(case: tuple[str, int, int, bool], turns: Turns) -> None:
+    """Reports a worker's memory between updates and its peak, and the counted bytes, in MB.
 
-    The counts are those of slots and averages, and of all.
+    Without oneDNN, the memory is the growth of resident memory; else it is that of tensors. The
+    counted bytes are those of slots and averages, and of all.
     """
+    counts = os.environ[ONEDNN] == "1"
+    libc = ctypes.CDLL(None)
+    if not counts:
+        libc.mallopt(M_ARENA_MAX, 1)
     strategy = strategy_of_process()
+    import tensorflow as tf
+
     import ddl
     from ddl.optimizers import FusedAdamW, FusedSGD
     from ddl.run.memory import held_by_replica
     from ddl.step.observing import observed_by
     from ddl.step.remat.activations import Activations
 
+    def memory() -> np.ndarray:
+        if counts:
+            info = tf.config.experimental.get_memory_info("CPU:0")
+            return np.array([info["current"], info["peak"]]) / 2**20
+        libc.malloc_trim(0)
+        found = megabytes(os.getpid())
+        return np.array([found["present"], found["peak"]])
+
     name, width, layers, has_slots = case
     data = np.ones([64, width], "f4"), np.zeros([64], "i8")
-    before = megabytes(os.getpid())["present"]
+    tf.zeros([])  # starts TensorFlow
+    before = memory()[0]
     with strategy.scope():
         trainer = ddl.Trainer(
             ddl.Classification(perceptron(width, layers)),
@@ -174,11 +195,9 @@ def resident(case: tuple[str, int, int, bool], turns: Turns) -> None:
     with observed_by(activations := Activations()):
         trainer.train(4, progress=False)
     held = held_by_replica(trainer, activations)
-    ctypes.CDLL(None).malloc_trim(0)
-    now = megabytes(os.getpid())
+    grown = memory() - before
     while turns.wait():
-        found = [now["present"] - before, now["peak"] - before]
-        turns.report([*found, (held.slots + held.averages) / 2**20, held.total / 2**20])
+        turns.report([*grown, (held.slots + held.averages) / 2**20, held.total / 2**20])
 
 
 # ------------------------------------------------------------ in the benchmark's process
@@ -217,9 +236,9 @@ def measure(quick: bool) -> Iterator[Report]:
         title = f"Peak memory with AdamW, {weights:,.3g} M weights on two virtual devices"
         memory = Table(title, ["", "growth of the peak, MB", "slots of a replica, MB"], peaks)
         yield Report([*tables, memory], bars)
-    width, layers = (500, 2) if quick else (2000, 5)
-    held: dict[str, list[list[float]]] = {name: [] for name in OF_WORKERS}
-    for _ in range(1 if quick else 3):
+    width, layers = (500, 2) if quick else (4000, 4)
+    held: dict[str, list[np.ndarray]] = {name: [] for name in OF_WORKERS}
+    for _ in range(1 if quick else 2):
         for name, of_rounds in held.items():
             of_rounds.append(_memory_of_workers(name, width, layers))
         found = {name: np.array(figures) for name, figures in held.items()}
@@ -231,24 +250,20 @@ def _held_by_workers(found: dict[str, np.ndarray], millions: float) -> tuple[Tab
     """Returns the table and the targets of the workers' memory.
 
     Args:
-      found: Figures of `_memory_of_workers`, [rounds, 5], by the names of `OF_WORKERS`.
+      found: Figures of `_memory_of_workers`, [rounds, 2, 2, 4], by the names of `OF_WORKERS`.
       millions: Number of weights.
     """
-    columns = ["", "slots and averages counted, MB", "resident, MB", "growth at the end, MB"]
-    columns += ["with SGD, MB", "growth of the peak, MB", "counted with gradients, MB"]
+    columns = ["", "slots and averages counted, MB", "tensors, MB", "resident, MB"]
+    columns += ["peak of tensors in an update, MB", "with SGD, MB", "peak counted, MB"]
     rows, bars = [], []
+    of = {name: (f[:, 0, 0, 2], *(f[:, 0, :, 0] - f[:, 1, :, 0]).T) for name, f in found.items()}
     for name, figures in found.items():
-        end, peak, counted, total, without = map(repeats.spread, figures.T)
-        resident = figures[:, 0] - figures[:, 4]
-        rows.append([name, counted, repeats.spread(resident), end, without, peak, total])
+        peaks = [figures[:, 0, 0, 1], figures[:, 1, 0, 1], figures[:, 0, 0, 3]]
+        rows.append([name, *map(repeats.spread, [*of[name], *peaks])])
         if name != "whole":
-            whole = found["whole"]
-            for what, ratio in (
-                ("counted", figures[:, 2] / whole[:, 2]),
-                ("resident", resident / (whole[:, 0] - whole[:, 4])),
-            ):
+            for what, ours, whole in zip(MEMORY, of[name], of["whole"], strict=True):
                 what = f"slots and averages, {what}: with {name} / whole"
-                bars.append(Bar(what, repeats.ratio(ratio), MOST_HELD, "at most"))
+                bars.append(Bar(what, repeats.ratio(ours / whole), MOST_HELD, "at most"))
     title = f"Memory of a worker of two, AdamW and averages of {millions:,.3g} M weights"
     return Table(title, columns, rows), bars
 
@@ -262,17 +277,18 @@ def _of_workers(case: Case, rounds: int) -> np.ndarray:
         workers.close()
 
 
-def _memory_of_workers(name: str, width: int, layers: int) -> list[float]:
-    """Returns figures of `resident` with AdamW, and the growth with SGD: means of the workers."""
-    found = []
-    for has_slots in (True, False):
-        cases = [(name, width, layers, has_slots)]
-        workers = PinnedWorkers("benchmarks.sharding:resident", cases, alone=False)
+def _memory_of_workers(name: str, width: int, layers: int) -> np.ndarray:
+    """Returns figures of `of_worker`: [AdamW or SGD, oneDNN or not, 4]; means of the workers."""
+    found = np.zeros([2, 2, 4])
+    for place, onednn in np.ndindex(2, 2):
+        cases = [(name, width, layers, place == 0)]
+        environment = {ONEDNN: "01"[onednn == 0]}
+        workers = PinnedWorkers("benchmarks.sharding:of_worker", cases, alone=False, **environment)
         try:
-            found.append(np.mean(workers.windows(), axis=0))
+            found[place, onednn] = np.mean(workers.windows(), axis=0)
         finally:
             workers.close()
-    return [*map(float, found[0]), float(found[1][0])]
+    return found
 
 
 def _of_program(name: str, width: int, layers: int) -> tuple[float, float]:

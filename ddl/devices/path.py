@@ -27,8 +27,8 @@ class DevicePath:
         each replica copies its part to its device, and each update takes its row there. Otherwise
         host and devices share memory.
       distributes_batches: Whether batches made on the host take a distributed iterator, which
-        copies each replica's rows to its device ahead. Otherwise a plain iterator gives all rows
-        to all replicas, and each replica slices its own. Several workers always take a plain one.
+        copies each replica's rows to its device ahead. Otherwise a plain iterator gives the rows
+        of all replicas, and each takes its own. Several workers always take a plain one.
       packs_int32: Whether resident arrays of bytes and of 32-bit integers are stored as int64.
         TensorFlow keeps int32 in host memory even for operations on a GPU.
       all_reduce: The all-reduce of `mirrored` that `cross_device_ops` "auto" means.

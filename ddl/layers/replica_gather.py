@@ -76,16 +76,20 @@ def _is_alone() -> bool:
 
 
 def _exchanges(values: Sequence[tf.Tensor]) -> list[list[int]]:
-    """Returns the places of the values that share an exchange."""
-    groups: dict[Any, list[int]] = {}
+    """Returns the places of the values that share an exchange, in the order of the exchanges.
+
+    Exchanges of several values come last, since they wait for all of them.
+    """
+    alone = [[place] for place, value in enumerate(values) if not _is_small(value)]
+    groups: dict[tf.DType, list[int]] = {}
     for place, value in enumerate(values):
-        groups.setdefault(value.dtype if _is_small(value) else place, []).append(place)
-    shared = [key for key in groups if isinstance(key, tf.DType)]
-    first = next((dtype for dtype in shared if dtype.is_floating), shared[0] if shared else None)
-    for dtype in shared:
-        if dtype != first and not dtype.is_floating:
+        if _is_small(value):
+            groups.setdefault(value.dtype, []).append(place)
+    first = next((dtype for dtype in groups if dtype.is_floating), next(iter(groups), None))
+    for dtype in list(groups):
+        if first is not None and dtype != first and not dtype.is_floating:
             groups[first] += groups.pop(dtype)
-    return list(groups.values())
+    return [*alone, *groups.values()]
 
 
 def _gathered_together(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:

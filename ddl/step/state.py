@@ -22,8 +22,8 @@ class TrainingState(NamedTuple):
       gradient_norms: float64 [2 · optimizers], sum and count of the global gradient norms of each
         optimizer since the last read; parameter groups count as one optimizer.
       diverged_for: int64 [], batches from the first with a loss that is not finite, inclusive; 0 if
-        all losses are finite; within a loop int64 [n], of each sum. With parameter servers a whole
-        loop counts as one.
+        all losses are finite. With parameter servers a whole loop counts as one. Within a loop
+        int64 [n], `batches` after the last update with which each sum was finite.
       rewinds: int64 [], number of rewinds to a checkpoint after training diverged.
       batches_left_out: int64 [], batches left out by rewinds, and with parameter servers also those
         lost with a worker.
@@ -82,6 +82,16 @@ class TrainingState(NamedTuple):
             batches_left_out=self.batches_left_out + position - self.batches,
             rewinds=tf.constant(rewinds, tf.int64),
         )
+
+    def within_loop(self) -> "TrainingState":
+        """Returns the state that a loop starts from, with its own form of `diverged_for`."""
+        return self._replace(diverged_for=self.batches + tf.zeros_like(self.sums, tf.int64))
+
+    def after_loop(self, before: "TrainingState") -> "TrainingState":
+        """Returns the state after a loop that started from `before`."""
+        # A sum that is not finite stays so within a loop.
+        bad = self.batches - tf.reduce_min(self.diverged_for)
+        return self._replace(diverged_for=before.diverged_for + bad)
 
     def without_metrics(self) -> "TrainingState":
         """Returns the state with metric sums and norms reset to zero."""

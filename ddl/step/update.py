@@ -195,11 +195,10 @@ class UpdateStep:
             finite = tf.constant(True) if books.finite is None else books.finite
             changed = changes.by_selection(state, finite, self.loss_scale)
         # Checked after the loop: if it ended at once, each update would wait for the one before.
-        finite = tf.math.is_finite(changed["sums"])
-        count = tf.where(finite, *(tf.constant(n, tf.int64) for n in (0, 1)))
+        batches, finite = state.batches + 1, tf.math.is_finite(changed["sums"])
         return state._replace(
-            batches=state.batches + 1,
-            diverged_for=state.diverged_for + count,
+            batches=batches,
+            diverged_for=tf.where(finite, batches, state.diverged_for),
             **changed,
         )
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 from ddl.data.checks import data_errors
 from ddl.data.pipeline import Batch, LivePipeline
 from ddl.data.pipeline.buckets import buckets_of
-from ddl.data.pipeline.placed_order import on_host, on_host_if_placed, rows_at
+from ddl.data.pipeline.placed_order import on_host, on_host_if_placed, placed, rows_at
 from ddl.data.pipeline.waiting import InputWait
 from ddl.data.source import Source
 from ddl.devices.path import path_of
@@ -139,10 +139,7 @@ class TrainingLoop:
 
     @tf.function(autograph=False)
     def _loop(self, iterator: Any, end: tf.Tensor, state: TrainingState) -> TrainingState:
-        # An update counts for each sum, and so needs no further operation over all of them.
-        of_each = state.diverged_for + tf.zeros_like(state.sums, tf.int64)
-        state = self._trained(iterator, end, state._replace(diverged_for=of_each))
-        return state._replace(diverged_for=tf.reduce_max(state.diverged_for))
+        return self._trained(iterator, end, state.within_loop()).after_loop(state)
 
     def _trained(self, iterator: Any, end: tf.Tensor, state: TrainingState) -> TrainingState:
         self.trace_count += 1
@@ -172,6 +169,7 @@ class TrainingLoop:
                 for name, own in pipelines.items()
                 if isinstance(own, LivePipeline)
             }
+            given = {n: pipelines[n].on_devices(rows, strategy) for n, rows in given.items()}
             batches = {n: Batch(given[n], resident[n], counter) for n in pipelines}
             if buckets is None:
                 return self._updated(batches, before, made_next)
@@ -209,7 +207,7 @@ class TrainingLoop:
             until = first + left
             # The host orders these while the devices compute the updates.
             following = order(first + count) if ordered_ahead else ()
-            ordered = pipeline.placed(ordered, strategy)
+            ordered = placed(ordered, pipeline.global_batch_size, strategy)
 
             def made(number: tf.Tensor) -> Batch:
                 rows = rows_at(ordered, number - first, strategy)

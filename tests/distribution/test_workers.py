@@ -316,8 +316,18 @@ class Overflowing(ddl.Classification):
 """
 
 
+ON_GPU_PATH = """
+import sys
+from ddl.devices.path import GPU, taking
+from ddl.main import run
+with taking(GPU):
+    run()
+"""
+
+
 @pytest.mark.slow
-def test_all_workers_name_the_replica_that_overflowed(tmp_path, monkeypatch):
+@pytest.mark.parametrize("program", [("-m", "ddl.main"), ("-c", ON_GPU_PATH)], ids=["cpu", "gpu"])
+def test_all_workers_name_the_replica_that_overflowed(tmp_path, monkeypatch, program):
     (tmp_path / "overflows.py").write_text(OVERFLOWS)
     (tmp_path / "own.gin").write_text(
         f"import overflows\ninclude '{ROOT}/configs/digits_mlp.gin'\n"
@@ -330,7 +340,8 @@ def test_all_workers_name_the_replica_that_overflowed(tmp_path, monkeypatch):
     flags = [f"--gin_file={tmp_path}/own.gin", *plan, "--num_virtual_devices=2"]
     hosts = addresses(2)
     allowed = "--gin_allow_unused=Classification.model,Classification.label_smoothing"
-    for status, output in finish_all([start_worker(n, hosts, *flags, allowed) for n in (0, 1)]):
+    started = [start_worker(n, hosts, *flags, allowed, program=program) for n in (0, 1)]
+    for status, output in finish_all(started):
         assert status == 76, output
         assert "logits/bias on replica 3 of worker 1." in output
 
@@ -475,28 +486,34 @@ def test_sigterm_ends_a_worker_that_does_not_train_yet():
     assert set(bound) == {b"lo\0"}
 
 
-ON_GPU_PATH = """
-import sys
-from ddl.devices.path import GPU, taking
-from ddl.main import run
-with taking(GPU):
-    run()
-"""
+def on_gpu_path(model_dir, *more):
+    """Runs two workers of two devices each up to step 20; returns what they saved."""
+    hosts = addresses(2)
+    plan = ["PRECISION = 'float64'", "TRAIN_STEPS = 20", "CHECKPOINT_EVERY = 10", "LOG_EVERY = 8"]
+    flags = [*arguments(model_dir, *plan), "--num_virtual_devices=2", *more]
+    program = ("-c", ON_GPU_PATH)
+    ended = finish_all([start_worker(i, hosts, *flags, program=program) for i in range(2)])
+    assert [status for status, _ in ended] == [0, 0], ended
+    return tensors(model_dir), ended[0][1]
 
 
 @pytest.mark.slow
 def test_workers_train_on_the_path_of_gpus_what_one_device_does(tmp_path, one_device):
-    """Two devices each: every replica copies its part of the order to its device."""
-    model_dir, hosts = tmp_path / "run", addresses(2)
-    shorter = ["PRECISION = 'float64'", "TRAIN_STEPS = 20", "LOG_EVERY = 8"]
-    flags = [*arguments(model_dir, *shorter), "--num_virtual_devices=2"]
-    program = ("-c", ON_GPU_PATH)
-    ended = finish_all([start_worker(i, hosts, *flags, program=program) for i in range(2)])
-    assert [status for status, _ in ended] == [0, 0], ended
-    ours = tensors(model_dir)
+    """Two devices each: every replica copies its part of the order to its device.
+
+    Resumed at step 10 of 15 in the epoch, with batches that are made on the host, they end with
+    the same bits.
+    """
+    ours, _ = on_gpu_path(tmp_path)
     theirs = tf.train.load_checkpoint(str(one_device / "checkpoints" / "step-20"))
     floats = [name for name, value in ours.items() if getattr(value, "dtype", None) == np.float64]
     assert len(floats) > 10
     for name in floats:
         expected = theirs.get_tensor(name)
         np.testing.assert_allclose(ours[name], expected, rtol=0, atol=1e-9, err_msg=name)
+    for later in tmp_path.glob("checkpoints/step-20*"):
+        later.unlink()
+    resumed, output = on_gpu_path(tmp_path, "--data_on_device=false")
+    assert "Restored step 10" in output
+    for name in floats:
+        np.testing.assert_array_equal(resumed[name], ours[name], err_msg=name)

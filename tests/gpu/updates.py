@@ -32,6 +32,8 @@ _FREE = {
     *("Bitcast", "StridedSlice", "Empty", "StopGradient", "PreventGradient", "Size", "Rank"),
 }
 
+_LOOPS = ("While", "StatelessWhile")
+
 # They call cuBLAS or cuDNN.
 _LIBRARY = {
     *("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Conv2D", "Conv2DBackpropInput"),
@@ -111,7 +113,7 @@ def count(graph: tf.Graph, most: int, turns: int = 1, within: bool = False) -> U
 
 
 def _loop_in(nodes: Any) -> Any:
-    (found,) = [node for node in nodes if node.op in ("While", "StatelessWhile")]
+    (found,) = [node for node in nodes if node.op in _LOOPS]
     return found
 
 
@@ -146,7 +148,10 @@ def _crossing(node: Any, body: Body) -> Iterator[tuple[str, int]]:
         given = body.node(name)
         if name.startswith("^") or given is None or given.op == "Const":
             continue
-        if _place(given) and _place(node) and _place(given) != _place(node):
+        crosses = _place(given) and _place(node) and _place(given) != _place(node)
+        # A loop takes a batch whose device nothing names to the first one.
+        unplaced = given.op == "IteratorGetNext" and not _place(given) and node.op in _LOOPS
+        if crosses or unplaced:
             dtype = tf.as_dtype(given.attr["T"].type or given.attr["dtype"].type or tf.bool)
             shape = body.shape_of(name)
             sizes = [dimension.size for dimension in shape.dim] if shape else [math.inf]

@@ -1,5 +1,6 @@
 """The GPU's path of batches, arrays and gradients, run on virtual CPU devices."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -63,6 +64,20 @@ def test_resumed_within_an_epoch_to_the_bit(tmp_path, resident):
         np.testing.assert_array_equal(ours, theirs)
 
 
+def test_a_stream_without_a_strategy():
+    """A script that builds a Trainer with nothing else, on a machine with a GPU."""
+    x = np.random.default_rng(0).normal(size=(20, 3))
+    found = []
+    for resident in (True, False):
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+        data, where = (x, np.arange(20) % 2), {"data_on_device": resident}
+        made = ddl.Trainer(ddl.Classification(model), "sgd", data, global_batch_size=8, **where)
+        made.train(3)
+        found.append(made.predict(x))
+    np.testing.assert_array_equal(*found)
+
+
 @pytest.mark.parametrize("replicas", [2, 4])
 def test_each_replicas_rows_lie_on_its_device(replicas):
     """The rows of a distributed iterator, resident arrays, and the order of resident examples."""
@@ -72,12 +87,17 @@ def test_each_replicas_rows_lie_on_its_device(replicas):
     resident = BatchPipeline(ddl.data.ArraySource(data), 8, resident=True)
     iterator = stream.iterator(strategy)
     assert isinstance(iterator, tf.distribute.DistributedIterator)
-    ordered = resident.placed(resident.batches_from(tf.zeros([], tf.int64), strategy), strategy)
+    ordered = placed_order.placed(
+        resident.batches_from(tf.zeros([], tf.int64), strategy), 8, strategy
+    )
     arrays = resident.resident_arrays(strategy)["x"]
-    for value in (next(iterator)["x"], ordered["index"], arrays):
+    sliced = stream.on_devices({"x": tf.range(8)}, strategy)["x"]  # as from a plain iterator
+    for value in (next(iterator)["x"], ordered["index"], arrays, sliced):
         parts = strategy.experimental_local_results(value)
         assert [part.device[-5:] for part in parts] == [f"CPU:{i}" for i in range(replicas)]
     assert {part.dtype for part in strategy.experimental_local_results(arrays)} == {tf.int64}
+    own = np.concatenate(strategy.experimental_local_results(sliced))
+    np.testing.assert_array_equal(own, np.arange(8))
     assert not isinstance(resident.iterator(strategy), tf.distribute.DistributedIterator)
 
 

@@ -14,7 +14,10 @@ from ddl.callbacks.fingerprint import Fingerprint
 from ddl.errors import ConfigError, TrainingDiverged
 from ddl.optimizers import Group
 from ddl.precision import set_precision
-from ddl.step.sharding import applying, optimizers, shares
+from ddl.step.compiled.compiler import Compiler
+from ddl.step.gradients import Clip
+from ddl.step.sharding import InShares, applying, optimizers, shares
+from ddl.step.verbs.parts import OptimizerPart
 from tests.conftest import LikeGpus, make_strategy
 from tests.step.sharding.trainers import (
     DATA,
@@ -28,6 +31,7 @@ from tests.step.sharding.trainers import (
     sgd,
     slot_bytes,
     weights,
+    wide,
 )
 from tests.training.overflowing import Overflowing, second_batch_on
 
@@ -135,11 +139,11 @@ def test_compiled_updates_are_the_same():
 def test_each_replica_holds_its_share_of_the_slots(replicas):
     set_precision("float32")
 
-    def wide():
+    def model():
         return keras.Sequential([keras.Input([7]), keras.layers.Dense(401), keras.layers.Dense(5)])
 
-    of_whole = slot_bytes(make(make_strategy("one_device", 1), False, model=wide))[0]
-    trainer = make(make_strategy("mirrored", replicas), True, model=wide)
+    of_whole = slot_bytes(make(make_strategy("one_device", 1), False, model=model))[0]
+    trainer = make(make_strategy("mirrored", replicas), True, model=model)
     assert len(slot_bytes(trainer)) == replicas
     assert max(slot_bytes(trainer)) <= of_whole * (1 / replicas + 0.02)
     trainer.train(2, progress=False)
@@ -150,6 +154,30 @@ def test_each_replica_holds_its_share_of_the_slots(replicas):
     assert len(copies) == replicas * 4
     sizes = [tf.raw_ops.ReadVariableOp(resource=c.handle, dtype=c.dtype).shape for c in copies]
     assert all(size == [0] for size in sizes)
+
+
+def test_a_share_of_a_weight_takes_memory_once_its_gradient_is_in_shares(monkeypatch):
+    strategy = make_strategy("mirrored", 2)
+    trainer = make(strategy, True, sgd, model=wide)
+    (variable,) = trainer.model.trainable_variables
+    waits = []
+
+    def own_share(value):
+        waits.append([operation.type for operation in tf.no_op().control_inputs])
+        return shares.own_share(value)
+
+    @tf.function(autograph=False)
+    def update(gradient):
+        given = strategy.run(lambda: tf.identity(gradient))
+        applying.apply_to_shares(
+            *(trainer.sharding, InShares([given]), [variable]),
+            *([OptimizerPart(trainer.optimizer, [0])], Clip(None, None)),
+            *(tf.constant(0, tf.int64), Compiler("off", strategy, "training"), None),
+        )
+
+    monkeypatch.setattr(applying, "own_share", own_share)
+    update.get_concrete_function(tf.zeros([7 * 64 // 2]))
+    assert waits == [["Identity"]] * 2
 
 
 @pytest.mark.parametrize("overflows_on", [0, 1])

@@ -10,7 +10,7 @@ from tensorflow.python.trackable.base import VARIABLE_VALUE_KEY
 
 from ddl.distribution.workers import Workers
 from ddl.step.sharding import Sharding
-from ddl.step.sharding.shares import gathered, share_of
+from ddl.step.sharding.shares import copied_share, gathered
 from ddl.step.weight_average import WeightAverages
 
 _Trackable: Any = tf.__internal__.tracking.Trackable
@@ -79,7 +79,7 @@ class WholeSlot(_Trackable):
         replicas = self._strategy.num_replicas_in_sync
         first = self._workers.index * self._workers.replicas_of_each
         for number, copy in enumerate(self._copies()):
-            copy.assign(share_of(value, first + number, replicas))
+            copy.assign(copied_share(value, first + number, replicas))
 
 
 def with_whole_slots(optimizer: keras.optimizers.Optimizer, sharding: Sharding | None) -> Any:

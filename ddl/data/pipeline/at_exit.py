@@ -20,13 +20,14 @@ def iterator_of(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy | Non
       dataset: The data set.
       strategy: Distributes the batches; None for a plain iterator.
     """
-    if strategy is None:
-        iterator = iter(dataset)
+    iterator = iter(
+        dataset if strategy is None else strategy.experimental_distribute_dataset(dataset)
+    )
+    if isinstance(iterator, tf.distribute.DistributedIterator):
+        _LIVE.update(each._iterator for each in iterator._iterators)  # one for each worker
+    else:  # also of TensorFlow's default strategy, which distributes nothing
         _LIVE.add(iterator)
-        return iterator
-    distributed = iter(strategy.experimental_distribute_dataset(dataset))
-    _LIVE.update(each._iterator for each in distributed._iterators)  # one for each worker
-    return distributed
+    return iterator
 
 
 @atexit.register

@@ -49,7 +49,7 @@ def grouped_by_replica(batches: int, rows: int, replicas: int) -> np.ndarray:
 
 
 def as_sent(dataset: tf.data.Dataset, widens: bool, is_full: bool) -> tf.data.Dataset:
-    """Prepares batches for a distributed iterator, which copies them to the devices.
+    """Prepares batches that are copied to devices with a memory of their own.
 
     Args:
       dataset: Dicts of features and "weight".

@@ -9,7 +9,7 @@ from ddl.data.order import batch_indices, index_batches, indices_from
 from ddl.data.pipeline.at_exit import iterator_of
 from ddl.data.pipeline.batch import Batch, static_slice
 from ddl.data.pipeline.datasets import as_received, as_sent, finished, joined
-from ddl.data.pipeline.placed_order import first_own_row, on_host_if_placed, placed
+from ddl.data.pipeline.placed_order import first_own_row, on_host_if_placed, on_own_device
 from ddl.data.pipeline.resident import ResidentArrays
 from ddl.data.source import IndexedSource, Source, weighted
 from ddl.devices.path import path_of
@@ -125,8 +125,9 @@ class BatchPipeline:
             dataset = dataset.take(self.steps_per_epoch * number).repeat()
         if number > 1:
             dataset = joined(dataset, number, Workers(strategy).replicas_of_each)
-        if distributes := self.distributes(strategy):
-            dataset = as_sent(dataset, path_of(strategy).packs_int32, self.always_full)
+        path, distributes = path_of(strategy), self.distributes(strategy)
+        if distributes or path.places_order:
+            dataset = as_sent(dataset, path.packs_int32, self.always_full)
         dataset = finished(dataset, ahead=not self.resident)
         return iterator_of(dataset, strategy if distributes else None)
 
@@ -150,7 +151,8 @@ class BatchPipeline:
           strategy: Strategy of the training.
           number: Number of the update, int64 [].
         """
-        return Batch(next(iterator), self.resident_arrays(strategy), batch_counter(number))
+        rows = self.on_devices(next(iterator), strategy)
+        return Batch(rows, self.resident_arrays(strategy), batch_counter(number))
 
     def orders_in_graph(self, strategy: tf.distribute.Strategy) -> bool:
         """Returns whether `batches_from` replaces the iterator, to avoid waiting for threads."""
@@ -182,12 +184,9 @@ class BatchPipeline:
         # `examples` creates weights that are all 1.
         return {"index": made["index"]} if self.always_full else made
 
-    def placed(
-        self, ordered: dict[str, tf.Tensor], strategy: tf.distribute.Strategy
-    ) -> dict[str, Any]:
-        """Returns `batches_from` as `ddl.data.pipeline.placed_order.rows_at` takes it."""
-        of_replica = self.global_batch_size // strategy.num_replicas_in_sync
-        return placed(ordered, of_replica, strategy)
+    def on_devices(self, rows: Any, strategy: tf.distribute.Strategy) -> Any:
+        """Returns an iterator's element with a replica's own rows on its device. Cross-replica."""
+        return on_own_device(rows, self.global_batch_size * self.batches_per_update, strategy)
 
     def resident_arrays(self, strategy: tf.distribute.Strategy) -> dict[str, Any]:
         """Returns the arrays on the devices, to pass to `strategy.run`; {} if not resident.

@@ -1,10 +1,11 @@
-"""The order of many batches, computed on the host and copied to the devices at once."""
+"""Batches made on the host: the order of many, copied to the devices at once, and their rows."""
 
 import contextlib
 from typing import Any
 
 import tensorflow as tf
 
+from ddl.data.pipeline.batch import static_slice
 from ddl.devices.path import path_of
 
 
@@ -19,13 +20,13 @@ def on_host() -> contextlib.AbstractContextManager:
 
 
 def placed(
-    ordered: dict[str, tf.Tensor], rows_of_replica: int, strategy: tf.distribute.Strategy
+    ordered: dict[str, tf.Tensor], global_batch_size: int, strategy: tf.distribute.Strategy
 ) -> dict[str, Any]:
     """Copies each replica's part of `BatchPipeline.batches_from` to its device. Cross-replica.
 
     Args:
       ordered: Indices and weights of k batches, [k, rows of all replicas of this process].
-      rows_of_replica: Rows that a replica computes of each batch, in all microbatches.
+      global_batch_size: Rows of each batch, in all microbatches.
       strategy: Strategy of the training.
 
     Returns:
@@ -34,6 +35,7 @@ def placed(
     """
     if not path_of(strategy).places_order:
         return ordered
+    rows_of_replica = global_batch_size // strategy.num_replicas_in_sync
 
     def own(made: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         first = first_own_row(next(iter(made.values())).shape[1], rows_of_replica)
@@ -44,6 +46,36 @@ def placed(
         return {name: tf.identity(tf.ensure_shape(rows, shape)) for name, rows in parts.items()}
 
     return strategy.run(own, (ordered,))
+
+
+def on_own_device(rows: Any, all_rows: int, strategy: tf.distribute.Strategy) -> Any:
+    """Returns an element of an iterator with a replica's own rows on its device. Cross-replica.
+
+    Each replica would else copy the rows of all replicas of this process. And a loop over the
+    microbatches has no other way to know the device: it would send all rows to the first one, and
+    from there, in each turn, to the others.
+
+    Args:
+      rows: Features by name: per-replica values, or all rows of this process.
+      all_rows: Rows of all replicas in an update, of all workers.
+      strategy: Strategy of the training.
+
+    Returns:
+      `rows` itself where the devices share the memory of the host.
+    """
+    if not path_of(strategy).places_order:
+        return rows
+    rows_of_replica = all_rows // strategy.num_replicas_in_sync
+
+    def own(rows: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        held = next(iter(rows.values())).shape[0]
+        if held != rows_of_replica:
+            with on_host():
+                first = first_own_row(held, rows_of_replica)
+                rows = {n: static_slice(each, first, rows_of_replica) for n, each in rows.items()}
+        return {name: tf.identity(each) for name, each in rows.items()}
+
+    return strategy.run(own, (rows,))
 
 
 def rows_at(

@@ -133,10 +133,12 @@ def _update(
     updated = [variables[place] for place in part.places]
     stand_ins = sharding.stand_ins(optimizer, updated)
 
-    def fill() -> None:
-        for variable, stand_in in zip(updated, stand_ins, strict=True):
-            own = own_share(tf.convert_to_tensor(variable.value))
-            tf.raw_ops.AssignVariableOp(resource=stand_in.value.handle, value=own)
+    def fill(gradients: list[tf.Tensor]) -> None:
+        for variable, stand_in, gradient in zip(updated, stand_ins, gradients, strict=True):
+            # Not before the whole gradient is freed, so that the two are not in memory together.
+            with tf.control_dependencies([gradient]):
+                own = own_share(tf.convert_to_tensor(variable.value))
+                tf.raw_ops.AssignVariableOp(resource=stand_in.value.handle, value=own)
 
     def update(own: list[tf.Tensor]) -> None:
         pairs = list(zip(own, stand_ins, strict=True))
@@ -160,8 +162,8 @@ def _update(
 
     if compiler.is_on:
         sharding.allocate(stand_ins)
-    strategy.run(fill)
     own = [shares[place] for place in part.places]
+    strategy.run(fill, args=(own,))
     given = norms_given(sharding, optimizer, own, updated, stand_ins)
     with given, refusing_reductions(strategy):
         strategy.run(update, args=(own,))

@@ -10,7 +10,7 @@ from ddl.distribution.workers import Workers
 from ddl.step.compiled.compiler import Compiler
 from ddl.step.moving_statistics import restoring
 from ddl.step.sharding.optimizers import Sharding
-from ddl.step.sharding.shares import gathered, own_share, share_of, size_of_share
+from ddl.step.sharding.shares import copied_share, gathered, own_share, size_of_share
 from ddl.step.weight_average import ExponentialMovingAverage, WeightAverages
 
 
@@ -101,7 +101,7 @@ class AveragesInShares(WeightAverages):
                 with tf.device(copy.device):
                     own = value.read_value()
                     if id(average) in self.shares:
-                        own = share_of(own, first + number, replicas)
+                        own = copied_share(own, first + number, replicas)
                     copy.assign(own)
 
     def _whole(self, average: tf.Variable) -> tf.Tensor:

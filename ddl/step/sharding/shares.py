@@ -23,11 +23,23 @@ def entries_of_share(shape: tf.TensorShape, replica: int, replicas: int) -> int:
 
 
 def share_of(value: tf.Tensor, replica: int, replicas: int) -> tf.Tensor:
-    """Returns a replica's share of a tensor: [entries of a share]. In any context."""
+    """Returns a replica's share of a tensor: [entries of a share]. In any context.
+
+    It may use the memory of the tensor. A variable that keeps it takes `copied_share`.
+    """
     size = size_of_share(value.shape, replicas)
-    part = tf.reshape(value, [-1])[replica * size : (replica + 1) * size]
-    missing = size - part.shape[0]
-    return tf.pad(part, [[0, missing]]) if missing else part
+    return _padded(tf.reshape(value, [-1])[replica * size : (replica + 1) * size], size)
+
+
+def copied_share(value: tf.Tensor, replica: int, replicas: int) -> tf.Tensor:
+    """Returns `share_of` in memory of its own.
+
+    TensorFlow does not copy a slice of rows, nor a value that is assigned to a variable: a variable
+    to which such a slice is assigned keeps the whole tensor in memory. It copies slices of columns.
+    """
+    size = size_of_share(value.shape, replicas)
+    row = tf.reshape(value, [1, -1])[:, replica * size : (replica + 1) * size]
+    return _padded(tf.reshape(row, [-1]), size)
 
 
 def own_share(value: tf.Tensor) -> tf.Tensor:
@@ -51,7 +63,8 @@ def summed_to_shares(
     rows = [_rows(gradient, replicas) for gradient in dense]
     if sent is not None:
         rows = [tf.cast(row, sent) for row in rows]
-    sums = scatter_over_replicas(rows)
+    # The backward pass computes the last layers' gradients first, so they are sent first.
+    sums = scatter_over_replicas(rows[::-1])[::-1]
     return [
         tf.cast(tf.reshape(own, [-1]), gradient.dtype)
         for own, gradient in zip(sums, dense, strict=True)
@@ -72,10 +85,12 @@ def gathered(shares: Sequence[tf.Tensor], shapes: Sequence[tf.TensorShape]) -> l
     ]
 
 
+def _padded(part: tf.Tensor, size: int) -> tf.Tensor:
+    missing = size - part.shape[0]
+    return tf.pad(part, [[0, missing]]) if missing else part
+
+
 def _rows(value: tf.Tensor, replicas: int) -> tf.Tensor:
     """Returns the shares of all replicas: [replicas, entries of a share]."""
     size = size_of_share(value.shape, replicas)
-    flat = tf.reshape(value, [-1])
-    if missing := replicas * size - flat.shape[0]:
-        flat = tf.pad(flat, [[0, missing]])
-    return tf.reshape(flat, [replicas, size])
+    return tf.reshape(_padded(tf.reshape(value, [-1]), replicas * size), [replicas, size])

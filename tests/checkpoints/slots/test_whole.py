@@ -10,10 +10,19 @@ import tensorflow as tf
 import ddl
 from ddl.checkpoints.checkpoints import Checkpoints
 from ddl.checkpoints.comparison import object_graph
+from ddl.checkpoints.slots.whole import VARIABLE_VALUE_KEY, WholeSlot
 from ddl.errors import ModelDirectoryError
 from ddl.precision import set_precision
 from tests.conftest import make_strategy, save
-from tests.step.sharding.trainers import adamw, assert_close, make, weights, whole_slots
+from tests.step.sharding.trainers import (
+    adamw,
+    assert_close,
+    make,
+    memory_of,
+    weights,
+    whole_slots,
+    wide,
+)
 
 
 def of(replicas, shards, **arguments):
@@ -74,6 +83,17 @@ def test_a_run_resumes_with_the_switch_and_the_replicas_changed(trained, before,
     one, other = (weights(t)[:: t.strategy.num_replicas_in_sync] for t in (trainer, straight))
     assert_close(one, other, atol=tolerance)
     assert_close(whole_slots(trainer), whole_slots(straight), atol=tolerance)
+
+
+def test_restored_shares_do_not_keep_whole_slots_in_memory():
+    trainer = of(2, True, model=wide)
+    (shard, *_) = trainer.sharding.slots.values()
+    whole = tf.random.normal(shard.shape, dtype=tf.float64)
+    slot = WholeSlot(shard.variable.value, shard.shape, trainer.strategy)
+    slot._restore_from_tensors({VARIABLE_VALUE_KEY: whole})
+    np.testing.assert_array_equal(slot.whole(), whole)
+    for copy in trainer.strategy.experimental_local_results(slot.variable):
+        assert not np.shares_memory(memory_of(copy), memory_of(whole))
 
 
 def test_slots_of_another_optimizer_are_refused(trained):

@@ -13,7 +13,7 @@ from ddl.checkpoints.checkpoints import Checkpoints
 from ddl.errors import TrainingDiverged
 from ddl.precision import set_precision
 from tests.conftest import LikeGpus, make_strategy, save
-from tests.step.sharding.trainers import assert_close, make
+from tests.step.sharding.trainers import assert_close, make, memory_of, wide
 
 RULE = ddl.ExponentialMovingAverage(0.9)
 
@@ -114,3 +114,11 @@ def test_each_share_counts():
     last.assign(np.inf * tf.ones_like(last))
     with pytest.raises(TrainingDiverged, match="average/.*kernel"):
         trainer.check_finite()
+
+
+def test_shares_do_not_keep_whole_weights_in_memory():
+    trainer = of(make_strategy("mirrored", 2), True, model=wide)
+    (average,), (weight,) = trainer.averages.variables, trainer.model.variables
+    results = trainer.strategy.experimental_local_results
+    for copy, whole in zip(results(average), results(weight.value), strict=True):
+        assert not np.shares_memory(memory_of(copy), memory_of(whole))

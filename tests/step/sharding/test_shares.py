@@ -4,8 +4,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ddl.step.sharding.shares import gathered, own_share, share_of, size_of_share, summed_to_shares
+from ddl.step.sharding.shares import (
+    copied_share,
+    gathered,
+    own_share,
+    share_of,
+    size_of_share,
+    summed_to_shares,
+)
 from tests.conftest import LikeGpus, make_strategy
+from tests.step.sharding.trainers import memory_of
 
 
 @pytest.mark.parametrize(("entries", "replicas", "size"), [(8, 4, 2), (9, 4, 3), (1, 2, 1)])
@@ -17,6 +25,17 @@ def test_shares_have_one_size(entries, replicas, size):
     whole = np.concatenate(shares)
     np.testing.assert_array_equal(whole[:entries], value)
     assert not whole[entries:].any()
+
+
+@pytest.mark.parametrize("entries", [64, 63])
+def test_copied_shares_have_memory_of_their_own(entries):
+    """The first assertion fails once TensorFlow copies, and `copied_share` is no longer needed."""
+    value = tf.random.normal([entries])
+    assert np.shares_memory(memory_of(share_of(value, 0, 2)), memory_of(value))
+    for replica in range(2):
+        copied = copied_share(value, replica, 2)
+        np.testing.assert_array_equal(copied, share_of(value, replica, 2))
+        assert not np.shares_memory(memory_of(copied), memory_of(value))
 
 
 @pytest.mark.parametrize("collectives", [False, True])
@@ -46,3 +65,16 @@ def test_sums_go_to_shares_and_back(gpu_path, collectives, sent):
             np.testing.assert_array_equal(value, total)
             np.testing.assert_array_equal(share, share_of(tf.constant(value), replica, 4))
             np.testing.assert_array_equal(own, share)
+
+
+def test_last_gradients_are_sent_first(gpu_path):
+    """The backward pass computes them first; small ones, which share an exchange, go last."""
+    strategy = LikeGpus(2)
+
+    def function():
+        return summed_to_shares([tf.ones([n]) for n in (200_000, 4, 300_000, 6)], None)
+
+    graph = tf.function(lambda: strategy.run(function), autograph=False).get_concrete_function()
+    sent = [o for o in graph.graph.get_operations() if o.type == "CollectiveAllToAllV2"]
+    sizes = [operation.inputs[0].shape.num_elements() for operation in sent]
+    assert sizes[::2] == sizes[1::2] == [300_000, 200_000, 10]

@@ -119,6 +119,16 @@ def held(trainer) -> list[np.ndarray]:
     ]
 
 
+def wide() -> keras.Model:
+    """A network whose shares TensorFlow would not copy from the weights: their entries align."""
+    return keras.Sequential([keras.Input([7]), keras.layers.Dense(64, use_bias=False)])
+
+
+def memory_of(value) -> np.ndarray:
+    """The memory of a tensor, or of a variable's present value, without a copy."""
+    return np.asarray(memoryview(tf.convert_to_tensor(value)))
+
+
 def slot_bytes(trainer) -> list[int]:
     """The bytes of the slots on each replica of this process."""
     slots = [v.value for v in trainer.optimizer.variables if v.value.shape.rank]

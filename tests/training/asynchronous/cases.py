@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,14 @@ import numpy as np
 import tensorflow as tf
 
 import ddl
-from ddl import microbatch
+from ddl import config, microbatch
 from ddl.checkpoints.checkpoints import Checkpoints
+from ddl.distribution.communication import Communication
 from ddl.distribution.parameter_servers import build_parameter_server_strategy, start_server
 from ddl.distribution.timeouts import ClusterTimeouts
 from ddl.launcher.tasks import cluster_tasks, free_ports, tf_configs
 from ddl.precision import LossScale, set_precision
+from ddl.run import train
 from ddl.run.checks.servers import bytes_of_servers
 from tests.training import parity_cases, split_tables
 
@@ -182,10 +185,21 @@ def bfloat16(strategy: tf.distribute.Strategy) -> Any:
 
 
 def refused(strategy: tf.distribute.Strategy) -> Any:
-    """Returns the error for data that cannot be sent to workers."""
+    """Returns the errors for data that cannot be sent to workers, and for predictions."""
     source = ddl.data.RandomAccessSource(lambda indices: {"image": indices}, 10)
+    trained = trainer(strategy, "float32")
+    config.load(["configs/digits_mlp.gin"], [])
+    placement = train.Placement(strategy, Communication())
+    return [
+        _error(ddl.data.BatchPipeline(source, 5).packed_arrays),
+        _error(lambda: trained.predict(np.zeros([2, 8, 8, 1]))),
+        _error(lambda: train.run(placement, None, mode="predict", predictions="x.jsonl")),
+    ]
+
+
+def _error(call: Callable[[], Any]) -> str | None:
     try:
-        ddl.data.BatchPipeline(source, 5).packed_arrays()
+        call()
     except ddl.errors.ConfigError as error:
         return str(error)
     return None

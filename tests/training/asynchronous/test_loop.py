@@ -104,4 +104,13 @@ def test_bfloat16_needs_no_scale(two_workers):
 
 @pytest.mark.slow
 def test_only_arrays_can_be_sent(two_workers):
-    assert "got RandomAccessSource. Convert the data to TFRecord" in two_workers["refused"]
+    assert "got RandomAccessSource. Convert the data to TFRecord" in two_workers["refused"][0]
+
+
+@pytest.mark.slow
+def test_nothing_predicts(two_workers):
+    for name, error in zip(("predict", "--mode=predict"), two_workers["refused"][1:], strict=True):
+        assert error == (
+            f"{name} does not run with parameter servers. Export the model, or restore a "
+            "checkpoint under another strategy."
+        )
