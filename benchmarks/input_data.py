@@ -1,6 +1,7 @@
 """Rows that benchmarks.input_pipelines reads, written in all formats."""
 
 import dataclasses
+import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -61,6 +62,34 @@ def has_grain() -> bool:
     return True
 
 
+def has_hugging_face() -> bool:
+    """Returns whether Hugging Face's `datasets` is installed."""
+    return importlib.util.find_spec("datasets") is not None
+
+
+def has_tfds() -> bool:
+    """Returns whether TensorFlow Datasets and ArrayRecord are installed."""
+    packages = ("tensorflow_datasets", "array_record")
+    return all(importlib.util.find_spec(package) is not None for package in packages)
+
+
+def _write_tfds(values: np.ndarray, folder: Path) -> None:
+    """Writes rows, float32 [n, COLUMNS], by TensorFlow Datasets, in both of its formats."""
+    import tensorflow_datasets as tfds
+
+    for file_format in ("array_record", "tfrecord"):
+        tfds.dataset_builders.store_as_tfds_dataset(
+            name="rows",
+            version="1.0.0",
+            features=tfds.features.FeaturesDict(
+                {"x": tfds.features.Tensor(shape=(COLUMNS,), dtype=np.float32)}
+            ),
+            split_datasets={"train": tf.data.Dataset.from_tensor_slices({"x": values})},
+            data_dir=folder / "tfds" / file_format,
+            file_format=file_format,
+        )
+
+
 def write(images: np.ndarray, folder: Path, *, array_records: bool) -> Data:
     """Writes the rows in all formats.
 
@@ -91,6 +120,13 @@ def write(images: np.ndarray, folder: Path, *, array_records: bool) -> Data:
     columns = table(dict(zip(NAMES, values.T, strict=True)))
     csv.write_csv(columns, folder / "table.csv")
     parquet.write_table(columns, folder / "table.parquet")
+    if has_hugging_face():
+        from datasets import Dataset
+
+        rows = Dataset.from_dict(dict(zip(NAMES, values.T, strict=True)))
+        rows.save_to_disk(folder / "hugging_face")
+    if has_tfds():
+        _write_tfds(values, folder)
     letters = np.random.default_rng(2).integers(97, 123, (len(images), WINDOW), "u1")
     letters[:, -1] = 10
     (folder / "text.txt").write_bytes(letters.tobytes())

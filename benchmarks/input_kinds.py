@@ -21,6 +21,8 @@ from benchmarks.input_data import (
     WINDOW,
     Data,
     Kind,
+    has_hugging_face,
+    has_tfds,
 )
 from ddl import data
 
@@ -84,6 +86,14 @@ def _csv(given: Data) -> data.Source:
 
 def _parquet(given: Data) -> data.Source:
     return data.table(str(given.folder / "table.parquet"))
+
+
+def _hugging_face(given: Data) -> data.Source:
+    return data.hugging_face(given.folder / "hugging_face")
+
+
+def _tfds(given: Data) -> data.Source:
+    return data.tfds("rows", split="train", data_dir=str(given.folder / "tfds" / "array_record"))
 
 
 def _lines(given: Data) -> data.Source:
@@ -180,6 +190,21 @@ def _columns(given: Data) -> tf.data.Dataset:
     table = parquet.read_table(given.folder / "table.parquet")
     columns = {name: table[name].to_numpy() for name in NAMES}
     return tf.data.Dataset.from_tensor_slices(columns).shuffle(BUFFER).batch(BATCH)
+
+
+def _to_tf_dataset(given: Data) -> tf.data.Dataset:
+    from datasets import load_from_disk
+
+    rows = load_from_disk(given.folder / "hugging_face")
+    return rows.to_tf_dataset(batch_size=BATCH, shuffle=True)
+
+
+def _tfds_dataset(given: Data) -> tf.data.Dataset:
+    import tensorflow_datasets
+
+    folder = given.folder / "tfds" / "tfrecord"
+    builder = tensorflow_datasets.builder("rows", data_dir=folder)
+    return builder.as_dataset("train", shuffle_files=True).shuffle(BUFFER).batch(BATCH)
 
 
 def _text(given: Data) -> tf.data.Dataset:
@@ -305,3 +330,7 @@ KINDS = {
     "Python generator": Kind(_generator, GENERATOR, _from_generator),
     "keras.utils.PyDataset": Kind(_py_dataset, "from_generator of batches", _of_batches),
 }
+if has_hugging_face():
+    KINDS["Hugging Face data set"] = Kind(_hugging_face, "its to_tf_dataset", _to_tf_dataset)
+if has_tfds():
+    KINDS["TensorFlow Datasets, data source"] = Kind(_tfds, "its TFRecord files", _tfds_dataset)

@@ -7,6 +7,8 @@ compares ddl's sources with tf.data's pipelines, which shuffle in a buffer of 10
 all files; generators: not at all), and, where it has a reader, with grain's, which shuffle fully
 like ddl's and are read in Python, after the two others. tf.data packs no rows; its lines are joined
 and cut. tf.data has no reader of ArrayRecord, so the same rows in TFRecord files stand beside it.
+Beside a data set of Hugging Face stands its `to_tf_dataset`, which shuffles fully; beside the data
+source of TensorFlow Datasets, its reader of TFRecord files.
 Small arrays, which ddl keeps on the devices, have no input; benchmarks.loop_overhead includes the
 cost of gathering them. The second table shows the time to the first batch of a run that resumes in
 the middle of an epoch; tf.data's pipelines start over instead.
@@ -205,10 +207,22 @@ def measure(quick: bool) -> Report:
                 level=1,
             )
         ],
-        notes=[]
-        if has_grain
-        else [
-            "grain: skipped, because it is not installed. Install it with `make benchmarks/peers`."
+        notes=[
+            note
+            for is_there, note in (
+                (
+                    has_grain,
+                    "grain: skipped, because it is not installed. Install it with "
+                    "`make benchmarks/peers`.",
+                ),
+                (
+                    input_data.has_hugging_face() and input_data.has_tfds(),
+                    "Data sets of Hugging Face and TensorFlow Datasets: skipped where the package "
+                    "is not installed. Run `make extras`, then "
+                    "`.venv-extras/bin/python -m benchmarks input_pipelines`.",
+                ),
+            )
+            if not is_there
         ],
     )
 

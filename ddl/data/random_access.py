@@ -79,7 +79,7 @@ class RandomAccessSource(IndexedSource):
 
     def _looked_up(self, order: tf.data.Dataset, size: int) -> tf.data.Dataset:
         """See `IndexedSource`."""
-        at_once = self._batches_at_once(size) if self.reads_ahead else 1
+        at_once = self.batches_at_once(size) if self.reads_ahead else 1
         if at_once == 1:
             return super()._looked_up(order, size)
 
@@ -95,14 +95,14 @@ class RandomAccessSource(IndexedSource):
         blocks = read_in_place(order, self).batch(at_once, drop_remainder=True)
         return blocks.map(looked_up, num_parallel_calls=2, deterministic=True).unbatch()
 
-    def _batches_at_once(self, size: int) -> int:
-        """Returns the number of batches of `size` rows that one call looks up."""
+    def batches_at_once(self, size: int, most_bytes: int = _BYTES_AT_ONCE) -> int:
+        """Returns the number of batches of `size` rows, of these bytes, that one call looks up."""
         of_example = sum(
             spec.shape.num_elements()
             * (_BYTES_OF_TEXT if spec.dtype == tf.string else spec.dtype.size)
             for spec in self._element_spec.values()
         )
-        return min(_MOST_AT_ONCE, max(1, _BYTES_AT_ONCE // max(of_example * size, 1)))
+        return min(_MOST_AT_ONCE, max(1, most_bytes // max(of_example * size, 1)))
 
     @tf.autograph.experimental.do_not_convert
     def gather(self, indices: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -112,7 +112,7 @@ class RandomAccessSource(IndexedSource):
         """
         names = list(self._element_spec)
         dtypes = [self._element_spec[name].dtype for name in names]
-        values = tf.numpy_function(self._checked_look_up, [indices], dtypes, stateful=False)
+        values = tf.numpy_function(self.checked_look_up, [indices], dtypes, stateful=False)
         rows = dict(zip(names, values, strict=True))
         for name, spec in self._element_spec.items():
             rows[name].set_shape([indices.shape[0], *spec.shape])
@@ -140,7 +140,12 @@ class RandomAccessSource(IndexedSource):
             )
         return {name: array_of(rows) for name, rows in found.items()}
 
-    def _checked_look_up(self, indices: np.ndarray) -> list[np.ndarray]:
+    def checked_look_up(self, indices: np.ndarray) -> list[np.ndarray]:
+        """Looks up examples, int64 [b], and returns their features in the order of `element_spec`.
+
+        Raises:
+          DataError: If the function fails, or what it returns does not fit or is not finite.
+        """
         rows = self._look_up(indices)
         if set(rows) != set(self._element_spec):
             raise DataError(

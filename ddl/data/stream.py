@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from ddl.data.batched import check_not_batched
+from ddl.data.batched import check_not_batched, optimized
 from ddl.data.checks import checked_finite
 from ddl.data.naming import named
 from ddl.data.order import steps_per_epoch, stream_seeds
@@ -212,7 +212,7 @@ class StreamSource(Source):
             examples = examples.apply(tf.data.experimental.assert_cardinality(length))
             if seed is not None and self._shuffle_buffer > 1:
                 examples = self._shuffled(examples, length, stream_seeds(seed, epoch, shard))
-            batches = examples.batch(size).map(finished, num_parallel_calls=2)
+            batches = optimized(examples.batch(size).map(finished, num_parallel_calls=2), length)
             missing = steps - steps_per_epoch(length, size)
             if not missing:
                 return batches

@@ -1,9 +1,11 @@
+from unittest import mock
+
 import numpy as np
 import pytest
 import tensorflow as tf
 from absl import logging
 
-from ddl.data import ArraySource, BatchPipeline, StreamSource, as_source, stream
+from ddl.data import ArraySource, BatchPipeline, StreamSource, as_source, batched, stream
 from ddl.data.checks import data_errors
 from ddl.data.conversion import sources_by_name
 from ddl.data.source import checked_element_spec
@@ -396,3 +398,20 @@ def test_features_without_one_dense_shape_get_their_remedy(feature, remedy):
     with pytest.raises(DataError, match=remedy) as caught:
         checked_element_spec({"x": feature})
     assert "batch" not in str(caught.value)
+
+
+def test_the_optimizer_changes_no_batch_of_a_stream(monkeypatch):
+    def epoch(number):
+        shuffled = tf.data.Dataset.range(20).shuffle(20, seed=number + 1)
+        return shuffled.map(lambda x: {"x": tf.cast(x, tf.float32)}, num_parallel_calls=2)
+
+    tf.random.set_seed(1)
+    found = []
+    for least in (100, 1):
+        monkeypatch.setattr(batched, "_OPTIMIZED", least)
+        optimizer = mock.Mock(side_effect=tf.raw_ops.OptimizeDatasetV2)
+        monkeypatch.setattr(tf.raw_ops, "OptimizeDatasetV2", optimizer)
+        made = StreamSource(epoch, 18, shuffle_buffer=1).batches(4, 2, seed=1, shuffle=True)
+        assert optimizer.called == (least == 1)
+        found.append([b["x"].tolist() for b in made.take(9).as_numpy_iterator()])
+    assert found[0] == found[1]

@@ -78,11 +78,7 @@ class _Tolerant(DecodedSource):
     @tf.autograph.experimental.do_not_convert
     def example(self, index: tf.Tensor, seed: tf.Tensor) -> dict[str, tf.Tensor]:
         spec = self.element_spec
-        zeros = {name: tf.zeros(one.shape, one.dtype) for name, one in spec.items()}
-        zeros["weight"] = tf.constant(_FAILED)
-        blank = tf.data.Dataset.from_tensors(zeros)
-        whole = tf.data.Dataset.from_tensors((index, seed)).map(self._read).ignore_errors()
-        features = whole.concatenate(blank).take(1).get_single_element()
+        features = self._tried(self._read, (index, seed), [])
         names = list(spec)
 
         def again() -> list[tf.Tensor]:
@@ -110,12 +106,7 @@ class _Tolerant(DecodedSource):
         specs = parts.element_spec
         size = specs["weight"].shape[0]
         of_rows = several_at_once(self._read_row, parts)
-        zeros = {
-            name: tf.zeros([size, *one.shape], one.dtype) for name, one in self.element_spec.items()
-        }
-        zeros["weight"] = tf.fill([size], _FAILED)
-        blank = tf.data.Dataset.from_tensors(zeros)
-        names = list(zeros)
+        names = list(self.element_spec)
         signature = [
             tf.TensorSpec([], tf.int64),
             tf.TensorSpec([2], tf.int64),
@@ -133,8 +124,7 @@ class _Tolerant(DecodedSource):
 
         @tf.autograph.experimental.do_not_convert
         def decode_rows(part: dict[str, tf.Tensor]) -> Any:
-            tried = tf.data.Dataset.from_tensors(part).map(whole).ignore_errors()
-            features = tried.concatenate(blank).take(1).get_single_element()
+            features = self._tried(whole, part, [size])
 
             def each() -> list[tf.Tensor]:
                 rows = [
@@ -150,6 +140,24 @@ class _Tolerant(DecodedSource):
             return dict(zip(names, found, strict=True)), part["weight"]
 
         return decode_rows
+
+    def _tried(
+        self, read: Callable[..., dict[str, tf.Tensor]], given: Any, rows: list[int]
+    ) -> dict[str, tf.Tensor]:
+        """Returns what `read` makes of `given`; features of 0 at weight `_FAILED` if it fails.
+
+        Args:
+          read: Makes features [*rows, …], in a graph.
+          given: Its argument, or a tuple of them.
+          rows: [] for one example, or [number of examples].
+        """
+        zeros = {
+            name: tf.zeros([*rows, *one.shape], one.dtype)
+            for name, one in self.element_spec.items()
+        }
+        blank = tf.data.Dataset.from_tensors({**zeros, "weight": tf.fill(rows, _FAILED)})
+        tried = tf.data.Dataset.from_tensors(given).map(read).ignore_errors()
+        return tried.concatenate(blank).take(1).get_single_element()
 
     @tf.autograph.experimental.do_not_convert
     def _read_row(self, row: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:

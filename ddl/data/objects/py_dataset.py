@@ -1,9 +1,12 @@
 """Keras's `PyDataset`: batches by number, from Python."""
 
+import contextlib
 import functools
 import itertools
 import os
 import threading
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -24,8 +27,14 @@ _KEPT_BATCHES = 16
 
 _ENDLESS = 2**62
 
-_ROWS_AT_ONCE = 8192
-"""Rows that are ordered at once, so that one batch costs only a slice."""
+_BYTES_AT_ONCE, _SECONDS_AT_ONCE = 1 << 20, 0.01
+"""Size and reading time of the batches of the run that one call of Python reads, if several. A call
+takes as long as copying some hundred kilobytes."""
+
+_NUMBERS_AT_ONCE = 4096
+"""Numbers of batches of the PyDataset that are shuffled at once."""
+
+_KEPT_ORDERS = 8
 
 
 class PyDatasetSource(Source):
@@ -35,7 +44,8 @@ class PyDatasetSource(Source):
     epoch, and leaves the examples within a batch together; a shorter last batch stays the last one.
     A batch of the run takes consecutive examples, so the two batch sizes need not agree. A run
     resumes at once, and each worker reads only the batches that its rows are in. Several threads
-    read if its `workers` are more than one.
+    read if its `workers` are more than one. Small batches are read several at a time, if that takes
+    less than 10 ms, so an error in one may come up to 15 updates early.
     """
 
     def __init__(self, data: keras.utils.PyDataset, steps_per_epoch: int | None = None):
@@ -71,7 +81,10 @@ class PyDatasetSource(Source):
                     "batch does not follow from its number and a run cannot be resumed. Remove the "
                     "method; training shuffles the order of the batches itself."
                 )
-        first, again = self._features(0), self._features(0)
+        first = copied(self._features(0))
+        start = time.perf_counter()
+        again = self._features(0)
+        seconds = time.perf_counter() - start
         if not are_same(first, again):
             raise DataError(
                 f"Two reads of batch 0 of the {type(data).__name__} differ, so a run could not be "
@@ -79,6 +92,7 @@ class PyDatasetSource(Source):
                 "number of the batch."
             )
         self._rows = _rows_of(first, "batch 0")
+        self._seconds_of_row = seconds / self._rows
         spec = spec_of({name: array[0, ...] for name, array in first.items()})
         self._element_spec = checked_element_spec(spec)
         last = self._rows if count in (None, 1) else _rows_of(self._features(count - 1), "its last")
@@ -89,7 +103,7 @@ class PyDatasetSource(Source):
                 "be smaller."
             )
         self._length = None if count is None else (count - 1) * self._rows + last
-        self._batch = functools.lru_cache(_KEPT_BATCHES)(self._checked_batch)
+        self._kept = functools.lru_cache(_KEPT_BATCHES)(self._copied)
         self._examples = RandomAccessSource(self._look_up, self._length or _ENDLESS, spec)
 
     def __len__(self) -> int:
@@ -134,78 +148,109 @@ class PyDatasetSource(Source):
     ) -> tf.data.Dataset:
         """See `Source`."""
         steps = self.steps_per_epoch(global_batch_size)
-        at_once = min(steps, max(1, _ROWS_AT_ONCE // global_batch_size))
-        parts = -(-steps // at_once)
-        size = global_batch_size if rows is None else len(rows)
+        of_batch = np.arange(global_batch_size) if rows is None else rows
+        size = len(of_batch)
+        at_once = self._batches_at_once(size)
+        names = list(self._element_spec)
+        specs = [*self._element_spec.values(), tf.TensorSpec([], tf.float32)]
+
+        def read(first: np.ndarray) -> list[np.ndarray]:
+            order = []
+            for number in range(int(first), int(first) + at_once):
+                epoch, place = (0, number) if self._length is None else divmod(number, steps)
+                position = place * global_batch_size + of_batch
+                order.append(self._order(position, epoch, seed if shuffle else None))
+            index, padding = (np.concatenate(part) for part in zip(*order, strict=True))
+            found = [*self._examples.checked_look_up(index), padding]
+            return [each.reshape(at_once, size, *each.shape[1:]) for each in found]
 
         @tf.autograph.experimental.do_not_convert
-        def part(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            epoch, first = number // parts, number % parts * at_once
-            count = tf.minimum(steps - first, at_once)
-            places = first + tf.range(count)
-            if self._length is None:
-                places += epoch * steps
-            position = places[:, tf.newaxis] * global_batch_size + tf.range(
-                global_batch_size, dtype=tf.int64
-            )
-            if rows is not None:
-                position = tf.gather(position, rows, axis=1)
-            flat = tf.reshape(position, [-1])
-            moved, weight = self._moved(flat, epoch, seed if shuffle else None)
-            return tf.reshape(moved, [-1, size]), tf.reshape(weight, [-1, size])
+        def block(first: tf.Tensor) -> dict[str, tf.Tensor]:
+            dtypes = [spec.dtype for spec in specs]
+            found = tf.numpy_function(read, [first], dtypes, stateful=False)
+            for values, spec in zip(found, specs, strict=True):
+                values.set_shape([at_once, size, *spec.shape])
+            *features, padding = found
+            return weighted(checked_weight(dict(zip(names, features, strict=True))), padding)
 
-        @tf.autograph.experimental.do_not_convert
-        def batch(position: tf.Tensor, weight: tf.Tensor) -> dict[str, tf.Tensor]:
-            return weighted(checked_weight(self._examples.gather(position)), weight)
-
-        epoch, place = divmod(first_batch, steps)
-        ordered = tf.data.Dataset.counter(epoch * parts + place // at_once).map(part)
-        found = ordered.unbatch().skip(place % at_once)
+        blocks = tf.data.Dataset.counter(first_batch, at_once)
         if not self._is_thread_safe:  # several calls would only wait for each other
-            return found.map(batch)
-        return found.map(batch, num_parallel_calls=os.cpu_count() or 1, deterministic=True)
+            return blocks.map(block).unbatch()
+        cores = os.cpu_count() or 1
+        return blocks.map(block, num_parallel_calls=cores, deterministic=True).unbatch()
 
-    def _moved(
-        self, position: tf.Tensor, epoch: tf.Tensor, seed: int | None
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the examples at positions of an epoch, int64 [k], and weights, float32 [k].
+    def _batches_at_once(self, size: int) -> int:
+        """Returns the number of batches of the run, of `size` rows, that one call reads."""
+        fast = int(_SECONDS_AT_ONCE / max(self._seconds_of_row * size, 1e-9))
+        return max(1, min(fast, self._examples.batches_at_once(size, _BYTES_AT_ONCE)))
+
+    def _order(
+        self, position: np.ndarray, epoch: int, seed: int | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the examples at positions of an epoch, int64 [k], and padding, float32 [k].
 
         Args:
           position: int64 [k].
-          epoch: Number of the epoch, int64 [].
+          epoch: Number of the epoch.
           seed: Seed of the order of the batches; None keeps their order.
         """
-        length = self._length
-        if length is None:
-            return position, tf.ones(tf.shape(position))
-        weight = tf.cast(position < length, tf.float32)
-        position %= length
-        full = length // self._rows
-        if seed is not None and full > 1:
-            within = position // self._rows
-            moved = indices_at(tf.minimum(within, full - 1), epoch, num_examples=full, seed=seed)
-            position += (tf.where(within < full, moved, within) - within) * self._rows
-        return position, weight
+        if self._length is None:
+            return position, np.ones(len(position), np.float32)
+        padding = (position < self._length).astype(np.float32)
+        position = position % self._length
+        full = self._length // self._rows
+        if seed is None or full <= 1:
+            return position, padding
+        numbers, places = np.divmod(position, self._rows)
+        for start, end in _runs(numbers):
+            if (number := int(numbers[start])) < full:
+                part, place = divmod(number, _NUMBERS_AT_ONCE)
+                numbers[start:end] = _shuffled(full, seed, epoch, part)[place]
+        return numbers * self._rows + places, padding
 
     def _look_up(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         numbers, places = np.divmod(indices, self._rows)
-        # Consecutive rows mostly lie in the same batch.
-        starts = [0, *(np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist(), len(numbers)]
-        parts = [
-            (self._batch(int(numbers[start])), _as_slice(places[start:end]))
-            for start, end in itertools.pairwise(starts)
-        ]
-        found = {}
-        for name, spec in self._element_spec.items():
-            found[name] = aligned_empty([len(indices), *spec.shape], spec.dtype.as_numpy_dtype)
-            np.concatenate([batch[name][rows] for batch, rows in parts], out=found[name])
+        found = {
+            name: aligned_empty([len(indices), *spec.shape], spec.dtype.as_numpy_dtype)
+            for name, spec in self._element_spec.items()
+        }
+        for start, end in _runs(numbers):
+            number, rows = int(numbers[start]), _as_slice(places[start:end])
+            # No other batch of the run needs rows of a batch that is read whole.
+            is_whole = isinstance(rows, slice) and rows == slice(0, self._rows_in(number))
+            read = self._read(number) if is_whole else contextlib.nullcontext(self._kept(number))
+            with read as batch:
+                for name, values in batch.items():
+                    found[name][start:end] = values[rows]
         return found
 
-    def _checked_batch(self, number: int) -> dict[str, np.ndarray]:
-        features, where = self._features(number), f"batch {number}"
-        rows = _rows_of(features, where)
-        is_last = self._length is not None and (number + 1) * self._rows >= self._length
-        expected = self._length - number * self._rows if is_last and self._length else self._rows
+    def _copied(self, number: int) -> dict[str, np.ndarray]:
+        with self._read(number) as batch:
+            return copied(batch)
+
+    @contextlib.contextmanager
+    def _read(self, number: int) -> Iterator[dict[str, np.ndarray]]:
+        """Reads and checks a batch; the data may fill its arrays anew after the `with` block."""
+        lock = contextlib.nullcontext() if self._is_thread_safe else one_at_a_time(self._lock)
+        with lock:
+            features = self._features(number)
+            self._check(features, number)
+            yield features
+
+    def _features(self, number: int) -> dict[str, np.ndarray]:
+        return features_of(self._data[number], f"batch {number} of the {type(self._data).__name__}")
+
+    def _rows_in(self, number: int) -> int:
+        """Returns the rows of a batch, of which the last one may have fewer."""
+        return (
+            self._rows
+            if self._length is None
+            else min(self._rows, self._length - number * self._rows)
+        )
+
+    def _check(self, features: dict[str, np.ndarray], number: int) -> None:
+        where = f"batch {number}"
+        rows, expected = _rows_of(features, where), self._rows_in(number)
         if rows != expected:
             raise DataError(
                 f"All batches of the {type(self._data).__name__} but the last must have "
@@ -213,14 +258,29 @@ class PyDatasetSource(Source):
             )
         # All rows of an array have its shape and dtype.
         check_fits({k: v[0, ...] for k, v in features.items()}, self._element_spec, where)
-        return features
 
-    def _features(self, number: int) -> dict[str, np.ndarray]:
-        where = f"batch {number} of the {type(self._data).__name__}"
-        if self._is_thread_safe:
-            return copied(features_of(self._data[number], where))
-        with one_at_a_time(self._lock):
-            return copied(features_of(self._data[number], where))
+
+@functools.lru_cache(_KEPT_ORDERS)
+def _shuffled(count: int, seed: int, epoch: int, part: int) -> np.ndarray:
+    """Returns which of `count` batches stand at some places of a shuffled epoch, int64 [k].
+
+    Args:
+      count: Number of full batches of the PyDataset.
+      seed: Seed of the order.
+      epoch: Number of the epoch.
+      part: The places are those from part · `_NUMBERS_AT_ONCE` on, at most as many.
+    """
+    first = part * _NUMBERS_AT_ONCE
+    with tf.device("CPU:0"):
+        places = tf.range(first, min(first + _NUMBERS_AT_ONCE, count), dtype=tf.int64)
+        epoch_number = tf.constant(epoch, tf.int64)
+        return indices_at(places, epoch_number, num_examples=count, seed=seed).numpy()
+
+
+def _runs(numbers: np.ndarray) -> list[tuple[int, int]]:
+    """Returns where runs of equal numbers, int64 [k], begin and end."""
+    ends = (np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist()
+    return list(itertools.pairwise([0, *ends, len(numbers)]))
 
 
 def _as_slice(rows: np.ndarray) -> slice | np.ndarray:

@@ -1,9 +1,13 @@
+from unittest import mock
+
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from ddl.data import as_source, endless
 from ddl.data.checks import data_errors
+from ddl.data.order import indices_at
 from ddl.errors import ConfigError, DataError
 from tests.data.test_records import taken
 
@@ -130,6 +134,43 @@ def test_lengths_that_do_not_fit():
         endless(Batches(), steps_per_epoch=3)
     with pytest.raises(ConfigError, match="must be at least 1, since the PyDataset has no known"):
         as_source(WithoutEnd())
+
+
+def test_batches_are_shuffled_as_examples_are():
+    count = 5000  # more than one part of the order
+    source = as_source(Batches(count * ROWS))
+    shuffled = indices_at(
+        tf.range(count, dtype=tf.int64), tf.constant(1, tf.int64), num_examples=count, seed=0
+    )
+    expected = (shuffled.numpy()[:, np.newaxis] * ROWS + np.arange(ROWS)).reshape(-1)
+    first, size = 40, 512  # batch 40 crosses the end of the first part
+    steps = source.steps_per_epoch(size)
+    x = np.concatenate([b["label"] for b in taken(source, 3, first=steps + first, batch=size)])
+    np.testing.assert_array_equal(x, expected[first * size :][: 3 * size])
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(0.0, 16), (1.0, 1)])
+def test_one_call_reads_several_batches_if_that_is_fast(seconds, expected):
+    source = as_source(Batches())
+    source._seconds_of_row = seconds
+    source._examples.checked_look_up = looked_up = mock.Mock(
+        side_effect=source._examples.checked_look_up
+    )
+    taken(source, 1, batch=4, shuffle=False)
+    assert len(looked_up.call_args_list[0].args[0]) == expected * 4
+
+
+@pytest.mark.parametrize("size", [5, 10])
+def test_whole_batches_may_fill_one_array(size):
+    array = np.zeros(ROWS, np.float32)
+
+    def fill(_, x):
+        array[: len(x)] = x
+        return {"x": array[: len(x)]}
+
+    batches = taken(as_source(Batches(23, fill)), 3, batch=size, shuffle=False)
+    wanted = np.arange(3 * size)
+    assert np.concatenate([b["x"] for b in batches]).tolist() == (wanted % 23).tolist()
 
 
 def test_batches_may_fill_one_array():
