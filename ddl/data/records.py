@@ -27,8 +27,8 @@ class RecordSource(DecodedSource):
     records by reading their lengths, or from an index (see `ddl.convert`). Files of the name
     `*.array_record` are ArrayRecord files (the extra `arrayrecord`), which are read by batch.
     TFRecords above 256 KiB on average, or in files of another machine, are read one by one, smaller
-    ones by batch. Reading suits storage with fast random access; for other storage, read shards
-    with `StreamSource`.
+    ones by batch. On systems other than Linux the limit is 4 KiB. Reading suits storage with fast
+    random access; for other storage, read shards with `StreamSource`.
     """
 
     def __init__(self, files: Sequence[str], decode: _Decode, num_examples: int | None = None):
