@@ -18,6 +18,7 @@ BENCHMARKS = (
     "tracing",
     "gpu_counts",
     "max_pooling",
+    "augmentation",
     "gpt_cpu",
     "large_embeddings",
     "epoch_order",
