@@ -16,15 +16,14 @@ from ddl.errors import DataError
 # names of tf.data; tests/data/test_batched.py checks them.
 _MAKE_OTHER_ELEMENTS = ("Unbatch", "FlatMap", "Interleave", "Window")
 
+_MOST_COPIED = 1 << 28
+"""Bytes of tensors in memory that tf.data's optimizer may copy."""
+
 # These operations yield a batch for each batch of their input.
 _KEEP_BATCHES = ("Map", "Prefetch", "Cache", "Shuffle", "Options", "AssertCardinality")
 
 # These operations batch single examples; `rebatch`, for one, batches batches.
 _OF_EXAMPLES = ("_BatchDataset", "_ParallelBatchDataset", "_PaddedBatchDataset")
-
-
-_OPTIMIZED = 4096
-"""Examples that take longer to read than the optimizer takes for a data set, about 20 ms."""
 
 
 class _Batches(NamedTuple):
@@ -103,28 +102,40 @@ def single_examples(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return rows.apply(tf.data.experimental.assert_cardinality(number))
 
 
-def optimized(dataset: tf.data.Dataset, length: int) -> tf.data.Dataset:
-    """Returns a data set as tf.data's optimizer rewrites it, for the function of a `flat_map`.
+def optimized(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns a data set as tf.data's optimizer rewrites it, for use in a `flat_map`.
 
     Unasked, tf.data optimizes only the outermost data set. Functions that are not optimized cost
-    a map twice as much processor time for each small example.
+    a map twice as much processor time for each small example. Call it once, eagerly: in the
+    function itself, each epoch would repeat the draws of seeded operations, and take memory.
 
     Args:
       dataset: Dicts of dense features.
-      length: Number of examples. Few of them are left as they are.
+
+    Returns:
+      `dataset` itself if it reads large tensors, of which the optimizer makes a copy.
     """
-    if length < _OPTIMIZED:
+    if _bytes_in_memory(dataset) > _MOST_COPIED:
         return dataset
     specs = tf.nest.flatten(dataset.element_spec)
-    rewritten = tf.raw_ops.OptimizeDatasetV2(
-        input_dataset=tf.data.experimental.to_variant(dataset),
-        optimizations_enabled=["map_and_batch_fusion", "noop_elimination"],
-        optimizations_disabled=tf.constant([], tf.string),
-        optimizations_default=tf.constant([], tf.string),
-        output_types=[spec.dtype for spec in specs],
-        output_shapes=[spec.shape for spec in specs],
-    )
-    return tf.data.experimental.from_variant(rewritten, dataset.element_spec)
+    with tf.init_scope(), tf.device("CPU:0"):
+        rewritten = tf.raw_ops.OptimizeDatasetV2(
+            input_dataset=tf.data.experimental.to_variant(dataset),
+            optimizations_enabled=["map_and_batch_fusion", "noop_elimination"],
+            optimizations_disabled=tf.constant([], tf.string),
+            optimizations_default=tf.constant([], tf.string),
+            output_types=[spec.dtype for spec in specs],
+            output_shapes=[spec.shape for spec in specs],
+        )
+        return tf.data.experimental.from_variant(rewritten, dataset.element_spec)
+
+
+def _bytes_in_memory(dataset: tf.data.Dataset) -> int:
+    """Returns the bytes of the tensors that a data set, or one before it, was made from or maps."""
+    function = getattr(getattr(dataset, "_map_func", None), "function", None)
+    tensors = [*getattr(dataset, "_tensors", ()), *getattr(function, "captured_inputs", ())]
+    own = sum((each.shape.num_elements() or 0) * each.dtype.size for each in tensors)
+    return own + sum(map(_bytes_in_memory, dataset._inputs()))
 
 
 _warned: weakref.WeakKeyDictionary[tf.data.Dataset, set[str]] = weakref.WeakKeyDictionary()

@@ -41,7 +41,8 @@ READ_ON_WORKER = "read_on_worker"
 
 # Failures of disks and networks, which a restart may not meet again: they are no fault of the data.
 _OF_SYSTEM = re.compile(
-    r"Input/output error|\b(Connection\w*|BrokenPipe|Timeout)Error\b|\[Errno (5|110|116)\]"
+    r"Input/output error|(Connection\w*|BrokenPipe|Timeout)Error\b|\[Errno (5|110|116)\]|"
+    r"Temporary failure in name resolution"
 )
 
 # Nodes that an error of the data passes through, as do errors of other nodes.
@@ -190,7 +191,8 @@ def data_errors(*sources: _Read) -> Iterator[None]:
         # a Python function that raised a DataError, the message of that error is the reason.
         text = str(error.message)
         own = re.findall(r"ddl\.errors\.DataError: (.*)", text)
-        if isinstance(error, tf.errors.UnknownError) and not own and _OF_SYSTEM.search(text):
+        raised = text.split("Traceback (most recent")[0]
+        if isinstance(error, tf.errors.UnknownError) and not own and _OF_SYSTEM.search(raised):
             raise
         damaged = (
             [source.damaged() for source in sources] if _IN_BATCH.search(text) and not own else []

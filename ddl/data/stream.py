@@ -109,6 +109,8 @@ class StreamSource(Source):
         self._lengths = [
             _length(first if shard == 0 else None, length) for shard, length in enumerate(lengths)
         ]
+        if not self._of_epoch:
+            self._dataset = optimized(first)
         # The size depends only on the data: it must be the same on all workers, each of which reads
         # some of the shards.
         limit = _SHUFFLED_BYTES // len(self._lengths) // _bytes_of(self._element_spec)
@@ -212,7 +214,7 @@ class StreamSource(Source):
             examples = examples.apply(tf.data.experimental.assert_cardinality(length))
             if seed is not None and self._shuffle_buffer > 1:
                 examples = self._shuffled(examples, length, stream_seeds(seed, epoch, shard))
-            batches = optimized(examples.batch(size).map(finished, num_parallel_calls=2), length)
+            batches = examples.batch(size).map(finished, num_parallel_calls=2)
             missing = steps - steps_per_epoch(length, size)
             if not missing:
                 return batches

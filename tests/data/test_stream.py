@@ -401,17 +401,39 @@ def test_features_without_one_dense_shape_get_their_remedy(feature, remedy):
 
 
 def test_the_optimizer_changes_no_batch_of_a_stream(monkeypatch):
-    def epoch(number):
-        shuffled = tf.data.Dataset.range(20).shuffle(20, seed=number + 1)
-        return shuffled.map(lambda x: {"x": tf.cast(x, tf.float32)}, num_parallel_calls=2)
+    def two_epochs():
+        tf.random.set_seed(1)
 
-    tf.random.set_seed(1)
-    found = []
-    for least in (100, 1):
-        monkeypatch.setattr(batched, "_OPTIMIZED", least)
-        optimizer = mock.Mock(side_effect=tf.raw_ops.OptimizeDatasetV2)
-        monkeypatch.setattr(tf.raw_ops, "OptimizeDatasetV2", optimizer)
-        made = StreamSource(epoch, 18, shuffle_buffer=1).batches(4, 2, seed=1, shuffle=True)
-        assert optimizer.called == (least == 1)
-        found.append([b["x"].tolist() for b in made.take(9).as_numpy_iterator()])
-    assert found[0] == found[1]
+        def drawn(number):
+            return {"x": tf.cast(number, tf.float32), "noise": tf.random.uniform([])}
+
+        source = StreamSource(tf.data.Dataset.range(20).map(drawn, num_parallel_calls=1))
+        batches = source.batches(4, 0, seed=1, shuffle=True).take(10)
+        return np.array([[b["x"], b["noise"]] for b in batches.as_numpy_iterator()])
+
+    optimizer = mock.Mock(side_effect=tf.raw_ops.OptimizeDatasetV2)
+    monkeypatch.setattr(tf.raw_ops, "OptimizeDatasetV2", optimizer)
+    found = two_epochs()
+    assert optimizer.call_count == 1  # else each epoch takes memory
+    noise = found[:, 1].ravel()
+    assert len(np.unique(noise)) == 40  # draws do not begin anew in an epoch
+    monkeypatch.setattr(stream, "optimized", lambda dataset: dataset)
+    np.testing.assert_array_equal(found, two_epochs())
+
+
+@pytest.mark.parametrize(
+    "examples",
+    [
+        lambda values: tf.data.Dataset.from_tensor_slices({"x": values}).take(9).shuffle(9),
+        lambda values: tf.data.Dataset.range(9).map(lambda i: {"x": values[i]}).prefetch(1),
+    ],
+    ids=["slices", "captured"],
+)
+def test_large_tensors_are_not_copied(monkeypatch, examples):
+    optimizer = mock.Mock(side_effect=tf.raw_ops.OptimizeDatasetV2)
+    monkeypatch.setattr(tf.raw_ops, "OptimizeDatasetV2", optimizer)
+    values = tf.zeros([9, 100])
+    for limit in (3_600, 3_599):
+        monkeypatch.setattr(batched, "_MOST_COPIED", limit)
+        StreamSource(examples(values))
+    assert optimizer.call_count == 1

@@ -65,9 +65,10 @@ def flat_column(name: str, column: Any, rows: Rows) -> Column:
         if not length or (lengths != length).any():
             other = int(np.argmax(lengths != length))
             raise DataError(
-                f"Column {name!r} must hold lists of one length of at least 1, got {length} values "
-                f"in {rows.place(0)} and {lengths[other]} in {rows.place(other)}. Pad the lists to "
-                "one length, or leave the column out of table.features."
+                f"Column {name!r} must hold lists of one length of at least 1, got a list of "
+                f"{length} in {rows.place(0)}"
+                + (f" and one of {lengths[other]} in {rows.place(other)}" if other else "")
+                + ". Pad the lists to one length, or leave the column out of table.features."
             )
         column = pyarrow.compute.list_flatten(column)
         shape, rows = (*shape, length), rows._replace(values=rows.values * length)

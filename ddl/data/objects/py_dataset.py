@@ -67,6 +67,7 @@ class PyDatasetSource(Source):
         self._is_thread_safe = getattr(data, "workers", 1) > 1
         self._lock = threading.Lock()
         self._steps = steps_per_epoch
+        self._seconds = 0.0
         count = _number_of_batches(data)
         check_steps(steps_per_epoch, "the PyDataset", known=count is not None)
         if count == 0:
@@ -81,21 +82,17 @@ class PyDatasetSource(Source):
                     "batch does not follow from its number and a run cannot be resumed. Remove the "
                     "method; training shuffles the order of the batches itself."
                 )
-        first = copied(self._features(0))
-        start = time.perf_counter()
-        again = self._features(0)
-        seconds = time.perf_counter() - start
-        if not are_same(first, again):
+        first = copied(self._timed(0))
+        if not are_same(first, self._timed(0)):
             raise DataError(
                 f"Two reads of batch 0 of the {type(data).__name__} differ, so a run could not be "
                 "repeated or resumed. Draw random numbers from a generator that is seeded with the "
                 "number of the batch."
             )
         self._rows = _rows_of(first, "batch 0")
-        self._seconds_of_row = seconds / self._rows
         spec = spec_of({name: array[0, ...] for name, array in first.items()})
         self._element_spec = checked_element_spec(spec)
-        last = self._rows if count in (None, 1) else _rows_of(self._features(count - 1), "its last")
+        last = self._rows if count in (None, 1) else _rows_of(self._timed(count - 1), "its last")
         if last > self._rows:
             raise DataError(
                 f"The last batch of the {type(data).__name__} must have at most {self._rows} rows, "
@@ -150,7 +147,7 @@ class PyDatasetSource(Source):
         steps = self.steps_per_epoch(global_batch_size)
         of_batch = np.arange(global_batch_size) if rows is None else rows
         size = len(of_batch)
-        at_once = self._batches_at_once(size)
+        at_once = min(steps, self._batches_at_once(size))
         names = list(self._element_spec)
         specs = [*self._element_spec.values(), tf.TensorSpec([], tf.float32)]
 
@@ -181,7 +178,7 @@ class PyDatasetSource(Source):
 
     def _batches_at_once(self, size: int) -> int:
         """Returns the number of batches of the run, of `size` rows, that one call reads."""
-        fast = int(_SECONDS_AT_ONCE / max(self._seconds_of_row * size, 1e-9))
+        fast = int(_SECONDS_AT_ONCE * self._rows / max(self._seconds * size, 1e-9))
         return max(1, min(fast, self._examples.batches_at_once(size, _BYTES_AT_ONCE)))
 
     def _order(
@@ -236,6 +233,13 @@ class PyDatasetSource(Source):
             features = self._features(number)
             self._check(features, number)
             yield features
+
+    def _timed(self, number: int) -> dict[str, np.ndarray]:
+        """Reads a batch, and notes the longest time of all: one that is kept takes none again."""
+        start = time.perf_counter()
+        features = self._features(number)
+        self._seconds = max(self._seconds, time.perf_counter() - start)
+        return features
 
     def _features(self, number: int) -> dict[str, np.ndarray]:
         return features_of(self._data[number], f"batch {number} of the {type(self._data).__name__}")

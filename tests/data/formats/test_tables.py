@@ -267,7 +267,7 @@ def test_lists_of_one_length_become_features(tmp_path):
         (
             2,
             [[1, 2], [3]],
-            r"got 2 values in row 0 of .*0\.parquet.* and 1 in row 1 of .*1\.parquet",
+            r"a list of 2 in row 0 of .*0\.parquet.* and one of 1 in row 1 of .*1\.parquet",
         ),
         (2, [[1, 2], None], r"lacks 1 values, the first in row 1 of .*1\.parquet"),
         (2, [[1, 2], [3, None]], r"lacks 1 values, the first in row 1 of .*1\.parquet"),
@@ -284,6 +284,18 @@ def test_lists_that_are_no_feature(tmp_path, large, second, message):
     paths = of_lists(tmp_path, first, pyarrow.array(second))
     with pytest.raises(DataError, match=message):
         table(paths, features={"x": "x"})
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([[], []], r"got a list of 0 in row 0 of \S+ \(counted from 0\)\. Pad"),
+        ([[[1, 2], [3]]], r"got a list of 2 in row 0 of .* and one of 1 in row 0 of"),
+    ],
+)
+def test_empty_lists_and_lists_of_lists(tmp_path, rows, message):
+    with pytest.raises(DataError, match=message):
+        table(of_lists(tmp_path, pyarrow.array(rows)), features={"x": "x"})
 
 
 def test_lists_in_a_group_of_columns(tmp_path):

@@ -1,3 +1,5 @@
+import functools
+import time
 from unittest import mock
 
 import keras
@@ -149,15 +151,29 @@ def test_batches_are_shuffled_as_examples_are():
     np.testing.assert_array_equal(x, expected[first * size :][: 3 * size])
 
 
-@pytest.mark.parametrize(("seconds", "expected"), [(0.0, 16), (1.0, 1)])
-def test_one_call_reads_several_batches_if_that_is_fast(seconds, expected):
-    source = as_source(Batches())
-    source._seconds_of_row = seconds
+@pytest.mark.parametrize(
+    ("count", "seconds", "expected"), [(100, 0.0, 16), (10, 0.0, 3), (100, 1.0, 1)]
+)
+def test_one_call_reads_several_batches_of_an_epoch_if_that_is_fast(count, seconds, expected):
+    source = as_source(Batches(count))
+    source._seconds = seconds * ROWS
     source._examples.checked_look_up = looked_up = mock.Mock(
         side_effect=source._examples.checked_look_up
     )
     taken(source, 1, batch=4, shuffle=False)
     assert len(looked_up.call_args_list[0].args[0]) == expected * 4
+
+
+def test_a_batch_that_is_kept_after_the_first_read_counts_as_slow():
+    @functools.cache
+    def read(number):
+        time.sleep(0.05)
+
+    def slow(number, x):
+        read(number)
+        return {"x": x}
+
+    assert as_source(Batches(change=slow))._batches_at_once(ROWS) == 1
 
 
 @pytest.mark.parametrize("size", [5, 10])
