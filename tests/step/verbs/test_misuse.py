@@ -91,8 +91,8 @@ MISUSED = [
     (lambda t, u, b: u.minimize(b, t.per_example), "The function comes first, then the batch"),
     (lambda t, u, b: u.minimize("per_example", b), "a loss must be a function.*'per_example'"),
     (lambda t, u, b: u.minimize(t.without_training, b), r"function of \(features, training\), got"),
-    (lambda t, u, b: u.minimize(t.per_example, b, name=3), "a loss needs a name.*got 3"),
-    (lambda t, u, b: u.minimize(t.per_example, b, name=""), "a loss needs a name.*got ''"),
+    (lambda t, u, b: u.minimize(t.per_example, b, name=3), "needs a name.*got 3"),
+    (lambda t, u, b: u.minimize(t.per_example, b, name=""), "needs a name.*got ''"),
     (lambda t, u, b: u.minimize(t.per_example, b, "model"), "must be a Keras model.*got 'model'"),
     (
         lambda t, u, b: u.minimize(t.per_example, b, optimizer=t.model),
