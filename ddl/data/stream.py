@@ -109,10 +109,8 @@ class StreamSource(Source):
         self._lengths = [
             _length(first if shard == 0 else None, length) for shard, length in enumerate(lengths)
         ]
-        if not self._of_epoch:
-            self._dataset = optimized(first)
-        # The size depends only on the data: it must be the same on all workers, each of which reads
-        # some of the shards.
+        self._dataset = dataset if self._of_epoch else optimized(first)
+        # Workers read different shards, and must all find the same size.
         limit = _SHUFFLED_BYTES // len(self._lengths) // _bytes_of(self._element_spec)
         self._shuffle_buffer = max(1, limit) if shuffle_buffer is None else shuffle_buffer
         self._reported = False
