@@ -67,7 +67,7 @@ class PyDatasetSource(Source):
         self._is_thread_safe = getattr(data, "workers", 1) > 1
         self._lock = threading.Lock()
         self._steps = steps_per_epoch
-        self._seconds = 0.0
+        self._seconds: list[float] = []
         count = _number_of_batches(data)
         check_steps(steps_per_epoch, "the PyDataset", known=count is not None)
         if count == 0:
@@ -178,7 +178,9 @@ class PyDatasetSource(Source):
 
     def _batches_at_once(self, size: int) -> int:
         """Returns the number of batches of the run, of `size` rows, that one call reads."""
-        fast = int(_SECONDS_AT_ONCE * self._rows / max(self._seconds * size, 1e-9))
+        # The very first read may be slow once, and the second one of a batch that is kept is fast.
+        seconds = sorted(self._seconds)[1]
+        fast = int(_SECONDS_AT_ONCE * self._rows / max(seconds * size, 1e-9))
         return max(1, min(fast, self._examples.batches_at_once(size, _BYTES_AT_ONCE)))
 
     def _order(
@@ -235,10 +237,10 @@ class PyDatasetSource(Source):
             yield features
 
     def _timed(self, number: int) -> dict[str, np.ndarray]:
-        """Reads a batch, and notes the longest time of all: one that is kept takes none again."""
+        """Reads a batch, and notes how long it takes."""
         start = time.perf_counter()
         features = self._features(number)
-        self._seconds = max(self._seconds, time.perf_counter() - start)
+        self._seconds.append(time.perf_counter() - start)
         return features
 
     def _features(self, number: int) -> dict[str, np.ndarray]:

@@ -156,7 +156,7 @@ def test_batches_are_shuffled_as_examples_are():
 )
 def test_one_call_reads_several_batches_of_an_epoch_if_that_is_fast(count, seconds, expected):
     source = as_source(Batches(count))
-    source._seconds = seconds * ROWS
+    source._seconds = [seconds * ROWS] * 3
     source._examples.checked_look_up = looked_up = mock.Mock(
         side_effect=source._examples.checked_look_up
     )
@@ -164,16 +164,19 @@ def test_one_call_reads_several_batches_of_an_epoch_if_that_is_fast(count, secon
     assert len(looked_up.call_args_list[0].args[0]) == expected * 4
 
 
-def test_a_batch_that_is_kept_after_the_first_read_counts_as_slow():
+@pytest.mark.parametrize(
+    ("slow", "is_slow"), [("each batch once", True), ("the first read", False)]
+)
+def test_one_slow_read_is_no_slow_data_and_a_batch_that_is_kept_no_fast_data(slow, is_slow):
     @functools.cache
     def read(number):
         time.sleep(0.05)
 
-    def slow(number, x):
-        read(number)
+    def change(number, x):
+        read(number if is_slow else 0)
         return {"x": x}
 
-    assert as_source(Batches(change=slow))._batches_at_once(ROWS) == 1
+    assert (as_source(Batches(change=change))._batches_at_once(ROWS) == 1) == is_slow
 
 
 @pytest.mark.parametrize("size", [5, 10])
