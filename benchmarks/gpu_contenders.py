@@ -267,50 +267,63 @@ def flops(case: Case) -> int:
 
 
 def measure(case: Case, turns: Turns) -> None:
-    """Measures a case in its own process on the first GPU; see `measured`."""
+    """Builds a case on the first GPU in one turn, and measures it in the next."""
     turns.wait()
     distribution.configure_devices(gpus=[0])
-    turns.report(measured(case))
+    contenders = Contenders(case)
+    turns.report({})
+    turns.wait()
+    turns.report(contenders.measured())
 
 
-def measured(case: Case) -> dict[str, Any]:
-    """Measures all contenders of a case, by turns.
+class Contenders:
+    """All contenders of a case, built and compiled in this process."""
 
-    Returns:
-      The device's name, the operations of an update, and for each contender its milliseconds an
-      update and the other figures of `_figures`, or a text that says why it failed.
-    """
-    keras.utils.clear_session()
-    set_numerics("float32" if case.precision == "tf32" else case.precision, seed=0)
-    set_tf32(case.precision == "tf32")
-    arrays.cache_clear()
-    found: dict[str, Any] = {"device": _device_name(), "flops": flops(case)}
-    windows: dict[str, Window] = {}
-    first: dict[str, float] = {}
-    held: dict[str, int] = {}
-    for name, build in rotated(CONTENDERS).items():
-        before = _memory()
-        try:
-            first[name] = seconds(lambda name=name, build=build: _start(name, build(case), windows))
-            windows[name]()
-            held[name] = _memory() - before
-        except Exception as error:
-            windows.pop(name, None)
-            found[name] = str(error).partition("\n")[0][:200] or type(error).__name__
-    times = interleaved(
-        {name: lambda window=window: seconds(window) for name, window in windows.items()},
-        case.rounds,
-    )
-    for name, window in windows.items():
-        own = _figures(window, held[name], case)
-        milliseconds = float(np.median(times[name])) / case.steps * 1e3
-        found[name] = {"ms": milliseconds, "first": first[name], **own}
-    return found
+    def __init__(self, case: Case) -> None:
+        """Builds each contender, and makes two windows with it."""
+        keras.utils.clear_session()
+        set_numerics("float32" if case.precision == "tf32" else case.precision, seed=0)
+        set_tf32(case.precision == "tf32")
+        arrays.cache_clear()
+        self._case = case
+        self._operations = flops(case)
+        self._windows: dict[str, Window] = {}
+        self._first: dict[str, float] = {}
+        self._held: dict[str, int] = {}
+        self._failed: dict[str, str] = {}
+        for name, build in rotated(CONTENDERS).items():
+            before = _memory()
+            try:
+                self._first[name] = seconds(lambda name=name, build=build: self._start(name, build))
+                self._windows[name]()
+                self._held[name] = _memory() - before
+            except Exception as error:
+                self._windows.pop(name, None)
+                self._failed[name] = str(error).partition("\n")[0][:200] or type(error).__name__
 
+    def _start(self, name: str, build: Callable[[Case], Window]) -> None:
+        self._windows[name] = build(self._case)
+        self._windows[name]()
 
-def _start(name: str, window: Window, windows: dict[str, Window]) -> None:
-    windows[name] = window
-    window()
+    def measured(self) -> dict[str, Any]:
+        """Measures all contenders by turns.
+
+        Returns:
+          The device's name, the operations of an update, and for each contender its milliseconds an
+          update and the other figures of `_figures`, or a text that says why it failed.
+        """
+        case = self._case
+        found: dict[str, Any] = {"device": _device_name(), "flops": self._operations}
+        found |= self._failed
+        times = interleaved(
+            {name: lambda window=window: seconds(window) for name, window in self._windows.items()},
+            case.rounds,
+        )
+        for name, window in self._windows.items():
+            own = _figures(window, self._held[name], case)
+            milliseconds = float(np.median(times[name])) / case.steps * 1e3
+            found[name] = {"ms": milliseconds, "first": self._first[name], **own}
+        return found
 
 
 def _figures(window: Window, held: int, case: Case) -> dict[str, float | None]:

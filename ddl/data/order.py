@@ -131,7 +131,7 @@ def index_batches(
       ConfigError: As in `batch_indices`.
     """
     steps = steps_per_epoch(num_examples, global_batch_size)
-    at_once = _batches_at_once(num_examples, global_batch_size)
+    at_once = batches_at_once(num_examples, global_batch_size)
     parts = -(-steps // at_once)
 
     @tf.autograph.experimental.do_not_convert  # converting takes longer than tracing
@@ -161,17 +161,19 @@ def indices_from(
     seed: int,
     shuffle: bool,
     rows: np.ndarray | None = None,
+    at_least: int = 1,
 ) -> dict[str, tf.Tensor]:
     """Computes `batch_indices` for a batch and several that follow it in the epoch, at once.
 
     Takes the arguments of `index_batches`, except that the first is a batch number, int64 [].
+    `at_least` is that of `batches_at_once`.
 
     Returns:
       "index", int64 [k, b], and "weight", float32 [k, b].
     """
     steps = steps_per_epoch(num_examples, global_batch_size)
     epoch, first = batch // steps, batch % steps
-    count = tf.minimum(steps - first, _batches_at_once(num_examples, global_batch_size))
+    count = tf.minimum(steps - first, batches_at_once(num_examples, global_batch_size, at_least))
     position = first * global_batch_size + tf.range(count * global_batch_size)
     index, weight = _indices(position, epoch, num_examples, seed, shuffle)
     shape = [-1, global_batch_size]
@@ -199,10 +201,18 @@ def stream_seeds(seed: int, epoch: tf.Tensor, shard: int) -> tf.Tensor:
     return _random_words(seed % 2**64, counter, 2, tf.int64)
 
 
-def _batches_at_once(num_examples: int, global_batch_size: int) -> int:
+def batches_at_once(num_examples: int, global_batch_size: int, at_least: int = 1) -> int:
+    """Returns the largest number of batches that `indices_from` orders at once.
+
+    Args:
+      num_examples: n, examples per epoch.
+      global_batch_size: B.
+      at_least: Number of batches to order, however many rows they have.
+    """
+    steps = steps_per_epoch(num_examples, global_batch_size)
     if num_examples <= SORTED_UP_TO:
-        return steps_per_epoch(num_examples, global_batch_size)
-    return max(1, _ROWS_AT_ONCE // global_batch_size)
+        return steps
+    return min(steps, max(at_least, _ROWS_AT_ONCE // global_batch_size))
 
 
 def _indices(

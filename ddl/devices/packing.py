@@ -204,6 +204,8 @@ def norms(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
 
 def norm(tensor: tf.Tensor) -> tf.Tensor:
     """Returns the Euclidean norm of a tensor, []: the kernel that adds takes the root too."""
+    if microbatch.is_compiled():  # XLA makes one kernel of these, and has no EuclideanNorm
+        return tf.sqrt(tf.reduce_sum(tf.square(tensor)))
     return tf.raw_ops.EuclideanNorm(input=tf.reshape(tensor, [-1]), axis=[0])
 
 

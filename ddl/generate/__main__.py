@@ -132,7 +132,7 @@ def generate(
     from ddl.config.registry import user_packages
     from ddl.run.from_checkpoints import SavedWeights
     from ddl.run.generation.from_run import Draws, generate_from_run, read_prompt, show
-    from ddl.training.device_errors import device_errors
+    from ddl.training.loop.device_errors import device_errors
     from ddl.user_code import attributing_errors
 
     with attributing_errors(user_packages()), device_errors():

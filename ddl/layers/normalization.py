@@ -20,6 +20,7 @@ import tensorflow as tf
 from ddl import microbatch
 from ddl.layers import fused_normalization
 from ddl.layers.broadcasting import with_rank
+from ddl.layers.masking import kept_or_zero
 from ddl.layers.replica_sum import sum_over_replicas
 from ddl.layers.shards import lockstep
 from ddl.layers.shards.tree import sum_rows_in_tree
@@ -146,10 +147,7 @@ def batch_moments(
         before = [tf.cast(value, inputs.dtype) for value in moving]
 
     def counted(values: tf.Tensor) -> tf.Tensor:
-        if is_counted is None:
-            return values
-        # tf.where, not a product: masked entries may be infinite.
-        return tf.where(is_counted, values, tf.zeros([], values.dtype))
+        return values if is_counted is None else kept_or_zero(values, is_counted)
 
     def moments(numbers: tf.Tensor, mean: tf.Tensor, squares: tf.Tensor) -> tuple[Any, Any]:
         variance = tf.math.divide_no_nan(squares, numbers)

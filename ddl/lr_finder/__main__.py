@@ -81,7 +81,7 @@ def find(gpus: Sequence[int] | None) -> None:
     from ddl.optimizers.plateau import rate_without_plateau
     from ddl.run import train
     from ddl.run.range_test import RangeTest, only_optimizer
-    from ddl.training.device_errors import device_errors
+    from ddl.training.loop.device_errors import device_errors
     from ddl.user_code import attributing_errors
 
     test = RangeTest(FLAGS.smallest, FLAGS.largest, FLAGS.steps)

@@ -187,6 +187,8 @@ def refusing_reductions(strategy: tf.distribute.Strategy) -> Iterator[None]:
 
         return refuse_sum
 
+    # Without a strategy, the update of a replica is guarded within the one of all replicas.
+    earlier = {name: vars(extended)[name] for name in names if name in vars(extended)}
     for name in names:
         setattr(extended, name, guarded(getattr(extended, name)))
     try:
@@ -194,6 +196,8 @@ def refusing_reductions(strategy: tf.distribute.Strategy) -> Iterator[None]:
     finally:
         for name in names:
             delattr(extended, name)  # uncovers the method of the class
+        for name, function in earlier.items():
+            setattr(extended, name, function)
 
 
 def _held(optimizer: Any) -> Iterator[tuple[str, str]]:

@@ -11,7 +11,7 @@ gradient is therefore multiplied by B / Σ weight, with Σ over the global batch
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -35,6 +35,7 @@ from ddl.step.observing import observe
 from ddl.step.overflow import all_finite, multiply_finite
 from ddl.step.reduced import Reduced
 from ddl.step.remat import Parts
+from ddl.step.rows.dense import dense_if_compiled
 from ddl.step.rows.summing import GradientSums, added, gradient_sums, has_rows
 from ddl.step.state import TrainingState
 from ddl.step.verbs.batches import StepBatch
@@ -63,6 +64,7 @@ class GlobalGradient:
       complete: Variables on which a loss may depend besides those of its gradient: the frozen ones,
         or with a step of one's own all of the task's layers.
       remat: The parts of the models that the backward pass computes again, or None.
+      by_rows: `id` of each variable of which the optimizer updates single rows.
     """
 
     strategy: tf.distribute.Strategy
@@ -75,6 +77,7 @@ class GlobalGradient:
     own: Sequence[tf.Variable]
     complete: Sequence[keras.Variable]
     remat: Parts | None
+    by_rows: Container[int]
 
     def __call__(
         self,
@@ -120,10 +123,7 @@ class GlobalGradient:
         draws: Draws,
         each: OfExample | None = None,
     ) -> tuple[Any, Any]:
-        """Returns gradients and metric sums of each replica, before any reduce.
-
-        The arguments are those of `__call__`.
-        """
+        """Returns gradients and metric sums of each replica before any reduce; see `__call__`."""
         if each is not None:
             check_no_gathers(objective.gathers)
             check_no_remat(self.remat is not None)
@@ -140,8 +140,7 @@ class GlobalGradient:
         def zeros() -> tuple[list[Any], tf.Tensor]:
             return form.zeros(), tf.zeros([size], tf.float64)
 
-        own = objective.needs_own_graph
-        gradients, sums = self._over_microbatches(one, batch, zeros, own)
+        gradients, sums = self._over_microbatches(one, batch, zeros, objective.needs_own_graph)
         return form.as_gradients(gradients), sums
 
     def gradient_sums(
@@ -171,10 +170,8 @@ class GlobalGradient:
             summed = tf.concat([sums[:1] / weighed.shape[1], totals], axis=0)
             return summed if so_far is None else so_far + summed
 
-        size = objective.entries
-        summed = self._over_microbatches(
-            one, batch, lambda: tf.zeros([1 + size], tf.float64), objective.needs_own_graph
-        )
+        zeros = lambda: tf.zeros([1 + objective.entries], tf.float64)  # noqa: E731
+        summed = self._over_microbatches(one, batch, zeros, objective.needs_own_graph)
         total = self.all_reduce.of_sums(summed)
         return total[1:], total[0]
 
@@ -266,6 +263,7 @@ class GlobalGradient:
                 gradients += tape.gradient(loss, others) if others else []
             observe("differentiated", variables=variables, gradients=gradients)
         gradients, of_others = gradients[: len(variables)], gradients[len(variables) :]
+        gradients = dense_if_compiled(gradients, variables, self.by_rows, self.parts)
         of_each = zip(variables, gradients, strict=True)
         gradient_path.check_used([v for v, g in of_each if g is None])
         gradient_path.check_none_left_out(others, of_others)

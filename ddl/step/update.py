@@ -139,9 +139,13 @@ class UpdateStep:
         Raises:
           ConfigError: If the task cannot be trained; while tracing.
         """
-        if self.gradient.all_reduce.rounds:  # in one piece, XLA would leave the rounding out
-            return self._made(batches, state)
-        return self.compiler.whole(lambda: self._made(batches, state))
+        made = lambda: self._made(batches, state)  # noqa: E731
+        return self.compiler.whole(lambda: self.compiler(made), made) if self.is_whole else made()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether XLA compiles an update as one piece, without the rounding of an all-reduce."""
+        return self.compiler.is_whole and not self.gradient.all_reduce.rounds
 
     def _made(self, batches: Mapping[str, Batch], state: TrainingState) -> TrainingState:
         """Makes the update of `__call__`, one replica's in one piece that XLA compiles."""
@@ -170,10 +174,8 @@ class UpdateStep:
         names = ["step", "batches", "sums", "diverged_for"]
         if any(clip.norm is not None for clip in self.clips.values()):
             names.append("gradient_norms")
-        if self.layer_norms is not None:
-            names.append("layer_norms")
-        if self.gradient.noise_scale is not None:
-            names.append("gradient_noise")
+        names += ["layer_norms"] * (self.layer_norms is not None)
+        names += ["gradient_noise"] * (self.gradient.noise_scale is not None)
         if self.loss_scale is not None:
             names += ["skipped_in_a_row", "loss_scale", "finite_updates"]
         return names

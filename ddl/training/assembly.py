@@ -17,6 +17,7 @@ from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError
 from ddl.layers.normalization import take_over_moments
 from ddl.optimizers.named import Optimizers, by_name, groups_by_name
+from ddl.optimizers.rows.sparse_updates import variables_by_rows
 from ddl.precision import LossScale
 from ddl.random import seed_by_replica
 from ddl.seeds import hashed
@@ -284,8 +285,7 @@ def _pipeline(
 ) -> BatchPipeline:
     """Returns a pipeline, of data that the task has checked."""
     source = as_source(data, "Trainer.eval_data")
-    check = getattr(task, "check", None)
-    if check is not None:
+    if (check := getattr(task, "check", None)) is not None:
         source.check_by(check)
     return pipeline_type(source)(
         source,
@@ -312,8 +312,7 @@ def _update(
     all_reduce = AllReduce(strategy, communication, options.gradient_dtype)
     shards = options.shard_optimizer_state, options.shard_gradients
     sharding = sharding_of(optimizers, plan.variables, all_reduce, strategy, *shards)
-    loss_scale = options.loss_scale
-    if loss_scale == "auto":
+    if (loss_scale := options.loss_scale) == "auto":
         in_float16 = computes_in_float16(layers if has_step(task) else [task.model])
         loss_scale = LossScale() if options.gradient_dtype == "float16" or in_float16 else None
     trained = [v.value for v in plan.trained]
@@ -336,6 +335,7 @@ def _update(
         own=[v for v in plan.own if id(v) not in {id(t.value) for t in plan.trained}],
         complete=plan.known(layers) if has_step(task) else frozen_variables(layers),
         remat=Parts(options.remat, task, strategy) if options.remat else None,
+        by_rows=variables_by_rows(optimizers, plan.variables),
     )
     return UpdateStep(
         plan=plan,

@@ -19,7 +19,7 @@ from ddl.step.update import UpdateStep
 from ddl.step.verbs.batches import StepBatch
 from ddl.step.verbs.gradients import trainable_variables
 from ddl.tasks.task import has_step
-from ddl.training.stale_traces import explaining_stale_traces
+from ddl.training.loop.stale_traces import explaining_stale_traces
 
 _REMEDY = "Lower the learning rate, clip the gradient, or check the data."
 

@@ -21,8 +21,8 @@ from ddl.step.shards.all_reduce import sum_over_replicas
 from ddl.step.shards.checks import check_operations
 from ddl.step.shards.rows import rows_of
 from ddl.step.state import TrainingState
-from ddl.training.device_errors import device_errors
-from ddl.training.stale_traces import explaining_stale_traces
+from ddl.training.loop.device_errors import device_errors
+from ddl.training.loop.stale_traces import explaining_stale_traces
 
 
 class Evaluation:

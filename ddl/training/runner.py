@@ -18,8 +18,8 @@ from ddl.training.checks.fixed_settings import FixedSettings
 from ddl.training.divergence import check_state_finite
 from ddl.training.evaluation_weights import EvaluationWeights
 from ddl.training.loop import TrainingLoop
+from ddl.training.loop.stop_flag import StopFlag
 from ddl.training.pace import Pace
-from ddl.training.stop_flag import StopFlag
 
 
 class LoopRunner:

@@ -1,6 +1,7 @@
 """The benchmark on GPUs, tried on a CPU, and what it computes its figures from."""
 
 import sys
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ TINY = Case("tiny GPT", 4, 2, 16, tokens=6, rounds=1)
 
 
 def test_every_contender_runs():
-    found = gpu_contenders.measured(TINY)
+    found = gpu_contenders.Contenders(TINY).measured()
     for name in gpu.NAMES:
         if name == gpu.ORBIT and isinstance(found[name], str):
             assert "make benchmarks/peers" in found[name]
@@ -60,25 +61,74 @@ def test_a_contender_that_failed_is_named():
 
 
 def test_a_process_that_fails_stops_no_other(monkeypatch):
-    def in_a_process(case):
-        if case.precision == "tf32":
-            raise Failed("its process died")
-        return run_of([1.0, 1.0, 1.0, 1.0])
+    def in_processes(cases):
+        for case in cases:
+            died = case.precision == "tf32"
+            yield case, Failed("its process died") if died else run_of([1.0, 1.0, 1.0, 1.0])
 
     monkeypatch.setattr(command, "need_gpu", lambda name: None)
-    monkeypatch.setattr(gpu, "in_a_process", in_a_process)
+    monkeypatch.setattr(gpu, "in_processes", in_processes)
     report = [*gpu.measure(False, "GPT")][-1]
     assert len(report.tables[0].rows) == 3
     assert "A process of GPT 32, tf32 failed: its process died." in report.notes
 
 
+class Built:
+    """A contender of which one dies while it is built, and one while it is measured."""
+
+    log: ClassVar[list[str]] = []
+
+    def __init__(self, function, cases, environment):
+        ((self.name, *_),) = map(lambda case: str(case).split(" "), cases)
+        self.turn = 0
+
+    def start_window(self):
+        self.turn += 1
+
+    def end_window(self):
+        self.log.append(f"{self.name} built")
+        if self.name == "MLP":
+            raise Failed("died building")
+
+    def window(self):
+        self.log.append(f"{self.name} measured")
+        if self.name == "CNN":
+            raise Failed("died measuring")
+        return {"found": self.turn}
+
+    def close(self):
+        self.log.append(f"{self.name} closed")
+
+
+def test_cases_are_built_side_by_side_and_measured_alone(monkeypatch):
+    monkeypatch.setattr(gpu, "Contender", Built)
+    monkeypatch.setattr(gpu, "SIDE_BY_SIDE", 3)
+    cases = [Case(name, 1, 1, 1) for name in ("MLP", "CNN", "GPT", "ResNet-50")]
+    (_, mlp), (_, cnn), (_, gpt), (_, resnet) = gpu.in_processes(cases)
+    assert (str(mlp), str(cnn)) == ("died building", "died measuring")
+    assert gpt == resnet == {"found": 1}
+    built = [f"{name} built" for name in ("MLP", "CNN", "GPT")]
+    measured = ["MLP closed", "CNN measured", "CNN closed", "GPT measured", "GPT closed"]
+    of_last = [f"ResNet-50 {what}" for what in ("built", "measured", "closed")]
+    assert Built.log == built + measured + of_last
+
+
+def test_a_window_is_at_most_an_epoch():
+    """Keras's fit ends at the end of its arrays, and would make fewer updates than the others."""
+    with pytest.raises(ValueError, match="3 batches need more than 11 examples"):
+        Case("MLP", 4, 3, 11)
+
+
 def test_parts_name_their_cases():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(command, "need_gpu", lambda name: None)
-        patch.setattr(gpu, "in_a_process", lambda case: run_of([1.0, 1.0, 1.0, 1.0]))
+        run = run_of([1.0, 1.0, 1.0, 1.0])
+        patch.setattr(gpu, "in_processes", lambda cases: ((case, run) for case in cases))
         reports = [*gpu.measure(False, "ResNet-50")]
         assert len(reports) == 4 * gpu.PROCESSES
         assert len(reports[-1].tables[0].rows) == 4
+        two = [*gpu.measure(True, "MLP 64, tf32; CNN 512, float32")][-1]
+        assert [row[0] for row in two.tables[0].rows] == ["MLP 64, tf32", "CNN 512, float32"]
         with pytest.raises(SystemExit, match="No case contains 'ResNet-51': MLP 64, float32, "):
             next(gpu.measure(False, "ResNet-51"))
 

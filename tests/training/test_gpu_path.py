@@ -88,7 +88,7 @@ def test_each_replicas_rows_lie_on_its_device(replicas):
     iterator = stream.iterator(strategy)
     assert isinstance(iterator, tf.distribute.DistributedIterator)
     ordered = placed_order.placed(
-        resident.batches_from(tf.zeros([], tf.int64), strategy), 8, strategy
+        resident.batches_from(tf.zeros([], tf.int64), strategy), 40, 8, strategy
     )
     arrays = resident.resident_arrays(strategy)["x"]
     sliced = stream.on_devices({"x": tf.range(8)}, strategy)["x"]  # as from a plain iterator

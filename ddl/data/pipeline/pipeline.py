@@ -9,7 +9,7 @@ from ddl.data.order import batch_indices, index_batches, indices_from
 from ddl.data.pipeline.at_exit import iterator_of
 from ddl.data.pipeline.batch import Batch, static_slice
 from ddl.data.pipeline.datasets import as_received, as_sent, finished, joined
-from ddl.data.pipeline.placed_order import first_own_row, on_host_if_placed, on_own_device
+from ddl.data.pipeline.placed_order import at_least, first_own_row, on_host_if_placed, on_own_device
 from ddl.data.pipeline.resident import ResidentArrays
 from ddl.data.source import IndexedSource, Source, weighted
 from ddl.devices.path import path_of
@@ -180,6 +180,7 @@ class BatchPipeline:
                 seed=self.order_seed,
                 shuffle=self.shuffle,
                 rows=self.own_rows(strategy),
+                at_least=at_least(strategy),
             )
         # `examples` creates weights that are all 1.
         return {"index": made["index"]} if self.always_full else made

@@ -5,6 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ddl.data.order import batches_at_once
 from ddl.data.pipeline.batch import static_slice
 from ddl.devices.path import path_of
 
@@ -19,33 +20,73 @@ def on_host() -> contextlib.AbstractContextManager:
     return tf.device("/device:CPU:0")
 
 
+# Between the loops over the batches that were ordered at once, the host waits for the devices.
+_AT_LEAST = 16
+
+
+def at_least(strategy: tf.distribute.Strategy) -> int:
+    """Returns the number of batches to order at once, however many rows they have."""
+    return _AT_LEAST if path_of(strategy).places_order else 1
+
+
 def placed(
-    ordered: dict[str, tf.Tensor], global_batch_size: int, strategy: tf.distribute.Strategy
+    ordered: dict[str, tf.Tensor],
+    num_examples: int,
+    global_batch_size: int,
+    strategy: tf.distribute.Strategy,
 ) -> dict[str, Any]:
     """Copies each replica's part of `BatchPipeline.batches_from` to its device. Cross-replica.
 
     Args:
       ordered: Indices and weights of k batches, [k, rows of all replicas of this process].
+      num_examples: Examples of an epoch.
       global_batch_size: Rows of each batch, in all microbatches.
       strategy: Strategy of the training.
 
     Returns:
-      Per-replica values of the same names, [k, rows_of_replica]; `ordered` itself where the devices
-      share the memory of the host.
+      Per-replica values of the same names, [most, rows_of_replica], for the largest k, which XLA
+      compiles for: only the first k batches are used. `ordered` itself where the devices share the
+      memory of the host.
     """
     if not path_of(strategy).places_order:
         return ordered
     rows_of_replica = global_batch_size // strategy.num_replicas_in_sync
+    most = batches_at_once(num_examples, global_batch_size, at_least(strategy))
 
     def own(made: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         first = first_own_row(next(iter(made.values())).shape[1], rows_of_replica)
         with on_host():
             columns = slice(first, first + rows_of_replica)
             parts = {name: rows[:, columns] for name, rows in made.items()}
-        shape = [None, rows_of_replica]
+            parts = {
+                name: tf.pad(rows, [[0, most - tf.shape(rows)[0]], [0, 0]])
+                for name, rows in parts.items()
+            }
+        shape = [most, rows_of_replica]
         return {name: tf.identity(tf.ensure_shape(rows, shape)) for name, rows in parts.items()}
 
     return strategy.run(own, (ordered,))
+
+
+def kept_on_host(ordered: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    """Returns what `from_host` turns back, as loop variables that TensorFlow keeps on the host.
+
+    It would send others to the device of the loop and back. int32 always stays on the host.
+
+    Args:
+      ordered: Indices and weights by name, int64 and float32.
+    """
+    with on_host():
+        return {name: tf.bitcast(rows, tf.int32) for name, rows in ordered.items()}
+
+
+def from_host(kept: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    """Returns the indices and weights from which `kept_on_host` made these."""
+    with on_host():
+        return {
+            name: tf.bitcast(words, tf.float32 if words.shape.rank == 2 else tf.int64)
+            for name, words in kept.items()
+        }
 
 
 def on_own_device(rows: Any, all_rows: int, strategy: tf.distribute.Strategy) -> Any:

@@ -12,7 +12,7 @@ from ddl.run.placement import Placement
 from ddl.run.train import build
 from ddl.tasks.parts import seed_generators_of
 from ddl.training.checks.model import names_that_depend_on_microbatches
-from ddl.training.device_errors import device_errors
+from ddl.training.loop.device_errors import device_errors
 from ddl.training.trainer import Trainer
 
 _MACRO = "ACCUMULATION_STEPS"

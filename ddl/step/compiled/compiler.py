@@ -89,21 +89,29 @@ class Compiler:
             raise CannotCompileError(*reason)
         return concrete()
 
-    def whole(self, update: Callable[[], _Result]) -> _Result:
-        """Returns the result of an update: of one replica in one piece, else in several.
+    @property
+    def is_whole(self) -> bool:
+        """Whether an update is one piece; `whole` finds out whether XLA can compile it."""
+        return self.is_on and self._is_alone
+
+    def whole(
+        self, in_one_piece: Callable[[], _Result], in_pieces: Callable[[], _Result]
+    ) -> _Result:
+        """Returns the result of updates: of one replica in one piece, else in several.
 
         Nothing stands between the pieces of a replica that is alone, and XLA makes fewer kernels of
-        one piece. Gradients of embeddings are kept sparse, which XLA cannot: such an update is left
-        in several pieces, and so is one of which XLA cannot compile some part.
+        one piece. An update of which XLA cannot compile some part is left in several pieces.
 
         Args:
-          update: The update. Its pieces call this object. Cross-replica context, in a graph.
+          in_one_piece: Makes the updates by a call of this object. Cross-replica context, in a
+            graph.
+          in_pieces: Makes the same updates; its pieces call this object.
         """
-        if self.is_on and self._is_alone:
+        if self.is_whole and not is_compiled():
             with suppress(CannotCompileError):
-                return self(update)
+                return in_one_piece()
             self._is_alone = False
-        return update()
+        return in_pieces()
 
     def of_update(
         self,

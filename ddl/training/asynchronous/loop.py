@@ -29,7 +29,7 @@ from ddl.step.state import TrainingState
 from ddl.step.update import UpdateStep
 from ddl.training.asynchronous.state import SharedState, count_atomically
 from ddl.training.evaluation import check_some_weight
-from ddl.training.stale_traces import explaining_stale_traces
+from ddl.training.loop.stale_traces import explaining_stale_traces
 
 # Ranges per worker and loop. More ranges leave workers idle for less time at the end of the loop,
 # at a higher scheduling cost.

@@ -3,8 +3,7 @@
 import keras
 from absl import logging
 
-from ddl.optimizers.fused import Fused
-from ddl.optimizers.fused_sgd import MomentumSGD
+from ddl.optimizers.rows.sparse_updates import updates_rows
 from ddl.step.rows.summing import table_of
 from ddl.step.update import UpdateStep
 
@@ -66,11 +65,3 @@ def _reasons(
     if averaged:
         reasons.append("weight_average moves the averages of all rows (remove it)")
     return reasons
-
-
-def updates_rows(optimizer: keras.optimizers.Optimizer) -> bool:
-    """Returns whether an optimizer updates only the rows of a sparse gradient."""
-    if isinstance(optimizer, Fused):
-        return optimizer.supports_sparse_updates()
-    is_sgd = type(optimizer) is keras.optimizers.SGD or type(optimizer) is MomentumSGD
-    return is_sgd and not optimizer.momentum

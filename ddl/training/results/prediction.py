@@ -15,7 +15,7 @@ from ddl.errors import ConfigError, DataError
 from ddl.microbatch import Microbatch
 from ddl.step.state import TrainingState
 from ddl.tasks.gather import Across, Gathered
-from ddl.training.device_errors import device_errors
+from ddl.training.loop.device_errors import device_errors
 
 
 class Prediction:

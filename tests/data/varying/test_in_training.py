@@ -12,7 +12,8 @@ from ddl.checkpoints.checkpoints import Checkpoints
 from ddl.checkpoints.directory import Metadata
 from ddl.errors import DataError, ModelDirectoryError
 from ddl.precision import set_precision
-from ddl.training import evaluation, loop
+from ddl.training import evaluation
+from ddl.training.loop import training_loop as loop
 from tests.conftest import make_strategy, save
 from tests.data.varying.documents import arrays
 

@@ -208,7 +208,7 @@ def read(folder):
 
 def test_measuring_changes_no_result(tmp_path, monkeypatch):
     measured = run(tmp_path / "measured", ArraySource(**DATA))
-    monkeypatch.setattr("ddl.training.loop.InputWait", lambda: None)
+    monkeypatch.setattr("ddl.training.loop.training_loop.InputWait", lambda: None)
     plain = run(tmp_path / "plain", ArraySource(**DATA))
     assert measured.seconds_of_input > 0
     assert plain.seconds_of_input is None

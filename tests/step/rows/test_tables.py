@@ -10,8 +10,8 @@ import tensorflow as tf
 
 import ddl
 from ddl.optimizers import FusedAdagrad, FusedSGD, LazyAdam, MomentumSGD
+from ddl.optimizers.rows.sparse_updates import updates_rows
 from ddl.precision import set_precision
-from ddl.training.checks.tables import updates_rows
 from tests.conftest import make_strategy
 from tests.training.rewinding import Start
 

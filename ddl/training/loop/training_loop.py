@@ -9,7 +9,13 @@ import tensorflow as tf
 from ddl.data.checks import data_errors
 from ddl.data.pipeline import Batch, LivePipeline
 from ddl.data.pipeline.buckets import buckets_of
-from ddl.data.pipeline.placed_order import on_host, on_host_if_placed, placed, rows_at
+from ddl.data.pipeline.placed_order import (
+    from_host,
+    kept_on_host,
+    on_host_if_placed,
+    placed,
+    rows_at,
+)
 from ddl.data.pipeline.waiting import InputWait
 from ddl.data.source import Source
 from ddl.devices.path import path_of
@@ -18,14 +24,10 @@ from ddl.random import batch_counter
 from ddl.step.onednn import in_own_graph_if
 from ddl.step.state import TrainingState
 from ddl.step.update import UpdateStep
-from ddl.training.device_errors import device_errors
-from ddl.training.stale_traces import explaining_stale_traces
-from ddl.training.stop_flag import StopFlag
-
-_Carried = dict[str, tf.Tensor]
-
-# Counts of the state that a loop carries as int32, which TensorFlow keeps on the host.
-_COUNTS = ("skipped_in_a_row", "finite_updates")
+from ddl.training.loop.device_errors import device_errors
+from ddl.training.loop.repeated import Carried, Repeated
+from ddl.training.loop.stale_traces import explaining_stale_traces
+from ddl.training.loop.stop_flag import StopFlag
 
 
 class TrainingLoop:
@@ -49,8 +51,7 @@ class TrainingLoop:
         self.input_wait = None if any(distributes) else InputWait()
         self._graph: Any = None
         self._update = update
-        self._max_skipped_updates = max_skipped_updates
-        self._stop = stop
+        self._repeated = Repeated(update, max_skipped_updates, stop)
         self._iterator: Any = None
         self._position: tf.Tensor | None = None  # `batches` of the state the iterator stands at
         self._is_traced = False
@@ -160,7 +161,7 @@ class TrainingLoop:
         # A loop variable is computed, by kernels of its own on a GPU, even if no layer reads it.
         made_next = (lambda _: ()) if path_of(strategy).places_order else batch_counter
 
-        def update(carried: _Carried, ahead: Any, _: Any) -> tuple[_Carried, Any]:
+        def update(carried: Carried, ahead: Any, _: Any) -> tuple[Carried, Any]:
             before = state._replace(**carried)
             counter = batch_counter(before.batches) if isinstance(ahead, tuple) else ahead
             given, bucket = taken() if wait is None else wait.timed(taken)
@@ -197,17 +198,20 @@ class TrainingLoop:
         arrays = {} if gathers_ahead else resident  # those that the update gathers from
 
         def order(first: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-            return first, pipeline.batches_from(first, strategy)
+            ordered = pipeline.batches_from(first, strategy)
+            return first, kept_on_host(ordered) if takes_rows else ordered
 
-        def updates(carried: _Carried, *ordered_ahead: Any) -> tuple[Any, ...]:
+        def updates(carried: Carried, *ordered_ahead: Any) -> tuple[Any, ...]:
             first, ordered = ordered_ahead or order(carried["batches"])
+            ordered = from_host(ordered) if takes_rows else ordered
             count = tf.shape(ordered["index"], tf.int64)[0]
             with on_host_if_placed(strategy):
                 left = tf.minimum(count, end - carried["step"])
             until = first + left
             # The host orders these while the devices compute the updates.
             following = order(first + count) if ordered_ahead else ()
-            ordered = placed(ordered, pipeline.global_batch_size, strategy)
+            sizes = pipeline.num_examples, pipeline.global_batch_size
+            ordered = placed(ordered, *sizes, strategy)
 
             def made(number: tf.Tensor) -> Batch:
                 rows = rows_at(ordered, number - first, strategy)
@@ -222,7 +226,7 @@ class TrainingLoop:
                 # After the last batch, this gathers the last batch again; the result is not used.
                 return made(tf.minimum(number, until - 1))
 
-            def update(carried: _Carried, ahead: Any, turn: Any) -> tuple[_Carried, Any]:
+            def update(carried: Carried, ahead: Any, turn: Any) -> tuple[Carried, Any]:
                 before = state._replace(**carried)
                 if takes_rows:
                     place = carried["batches"] - first if turn is None else turn
@@ -236,11 +240,11 @@ class TrainingLoop:
             ahead = () if takes_rows else made(first)
             return self._repeated(update, carried, ahead, "batches", until, left), *following
 
-        def goes_on(carried: _Carried, *ordered_ahead: Any) -> tf.Tensor:
-            going = self._goes_on(carried, carried["step"] < end)
+        def goes_on(carried: Carried, *ordered_ahead: Any) -> tf.Tensor:
+            going = self._repeated.goes_on(carried, carried["step"] < end)
             if ordered_ahead:  # else, after skipped updates, the batches in between would be lost
                 going &= carried["batches"] == ordered_ahead[0]
-            return self._unless_stopped(going)
+            return self._repeated.unless_stopped(going)
 
         ordered_ahead = order(state.batches) if takes_rows else ()
         carried, *_ = tf.while_loop(goes_on, updates, (self._carried(state), *ordered_ahead))
@@ -251,10 +255,10 @@ class TrainingLoop:
         batches: dict[str, Batch],
         before: TrainingState,
         made_next: Callable[[tf.Tensor], Any],
-    ) -> tuple[_Carried, Any]:
+    ) -> tuple[Carried, Any]:
         """Returns the loop variables after an update, and `made_next` of the next batch number."""
 
-        def updated() -> tuple[_Carried, Any]:
+        def updated() -> tuple[Carried, Any]:
             after = self._update(batches, before)
             # The next batch depends on no update: TensorFlow would gather it first and delay the
             # forward pass. The control dependency makes it wait for the loss.
@@ -265,84 +269,6 @@ class TrainingLoop:
 
         return in_own_graph_if(self._update.needs_own_graph, updated)
 
-    def _carried(self, state: TrainingState) -> _Carried:
+    def _carried(self, state: TrainingState) -> Carried:
         """Returns the fields that change: each loop variable costs three operations per update."""
         return {name: getattr(state, name) for name in self._update.changing_fields}
-
-    def _repeated(
-        self,
-        update: Callable[[_Carried, Any, Any], tuple[_Carried, Any]],
-        carried: _Carried,
-        ahead: Any,
-        name: str,
-        end: tf.Tensor,
-        left: tf.Tensor,
-    ) -> _Carried:
-        """Repeats an update until a count of the state reaches its end; returns the loop variables.
-
-        Args:
-          update: Takes and returns the loop variables and what was made ahead. Its last argument is
-            the number of the turn, int32 [] on the host, or None.
-          carried: The loop variables.
-          ahead: The batch made ahead for the first update.
-          name: Name of the count: "batches", or "step", which skipped updates leave as it is.
-          end: Its end, int64 [].
-          left: Its distance from the end, int64 [].
-        """
-        if not self._counts_on_host(carried):
-            return tf.while_loop(
-                lambda carried, _: self._goes_on_below(carried[name], end, carried),
-                lambda carried, ahead: update(carried, ahead, None),
-                (carried, ahead),
-            )[0]
-        # A count on the device would be three kernels an update, and the host would wait for each.
-        with on_host():
-            left = tf.cast(tf.minimum(left, tf.int32.max), tf.int32)
-        skips = "skipped_in_a_row" in carried
-        ahead_by = carried["step"] - carried["batches"]
-        own = _with_counts(carried, tf.int32)
-        if not skips:
-            del own["step"]  # a constant distance from `batches`
-
-        def turn(own: _Carried, ahead: Any, number: tf.Tensor, done: Any) -> tuple[Any, ...]:
-            given = own if skips else {**own, "step": own["batches"] + ahead_by}
-            after, ahead = update(given, ahead, number)
-            with on_host():
-                made = [n + tf.cast(tf.equal(after["skipped_in_a_row"], 0), n.dtype) for n in done]
-            return {kept: after[kept] for kept in own}, ahead, number + 1, made
-
-        def goes_on(own: _Carried, _: Any, number: tf.Tensor, done: Any) -> tf.Tensor:
-            with on_host():
-                below = (done[0] if done else number) < left
-                return self._unless_stopped(self._goes_on(own, below))
-
-        done = [tf.constant(0)] if skips and name == "step" else []
-        own, *_ = tf.while_loop(goes_on, turn, (own, ahead, tf.constant(0), done))
-        own = _with_counts(own, tf.int64)
-        return own if skips else {**own, "step": own["batches"] + ahead_by}
-
-    def _counts_on_host(self, carried: _Carried) -> bool:
-        """Returns whether the host counts the updates of a loop, so that it waits for none."""
-        # With a loss scale, code that XLA compiles tells on the device whether an update counts.
-        on_device = self._update.compiler.is_on and "skipped_in_a_row" in carried
-        return path_of(self._update.strategy).places_order and not on_device
-
-    def _goes_on_below(self, count: tf.Tensor, end: tf.Tensor, carried: _Carried) -> tf.Tensor:
-        compiled = self._update.compiler
-        return self._unless_stopped(compiled(lambda: self._goes_on(carried, count < end)))
-
-    def _goes_on(self, carried: _Carried, going: tf.Tensor) -> tf.Tensor:
-        if "skipped_in_a_row" in carried:
-            going &= carried["skipped_in_a_row"] < self._max_skipped_updates
-        return going
-
-    def _unless_stopped(self, going: tf.Tensor) -> tf.Tensor:
-        # The flag lies on the host, which gets the condition anyway.
-        with on_host_if_placed(self._update.strategy):
-            return going & ~self._stop.ends_loop()
-
-
-def _with_counts(carried: _Carried, dtype: tf.DType) -> _Carried:
-    """Returns loop variables with the counts of `_COUNTS` in another dtype, from the host."""
-    with on_host():
-        return carried | {n: tf.cast(carried[n], dtype) for n in _COUNTS if n in carried}

@@ -3,7 +3,7 @@ import threading
 import tensorflow as tf
 
 from ddl.distribution.workers import Workers
-from ddl.training.stop_flag import StopFlag
+from ddl.training.loop.stop_flag import StopFlag
 from tests.conftest import for_every_strategy
 
 

@@ -1,0 +1,22 @@
+"""Entries of a tensor that are left out."""
+
+import tensorflow as tf
+
+
+def kept_or_zero(inputs: tf.Tensor, kept: tf.Tensor, factor: tf.Tensor | None = None) -> tf.Tensor:
+    """Returns the kept entries, times a factor, and zero for the others, even if they are infinite.
+
+    Both forms have the same bits. TensorFlow has no GPU kernel of multiply_no_nan for bfloat16. In
+    the other dtypes tf.where is slower on a CPU, up to seven times in float16, and on a GPU
+    TensorFlow's choice of layouts fails for the whole graph at the scalar in its gradient.
+
+    Args:
+      inputs: Floating-point, of any shape.
+      kept: bool, of a shape that broadcasts to that of `inputs`.
+      factor: [], of the dtype of `inputs`; None: 1.
+    """
+    if inputs.dtype == tf.bfloat16:
+        scaled = inputs if factor is None else inputs * factor
+        return tf.where(kept, scaled, tf.zeros([], inputs.dtype))
+    weights = tf.cast(kept, inputs.dtype)
+    return tf.math.multiply_no_nan(inputs, weights if factor is None else weights * factor)
