@@ -29,7 +29,8 @@ from tests.training import parity_cases
 Strategy = tf.distribute.Strategy
 
 _NOISY = "combined: noise, accumulation, uneven batches made on the host, Lamb"
-"""Draws normal numbers, in float32 on all devices: those of a GPU differ in their last bits."""
+"""Draws normal numbers in float32, of which XLA rounds some otherwise. Without XLA an H200 drew
+those of a CPU, and yet the case differed by 5e-8; docs/gpus.md."""
 
 
 @dataclasses.dataclass(frozen=True)
