@@ -263,7 +263,8 @@ class GlobalGradient:
                 gradients += tape.gradient(loss, others) if others else []
             observe("differentiated", variables=variables, gradients=gradients)
         gradients, of_others = gradients[: len(variables)], gradients[len(variables) :]
-        gradients = dense_if_compiled(gradients, variables, self.by_rows, self.parts)
+        if self.microbatches == 1 and not self.all_reduce.rounds:
+            gradients = dense_if_compiled(gradients, variables, self.by_rows)
         of_each = zip(variables, gradients, strict=True)
         gradient_path.check_used([v for v, g in of_each if g is None])
         gradient_path.check_none_left_out(others, of_others)

@@ -272,9 +272,10 @@ class Trainer(Evaluating):
     def request_stop(self) -> None:
         """Ends `train` after the current update. May be called from any thread.
 
-        If `train` is not running, the next call ends before its first update. Several workers end
-        together, after the current loop, if any worker calls this method. With parameter servers,
-        training also ends after the current loop.
+        On one GPU with resident data, `train` may end up to 32 updates later, of which XLA compiles
+        a loop. If `train` is not running, the next call ends before its first update. Several
+        workers end together, after the current loop, if any worker calls this method. With
+        parameter servers, training also ends after the current loop.
         """
         self._runner.stop.request()
 

@@ -44,7 +44,7 @@ class TrainingLoop:
         Args:
           update: Makes one update.
           max_skipped_updates: Consecutive skipped updates after which the loop ends.
-          stop: Flag that ends the loop after the current update.
+          stop: Flag that ends the loop after the current update, or piece of several updates.
         """
         self.trace_count = 0
         distributes = [p.distributes(update.strategy) for p in update.pipelines.values()]
