@@ -9,7 +9,7 @@ EXTRAS := .venv-extras
 NEEDS_PYTHON = test -n "$(PYTHON)" || { echo "ddl needs Python 3.11, 3.12 or 3.13; none was found. Set PYTHON=/path/to/python." >&2; exit 1; }
 UV := uv>=0.9,<1
 
-.PHONY: demo test test-quick extras lowest bench lint check lock clean
+.PHONY: demo test release-check extras lowest bench lint check lock clean
 
 demo: $(VENV)/.installed
 	rm -rf runs/demo
@@ -17,12 +17,12 @@ demo: $(VENV)/.installed
 	  --strategy=mirrored --num_virtual_devices=2
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=30 --durations-min=5
 
-test-quick: $(VENV)/.installed
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow"
+# The check before a release: the tests of large extras, and some tests with the lowest versions allowed.
+release-check: extras lowest
 
-# The tests of extras that the lock file leaves out. Their packages stand in an environment of their own, which also
+# The tests of all extras, with those that the lock file leaves out. Their packages stand in an environment of their own, which also
 # sees those of .venv: TensorFlow is not installed again.
 extras: $(VENV)/.installed
 	rm -rf $(EXTRAS)
@@ -46,13 +46,13 @@ lowest:
 	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check "$(UV)"
 	$(LOWEST)/bin/uv pip compile --quiet --resolution lowest-direct --no-emit-index-url \
 	  --python $(LOWEST)/bin/python \
-	  --extra test --extra plots --extra report --extra tables --extra arrayrecord --extra pandas pyproject.toml -o $(LOWEST)/requirements.txt
+	  --extra test --extra plots --extra tables --extra arrayrecord --extra pandas pyproject.toml -o $(LOWEST)/requirements.txt
 	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check -r $(LOWEST)/requirements.txt
 	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	$(LOWEST)/bin/tensorboard --version
-	$(LOWEST)/bin/python -m pytest -n $(WORKERS) -m "not slow" tests/test_main.py tests/test_output.py \
+	$(LOWEST)/bin/python -m pytest -n $(WORKERS) tests/test_main.py tests/test_output.py \
 	  tests/cli tests/config tests/run/test_writers.py tests/run/test_console.py tests/data/test_records.py \
-	  tests/data/formats/test_tables.py tests/data/storage tests/report \
+	  tests/data/formats/test_tables.py tests/data/storage \
 	  tests/training/results/test_history.py \
 	  tests/benchmarks/test_page.py
 
@@ -69,7 +69,6 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/basedpyright
 
 check: lint test
 

@@ -26,7 +26,6 @@ DRY = "tests/run/test_configs.py makes a dry run of every config in one process"
 NOT_RUN = {
     "make demo": "installs an environment; its training is that of README's second command",
     "make test": "runs this test",
-    "make test-quick": "runs all other tests",
     "make check": "runs this test",
     "python -m ddl.main --gin_file=configs/digits_cnn.gin --dry_run": DRY,
     "python -m ddl.main --gin_file=configs/mnist_mlp.gin --gin_param=\"DATA = 'synthetic'\" "
