@@ -1,11 +1,8 @@
 """The command line, as processes of its own."""
 
 import os
-import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -250,14 +247,6 @@ def test_a_parameter_server_leaves_without_the_exit_of_tensorflow(monkeypatch):
         main.start(None, "latest")
 
 
-def test_divergence_is_status_76(tmp_path):
-    diverging = "--gin_param=LEARNING_RATE = 1e6"
-    result = ddl(DIGITS, diverging, f"--model_dir={tmp_path}/run", forks=True)
-    assert result.returncode == 76
-    assert "Training diverged" in result.stderr
-    assert not (tmp_path / "run" / "checkpoints").exists()
-
-
 DOORS = (
     *("main", "launch", "check", "convert", "inspect", "lr_finder", "generate"),
     *("report", "show", "list", "completion"),
@@ -270,79 +259,3 @@ def test_an_interrupt_in_the_first_imports_shows_no_traceback(tmp_path, command)
     command = [sys.executable, "-m", *command.split(), "--help"]
     result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert (result.returncode, result.stderr) == (130, "")
-
-
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, -15), (signal.SIGINT, 130)])
-def test_signals_before_training_have_the_documented_statuses(tmp_path, number, status):
-    """A shell shows 143 for a process that signal 15 ended."""
-    (tmp_path / "waits.py").write_text("import time\nprint('here', flush=True)\ntime.sleep(600)\n")
-    (tmp_path / "own.gin").write_text("import waits\n")
-    process = forked.Popen(
-        [sys.executable, "-m", "ddl.main", "--gin_file=own.gin", "--model_dir=run"],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout.readline() == "here\n"
-    process.send_signal(number)
-    _, errors = process.communicate(timeout=300)
-    assert process.returncode == status, errors
-    assert "Traceback" not in errors
-
-
-SLOW = """
-import time
-import ddl, gin, numpy as np
-
-def lookup(index):
-    print("reads", flush=True)
-    time.sleep(0.5)
-    return {"image": np.zeros((8, 8, 1), "u1"), "label": np.int64(0)}
-
-@gin.register
-def slow():
-    return ddl.data.RandomAccessSource(lookup, 2)
-"""
-
-
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, -15), (signal.SIGINT, 130)])
-def test_signals_in_an_evaluation_have_the_documented_statuses(tmp_path, number, status):
-    shutil.copytree(ROOT / "tests" / "run" / "earlier_run", tmp_path / "run")
-    (tmp_path / "slow.py").write_text(SLOW)
-    (tmp_path / "own.gin").write_text("import slow\nTrainer.eval_data = @slow.slow()\n")
-    files = [f"--gin_file={file}" for file in ("run/operative_config.gin", "own.gin")]
-    flags = ["--model_dir=run", "--mode=eval", "--gin_allow_unused=test/images.*"]
-    process = forked.Popen(
-        [sys.executable, "-m", "ddl.main", *files, *flags],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    while "reads" not in (line := process.stdout.readline()):
-        assert line, process.stderr.read()
-    process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == status, errors
-    assert "Traceback" not in errors
-    assert (tmp_path / "run" / "checkpoints" / "step-20.index").exists()
-
-
-def test_an_interrupt_while_it_waits_is_one_line(tmp_path):
-    command = [sys.executable, "-m", "ddl.main", DIGITS, f"--model_dir={tmp_path}/none"]
-    process = forked.Popen(
-        [*command, "--mode=eval", "--follow_timeout=600"],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    while not process.stdout.readline().startswith("seed:"):
-        assert process.poll() is None
-    time.sleep(2)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=300)
-    assert process.returncode == 130
-    assert errors.splitlines()[-1] == "ddl: Interrupted."
-    assert "Traceback" not in errors

@@ -1,7 +1,5 @@
 """Callbacks in runs from configs: names, pictures, errors, resuming with others."""
 
-import os
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +14,6 @@ from ddl.errors import ConfigError, DataError
 from ddl.run import train
 from tests.callbacks.runs import events, lines
 from tests.conftest import make_strategy
-from tests.processes import forked
 
 ROOT = Path(__file__).parents[2]
 
@@ -155,23 +152,3 @@ def test_without_effect(tmp_path, capsys):
     output = capsys.readouterr().out
     assert "Every (watched) has steps = 9, but the run ends at step 8, so it is never" in output
     assert "ConfusionMatrix (ConfusionMatrix) is never called" in output
-
-
-@pytest.mark.slow
-def test_an_exception_ends_the_run_as_the_users_error(tmp_path):
-    text = "RunPlan.callbacks = [@Every()]\nEvery.steps = 2\nEvery.function = @fails\n"
-    (tmp_path / "run.gin").write_text(CONFIG + text)
-    command = ["-m", "ddl.main", "--gin_file=run.gin", "--model_dir=run", "--strategy=one_device"]
-    result = forked.run(
-        [sys.executable, *command],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    assert result.returncode == 1
-    assert "watching.py:17 raised KeyError: 'absent'" in result.stderr
-    assert "Traceback" not in result.stderr
-    assert {path.name for path in (tmp_path / "run" / "checkpoints").glob("*.index")} == {
-        "step-4.index"
-    }

@@ -9,32 +9,6 @@ from ddl.callbacks.calling import Calls, names_of
 from ddl.callbacks.fingerprint import _bytes_of, _checksum
 from ddl.distribution.workers import Workers, alone
 from ddl.errors import ConfigError
-from tests.callbacks.runs import events, lines
-from tests.callbacks.test_from_configs import CONFIG
-from tests.distribution.whole_clusters import finish, launch
-
-CALLBACKS = """
-RunPlan.callbacks = [@chief/Every(), @all/Every()]
-Every.steps = 2
-chief/Every.on = 'chief'
-chief/Every.function = @evaluates_alone
-all/Every.function = @other_ends
-"""
-
-
-@pytest.mark.slow
-def test_two_workers(tmp_path):
-    """The second one ends the run, which the chief saves; pictures come from the chief alone."""
-    (tmp_path / "run.gin").write_text(CONFIG + CALLBACKS)
-    flags = [f"--gin_file={tmp_path}/run.gin", f"--model_dir={tmp_path}/run"]
-    status, output = finish(launch(2, *flags), timeout=300)
-    assert status == 0, output
-    refusal = "refused: Trainer.evaluate needs all 2 workers, but the callback evaluates_alone"
-    assert output.count(refusal) == 2
-    assert "ends early at step 4: the callback other_ends of another worker ends it." in output
-    assert [line["step"] for line in lines(tmp_path / "run") if "by_chief" in line] == [2, 4]
-    seen = [event[0] for event in events(tmp_path / "run", "train") if event[1] == "seen"]
-    assert seen == [2, 4]
 
 
 def test_texts_and_complex_numbers_have_checksums():

@@ -20,48 +20,6 @@ from tests.distribution.whole_clusters import (
 LONG = ["TRAIN_STEPS = 100000", "EVAL_EVERY = 100000", "CHECKPOINT_EVERY = 20"]
 LIMITS = ["--join_timeout=30", "--peer_timeout=6", "--stall_timeout=6"]
 
-# Joins a cluster as ddl.main does, and nothing else. One of them does something to itself after the
-# workers have met and before TensorFlow joins, when it would wait forever.
-JOINS = """
-import os, signal, sys
-from ddl.distribution import multi_worker
-meet = multi_worker.wait_for_workers
-def meet_and_fall(timeout):
-    met = meet(timeout)
-    if sys.argv[1] != "none":
-        os.kill(os.getpid(), getattr(signal, sys.argv[1]))
-    return met
-multi_worker.wait_for_workers = meet_and_fall
-from ddl.distribution.timeouts import ClusterTimeouts
-from ddl.distribution.strategies import build_strategy
-from ddl.errors import DdlError
-try:
-    build_strategy("multi_worker_mirrored", timeouts=ClusterTimeouts(join=4, stall=4))
-except DdlError as error:
-    print(error, flush=True)
-    os._exit(error.exit_status)
-print("joined", flush=True)
-os._exit(0)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("how", "victim"), [("SIGKILL", 0), ("SIGKILL", 1), ("SIGSTOP", 1)])
-def test_lost_while_tensorflow_joins(how, victim):
-    """No Python code of the others runs then."""
-    hosts = addresses(2)
-    workers = [
-        start_worker(index, hosts, how if index == victim else "none", program=("-c", JOINS))
-        for index in range(2)
-    ]
-    try:
-        status, output = finish(workers[1 - victim], timeout=150)
-    finally:
-        workers[victim].kill()
-        workers[victim].communicate()
-    assert status in (77, -signal.SIGALRM), output
-    assert "joined" not in output
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("victim", "number"), [(0, signal.SIGSTOP), (2, signal.SIGKILL)])

@@ -8,16 +8,12 @@ import subprocess
 import sys
 import time
 
-import numpy as np
 import pytest
-import tensorflow as tf
 
 from ddl.distribution import parameter_servers
 from ddl.distribution.parameter_servers import serves_here
 from ddl.distribution.timeouts import ClusterTimeouts
 from ddl.errors import ConfigError
-from ddl.launcher.tasks import cluster_tasks, free_ports, tf_configs
-from ddl.models import load_exported
 from tests.processes import commands, forked
 from tests.run.whole_runs import ROOT, lines, tensors
 
@@ -93,116 +89,6 @@ def counts(model_dir):
 
 
 @pytest.mark.slow
-def test_digits_with_an_evaluator_beside_it(tmp_path):
-    """One process with one device follows the run; the cluster trains and does not evaluate."""
-    model_dir = tmp_path / "run"
-    plan = ["TRAIN_STEPS = 500", "CHECKPOINT_EVERY = 250"]
-    launch = Launch(
-        model_dir, *arguments(model_dir, *plan), "--mode=train", launcher=["--grace_seconds=60"]
-    )
-    evaluator = start(
-        "ddl.main", *arguments(model_dir, *plan), "--mode=eval", "--follow_timeout=600"
-    )
-    assert launch.finish() == 0, launch.shown
-    assert "killed" not in launch.shown  # workers and parameter server end by themselves
-    output, _ = evaluator.communicate(timeout=300)
-    assert evaluator.returncode == 0, output
-    assert "workers: 2, parameter servers: 1" in launch.shown
-    assert "Updates are asynchronous" in launch.shown
-    assert counts(model_dir) == [500, 500, 500]
-    # The order of asynchronous updates is by chance: 0.983 to 0.992 on a quiet machine, and once
-    # 0.958 under load.
-    assert evaluations(model_dir)[500] >= 0.93
-    assert {x["step"] for x in lines(model_dir) if x["split"] == "train"} == set(
-        range(100, 600, 100)
-    )
-    assert sorted(path.name for path in (model_dir / "logs").iterdir()) == [
-        "ps-0.log",
-        "worker-0.log",
-        "worker-1.log",
-    ]
-
-    # The same command with more steps goes on; one that loses its parameter server does so too.
-    plan = ["TRAIN_STEPS = 1500", "CHECKPOINT_EVERY = 100", "EVAL_EVERY = 1500"]
-    launch = Launch(model_dir, *arguments(model_dir, *plan), launcher=["--max_restarts=1"])
-    launch.wait_for("Restored step 500")
-    launch.wait_for("step 700")
-    launch.send("ps 0", signal.SIGKILL)
-    assert launch.finish() == 0, launch.shown
-    # The others may have ended before the launcher looks, and then it stops none.
-    assert "ps 0 was killed by SIGKILL." in launch.shown
-    assert "Restart 1 of 1: all processes.\n" in launch.shown
-    assert re.search(r"Restored step ([6-9]00|1,[0-4]00)", launch.shown)
-    assert counts(model_dir) == [1500, 1500, 1500]
-    assert evaluations(model_dir)[1500] >= 0.97
-
-
-SPLIT = """
-include 'standard.gin'
-SEED = 0
-GLOBAL_BATCH_SIZE = 32
-TRAIN_STEPS = 600
-EVAL_EVERY = 600
-CHECKPOINT_EVERY = 100
-LEARNING_RATE = 0.05
-PRECISION = 'float32'
-CLIP_NORM = None
-ACCUMULATION_STEPS = 1
-Trainer.task = @Classification()
-Classification.model = @table_mlp()
-table_mlp.num_outputs = 3
-table_mlp.categories = {'item': 300}
-table_mlp.max_table_parts = 4
-table_mlp.min_table_part_bytes = 1024
-Trainer.optimizer = @FusedAdagrad()
-FusedAdagrad.learning_rate = @LearningRate()
-LearningRate.schedule = %LEARNING_RATE
-Trainer.train_data = @record_files()
-Trainer.eval_data = @record_files()
-record_files.features = {'item': ('item', 'int64', ()), 'label': ('label', 'int64', ())}
-"""
-
-
-@pytest.mark.slow
-def test_a_split_table_and_record_files_go_on_after_a_server_was_killed(tmp_path):
-    file, config, model_dir = tmp_path / "items", tmp_path / "config.gin", tmp_path / "run"
-    config.write_text(SPLIT + f"record_files.files = {str(file)!r}\n")
-    with tf.io.TFRecordWriter(str(file)) as records:
-        for number in range(300):
-            of = {"item": number, "label": number % 3}
-            feature = {
-                name: tf.train.Feature(int64_list=tf.train.Int64List(value=[value]))
-                for name, value in of.items()
-            }
-            example = tf.train.Example(features=tf.train.Features(feature=feature))
-            records.write(example.SerializeToString())
-    flags = [f"--gin_file={config}", f"--model_dir={model_dir}"]
-    launch = Launch(model_dir, *flags, launcher=["--max_restarts=1"], servers=2)
-    launch.wait_for("step 300")
-    launch.send("ps 1", signal.SIGKILL)
-    assert launch.finish() == 0, launch.shown
-    assert re.search(r"parameter servers: 0 holds [\d.]+ MB, 1 holds [\d.]+ MB", launch.shown)
-    assert "ps 1 was killed by SIGKILL." in launch.shown
-    assert "Restart 1 of 1: all processes.\n" in launch.shown
-    assert re.search(r"Restored step [2-5]00", launch.shown)
-    assert counts(model_dir) == [600, 600, 600]
-    assert evaluations(model_dir)[600] >= 0.9  # each item has one label
-
-    # The commands of a saved run take the trained table, from another number of servers too.
-    at_the_end = re.findall(r"step 600 .* eval .*\n", launch.shown)[-1]
-    for servers, mode in ((1, "eval"), (2, "export")):
-        launch = Launch(model_dir, *flags, f"--mode={mode}", servers=servers)
-        assert launch.finish() == 0, launch.shown
-        assert "Restored step 600" in launch.shown
-        if mode == "eval":
-            assert at_the_end in launch.shown
-    exported = load_exported(model_dir / "export" / "model.keras")
-    found = np.argmax(exported({"item": tf.range(300, dtype=tf.int64)}), axis=-1)
-    accuracy = np.mean(found == np.arange(300) % 3)
-    assert accuracy == pytest.approx(evaluations(model_dir)[600], abs=1e-6)
-
-
-@pytest.mark.slow
 def test_a_killed_worker_is_started_again_alone_and_all_stop_after_saving(tmp_path):
     model_dir = tmp_path / "run"
     plan = ["TRAIN_STEPS = 1000000", "EVAL_EVERY = 1000000", "CHECKPOINT_EVERY = 1000000"]
@@ -224,30 +110,6 @@ def test_a_killed_worker_is_started_again_alone_and_all_stop_after_saving(tmp_pa
     )
     assert step == iterations
     assert batches - step in (0, 1)  # what the dead worker had begun with
-
-
-@pytest.mark.slow
-def test_a_worker_that_is_stopped_ends_all(tmp_path):
-    model_dir = tmp_path / "run"
-    flags = [*arguments(model_dir, "TRAIN_STEPS = 1000000"), "--stall_timeout=8"]
-    launch = Launch(model_dir, *flags, launcher=["--grace_seconds=1"])
-    launch.wait_for("step 100 ")
-    launch.send("worker 1", signal.SIGSTOP)
-    assert launch.finish() == 77, launch.shown
-    assert re.search(r"Worker 1 at \S+ has not answered for \d+ s", launch.shown)
-
-
-def test_those_that_nobody_joins_end_soon(tmp_path):
-    tasks = cluster_tasks(1, num_ps=1)
-    configs = tf_configs(tasks, free_ports(len(tasks)))
-    flags = [*arguments(tmp_path / "run"), "--strategy=parameter_server", "--join_timeout=1"]
-    started = [start("ddl.main", *flags, TF_CONFIG=config) for config in configs[:2]]
-    for process, who in zip(started, ("Parameter server 0", "The chief"), strict=True):
-        output, _ = process.communicate(timeout=300)
-        assert process.returncode == 77, output
-        assert f"ddl: {who} at 127.0.0.1:" in output
-        assert "did not join within" in output
-    assert not (tmp_path / "run").exists()
 
 
 class Ended(Exception):

@@ -1,9 +1,6 @@
 """Trainers that compute parts of their models again, and trainers that do not: the same results."""
 
 import functools
-import json
-import sys
-from pathlib import Path
 
 import keras
 import numpy as np
@@ -15,9 +12,7 @@ from ddl.checkpoints.checkpoints import Checkpoints
 from ddl.errors import ConfigError
 from ddl.precision import set_precision
 from tests.conftest import make_strategy
-from tests.processes import forked
 from tests.step.remat.models import DATA, Subclassed, residual, sequential
-from tests.training.overflowing import Overflowing, second_batch_on
 
 BLOCKS = ddl.Remat("block*")
 ALL = ddl.Remat()
@@ -154,48 +149,6 @@ def test_two_replicas_make_the_updates_of_one_device():
         np.testing.assert_allclose(ours[1 + 2 * number], value, rtol=0, atol=1e-10)
 
 
-def test_an_overflow_is_skipped_and_changes_nothing():
-    set_precision("mixed_float16")
-    strategy = make_strategy("mirrored", 2)
-
-    def run(remat):
-        trainer = make(
-            residual,
-            strategy,
-            remat,
-            task=lambda model: Overflowing(model, second_batch_on(1)),
-            loss_scale=ddl.LossScale(1024.0),
-            clip_norm=1.0,
-        )
-        with_figures = figures(trainer)
-        assert trainer.skipped_updates == 1
-        return with_figures
-
-    for one, other in zip(run(BLOCKS), run(None), strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
-class TwoLosses(ddl.Classification):
-    """A step that minimizes two losses one after the other."""
-
-    def second(self, features, training):
-        logits = self.model(features["image"], training=training)
-        return ddl.PerExample(tf.reduce_sum(tf.square(logits), axis=-1))
-
-    def step(self, update, batch):
-        update.minimize(self.per_example, batch)
-        update.apply(0.5 * update.gradients(self.second, batch))
-
-
-def test_a_step_of_its_own_makes_the_same_updates():
-    set_precision("float64")
-    strategy = make_strategy("mirrored", 2)
-    task = {"task": TwoLosses, "accumulation_steps": 2}
-    ours = figures(make(residual, strategy, BLOCKS, **task))
-    for one, other in zip(ours, figures(make(residual, strategy, None, **task)), strict=True):
-        np.testing.assert_allclose(one, other, rtol=0, atol=1e-10)
-
-
 def test_compiled_updates_are_the_same():
     set_precision("float64")
     strategy = make_strategy("one_device", 1)
@@ -246,24 +199,6 @@ def save(folder, trainer):
     checkpoints.finish()
 
 
-def test_a_run_resumes_with_and_without(tmp_path):
-    set_precision("float64")
-    strategy = make_strategy("mirrored", 2)
-    plain = make(residual, strategy, None)
-    expected = figures(plain, 6)
-    first = make(residual, strategy, BLOCKS)
-    first.train(3, progress=False)
-    save(tmp_path, first)
-    second = make(residual, strategy, None)
-    Checkpoints(tmp_path, second).restore_latest()
-    second.train(1, progress=False)
-    save(tmp_path, second)
-    third = make(residual, strategy, ddl.Remat(every=2))
-    Checkpoints(tmp_path, third).restore_latest()
-    for one, other in zip(figures(third, 2)[1:], expected[1:], strict=True):
-        np.testing.assert_allclose(one, other, rtol=0, atol=1e-10)
-
-
 def test_gradients_of_single_examples_are_refused():
     class Each(ddl.Classification):
         def step(self, update, batch):
@@ -280,20 +215,3 @@ def test_gradients_of_single_examples_are_refused():
 def test_the_argument_is_checked():
     with pytest.raises(ConfigError, match=r"Trainer.remat must be a Remat.*Pass ddl.Remat\(\)"):
         make(sequential, make_strategy("one_device", 1), 2)
-
-
-MEASURED = Path(__file__).parent / "remat_memory.py"
-
-
-def test_peak_memory_falls():
-    found = {}
-    for remat in ("off", "on"):
-        run = forked.run([sys.executable, str(MEASURED), remat], capture_output=True, text=True)
-        assert run.returncode == 0, run.stderr
-        found[remat] = json.loads(run.stdout.splitlines()[-1])
-    assert found["on"]["loss"] == pytest.approx(found["off"]["loss"], rel=1e-5)
-    # 16 blocks keep about five tensors of 8 MB each; with remat each keeps its input.
-    assert found["off"]["grown"] > 500
-    assert found["on"]["grown"] < 0.6 * found["off"]["grown"]
-    for one in found.values():  # the prediction of --dry_run
-        assert 0.5 * one["predicted"] < one["grown"] < 2 * one["predicted"] + 100

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +18,6 @@ from ddl.run.predicting import predict
 from ddl.run.predicting.identity import data_digest
 from ddl.run.predicting.parts import PartialFile
 from ddl.run.predicting.settings import Predictions
-from tests.distribution.whole_clusters import addresses, start_worker
 from tests.run.test_train import DIGITS_MLP, run
 from tests.run.whole_runs import ROOT
 
@@ -221,45 +219,3 @@ predict._PART_SECONDS = 0.05
 from ddl.main import run
 run()
 """
-
-
-@pytest.mark.slow
-def test_killed_workers_go_on(finished, tmp_path):
-    """Two workers are killed with -9 and started again: one file, in the order of the rows."""
-    path, rows = tmp_path / "rows.npz", 100_001
-    images = np.arange(rows * 64).reshape(rows, 8, 8, 1) % 17
-    np.save(tmp_path / "image.npy", images.astype("u1"))
-    source = (
-        "Predictions.data = @p/numpy_files()",
-        f"p/numpy_files.files = {{'image': '{tmp_path}/image.npy'}}",
-    )
-    params = [*AVERAGE, *source, "TRAIN_STEPS = 40"]
-    flags = [
-        f"--gin_file={ROOT}/configs/digits_mlp.gin",
-        *(f"--model_dir={finished}", "--mode=predict", f"--predictions={path}"),
-        *(f"--gin_param={param}" for param in params),
-    ]
-
-    def workers():
-        there = addresses(2)
-        return [start_worker(n, there, *flags, program=("-c", PROGRAM)) for n in range(2)]
-
-    started, patience = workers(), time.monotonic() + 300
-    while started[0].poll() is None and time.monotonic() < patience:
-        if len([*tmp_path.glob("*.partial/rows-*.npz")]) > 2:
-            break
-        time.sleep(0.005)
-    for worker in started:
-        worker.kill()
-    outputs = [worker.communicate()[0] for worker in started]
-    parts = sorted(tmp_path.glob("*.partial/rows-*.npz"))
-    assert parts, outputs
-    assert not path.exists()
-    before = np.concatenate([np.load(part)["values/output"] for part in parts])
-    outputs = [worker.communicate(timeout=500)[0] for worker in workers()]
-    assert "Resuming after " in outputs[0], outputs
-    after = np.load(path)["output"]
-    np.testing.assert_array_equal(after[: len(before)], before)
-    alone = np.load(predicted(finished, tmp_path / "alone.npz", *source))["output"]
-    np.testing.assert_allclose(after, alone, rtol=1e-5, atol=1e-5)
-    assert len(after) == rows
