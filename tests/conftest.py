@@ -52,6 +52,47 @@ def pytest_runtest_setup() -> None:
     keras.utils.set_random_seed(0)
 
 
+# Reasons for which a test may be skipped. Any other skip fails the run, so that none goes unseen.
+EXPECTED_SKIPS = (
+    "there is no GPU",
+    "there is a GPU",
+    "needs benchmarks/peers",
+    "this TensorFlow has no GPU kernels",
+    "could not import 'datasets'",  # of make release-check
+    "could not import 'tensorflow_datasets'",
+    "could not import 'wandb'",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Runs tests of real processes once more when they fail: a busy machine can outlast a limit."""
+    for item in items:
+        if item.get_closest_marker("processes"):
+            item.add_marker(pytest.mark.flaky(reruns=1))
+
+
+def unexpected_skips(config: pytest.Config) -> list[str]:
+    """The skips of a run whose reasons `EXPECTED_SKIPS` does not list."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    skipped = reporter.stats.get("skipped", []) if reporter else []
+    reasons = [(report.nodeid, str(report.longrepr)) for report in skipped]
+    return [
+        f"{test}: {text}" for test, text in reasons if not any(e in text for e in EXPECTED_SKIPS)
+    ]
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fails a run with an unexpected skip."""
+    if not hasattr(session.config, "workerinput") and unexpected_skips(session.config):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Names each unexpected skip."""
+    for skip in unexpected_skips(terminalreporter.config):
+        terminalreporter.write_line(f"UNEXPECTED SKIP, see tests/conftest.py: {skip}", red=True)
+
+
 def make_strategy(name: str, replicas: int) -> tf.distribute.Strategy:
     devices = [f"CPU:{index}" for index in range(replicas)]
     if name == "one_device":

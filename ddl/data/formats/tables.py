@@ -109,7 +109,9 @@ def _columns(files: Sequence[str], separator: str) -> tuple[Any, Rows]:
             if file.endswith((".parquet", ".pq")):
                 return parquet.read_table(file, page_checksum_verification=True)
             delimiter = "\t" if file.endswith(".tsv") else separator
-            return csv.read_csv(file, parse_options=csv.ParseOptions(delimiter=delimiter))
+            found = csv.read_csv(file, parse_options=csv.ParseOptions(delimiter=delimiter))
+            _ = found.column_names  # raises for names that are not UTF-8
+            return found
         except (pyarrow.ArrowException, OSError, ValueError) as error:
             raise DataError(
                 f"The table {file} could not be read: {error}. It must be a file .csv, .tsv or "
