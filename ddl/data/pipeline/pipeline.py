@@ -6,9 +6,9 @@ import numpy as np
 import tensorflow as tf
 
 from ddl.data.order import batch_indices, index_batches, indices_from
-from ddl.data.pipeline.iterators import iterator_of
 from ddl.data.pipeline.batch import Batch, static_slice
 from ddl.data.pipeline.datasets import as_received, as_sent, finished, joined
+from ddl.data.pipeline.iterators import iterator_of
 from ddl.data.pipeline.placed_order import at_least, first_own_row, on_host_if_placed, on_own_device
 from ddl.data.pipeline.resident import ResidentArrays
 from ddl.data.source import IndexedSource, Source, weighted
