@@ -4,7 +4,6 @@ The public names below are imported on first use, so that ``import ddl`` (and wi
 ``python -m ddl.main --help``) does not wait for TensorFlow.
 """
 
-import builtins
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -134,7 +133,5 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'ddl' has no attribute {name!r}")
 
 
-# `import ddl.list`, the package of a command, makes that package the name `list` of this module. So
-# code here names the builtin by its module.
-def __dir__() -> builtins.list[str]:
+def __dir__() -> list[str]:
     return sorted([*__all__, *_SUBMODULES])

@@ -43,23 +43,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     | GROUND,
     "cli": {"run", "config", "distribution"} | GROUND,
     "launcher": {"errors", "choices", "files", "output"},
-    "report": {"cli", "run", "checkpoints", "config"} | GROUND,
-    "replay": {"checking", "report", "cli", "run", "callbacks", "checkpoints", "step"}
-    | {"distribution", "config"}
-    | _LEARNING
-    | GROUND,
-    "bisect": {"replay", "checking", "report", "cli"} | GROUND,
-    "sweep": {"cli", "launcher", "run", "checkpoints", "distribution", "config"} | GROUND,
-    "compare": {"sweep", "report", "cli", "config"} | GROUND,
 }
 # The base modules, of which the later may import the earlier.
 GROUND_IN_ORDER = [
     *("errors", "user_code", "choices", "files", "output", "signals", "figures", "precision"),
     *("seeds", "microbatch", "random"),
 ]
-DOORS = {"__main__", "main", "launch", "lr_finder", "check", "convert", "generate", "inspect"}
-DOORS |= {"list", "show", "completion"}
-ALIASES = {"workers", "train"}
+DOORS = {"__main__", "main", "launch", "check"}
+ALIASES = {"workers"}
 
 
 def modules() -> Iterator[tuple[str, Path]]:

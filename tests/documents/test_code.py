@@ -193,7 +193,6 @@ def write_data(folder: Path) -> None:
     rows = [f"{20 + n},{n}.5,{('red', 'blue')[n % 2]},{('yes', 'no')[n % 2]}" for n in range(64)]
     (folder / "test.csv").write_text("\n".join(["age,income,colour,bought", *rows]))
     parquet.write_table(csv.read_csv(folder / "test.csv"), folder / "train.parquet")
-    ddl.data.store(ddl.data.ArraySource(image=images, label=labels), folder / "stored")
     for name in ("train-0.tfrecord", "test.tfrecord"):
         with tf.io.TFRecordWriter(str(folder / name)) as records:
             for image, label in zip(images, labels, strict=True):

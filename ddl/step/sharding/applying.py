@@ -118,10 +118,6 @@ def _clipped(
     if clip.value is not None:
         limit = clip.value
         shares = run(lambda own: gradient_path.clip_by_value(own, limit), args=(shares,))
-    run(
-        lambda own: observe("clipped", variables=variables, gradients=own, in_shares=True),
-        args=(list(shares),),
-    )
     return list(shares), norm if of_layers is None else tf.concat([[norm], of_layers], axis=0)
 
 

@@ -90,7 +90,6 @@ def _apply_whole(
             own, norm = gradient_path.clip_by_global_norm(own, clip.norm, squared)
         if clip.value is not None:
             own = gradient_path.clip_by_value(own, clip.value)
-        observe("clipped", variables=variables, gradients=own, in_shares=False)
         norm = tf.cast(norm, tf.float64)
         return own, norm if of_layers is None else tf.concat([[norm], of_layers], axis=0)
 
