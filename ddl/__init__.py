@@ -35,6 +35,7 @@ if TYPE_CHECKING:  # for completion and types, which cannot follow `__getattr__`
     from ddl.optimizers.loss_weight import LossWeight
     from ddl.precision import LossScale
     from ddl.run.fit import fit
+    from ddl.run.range_test import find_learning_rate
     from ddl.step.monitoring import LayerNorms
     from ddl.step.noise_scale import GradientNoiseScale
     from ddl.step.remat import Remat
@@ -82,6 +83,7 @@ _HOME = {
     "WarmStart": "ddl.checkpoints.warm_start",
     "current_batch": "ddl.tasks.current_batch",
     "debug": "ddl.user_code",
+    "find_learning_rate": "ddl.run.range_test",
     "fit": "ddl.run.fit",
     "gather": "ddl.tasks.gather",
 }
@@ -120,6 +122,7 @@ __all__ = [
     "__version__",
     "current_batch",
     "debug",
+    "find_learning_rate",
     "fit",
     "gather",
 ]

@@ -38,7 +38,6 @@ def parse_command_line(
     Returns:
       The result of `check`.
     """
-
     arguments = with_aliases(sys.argv if argv is None else argv)
     wants_help = asks_for_help(arguments)
     # Help is often read through head or less, which may end first.

@@ -13,7 +13,6 @@ from ddl.step.compiled.compiler import Compiler
 from ddl.step.compiled.deferred import Deferred
 from ddl.step.gradients import Clip
 from ddl.step.monitoring import NormsOfLayers
-from ddl.step.observing import observe
 from ddl.step.sharding.in_shares import InShares
 from ddl.step.sharding.norms import norms_given
 from ddl.step.sharding.optimizers import Sharding, free

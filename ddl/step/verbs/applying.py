@@ -17,7 +17,6 @@ from ddl.step.compiled.compiler import Compiler
 from ddl.step.compiled.deferred import Deferred
 from ddl.step.gradients import Clip, Gradient
 from ddl.step.monitoring import NormsOfLayers
-from ddl.step.observing import observe
 from ddl.step.sharding import InShares, Sharding
 from ddl.step.sharding.applying import apply_to_shares
 from ddl.step.verbs.parts import OptimizerPart, unless_frozen

@@ -1,0 +1,119 @@
+"""The learning rate range test of Smith 2017, arXiv:1506.01186."""
+
+import dataclasses
+import math
+from tempfile import TemporaryDirectory
+
+import keras
+import numpy as np
+
+from ddl.checkpoints.checkpoints import Checkpoints
+from ddl.distribution.traits import traits_of
+from ddl.errors import ConfigError, TrainingDiverged
+from ddl.optimizers.named import by_name
+from ddl.training.trainer import Trainer
+from ddl.user_code import hiding_frames
+
+_FEWEST = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class RangeTest:
+    """The result of `ddl.find_learning_rate`. Arrays are float64 [updates made].
+
+    Attributes:
+      rates: Learning rate of each update.
+      losses: Mean loss of each update's batch, before the update.
+      smoothed: The losses, smoothed by a Gaussian centred on each: a mean of past losses would lag.
+      suggested: Rate at which the smoothed loss falls fastest; None if the loss does not fall.
+    """
+
+    rates: np.ndarray
+    losses: np.ndarray
+    smoothed: np.ndarray
+    suggested: float | None
+
+
+@hiding_frames
+def find_learning_rate(
+    trainer: Trainer, lowest: float = 1e-6, highest: float = 10.0, steps: int = 200
+) -> RangeTest:
+    """Makes a learning rate range test (Smith 2017, arXiv:1506.01186), and undoes its updates.
+
+    The rate grows exponentially from update to update, until `highest` or until training diverges:
+    the loss is not finite, or exceeds four times its first value. Afterwards weights, slots, step
+    and learning rate of the trainer are as before. Eager, cross-replica context.
+
+        trainer = ddl.Trainer(task, keras.optimizers.SGD(0.1, momentum=0.9), data, …)
+        trainer.optimizer.learning_rate = ddl.find_learning_rate(trainer).suggested
+
+    Args:
+      trainer: A trainer with one loss and one optimizer, whose learning rate is a number.
+      lowest: Learning rate of the first update.
+      highest: Learning rate of the last update.
+      steps: Number of updates, at least 10.
+
+    Raises:
+      ConfigError: If an argument is out of range, the trainer is another one or belongs to a
+        cluster, or training diverges in the first updates.
+    """
+    if not 0 < lowest < highest < math.inf or steps < _FEWEST:
+        raise ConfigError(
+            f"find_learning_rate needs 0 < lowest < highest < inf and steps of at least {_FEWEST}, "
+            f"got lowest = {lowest:g}, highest = {highest:g} and steps = {steps}."
+        )
+    optimizer = _optimizer_of(trainer)
+    rates, losses = np.geomspace(lowest, highest, steps), list[float]()
+    trainer.trace()  # a layer may create variables in its first call
+    before = float(optimizer.learning_rate)
+    with TemporaryDirectory() as folder:
+        checkpoints = Checkpoints(folder, trainer)
+        checkpoints.save()
+        checkpoints.finish()
+        try:
+            for rate in rates:
+                optimizer.learning_rate.assign(rate)
+                losses.append(trainer.train(1, progress=False)["loss"])
+                if len(losses) >= _FEWEST and losses[-1] > 4 * abs(losses[0]):
+                    break
+        except TrainingDiverged:
+            if len(losses) < _FEWEST:
+                raise ConfigError(
+                    f"Training diverged within {_FEWEST} updates of the range test, which began "
+                    f"at a learning rate of {lowest:g}. Pass a smaller `lowest`."
+                ) from None
+        finally:
+            checkpoints.restore_latest()
+            optimizer.learning_rate.assign(before)
+    rates = rates[: len(losses)]
+    smoothed = _smooth(np.array(losses), width=0.03 * steps)
+    falls = smoothed.min() < 0.95 * smoothed[0]  # else the slope is noise
+    steepest = float(rates[np.argmin(np.gradient(smoothed))]) if falls else None
+    return RangeTest(rates, np.array(losses), smoothed, steepest)
+
+
+def _optimizer_of(trainer: Trainer) -> keras.optimizers.Optimizer:
+    """Returns the optimizer whose rate is tested, or raises ConfigError."""
+    if traits_of(trainer.strategy).several_processes:
+        raise ConfigError("find_learning_rate runs in one process. Call it without a cluster.")
+    optimizers = by_name(trainer.optimizer)
+    if len(optimizers) > 1 or "loss" not in trainer.metric_names:
+        raise ConfigError(
+            "find_learning_rate varies one rate and watches one loss, got a trainer with the "
+            f"optimizers {', '.join(optimizers)} and the figures {', '.join(trainer.metric_names)}."
+        )
+    (optimizer,) = optimizers.values()
+    if not isinstance(rate := optimizer._learning_rate, keras.Variable):
+        raise ConfigError(
+            "find_learning_rate needs a learning rate that is a number, got "
+            f"{type(rate).__name__}. Pass a trainer whose optimizer has no schedule, such as "
+            "keras.optimizers.SGD(0.1)."
+        )
+    return optimizer
+
+
+def _smooth(values: np.ndarray, width: float) -> np.ndarray:
+    """Returns the mean around each value, weighted by a Gaussian of a standard deviation."""
+    places = np.arange(len(values))
+    weights = np.exp(-0.5 * ((places[:, None] - places) / width) ** 2)
+    return weights @ values / weights.sum(axis=1)
