@@ -39,13 +39,3 @@ def test_names_are_there_for_completion_and_types():
         for name in node.names
     }
     assert imported == set(dir(ddl)) - {"__version__"}
-
-
-def test_names_from_before_the_rooms():
-    from ddl.distribution import Communication, build_strategy, configure_devices
-    from ddl.workers import Workers
-
-    assert Workers is ddl.distribution.workers.Workers
-    assert callable(build_strategy)
-    assert callable(configure_devices)
-    assert Communication().num_packs == 1

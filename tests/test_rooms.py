@@ -50,7 +50,6 @@ GROUND_IN_ORDER = [
     *("seeds", "microbatch", "random"),
 ]
 DOORS = {"__main__", "main", "launch", "check"}
-ALIASES = {"workers"}
 
 
 def modules() -> Iterator[tuple[str, Path]]:
@@ -73,7 +72,7 @@ def imported_rooms(path: Path) -> Iterator[str]:
 
 def upward(room: str, path: Path) -> list[str]:
     """What the module imports and may not."""
-    if room in DOORS or room in ALIASES:
+    if room in DOORS:
         return [other for other in imported_rooms(path) if other in DOORS - {room}]
     if room in GROUND_IN_ORDER:
         allowed = set(GROUND_IN_ORDER[: GROUND_IN_ORDER.index(room)])
@@ -99,7 +98,7 @@ def test_the_contract_has_no_circle():
 
 def test_every_room_and_module_has_a_place():
     rooms = {room for room, _ in modules()}
-    assert rooms == MAY_IMPORT.keys() | set(GROUND_IN_ORDER) | DOORS | ALIASES
+    assert rooms == MAY_IMPORT.keys() | set(GROUND_IN_ORDER) | DOORS
 
 
 def test_no_folder_outgrows_a_glance():
