@@ -40,7 +40,9 @@ from benchmarks.example_runs import ROOT, Run, Runs
 from benchmarks.report import Bar, Cell, Report, Spread, Table
 from ddl.figures import is_measured
 
-EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
+EXAMPLES = sorted(
+    path.stem for path in (ROOT / "examples").glob("*.py") if path.with_suffix(".gin").exists()
+)
 SECONDS = 60
 SEEDS = 3
 DRAWS = 200

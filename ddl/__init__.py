@@ -4,7 +4,6 @@ The public names below are imported on first use, so that ``import ddl`` (and wi
 ``python -m ddl.main --help``) does not wait for TensorFlow.
 """
 
-import builtins
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +35,7 @@ if TYPE_CHECKING:  # for completion and types, which cannot follow `__getattr__`
     from ddl.optimizers.loss_weight import LossWeight
     from ddl.precision import LossScale
     from ddl.run.fit import fit
+    from ddl.run.range_test import find_learning_rate
     from ddl.step.monitoring import LayerNorms
     from ddl.step.noise_scale import GradientNoiseScale
     from ddl.step.remat import Remat
@@ -83,6 +83,7 @@ _HOME = {
     "WarmStart": "ddl.checkpoints.warm_start",
     "current_batch": "ddl.tasks.current_batch",
     "debug": "ddl.user_code",
+    "find_learning_rate": "ddl.run.range_test",
     "fit": "ddl.run.fit",
     "gather": "ddl.tasks.gather",
 }
@@ -121,6 +122,7 @@ __all__ = [
     "__version__",
     "current_batch",
     "debug",
+    "find_learning_rate",
     "fit",
     "gather",
 ]
@@ -134,7 +136,5 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'ddl' has no attribute {name!r}")
 
 
-# `import ddl.list`, the package of a command, makes that package the name `list` of this module. So
-# code here names the builtin by its module.
-def __dir__() -> builtins.list[str]:
+def __dir__() -> list[str]:
     return sorted([*__all__, *_SUBMODULES])

@@ -52,9 +52,6 @@ def direction_of(metric: str, given: Direction | None, parameter: str) -> Direct
     )
 
 
-DIGEST = "sha256"
-"""Key of the digest of all that was learned, in lines of metrics.jsonl and beside checkpoints."""
-
 LEARNING_RATE = "learning_rate"
 GRADIENT_NORM = "gradient_norm"
 GRADIENT_NOISE_SCALE = "gradient_noise_scale"
@@ -73,7 +70,7 @@ GPU_MEMORY = "gpu_memory_mib"
 
 RESERVED = (
     *("loss", "step", "epoch", "split", LEARNING_RATE, GRADIENT_NORM, EXAMPLES_PER_SECOND),
-    *(LOSS_SCALE, SKIPPED_UPDATES, REWINDS, GRADIENT_NOISE_SCALE, MFU, DIGEST),
+    *(LOSS_SCALE, SKIPPED_UPDATES, REWINDS, GRADIENT_NOISE_SCALE, MFU),
 )
 """Keys of metrics.jsonl that ddl writes itself; a task's metric cannot have these names."""
 

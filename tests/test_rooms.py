@@ -43,23 +43,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     | GROUND,
     "cli": {"run", "config", "distribution"} | GROUND,
     "launcher": {"errors", "choices", "files", "output"},
-    "report": {"cli", "run", "checkpoints", "config"} | GROUND,
-    "replay": {"checking", "report", "cli", "run", "callbacks", "checkpoints", "step"}
-    | {"distribution", "config"}
-    | _LEARNING
-    | GROUND,
-    "bisect": {"replay", "checking", "report", "cli"} | GROUND,
-    "sweep": {"cli", "launcher", "run", "checkpoints", "distribution", "config"} | GROUND,
-    "compare": {"sweep", "report", "cli", "config"} | GROUND,
 }
 # The base modules, of which the later may import the earlier.
 GROUND_IN_ORDER = [
     *("errors", "user_code", "choices", "files", "output", "signals", "figures", "precision"),
     *("seeds", "microbatch", "random"),
 ]
-DOORS = {"__main__", "main", "launch", "lr_finder", "check", "convert", "generate", "inspect"}
-DOORS |= {"list", "show", "completion"}
-ALIASES = {"workers", "train"}
+DOORS = {"__main__", "main", "launch", "check"}
 
 
 def modules() -> Iterator[tuple[str, Path]]:
@@ -82,7 +72,7 @@ def imported_rooms(path: Path) -> Iterator[str]:
 
 def upward(room: str, path: Path) -> list[str]:
     """What the module imports and may not."""
-    if room in DOORS or room in ALIASES:
+    if room in DOORS:
         return [other for other in imported_rooms(path) if other in DOORS - {room}]
     if room in GROUND_IN_ORDER:
         allowed = set(GROUND_IN_ORDER[: GROUND_IN_ORDER.index(room)])
@@ -108,7 +98,7 @@ def test_the_contract_has_no_circle():
 
 def test_every_room_and_module_has_a_place():
     rooms = {room for room, _ in modules()}
-    assert rooms == MAY_IMPORT.keys() | set(GROUND_IN_ORDER) | DOORS | ALIASES
+    assert rooms == MAY_IMPORT.keys() | set(GROUND_IN_ORDER) | DOORS
 
 
 def test_no_folder_outgrows_a_glance():

@@ -20,10 +20,7 @@ computed values are rounding.
 _LEAST = 1e-6
 
 # Stages of one call that count their positions separately, in their order; all others come first.
-_PHASES = {
-    **{"own gradients": 1, "sums": 2, "gradients": 3},
-    **{"clipped gradients": 4, "updated slots": 5, "updated weights": 6},
-}
+_PHASES = {"sums": 1, "gradients": 2, "updated weights": 3}
 
 _Pairs = list[tuple[np.ndarray, np.ndarray]]
 

@@ -6,7 +6,7 @@ side effects, so TensorFlow runs it although nothing reads a result.
 
 import functools
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,12 +14,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ddl import microbatch, random
+from ddl import microbatch
 from ddl.checking.facts import Facts
 from ddl.checking.recording import AFTER, Key, Layer, Part, Recording
 from ddl.checkpoints.slots import WholeSlot
 from ddl.metrics.values import tensors_by_name
-from ddl.optimizers.named import ONLY, by_name
+from ddl.optimizers.named import by_name
 from ddl.step.across_examples.gathering import OwnRowsKept
 from ddl.step.observing import RECORDS
 from ddl.step.sharding import InShares
@@ -27,7 +27,7 @@ from ddl.step.sharding.shares import gathered
 from ddl.tasks.parts import layers_of, own_variables_of
 from ddl.training.trainer import Trainer
 
-_IN_DETAIL = ("differentiated", "clipped")
+_LEFT_OUT = ("backward", "differentiated")
 
 
 class Recorder:
@@ -36,27 +36,19 @@ class Recorder:
     Attributes:
       recording: The values recorded so far.
       update: Number of the update that runs; set it before each.
-      optimizers: The optimizers by name, whose slots are recorded in detail.
     """
 
-    def __init__(
-        self, strategy: tf.distribute.Strategy, recording: Recording, in_detail: bool = False
-    ):
+    def __init__(self, strategy: tf.distribute.Strategy, recording: Recording):
         """Records nothing yet.
 
         Args:
           strategy: The strategy of the run.
           recording: Gets the values.
-          in_detail: Whether to record also the random numbers, the gradients of each replica and
-            microbatch, those that an optimizer is given, and its slots before the weights that it
-            updates.
         """
-        self.optimizers: Mapping[str, Any] = {}
         self.recording = recording
         self.update = 0
         self._strategy = strategy
         self._facts = Facts(recording)
-        self._in_detail = in_detail
         self._lock = threading.Lock()
         self._calls = 0  # of verbs in the present trace
         self._in_pass = False
@@ -76,38 +68,14 @@ class Recorder:
 
         keras.layers.Layer.__call__ = recorded
         try:
-            with self._facts.collected(), self._drawn():
+            with self._facts.collected():
                 yield
         finally:
             keras.layers.Layer.__call__ = call
 
-    @contextmanager
-    def _drawn(self) -> Iterator[None]:
-        """Records in detail the random numbers that `ddl.random` and Keras's layers draw."""
-        if not self._in_detail:
-            yield
-            return
-        draw, seed = random._draw, random._next_seed
-
-        def drawn(numbers: Any, values: int, owner: Any, shape: Any, shared: bool) -> tf.Tensor:
-            result = draw(numbers, values, owner, shape, shared)
-            self._draw(str(getattr(owner, "path", None) or getattr(owner, "name", owner)), result)
-            return result
-
-        def next_seed(generator: Any, ordered: bool = True) -> tf.Tensor:
-            result = seed(generator, ordered)
-            self._draw(f"seed of {generator.name}", result)
-            return result
-
-        random._draw, random._next_seed = drawn, next_seed  # type: ignore[assignment]
-        try:
-            yield
-        finally:
-            random._draw, random._next_seed = draw, seed
-
     def __call__(self, event: str, **values: Any) -> None:
         """Takes an event of `ddl.step.observing`."""
-        if event == "backward" or (event in _IN_DETAIL and not self._in_detail):
+        if event in _LEFT_OUT:
             return
         if event == "update":
             self._calls = 0
@@ -138,14 +106,6 @@ class Recorder:
         self._on_each("applied gradients", variables, self._whole(variables, values))
 
     def _applied(self, optimizer: str, gradients: Any) -> None:
-        if self._in_detail:
-            slots = [
-                slot
-                for name, own in self.optimizers.items()
-                if optimizer in (ONLY, name) or name.startswith(f"{optimizer}/")
-                for slot in own.variables
-            ]
-            self._on_each("updated slots", slots, [slot.value for slot in slots])
         variables = [variable.value for variable in gradients.variables]
         self._on_each("updated weights", gradients.variables, variables)
 
@@ -167,20 +127,12 @@ class Recorder:
             for place, (variable, value) in enumerate(zip(variables, own, strict=True)):
                 self._keep(value, call, place, stage, variable.path, replica)
 
-        if stage.startswith("updated"):  # variables are no arguments of `run`
+        if stage == "updated weights":  # variables are no arguments of `run`
             self._strategy.run(lambda: run(values))
         else:
             self._strategy.run(run, args=(list(values),))
 
     # ------------------------------------------------------------ replica context
-
-    def _clipped(
-        self, variables: Sequence[keras.Variable], gradients: Sequence[Any], in_shares: bool
-    ) -> None:
-        if in_shares:
-            gradients = gathered(gradients, [variable.value.shape for variable in variables])
-        for place, (variable, value) in enumerate(zip(variables, gradients, strict=True)):
-            self._keep(value, self._calls, place, "clipped gradients", variable.path, _replica())
 
     def _rows(self, features: dict[str, tf.Tensor]) -> None:
         self._facts.loss_begins()
@@ -194,19 +146,6 @@ class Recorder:
             self._example("weight", name, output.weight)
         for metric, values in sorted(tensors_by_name(output.metrics).items()):
             self._example("metric", metric, values)
-
-    def _differentiated(self, variables: Sequence[keras.Variable], gradients: Any) -> None:
-        current = microbatch.current()
-        for place, (variable, value) in enumerate(zip(variables, gradients, strict=False)):
-            if value is not None:
-                first = 0 if current is None else current.first_row
-                name = variable.path
-                self._keep(value, self._calls, place, "own gradients", name, _replica(), first)
-
-    def _draw(self, owner: str, values: tf.Tensor) -> None:
-        current = microbatch.current()
-        if self._in_pass and current is not None and current.in_forward:
-            self._example("draw", owner, values)
 
     def _layer(self, layer: keras.layers.Layer, outputs: Any) -> None:
         current = microbatch.current()

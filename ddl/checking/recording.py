@@ -18,14 +18,6 @@ variables after the optimizer. The others are read when the update has ended; ow
 those that the task keeps outside of layers.
 """
 
-IN_DETAIL = ("draw", "own gradients", "clipped gradients", "updated slots")
-"""Further stages, of runs on the same number of replicas.
-
-draw: random numbers. own gradients: of a replica and microbatch, before the reduce. clipped
-gradients: what an optimizer is given. updated slots: its variables after an update, recorded before
-the weights.
-"""
-
 AFTER = 1_000_000
 """Number of the call for the variables that are read after an update."""
 
@@ -41,7 +33,7 @@ class Key(NamedTuple):
       call: Number of the verb in the step, such as of a gradient or of an `apply`.
       turn: Number of the repetition of this call within the update.
       position: Place in the call.
-      stage: One of `STAGES` or `IN_DETAIL`.
+      stage: One of `STAGES`.
       name: Name of the feature, layer, loss, metric or variable.
     """
 

@@ -8,10 +8,7 @@ from absl import flags
 from ddl.cli.subcommands import HELP
 
 # Flags whose empty value would mean the working directory.
-_PATHS = (
-    *("model_dir", "gin_file", "log_dir", "output", "pictures", "predictions", "prompt_file"),
-    *("sweep_dir", "code", "code_a", "code_b"),
-)
+_PATHS = ("model_dir", "gin_file", "log_dir", "predictions")
 
 
 def asks_for_help(arguments: Sequence[str]) -> bool:
@@ -19,18 +16,12 @@ def asks_for_help(arguments: Sequence[str]) -> bool:
     return not HELP.isdisjoint(arguments)
 
 
-def parse(
-    values: flags.FlagValues, arguments: Sequence[str], takes_others: bool = False
-) -> list[str]:
+def parse(values: flags.FlagValues, arguments: Sequence[str]) -> None:
     """Parses arguments into flag values.
 
     Args:
       values: The flags, which get their values here.
       arguments: The program's name, then the arguments.
-      takes_others: Whether the command takes arguments that are no flags, such as names.
-
-    Returns:
-      The arguments that are no flags, which may stand before, between and after the flags.
 
     Raises:
       flags.Error: If an argument is not a flag, a value is invalid, a path is empty, or a
@@ -39,7 +30,6 @@ def parse(
     for name in values:
         # By default absl keeps the last value and ignores the earlier ones silently.
         values[name].allow_overwrite = isinstance(values[name], flags.MultiFlag)
-    values.set_gnu_getopt(takes_others)
     try:
         rest = values(arguments)[1:]
     except flags.IllegalFlagValueError as error:
@@ -51,9 +41,8 @@ def parse(
             raise flags.Error(
                 f"--{name} must be a path, got an empty text. A variable of the shell may be unset."
             )
-    if rest and not takes_others:
+    if rest:
         raise flags.Error(f"'{rest[0]}' is not a flag. Flags begin with --.")
-    return rest
 
 
 def _listed(value: Any) -> list[Any]:

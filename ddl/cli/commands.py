@@ -38,56 +38,20 @@ def parse_command_line(
     Returns:
       The result of `check`.
     """
-
-    def check_config_is_given(_: Sequence[str]) -> _Parsed:
+    arguments = with_aliases(sys.argv if argv is None else argv)
+    wants_help = asks_for_help(arguments)
+    # Help is often read through head or less, which may end first.
+    protect_standard_streams(name, quiet=wants_help)
+    if wants_help:
+        print(f"{documentation}\nFlags:\n{list_of_flags(values)}")
+        sys.exit(0)
+    try:
+        parse(values, arguments)
         if not values["gin_file"].value:
             raise flags.Error(
                 "--gin_file is required. Pass a config, such as --gin_file=configs/digits_cnn.gin."
             )
         return check()
-
-    return _parse(name, documentation, values, argv, check_config_is_given, takes_others=False)
-
-
-def parse_flags_and_names(
-    name: str,
-    documentation: str | None,
-    values: flags.FlagValues,
-    argv: Sequence[str] | None,
-    check: Callable[[Sequence[str]], _Parsed],
-) -> _Parsed:
-    """Parses a command line with arguments that are no flags, such as names or paths.
-
-    Args:
-      name: Name of the command, as in `parse_command_line`, and so are the next three.
-      documentation: Text of --help before the list of flags.
-      values: The flags of the command.
-      argv: The program's name, then the arguments; None takes those of this process.
-      check: Checks the parsed flags and the other arguments, and raises `flags.Error`.
-
-    Returns:
-      The result of `check`.
-    """
-    return _parse(name, documentation, values, argv, check, takes_others=True)
-
-
-def _parse(
-    name: str,
-    documentation: str | None,
-    values: flags.FlagValues,
-    argv: Sequence[str] | None,
-    check: Callable[[Sequence[str]], _Parsed],
-    takes_others: bool,
-) -> _Parsed:
-    arguments = with_aliases(sys.argv if argv is None else argv)
-    wants_help = asks_for_help(arguments)
-    # A listing is often read through head or less, which may end first.
-    protect_standard_streams(name, quiet=wants_help or takes_others)
-    if wants_help:
-        print(f"{documentation}\nFlags:\n{list_of_flags(values)}")
-        sys.exit(0)
-    try:
-        return check(parse(values, arguments, takes_others))
     except flags.Error as error:
         # `ddl` alone lists the commands; its flags are those of `ddl train`.
         own_help = f"{'ddl train' if name == 'ddl' else name} --help"

@@ -17,8 +17,6 @@ from ddl.choices import (
 
 FLAGS = flags.FLAGS
 
-_REPEATABLE = "; repeat this option to specify a list of values"
-
 # The flags that load a config, which all commands with a config have.
 OF_CONFIG = ("gin_file", "gin_param", "gin_bindings", "gin_search_path", "gin_allow_unused")
 
@@ -283,14 +281,6 @@ def share(values: flags.FlagValues, names: Iterable[str]) -> None:
         values[name] = FLAGS[name]
 
 
-def define_data_flags(values: flags.FlagValues) -> None:
-    """Defines the flags of a command that reads the data of a config and trains nothing."""
-    share(values, OF_CONFIG)
-    flags.DEFINE_enum(
-        "data", "train", ("train", "eval"), "Which of the config's data.", flag_values=values
-    )
-
-
 def list_of_flags(values: flags.FlagValues) -> str:
     """Returns the part of --help that lists the flags of a command.
 
@@ -302,12 +292,6 @@ def list_of_flags(values: flags.FlagValues) -> str:
     for flag in flags_of(values):
         own[flag.name] = flag
     return own.get_help()
-
-
-def help_of(flag: flags.Flag) -> str:
-    """Returns the help of a flag on one line, without what absl adds to it."""
-    text = " ".join((flag.help or "").split()).removesuffix(_REPEATABLE)
-    return text.partition(">: ")[2] if isinstance(flag, flags.EnumFlag) else text
 
 
 def flags_of(values: flags.FlagValues) -> list[flags.Flag]:

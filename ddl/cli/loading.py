@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from absl import flags
 
 
-def load_config(values: flags.FlagValues) -> None:
-    """Prepares, and loads the config of a command line.
+def load_prepared(values: flags.FlagValues) -> None:
+    """Loads the config of a command line, in a block that `prepare` began.
 
     Args:
       values: The parsed flags, with `gin_file`, `gin_param`, `gin_search_path` and
@@ -18,12 +18,6 @@ def load_config(values: flags.FlagValues) -> None:
     Raises:
       ConfigError: If the config is wrong.
     """
-    with prepare():
-        load_prepared(values)
-
-
-def load_prepared(values: flags.FlagValues) -> None:
-    """Loads the config as `load_config` does, in a block that `prepare` began."""
     from ddl import config
 
     config.load(

@@ -10,8 +10,6 @@ import gin
 from ddl.config import building, mentions, modules, registry, text, usage
 from ddl.config.checks import check_macros, checked
 from ddl.config.early_checks import check_values
-from ddl.config.explained.provenance import Provenance
-from ddl.config.explained.provenance import provenance as provenance_of
 from ddl.config.parsing import Reader
 from ddl.config.replaced import Replacement, lines, replacements, superfluous
 from ddl.config.values import (
@@ -283,16 +281,6 @@ def places_mentioned(message: str) -> list[str]:
       message: Text of an error.
     """
     return mentions.places(message, _loaded.bindings)
-
-
-def provenance() -> list[Provenance]:
-    """Returns each effective binding with its place and the bindings that it overrides."""
-    return provenance_of(_loaded.bindings, _loaded.overridden)
-
-
-def effective_bindings() -> dict[Key, Binding]:
-    """Returns the effective bindings by key."""
-    return dict(_loaded.bindings)
 
 
 def imported_modules() -> list[str]:

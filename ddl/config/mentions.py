@@ -1,7 +1,7 @@
 """Places of the bindings that an error mentions."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from ddl.config.usage import is_shipped
 from ddl.config.values import MACRO_SELECTOR, Binding, Key, Macro, enclosing_scopes, shown
@@ -25,9 +25,9 @@ def places(message: str, bindings: Mapping[Key, Binding]) -> list[str]:
     lines: dict[str, None] = {}
     for binding in bindings.values():
         if _mentions(message, shown(binding.key)):
-            for found in at_the_source(binding, bindings):
-                if found.location and not is_shipped(found):
-                    lines[f"  {found.location}: {shown(found.key)} = {found.value!r}"] = None
+            found = _at_the_source(binding, bindings)
+            if found.location and not is_shipped(found):
+                lines[f"  {found.location}: {shown(found.key)} = {found.value!r}"] = None
     return list(lines)[:_MOST]
 
 
@@ -36,11 +36,11 @@ def _mentions(message: str, name: str) -> bool:
     return re.search(rf"(?<![\w.@%/]){re.escape(name)}(?![\w/]|\.\w)", message) is not None
 
 
-def at_the_source(binding: Binding, bindings: Mapping[Key, Binding]) -> Iterator[Binding]:
-    """Yields the binding, or that of the macro that its value is."""
+def _at_the_source(binding: Binding, bindings: Mapping[Key, Binding]) -> Binding:
+    """Returns the binding, or that of the macro that its value is."""
     seen: set[Key] = set()
     while isinstance(binding.value, Macro) and binding.key not in seen:
         seen.add(binding.key)
         keys = [(name, MACRO_SELECTOR, "value") for name in enclosing_scopes(binding.value.name)]
         binding = next((bindings[key] for key in keys if key in bindings), binding)
-    yield binding
+    return binding

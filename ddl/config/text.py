@@ -2,7 +2,7 @@
 
 import pprint
 import tokenize
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from ddl.config import registry
@@ -21,7 +21,7 @@ from ddl.config.values import (
     shown,
 )
 
-NOT_SET = object()
+_NOT_SET = object()
 """Stands for the value of a parameter that has neither a binding nor a default."""
 
 
@@ -30,18 +30,18 @@ def write(imports: Iterable[str], values: Mapping[Key, Any]) -> str:
     blocks: dict[str, list[str]] = {}
     for module in imports:
         blocks.setdefault("imports", []).append(f"import {module}")
-    for key in sorted(values, key=order_of):
+    for key in sorted(values, key=_order_of):
         block = "macros" if key[1] == MACRO_SELECTOR else f"{key[0]}/{key[1]}"
-        blocks.setdefault(block, []).append(binding_line(shown(key), values[key]))
+        blocks.setdefault(block, []).append(_binding_line(shown(key), values[key]))
     return "\n\n".join("\n".join(lines) for lines in blocks.values()) + "\n"
 
 
-def order_of(key: Key) -> tuple[bool, str, Key]:
+def _order_of(key: Key) -> tuple[bool, str, Key]:
     """Returns the sort key of a binding: macros first, then by item."""
     return key[1] != MACRO_SELECTOR, registry.short_name(key[1]).lower(), key
 
 
-def binding_line(name: str, value: Any) -> str:
+def _binding_line(name: str, value: Any) -> str:
     """Returns `name = value`, or a comment that says that the value cannot be written."""
     text = format_value(value, width=100 - len(name) - 3)
     if is_writable(value):
@@ -76,31 +76,17 @@ def differences(
       current: The values of this config, with macros not expanded.
       ignore: Bindings that may differ, as `shown` names them.
     """
-    found = [
-        f"{name}: {written(before)} → {written(after)}"
-        for key, name, before, after in changes(saved, current)
-        if shown(key) not in ignore
-    ]
-    return list(dict.fromkeys(found))
-
-
-def changes(
-    saved: Mapping[Key, Any], current: Mapping[Key, Any]
-) -> Iterator[tuple[Key, str, Any, Any]]:
-    """Yields key, name and both effective values of each parameter that differs.
-
-    The name is that of the macro, if both configs bind the parameter to the same one. The
-    arguments are those of `differences`, and `written` formats the values.
-    """
-    for key in sorted({*saved, *current}, key=order_of):
-        if key[1] == MACRO_SELECTOR:
+    found: dict[str, None] = {}  # a set that keeps the order
+    for key in sorted({*saved, *current}, key=_order_of):
+        if key[1] == MACRO_SELECTOR or shown(key) in ignore:
             continue
         before, after = _effective(key, saved), _effective(key, current)
         if _comparable(before) != _comparable(after):
             raw, name = saved.get(key), shown(key)
             if isinstance(raw, Macro) and raw == current.get(key):
                 name = raw.name
-            yield key, name, before, after
+            found[f"{name}: {_written(before)} → {_written(after)}"] = None
+    return list(found)
 
 
 def _effective(key: Key, values: Mapping[Key, Any]) -> Any:
@@ -110,8 +96,8 @@ def _effective(key: Key, values: Mapping[Key, Any]) -> Any:
             return expand(values[enclosing, selector, parameter], macros_of(values))
     found = registry.matches(selector)
     defaults = signature_of(found[0].wrapped).defaults if len(found) == 1 else {}
-    default = defaults.get(parameter, NOT_SET)
-    return default if default is NOT_SET or is_writable(default) else NOT_SET
+    default = defaults.get(parameter, _NOT_SET)
+    return default if default is _NOT_SET or is_writable(default) else _NOT_SET
 
 
 def _comparable(value: Any) -> Any:
@@ -124,6 +110,5 @@ def _comparable(value: Any) -> Any:
     return map_leaves(value, full)
 
 
-def written(value: Any) -> str:
-    """Returns a value of `changes` as text."""
-    return "not set" if value is NOT_SET else repr(value)
+def _written(value: Any) -> str:
+    return "not set" if value is _NOT_SET else repr(value)

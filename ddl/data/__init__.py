@@ -8,7 +8,6 @@ from ddl.data.formats import (
     ImageFolder,
     numpy_files,
     record_files,
-    stored,
     table,
     text_lines,
     token_windows,
@@ -31,7 +30,6 @@ from ddl.data.random_access import RandomAccessSource
 from ddl.data.records import RecordSource
 from ddl.data.replay import ReplayBuffer
 from ddl.data.source import IndexedSource, Source
-from ddl.data.storage.folders import store
 from ddl.data.stream import StreamSource
 from ddl.data.synthetic import synthetic_arrays, synthetic_images
 from ddl.data.varying import bucketed, packed, token_lines
@@ -70,8 +68,6 @@ __all__ = [
     "shapes",
     "skip_damaged",
     "steps_per_epoch",
-    "store",
-    "stored",
     "subset",
     "synthetic_arrays",
     "synthetic_images",

@@ -27,10 +27,10 @@ _ROWS_AT_ONCE = 8192
 # tf.random.experimental.index_shuffle runs 4 rounds of the cipher, which leave structure: for
 # n = 60,000 the means of batches of 32 vary a quarter as much as those of random batches, for
 # n = 65,537 a sixteenth. From 8 rounds on no structure is measurable.
-ROUNDS = 8
+_ROUNDS = 8
 
 # Bits of the cipher's smallest block.
-SMALLEST_BLOCK = 16
+_SMALLEST_BLOCK = 16
 
 _LARGEST_BATCH = 2**31 - 1
 
@@ -222,11 +222,11 @@ def _indices(
     weight = tf.cast(position < num_examples, tf.float32)
     index = position % num_examples
     if shuffle and num_examples > 1:
-        index = _permute(index, num_examples, epoch_key(seed, epoch))
+        index = _permute(index, num_examples, _epoch_key(seed, epoch))
     return index, weight
 
 
-def epoch_key(seed: int, epoch: tf.Tensor) -> tf.Tensor:
+def _epoch_key(seed: int, epoch: tf.Tensor) -> tf.Tensor:
     """Returns three uint32 words that look unrelated from epoch to epoch and seed to seed."""
     # Consecutive epochs may differ in one bit. The cipher's few rounds would not spread that bit;
     # Philox does.
@@ -247,13 +247,13 @@ def _permute(index: tf.Tensor, num_examples: int, key: tf.Tensor) -> tf.Tensor:
 
 def _enciphered(index: tf.Tensor, num_examples: int, key: tf.Tensor) -> tf.Tensor:
     """Does the work of `_permute` for data sets that are too large to sort."""
-    last = last_index(num_examples)
+    last = _last_index(num_examples)
     # Every call with this key applies the same permutation of 0 … last.
     permute = functools.partial(
         tf.raw_ops.RandomIndexShuffle,
         seed=key,
         max_index=tf.constant(last, tf.int64),
-        rounds=ROUNDS,
+        rounds=_ROUNDS,
     )
     if last < num_examples:
         return permute(index=index)
@@ -264,7 +264,7 @@ def _enciphered(index: tf.Tensor, num_examples: int, key: tf.Tensor) -> tf.Tenso
     return tf.where(places[:-1] == extra, places[-1], places[:-1])
 
 
-def last_index(num_examples: int) -> int:
+def _last_index(num_examples: int) -> int:
     """Returns `max_index` for RandomIndexShuffle: num_examples - 1, or num_examples if that fails.
 
     RandomIndexShuffle permutes 0 … max_index if and only if its cipher's block can hold max_index.
@@ -278,7 +278,7 @@ def last_index(num_examples: int) -> int:
     """
     for last in (num_examples - 1, num_examples):
         bits = math.ceil(math.log2(last))
-        if max(bits + bits % 2, SMALLEST_BLOCK) >= last.bit_length():
+        if max(bits + bits % 2, _SMALLEST_BLOCK) >= last.bit_length():
             return last
     raise DataError(
         f"A data set of {num_examples:,} examples cannot be shuffled: TensorFlow's "

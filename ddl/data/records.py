@@ -24,11 +24,11 @@ class RecordSource(DecodedSource):
 
     A run therefore resumes in the middle of an epoch at once, and each worker reads and decodes
     only its own rows. TFRecord files must not be compressed, since the constructor locates the
-    records by reading their lengths, or from an index (see `ddl.convert`). Files of the name
-    `*.array_record` are ArrayRecord files (the extra `arrayrecord`), which are read by batch.
-    TFRecords above 256 KiB on average, or in files of another machine, are read one by one, smaller
-    ones by batch. On systems other than Linux the limit is 4 KiB. Reading suits storage with fast
-    random access; for other storage, read shards with `StreamSource`.
+    records by reading their lengths. Files of the name `*.array_record` are ArrayRecord files (the
+    extra `arrayrecord`), which are read by batch. TFRecords above 256 KiB on average, or in files
+    of another machine, are read one by one, smaller ones by batch. On systems other than Linux the
+    limit is 4 KiB. Reading suits storage with fast random access; for other storage, read shards
+    with `StreamSource`.
     """
 
     def __init__(self, files: Sequence[str], decode: _Decode, num_examples: int | None = None):
@@ -43,10 +43,9 @@ class RecordSource(DecodedSource):
           num_examples: Number of examples to use, from the first on. None uses all.
 
         Raises:
-          DataError: If `files` is empty or lists a file twice; if a file is missing, unfinished,
-            truncated, compressed or of another format; if there are no records or fewer than
-            `num_examples`; if `num_examples` is not positive; or if features are not of static
-            shape.
+          DataError: If `files` is empty or lists a file twice; if a file is missing, truncated,
+            compressed or of another format; if there are no records or fewer than `num_examples`;
+            if `num_examples` is not positive; or if features are not of static shape.
         """
         if num_examples is not None and num_examples < 1:
             raise DataError(

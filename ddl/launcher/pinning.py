@@ -36,35 +36,24 @@ def pin_tasks(tasks: Sequence[ClusterTask], pin: Pin) -> list[Pinning]:
       ConfigError: If there are not enough cores or GPUs, or the GPUs cannot be found.
     """
     workers = sum(task.kind == "worker" for task in tasks)
-    of_workers = pin_equally(workers, pin, "--num_workers")
     of_others = _with_gpu("") if pin == "gpus" else Pinning()
+    if pin == "cores":
+        of_workers = _share_cores(workers)
+    elif pin == "gpus":
+        of_workers = _share_gpus(workers)
+    else:
+        of_workers = [Pinning()] * workers
     return [of_workers[task.index] if task.kind == "worker" else of_others for task in tasks]
 
 
-def pin_equally(number: int, pin: Pin, flag: str) -> list[Pinning]:
-    """Returns the pinning of each of several processes with equal shares.
-
-    Args:
-      number: Number of processes.
-      pin: Whether each process gets its own cores, its own GPU, or neither.
-      flag: The flag that sets the number, for errors.
-
-    Raises:
-      ConfigError: If there are not enough cores or GPUs, or the GPUs cannot be found.
-    """
-    if pin == "cores":
-        return _share_cores(number, flag)
-    return _share_gpus(number, flag) if pin == "gpus" else [Pinning() for _ in range(number)]
-
-
-def _share_cores(number: int, flag: str) -> list[Pinning]:
+def _share_cores(number: int) -> list[Pinning]:
     # Workers wait for the slowest one, so each gets as many cores; some cores may stay unused.
     cores = sorted(os.sched_getaffinity(0), key=_position)
     share = len(cores) // number
     if share == 0:
         raise ConfigError(
-            f"--pin=cores needs {number} cores for {flag}={number}, got {len(cores)}. Lower "
-            f"{flag}, or pass --pin=none."
+            f"--pin=cores needs {number} cores for --num_workers={number}, got {len(cores)}. "
+            "Lower --num_workers, or pass --pin=none."
         )
     return [
         Pinning(
@@ -85,12 +74,12 @@ def _position(core: int) -> tuple[int, int, int]:
         return 0, 0, core
 
 
-def _share_gpus(number: int, flag: str) -> list[Pinning]:
+def _share_gpus(number: int) -> list[Pinning]:
     gpus = visible_gpus()
     if len(gpus) < number:
         raise ConfigError(
-            f"--pin=gpus needs {number} GPUs for {flag}={number}, got {len(gpus)}. Lower {flag}, "
-            "or list more GPUs in CUDA_VISIBLE_DEVICES."
+            f"--pin=gpus needs {number} GPUs for --num_workers={number}, got {len(gpus)}. "
+            "Lower --num_workers, or list more GPUs in CUDA_VISIBLE_DEVICES."
         )
     return [_with_gpu(gpu) for gpu in gpus[:number]]
 

@@ -11,7 +11,7 @@ from ddl.checkpoints.checkpoints import Checkpoints
 from ddl.diagnosis.phases import during
 from ddl.distribution.workers import Workers
 from ddl.errors import ModelDirectoryError, TrainingDiverged, TrainingInterrupted
-from ddl.figures import DIGEST, EXAMPLES_PER_SECOND, LOSS_SCALE, REWINDS, SKIPPED_UPDATES
+from ddl.figures import EXAMPLES_PER_SECOND, LOSS_SCALE, REWINDS, SKIPPED_UPDATES
 from ddl.optimizers.learning_rate import learning_rate_at
 from ddl.optimizers.loss_weight import loss_weights
 from ddl.optimizers.named import ONLY, by_name, frozen_until
@@ -25,7 +25,6 @@ from ddl.run.timing.monitor import Monitor
 from ddl.run.timing.utilization import Utilization
 from ddl.run.writers import Writers
 from ddl.signals import StopSignals
-from ddl.step.shards.digest import digest_of
 from ddl.training.actions import Action, EachLoop, Periodic
 from ddl.training.trainer import Trainer
 
@@ -85,14 +84,11 @@ class OuterLoop:
         self._early = evaluations
         self._evaluated: tuple[int, dict[str, float]] = (-1, {})
         self._logged: tuple[int, dict[str, float]] = (-1, {})
-        self._digest: tuple[int, str] = (-1, "")
         self._best_step = -1  # step of an evaluation that is the best so far
         self._calls = Calls(run_plan.calls, trainer, media, self._write, self._training_figures)
         last = self._total
         evaluated_every = [run_plan.eval_every] if evaluates else []
         periodic = [Periodic(every, self._evaluate, last) for every in evaluated_every]
-        digests = run_plan.log_digest and not isinstance(checkpoints, NoCheckpoints)
-        digested_every = [run_plan.log_every, *evaluated_every] if digests else []
         self._profiler = profiler
         self._monitor = monitor
         self._utilization = utilization
@@ -101,7 +97,6 @@ class OuterLoop:
             *([] if profiler is None else [profiler.ending]),
             *([] if monitor is None else [EachLoop(monitor.loop_ended)]),
             EachLoop(self._show_progress),
-            *(Periodic(every, self._take_digest, last) for every in digested_every),
             Periodic(run_plan.log_every, self._log, last),
             *periodic,
             *actions,
@@ -111,12 +106,8 @@ class OuterLoop:
             *([] if profiler is None else [profiler.beginning]),
         ]
 
-    def run(self, until: int | None = None) -> None:
+    def run(self) -> None:
         """Trains to the end, or to an early one; returns when the last checkpoint is on disk.
-
-        Args:
-          until: Returns at this step, in which only what is due there anyway is logged, evaluated
-            and saved; None: at the end of the run.
 
         Raises:
           TrainingInterrupted: If a signal asked to stop. The step is saved first, unless a weight,
@@ -127,7 +118,7 @@ class OuterLoop:
             rewind to cannot be restored.
         """
         trainer = self._trainer
-        end = self._total if until is None else min(until, self._total)
+        end = self._total
         self._console.start(trainer.step, self._total)
         if self._run_plan.on_divergence == "rewind" and not self._checkpoints.has_any():
             self._save(trainer.step)  # a rewind needs a checkpoint
@@ -179,18 +170,9 @@ class OuterLoop:
             epoch = step / trainer.steps_per_epoch
             self._writers.write_histograms(step, epoch, "train", histograms)
 
-    def _take_digest(self, step: int) -> None:
-        """Computes the digest of this step, on all workers: they may have to gather slots."""
-        if self._digest[0] != step:
-            assert not isinstance(self._checkpoints, NoCheckpoints)
-            tensors = self._checkpoints.take()
-            self._digest = (step, digest_of(tensors) if self._workers.is_chief else "")
-
     def _write(self, step: int, split: str, figures: Mapping[str, float]) -> None:
-        digested, digest = self._digest
-        texts = {DIGEST: digest} if digested == step else {}
         epoch = step / self._trainer.steps_per_epoch
-        self._writers.write(step, epoch, split, {**figures, **texts})
+        self._writers.write(step, epoch, split, figures)
 
     def _training_figures(self) -> Mapping[str, float]:
         """Returns the figures that were logged at this step, or else those since the last log."""
@@ -317,7 +299,6 @@ class OuterLoop:
             self._monitor.begin(trainer.step)
         self._writers.drop_after(trainer.step)
         self._evaluated, self._logged, self._best_step = (-1, {}), (-1, {}), -1
-        self._digest = (-1, "")
         self._calls.forget_end()
         if self._stop is not None and self._stop.received:
             trainer.request_stop()  # the signal's own request may have been dropped too

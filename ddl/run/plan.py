@@ -25,9 +25,6 @@ class RunPlan:
       eval_every: Period of evaluations; None evaluates at the end only.
       checkpoint_every: Period of checkpoints; None saves at the end only.
       log_every: Period of training lines in metrics.jsonl.
-      log_digest: Whether the lines of training and evaluation have the field `sha256`: the digest
-        of all that was learned, by which `ddl report` finds where two runs parted. It takes the
-        time of copying a checkpoint's values to the host and reading them once.
       retention: Which checkpoints to keep.
       on_divergence: `stop` ends the run with exit status 76. `rewind` restores the last scheduled
         checkpoint and skips the batches up to and including the one that diverged, as in
@@ -52,7 +49,6 @@ class RunPlan:
     eval_every: int | None = None
     checkpoint_every: int | None = None
     log_every: int = 100
-    log_digest: bool = False
     retention: Retention = dataclasses.field(default_factory=Retention)
     on_divergence: Literal["stop", "rewind"] = "stop"
     max_rewinds: int = 3
@@ -73,10 +69,7 @@ class RunPlan:
             )
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if field.name == "log_digest":
-                if not isinstance(value, bool):
-                    raise ConfigError(f"RunPlan.log_digest must be True or False, got {value!r}.")
-            elif isinstance(value, (int, float)):
+            if isinstance(value, (int, float)):
                 check_above_0(f"RunPlan.{field.name}", value)
         check_train_steps(self.train_steps)
         self._check_retention()

@@ -224,7 +224,6 @@ def build(
         # Used in every mode, so that a config may bind what another mode needs.
         config.build_bound("Predictions", "data")
         config.build("Predictions")
-        config.build("TextCodec")
         return config.build("RunPlan"), trainer
 
 

@@ -126,9 +126,9 @@ class JsonLinesWriter:
             except OSError as error:
                 raise self._error(error) from error
 
-    def write(self, step: int, epoch: float, split: str, values: Mapping[str, Any]) -> None:
-        """Writes metrics as `Writer` does, and texts such as a digest."""
-        kept = {n: v if isinstance(v, str) or math.isfinite(v) else None for n, v in values.items()}
+    def write(self, step: int, epoch: float, split: str, values: Mapping[str, float]) -> None:
+        """Writes metrics; see `Writer`."""
+        kept = {name: value if math.isfinite(value) else None for name, value in values.items()}
         self.append({"step": step, "epoch": round(epoch, 6), "split": split, **kept})
 
     def append(self, values: Mapping[str, Any]) -> None:

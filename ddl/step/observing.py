@@ -13,8 +13,6 @@ the graph. The events, in the order of the computation:
     "reduced"     cross-replica   the gradient of the global batch: variables, reduced (`Reduced`)
     "summed"      cross-replica   the sum over the global batch: loss, value
     "apply"       cross-replica   an optimizer gets gradients: optimizer, gradients (`Gradients`)
-    "clipped"     replica         they have got penalties and are clipped: variables, gradients,
-                                  in_shares (whether these are the shares of the replica)
     "applied"     cross-replica   the optimizer has changed the variables: the same arguments
 
 "rows" and "outputs" also occur in an evaluation, where no "gradients" precedes them. "backward" and

@@ -58,7 +58,7 @@ def test_asking_for_help():
     assert not asks_for_help(["ddl", "--gin_file=--help"])
 
 
-@pytest.mark.parametrize("name", ["model_dir", "gin_file", "log_dir", "output"])
+@pytest.mark.parametrize("name", ["model_dir", "gin_file", "log_dir", "predictions"])
 def test_a_path_is_not_empty(name):
     values = flags.FlagValues()
     define = flags.DEFINE_multi_string if name == "gin_file" else flags.DEFINE_string

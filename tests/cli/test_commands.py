@@ -7,7 +7,6 @@ import pytest
 from ddl import check, main, output
 from ddl.cli.commands import exiting_on_errors
 from ddl.errors import ConfigError, TrainingDiverged, WorkerLost
-from ddl.lr_finder import __main__ as lr_finder
 
 
 class Left(BaseException):
@@ -68,10 +67,9 @@ def test_a_report_of_a_check_has_no_control_sequences(monkeypatch, capsys):
     ("command", "does", "flags"),
     [
         (main, "ddl.main.start", ["--dry_run"]),
-        (lr_finder, "ddl.lr_finder.__main__.find", []),
         (check, "ddl.checking.check_config", []),
     ],
-    ids=["ddl", "ddl lr_finder", "ddl check"],
+    ids=["ddl", "ddl check"],
 )
 def test_an_interrupted_command_shows_no_traceback(command, does, flags, monkeypatch, capsys):
     def interrupted(*_):

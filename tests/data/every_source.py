@@ -44,10 +44,13 @@ def write(folder):
     damaged = bytearray((folder / "damaged" / "part-0").read_bytes())
     damaged[len(damaged) - 20] ^= 1  # of the last record, whose checksum is then wrong
     (folder / "damaged" / "part-0").write_bytes(damaged)
-    both = ddl.data.ArraySource(image=IMAGES, label=LABELS)
-    ddl.data.store(both, folder / "stored", shards=2)
     if HAS_ARRAY_RECORD:
-        ddl.data.store(both, folder / "arrays", shards=2, record_format="array_record")
+        from array_record.python.array_record_module import ArrayRecordWriter
+
+        writer = ArrayRecordWriter(str(folder / "all.array_record"), "group_size:1")
+        for image, label in zip(IMAGES, LABELS, strict=True):
+            writer.write(_serialized(image, label))
+        writer.close()
 
 
 def _serialized(image, label):
@@ -99,10 +102,6 @@ def records(folder):
     return ddl.data.record_files(str(folder / "part-*"), FEATURES)
 
 
-def stored(folder):
-    return ddl.data.stored(folder / "stored")
-
-
 def damaged(folder):
     with_a_bad_record = ddl.data.record_files(str(folder / "damaged" / "part-0"), FEATURES)
     return ddl.data.skip_damaged(with_a_bad_record, limit=1)
@@ -114,7 +113,7 @@ def mixture(folder):
 
 
 def array_records(folder):
-    return ddl.data.stored(folder / "arrays")
+    return ddl.data.record_files(str(folder / "all.array_record"), FEATURES)
 
 
 def concatenated(folder):
@@ -213,7 +212,7 @@ SOURCES = {
     make.__name__: make
     for make in (
         *(arrays, image_folder, npy, npz, csv_table, parquet_table, lines, windows, records),
-        *(stored, damaged, mixture, items, py_dataset, endless_py_dataset, generator),
+        *(damaged, mixture, items, py_dataset, endless_py_dataset, generator),
         *(generator_from_start, filtered, shuffled, stream),
         *(concatenated, part, fold, packed, bucketed),
         *((array_records,) if HAS_ARRAY_RECORD else ()),

@@ -30,39 +30,7 @@ NOT_RUN = {
     "python -m ddl.main --gin_file=configs/digits_cnn.gin --dry_run": DRY,
     "python -m ddl.main --gin_file=configs/mnist_mlp.gin --gin_param=\"DATA = 'synthetic'\" "
     "--dry_run": DRY,
-    "python -m ddl.report runs/digits runs/fast --output=report.html": "tests/report/test_page.py "
-    "compares runs",
-    **dict.fromkeys(
-        (
-            "python -m ddl.sweep --gin_file=configs/digits_mlp.gin --sweep_dir=runs/sweep "
-            "--metric=accuracy --at_once=2 --grid='LEARNING_RATE = [0.02, 0.05]' "
-            "--grid='SEED = [0, 1, 2]'",
-            "ddl sweep --gin_file=configs/digits_cnn.gin --sweep_dir=runs/halved --metric=accuracy "
-            "--at_once=2 --draw='LEARNING_RATE = log_uniform(1e-4, 1.0)' --draws=6 "
-            "--stop_early=successive_halving --rungs=200,400 --keep=0.5",
-            "python -m ddl.compare runs/sweep --metric=accuracy --a='LEARNING_RATE = 0.02' "
-            "--b='LEARNING_RATE = 0.05'",
-        ),
-        "takes minutes; tests/sweep/ and tests/compare/ make and compare shorter runs",
-    ),
-    **dict.fromkeys(
-        (
-            "python -m ddl.main --gin_file=configs/play_gpt.gin --model_dir=runs/play_gpt",
-            "python -m ddl.generate --gin_file=configs/play_gpt.gin --model_dir=runs/play_gpt "
-            "--prompt='ROMEO:' --temperature=0.8",
-        ),
-        "takes minutes; tests/run/generation/ draws from a smaller run of this config",
-    ),
-    **dict.fromkeys(
-        (
-            "ddl replay runs/digits --step=120",
-            "ddl replay runs/digits --step=120 --show=examples,gradients --output=step120.npz",
-            "ddl replay runs/digits --example=1042",
-            "ddl bisect runs/before runs/after",
-            "ddl bisect runs/before runs/after --code_a=../checkout-before",
-        ),
-        "tests/replay/test_commands.py replays and bisects shorter runs",
-    ),
+    "python -m ddl.main --gin_file=configs/play_gpt.gin --model_dir=runs/play_gpt": "takes minutes",
     "grep sha256 runs/a/checkpoints/step-*.json runs/b/checkpoints/step-*.json": "reads two runs; "
     "tests/step/shards/test_same_bits.py compares digests",
     "python -m benchmarks parity": "takes minutes; tests/training/test_parity.py runs "
@@ -78,10 +46,10 @@ def grouped() -> dict[str, list[str]]:
     groups: dict[str, list[str]] = {}
     for command in commands():
         if command not in NOT_RUN:
-            directory = re.search(r"(?:--model_dir=|ddl\.report )(\S+)", command)
+            directory = re.search(r"--model_dir=(\S+)", command)
             groups.setdefault(directory[1] if directory else command, []).append(command)
     for group in groups.values():
-        only_reads = re.compile(r"--mode=(eval|export|predict)|ddl\.report")
+        only_reads = re.compile(r"--mode=(eval|export|predict)")
         group.sort(key=lambda command: bool(only_reads.search(command)))
     return groups
 
@@ -121,8 +89,6 @@ def test_commands(group, folder):
         assert result.returncode == 0, (
             f"{command}\n{result.stdout[-1500:]}\n{result.stderr[-1500:]}"
         )
-        if command.startswith("ddl show") and "CLIP_NORM" in command:
-            assert result.stdout in (ROOT / "docs" / "command.md").read_text()
         if "denoise.gin" in command:
             losses = [float(x) for x in re.findall(r"eval · loss ([\d.e-]+)", result.stdout)]
             assert losses[-1] < losses[0]
@@ -193,7 +159,6 @@ def write_data(folder: Path) -> None:
     rows = [f"{20 + n},{n}.5,{('red', 'blue')[n % 2]},{('yes', 'no')[n % 2]}" for n in range(64)]
     (folder / "test.csv").write_text("\n".join(["age,income,colour,bought", *rows]))
     parquet.write_table(csv.read_csv(folder / "test.csv"), folder / "train.parquet")
-    ddl.data.store(ddl.data.ArraySource(image=images, label=labels), folder / "stored")
     for name in ("train-0.tfrecord", "test.tfrecord"):
         with tf.io.TFRecordWriter(str(folder / name)) as records:
             for image, label in zip(images, labels, strict=True):
@@ -454,6 +419,17 @@ def test_callbacks(folder, capsys):
     assert float(capsys.readouterr().out.split()[-2]) < 1
 
 
+def test_range_test(folder, capsys):
+    runpy.run_path("range_test.py")
+    assert 0.001 < float(capsys.readouterr().out.split()[1].rstrip(";")) < 1
+
+
+def test_array_records(folder):
+    runpy.run_path("array_records.py")
+    features = {"image": ("image", "raw uint8", (8, 8, 1)), "label": ("label", "int64", ())}
+    assert len(ddl.data.record_files("train.array_record", features)) == 100
+
+
 def test_items(folder, capsys):
     runpy.run_path("items.py")
     assert capsys.readouterr().out.startswith("1000 {'image': TensorSpec(shape=(1,)")
@@ -475,6 +451,7 @@ def test_every_block_is_run_or_checked():
     shown = {"denoise.py", "jitter.py", "centering.py", "notebook.py", "my_gan.py", "checked.py"}
     shown |= {"windows.py", "items.py", "info_nce.py", "annealed.py", "mixing.py"}
     shown |= {"areas.py", "watch.py", "rising_weight.py", "hard_examples.py"}
+    shown |= {"range_test.py", "array_records.py"}
     shown |= {"endless_digits.py"}  # imported by a config
     shown |= {"continued.py", "item_vectors.py", "split_items.py"}
     assert names == shown | OWN_STEPS.keys() | MOVED | OF_NOTEBOOKS

@@ -28,7 +28,9 @@ from tests.processes import forked
 from tests.processes.stopping import stop_when
 from tests.run.whole_runs import ROOT, SMALL, lines, tensors
 
-EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
+EXAMPLES = sorted(
+    path.stem for path in (ROOT / "examples").glob("*.py") if path.with_suffix(".gin").exists()
+)
 SHORT = ("TRAIN_STEPS = 20", "LOG_EVERY = 10", "CHECKPOINT_EVERY = 10", "PRECISION = 'float64'")
 ONE, TWO, FOUR = ("one_device", 1), ("mirrored", 2), ("mirrored", 4)
 ACCUMULATED = "ACCUMULATION_STEPS = 2"

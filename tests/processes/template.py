@@ -79,7 +79,7 @@ def _import_what_programs_import() -> None:
     from ddl.cli.tensorflow_messages import quiet_start_up
 
     with quiet_start_up():
-        import ddl.lr_finder.__main__
+        import ddl.main
         import ddl.run.from_checkpoints
         import ddl.run.train  # noqa: F401
     _forget_packages()

@@ -18,7 +18,6 @@ from ddl.run.plan import RunPlan
         ({"train_epochs": -1}, "train_epochs must be greater than 0, got -1"),
         ({"train_steps": 1, "eval_every": 0}, "eval_every must be greater than 0, got 0"),
         ({"train_steps": 1, "log_every": 0}, "log_every must be greater than 0, got 0"),
-        ({"train_steps": 1, "log_digest": 1}, "log_digest must be True or False, got 1"),
     ],
 )
 def test_bad_values(arguments, message):

@@ -4,97 +4,87 @@ import pytest
 
 import ddl
 from ddl.errors import ConfigError
-from ddl.run.range_test import RangeTest, smooth
-from tests.conftest import for_every_strategy
-from tests.optimizers.test_learning_rate import constant_gradient
+from tests.conftest import make_strategy
 
-TARGETS = np.random.default_rng(0).normal(1.0, 0.3, size=8).astype("f4")
+TARGETS = np.random.default_rng(0).normal(1.0, 0.3, size=8)
 
 
-def quadratic():
-    """A trainer that minimizes (w - m)² + v: gradient descent diverges above a rate of 1."""
-    model = keras.Sequential(
-        [keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")]
-    )
+class Quadratic:
+    """Minimizes (w - m)² + v: gradient descent diverges above a rate of 1."""
 
-    class Task:
-        def __init__(self):
-            self.model = model
+    def __init__(self):
+        dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros", dtype="float64")
+        self.model = keras.Sequential([keras.Input((1,)), dense])
 
-        def per_example(self, features, training):
-            distance = model(features["x"], training=training)[:, 0] - features["y"]
-            return ddl.PerExample(loss=distance * distance)
-
-    data = {"x": np.ones((8, 1), "f4"), "y": TARGETS}
-    return ddl.Trainer(Task(), keras.optimizers.SGD(0.1), data, global_batch_size=8)
+    def per_example(self, features, training):
+        distance = self.model(features["x"], training=training)[:, 0] - features["y"]
+        return ddl.PerExample(loss=distance * distance)
 
 
-def test_a_quadratic():
-    result = RangeTest(1e-4, 100.0, steps=121).run(quadratic())
-    assert result.diverged
-    assert len(result.rates) == len(result.losses) == len(result.smoothed) < 121
-    np.testing.assert_allclose(result.rates, 1e-4 * 10 ** (np.arange(len(result.rates)) / 20))
+def trainer_with(optimizer, strategy=None):
+    data = {"x": np.ones((8, 1)), "y": TARGETS}
+    with (strategy or make_strategy("one_device", 1)).scope():
+        return ddl.Trainer(Quadratic(), optimizer(), data, global_batch_size=8)
+
+
+@pytest.fixture(scope="module")
+def trainer():
+    return trainer_with(lambda: keras.optimizers.SGD(0.1))
+
+
+def test_the_suggested_rate_lies_below_the_divergence(trainer):
+    found = ddl.find_learning_rate(trainer, 1e-4, 100.0, steps=121)
+    assert len(found.rates) == len(found.losses) == len(found.smoothed) < 121
     # Each update multiplies the distance by 1 - 2 · rate, and the loss is that before it.
-    distances = TARGETS.mean() * np.cumprod(np.concatenate([[1.0], 1 - 2 * result.rates[:-1]]))
-    before = result.rates < 1
-    expected = distances[before] ** 2 + TARGETS.var()
-    np.testing.assert_allclose(result.losses[before], expected, rtol=1e-5)
-    assert 0.01 < result.steepest < 0.1
-    assert result.steepest < result.at_least_loss < result.rates[-1]
+    rates = found.rates[:-1].astype("f4").astype("f8")  # Keras keeps the rate in float32
+    distances = TARGETS.mean() * np.cumprod(np.concatenate([[1.0], 1 - 2 * rates]))
+    np.testing.assert_allclose(found.losses, distances**2 + TARGETS.var(), rtol=1e-9)
+    assert 0.01 < found.suggested < 0.1
 
 
-def test_it_ends_at_the_largest_rate():
-    result = RangeTest(1e-4, 0.05, steps=40).run(quadratic())
-    assert not result.diverged
-    assert len(result.rates) == 40
-    assert result.rates[-1] == pytest.approx(0.05)
+def test_it_ends_at_the_highest_rate(trainer):
+    found = ddl.find_learning_rate(trainer, 1e-4, 0.05, steps=40)
+    assert len(found.rates) == 40
+    assert found.rates[-1] == pytest.approx(0.05)
 
 
-def test_nothing_is_suggested_where_nothing_falls():
-    assert RangeTest(1e-9, 1e-8, steps=20).run(quadratic()).steepest is None
+def test_without_a_falling_loss_there_is_no_suggestion(trainer):
+    assert ddl.find_learning_rate(trainer, 1e-9, 1e-8, steps=20).suggested is None
 
 
-def test_a_trainer_that_has_trained():
-    trainer = quadratic()
-    trainer.train(1)
-    with pytest.raises(
-        ConfigError, match="needs a trainer with fresh weights, got one that has made 1 updates"
-    ):
-        RangeTest().run(trainer)
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_training_continues_as_if_there_had_been_no_test(replicas):
+    """On several replicas, with a loss that was not finite, in the middle of a training."""
+    results = []
+    for tested in (False, True):
+        strategy = make_strategy("mirrored" if replicas > 1 else "one_device", replicas)
+        trainer = trainer_with(lambda: keras.optimizers.Adam(0.125, epsilon=1e-3), strategy)
+        trainer.train(2)
+        if tested:
+            found = ddl.find_learning_rate(trainer, 1e-3, 1e30, steps=30)
+            assert np.isfinite(found.losses).all()
+        assert (trainer.step, trainer.learning_rate) == (2, 0.125)
+        trainer.train(3)
+        results.append([*trainer.model.get_weights(), *map(np.array, trainer.optimizer.variables)])
+    for expected, got in zip(*results, strict=True):
+        np.testing.assert_array_equal(got, expected)
 
 
-def test_a_divergence_at_once():
-    with pytest.raises(ConfigError, match="Lower RangeTest.smallest"):
-        RangeTest(10.0, 1000.0, steps=20).run(quadratic())
+def test_a_divergence_at_once_asks_for_a_lower_start(trainer):
+    with pytest.raises(ConfigError, match="within 10 updates .* smaller `lowest`"):
+        ddl.find_learning_rate(trainer, 1e100, 1e200, steps=20)
+    assert trainer.step == 0
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"smallest": 0.0}, "got smallest = 0 and largest = 10"),
-        (
-            {"smallest": 1.0, "largest": 0.1},
-            "needs 0 < smallest < largest < inf, got smallest = 1 and largest = 0.1",
-        ),
-        ({"largest": float("inf")}, "largest = inf"),
-        ({"steps": 5}, "RangeTest.steps must be at least 10, got 5"),
-        ({"smoothing": 0.0}, "RangeTest.smoothing must be greater than 0 .*, got 0.0"),
-    ],
+    "arguments", [{"lowest": 0.0}, {"lowest": 1.0, "highest": 0.1}, {"steps": 5}]
 )
-def test_refuses(arguments, message):
-    with pytest.raises(ConfigError, match=message):
-        RangeTest(**arguments)
+def test_arguments_out_of_range(trainer, arguments):
+    with pytest.raises(ConfigError, match="needs 0 < lowest < highest < inf and steps of at least"):
+        ddl.find_learning_rate(trainer, **arguments)
 
 
-def test_smoothing_has_no_lag():
-    line = np.arange(100.0)
-    np.testing.assert_allclose(smooth(line, 4.0)[20:80], line[20:80], rtol=1e-6)
-    step = smooth((line >= 50).astype(float), 4.0)
-    assert step[49] == pytest.approx(1 - step[50])
-    np.testing.assert_allclose(smooth(np.full(9, 2.5), 3.0), 2.5)
-
-
-@for_every_strategy
-def test_it_works_on_replicas(strategy):
-    trainer, _ = constant_gradient(lambda: keras.optimizers.SGD(0.1), strategy)
-    assert len(RangeTest(1e-3, 1e-1, steps=10).run(trainer).losses) == 10
+def test_a_schedule_is_refused():
+    schedule = keras.optimizers.schedules.CosineDecay(0.1, 10)
+    with pytest.raises(ConfigError, match="a number, got CosineDecay. Pass a trainer"):
+        ddl.find_learning_rate(trainer_with(lambda: keras.optimizers.SGD(schedule)))

@@ -3,7 +3,6 @@
 from ddl.data.formats.image_folder import ImageFolder
 from ddl.data.formats.numpy_files import numpy_files
 from ddl.data.formats.record_features import record_files
-from ddl.data.formats.stored import stored
 from ddl.data.formats.tables import table
 from ddl.data.formats.text import text_lines, token_windows
 
@@ -11,7 +10,6 @@ __all__ = [
     "ImageFolder",
     "numpy_files",
     "record_files",
-    "stored",
     "table",
     "text_lines",
     "token_windows",

@@ -25,8 +25,8 @@ _SENT_UP_TO_BYTES = 2_000_000_000
 """Below the 2 GiB limit of a TensorFlow message."""
 
 IN_FILES = (
-    "Convert the data to TFRecord files (python -m ddl.convert --format=tfrecord), which the "
-    "workers read, or use multi_worker_mirrored, where each worker runs the program"
+    "Write the data into TFRecord files, which the workers read, or use multi_worker_mirrored, "
+    "where each worker runs the program"
 )
 """The remedy for data that workers of parameter servers cannot get."""
 

@@ -12,7 +12,7 @@ from ddl.data.locking import one_at_a_time
 from ddl.errors import DataError, installing
 from ddl.user_code import repeats
 
-ENDING = ".array_record"
+_ENDING = ".array_record"
 
 
 def are_array_records(files: Sequence[str]) -> bool:
@@ -21,9 +21,9 @@ def are_array_records(files: Sequence[str]) -> bool:
     Raises:
       DataError: If only some of them are.
     """
-    of_array = [file for file in files if file.endswith(ENDING)]
+    of_array = [file for file in files if file.endswith(_ENDING)]
     if of_array and len(of_array) < len(files):
-        other = next(file for file in files if not file.endswith(ENDING))
+        other = next(file for file in files if not file.endswith(_ENDING))
         raise DataError(
             f"All files must be of one format, but {of_array[0]} is an ArrayRecord file and "
             f"{other} is not. Pass them as two sources to ddl.data.concatenation."
@@ -122,7 +122,7 @@ class ArrayRecordBlocks:
             ) from error
 
 
-def array_record_module() -> Any:
+def _array_record_module() -> Any:
     """Imports the package.
 
     Raises:
@@ -139,7 +139,7 @@ def array_record_module() -> Any:
 
 
 def _opened(file: str) -> Any:
-    module = array_record_module()
+    module = _array_record_module()
     if not os.path.isfile(file):
         raise DataError(f"The ArrayRecord file {file!r} was not found. Correct the path.")
     try:

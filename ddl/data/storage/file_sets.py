@@ -1,4 +1,4 @@
-"""Checks of the files of a data set: each once, none unfinished, and all shards of a set.
+"""Checks of the files of a data set: each once, and all shards of a set.
 
 Shards have names such as `train-00000-of-00003.tfrecord`.
 """
@@ -13,9 +13,6 @@ import tensorflow as tf
 
 from ddl.errors import DataError
 
-UNFINISHED = ".partial"
-"""Ending of the names of files that ddl has not finished writing."""
-
 _SHARD = re.compile(r"(.*)-(\d+)-of-(\d+)((?:\..*)?)", re.DOTALL)
 
 
@@ -25,7 +22,7 @@ def paths_of(files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -
 
 
 def check_files(files: Sequence[str], name: str) -> None:
-    """Checks that no file is listed twice or unfinished.
+    """Checks that no file is listed twice.
 
     Args:
       files: Paths.
@@ -34,11 +31,6 @@ def check_files(files: Sequence[str], name: str) -> None:
     Raises:
       DataError: If one is; names it.
     """
-    if unfinished := [file for file in files if file.endswith(UNFINISHED)]:
-        raise DataError(
-            f"{name} must be finished files, got {unfinished[0]}, which a command that was stopped "
-            "did not finish. Write it again, such as by ddl.convert into a new folder."
-        )
     seen: dict[str, str] = {}
     for file in files:
         place = os.path.realpath(file) if os.path.exists(file) else file

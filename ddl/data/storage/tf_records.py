@@ -1,9 +1,7 @@
 """TFRecord files, whose records are read by their number.
 
 A record is the length (8 bytes), the length's checksum (4), the data, the data's checksum (4). The
-positions of the records are found by reading all lengths, or in an index beside the file:
-`.FILE.index.npy`, int64 [n + 1], with the offset of each record and the size of the file. Patterns
-such as `data/train-*` do not match its name.
+positions of the records are found by reading all lengths.
 """
 
 import os
@@ -75,24 +73,6 @@ def _sizes(files: Sequence[str], file_numbers: np.ndarray, offsets: np.ndarray) 
     return ends - offsets
 
 
-def index_of(file: str) -> str:
-    """Returns the path of a file's index."""
-    folder, name = os.path.split(file)
-    return os.path.join(folder, f".{name}.index.npy")
-
-
-def write_index(file: str) -> None:
-    """Writes the index of a TFRecord file.
-
-    Raises:
-      DataError: If the file cannot be read as TFRecord.
-    """
-    offsets = _located(file)
-    size = tf.io.gfile.stat(file).length
-    with tf.io.gfile.GFile(index_of(file), "wb") as written:
-        np.save(written, np.concatenate([offsets, [size]]).astype(np.int64))
-
-
 def _records(files: Sequence[str], enough: int | None) -> tuple[np.ndarray, np.ndarray]:
     """Returns file number and byte offset of each record, both int64 [n], n ≤ `enough`."""
     found: list[np.ndarray] = []
@@ -100,27 +80,10 @@ def _records(files: Sequence[str], enough: int | None) -> tuple[np.ndarray, np.n
         missing = None if enough is None else enough - sum(map(len, found))
         if missing == 0:
             break
-        found.append(_offsets(file)[:missing])
+        found.append(_located(file)[:missing])
     numbers = [np.full(len(each), number, np.int64) for number, each in enumerate(found)]
     nothing = np.zeros(0, np.int64)
     return np.concatenate([nothing, *numbers]), np.concatenate([nothing, *found])
-
-
-def _offsets(file: str) -> np.ndarray:
-    """Returns the byte offsets of a file's records, int64 [n], from its index if that is usable."""
-    index = index_of(file)
-    try:
-        if tf.io.gfile.exists(index):
-            with tf.io.gfile.GFile(index, "rb") as opened:
-                offsets = np.load(opened, allow_pickle=False)
-            of_file, of_index = tf.io.gfile.stat(file), tf.io.gfile.stat(index)
-            # The index of an earlier version of the file is older, or has another size at its end.
-            is_newer = of_index.mtime_nsec >= of_file.mtime_nsec
-            if offsets.dtype == np.int64 and offsets[-1] == of_file.length and is_newer:
-                return offsets[:-1]
-    except (OSError, ValueError, IndexError, EOFError, tf.errors.OpError):
-        pass  # the lengths say the same
-    return _located(file)
 
 
 def _located(file: str) -> np.ndarray:

@@ -10,7 +10,6 @@ from ddl.errors import ConfigError, ModelDirectoryError
 from ddl.optimizers.plateau import plateaus_of
 from ddl.run.console import RunConsole
 from ddl.run.directory import RunDirectory
-from ddl.run.generation.text_codec import TextCodec
 from ddl.run.predicting.settings import Predictions
 from ddl.run.trackers import MLflow, WeightsAndBiases
 from ddl.step.monitoring import LayerNorms
@@ -27,14 +26,12 @@ _MAY_CHANGE = (
     "RunPlan.eval_every",
     "RunPlan.checkpoint_every",
     "RunPlan.log_every",
-    "RunPlan.log_digest",
     "RunPlan.retention",
     *(f"Retention.{field.name}" for field in dataclasses.fields(Retention)),
     "RunPlan.on_divergence",
     "RunPlan.max_rewinds",
     "RunPlan.early_stopping",
     *(f"EarlyStopping.{field.name}" for field in dataclasses.fields(EarlyStopping)),
-    *(f"TextCodec.{field.name}" for field in dataclasses.fields(TextCodec)),
     *(f"Predictions.{field.name}" for field in dataclasses.fields(Predictions)),
     "RunPlan.trackers",
     *(f"MLflow.{field.name}" for field in dataclasses.fields(MLflow)),

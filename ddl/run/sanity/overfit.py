@@ -18,7 +18,7 @@ _LOOK_AT = """\
 Check these causes, the most frequent first:
 - the curve: if the loss still falls, train longer or with a larger learning rate; if it jumps,
   lower the rate. A warm-up may cover all {steps:,} updates.
-- the data: `ddl inspect` shows whether the inputs belong to their labels, and are scaled.
+- the data: look whether the inputs belong to their labels, and are scaled.
 - whatever keeps a loss from zero by design: dropout, augmentation, mixing, label smoothing, masked
   tokens, distillation. Set them to zero for this check.
 - the last layer: an activation that the loss applies again, or too few outputs.

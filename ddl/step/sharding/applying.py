@@ -13,7 +13,6 @@ from ddl.step.compiled.compiler import Compiler
 from ddl.step.compiled.deferred import Deferred
 from ddl.step.gradients import Clip
 from ddl.step.monitoring import NormsOfLayers
-from ddl.step.observing import observe
 from ddl.step.sharding.in_shares import InShares
 from ddl.step.sharding.norms import norms_given
 from ddl.step.sharding.optimizers import Sharding, free
@@ -118,10 +117,6 @@ def _clipped(
     if clip.value is not None:
         limit = clip.value
         shares = run(lambda own: gradient_path.clip_by_value(own, limit), args=(shares,))
-    run(
-        lambda own: observe("clipped", variables=variables, gradients=own, in_shares=True),
-        args=(list(shares),),
-    )
     return list(shares), norm if of_layers is None else tf.concat([[norm], of_layers], axis=0)
 
 

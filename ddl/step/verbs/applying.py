@@ -17,7 +17,6 @@ from ddl.step.compiled.compiler import Compiler
 from ddl.step.compiled.deferred import Deferred
 from ddl.step.gradients import Clip, Gradient
 from ddl.step.monitoring import NormsOfLayers
-from ddl.step.observing import observe
 from ddl.step.sharding import InShares, Sharding
 from ddl.step.sharding.applying import apply_to_shares
 from ddl.step.verbs.parts import OptimizerPart, unless_frozen
@@ -90,7 +89,6 @@ def _apply_whole(
             own, norm = gradient_path.clip_by_global_norm(own, clip.norm, squared)
         if clip.value is not None:
             own = gradient_path.clip_by_value(own, clip.value)
-        observe("clipped", variables=variables, gradients=own, in_shares=False)
         norm = tf.cast(norm, tf.float64)
         return own, norm if of_layers is None else tf.concat([[norm], of_layers], axis=0)
 

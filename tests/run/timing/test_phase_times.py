@@ -4,7 +4,6 @@ import pytest
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 import ddl
-from ddl.report.record import read as read_run
 from ddl.run.timing import phase_times
 from ddl.step.monitoring.phases import phase_of
 from tests.conftest import make_strategy
@@ -51,8 +50,6 @@ def test_a_profile_of_a_run_has_all_phases(tmp_path, capsys, kind, replicas):
     assert idle == ({"all_reduce"} if replicas == 1 else set()), found
     output = capsys.readouterr().out
     assert found.line() in output
-    record = read_run(tmp_path)
-    assert record.profiles == [("steps 4 to 9", found)]
 
 
 def plane(space, name, line, events, stats=None):
@@ -114,13 +111,3 @@ def test_what_is_no_profile_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(phase_times, "LARGEST_PROFILE", 2)
     with pytest.raises(ValueError, match="more than 2 bytes"):
         phase_times.measured(tmp_path, 0, 2)
-
-
-def test_a_damaged_file_is_a_warning_of_the_report(tmp_path):
-    folder = tmp_path / "profile/after-step-4"
-    folder.mkdir(parents=True)
-    (folder / phase_times.NAME).write_text('{"first": 1}')
-    record = read_run(tmp_path)
-    assert record.profiles == []
-    expected = "profile/after-step-4/phases.json cannot be read: it is not as ddl writes it."
-    assert expected in record.warnings

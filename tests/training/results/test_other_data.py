@@ -113,8 +113,8 @@ FORMS = {
 
 
 def test_given_data_may_be_files_and_python_objects(trainer, tmp_path):
-    ddl.data.store(ddl.data.ArraySource(DATA), tmp_path, shards=2)
-    for data in (ddl.data.stored(tmp_path), Batches()):
+    np.savez(tmp_path / "data.npz", **DATA)
+    for data in (ddl.data.numpy_files(tmp_path / "data.npz"), Batches()):
         assert trainer.evaluate(data)["loss"] == pytest.approx(trainer.evaluate()["loss"])
         np.testing.assert_array_equal(trainer.predict(data), trainer.predict(IMAGES))
     endless = tf.data.Dataset.from_tensor_slices(DATA).repeat().batch(7)

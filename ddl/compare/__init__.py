@@ -1,1 +1,0 @@
-"""The command `ddl compare`: the difference of two settings over seeds, and how sure it is."""

@@ -1,1 +1,0 @@
-"""The command `ddl completion`, which prints completions for a shell."""

@@ -1,1 +1,0 @@
-"""Names for configs, origins of values, and comparison of two configs."""

@@ -1,1 +1,0 @@
-"""The command `python -m ddl.generate`, which continues a text with the model of a run."""

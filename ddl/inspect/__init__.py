@@ -1,1 +1,0 @@
-"""The command `python -m ddl.inspect`, which shows the data of a config."""

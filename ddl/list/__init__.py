@@ -1,1 +1,0 @@
-"""The command `ddl list`, which lists what configs and flags can name."""

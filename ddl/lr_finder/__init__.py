@@ -1,1 +1,0 @@
-"""The command `ddl lr_finder`, which makes a learning rate range test."""

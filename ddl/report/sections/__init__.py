@@ -1,1 +1,0 @@
-"""Sections of the page of a report, and the HTML that they share."""

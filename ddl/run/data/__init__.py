@@ -1,1 +1,0 @@
-"""The data of a config alone: shown, and written into records."""

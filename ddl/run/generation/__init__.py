@@ -1,1 +1,0 @@
-"""Texts drawn from the model of a run."""

@@ -1,1 +1,0 @@
-"""The command `ddl show`, which shows where values come from, and how two configs differ."""

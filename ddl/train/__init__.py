@@ -1,1 +1,0 @@
-"""The command `ddl train`, which is `ddl.main`."""
