@@ -202,9 +202,6 @@ def _from_gin(
     try:
         given = gin["files"], gin["search_path"], gin["allow_unused"]
         config.load(given[0], [*gin["params"], *own], *given[1:])
-        if config.build_bound("Trainer", "batch_shards") is not None:
-            notes.append("Trainer.batch_shards was left out: values are compared up to rounding.")
-            config.load(given[0], [*gin["params"], *own, "Trainer.batch_shards = None"], *given[1:])
     except DdlError as error:
         raise _CallError(str(error)) from error
     if config.get_macro("PER_REPLICA_BATCH_SIZE") is not None:

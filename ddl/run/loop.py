@@ -8,6 +8,7 @@ from ddl.callbacks.calling import Calls
 from ddl.callbacks.early_stopping import Evaluations
 from ddl.callbacks.moment import MediaWriter
 from ddl.checkpoints.checkpoints import Checkpoints
+from ddl.checkpoints.digest import digest_of
 from ddl.diagnosis.phases import during
 from ddl.distribution.workers import Workers
 from ddl.errors import ModelDirectoryError, TrainingDiverged, TrainingInterrupted
@@ -25,7 +26,6 @@ from ddl.run.timing.monitor import Monitor
 from ddl.run.timing.utilization import Utilization
 from ddl.run.writers import Writers
 from ddl.signals import StopSignals
-from ddl.step.shards.digest import digest_of
 from ddl.training.actions import Action, EachLoop, Periodic
 from ddl.training.trainer import Trainer
 

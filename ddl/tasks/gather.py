@@ -22,7 +22,6 @@ import tensorflow as tf
 from ddl import microbatch
 from ddl.errors import ConfigError, check_choice
 from ddl.layers.replica_gather import gather_over_replicas
-from ddl.layers.shards import lockstep
 from ddl.microbatch import Microbatch
 
 Across = Literal["microbatch", "global_batch"]
@@ -96,12 +95,6 @@ def gather(x: Any, across: Across = "microbatch") -> Gathered:
             "ddl.gather must not be called in a loop, a conditional, a tf.function or a "
             "tf.recompute_grad of a loss: all replicas must call it together. Gather before it, "
             "and use the result in it."
-        )
-    if lockstep.current() is not None:
-        raise ConfigError(
-            "Trainer.batch_shards excludes ddl.gather, also in an evaluation: a loss across "
-            "examples would see the rows of a shard. Remove Trainer.batch_shards, or return values "
-            "of each example alone."
         )
     tensors = [_checked(one, current.rows) for one in tf.nest.flatten(x)]
     if not tensors:

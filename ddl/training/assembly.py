@@ -25,12 +25,12 @@ from ddl.step import gradients as gradient_path
 from ddl.step.across_examples.checks import check_gathers
 from ddl.step.all_reduce import AllReduce
 from ddl.step.compiled.compiler import Compiler
+from ddl.step.global_gradient import GlobalGradient
 from ddl.step.moving_statistics import Statistics, allow_replica_writes
 from ddl.step.objective import Objective
 from ddl.step.remat import Parts
 from ddl.step.sharding import sharding_of, variables_of
 from ddl.step.sharding.averages import averages_of
-from ddl.step.shards.gradient import gradient_of
 from ddl.step.update import UpdateStep
 from ddl.step.verbs.plan import StepPlan
 from ddl.tasks.parts import layers_of, seed_generators_of
@@ -180,15 +180,13 @@ def assemble(
             evaluation = CoordinatedEvaluation(evaluated, eval_pipeline, strategy)
         else:
             xla = Compiler(options.jit_compile, strategy, "evaluation")
-            evaluation = Evaluation(evaluated, eval_pipeline, strategy, xla, options.batch_shards)
+            evaluation = Evaluation(evaluated, eval_pipeline, strategy, xla)
     check_gathers(plan, options.accumulation_steps, options.gradient_noise_scale is not None)
     check_created_in_scope(plan.trained, strategy)
     layers = layers_of(task)
     in_training = {id(x) for one in plan.objectives for x in one.training_layers}
     training_layers = [layer for layer in layers if id(layer) in in_training]
-    warn_of_replica_dependence(
-        training_layers, strategy, options.accumulation_steps, task, options.batch_shards
-    )
+    warn_of_replica_dependence(training_layers, strategy, options.accumulation_steps, task)
     warn_of_tf32(strategy)
     rows = RowIndependence(
         task,
@@ -322,9 +320,7 @@ def _update(
             "The gradient noise scale is that of all variables, but a parameter group is frozen "
             "for a while. Remove gradient_noise_scale, or Group.frozen_until."
         )
-    gradient = gradient_of(
-        options.batch_shards,
-        plan.objectives,
+    gradient = GlobalGradient(
         strategy=strategy,
         compiler=Compiler(options.jit_compile, strategy, "training"),
         pipelines=train,

@@ -27,7 +27,6 @@ from ddl.training.assembly import assemble
 from ddl.training.checks.arguments import Options, check_strategy
 from ddl.training.checks.batch_size import check_batch_split
 from ddl.training.checks.fixed_settings import check_attribute
-from ddl.training.checks.shards import check_shards
 from ddl.training.checks.tables import warn_of_dense_updates
 from ddl.training.metric_reader import MetricReader
 from ddl.training.pace import Pace
@@ -68,7 +67,6 @@ class Trainer(Evaluating):
         seed: int = 0,
         shuffle: bool = True,
         accumulation_steps: int = 1,
-        batch_shards: int | None = None,
         clip_norm: Limit = None,
         clip_value: Limit = None,
         weight_average: ExponentialMovingAverage | None = None,
@@ -104,8 +102,6 @@ class Trainer(Evaluating):
           shuffle: Whether to reshuffle the training data each epoch. A `StreamSource` shuffles
             through a buffer; evaluation data are never shuffled.
           accumulation_steps: Microbatches per replica and update.
-          batch_shards: Parts of a microbatch, a power of two and a multiple of the replicas: trains
-            to the same bits on any number of devices (docs/same_bits.md); None: to rounding.
           clip_norm: Largest global norm of the gradient of the global batch, or that of each
             optimizer by its name; None: no clipping.
           clip_value: Largest absolute value of a gradient entry, instead of `clip_norm`.
@@ -153,12 +149,10 @@ class Trainer(Evaluating):
         self.optimizer = optimizer
         self.global_batch_size = global_batch_size
         self.accumulation_steps = accumulation_steps
-        self.batch_shards = batch_shards
         self.jit_compile = jit_compile
         self.pace = Pace(steps_per_loop)
         check_batch_split(global_batch_size, self.strategy.num_replicas_in_sync, accumulation_steps)
         options = Options.of(given)
-        check_shards(options, self.strategy)
         parts = assemble(task, optimizer, train_data, eval_data, self.strategy, options)
         warn_of_dense_updates(parts.update)
         self._parts = parts

@@ -12,10 +12,10 @@ import gin
 import keras
 import numpy as np
 import tensorflow as tf
+from ddl.layers.shards.tree import exchanged
 
 import ddl
 from ddl import microbatch
-from ddl.layers.shards.tree import exchanged
 from ddl.random import counter_at
 from ddl.step.all_reduce import AllReduce
 from ddl.step.global_gradient import GlobalGradient

@@ -114,7 +114,6 @@ class Options:
     seed: int
     shuffle: bool
     accumulation_steps: int
-    batch_shards: int | None
     clip_norm: Limit
     clip_value: Limit
     weight_average: ExponentialMovingAverage | None

@@ -1,14 +1,11 @@
 """Operations of an update, against their formulas."""
 
-import types
-
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import ddl
-from ddl.step.monitoring import flops
 from tests.conftest import make_strategy
 
 BATCH, WIDTH, UNITS, CLASSES = 8, 20, 16, 3
@@ -118,17 +115,3 @@ def test_passes_over_gathered_rows_are_not_counted():
     trainer = traced(task=Nearest, accumulation_steps=2)
     assert trainer.model_flops is None
     assert "gathers rows of several microbatches" in trainer.reason_without_flops
-
-
-def test_shards_that_are_traced_by_turns_are_not_counted(monkeypatch):
-    """Their kernels need a process of their own: see tests/step/shards."""
-    current = types.SimpleNamespace(training=True, gathering=None)
-    monkeypatch.setattr(flops.microbatch, "current", lambda: current)
-    monkeypatch.setattr(flops.lockstep, "current", object)
-    counted = flops.ModelFlops()
-    for event in ("update", "gradients", "rows", "differentiated", "rows", "differentiated"):
-        counted(event, gradients=[])
-    assert counted.reason == ""
-    for event in ("rows", "rows"):
-        counted(event, gradients=[])
-    assert "between the shards" in counted.reason

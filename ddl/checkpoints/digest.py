@@ -23,11 +23,11 @@ def digest_of(tensors: Mapping[str, tf.Tensor]) -> str:
     for name in sorted(tensors):
         if name.split("/")[0] not in _OTHERS:
             found.update(f"{name}\0".encode())
-            found.update(bytes_of(np.asarray(tensors[name].numpy())))
+            found.update(_bytes_of(np.asarray(tensors[name].numpy())))
     return found.hexdigest()
 
 
-def bytes_of(value: np.ndarray) -> bytes:
+def _bytes_of(value: np.ndarray) -> bytes:
     """Returns the bytes of an array: equal values have equal ones in every process."""
     if value.dtype.kind == "O":  # texts, of which an array holds addresses
         return repr(value.tolist()).encode()
