@@ -175,9 +175,6 @@ class OuterLoop:
         if self._monitor is not None:
             figures = figures | self._monitor.figures(step)
         self._write(step, "train", figures)
-        if histograms := trainer.layer_histograms:
-            epoch = step / trainer.steps_per_epoch
-            self._writers.write_histograms(step, epoch, "train", histograms)
 
     def _take_digest(self, step: int) -> None:
         """Computes the digest of this step, on all workers: they may have to gather slots."""

@@ -29,7 +29,6 @@ from ddl.step.compiled.compiler import Compiler
 from ddl.step.compiled.deferred import Deferred
 from ddl.step.monitoring.phases import phase
 from ddl.step.moving_statistics import Statistics
-from ddl.step.noise_scale import GradientNoiseScale, of_sums, squared_norm_of
 from ddl.step.objective import Objective
 from ddl.step.observing import observe
 from ddl.step.overflow import all_finite, multiply_finite
@@ -58,7 +57,6 @@ class GlobalGradient:
       pipelines: The pipeline of each source of batches, by its name; all have as many microbatches.
       all_reduce: Sums gradients over the replicas.
       scales: Whether losses are multiplied by the loss scale.
-      noise_scale: Estimator of the gradient noise scale; None: no estimate.
       statistics: Variables that a forward pass writes.
       own: Variables of a task with a step, outside of its layers, that no optimizer updates.
       complete: Variables on which a loss may depend besides those of its gradient: the frozen ones,
@@ -72,7 +70,6 @@ class GlobalGradient:
     pipelines: Mapping[str, BatchPipeline]
     all_reduce: AllReduce
     scales: bool
-    noise_scale: GradientNoiseScale | None
     statistics: Statistics
     own: Sequence[tf.Variable]
     complete: Sequence[keras.Variable]
@@ -106,13 +103,10 @@ class GlobalGradient:
             sums = self.all_reduce.of_sums(sums)
             gradients = self.all_reduce(gradients, variables)
         gradients = gradient_path.with_each_row_once(gradients, self.strategy)
-        firsts = list(map(self._of_first_replica, gradients))
-        norm = lambda: squared_norm_of(firsts)  # noqa: E731
-        sums, noise = self.gradient_noise(objective, sums, norm, batch, state, each)
         sums, examples = (sums, None) if each is None else (sums[:-1], sums[-1])
-        widest = gradient_path.widest(firsts)
+        widest = gradient_path.widest(list(map(self._of_first_replica, gradients)))
         factor = self.factor(objective, batch, sums, state.loss_scale, widest, examples)
-        return Reduced(*self._multiplied(gradients, factor), sums=sums, noise=noise)
+        return Reduced(*self._multiplied(gradients, factor), sums=sums)
 
     def of_replicas(
         self,
@@ -131,7 +125,7 @@ class GlobalGradient:
             return ThreePasses(self, objective, variables, batch, state, draws).gradients()
 
         form = self.gradient_sums(objective, variables, batch)
-        size = objective.metrics.size + (self.noise_scale is not None) + (each is not None)
+        size = objective.metrics.size + (each is not None)
 
         def one(batch: StepBatch, index: tf.Tensor | int, so_far: Any) -> Any:
             values = self.of_microbatch(objective, variables, batch, state, index, draws, each)
@@ -207,11 +201,6 @@ class GlobalGradient:
         """Number of microbatches of a global batch."""
         return next(iter(self.pipelines.values())).microbatches
 
-    @property
-    def parts(self) -> int:
-        """Parts of a global batch: replicas × microbatches."""
-        return self.strategy.num_replicas_in_sync * self.microbatches
-
     def examples(
         self, batch: StepBatch, index: tf.Tensor | int, state: TrainingState, draws: Draws
     ) -> tuple[dict[str, tf.Tensor], Microbatch]:
@@ -268,8 +257,6 @@ class GlobalGradient:
         of_each = zip(variables, gradients, strict=True)
         gradient_path.check_used([v for v, g in of_each if g is None])
         gradient_path.check_none_left_out(others, of_others)
-        if self.noise_scale is not None:
-            return gradients, tf.concat([sums, [squared_norm_of(gradients)]], axis=0)
         return gradients, sums
 
     def left_out(
@@ -277,22 +264,6 @@ class GlobalGradient:
     ) -> list[tf.Variable]:
         """See `ddl.step.gradients.left_out`. Replica context."""
         return gradient_path.left_out(watched, variables, self.own, self.complete)
-
-    def gradient_noise(
-        self,
-        objective: Objective,
-        sums: tf.Tensor,
-        squared_norm: Callable[[], tf.Tensor],
-        batch: StepBatch,
-        state: TrainingState,
-        each: OfExample | None = None,
-    ) -> tuple[tf.Tensor, tf.Tensor | None]:
-        """Returns the other sums, and the estimates of the gradient noise, if any."""
-        if self.noise_scale is None:
-            return sums, None
-        entries = objective.entries, objective.entries if each is None else 1
-        scale = state.loss_scale if self.scales else None
-        return of_sums(sums, squared_norm(), self.parts, self.batch_size(batch), entries, scale)
 
     def factor(
         self,

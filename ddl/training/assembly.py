@@ -181,7 +181,7 @@ def assemble(
         else:
             xla = Compiler(options.jit_compile, strategy, "evaluation")
             evaluation = Evaluation(evaluated, eval_pipeline, strategy, xla)
-    check_gathers(plan, options.accumulation_steps, options.gradient_noise_scale is not None)
+    check_gathers(plan, options.accumulation_steps)
     check_created_in_scope(plan.trained, strategy)
     layers = layers_of(task)
     in_training = {id(x) for one in plan.objectives for x in one.training_layers}
@@ -315,18 +315,12 @@ def _update(
         loss_scale = LossScale() if options.gradient_dtype == "float16" or in_float16 else None
     trained = [v.value for v in plan.trained]
     averages = averages_of(options.weight_average, trained, statistics.floating, sharding, strategy)
-    if options.gradient_noise_scale is not None and any(map(plan.frozen_until, optimizers)):
-        raise ConfigError(
-            "The gradient noise scale is that of all variables, but a parameter group is frozen "
-            "for a while. Remove gradient_noise_scale, or Group.frozen_until."
-        )
     gradient = GlobalGradient(
         strategy=strategy,
         compiler=Compiler(options.jit_compile, strategy, "training"),
         pipelines=train,
         all_reduce=all_reduce,
         scales=loss_scale is not None,
-        noise_scale=options.gradient_noise_scale,
         statistics=statistics,
         own=[v for v in plan.own if id(v) not in {id(t.value) for t in plan.trained}],
         complete=plan.known(layers) if has_step(task) else frozen_variables(layers),
@@ -341,6 +335,5 @@ def _update(
         averages=averages,
         clips=gradient_path.clips_by_name(options.clip_norm, options.clip_value, list(plan.groups)),
         loss_scale=loss_scale,
-        layer_norms=options.layer_norms.of(plan.trained, strategy) if options.layer_norms else None,
         sharding=sharding,
     )

@@ -15,8 +15,6 @@ from ddl.precision import LossScale
 from ddl.signals import deferring_interrupt
 from ddl.step.all_reduce import GradientDtype
 from ddl.step.gradients import Limit
-from ddl.step.monitoring import LayerNorms
-from ddl.step.noise_scale import GradientNoiseScale
 from ddl.step.remat import Remat
 from ddl.step.state import TrainingState
 from ddl.step.weight_average import ExponentialMovingAverage
@@ -71,8 +69,6 @@ class Trainer(Evaluating):
         clip_value: Limit = None,
         weight_average: ExponentialMovingAverage | None = None,
         loss_scale: LossScale | Literal["auto"] | None = "auto",
-        gradient_noise_scale: GradientNoiseScale | None = None,
-        layer_norms: LayerNorms | None = None,
         gradient_dtype: GradientDtype | None = None,
         max_skipped_updates: int = 50,
         steps_per_loop: int | None = None,
@@ -111,9 +107,6 @@ class Trainer(Evaluating):
             `gradient_dtype` is "float16"; None: no loss scaling.
           gradient_dtype: Dtype to which gradients are rounded for the all-reduce; None: not
             rounded.
-          gradient_noise_scale: Estimates the gradient noise scale, the batch size worth using;
-            None: no estimate.
-          layer_norms: Logs the norms of gradient, weights and update of each layer; None: not.
           max_skipped_updates: Consecutive overflows after which training counts as diverged.
           steps_per_loop: Updates per call of the training loop; None adapts to about a second.
           data_on_device: Whether to keep the arrays on the devices and gather batches there; "auto"

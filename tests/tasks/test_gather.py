@@ -138,11 +138,6 @@ MISUSES = {
         r"(?s)InfoNce.per_example gathers the rows of one microbatch.*ACCUMULATION_STEPS = 1.*"
         'across="global_batch"',
     ),
-    "with the noise scale": (
-        InfoNce,
-        {"gradient_noise_scale": ddl.GradientNoiseScale()},
-        "The gradient noise scale is that of examples that do not depend on each other",
-    ),
 }
 
 

@@ -163,14 +163,13 @@ own, of_keras = ddl.optimizers, keras.optimizers
 AVERAGE = ddl.ExponentialMovingAverage(0.9)
 
 CASES: dict[str, Case] = {
-    "synchronized BatchNormalization, padded batches, accumulation, noise scale": Case(
+    "synchronized BatchNormalization, padded batches, accumulation": Case(
         synchronized,
         lambda: own.LARS(0.5, weight_decay=1e-4),
         PADDED,
         {
             "accumulation_steps": 4,
             "clip_norm": 1.0,
-            "gradient_noise_scale": ddl.GradientNoiseScale(),
             "weight_average": AVERAGE,
         },
         strategies=MIRRORED + CENTRAL_STORAGE,
@@ -225,14 +224,10 @@ CASES: dict[str, Case] = {
     ),
     "recurrent layers": Case(recurrent, strategies=ONE_DEVICE),
     "attention": Case(transformer, lambda: of_keras.Adam(1e-3), strategies=ONE_DEVICE),
-    "attention, accumulation, noise scale": Case(
+    "attention, accumulation": Case(
         transformer,
         lambda: own.FusedAdam(1e-3),
-        arguments={
-            "accumulation_steps": 2,
-            "clip_norm": 1.0,
-            "gradient_noise_scale": ddl.GradientNoiseScale(),
-        },
+        arguments={"accumulation_steps": 2, "clip_norm": 1.0},
     ),
     "DenseNet, weights in the data, loss scale, weight average": Case(
         dense_net,

@@ -94,31 +94,3 @@ def test_losses_of_tokens_are_divided_by_the_number_of_tokens(where, examples):
     trainer.train(-(-examples // 8))
     for one, other in zip(trainer.model.variables, task.model.variables, strict=True):
         np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=0, atol=1e-12)
-
-
-def test_the_noise_scale_of_tokens_is_that_of_examples():
-    """Losses of several tokens, and their mean as the loss of the example."""
-
-    class OfExamples(OfTokens):
-        def per_example(self, features, training):
-            output = super().per_example(features, training)
-            return output._replace(loss=tf.reduce_mean(output.loss, axis=1))
-
-    set_precision("float64")
-    random = np.random.default_rng(0)
-    data = {"x": random.normal(size=(16, 3)), "y": random.normal(size=(16, 4))}
-    figures = []
-    for task in (OfTokens, OfExamples):
-        keras.utils.set_random_seed(1)
-        trainer = ddl.Trainer(
-            task(),
-            keras.optimizers.SGD(0.1),
-            data,
-            global_batch_size=8,
-            accumulation_steps=4,
-            seed=1,
-            gradient_noise_scale=ddl.GradientNoiseScale(),
-        )
-        figures.append(trainer.train(4))
-    assert figures[0]["gradient_noise_scale"] > 0
-    assert figures[0] == pytest.approx(figures[1], rel=1e-10)

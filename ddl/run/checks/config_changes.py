@@ -13,7 +13,6 @@ from ddl.run.directory import RunDirectory
 from ddl.run.generation.text_codec import TextCodec
 from ddl.run.predicting.settings import Predictions
 from ddl.run.trackers import MLflow, WeightsAndBiases
-from ddl.step.monitoring import LayerNorms
 from ddl.step.remat import Remat
 from ddl.training.checks.model import depends_on_microbatches
 from ddl.training.trainer import Trainer
@@ -38,10 +37,6 @@ _MAY_CHANGE = (
     "RunPlan.trackers",
     *(f"MLflow.{field.name}" for field in dataclasses.fields(MLflow)),
     *(f"WeightsAndBiases.{field.name}" for field in dataclasses.fields(WeightsAndBiases)),
-    "Trainer.layer_norms",
-    *(f"LayerNorms.{field.name}" for field in dataclasses.fields(LayerNorms)),
-    "Trainer.gradient_noise_scale",
-    "GradientNoiseScale.decay",
     "Trainer.remat",
     *(f"Remat.{field.name}" for field in dataclasses.fields(Remat)),
 )

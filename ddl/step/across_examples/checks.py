@@ -12,17 +12,15 @@ class AcrossMicrobatchError(ConfigError):
     """A loss gathers the rows of a microbatch, of which there are several."""
 
 
-def check_gathers(plan: StepPlan, microbatches: int, estimates_noise: bool) -> None:
+def check_gathers(plan: StepPlan, microbatches: int) -> None:
     """Checks what the losses and functions of a step gather.
 
     Args:
       plan: The plan of the step.
       microbatches: Number of microbatches of a global batch.
-      estimates_noise: Whether the gradient noise scale is estimated.
 
     Raises:
       AcrossMicrobatchError: If a loss would depend on the number of microbatches.
-      ConfigError: If the noise scale is estimated of a loss across examples.
     """
     name = type(plan.task).__name__
     of_losses, of_means = _gathering(plan.losses), _gathering(plan.means)
@@ -36,11 +34,6 @@ def check_gathers(plan: StepPlan, microbatches: int, estimates_noise: bool) -> N
                 "update.sum must not call ddl.gather. Return it as a metric of a loss, or set "
                 "ACCUMULATION_STEPS = 1."
             )
-    if estimates_noise and of_losses:
-        raise ConfigError(
-            f"The gradient noise scale is that of examples that do not depend on each other, but "
-            f"{name}.{next(iter(of_losses))} calls ddl.gather. Remove gradient_noise_scale."
-        )
 
 
 def _gathering(objectives: Mapping[str, Objective]) -> dict[str, Objective]:

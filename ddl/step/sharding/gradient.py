@@ -55,15 +55,12 @@ def gradient_in_shares(
         with phase("all_reduce"):
             sums = gradient.all_reduce.of_sums(sums)
             shares = sharding.summed(gradients)
-    sums, noise = gradient.gradient_noise(
-        objective, sums, lambda: sharding.squared_norm(shares), batch, state
-    )
     finite = sharding.finite(shares) if gradient.scales else None
     widest = gradient_path.widest([variable.value for variable in variables])
     factor = gradient.factor(objective, batch, sums, state.loss_scale, widest)
     if factor is not None:
         shares = sharding.strategy.run(gradient_path.multiply, args=(shares, factor()))
-    return Reduced(InShares(shares), finite, sums, noise)
+    return Reduced(InShares(shares), finite, sums)
 
 
 def _sums_of_shares(
@@ -80,7 +77,6 @@ def _sums_of_shares(
     A replica holds the whole gradients of one microbatch alone. The metric sums are its own.
     """
     run, replicas = sharding.strategy.run, sharding.strategy.num_replicas_in_sync
-    size = objective.metrics.size + (gradient.noise_scale is not None)
 
     def on_replica(own: Batch, place: Any, index: Any) -> tuple[list[Any], tf.Tensor]:
         given = StepBatch(batch.source, place, own)
@@ -97,7 +93,7 @@ def _sums_of_shares(
     def zeros() -> tuple[list[tf.Tensor], tf.Tensor]:
         values = [variable.value for variable in variables]
         shares = [tf.zeros([size_of_share(v.shape, replicas)], v.dtype) for v in values]
-        return shares, tf.zeros([size], tf.float64)
+        return shares, tf.zeros([objective.metrics.size], tf.float64)
 
     own_graph = objective.needs_own_graph
     return over_microbatches(sharding.strategy, gradient.microbatches, one, zeros, own_graph)

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from ddl.step.all_reduce import AllReduce
-from ddl.step.gradients import prepare_optimizer, squared_norm
+from ddl.step.gradients import prepare_optimizer
 from ddl.step.overflow import all_finite
 from ddl.step.sharding.checks import check_optimizers, has_shares
 from ddl.step.sharding.shares import own_share, size_of_share, summed_to_shares
@@ -141,14 +141,6 @@ class Sharding:
     def total(self, values: Any) -> tf.Tensor:
         """Returns the sum over the replicas of a vector of each, float64 [n]."""
         return self._all_reduce.of_sums(values)
-
-    def squared_norm(self, shares: list[Any]) -> tf.Tensor:
-        """Returns the squared norm of gradients in shares, float64 []."""
-
-        def square(own: list[tf.Tensor]) -> tf.Tensor:
-            return tf.cast(squared_norm(own), tf.float64)[tf.newaxis]
-
-        return self.total(self.strategy.run(square, args=(shares,)))[0]
 
     def finite(self, shares: list[Any]) -> tf.Tensor:
         """Returns whether gradients in shares are finite on all replicas, bool []."""

@@ -32,8 +32,6 @@ class StepPlan:
       variables: The variables that each optimizer updates, by the name of the optimizer.
       applies: Number of updates that each optimizer makes in a step, once it is not frozen; None if
         it depends on a tensor.
-      applied: Names of the losses whose gradients each optimizer of the step applies, by its name;
-        "" stands for gradients that the step has combined.
       means: The objective of each function that the step averages or sums, by its name.
       only_moved: Names of the losses that the step computes within `moved` alone.
       sources: Name of the source of each loss and function, by its name.
@@ -55,7 +53,6 @@ class StepPlan:
     groups: Mapping[str, Mapping[str, Group]]
     variables: Mapping[str, list[keras.Variable]]
     applies: Mapping[str, int | None]
-    applied: Mapping[str, Sequence[str]]
     means: Mapping[str, Objective] = dataclasses.field(default_factory=dict)
     sources: Mapping[str, str] = dataclasses.field(default_factory=lambda: {BUILT_IN: ""})
     batches: Mapping[str, int] = dataclasses.field(default_factory=lambda: {"": 1})
@@ -157,29 +154,6 @@ class StepPlan:
         """Returns the step from which an optimizer updates its variables."""
         groups = (own for own in self.groups.values() if optimizer in own)
         return next(groups)[optimizer].frozen_until
-
-    def only_loss_of(self, optimizer: str) -> str:
-        """Returns the name of the loss whose gradients an optimizer of the step applies.
-
-        Raises:
-          ConfigError: If it applies those of several losses, or gradients that the step combines.
-        """
-        losses = self.applied[optimizer]
-        if len(losses) == 1 and losses[0]:
-            return losses[0]
-        using = "" if optimizer == ONLY else f" with the optimizer {optimizer!r}"
-        given = (
-            "gradients that it has combined: a sum, a difference, a part, or a result of `and_of` "
-            "or `map`"
-            if "" in losses
-            else f"the gradients of the losses {', '.join(losses)}"
-        )
-        raise ConfigError(
-            f"The gradient noise scale of an optimizer is that of one loss, but "
-            f"{type(self.task).__name__}.step applies{using} {given}. Remove "
-            "Trainer.gradient_noise_scale; or return the sum of the losses from one method, and "
-            "apply what update.gradients returns for it, or a multiple."
-        )
 
     def to_restore(self, optimizers: Mapping[str, keras.optimizers.Optimizer]) -> list[tf.Variable]:
         """Returns the variables that a skipped update restores, besides statistics."""

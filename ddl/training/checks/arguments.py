@@ -16,8 +16,6 @@ from ddl.metrics import OfAllOutputs
 from ddl.precision import LossScale
 from ddl.step.all_reduce import GradientDtype
 from ddl.step.gradients import Limit
-from ddl.step.monitoring import LayerNorms
-from ddl.step.noise_scale import GradientNoiseScale
 from ddl.step.remat import Remat
 from ddl.step.weight_average import ExponentialMovingAverage
 
@@ -118,8 +116,6 @@ class Options:
     clip_value: Limit
     weight_average: ExponentialMovingAverage | None
     loss_scale: LossScale | Literal["auto"] | None
-    gradient_noise_scale: GradientNoiseScale | None
-    layer_norms: LayerNorms | None
     gradient_dtype: GradientDtype | None
     data_on_device: bool | Literal["auto"]
     communication: Communication | None
@@ -147,8 +143,6 @@ class Options:
         check_choice("Trainer.jit_compile", self.jit_compile, JIT_COMPILE)
         for name, kind, example in (
             ("weight_average", ExponentialMovingAverage, "ddl.ExponentialMovingAverage()"),
-            ("gradient_noise_scale", GradientNoiseScale, "ddl.GradientNoiseScale()"),
-            ("layer_norms", LayerNorms, "ddl.LayerNorms()"),
             ("communication", Communication, "ddl.distribution.Communication()"),
             ("remat", Remat, "ddl.Remat()"),
         ):

@@ -36,8 +36,3 @@ def compare(strict, *params):
 def test_the_number_of_microbatches_may_change():
     assert compare(True, "ACCUMULATION_STEPS = 2") == []
     assert compare(False, "ACCUMULATION_STEPS = 2") == []  # an evaluation
-
-
-def test_figures_of_layers_may_change():
-    layers = ("Trainer.layer_norms = @LayerNorms()", "LayerNorms.histogram_every = 10")
-    assert compare(True, *layers, "LayerNorms.by = 'variable'") == []

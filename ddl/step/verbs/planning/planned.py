@@ -109,7 +109,6 @@ def plan_of(
         batches=planned.batches,
         variables=variables_by_optimizer,
         applies=numbers,
-        applied={used: sorted({c.loss for c in applies if c.name == used}) for used in groups},
         calls=[call.identity for call in calls],
         changes=len(changes),
         only_moved={c.name for c in gradients} - {c.name for c in gradients if not c.moved},
