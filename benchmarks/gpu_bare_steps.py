@@ -120,9 +120,6 @@ class _Step:
         arguments = self._row.arguments
         if "clip_norm" in arguments:
             gradients, _ = tf.clip_by_global_norm(gradients, arguments["clip_norm"])
-        if "clip_value" in arguments:
-            limit = arguments["clip_value"]
-            gradients = [tf.clip_by_value(gradient, -limit, limit) for gradient in gradients]
         rate: Any = RATE
         if self._row.optimizer in ("FusedAdam", "FusedAdamW", "LAMB"):
             rate = self._corrected()

@@ -66,7 +66,6 @@ ROWS = (
     Row("MLP", "accumulation over 2", {"accumulation_steps": 2}),
     Row("MLP", "accumulation over 4", {"accumulation_steps": 4}),
     Row("MLP", "clip_norm", {"clip_norm": 1.0}),
-    Row("MLP", "clip_value", {"clip_value": 1.0}),
     Row("MLP", "weight average", {"weight_average": _average}),
     Row("MLP", "data made on the host", {"data_on_device": False}),
     Row("MLP", "mirrored on 2", replicas=2),

@@ -252,7 +252,7 @@ class GlobalGradient:
                 gradients += tape.gradient(loss, others) if others else []
             observe("differentiated", variables=variables, gradients=gradients)
         gradients, of_others = gradients[: len(variables)], gradients[len(variables) :]
-        if self.microbatches == 1 and not self.all_reduce.rounds:
+        if self.microbatches == 1:
             gradients = dense_if_compiled(gradients, variables, self.by_rows)
         of_each = zip(variables, gradients, strict=True)
         gradient_path.check_used([v for v, g in of_each if g is None])

@@ -24,7 +24,7 @@ from ddl.microbatch import Draws
 from ddl.precision import LossScale
 from ddl.step.compiled.compiler import Compiler
 from ddl.step.global_gradient import GlobalGradient
-from ddl.step.gradients import Clip, packs
+from ddl.step.gradients import packs
 from ddl.step.metric_sums import SumsOfLosses
 from ddl.step.monitoring.phases import phase
 from ddl.step.moving_statistics import Statistics
@@ -57,7 +57,8 @@ class UpdateStep:
       optimizers: The optimizers by name, prepared by `ddl.step.gradients.prepare_optimizer`.
       statistics: Variables that the forward pass changes; restored when an update is skipped.
       averages: Averages of the weights, moved by every update that is not skipped; None: none.
-      clips: Limits of the gradients that each optimizer applies, by its name in the step.
+      clips: Largest global norm of the gradients that each optimizer applies, or None, by its name
+        in the step.
       loss_scale: Rule of the dynamic loss scale; None: no loss scaling.
       sharding: The shares of the optimizers' slots; None: each replica holds whole slots.
     """
@@ -67,7 +68,7 @@ class UpdateStep:
     optimizers: Mapping[str, keras.optimizers.Optimizer]
     statistics: Statistics
     averages: WeightAverages | None
-    clips: Mapping[str, Clip]
+    clips: Mapping[str, float | None]
     loss_scale: LossScale | None
     sharding: Sharding | None = None
 
@@ -127,8 +128,8 @@ class UpdateStep:
 
     @property
     def is_whole(self) -> bool:
-        """Whether XLA compiles an update as one piece, without the rounding of an all-reduce."""
-        return self.compiler.is_whole and not self.gradient.all_reduce.rounds
+        """Whether XLA compiles an update as one piece."""
+        return self.compiler.is_whole
 
     def _made(self, batches: Mapping[str, Batch], state: TrainingState) -> TrainingState:
         """Makes the update of `__call__`, one replica's in one piece that XLA compiles."""
@@ -153,7 +154,7 @@ class UpdateStep:
     def changing_fields(self) -> list[str]:
         """Names of the state's fields that an update may change."""
         names = ["step", "batches", "sums", "diverged_for"]
-        if any(clip.norm is not None for clip in self.clips.values()):
+        if any(clip is not None for clip in self.clips.values()):
             names.append("gradient_norms")
         if self.loss_scale is not None:
             names += ["skipped_in_a_row", "loss_scale", "finite_updates"]

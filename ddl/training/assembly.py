@@ -307,12 +307,12 @@ def _update(
     allow_replica_writes(layers, strategy)
     statistics = Statistics(layers, strategy)
     communication = options.communication or Communication()
-    all_reduce = AllReduce(strategy, communication, options.gradient_dtype)
+    all_reduce = AllReduce(strategy, communication)
     shards = options.shard_optimizer_state, options.shard_gradients
     sharding = sharding_of(optimizers, plan.variables, all_reduce, strategy, *shards)
     if (loss_scale := options.loss_scale) == "auto":
         in_float16 = computes_in_float16(layers if has_step(task) else [task.model])
-        loss_scale = LossScale() if options.gradient_dtype == "float16" or in_float16 else None
+        loss_scale = LossScale() if in_float16 else None
     trained = [v.value for v in plan.trained]
     averages = averages_of(options.weight_average, trained, statistics.floating, sharding, strategy)
     gradient = GlobalGradient(
@@ -333,7 +333,7 @@ def _update(
         optimizers=optimizers,
         statistics=statistics,
         averages=averages,
-        clips=gradient_path.clips_by_name(options.clip_norm, options.clip_value, list(plan.groups)),
+        clips=gradient_path.clips_by_name(options.clip_norm, list(plan.groups)),
         loss_scale=loss_scale,
         sharding=sharding,
     )

@@ -31,7 +31,7 @@ class MetricReader:
         means = self._update.metrics.means(state.sums)
         norms = state.gradient_norms.numpy().reshape(-1, 2)
         for name, (total, count) in zip(self._update.plan.groups, norms, strict=True):
-            if self._update.clips[name].norm is not None and count:
+            if self._update.clips[name] is not None and count:
                 means[figure(GRADIENT_NORM, name)] = float(total / count)
         return means
 

@@ -13,7 +13,6 @@ from ddl.metrics import OfAllOutputs
 from ddl.optimizers.named import Optimizers, from_keras_name
 from ddl.precision import LossScale
 from ddl.signals import deferring_interrupt
-from ddl.step.all_reduce import GradientDtype
 from ddl.step.gradients import Limit
 from ddl.step.remat import Remat
 from ddl.step.state import TrainingState
@@ -66,10 +65,8 @@ class Trainer(Evaluating):
         shuffle: bool = True,
         accumulation_steps: int = 1,
         clip_norm: Limit = None,
-        clip_value: Limit = None,
         weight_average: ExponentialMovingAverage | None = None,
         loss_scale: LossScale | Literal["auto"] | None = "auto",
-        gradient_dtype: GradientDtype | None = None,
         max_skipped_updates: int = 50,
         steps_per_loop: int | None = None,
         data_on_device: bool | Literal["auto"] = "auto",
@@ -100,13 +97,10 @@ class Trainer(Evaluating):
           accumulation_steps: Microbatches per replica and update.
           clip_norm: Largest global norm of the gradient of the global batch, or that of each
             optimizer by its name; None: no clipping.
-          clip_value: Largest absolute value of a gradient entry, instead of `clip_norm`.
           weight_average: Keeps an average of the weights, which evaluation and export use; None:
             no average.
-          loss_scale: "auto" uses dynamic loss scaling if the model computes in float16, or if
-            `gradient_dtype` is "float16"; None: no loss scaling.
-          gradient_dtype: Dtype to which gradients are rounded for the all-reduce; None: not
-            rounded.
+          loss_scale: "auto" uses dynamic loss scaling if the model computes in float16; None:
+            no loss scaling.
           max_skipped_updates: Consecutive overflows after which training counts as diverged.
           steps_per_loop: Updates per call of the training loop; None adapts to about a second.
           data_on_device: Whether to keep the arrays on the devices and gather batches there; "auto"

@@ -285,7 +285,7 @@ def a_recurrent_model(**where: Any) -> ddl.Trainer:
             hidden = [layers.Reshape((3, 2)), layers.GRU(4), layers.Dense(3)]
             self.model = keras.Sequential([keras.Input((6,)), *hidden])
 
-    return trainer(Recurrent(), ddl.optimizers.FusedAdam(1e-2), clip_value=0.01, **where)
+    return trainer(Recurrent(), ddl.optimizers.FusedAdam(1e-2), clip_norm=0.01, **where)
 
 
 @right

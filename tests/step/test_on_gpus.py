@@ -15,7 +15,7 @@ from tests.training.test_trainer import make_trainer
 AVERAGE = ddl.ExponentialMovingAverage(0.9)
 CASES = [
     (("one_device", 1), "float64", {"clip_norm": 0.05, "weight_average": AVERAGE}),
-    (("one_device", 1), "mixed_float16", {"loss_scale": ddl.LossScale(), "clip_value": 0.01}),
+    (("one_device", 1), "mixed_float16", {"loss_scale": ddl.LossScale(), "clip_norm": 0.01}),
     # Synchronized normalization, which communicates in each microbatch.
     (
         ("mirrored", 2),
@@ -24,7 +24,6 @@ CASES = [
             "accumulation_steps": 2,
             "clip_norm": 0.05,
             "weight_average": AVERAGE,
-            "gradient_dtype": "bfloat16",
         },
     ),
 ]

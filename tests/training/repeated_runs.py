@@ -174,11 +174,10 @@ CASES: dict[str, Case] = {
         },
         strategies=MIRRORED + CENTRAL_STORAGE,
     ),
-    "stream, dropout, clip_value": Case(
+    "stream, dropout": Case(
         lambda: cnn(block_dropout=0.25, hidden_dropout=0.5),
         lambda: own.FusedSGD(0.05, momentum=0.9, nesterov=True),
         lambda: stream(DIGITS),
-        {"clip_value": 0.001},
         strategies=MIRRORED + ONE_DEVICE,
     ),
     "augmentation, dropout and noise layers, data not on the device": Case(
@@ -187,17 +186,15 @@ CASES: dict[str, Case] = {
         parity_cases.UNEVEN,
         {"data_on_device": False},
     ),
-    "mixed_float16, gradients in float16": Case(
+    "mixed_float16": Case(
         synchronized,
         lambda: own.FusedAdam(1e-3, amsgrad=True),
-        arguments={"gradient_dtype": "float16"},
         precision="mixed_float16",
     ),
-    "mixed_bfloat16, padded batches, gradients in bfloat16": Case(
+    "mixed_bfloat16, padded batches": Case(
         cnn,
         lambda: own.FusedRMSprop(1e-3, centered=True, momentum=0.9),
         PADDED,
-        {"gradient_dtype": "bfloat16"},
         precision="mixed_bfloat16",
     ),
     "sparse gradients": Case(

@@ -15,7 +15,6 @@ from ddl.errors import ConfigError, TrainingDiverged
 from ddl.optimizers import Group
 from ddl.precision import set_precision
 from ddl.step.compiled.compiler import Compiler
-from ddl.step.gradients import Clip
 from ddl.step.sharding import InShares, applying, optimizers, shares
 from ddl.step.verbs.parts import OptimizerPart
 from tests.conftest import LikeGpus, make_strategy
@@ -73,10 +72,10 @@ def whole(replicas, optimizer, *arguments):
 @pytest.mark.parametrize(
     ("replicas", "optimizer", "arguments"),
     [
-        (2, adamw, {"clip_norm": 0.3, "accumulation_steps": 2, "gradient_dtype": None}),
+        (2, adamw, {"clip_norm": 0.3, "accumulation_steps": 2}),
         (2, sgd, {"clip_norm": 0.3, "accumulation_steps": 2, "shard_gradients": True}),
         (4, lamb, {"accumulation_steps": 2, "shard_gradients": True}),
-        (4, without_biases, {"clip_value": 0.01, "remat": ddl.Remat("first")}),
+        (4, without_biases, {"clip_norm": 0.01, "remat": ddl.Remat("first")}),
         (2, without_kernels, {"weight_average": ddl.ExponentialMovingAverage(0.9)}),
         (4, functools.partial(keras.optimizers.SGD, 0.1, momentum=0.9, nesterov=True), {}),
         (2, functools.partial(keras.optimizers.RMSprop, 0.01, momentum=0.5, centered=True), {}),
@@ -167,8 +166,8 @@ def test_a_share_of_a_weight_takes_memory_once_its_gradient_is_in_shares(monkeyp
         given = strategy.run(lambda: tf.identity(gradient))
         applying.apply_to_shares(
             *(trainer.sharding, InShares([given]), [variable]),
-            *([OptimizerPart(trainer.optimizer, [0])], Clip(None, None)),
-            *(tf.constant(0, tf.int64), Compiler("off", strategy, "training"), None),
+            *([OptimizerPart(trainer.optimizer, [0])], None),
+            *(tf.constant(0, tf.int64), Compiler("off", strategy, "training")),
         )
 
     monkeypatch.setattr(applying, "own_share", own_share)

@@ -11,7 +11,6 @@ from ddl.optimizers.checks import refusing_reductions
 from ddl.step import gradients as gradient_path
 from ddl.step.compiled.compiler import Compiler
 from ddl.step.compiled.deferred import Deferred
-from ddl.step.gradients import Clip
 from ddl.step.observing import observe
 from ddl.step.sharding.in_shares import InShares
 from ddl.step.sharding.norms import norms_given
@@ -25,7 +24,7 @@ def apply_to_shares(
     gradients: list[Any] | Deferred | InShares,
     variables: Sequence[keras.Variable],
     parts: Sequence[OptimizerPart],
-    clip: Clip,
+    clip: float | None,
     step: tf.Tensor,
     compiler: Compiler,
 ) -> tf.Tensor:
@@ -37,7 +36,7 @@ def apply_to_shares(
         that follow.
       variables: The variables.
       parts: The optimizers and what each updates.
-      clip: The limits.
+      clip: The largest global norm, or None.
       step: Number of updates made before this one, int64 [].
       compiler: Compiles the optimizers' computation, or not.
 
@@ -75,7 +74,7 @@ def _clipped(
     shares: list[Any],
     variables: Sequence[keras.Variable],
     parts: Sequence[OptimizerPart],
-    clip: Clip,
+    clip: float | None,
     step: tf.Tensor,
 ) -> tuple[list[Any], tf.Tensor]:
     """Returns clipped gradients, and the norm of `apply_to_shares`."""
@@ -86,7 +85,7 @@ def _clipped(
         of_parts = [[own[place] for place in part.places] for part in parts]
         return tf.stack([tf.cast(gradient_path.squared_norm(one), tf.float64) for one in of_parts])
 
-    if clip.norm is not None:
+    if clip is not None:
         of_parts = sharding.total(run(squares, args=(shares,)))
         active = tf.stack([step >= part.frozen_until for part in parts])
         squared = tf.reduce_sum(tf.where(active, of_parts, tf.zeros_like(of_parts)))
@@ -94,12 +93,9 @@ def _clipped(
         widest = gradient_path.widest([variable.value for variable in variables])
 
         def clipped(own: list[tf.Tensor], squared: tf.Tensor) -> list[Any]:
-            return gradient_path.clip_by_global_norm(own, clip.norm or 0.0, squared)[0]
+            return gradient_path.clip_by_global_norm(own, clip, squared)[0]
 
         shares = run(clipped, args=(shares, tf.cast(squared, widest)))
-    if clip.value is not None:
-        limit = clip.value
-        shares = run(lambda own: gradient_path.clip_by_value(own, limit), args=(shares,))
     run(
         lambda own: observe("clipped", variables=variables, gradients=own, in_shares=True),
         args=(list(shares),),

@@ -49,7 +49,7 @@ class Sharding:
 
         Args:
           strategy: The strategy, with several replicas.
-          all_reduce: Sums over the replicas, and knows to which dtype gradients are rounded.
+          all_reduce: Sums over the replicas.
           each_microbatch: As above.
         """
         self.strategy = strategy
@@ -126,9 +126,7 @@ class Sharding:
         Args:
           gradients: The gradients of each replica; whole.
         """
-        sent = self._all_reduce.dtype
-        summed = self.strategy.run(lambda own: summed_to_shares(own, sent), args=(gradients,))
-        return list(summed)
+        return list(self.strategy.run(summed_to_shares, args=(gradients,)))
 
     def cut(self, values: Sequence[Any]) -> list[Any]:
         """Returns shares of values that all replicas hold whole. Cross-replica, in a graph."""

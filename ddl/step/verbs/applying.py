@@ -15,7 +15,7 @@ from ddl.optimizers.fused import rows_merged
 from ddl.step import gradients as gradient_path
 from ddl.step.compiled.compiler import Compiler
 from ddl.step.compiled.deferred import Deferred
-from ddl.step.gradients import Clip, Gradient
+from ddl.step.gradients import Gradient
 from ddl.step.observing import observe
 from ddl.step.sharding import InShares, Sharding
 from ddl.step.sharding.applying import apply_to_shares
@@ -27,7 +27,7 @@ def apply(
     gradients: list[Any] | Deferred | InShares,
     variables: Sequence[keras.Variable],
     parts: Sequence[OptimizerPart],
-    clip: Clip,
+    clip: float | None,
     step: tf.Tensor,
     compiler: Compiler,
     sharding: Sharding | None = None,
@@ -40,7 +40,7 @@ def apply(
         also in shares.
       variables: The variables.
       parts: The optimizers and what each updates.
-      clip: The limits.
+      clip: The largest global norm, or None.
       step: Number of updates made before this one, int64 [].
       compiler: Compiles the computation of each replica, or leaves it as it is.
       sharding: The shares of the optimizers' slots; None: each replica holds whole slots.
@@ -60,7 +60,7 @@ def _apply_whole(
     gradients: list[Any] | Deferred,
     variables: Sequence[keras.Variable],
     parts: Sequence[OptimizerPart],
-    clip: Clip,
+    clip: float | None,
     step: tf.Tensor,
     compiler: Compiler,
 ) -> tf.Tensor:
@@ -72,12 +72,10 @@ def _apply_whole(
             own = gradient_path.multiply(own, gradients.factor())
         own = gradient_path.add_regularization(own, variables)
         norm = tf.zeros([], tf.float64)
-        if clip.norm is not None:
+        if clip is not None:
             frozen = any(part.frozen_until for part in parts)
             squared = _squared_norm(own, parts, step) if frozen else None
-            own, norm = gradient_path.clip_by_global_norm(own, clip.norm, squared)
-        if clip.value is not None:
-            own = gradient_path.clip_by_value(own, clip.value)
+            own, norm = gradient_path.clip_by_global_norm(own, clip, squared)
         observe("clipped", variables=variables, gradients=own, in_shares=False)
         return own, tf.cast(norm, tf.float64)
 

@@ -14,7 +14,6 @@ from ddl.distribution.communication import Communication
 from ddl.errors import ConfigError, check_choice
 from ddl.metrics import OfAllOutputs
 from ddl.precision import LossScale
-from ddl.step.all_reduce import GradientDtype
 from ddl.step.gradients import Limit
 from ddl.step.remat import Remat
 from ddl.step.weight_average import ExponentialMovingAverage
@@ -113,10 +112,8 @@ class Options:
     shuffle: bool
     accumulation_steps: int
     clip_norm: Limit
-    clip_value: Limit
     weight_average: ExponentialMovingAverage | None
     loss_scale: LossScale | Literal["auto"] | None
-    gradient_dtype: GradientDtype | None
     data_on_device: bool | Literal["auto"]
     communication: Communication | None
     jit_compile: JitCompile
@@ -133,7 +130,6 @@ class Options:
     def __post_init__(self) -> None:
         check_number("seed", self.seed, "an integer")
         check_limits("clip_norm", self.clip_norm)
-        check_limits("clip_value", self.clip_value)
         check_number("max_skipped_updates", self.max_skipped_updates, "an integer")
         check_flag("shuffle", self.shuffle)
         check_flag("data_on_device", self.data_on_device, auto=True)
