@@ -138,9 +138,9 @@ class Microbatch:
       draws: Which pass of the step this is; each draws numbers of its own.
       weight: float32 [rows], the weights of the examples; None in a trial, where all are 1.
       step: Number of updates made so far, int64 []; None in a trial, where it is 0.
-      gathering: How `ddl.gather` gets the rows of other replicas and microbatches; None: from the
-        replicas (`ddl.tasks.gather`).
-      gathers: The calls of `ddl.gather` in this pass.
+      gathering: How `ddl.gather` gets the rows of other replicas; None: from the replicas
+        (`ddl.tasks.gather`).
+      has_gathered: Whether this pass has called `ddl.gather`.
       pairing: How layers that mix examples get the partners of rows; None: from the rows
         (`ddl.layers.transforms.partners`).
       remat: The parts of the models that the backward pass computes again (`ddl.step.remat`), or
@@ -160,7 +160,7 @@ class Microbatch:
     weight: tf.Tensor | None = None
     step: tf.Tensor | None = None
     gathering: Any = None
-    gathers: list[Any] = dataclasses.field(default_factory=list)
+    has_gathered: bool = False
     pairing: Any = None
     remat: Any = None
     repeats: bool = False

@@ -20,7 +20,6 @@ from ddl.checking.recording import AFTER, Key, Layer, Part, Recording
 from ddl.checkpoints.slots import WholeSlot
 from ddl.metrics.values import tensors_by_name
 from ddl.optimizers.named import ONLY, by_name
-from ddl.step.across_examples.gathering import OwnRowsKept
 from ddl.step.observing import RECORDS
 from ddl.step.sharding import InShares
 from ddl.step.sharding.shares import gathered
@@ -224,8 +223,6 @@ class Recorder:
         """Records the rows of a microbatch. Not called in loops and conditionals of a model."""
         current = microbatch.current()
         if current is None or not tf.is_tensor(value) or not hasattr(value, "dtype"):
-            return
-        if isinstance(current.gathering, OwnRowsKept):  # repeats the pass that is recorded
             return
         position = self._positions.setdefault(id(current), [current, 0])
         position[1] += 1

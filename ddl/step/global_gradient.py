@@ -22,8 +22,6 @@ from ddl.data.pipeline import Batch
 from ddl.microbatch import Draws, Microbatch
 from ddl.step import gradients as gradient_path
 from ddl.step.accumulation import over_microbatches
-from ddl.step.across_examples.gathering import refuse
-from ddl.step.across_examples.passes import ThreePasses
 from ddl.step.all_reduce import AllReduce
 from ddl.step.compiled.compiler import Compiler
 from ddl.step.compiled.deferred import Deferred
@@ -45,6 +43,7 @@ from ddl.step.verbs.each_example import (
     losses_of_examples,
     sum_of_changed,
 )
+from ddl.tasks.gather import refuse_microbatches
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,9 +120,6 @@ class GlobalGradient:
         if each is not None:
             check_no_gathers(objective.gathers)
             check_no_remat(self.remat is not None)
-        elif self.microbatches > 1 and objective.gathers:
-            return ThreePasses(self, objective, variables, batch, state, draws).gradients()
-
         form = self.gradient_sums(objective, variables, batch)
         size = objective.metrics.size + (each is not None)
 
@@ -212,7 +208,7 @@ class GlobalGradient:
         )
         microbatch.remat = self.remat
         if self.microbatches > 1:
-            microbatch.gathering = refuse
+            microbatch.gathering = refuse_microbatches
         return features, microbatch
 
     def batch_size(self, batch: StepBatch) -> int:

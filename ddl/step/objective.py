@@ -95,7 +95,7 @@ class Objective:
         self.tables = tables_in(probe.graph, _PROBE_ROWS)
         """The variables of which the loss looks up single rows (`ddl.step.rows.tables`)."""
         self.gathers = probe.gathers
-        """The calls of `ddl.gather` in training."""
+        """Whether the loss calls `ddl.gather` in training."""
         self.training_layers = self._layers_in_training(probe if tried else None)
         """Layers of the task, without those that only compute as in an evaluation."""
         self.metrics = layout_of(output, self._where)

@@ -17,8 +17,7 @@ the graph. The events, in the order of the computation:
                                   in_shares (whether these are the shares of the replica)
     "applied"     cross-replica   the optimizer has changed the variables: the same arguments
 
-"rows" and "outputs" also occur in an evaluation, where no "gradients" precedes them. "backward" and
-"differentiated" do not occur for a loss that gathers rows of several microbatches.
+"rows" and "outputs" also occur in an evaluation, where no "gradients" precedes them.
 """
 
 from collections.abc import Iterator

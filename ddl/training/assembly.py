@@ -22,7 +22,6 @@ from ddl.precision import LossScale
 from ddl.random import seed_by_replica
 from ddl.seeds import hashed
 from ddl.step import gradients as gradient_path
-from ddl.step.across_examples.checks import check_gathers
 from ddl.step.all_reduce import AllReduce
 from ddl.step.compiled.compiler import Compiler
 from ddl.step.global_gradient import GlobalGradient
@@ -181,7 +180,7 @@ def assemble(
         else:
             xla = Compiler(options.jit_compile, strategy, "evaluation")
             evaluation = Evaluation(evaluated, eval_pipeline, strategy, xla)
-    check_gathers(plan, options.accumulation_steps)
+    plan.check_gathers(options.accumulation_steps)
     check_created_in_scope(plan.trained, strategy)
     layers = layers_of(task)
     in_training = {id(x) for one in plan.objectives for x in one.training_layers}

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 import ddl
 from tests.checking.tiny import Tiny, classifier, cross_entropy, data, layers, sgd, trainer
-from tests.step.across_examples.tasks import InfoNce
 from tests.step.verbs import own_steps
+from tests.tasks.across_examples import InfoNce
 
 NAMES: list[str] = []
 
@@ -288,13 +288,6 @@ def a_recurrent_model(**where: Any) -> ddl.Trainer:
     return trainer(Recurrent(), ddl.optimizers.FusedAdam(1e-2), clip_norm=0.01, **where)
 
 
-@right
 def gathered_negatives(**where: Any) -> ddl.Trainer:
-    task = InfoNce()
-    task.across = "global_batch"
-    return trainer(task, **where)
-
-
-def gathered_negatives_of_one_microbatch(**where: Any) -> ddl.Trainer:
     """Refused with several microbatches, which is no mistake."""
     return trainer(InfoNce(), **where)

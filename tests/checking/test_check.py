@@ -121,8 +121,7 @@ def test_a_right_step_gives_no_alarm(name, tmp_path):
 @pytest.mark.slow
 @pytest.mark.usefixtures("rows_checked_on_one_device")
 def test_rows_of_one_microbatch_are_compared_on_replicas(tmp_path):
-    name = "gathered_negatives_of_one_microbatch"
-    report = in_this_process(right, name, [TWO_MICROBATCHES, WRITER], tmp_path)
+    report = in_this_process(right, "gathered_negatives", [TWO_MICROBATCHES, WRITER], tmp_path)
     assert report.same, report
     assert {*report.checked} == {ONE, WRITER}
     (note,) = report.notes

@@ -12,7 +12,6 @@ from typing import Any
 import tensorflow as tf
 
 from ddl import microbatch
-from ddl.step.across_examples.gathering import OwnRowsKept, RowsGiven
 from ddl.step.compiled.one_replica import is_first_replica
 
 _CONVOLUTIONS = {
@@ -82,8 +81,6 @@ class ModelFlops:
         if current is None or not current.training or not is_first_replica():
             return
         if event == "rows":
-            if isinstance(current.gathering, (OwnRowsKept, RowsGiven)):
-                self.reason = "a loss gathers rows of several microbatches, in three passes"
             self._first = self._backward = graph.num_operations()
         elif event == "backward":
             self._backward = graph.num_operations()

@@ -46,7 +46,7 @@ def gradient_in_shares(
       ConfigError: As `GlobalGradient`.
     """
     given = (objective, variables, batch, state, draws)
-    if sharding.each_microbatch and gradient.microbatches > 1 and not objective.gathers:
+    if sharding.each_microbatch and gradient.microbatches > 1:
         shares, sums = _sums_of_shares(sharding, gradient, *given)
         with phase("all_reduce"):
             sums = gradient.all_reduce.of_sums(sums)

@@ -14,6 +14,7 @@ from ddl.optimizers.named import ONLY
 from ddl.step.objective import Objective
 from ddl.step.verbs.gradients import Gradients
 from ddl.step.verbs.misuse import explained
+from ddl.tasks.gather import MicrobatchesError
 from ddl.tasks.task import LossFunction, Task, has_step
 
 BUILT_IN = "per_example"
@@ -108,6 +109,12 @@ class StepPlan:
                 f"{taken}, got {dict(self.batches)} when the Trainer was made. A step must read "
                 "the same batches in each trace."
             )
+
+    def check_gathers(self, microbatches: int) -> None:
+        """Raises MicrobatchesError if the step gathers rows of a batch that is split."""
+        for name, objective in {**self.losses, **self.means}.items():
+            if microbatches > 1 and objective.gathers:
+                raise MicrobatchesError(f"{type(self.task).__name__}.{name}")
 
     def objectives_of(self, source: str) -> list[Objective]:
         """Returns the objectives of what the step computes of a source's batches."""

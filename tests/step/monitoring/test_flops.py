@@ -100,18 +100,3 @@ def test_a_condition_that_decides_is_named():
     trainer = traced(task=Sometimes)
     assert trainer.model_flops is None
     assert "a condition or a loop of the step" in trainer.reason_without_flops
-
-
-class Nearest(ddl.Classification):
-    """Scores each example by its nearest other one of the batch."""
-
-    def per_example(self, features, training):
-        vectors = self.model(features["image"], training=training)
-        others = ddl.gather(vectors, across="global_batch").rows
-        return ddl.PerExample(tf.reduce_min(tf.reduce_sum(vectors[:, None] - others, -1), -1))
-
-
-def test_passes_over_gathered_rows_are_not_counted():
-    trainer = traced(task=Nearest, accumulation_steps=2)
-    assert trainer.model_flops is None
-    assert "gathers rows of several microbatches" in trainer.reason_without_flops
