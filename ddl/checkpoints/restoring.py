@@ -61,7 +61,6 @@ def metadata_of(
         strategy=name_of(trainer.strategy),
         device=tf.DeviceSpec.from_string(replica_devices(trainer.strategy)[0]).device_type,
         shard_optimizer_state=trainer.sharding is not None,
-        shard_gradients=trainer.sharding is not None and trainer.sharding.each_microbatch,
         jit_compile=trainer.jit_compile,
         tf32=tf.config.experimental.tensor_float_32_execution_enabled(),
         sha256=None,

@@ -78,7 +78,6 @@ def build_placement(gpus: Sequence[int] | None) -> "Placement | None":
         parse_on_device(FLAGS.data_on_device),
         FLAGS.jit_compile,
         FLAGS.shard_optimizer_state,
-        FLAGS.shard_gradients,
     )
 
 

@@ -24,7 +24,6 @@ class Placement:
       jit_compile: Whether XLA compiles the updates; "auto" does on GPUs.
       shard_optimizer_state: Whether each replica keeps slots and averages of its share of the
         weights alone.
-      shard_gradients: Whether it also keeps the sum of the gradients over microbatches so.
     """
 
     strategy: tf.distribute.Strategy
@@ -33,4 +32,3 @@ class Placement:
     data_on_device: bool | Literal["auto"] = "auto"
     jit_compile: JitCompile = "auto"
     shard_optimizer_state: bool = False
-    shard_gradients: bool = False

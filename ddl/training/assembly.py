@@ -307,8 +307,9 @@ def _update(
     statistics = Statistics(layers, strategy)
     communication = options.communication or Communication()
     all_reduce = AllReduce(strategy, communication)
-    shards = options.shard_optimizer_state, options.shard_gradients
-    sharding = sharding_of(optimizers, plan.variables, all_reduce, strategy, *shards)
+    sharding = sharding_of(
+        optimizers, plan.variables, all_reduce, strategy, options.shard_optimizer_state
+    )
     if (loss_scale := options.loss_scale) == "auto":
         in_float16 = computes_in_float16(layers if has_step(task) else [task.model])
         loss_scale = LossScale() if in_float16 else None

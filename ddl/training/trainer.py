@@ -74,7 +74,6 @@ class Trainer(Evaluating):
         jit_compile: JitCompile = "auto",
         remat: Remat | None = None,
         shard_optimizer_state: bool = False,
-        shard_gradients: bool = False,
     ) -> None:
         """Checks everything that can be checked before training, and builds the optimizer slots.
 
@@ -113,9 +112,6 @@ class Trainer(Evaluating):
           shard_optimizer_state: Whether each replica keeps slots and averages of its share of the
             weights alone, to take less memory. Changes only rounding. `optimizer.variables` and
             `averages.variables` then hold shares.
-          shard_gradients: With `shard_optimizer_state` and several microbatches, whether each
-            replica also keeps the sum of the gradients for its share alone, for which it sends the
-            gradients of each microbatch. Changes only rounding.
 
         Raises:
           ConfigError: If an argument is out of range, model or optimizer was made outside the

@@ -132,13 +132,13 @@ def kill_after_a_save(process, model_dir, step, worker=None) -> None:
 
 @pytest.mark.slow
 def test_killed_it_resumes_on_other_replicas_with_shares_and_without(tmp_path):
-    """Slots, averages and the sums of gradients are in shares, or whole.
+    """Slots and averages are in shares, or whole.
 
     Two workers, 4 devices, 2 devices and one device take turns; all but the last are killed.
     """
     plan = ("TRAIN_STEPS = 120", "EVAL_EVERY = None", "Retention.best_metric = None")
     plan += ("cnn.batch_normalization = False",)
-    shares = ("--shard_optimizer_state", "--shard_gradients")
+    shares = ("--shard_optimizer_state",)
 
     def run(folder, replicas, *flags):
         devices = ["--strategy=mirrored", f"--num_virtual_devices={replicas}"]

@@ -1,6 +1,5 @@
 """Trainers whose optimizers' state is in shares, and trainers whose state is whole."""
 
-import contextlib
 import functools
 import logging
 
@@ -19,7 +18,6 @@ from ddl.step.sharding import InShares, applying, optimizers, shares
 from ddl.step.verbs.parts import OptimizerPart
 from tests.conftest import LikeGpus, make_strategy
 from tests.step.sharding.trainers import (
-    DATA,
     adamw,
     after_an_overflow,
     assert_close,
@@ -45,14 +43,6 @@ def without_kernels():
     return optimizer
 
 
-def lars():
-    return ddl.optimizers.LARS(0.5, weight_decay=0.01)
-
-
-def lamb(**arguments):
-    return ddl.optimizers.LAMB(0.01, weight_decay=0.1, **arguments)
-
-
 def groups():
     return ddl.optimizers.ParameterGroups(
         {
@@ -73,8 +63,7 @@ def whole(replicas, optimizer, *arguments):
     ("replicas", "optimizer", "arguments"),
     [
         (2, adamw, {"clip_norm": 0.3, "accumulation_steps": 2}),
-        (2, sgd, {"clip_norm": 0.3, "accumulation_steps": 2, "shard_gradients": True}),
-        (4, lamb, {"accumulation_steps": 2, "shard_gradients": True}),
+        (2, sgd, {"clip_norm": 0.3, "accumulation_steps": 2}),
         (4, without_biases, {"clip_norm": 0.01, "remat": ddl.Remat("first")}),
         (2, without_kernels, {"weight_average": ddl.ExponentialMovingAverage(0.9)}),
         (4, functools.partial(keras.optimizers.SGD, 0.1, momentum=0.9, nesterov=True), {}),
@@ -84,9 +73,6 @@ def whole(replicas, optimizer, *arguments):
         (2, functools.partial(ddl.optimizers.FusedRMSprop, 0.01), {}),
         (2, functools.partial(ddl.optimizers.FusedAdam, 0.01, amsgrad=True), {}),
         (2, functools.partial(ddl.optimizers.MomentumSGD, 0.1, weight_decay=0.01), {}),
-        (2, lars, {"clip_norm": 0.3}),
-        (4, functools.partial(lamb, epsilon=0.0, exclude=()), {}),
-        (2, lamb, {"jit_compile": "on"}),
         (2, functools.partial(keras.optimizers.Lion, 0.001), {}),
         (2, functools.partial(keras.optimizers.Nadam, 0.01), {}),
         (2, functools.partial(keras.optimizers.Ftrl, 0.01, l1_regularization_strength=0.1), {}),
@@ -96,7 +82,7 @@ def test_updates_are_the_same(replicas, optimizer, arguments):
     set_precision("float64")
     strategy = make_strategy("mirrored", replicas)
     trainer = make(strategy, True, optimizer, **arguments)
-    plain = {k: v for k, v in arguments.items() if k not in ("shard_gradients", "remat")}
+    plain = {k: v for k, v in arguments.items() if k != "remat"}
     assert_close(figures(trainer), figures(make(strategy, False, optimizer, **plain)))
     assert trainer.trace_count == 1
 
@@ -114,7 +100,7 @@ def test_parameter_groups_are_the_same():
     assert_close(trained(True), trained(False))
 
 
-@pytest.mark.parametrize("optimizer", [adamw, lars, lamb])
+@pytest.mark.parametrize("optimizer", [adamw, sgd])
 def test_collectives_exchange_the_same(gpu_path, optimizer):
     set_precision("float64")
     trainer = make(LikeGpus(4), True, optimizer, clip_norm=0.3)
@@ -209,39 +195,23 @@ def plain_after_an_overflow(replicas):
     return figures(after_an_overflow(make_strategy("mirrored", replicas), False))
 
 
-@pytest.mark.parametrize(("replicas", "shard_gradients"), [(2, False), (2, True), (4, True)])
-def test_shares_and_layers_computed_again_work_together(replicas, shard_gradients):
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_shares_and_layers_computed_again_work_together(replicas):
     """With microbatches, clipping, averages, and an overflow on one replica in mixed_float16."""
     strategy = make_strategy("mirrored", replicas)
-    trainer = after_an_overflow(
-        strategy, True, shard_gradients=shard_gradients, remat=ddl.Remat("first")
-    )
+    trainer = after_an_overflow(strategy, True, remat=ddl.Remat("first"))
     assert_close(figures(trainer), plain_after_an_overflow(replicas), atol=1e-6)
     assert trainer.skipped_updates == 1
     assert trainer.sharding is not None
     assert trainer.remat_parts is not None
 
 
-def test_shares_of_gradients_are_exchanged_as_on_gpus(gpu_path):
+def test_shares_are_exchanged_as_on_gpus(gpu_path):
     """Each replica adds in variables on its own device; compiled."""
     set_precision("float64")
     arguments = {"accumulation_steps": 2, "clip_norm": 0.3}
-    trainer = make(LikeGpus(2), True, sgd, shard_gradients=True, jit_compile="on", **arguments)
+    trainer = make(LikeGpus(2), True, sgd, jit_compile="on", **arguments)
     assert_close(figures(trainer), whole(2, sgd, *arguments.items()))
-
-
-def test_shares_of_gradients_need_shares_and_microbatches(caplog):
-    strategy = make_strategy("mirrored", 2)
-    expected = pytest.raises(ConfigError, match="--shard_gradients .* needs --shard_optimizer")
-    with strategy.scope(), expected:
-        ddl.Trainer(
-            *(ddl.Classification(network()), sgd(), DATA),
-            global_batch_size=16,
-            shard_gradients=True,
-        )
-    with caplog.at_level(logging.WARNING):
-        make(strategy, True, shard_gradients=True)
-    assert "shard_gradients) has no effect with one microbatch" in caplog.text
 
 
 class OwnSteps(ddl.Classification):
@@ -352,10 +322,9 @@ def deal_a_share_to_the_wrong_replica(patch):
 def reduce_twice(patch):
     summed = optimizers.summed_to_shares
 
-    def twice(gradients, sent):
-        once = summed(gradients, sent)
+    def twice(gradients):
         shapes = [gradient.shape for gradient in gradients]
-        return summed(shares.gathered(once, shapes), sent)
+        return summed(shares.gathered(summed(gradients), shapes))
 
     patch.setattr(optimizers, "summed_to_shares", twice)
 
@@ -386,16 +355,6 @@ def test_a_broken_part_fails_the_parity(mutate, monkeypatch):
         assert_close(found, plain)
 
 
-def test_norms_of_shares_alone_fail_the_parity(monkeypatch):
-    set_precision("float64")
-    strategy = make_strategy("mirrored", 2)
-    with monkeypatch.context() as patch:
-        patch.setattr(applying, "norms_given", lambda *_: contextlib.nullcontext())
-        found = figures(make(strategy, True, lamb), steps=2)
-    with pytest.raises(AssertionError):
-        assert_close(found, figures(make(strategy, False, lamb), steps=2))
-
-
 # ------------------------------------------------------------ refusals
 
 
@@ -420,6 +379,8 @@ class Own(keras.optimizers.SGD):
     [
         ddl.optimizers.LazyAdam,
         ddl.optimizers.AdamWScheduleFree,
+        ddl.optimizers.LAMB,
+        ddl.optimizers.LARS,
         keras.optimizers.Lamb,
         keras.optimizers.Adafactor,
         keras.optimizers.Muon,
@@ -428,7 +389,7 @@ class Own(keras.optimizers.SGD):
 )
 def test_optimizers_that_are_not_known_to_compute_by_entry_are_refused(optimizer):
     name = optimizer.__name__
-    with pytest.raises(ConfigError, match=f"compute each entry.*got {name}. Leave the flag out"):
+    with pytest.raises(ConfigError, match=f"elementwise optimizers only.*got {name}. Leave"):
         make(make_strategy("mirrored", 2), True, optimizer)
 
 

@@ -65,8 +65,7 @@ def _held(trainer: Trainer, held: Held, activations: Activations) -> dict[str, s
                     f", a replica's share of the {of} of {replicas} replicas"
                 )
     if held.summed:
-        what = "sum" if held.summed == held.gradients else "share of the sum"
-        texts["memory, gradients"] += f", of the {what} over microbatches and of one microbatch"
+        texts["memory, gradients"] += ", of the sum over microbatches and of one microbatch"
     if held.activations is not None:
         texts["memory, activations"] = _of_activations(trainer, activations)
     return texts

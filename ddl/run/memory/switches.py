@@ -53,7 +53,6 @@ def switches(trainer: Trainer, held: Held, available: int) -> Iterator[Switch]:
     """
     found: list[Callable[[Held], Switch | None]] = [
         lambda now: _sharded(trainer, now),
-        lambda now: _with_shares_of_gradients(trainer, now),
         lambda now: _in_bfloat16(now),
         _with_remat(trainer, held),
         lambda now: _accumulating(trainer, now, available),
@@ -84,15 +83,6 @@ def _sharded(trainer: Trainer, held: Held) -> Switch | None:
         held, slots=-(-held.slots // replicas), averages=-(-held.averages // replicas)
     )
     return Switch("--shard_optimizer_state", own)
-
-
-def _with_shares_of_gradients(trainer: Trainer, held: Held) -> Switch | None:
-    sharding = trainer.sharding
-    if sharding is None or sharding.each_microbatch or not held.summed:
-        return None
-    summed = -(-held.summed // trainer.strategy.num_replicas_in_sync)
-    own = dataclasses.replace(held, summed=summed)
-    return Switch("--shard_gradients", own, "sends the gradients of each microbatch")
 
 
 def _in_bfloat16(held: Held) -> Switch | None:

@@ -8,8 +8,7 @@ parameter models". A tensor is cut into one share for each replica, padded to on
     replica         unscale, penalties, clip, optimizer   its share of slots and weights
     cross-replica   all-gather                            whole weights
 
-Several microbatches are added up whole, and reduced once. With `--shard_gradients` (stage 2), each
-is reduced, and the sum is in shares too.
+Several microbatches are added up whole, and reduced once.
 
 An optimizer that computes entry by entry makes the same update on shares. Both exchanges together
 send what an all-reduce sends. A step of one's own may compute with gradients, so those that

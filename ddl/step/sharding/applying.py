@@ -13,7 +13,6 @@ from ddl.step.compiled.compiler import Compiler
 from ddl.step.compiled.deferred import Deferred
 from ddl.step.observing import observe
 from ddl.step.sharding.in_shares import InShares
-from ddl.step.sharding.norms import norms_given
 from ddl.step.sharding.optimizers import Sharding, free
 from ddl.step.sharding.shares import gathered, own_share
 from ddl.step.verbs.parts import OptimizerPart, unless_frozen
@@ -147,8 +146,7 @@ def _update(
         sharding.allocate(stand_ins)
     own = [shares[place] for place in part.places]
     strategy.run(fill, args=(own,))
-    given = norms_given(sharding, optimizer, own, updated, stand_ins)
-    with given, refusing_reductions(strategy):
+    with refusing_reductions(strategy):
         strategy.run(update, args=(own,))
     for variable, value in zip(updated, strategy.run(whole), strict=True):
         strategy.extended.update(variable.value, _assign, args=(value,), group=False)

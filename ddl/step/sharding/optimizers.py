@@ -38,22 +38,16 @@ class Sharding:
     Attributes:
       strategy: The strategy.
       slots: The slots in shares, by the id of the optimizer's variable.
-      each_microbatch: Whether the gradients of each microbatch are reduced to shares, so that their
-        sum is in shares too; else their whole sum is.
     """
 
-    def __init__(
-        self, strategy: tf.distribute.Strategy, all_reduce: AllReduce, each_microbatch: bool = False
-    ):
+    def __init__(self, strategy: tf.distribute.Strategy, all_reduce: AllReduce):
         """Keeps the arguments.
 
         Args:
           strategy: The strategy, with several replicas.
           all_reduce: Sums over the replicas.
-          each_microbatch: As above.
         """
         self.strategy = strategy
-        self.each_microbatch = each_microbatch
         self.slots: dict[int, ShardOfSlot] = {}
         self._all_reduce = all_reduce
         self._stand_ins: dict[tuple[int, int], keras.Variable] = {}
@@ -196,7 +190,6 @@ def sharding_of(
     all_reduce: AllReduce,
     strategy: tf.distribute.Strategy,
     wanted: bool,
-    each_microbatch: bool,
 ) -> Sharding | None:
     """Builds the slots of optimizers, in shares if that is wanted and there are several replicas.
 
@@ -206,7 +199,6 @@ def sharding_of(
       all_reduce: Sums over the replicas.
       strategy: The strategy in whose scope the optimizers were made.
       wanted: `Trainer.shard_optimizer_state`.
-      each_microbatch: `Trainer.shard_gradients`.
 
     Returns:
       The shares; None if each replica holds whole slots.
@@ -216,7 +208,7 @@ def sharding_of(
     """
     sharding = None
     if wanted and has_shares(strategy):
-        sharding = Sharding(strategy, all_reduce, each_microbatch)
+        sharding = Sharding(strategy, all_reduce)
         check_optimizers(optimizers)
     for name, optimizer in optimizers.items():
         if sharding is not None:

@@ -16,12 +16,6 @@ def size_of_share(shape: tf.TensorShape, replicas: int) -> int:
     return -(-int(shape.num_elements()) // replicas)
 
 
-def entries_of_share(shape: tf.TensorShape, replica: int, replicas: int) -> int:
-    """Returns the number of entries of a replica's share without its padding."""
-    size = size_of_share(shape, replicas)
-    return min(max(int(shape.num_elements()) - replica * size, 0), size)
-
-
 def share_of(value: tf.Tensor, replica: int, replicas: int) -> tf.Tensor:
     """Returns a replica's share of a tensor: [entries of a share]. In any context.
 

@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
-from absl import logging
 
 from ddl.choices import JIT_COMPILE, JitCompile
 from ddl.distribution.communication import Communication
@@ -119,7 +118,6 @@ class Options:
     jit_compile: JitCompile
     remat: Remat | None
     shard_optimizer_state: bool
-    shard_gradients: bool
     max_skipped_updates: int
 
     @classmethod
@@ -134,8 +132,6 @@ class Options:
         check_flag("shuffle", self.shuffle)
         check_flag("data_on_device", self.data_on_device, auto=True)
         check_flag("shard_optimizer_state", self.shard_optimizer_state)
-        check_flag("shard_gradients", self.shard_gradients)
-        self._check_shares_of_gradients()
         check_choice("Trainer.jit_compile", self.jit_compile, JIT_COMPILE)
         for name, kind, example in (
             ("weight_average", ExponentialMovingAverage, "ddl.ExponentialMovingAverage()"),
@@ -147,18 +143,4 @@ class Options:
         if self.max_skipped_updates < 1:
             raise ConfigError(
                 f"Trainer.max_skipped_updates must be at least 1, got {self.max_skipped_updates}."
-            )
-
-    def _check_shares_of_gradients(self) -> None:
-        name = "--shard_gradients (Trainer.shard_gradients)"
-        if self.shard_gradients and not self.shard_optimizer_state:
-            raise ConfigError(
-                f"{name} needs --shard_optimizer_state, whose shares it keeps the sum of the "
-                "gradients in, got shard_optimizer_state=False. Pass both, or leave both out."
-            )
-        if self.shard_gradients and self.accumulation_steps == 1:
-            logging.warning(
-                "%s has no effect with one microbatch, whose gradients are not added up. Leave it "
-                "out, or raise ACCUMULATION_STEPS.",
-                name,
             )
