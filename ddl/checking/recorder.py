@@ -259,7 +259,6 @@ class Recorder:
         """Records all variables on each replica, after an update. Eager."""
         shares = [] if trainer.sharding is None else trainer.sharding.slots.values()
         whole = {id(share.variable.value): share.shape for share in shares}
-        whole |= trainer.averages.shares if trainer.averages else {}
         for place, (stage, name, variable) in enumerate(variables_of(trainer)):
             key = Key(self.update, AFTER, 0, place, stage, name)
             if id(variable) in whole:

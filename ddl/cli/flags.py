@@ -144,7 +144,7 @@ def define_flags() -> None:
     flags.DEFINE_bool(
         "shard_optimizer_state",
         False,
-        "Keep on each replica the slots and averages of its share of the weights alone.",
+        "Keep on each replica the slots of its share of the weights alone.",
     )
     flags.DEFINE_enum(
         "cross_device_ops",

@@ -22,8 +22,7 @@ class Placement:
       steps_per_loop: Updates per Python call; None adapts the number.
       data_on_device: Whether data arrays are kept on the devices; "auto" decides by size.
       jit_compile: Whether XLA compiles the updates; "auto" does on GPUs.
-      shard_optimizer_state: Whether each replica keeps slots and averages of its share of the
-        weights alone.
+      shard_optimizer_state: Whether each replica keeps the slots of its share of the weights alone.
     """
 
     strategy: tf.distribute.Strategy

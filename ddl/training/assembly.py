@@ -29,9 +29,9 @@ from ddl.step.moving_statistics import Statistics, allow_replica_writes
 from ddl.step.objective import Objective
 from ddl.step.remat import Parts
 from ddl.step.sharding import sharding_of, variables_of
-from ddl.step.sharding.averages import averages_of
 from ddl.step.update import UpdateStep
 from ddl.step.verbs.plan import StepPlan
+from ddl.step.weight_average import WeightAverages
 from ddl.tasks.parts import layers_of, seed_generators_of
 from ddl.tasks.task import LossFunction, Task, has_step
 from ddl.training.asynchronous.loop import CoordinatedEvaluation
@@ -236,7 +236,7 @@ def assemble(
     kept_finite = [
         *(v.value for v in of_models),
         *(v for one in optimizers.values() for v in variables_of(one, update.sharding)),
-        *(update.averages.distinct if update.averages else ()),
+        *(update.averages.variables if update.averages else ()),
         *(copy for copies in weights.replica_statistics for copy in copies[1:]),
     ]
     return Assembly(
@@ -314,7 +314,11 @@ def _update(
         in_float16 = computes_in_float16(layers if has_step(task) else [task.model])
         loss_scale = LossScale() if in_float16 else None
     trained = [v.value for v in plan.trained]
-    averages = averages_of(options.weight_average, trained, statistics.floating, sharding, strategy)
+    averages = None
+    if options.weight_average is not None:
+        averages = WeightAverages(
+            options.weight_average, [*trained, *statistics.floating], strategy
+        )
     gradient = GlobalGradient(
         strategy=strategy,
         compiler=Compiler(options.jit_compile, strategy, "training"),

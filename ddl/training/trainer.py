@@ -109,9 +109,9 @@ class Trainer(Evaluating):
             or "auto": on GPUs, except for what XLA cannot compile. Changes only rounding.
           remat: Selects layers that the backward pass computes again, to take less memory; None:
             none. Results do not change.
-          shard_optimizer_state: Whether each replica keeps slots and averages of its share of the
-            weights alone, to take less memory. Changes only rounding. `optimizer.variables` and
-            `averages.variables` then hold shares.
+          shard_optimizer_state: Whether each replica keeps the slots of its share of the weights
+            alone, to take less memory. Changes only rounding. `optimizer.variables` then hold
+            shares.
 
         Raises:
           ConfigError: If an argument is out of range, model or optimizer was made outside the

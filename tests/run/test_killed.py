@@ -132,7 +132,7 @@ def kill_after_a_save(process, model_dir, step, worker=None) -> None:
 
 @pytest.mark.slow
 def test_killed_it_resumes_on_other_replicas_with_shares_and_without(tmp_path):
-    """Slots and averages are in shares, or whole.
+    """Slots are in shares, or whole.
 
     Two workers, 4 devices, 2 devices and one device take turns; all but the last are killed.
     """

@@ -79,9 +79,7 @@ def _sharded(trainer: Trainer, held: Held) -> Switch | None:
         return None
     if traits_of(trainer.strategy).replicates_handles:
         return None
-    own = dataclasses.replace(
-        held, slots=-(-held.slots // replicas), averages=-(-held.averages // replicas)
-    )
+    own = dataclasses.replace(held, slots=-(-held.slots // replicas))
     return Switch("--shard_optimizer_state", own)
 
 
