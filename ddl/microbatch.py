@@ -69,18 +69,13 @@ class Draws(NamedTuple):
 
     Attributes:
       number: Number of the pass in the step, from 0; the only pass of the built-in update has 0.
-      turn: Number of the turn in a loop of the step, int64 []; None outside of a loop.
     """
 
     number: int = 0
-    turn: tf.Tensor | None = None
 
 
 FIRST_PASS = Draws()
 """The only pass of the built-in update."""
-
-# Batch numbers stay below this, so that the turn of a loop can take the higher bits of a counter.
-_TURNS = 2**40
 
 
 class HeldMoments:
@@ -171,10 +166,6 @@ class Microbatch:
     def __post_init__(self) -> None:
         self._graph = tf.compat.v1.get_default_graph()
         self._is_eager = tf.executing_eagerly()
-        self._counter_of_batch = self.counter
-        if self.draws.turn is not None:
-            turn = tf.cast(self.draws.turn, tf.uint64) * _TURNS
-            self.counter += tf.stack([tf.zeros([], tf.uint64), turn])
 
     @property
     def batch(self) -> tf.Tensor:
@@ -186,7 +177,7 @@ class Microbatch:
         """
         if self.position is not None:
             return self.position
-        return tf.cast(self._counter_of_batch[1], tf.int64)
+        return tf.cast(self.counter[1], tf.int64)
 
     @contextmanager
     def forward(self) -> Iterator[None]:

@@ -139,7 +139,8 @@ def every_second_update(**where: Any) -> ddl.Trainer:
 def several_steps_on_a_batch(**where: Any) -> ddl.Trainer:
     class Repeated(Tiny):
         def step(self, update, batch):
-            update.repeat(3, lambda turn: update.minimize(self.per_example, batch))
+            for _ in range(3):
+                update.minimize(self.per_example, batch)
 
     return trainer(Repeated(ddl.layers.Dropout(0.3)), **where)
 

@@ -55,14 +55,13 @@ class Remembers:
         return ddl.PerExample(loss)
 
     def step(self, update, batch):
-        def turn(number):
+        for _ in range(2):
             further = update.next(batch)
             update.minimize(self.per_example, further)
             row = update.mean(self.outputs, further)
             self.queue.assign(tf.concat([self.queue[1:], row[tf.newaxis]], axis=0))
             self.seen.assign_add(1)
 
-        update.repeat(2, turn)
         update.average(self.target, of=self.model, decay=0.9)
         noise = ddl.random.normal(self, (10,), shared=True)
         drawn = 0.01 * tf.cast(noise, self.center.dtype)

@@ -286,8 +286,8 @@ def check_usable(gradients: Gradients) -> None:
         graph = getattr(graph, "outer_graph", None)
     if graph is None and not tf.executing_eagerly():
         raise ConfigError(
-            "Gradients that were computed within update.when or update.repeat cannot be used "
-            "outside of it. Apply them there."
+            "Gradients that were computed within update.when cannot be used outside of it. Apply "
+            "them there."
         )
 
 

@@ -188,7 +188,7 @@ def _described(call: tuple[str, str, bool] | None) -> str:
     if call is None:
         return "missing"
     verb, name, sometimes = call
-    return f"{verb} {name}".rstrip() + (" within when or repeat" if sometimes else "")
+    return f"{verb} {name}".rstrip() + (" within when" if sometimes else "")
 
 
 def name_of_loss(task: Any, loss: Any, name: str | None) -> str:

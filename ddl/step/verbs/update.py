@@ -49,7 +49,7 @@ class Update(ControlFlow):
     _called = "update"
     _offered = (
         *("gradients", "apply", "minimize", "moved", "average", "mean", "sum"),
-        *("next", "when", "repeat", "step"),
+        *("next", "when", "step"),
     )
 
     def __init__(
@@ -90,16 +90,17 @@ class Update(ControlFlow):
     def next(self, batch: StepBatch) -> StepBatch:
         """Returns a further batch of the source of a batch, of the same size.
 
-            update.repeat(5, lambda turn: update.minimize(self.criticize, update.next(batch), …))
+            for _ in range(5):
+                update.minimize(self.criticizes, update.next(batch), self.critic)
 
         Each update reads the same number of batches, so an epoch has fewer updates.
 
         Raises:
-          ConfigError: Within `when`, or a `repeat` whose number of turns is a tensor.
+          ConfigError: Within `when`.
         """
         self._call_context.check("next")
         check_batch("next", batch)
-        return self.batches.next(batch, self._turns)
+        return self.batches.next(batch, self._is_in_branch)
 
     def gradients(
         self,
@@ -336,9 +337,8 @@ class Update(ControlFlow):
 
     def _record(self, verb: str, name: str, variables: Sequence[Any], checks: bool = False) -> None:
         checks = checks or verb in ("gradients", "sum")
-        turns, moved = self._turns, self._call_context.has_moved
-        call = Call(verb, name, variables, not turns.is_always, checks, turns.count, moved)
+        call = Call(verb, name, variables, self._is_in_branch, checks, self._call_context.has_moved)
         self.calls.append(call)
 
     def _draws_of(self, earlier: Gradients | None) -> Draws:
-        return Draws(self._passes, self._turns.number) if earlier is None else draws_of(earlier)
+        return Draws(self._passes) if earlier is None else draws_of(earlier)

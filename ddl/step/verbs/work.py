@@ -24,9 +24,8 @@ class Call(NamedTuple):
       verb: "gradients", "sum", "apply" or "average".
       name: Name of the loss, function or optimizer; "" for an average.
       variables: Variables of the gradient, or those that the verb changes.
-      sometimes: Whether the call is within `when` or `repeat`.
+      sometimes: Whether the call is within `when`.
       checks: Whether it checks values for overflow.
-      times: How often an update makes it; None if that depends on a tensor.
       moved: Whether the call is within `moved`.
     """
 
@@ -35,7 +34,6 @@ class Call(NamedTuple):
     variables: Sequence[Any]
     sometimes: bool
     checks: bool
-    times: int | None = 1
     moved: bool = False
 
     @property

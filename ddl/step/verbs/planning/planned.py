@@ -131,5 +131,5 @@ def _number_of(
     """Returns how often a step updates any of the variables; None if it depends on a tensor."""
     ids = set(map(id, variables))
     of_optimizer = [call for call in applies if call.name == optimizer]
-    own = [call.times for call in of_optimizer if any(id(v) in ids for v in call.variables)]
-    return None if None in own else sum(times for times in own if times is not None)
+    own = [call for call in of_optimizer if any(id(v) in ids for v in call.variables)]
+    return None if any(call.sometimes for call in own) else len(own)

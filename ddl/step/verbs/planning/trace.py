@@ -83,10 +83,7 @@ def plan_step(
 
 
 def _unknown(value: tf.Tensor) -> tf.Tensor:
-    """Returns a tensor without a static value, as the update has one when it is traced.
-
-    TensorFlow reads a constant, such as a number of turns, while it traces.
-    """
+    """Returns a tensor without a static value, as the update has one when it is traced."""
     return tf.raw_ops.PlaceholderWithDefault(input=value, shape=value.shape)
 
 
