@@ -20,8 +20,8 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
-from ddl.checkpoints.digest import digest_of
 from ddl.checkpoints.durable_files import sync, write_atomically
+from ddl.checkpoints.snapshot import digest_of
 from ddl.errors import ModelDirectoryError
 
 _FILE = re.compile(r"step-(?P<step>\d+)\.(?P<ending>index|json|partial|data-\d+-of-\d+)")

@@ -8,7 +8,7 @@ from ddl.callbacks.calling import Calls
 from ddl.callbacks.early_stopping import Evaluations
 from ddl.callbacks.moment import MediaWriter
 from ddl.checkpoints.checkpoints import Checkpoints
-from ddl.checkpoints.digest import digest_of
+from ddl.checkpoints.snapshot import digest_of
 from ddl.diagnosis.phases import during
 from ddl.distribution.workers import Workers
 from ddl.errors import ModelDirectoryError, TrainingDiverged, TrainingInterrupted
