@@ -33,7 +33,7 @@ from ddl.step.overflow import all_finite, multiply_finite
 from ddl.step.reduced import Reduced
 from ddl.step.remat import Parts
 from ddl.step.rows.dense import dense_if_compiled
-from ddl.step.rows.summing import GradientSums, added, gradient_sums, has_rows
+from ddl.step.rows.summing import added, gradient_sums, has_rows
 from ddl.step.state import TrainingState
 from ddl.step.verbs.batches import StepBatch
 from ddl.step.verbs.each_example import (
@@ -120,7 +120,8 @@ class GlobalGradient:
         if each is not None:
             check_no_gathers(objective.gathers)
             check_no_remat(self.remat is not None)
-        form = self.gradient_sums(objective, variables, batch)
+        tables = objective.tables if self.microbatches > 1 else {}
+        form = gradient_sums(variables, tables, self.batch_size(batch), self.strategy)
         size = objective.metrics.size + (each is not None)
 
         def one(batch: StepBatch, index: tf.Tensor | int, so_far: Any) -> Any:
@@ -132,13 +133,6 @@ class GlobalGradient:
 
         gradients, sums = self._over_microbatches(one, batch, zeros, objective.needs_own_graph)
         return form.as_gradients(gradients), sums
-
-    def gradient_sums(
-        self, objective: Objective, variables: Sequence[keras.Variable], batch: StepBatch
-    ) -> GradientSums:
-        """Returns the form of the sums of an objective's gradients over the microbatches."""
-        tables = objective.tables if self.microbatches > 1 else {}
-        return gradient_sums(variables, tables, self.batch_size(batch), self.strategy)
 
     def sums(
         self, objective: Objective, batch: StepBatch, state: TrainingState, draws: Draws
@@ -235,7 +229,8 @@ class GlobalGradient:
                 loss, sums = losses_of_examples(objective, features)
             if self.scales:
                 loss *= tf.cast(state.loss_scale, loss.dtype)
-        others = self.left_out(tape.watched_variables(), variables)
+        watched = tape.watched_variables()
+        others = gradient_path.left_out(watched, variables, self.own, self.complete)
         updated = [v.value for v in variables]
         with microbatch.backward(), phase("backward"):
             observe("backward")
@@ -254,12 +249,6 @@ class GlobalGradient:
         gradient_path.check_used([v for v, g in of_each if g is None])
         gradient_path.check_none_left_out(others, of_others)
         return gradients, sums
-
-    def left_out(
-        self, watched: Sequence[tf.Variable], variables: Sequence[keras.Variable]
-    ) -> list[tf.Variable]:
-        """See `ddl.step.gradients.left_out`. Replica context."""
-        return gradient_path.left_out(watched, variables, self.own, self.complete)
 
     def factor(
         self,
