@@ -35,7 +35,6 @@ LONG = (
     "remat",
     "configs",
     "sharding",
-    "batch_shards",
     "monitors",
     "check_time",
     "split_table",

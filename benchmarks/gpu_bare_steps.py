@@ -48,48 +48,39 @@ class _Step:
         self._scale = tf.Variable(2.0**15, trainable=False)
         self._finite = tf.Variable(0, trainable=False, dtype=tf.int64)
         self._count = tf.Variable(0, trainable=False, dtype=tf.int64)
-        self._noise = tf.Variable([0.0, 0.0], trainable=False)
         self._averages = [_zeros(v) for v in variables]
         self._augment = keras.Sequential(_augmentations()) if row.task else None
 
     def __call__(self, images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         """Makes an update; see `step_of`. Replica context."""
-        loss, gradients, squares = self._summed(images, labels)
+        loss, gradients = self._summed(images, labels)
         if self._row.replicas > 1:
             context = tf.distribute.get_replica_context()
             gradients = context.all_reduce("SUM", gradients)
-        if squares is not None:
-            self._estimate_noise(squares, gradients)
         if self._row.precision == "mixed_float16":
             self._apply_if_finite(gradients)
         else:
             self._apply(gradients)
         return loss
 
-    def _summed(self, images: tf.Tensor, labels: tf.Tensor) -> tuple[Any, Any, Any]:
-        """Returns the loss, the gradients, and with a noise scale the sum of their squares."""
+    def _summed(self, images: tf.Tensor, labels: tf.Tensor) -> tuple[Any, Any]:
+        """Returns the loss and the gradients."""
         if self._parts == 1:
-            return *self._gradients(images, labels, self._row.batch), None
+            return self._gradients(images, labels, self._row.batch)
         size = images.shape[0] // self._parts
-        estimates = "gradient_noise_scale" in self._row.arguments
 
-        def turn(number: Any, loss: Any, sums: Any, squares: Any) -> Any:
+        def turn(number: Any, loss: Any, sums: Any) -> Any:
             rows = slice(number * size, (number + 1) * size)
             part = [tf.ensure_shape(x[rows], [size, *x.shape[1:]]) for x in (images, labels)]
             own, gradients = self._gradients(*part, self._row.batch)
-            if estimates:
-                squares += _square(gradients)
             added = [one + new for one, new in zip(sums, gradients, strict=True)]
-            return number + 1, loss + own, added, squares
+            return number + 1, loss + own, added
 
         start = (tf.constant(0), self._no_figures(), [tf.zeros(v.shape) for v in self._variables])
-        _, loss, sums, squares = tf.while_loop(
-            lambda number, *_: number < self._parts,
-            turn,
-            (*start, tf.zeros([])),
-            parallel_iterations=1,
+        _, loss, sums = tf.while_loop(
+            lambda number, *_: number < self._parts, turn, start, parallel_iterations=1
         )
-        return loss, sums, squares if estimates else None
+        return loss, sums
 
     def _gradients(self, images: tf.Tensor, labels: tf.Tensor, size: int) -> tuple[Any, Any]:
         with tf.GradientTape() as tape:
@@ -105,14 +96,6 @@ class _Step:
 
     def _no_figures(self) -> tf.Tensor:
         return tf.zeros([2] if self._metrics else [])
-
-    def _estimate_noise(self, squares: tf.Tensor, gradients: Gradients) -> None:
-        """Moves the averages of |G|² and tr Σ (McCandlish et al. 2018)."""
-        small, large = squares * self._parts, _square(gradients)
-        size, part = self._row.batch, self._row.batch / self._parts
-        signal = (size * large - part * small) / (size - part)
-        noise = (small - large) / (1 / part - 1 / size)
-        self._noise.assign_sub(0.01 * (self._noise - tf.stack([signal, noise])))
 
     # -------------------------------------------------------- the update
 
@@ -137,9 +120,6 @@ class _Step:
         arguments = self._row.arguments
         if "clip_norm" in arguments:
             gradients, _ = tf.clip_by_global_norm(gradients, arguments["clip_norm"])
-        if "clip_value" in arguments:
-            limit = arguments["clip_value"]
-            gradients = [tf.clip_by_value(gradient, -limit, limit) for gradient in gradients]
         rate: Any = RATE
         if self._row.optimizer in ("FusedAdam", "FusedAdamW", "LAMB"):
             rate = self._corrected()
@@ -276,7 +256,3 @@ def _augmentations() -> list[keras.layers.Layer]:
 
 def _zeros(variable: tf.Variable) -> tf.Variable:
     return tf.Variable(tf.zeros_like(variable), trainable=False)
-
-
-def _square(gradients: Gradients) -> tf.Tensor:
-    return 2 * tf.add_n([tf.nn.l2_loss(gradient) for gradient in gradients])

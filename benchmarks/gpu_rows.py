@@ -43,12 +43,6 @@ def _average() -> Any:
     return ddl.ExponentialMovingAverage(0.99)
 
 
-def _noise_scale() -> Any:
-    import ddl
-
-    return ddl.GradientNoiseScale()
-
-
 def _flip_and_shift() -> list[Any]:
     import ddl
 
@@ -72,13 +66,7 @@ ROWS = (
     Row("MLP", "accumulation over 2", {"accumulation_steps": 2}),
     Row("MLP", "accumulation over 4", {"accumulation_steps": 4}),
     Row("MLP", "clip_norm", {"clip_norm": 1.0}),
-    Row("MLP", "clip_value", {"clip_value": 1.0}),
     Row("MLP", "weight average", {"weight_average": _average}),
-    Row(
-        "MLP",
-        "accumulation over 2, noise scale",
-        {"accumulation_steps": 2, "gradient_noise_scale": _noise_scale},
-    ),
     Row("MLP", "data made on the host", {"data_on_device": False}),
     Row("MLP", "mirrored on 2", replicas=2),
     Row("MLP", "mirrored on 2, accumulation over 2", {"accumulation_steps": 2}, replicas=2),

@@ -3,8 +3,8 @@
 The MLP 784-128-10 trains in batches of 25 on one device, and writes a line to metrics.jsonl every
 100 updates. Windows without monitors stand beside windows with those that are on by default: the
 split of the time, the goodput and the memory of the process. They train the same trainer in the
-same process, by turns. Further windows add monitors that are asked for: spans, norms of layers, and
-the loss by class, the latter two with trainers of their own. Ratios are those of a round.
+same process, by turns. Further windows add monitors that are asked for: spans, and the loss by
+class with a trainer of its own. Ratios are those of a round.
 
 Windows of one program differ by more than the monitors cost. The target is therefore judged by the
 processor time of the monitors' own code, counted in a window of its own around each of their calls:
@@ -25,10 +25,7 @@ from benchmarks import command, networks, repeats
 from benchmarks.report import Bar, Cell, Report, Table
 from benchmarks.turns import Contender, Turns
 
-NAMES = (
-    *("none", "default", "default and spans", "norms of layers", "norms and histograms"),
-    "loss by class",
-)
+NAMES = (*("none", "default", "default and spans", "loss by class"),)
 LIMIT = 0.01
 LOG_EVERY = 100
 UPDATES, ROUNDS, PROCESSES = 4000, 15, 5
@@ -65,9 +62,6 @@ def contenders(updates: int, turns: Turns) -> None:
         return ddl.Trainer(task(model), FusedAdam(), images, global_batch_size=25, **arguments)
 
     plain = trainer(ddl.Classification)
-    of_layers = trainer(ddl.Classification, layer_norms=ddl.LayerNorms())
-    histograms = ddl.LayerNorms(histogram_every=LOG_EVERY)
-    with_histograms = trainer(ddl.Classification, layer_norms=histograms)
     by_class = trainer(ByClass)
     counted = Counted()
     with tempfile.TemporaryDirectory(prefix="monitors") as folder, ExitStack() as stack:
@@ -75,8 +69,6 @@ def contenders(updates: int, turns: Turns) -> None:
             _window(plain, updates, Path(folder, "a"), stack, monitored=False),
             _window(plain, updates, Path(folder, "b"), stack),
             _window(plain, updates, Path(folder, "c"), stack, spans=True),
-            _window(of_layers, updates, Path(folder, "d"), stack),
-            _window(with_histograms, updates, Path(folder, "e"), stack),
             _window(by_class, updates, Path(folder, "f"), stack),
             _window(plain, updates, Path(folder, "g"), stack, counted=counted),
         ]

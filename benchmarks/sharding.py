@@ -39,7 +39,6 @@ MOST_TIME, MOST_BYTES, MOST_HELD = 1.05, 1.02, 0.52
 OF_WORKERS = {
     "whole": {},
     "shares": {"shard_optimizer_state": True},
-    "shares, of gradients too": {"shard_optimizer_state": True, "shard_gradients": True},
 }
 """Arguments of the Trainer, by the row of the table of two workers."""
 MEMORY = ("counted", "tensors", "resident")

@@ -6,11 +6,10 @@ concurrent independent runs of ddl on the same cores, which share caches and mem
 All processes stay alive, and one contender at a time runs a window of updates. A scaling of 91%
 means that an update takes 1 / 0.91 of the time of the independent runs.
 
-ddl runs with its defaults, and with gradients that are sent as bfloat16 and added in float32. The
-TensorFlow contender is the loop of its tutorial, with a tf.function for each step on
-MultiWorkerMirroredStrategy. The extra time of an update over the independent runs is split into
-processor time, which is sending, receiving and adding, and the rest, in which one worker waits for
-the other.
+ddl runs with its defaults. The TensorFlow contender is the loop of its tutorial, with a tf.function
+for each step on MultiWorkerMirroredStrategy. The extra time of an update over the independent runs
+is split into processor time, which is sending, receiving and adding, and the rest, in which one
+worker waits for the other.
 
 Horovod 0.28.1 does not build on this TensorFlow and is left out.
 """
@@ -51,8 +50,8 @@ CASES = (
     Case("CNN", 64, 20, 0.72),
     Case("MLP", 1024, 120, 0.60),
 )
-ALONE, DDL, BFLOAT16, TENSORFLOW = "independent", "ddl", "ddl, bfloat16", "TensorFlow"
-_ENTRIES = {ALONE: "alone", DDL: "together", BFLOAT16: "rounded", TENSORFLOW: "tutorial"}
+ALONE, DDL, TENSORFLOW = "independent", "ddl", "TensorFlow"
+_ENTRIES = {ALONE: "alone", DDL: "together", TENSORFLOW: "tutorial"}
 
 
 # ------------------------------------------------------------ in a worker's process
@@ -66,12 +65,6 @@ def alone(case: Case, turns: Turns) -> None:
 def together(case: Case, turns: Turns) -> None:
     """Trains as a worker of ddl."""
     take(turns, case.steps, ddl_window(case, strategy_of_process()))
-
-
-def rounded(case: Case, turns: Turns) -> None:
-    """Trains as a worker of ddl with gradients rounded to bfloat16."""
-    strategy = strategy_of_process()
-    take(turns, case.steps, ddl_window(case, strategy, gradient_dtype="bfloat16"))
 
 
 def tutorial(case: Case, turns: Turns) -> None:
@@ -108,7 +101,7 @@ def network_and_optimizer(case: Case) -> tuple[Any, Any]:
     return model, FusedAdam()
 
 
-def ddl_window(case: Case, strategy: Any, **arguments: Any) -> Callable[[int], object]:
+def ddl_window(case: Case, strategy: Any) -> Callable[[int], object]:
     """Returns a function that makes a given number of updates of a trainer."""
     import ddl
 
@@ -120,7 +113,6 @@ def ddl_window(case: Case, strategy: Any, **arguments: Any) -> Callable[[int], o
             arrays(),
             global_batch_size=case.batch * strategy.num_replicas_in_sync,
             steps_per_loop=1_000_000,
-            **arguments,
         )
     return trainer.train
 

@@ -36,8 +36,6 @@ if TYPE_CHECKING:  # for completion and types, which cannot follow `__getattr__`
     from ddl.precision import LossScale
     from ddl.run.fit import fit
     from ddl.run.range_test import find_learning_rate
-    from ddl.step.monitoring import LayerNorms
-    from ddl.step.noise_scale import GradientNoiseScale
     from ddl.step.remat import Remat
     from ddl.step.verbs.batches import StepBatch
     from ddl.step.verbs.gradients import Gradients
@@ -62,10 +60,8 @@ _HOME = {
     "Distillation": "ddl.tasks.distillation",
     "EarlyStopping": "ddl.callbacks.early_stopping",
     "ExponentialMovingAverage": "ddl.step.weight_average",
-    "GradientNoiseScale": "ddl.step.noise_scale",
     "Gradients": "ddl.step.verbs.gradients",
     "LanguageModel": "ddl.tasks.language",
-    "LayerNorms": "ddl.step.monitoring",
     "LossScale": "ddl.precision",
     "LossWeight": "ddl.optimizers.loss_weight",
     "MaskedLanguageModel": "ddl.tasks.language",
@@ -100,10 +96,8 @@ __all__ = [
     "Distillation",
     "EarlyStopping",
     "ExponentialMovingAverage",
-    "GradientNoiseScale",
     "Gradients",
     "LanguageModel",
-    "LayerNorms",
     "LossScale",
     "LossWeight",
     "MaskedLanguageModel",

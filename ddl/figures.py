@@ -54,7 +54,6 @@ def direction_of(metric: str, given: Direction | None, parameter: str) -> Direct
 
 LEARNING_RATE = "learning_rate"
 GRADIENT_NORM = "gradient_norm"
-GRADIENT_NOISE_SCALE = "gradient_noise_scale"
 LOSS_WEIGHT = "loss_weight"
 LOSS_SCALE = "loss_scale"
 SKIPPED_UPDATES = "skipped_updates"
@@ -70,29 +69,11 @@ GPU_MEMORY = "gpu_memory_mib"
 
 RESERVED = (
     *("loss", "step", "epoch", "split", LEARNING_RATE, GRADIENT_NORM, EXAMPLES_PER_SECOND),
-    *(LOSS_SCALE, SKIPPED_UPDATES, REWINDS, GRADIENT_NOISE_SCALE, MFU),
+    *(LOSS_SCALE, SKIPPED_UPDATES, REWINDS, MFU),
 )
 """Keys of metrics.jsonl that ddl writes itself; a task's metric cannot have these names."""
 
-OF_LAYERS = ("layer_gradient_norm", "layer_weight_norm", "layer_update_norm")
-"""Figures of a layer (`ddl.step.monitoring`), each followed by "/" and the name of the layer."""
-
-HISTOGRAMS_OF_LAYERS = ("layer_gradients", "layer_weights", "layer_updates")
-"""Histograms of a layer, each followed by "/" and the name of the layer."""
-
-_POWERS = [2.0**exponent for exponent in range(-32, 17)]
-HISTOGRAM_LIMITS: tuple[float, ...] = (*(-power for power in reversed(_POWERS)), *_POWERS)
-"""Limits between the bins of histograms, ascending: powers of two with a sign.
-
-A value that equals a limit counts above it. The first and the last bin have no outer limit; there
-the double of the limit is written. The last bin also holds each NaN.
-"""
-
-_WITH_NAMES = (
-    *("loss", LOSS_WEIGHT, LEARNING_RATE, GRADIENT_NORM, GRADIENT_NOISE_SCALE),
-    *OF_LAYERS,
-    *HISTOGRAMS_OF_LAYERS,
-)
+_WITH_NAMES = ("loss", LOSS_WEIGHT, LEARNING_RATE, GRADIENT_NORM)
 
 # Figures of the machine, which repeat in no other run.
 _MEASURED = (PROCESS_MEMORY, SLOWEST_WORKER)
@@ -115,6 +96,5 @@ def is_measured(metric: str) -> bool:
 
 
 def is_one_of_many(name: str) -> bool:
-    """Returns whether a figure is one of a layer or class, of which there may be hundreds."""
-    first = name.partition("/")[0]
-    return first in OF_LAYERS or first.endswith("_by_class")
+    """Returns whether a figure is one of a class, of which there may be hundreds."""
+    return name.partition("/")[0].endswith("_by_class")

@@ -69,18 +69,13 @@ class Draws(NamedTuple):
 
     Attributes:
       number: Number of the pass in the step, from 0; the only pass of the built-in update has 0.
-      turn: Number of the turn in a loop of the step, int64 []; None outside of a loop.
     """
 
     number: int = 0
-    turn: tf.Tensor | None = None
 
 
 FIRST_PASS = Draws()
 """The only pass of the built-in update."""
-
-# Batch numbers stay below this, so that the turn of a loop can take the higher bits of a counter.
-_TURNS = 2**40
 
 
 class HeldMoments:
@@ -138,9 +133,9 @@ class Microbatch:
       draws: Which pass of the step this is; each draws numbers of its own.
       weight: float32 [rows], the weights of the examples; None in a trial, where all are 1.
       step: Number of updates made so far, int64 []; None in a trial, where it is 0.
-      gathering: How `ddl.gather` gets the rows of other replicas and microbatches; None: from the
-        replicas (`ddl.tasks.gather`).
-      gathers: The calls of `ddl.gather` in this pass.
+      gathering: How `ddl.gather` gets the rows of other replicas; None: from the replicas
+        (`ddl.tasks.gather`).
+      has_gathered: Whether this pass has called `ddl.gather`.
       pairing: How layers that mix examples get the partners of rows; None: from the rows
         (`ddl.layers.transforms.partners`).
       remat: The parts of the models that the backward pass computes again (`ddl.step.remat`), or
@@ -160,7 +155,7 @@ class Microbatch:
     weight: tf.Tensor | None = None
     step: tf.Tensor | None = None
     gathering: Any = None
-    gathers: list[Any] = dataclasses.field(default_factory=list)
+    has_gathered: bool = False
     pairing: Any = None
     remat: Any = None
     repeats: bool = False
@@ -171,10 +166,6 @@ class Microbatch:
     def __post_init__(self) -> None:
         self._graph = tf.compat.v1.get_default_graph()
         self._is_eager = tf.executing_eagerly()
-        self._counter_of_batch = self.counter
-        if self.draws.turn is not None:
-            turn = tf.cast(self.draws.turn, tf.uint64) * _TURNS
-            self.counter += tf.stack([tf.zeros([], tf.uint64), turn])
 
     @property
     def batch(self) -> tf.Tensor:
@@ -186,7 +177,7 @@ class Microbatch:
         """
         if self.position is not None:
             return self.position
-        return tf.cast(self._counter_of_batch[1], tf.int64)
+        return tf.cast(self.counter[1], tf.int64)
 
     @contextmanager
     def forward(self) -> Iterator[None]:

@@ -37,7 +37,7 @@ class Clip:
         """The mean cross-entropy of both directions, and how often the right half is found."""
         outputs = self.model(features["image"], training=training)
         left, right = (tf.math.l2_normalize(x, axis=-1) for x in outputs)
-        batch = ddl.gather((left, right), across="global_batch")
+        batch = ddl.gather((left, right))
 
         def logits(own: tf.Tensor, others: tf.Tensor) -> tf.Tensor:
             similar = own @ tf.transpose(others) / self.temperature

@@ -30,7 +30,7 @@ class SimClr:
     def per_example(self, features: dict[str, Any], training: bool) -> ddl.PerExample:
         """NT-Xent: the cross-entropy of both views, and how often the other view is nearest."""
         one, two = (self.view(features["image"], training) for _ in range(2))
-        batch = ddl.gather((one, two), across="global_batch")
+        batch = ddl.gather((one, two))
         ones, twos = batch.rows
         itself = tf.one_hot(batch.own, ones.shape[0], True, False, dtype=tf.bool)
 

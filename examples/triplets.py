@@ -20,7 +20,7 @@ class Triplets:
         """The soft margin of each image, and whether its nearest neighbour has its class."""
         outputs = self.model(features["image"], training=training)
         vectors = tf.math.l2_normalize(tf.cast(outputs, keras.config.floatx()), axis=-1)
-        batch = ddl.gather((vectors, features["label"]), across="global_batch")
+        batch = ddl.gather((vectors, features["label"]))
         others, labels = batch.rows
         # Not squared: near zero, the gradient of a square vanishes, and all vectors stay one.
         distances = tf.sqrt(2 - 2 * vectors @ tf.transpose(others) + 1e-3)

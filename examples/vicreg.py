@@ -34,7 +34,7 @@ class VicReg:
     def per_example(self, features: dict[str, Any], training: bool) -> ddl.PerExample:
         """The three terms; those of the batch are the same for each example."""
         one, two = (self.view(features["image"], training) for _ in range(2))
-        batch = ddl.gather((one, two), across="global_batch")
+        batch = ddl.gather((one, two))
         invariance = tf.reduce_mean(tf.square(one - two), axis=-1)
         variances, covariances = zip(*(moments(x, batch.mask) for x in batch.rows), strict=True)
         variance = tf.fill(invariance.shape, tf.add_n(variances) / 2)

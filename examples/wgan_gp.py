@@ -75,11 +75,8 @@ class WganGp:
         return self.criticizes(features, training=False)
 
     def step(self, update: ddl.Update, batch: ddl.StepBatch) -> None:
-        """Updates the critic with a further batch in each turn, then the generator."""
-
-        def criticize(turn: tf.Tensor) -> None:
+        """Updates the critic with a further batch each time, then the generator."""
+        for _ in range(self.critic_updates):
             further = update.next(batch)
             update.minimize(self.criticizes, further, self.critic, optimizer="critic")
-
-        update.repeat(self.critic_updates, criticize)
         update.minimize(self.fools, batch, self.generator, optimizer="generator")

@@ -50,7 +50,7 @@ def test_what_the_config_says_counts_but_a_loss_is_minimized():
         ("loss", True),
         ("loss/fools", True),
         ("learning_rate/generator", True),
-        ("gradient_noise_scale/generator", True),
+        ("gradient_norm/generator", True),
         ("step", True),
         ("step/seconds", False),
         ("time/loop", True),

@@ -55,8 +55,6 @@ class Fingerprint:
             variables += trainer.averages.variables
         shares = [] if trainer.sharding is None else trainer.sharding.slots.values()
         in_shares = {id(share.variable.value) for share in shares}
-        if trainer.averages is not None:
-            in_shares |= trainer.averages.shares.keys()
         unique = {id(v): v for v in variables if v.dtype != tf.string}
         copies = [
             copy

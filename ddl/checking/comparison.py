@@ -233,8 +233,8 @@ def _weights(recording: Recording, keys: Iterable[Key]) -> dict[tuple[int, int, 
 def _places(keys: Iterable[Key]) -> Callable[[Key], tuple[int, ...]]:
     """Returns a function that gives the place of a key in the order of the computation.
 
-    Neighbouring calls that are made several times in an update are those of a loop, such as
-    `Update.repeat`: all calls of one turn come before the next turn.
+    Neighbouring calls that are made several times in an update are those of a loop: all calls of
+    one turn come before the next turn.
     """
     repeated = {(key.update, key.call) for key in keys if key.turn}
 

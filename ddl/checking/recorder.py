@@ -20,7 +20,6 @@ from ddl.checking.recording import AFTER, Key, Layer, Part, Recording
 from ddl.checkpoints.slots import WholeSlot
 from ddl.metrics.values import tensors_by_name
 from ddl.optimizers.named import by_name
-from ddl.step.across_examples.gathering import OwnRowsKept
 from ddl.step.observing import RECORDS
 from ddl.step.sharding import InShares
 from ddl.step.sharding.shares import gathered
@@ -164,8 +163,6 @@ class Recorder:
         current = microbatch.current()
         if current is None or not tf.is_tensor(value) or not hasattr(value, "dtype"):
             return
-        if isinstance(current.gathering, OwnRowsKept):  # repeats the pass that is recorded
-            return
         position = self._positions.setdefault(id(current), [current, 0])
         position[1] += 1
         self._keep(value, self._calls, position[1], stage, name, _replica(), current.first_row)
@@ -201,7 +198,6 @@ class Recorder:
         """Records all variables on each replica, after an update. Eager."""
         shares = [] if trainer.sharding is None else trainer.sharding.slots.values()
         whole = {id(share.variable.value): share.shape for share in shares}
-        whole |= trainer.averages.shares if trainer.averages else {}
         for place, (stage, name, variable) in enumerate(variables_of(trainer)):
             key = Key(self.update, AFTER, 0, place, stage, name)
             if id(variable) in whole:

@@ -39,8 +39,8 @@ from ddl.errors import DdlError, check_takes
 from ddl.precision import set_precision
 from ddl.run import train
 from ddl.run.placement import Placement
-from ddl.step.across_examples.checks import AcrossMicrobatchError
 from ddl.step.observing import observed_by
+from ddl.tasks.gather import MicrobatchesError
 from ddl.training.trainer import Trainer
 from ddl.user_code import message_of, place_of
 
@@ -109,11 +109,10 @@ def _run(
     with observed_by(recorder), recorder.watching(), small_data(recording.notes):
         try:
             trainer = _made(made, job, configuration)
-        except AcrossMicrobatchError:
+        except MicrobatchesError:
             recording.skipped = (
-                "ddl.gather returns the rows of a microbatch, so the loss is for one microbatch: "
-                "configurations with several were not checked. "
-                'ddl.gather(…, across="global_batch") would allow them.'
+                "ddl.gather needs the whole batch at once: configurations with several "
+                "microbatches were not checked."
             )
             return
         _check_trainer(trainer, configuration, strategy)
@@ -202,9 +201,6 @@ def _from_gin(
     try:
         given = gin["files"], gin["search_path"], gin["allow_unused"]
         config.load(given[0], [*gin["params"], *own], *given[1:])
-        if config.build_bound("Trainer", "batch_shards") is not None:
-            notes.append("Trainer.batch_shards was left out: values are compared up to rounding.")
-            config.load(given[0], [*gin["params"], *own, "Trainer.batch_shards = None"], *given[1:])
     except DdlError as error:
         raise _CallError(str(error)) from error
     if config.get_macro("PER_REPLICA_BATCH_SIZE") is not None:

@@ -17,7 +17,7 @@ from ddl.checkpoints.finding import checked_or_newest, newest_undamaged
 from ddl.checkpoints.of_callbacks import OfCallbacks
 from ddl.checkpoints.parts import TRAINING_ALONE, parts_for_evaluation, parts_for_training
 from ddl.checkpoints.replica_statistics import ReplicaStatistics
-from ddl.checkpoints.restoring import assign, check_fits, metadata_of, saved_fields, take_over
+from ddl.checkpoints.restoring import assign, check_fits, metadata_of, take_over
 from ddl.checkpoints.retention import Retention
 from ddl.checkpoints.same_on_replicas import check_same_on_replicas
 from ddl.checkpoints.snapshot import Snapshots
@@ -71,7 +71,7 @@ class Checkpoints:
         self._checkpoint = tf.train.Checkpoint(
             **self._model,
             **parts_for_training(trainer, callbacks),
-            state=saved_fields(self._state),
+            state=self._state._asdict(),
             random_generators=trainer.generator_states,
         )
         self._of_callbacks = OfCallbacks(callbacks, self._checkpoint)

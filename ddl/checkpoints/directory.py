@@ -21,8 +21,8 @@ from typing import TypeAlias
 import tensorflow as tf
 
 from ddl.checkpoints.durable_files import sync, write_atomically
+from ddl.checkpoints.snapshot import digest_of
 from ddl.errors import ModelDirectoryError
-from ddl.step.shards.digest import digest_of
 
 _FILE = re.compile(r"step-(?P<step>\d+)\.(?P<ending>index|json|partial|data-\d+-of-\d+)")
 
@@ -53,7 +53,6 @@ class Metadata:
       strategy: Name of the run's strategy, as --strategy takes it; None if unknown.
       device: Kind of the replicas' devices, such as CPU; None if unknown.
       shard_optimizer_state: Whether the replicas kept shares of the slots; None if unknown.
-      shard_gradients: Whether they also kept shares of the gradients' sums; None if unknown.
       jit_compile: The run's --jit_compile; None if unknown.
       tf32: Whether GPUs may round float32 to TF32; None if unknown.
       sha256: Digest of names and bytes of weights, slots, statistics and averages, which equal runs
@@ -72,7 +71,6 @@ class Metadata:
     strategy: str | None = None
     device: str | None = None
     shard_optimizer_state: bool | None = None
-    shard_gradients: bool | None = None
     jit_compile: str | None = None
     tf32: bool | None = None
     sha256: str | None = None

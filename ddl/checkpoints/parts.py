@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from ddl.checkpoints.contents import model_parts, saved_variables
 from ddl.checkpoints.of_callbacks import parts_of_callbacks
-from ddl.checkpoints.slots import whole_averages, with_whole_slots
+from ddl.checkpoints.slots import with_whole_slots
 from ddl.data import ReplayBuffer
 from ddl.optimizers.named import ONLY, by_name
 from ddl.optimizers.plateau import plateaus_of
@@ -28,7 +28,7 @@ def parts_for_evaluation(trainer: Trainer) -> dict[str, Any]:
     """
     parts = model_parts(trainer.task, trainer.generator_states)
     if trainer.averages is not None:
-        parts["averages"] = whole_averages(trainer.averages, trainer.strategy)
+        parts["averages"] = trainer.averages.variables
     if trainer.schedule_free is not None:
         parts["schedule_free"] = trainer.schedule_free.variables
     return parts

@@ -61,7 +61,6 @@ def metadata_of(
         strategy=name_of(trainer.strategy),
         device=tf.DeviceSpec.from_string(replica_devices(trainer.strategy)[0]).device_type,
         shard_optimizer_state=trainer.sharding is not None,
-        shard_gradients=trainer.sharding is not None and trainer.sharding.each_microbatch,
         jit_compile=trainer.jit_compile,
         tf32=tf.config.experimental.tensor_float_32_execution_enabled(),
         sha256=None,
@@ -147,14 +146,6 @@ def assign(
         ) from error
 
 
-def saved_fields(state: TrainingState) -> dict[str, Any]:
-    """Returns the fields of a state that a checkpoint holds, by name.
-
-    The norms of layers are left out, so that a resumed run may ask for others.
-    """
-    return {name: value for name, value in state._asdict().items() if name != "layer_norms"}
-
-
 def _assigned_singly(checkpoint: tf.train.Checkpoint, prefix: str) -> bool:
     """Assigns variables one after the other, if parameter servers hold some; returns whether.
 
@@ -214,4 +205,4 @@ def take_over(state: TrainingState, trainer: Trainer) -> None:
         if isinstance(layer, keras.layers.Normalization) and layer.built:
             layer.finalize_state()  # this layer computes with constants made from its variables
     restored = TrainingState(*(tf.identity(value) for value in state))
-    trainer.restore(restored._replace(layer_norms=tf.zeros_like(state.layer_norms)))
+    trainer.restore(restored)

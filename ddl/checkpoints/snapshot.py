@@ -1,13 +1,22 @@
-"""Snapshots of the tensors of a checkpoint, for a later write."""
+"""Snapshots of the tensors of a checkpoint, for a later write, and their digest."""
 
+import hashlib
+from collections.abc import Mapping
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from ddl.checkpoints.slots import WholeSlot
 from ddl.devices.replicas import is_on_server
 from ddl.errors import ConfigError
+
+_OTHERS = (
+    *("_CHECKPOINTABLE_OBJECT_GRAPH", "save_counter", "state", "callbacks"),
+    "statistics_of_replicas",
+)
+"""Parts of a checkpoint that say where a run stands, or belong to one number of replicas."""
 
 
 class Snapshots:
@@ -110,3 +119,24 @@ class Snapshots:
 def _is_reduced(variable: tf.Variable) -> bool:
     """Returns whether a checkpoint saves a reduction over the replicas' copies."""
     return variable.synchronization == tf.VariableSynchronization.ON_READ
+
+
+def digest_of(tensors: Mapping[str, tf.Tensor]) -> str:
+    """Returns the SHA-256 over names and bytes of weights, slots, statistics and averages.
+
+    Args:
+      tensors: All tensors of a checkpoint by name, on the host.
+    """
+    found = hashlib.sha256()
+    for name in sorted(tensors):
+        if name.split("/")[0] not in _OTHERS:
+            found.update(f"{name}\0".encode())
+            found.update(_bytes_of(np.asarray(tensors[name].numpy())))
+    return found.hexdigest()
+
+
+def _bytes_of(value: np.ndarray) -> bytes:
+    """Returns the bytes of an array: equal values have equal ones in every process."""
+    if value.dtype.kind == "O":  # texts, of which an array holds addresses
+        return repr(value.tolist()).encode()
+    return np.ascontiguousarray(value).tobytes()

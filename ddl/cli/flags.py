@@ -142,13 +142,7 @@ def define_flags() -> None:
     flags.DEFINE_bool(
         "shard_optimizer_state",
         False,
-        "Keep on each replica the slots and averages of its share of the weights alone.",
-    )
-    flags.DEFINE_bool(
-        "shard_gradients",
-        False,
-        "With --shard_optimizer_state and several microbatches: keep on each replica the sum of "
-        "the gradients for its share alone, which sends the gradients of each microbatch.",
+        "Keep on each replica the slots of its share of the weights alone.",
     )
     flags.DEFINE_enum(
         "cross_device_ops",

@@ -36,7 +36,6 @@ def build_placement(gpus: Sequence[int] | None) -> "Placement | None":
             return_freed_memory_of_server()
         load_prepared(FLAGS)
 
-        from ddl import config
         from ddl.distribution import parameter_servers
         from ddl.distribution.communication import Communication
         from ddl.distribution.devices import configure_devices
@@ -52,7 +51,6 @@ def build_placement(gpus: Sequence[int] | None) -> "Placement | None":
             memory_growth=FLAGS.memory_growth,
             deterministic_ops=FLAGS.deterministic_ops,
             virtual_gpu_memory=FLAGS.virtual_gpu_memory,
-            same_bits=config.build_bound("Trainer", "batch_shards") is not None,
         )
         choose_tf32(FLAGS.tf32 == "on")
         communication = Communication(
@@ -80,7 +78,6 @@ def build_placement(gpus: Sequence[int] | None) -> "Placement | None":
         parse_on_device(FLAGS.data_on_device),
         FLAGS.jit_compile,
         FLAGS.shard_optimizer_state,
-        FLAGS.shard_gradients,
     )
 
 

@@ -68,8 +68,6 @@ OWN: tuple[str, ...] = (
     "ddl.models:unet",
     "ddl.models:vit",
     "ddl.models:wide_resnet",
-    "ddl.step.monitoring:LayerNorms",
-    "ddl.step.noise_scale:GradientNoiseScale",
     "ddl.step.remat:Remat",
     "ddl.optimizers:AdamWScheduleFree",
     "ddl.optimizers:FusedAdagrad",

@@ -32,8 +32,7 @@ _READ_BY_THE_RUN = {"SEED", "STEPS_PER_EPOCH", "TOTAL_STEPS"}
 
 # Arguments of the Trainer that ddl.main passes from flags of the same names.
 FROM_FLAGS = {
-    *("strategy", "steps_per_loop", "data_on_device", "jit_compile"),
-    *("shard_optimizer_state", "shard_gradients"),
+    *("strategy", "steps_per_loop", "data_on_device", "jit_compile", "shard_optimizer_state"),
 }
 
 _MOST_SHOWN = 20  # in an error

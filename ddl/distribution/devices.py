@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from ddl.devices.replicas import gpu_is_split
-from ddl.distribution.arithmetic import fix_arithmetic
 from ddl.distribution.traits import traits_of
 from ddl.errors import ConfigError, DeviceError
 
@@ -25,7 +24,6 @@ def configure_devices(
     memory_growth: bool = True,
     deterministic_ops: bool = False,
     virtual_gpu_memory: int | None = None,
-    same_bits: bool = False,
 ) -> None:
     """Selects the devices that this process sees. Must run before any TensorFlow operation.
 
@@ -39,7 +37,6 @@ def configure_devices(
       deterministic_ops: Whether every operation must be bitwise reproducible on a GPU, at some
         cost. CPU operations are reproducible anyway.
       virtual_gpu_memory: Memory of each virtual GPU in MiB; None divides 85% of the GPU's memory.
-      same_bits: Whether a Trainer with `batch_shards` follows, which needs kernels of one thread.
 
     Raises:
       ConfigError: If `num_virtual_devices` is not positive or given with several GPUs, a GPU is
@@ -50,8 +47,6 @@ def configure_devices(
     _check(num_virtual_devices, gpus, virtual_gpu_memory)
     if deterministic_ops:
         tf.config.experimental.enable_op_determinism()
-    if same_bits:
-        fix_arithmetic()
     if num_virtual_devices is None:
         _choose_gpus(gpus, memory_growth)
     elif gpus:

@@ -22,8 +22,6 @@ from ddl.layers import fused_normalization
 from ddl.layers.broadcasting import with_rank
 from ddl.layers.masking import kept_or_zero
 from ddl.layers.replica_sum import sum_over_replicas
-from ddl.layers.shards import lockstep
-from ddl.layers.shards.tree import sum_rows_in_tree
 
 _MomentsOf: TypeAlias = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
 
@@ -59,10 +57,6 @@ def _call(
     # XLA and the fused operation: see there.
     if training and layer.trainable and fused_normalization.applies_to(layer, inputs, mask):
         return fused_normalization.normalized(layer, inputs)
-    if training and (shard := lockstep.current()) is not None:
-        # With renorm=True there are more than the moving mean and variance.
-        with shard.keeping_writes(layer.non_trainable_variables):
-            return type(layer).call(layer, inputs, training=training, mask=mask)
     return type(layer).call(layer, inputs, training=training, mask=mask)
 
 
@@ -91,9 +85,7 @@ def _moments_of(
         of_rows = current.mask if each == 1 else tf.repeat(current.mask, each)
         mask = of_rows if mask is None else mask & with_rank(of_rows, len(mask.shape))
     synchronized = layer.synchronized and current.held_moments is None
-    communicates = synchronized and (
-        tf.distribute.get_strategy().num_replicas_in_sync > 1 or lockstep.current() is not None
-    )
+    communicates = synchronized and tf.distribute.get_strategy().num_replicas_in_sync > 1
     if mask is None and not communicates and microbatch.is_compiled() and _is_keras_s(layer):
         return _moments_in_one_pass(inputs, layer._reduction_axes)
     if mask is None and not synchronized:
@@ -140,11 +132,7 @@ def batch_moments(
     """
     (channels_axis,) = set(range(len(inputs.shape))) - set(axes)
     is_counted = None if mask is None else with_rank(mask, len(inputs.shape))
-    shard = lockstep.current() if synchronized else None
-    # With shards, the first one computes what is the same for all.
-    before = []
-    if mask is not None and (shard is None or shard.number == 0):
-        before = [tf.cast(value, inputs.dtype) for value in moving]
+    before = [] if mask is None else [tf.cast(value, inputs.dtype) for value in moving]
 
     def counted(values: tf.Tensor) -> tf.Tensor:
         return values if is_counted is None else kept_or_zero(values, is_counted)
@@ -160,8 +148,7 @@ def batch_moments(
 
     numbers = _numbers(inputs, axes, mask)
     context = tf.distribute.get_replica_context() if synchronized else None
-    communicates = context is not None and context.num_replicas_in_sync > 1
-    if communicates or shard is not None:
+    if context is not None and context.num_replicas_in_sync > 1:
         return _over_replicas(inputs, axes, numbers, counted, along_channels, moments)
     mean = tf.math.divide_no_nan(tf.reduce_sum(counted(inputs), axes), numbers)
     distances = counted(inputs - along_channels(mean))
@@ -242,8 +229,6 @@ def _added(
       squares: The sum of the squares of these distances, [channels].
       moments_of: As in `_over_replicas`.
     """
-    if (shard := lockstep.current()) is not None:
-        return _added_over_shards(shard, numbers, mean, residual, squares, moments_of)
     context = tf.distribute.get_replica_context()
     if context.num_replicas_in_sync > _MOST_GATHERED:
         channels = mean.shape[0]
@@ -263,30 +248,6 @@ def _added(
     mean = tf.math.divide_no_nan(sums, numbers)
     each = _squares_around(mean, each_number, each_mean, each_residual, each_squares)
     return numbers, *moments_of(numbers, mean, tf.reduce_sum(each, axis=0))
-
-
-def _added_over_shards(
-    shard: lockstep.Shard,
-    numbers: tf.Tensor,
-    mean: tf.Tensor,
-    residual: tf.Tensor,
-    squares: tf.Tensor,
-    moments_of: _MomentsOf,
-) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns what `_added` returns, of the shards of all replicas and in a fixed order."""
-    channels = mean.shape[0]
-
-    def combined(rows: tf.Tensor) -> tf.Tensor:
-        # Once for all shards, and with few operations: rows of one shard each.
-        means, residuals, squares, numbers = tf.split(rows, [channels] * 3 + [-1], axis=1)
-        number = sum_rows_in_tree(numbers)
-        mean = tf.math.divide_no_nan(sum_rows_in_tree(numbers * means + residuals), number)
-        of_each = _squares_around(mean, numbers, means, residuals, squares)
-        return tf.concat([*moments_of(number, mean, sum_rows_in_tree(of_each)), number], axis=0)
-
-    found = shard.from_all(tf.concat([mean, residual, squares, numbers], axis=0), combined)
-    mean, variance, numbers = tf.split(found, [channels] * 2 + [-1])
-    return numbers, mean, variance
 
 
 def _squares_around(

@@ -233,7 +233,7 @@ def _exchange_sums(strategy: tf.distribute.Strategy, each: Any) -> Any:
             own = [part[place * rows : (place + 1) * rows] for part in parts]
         else:
             sent = _as_sent(tf.reshape(parts[place], [replicas, -1]))
-            flat = _as_before(all_to_all(launcher, sent, None), dtype)
+            flat = _as_before(_all_to_all(launcher, sent), dtype)
             own = [
                 tf.reshape(row, [rows, *parts[place].shape[1:]])
                 for row in tf.unstack(flat, replicas)
@@ -282,17 +282,9 @@ def _as_before(values: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     return tf.bitcast(values, dtype) if dtype == tf.bfloat16 else tf.cast(values, dtype)
 
 
-def all_to_all(
-    launcher: Any, rows: tf.Tensor, options: tf.distribute.experimental.CommunicationOptions | None
-) -> tf.Tensor:
-    """Sends row j of `rows`, [replicas, n], to replica j; returns [replicas, n].
-
-    Args:
-      launcher: The launcher of collectives of this replica.
-      rows: float [replicas, n].
-      options: The options; None: those of the launcher.
-    """
-    options = options or launcher._options
+def _all_to_all(launcher: Any, rows: tf.Tensor) -> tf.Tensor:
+    """Sends row j of `rows`, [replicas, n], to replica j; returns [replicas, n]."""
+    options = launcher._options
     return collective_ops.all_to_all_v2(
         rows,
         launcher._group_size,

@@ -3,7 +3,6 @@
 import tensorflow as tf
 
 from ddl.devices.compiling import CannotCompileError
-from ddl.layers.shards import lockstep
 from ddl.microbatch import is_compiled
 
 
@@ -31,7 +30,7 @@ def sum_over_replicas(values: tf.Tensor) -> tf.Tensor:
       ...     return centered
     """
     context = tf.distribute.get_replica_context()
-    if lockstep.current() is None and (context is None or context.num_replicas_in_sync == 1):
+    if context is None or context.num_replicas_in_sync == 1:
         return values
     if is_compiled():
         place = tf.compat.v1.get_default_graph().get_name_scope()
@@ -51,8 +50,6 @@ def _summed(values: tf.Tensor) -> tuple[tf.Tensor, object]:
 
 
 def _total(values: tf.Tensor) -> tf.Tensor:
-    if (shard := lockstep.current()) is not None:
-        return shard.sum_of_all(values)
     context = tf.distribute.get_replica_context()
     if not context.strategy.extended._use_merge_call():  # collectives start in replica context
         return context.all_reduce(tf.distribute.ReduceOp.SUM, values)

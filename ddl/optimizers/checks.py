@@ -24,7 +24,7 @@ from ddl.optimizers.schedule_free import AdamWScheduleFree
 _OURS_INSTEAD = {
     "clipnorm": "Use the Trainer's clip_norm, which applies to the global gradient.",
     "global_clipnorm": "Use the Trainer's clip_norm.",
-    "clipvalue": "Use the Trainer's clip_value.",
+    "clipvalue": "Use the Trainer's clip_norm.",
     "gradient_accumulation_steps": "Use the Trainer's accumulation_steps.",
     "use_ema": "Use the Trainer's weight_average, which advances once per update.",
     "loss_scale_factor": "Use the Trainer's loss_scale.",
@@ -32,9 +32,7 @@ _OURS_INSTEAD = {
 
 # Methods of Keras's optimizers that ddl replaces or never calls, and the alternative in ddl.
 _NOT_CALLED = {
-    "_all_reduce_sum_gradients": (
-        "The Trainer sums gradients itself: see its communication and gradient_dtype."
-    ),
+    "_all_reduce_sum_gradients": "The Trainer sums gradients itself: see its communication.",
     "scale_loss": "Use the Trainer's loss_scale.",
     "finalize_variable_values": "Use the Trainer's weight_average for averaged weights.",
     "learning_rate": "Pass a LearningRateSchedule to the optimizer.",
@@ -116,8 +114,8 @@ def check_holds_none(optimizer: keras.optimizers.Optimizer) -> None:
             f"another optimizer, but it contains {inner} in {place}. The inner optimizer would sum "
             "the gradients over the replicas again, and ddl sees neither its learning rate nor "
             "its clipping. Pass one plain optimizer, or ddl.optimizers.ParameterGroups with an "
-            "optimizer for each group of variables; and pass clip_norm, clip_value and loss_scale "
-            "to the Trainer."
+            "optimizer for each group of variables; and pass clip_norm and loss_scale to "
+            "the Trainer."
         )
 
 

@@ -37,7 +37,6 @@ class RunDirectory:
       config: config.gin, the bound config.
       operative_config: operative_config.gin, all values used, including defaults.
       metrics: metrics.jsonl.
-      histograms: histograms.jsonl, for runs with histograms of layers.
       goodput: goodput.json, the time of the run's whole life.
       export: Folder of the exported model.
     """
@@ -60,7 +59,6 @@ class RunDirectory:
         self.config = self.path / "config.gin"
         self.operative_config = self.path / "operative_config.gin"
         self.metrics = self.path / "metrics.jsonl"
-        self.histograms = self.path / "histograms.jsonl"
         self.goodput = self.path / goodput.NAME
         self.export = self.path / "export"
         existing = self.path

@@ -8,15 +8,11 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 from google.protobuf.message import DecodeError
-from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.plugins.histogram import metadata
 from tensorboard.plugins.scalar.summary_v2 import scalar_pb
-from tensorboard.util import tensor_util
 
 from ddl.callbacks.moment import Kind
 from ddl.checkpoints.directory import first_line
 from ddl.checkpoints.durable_files import sync
-from ddl.step.monitoring.histograms import Histogram
 
 
 class TensorBoardWriter:
@@ -49,16 +45,6 @@ class TensorBoardWriter:
             "histogram": lambda: tf.summary.histogram(name, value),
         }
         self._summarize(step, split, [write[kind]])
-
-    def write_histograms(
-        self, step: int, epoch: float, split: str, histograms: Mapping[str, Histogram]
-    ) -> None:
-        """Writes histograms by name, with the limits of their bins."""
-        record = b"".join(
-            histogram_proto(name, histogram).SerializeToString()
-            for name, histogram in histograms.items()
-        )
-        self._summarize(step, split, [lambda: tf.summary.experimental.write_raw_pb(record, step)])
 
     def _summarize(self, step: int, split: str, writes: Sequence[Callable[[], object]]) -> None:
         """Calls functions that write summaries of a split; reports a failure."""
@@ -147,15 +133,3 @@ def _events_until(path: Path, last_step: int, faults: set[str]) -> Iterator[byte
         faults.add("cut off" if "truncated record" in error.message else "damaged")
     except DecodeError:
         faults.add("damaged")
-
-
-def histogram_proto(name: str, histogram: Histogram) -> Any:
-    """Returns a summary of a histogram whose values are counted already, for TensorBoard."""
-    summary = Summary()
-    value = summary.value.add(
-        tag=name,
-        metadata=metadata.create_summary_metadata(display_name=None, description=None),
-    )
-    bars = tensor_util.make_tensor_proto([[*bar] for bar in histogram.bars()], dtype="float64")
-    value.tensor.CopyFrom(bars)
-    return summary

@@ -166,9 +166,6 @@ class OuterLoop:
         if self._monitor is not None:
             figures = figures | self._monitor.figures(step)
         self._write(step, "train", figures)
-        if histograms := trainer.layer_histograms:
-            epoch = step / trainer.steps_per_epoch
-            self._writers.write_histograms(step, epoch, "train", histograms)
 
     def _write(self, step: int, split: str, figures: Mapping[str, float]) -> None:
         epoch = step / self._trainer.steps_per_epoch

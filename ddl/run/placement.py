@@ -22,9 +22,7 @@ class Placement:
       steps_per_loop: Updates per Python call; None adapts the number.
       data_on_device: Whether data arrays are kept on the devices; "auto" decides by size.
       jit_compile: Whether XLA compiles the updates; "auto" does on GPUs.
-      shard_optimizer_state: Whether each replica keeps slots and averages of its share of the
-        weights alone.
-      shard_gradients: Whether it also keeps the sum of the gradients over microbatches so.
+      shard_optimizer_state: Whether each replica keeps the slots of its share of the weights alone.
     """
 
     strategy: tf.distribute.Strategy
@@ -33,4 +31,3 @@ class Placement:
     data_on_device: bool | Literal["auto"] = "auto"
     jit_compile: JitCompile = "auto"
     shard_optimizer_state: bool = False
-    shard_gradients: bool = False

@@ -108,7 +108,6 @@ def run(
         **{"collectives": placement.communication.collectives},
         **{"jit_compile": placement.jit_compile, "profile": profile},
         **{"shard_optimizer_state": placement.shard_optimizer_state},
-        **{"shard_gradients": placement.shard_gradients},
         **{"checkpoint": what.checkpoint, "averaged_weights": what.averaged},
         "predictions": predictions,
     }

@@ -27,7 +27,6 @@ from ddl.run.timing.monitor import Monitor, WithoutMeasured
 from ddl.run.timing.utilization import Utilization, peak_of_replica
 from ddl.run.trackers.tracker import TrackerWriter
 from ddl.run.writers import (
-    HistogramLinesWriter,
     JsonLinesWriter,
     TensorBoardWriter,
     Writer,
@@ -170,8 +169,7 @@ def train_to_end(
             if workers.is_chief:
                 files.directory.open()
                 opened()
-                histograms = HistogramLinesWriter(files.directory.histograms, console.line)
-                own = [files.json_lines, files.events, histograms, *own]
+                own = [files.json_lines, files.events, *own]
         if workers.is_chief:
             directory = None if files is None else files.directory
             own += [TrackerWriter(one, directory, console.line) for one in run_plan.trackers]

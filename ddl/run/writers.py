@@ -20,9 +20,8 @@ from ddl.errors import ModelDirectoryError
 from ddl.files import open_itself, unwritable
 from ddl.run.event_files import TensorBoardWriter
 from ddl.run.metric_lines import chunks, parsed, start_of_last_line
-from ddl.step.monitoring.histograms import Histogram
 
-__all__ = ["HistogramLinesWriter", "JsonLinesWriter", "TensorBoardWriter", "Writer", "Writers"]
+__all__ = ["JsonLinesWriter", "TensorBoardWriter", "Writer", "Writers"]
 
 # Attempts to open a file that others replace, a millisecond apart.
 _ATTEMPTS = 2000
@@ -211,44 +210,6 @@ class JsonLinesWriter:
         return ModelDirectoryError(unwritable(self._path, error))
 
 
-class HistogramLinesWriter:
-    """Appends the histograms of each log as one JSON object per line; as `JsonLinesWriter`."""
-
-    def __init__(self, path: Path, report: Callable[[str], None] = logging.warning):
-        """Keeps the path; a run without histograms creates no file."""
-        self._path, self._report = path, report
-        self._lines = JsonLinesWriter(path, report)
-
-    def write(self, step: int, epoch: float, split: str, values: Mapping[str, float]) -> None:
-        """Writes no metrics."""
-
-    def write_histograms(
-        self, step: int, epoch: float, split: str, histograms: Mapping[str, Histogram]
-    ) -> None:
-        """Writes counts of consecutive bins, and the lower limit of the first of them."""
-        found = {}
-        for name, histogram in histograms.items():
-            bars = histogram.bars()
-            found[name] = {"from": bars[0].left, "counts": [bar.number for bar in bars]}
-        self._lines.append({"step": step, "epoch": round(epoch, 6), "split": split, **found})
-
-    def drop_after(self, last_step: int) -> None:
-        """Drops the lines of later steps, and renames a damaged file, which stops no run."""
-        try:
-            self._lines.drop_after(last_step)
-        except ModelDirectoryError as error:
-            aside = self._path.with_name(f"{self._path.stem}.damaged{self._path.suffix}")
-            try:
-                self._path.rename(aside)
-            except OSError:
-                self._report(f"{self._path} keeps the lines after step {last_step}: {error}")
-            else:
-                self._report(f"{self._path} is damaged and was renamed to {aside}: {error}")
-
-    def close(self) -> None:
-        """Does nothing, as `JsonLinesWriter`."""
-
-
 class Writers:
     """A list of writers, used as one."""
 
@@ -261,14 +222,6 @@ class Writers:
         figures = {name: value for name, value in values.items() if not isinstance(value, str)}
         for one in self._writers:
             one.write(step, epoch, split, values if isinstance(one, JsonLinesWriter) else figures)
-
-    def write_histograms(
-        self, step: int, epoch: float, split: str, histograms: Mapping[str, Histogram]
-    ) -> None:
-        """Writes histograms by name with each writer that takes them."""
-        for one in self._writers:
-            if isinstance(one, TensorBoardWriter | HistogramLinesWriter):
-                one.write_histograms(step, epoch, split, histograms)
 
     def drop_after(self, last_step: int) -> None:
         """Drops later steps from each writer; see `Writer`."""

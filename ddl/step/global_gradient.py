@@ -22,21 +22,18 @@ from ddl.data.pipeline import Batch
 from ddl.microbatch import Draws, Microbatch
 from ddl.step import gradients as gradient_path
 from ddl.step.accumulation import over_microbatches
-from ddl.step.across_examples.gathering import refuse
-from ddl.step.across_examples.passes import ThreePasses
 from ddl.step.all_reduce import AllReduce
 from ddl.step.compiled.compiler import Compiler
 from ddl.step.compiled.deferred import Deferred
 from ddl.step.monitoring.phases import phase
 from ddl.step.moving_statistics import Statistics
-from ddl.step.noise_scale import GradientNoiseScale, of_sums, squared_norm_of
 from ddl.step.objective import Objective
 from ddl.step.observing import observe
 from ddl.step.overflow import all_finite, multiply_finite
 from ddl.step.reduced import Reduced
 from ddl.step.remat import Parts
 from ddl.step.rows.dense import dense_if_compiled
-from ddl.step.rows.summing import GradientSums, added, gradient_sums, has_rows
+from ddl.step.rows.summing import added, gradient_sums, has_rows
 from ddl.step.state import TrainingState
 from ddl.step.verbs.batches import StepBatch
 from ddl.step.verbs.each_example import (
@@ -46,6 +43,7 @@ from ddl.step.verbs.each_example import (
     losses_of_examples,
     sum_of_changed,
 )
+from ddl.tasks.gather import refuse_microbatches
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +56,6 @@ class GlobalGradient:
       pipelines: The pipeline of each source of batches, by its name; all have as many microbatches.
       all_reduce: Sums gradients over the replicas.
       scales: Whether losses are multiplied by the loss scale.
-      noise_scale: Estimator of the gradient noise scale; None: no estimate.
       statistics: Variables that a forward pass writes.
       own: Variables of a task with a step, outside of its layers, that no optimizer updates.
       complete: Variables on which a loss may depend besides those of its gradient: the frozen ones,
@@ -72,7 +69,6 @@ class GlobalGradient:
     pipelines: Mapping[str, BatchPipeline]
     all_reduce: AllReduce
     scales: bool
-    noise_scale: GradientNoiseScale | None
     statistics: Statistics
     own: Sequence[tf.Variable]
     complete: Sequence[keras.Variable]
@@ -106,13 +102,10 @@ class GlobalGradient:
             sums = self.all_reduce.of_sums(sums)
             gradients = self.all_reduce(gradients, variables)
         gradients = gradient_path.with_each_row_once(gradients, self.strategy)
-        firsts = list(map(self._of_first_replica, gradients))
-        norm = lambda: squared_norm_of(firsts)  # noqa: E731
-        sums, noise = self.gradient_noise(objective, sums, norm, batch, state, each)
         sums, examples = (sums, None) if each is None else (sums[:-1], sums[-1])
-        widest = gradient_path.widest(firsts)
+        widest = gradient_path.widest(list(map(self._of_first_replica, gradients)))
         factor = self.factor(objective, batch, sums, state.loss_scale, widest, examples)
-        return Reduced(*self._multiplied(gradients, factor), sums=sums, noise=noise)
+        return Reduced(*self._multiplied(gradients, factor), sums=sums)
 
     def of_replicas(
         self,
@@ -127,11 +120,9 @@ class GlobalGradient:
         if each is not None:
             check_no_gathers(objective.gathers)
             check_no_remat(self.remat is not None)
-        elif self.microbatches > 1 and objective.gathers:
-            return ThreePasses(self, objective, variables, batch, state, draws).gradients()
-
-        form = self.gradient_sums(objective, variables, batch)
-        size = objective.metrics.size + (self.noise_scale is not None) + (each is not None)
+        tables = objective.tables if self.microbatches > 1 else {}
+        form = gradient_sums(variables, tables, self.batch_size(batch), self.strategy)
+        size = objective.metrics.size + (each is not None)
 
         def one(batch: StepBatch, index: tf.Tensor | int, so_far: Any) -> Any:
             values = self.of_microbatch(objective, variables, batch, state, index, draws, each)
@@ -142,13 +133,6 @@ class GlobalGradient:
 
         gradients, sums = self._over_microbatches(one, batch, zeros, objective.needs_own_graph)
         return form.as_gradients(gradients), sums
-
-    def gradient_sums(
-        self, objective: Objective, variables: Sequence[keras.Variable], batch: StepBatch
-    ) -> GradientSums:
-        """Returns the form of the sums of an objective's gradients over the microbatches."""
-        tables = objective.tables if self.microbatches > 1 else {}
-        return gradient_sums(variables, tables, self.batch_size(batch), self.strategy)
 
     def sums(
         self, objective: Objective, batch: StepBatch, state: TrainingState, draws: Draws
@@ -207,11 +191,6 @@ class GlobalGradient:
         """Number of microbatches of a global batch."""
         return next(iter(self.pipelines.values())).microbatches
 
-    @property
-    def parts(self) -> int:
-        """Parts of a global batch: replicas × microbatches."""
-        return self.strategy.num_replicas_in_sync * self.microbatches
-
     def examples(
         self, batch: StepBatch, index: tf.Tensor | int, state: TrainingState, draws: Draws
     ) -> tuple[dict[str, tf.Tensor], Microbatch]:
@@ -223,7 +202,7 @@ class GlobalGradient:
         )
         microbatch.remat = self.remat
         if self.microbatches > 1:
-            microbatch.gathering = refuse
+            microbatch.gathering = refuse_microbatches
         return features, microbatch
 
     def batch_size(self, batch: StepBatch) -> int:
@@ -250,7 +229,8 @@ class GlobalGradient:
                 loss, sums = losses_of_examples(objective, features)
             if self.scales:
                 loss *= tf.cast(state.loss_scale, loss.dtype)
-        others = self.left_out(tape.watched_variables(), variables)
+        watched = tape.watched_variables()
+        others = gradient_path.left_out(watched, variables, self.own, self.complete)
         updated = [v.value for v in variables]
         with microbatch.backward(), phase("backward"):
             observe("backward")
@@ -263,36 +243,12 @@ class GlobalGradient:
                 gradients += tape.gradient(loss, others) if others else []
             observe("differentiated", variables=variables, gradients=gradients)
         gradients, of_others = gradients[: len(variables)], gradients[len(variables) :]
-        if self.microbatches == 1 and not self.all_reduce.rounds:
+        if self.microbatches == 1:
             gradients = dense_if_compiled(gradients, variables, self.by_rows)
         of_each = zip(variables, gradients, strict=True)
         gradient_path.check_used([v for v, g in of_each if g is None])
         gradient_path.check_none_left_out(others, of_others)
-        if self.noise_scale is not None:
-            return gradients, tf.concat([sums, [squared_norm_of(gradients)]], axis=0)
         return gradients, sums
-
-    def left_out(
-        self, watched: Sequence[tf.Variable], variables: Sequence[keras.Variable]
-    ) -> list[tf.Variable]:
-        """See `ddl.step.gradients.left_out`. Replica context."""
-        return gradient_path.left_out(watched, variables, self.own, self.complete)
-
-    def gradient_noise(
-        self,
-        objective: Objective,
-        sums: tf.Tensor,
-        squared_norm: Callable[[], tf.Tensor],
-        batch: StepBatch,
-        state: TrainingState,
-        each: OfExample | None = None,
-    ) -> tuple[tf.Tensor, tf.Tensor | None]:
-        """Returns the other sums, and the estimates of the gradient noise, if any."""
-        if self.noise_scale is None:
-            return sums, None
-        entries = objective.entries, objective.entries if each is None else 1
-        scale = state.loss_scale if self.scales else None
-        return of_sums(sums, squared_norm(), self.parts, self.batch_size(batch), entries, scale)
 
     def factor(
         self,

@@ -19,7 +19,6 @@ from ddl.errors import ConfigError
 from ddl.layers.broadcasting import broadcasts, with_rank
 from ddl.layers.lookups import look_up_rows
 from ddl.layers.normalization import has_synchronized_layers, take_over_moments
-from ddl.layers.shards import lockstep
 from ddl.random import seed_by_replica
 from ddl.step.effects.written import check_loss_writes
 from ddl.step.metric_sums import MetricSums
@@ -96,7 +95,7 @@ class Objective:
         self.tables = tables_in(probe.graph, _PROBE_ROWS)
         """The variables of which the loss looks up single rows (`ddl.step.rows.tables`)."""
         self.gathers = probe.gathers
-        """The calls of `ddl.gather` in training."""
+        """Whether the loss calls `ddl.gather` in training."""
         self.training_layers = self._layers_in_training(probe if tried else None)
         """Layers of the task, without those that only compute as in an evaluation."""
         self.metrics = layout_of(output, self._where)
@@ -211,8 +210,7 @@ class Objective:
                 "regularizer), which a task with a `step` must not have. Return these losses from "
                 "the task instead."
             )
-        several = self._replicas > 1 or lockstep.current() is not None
-        if own and several and has_synchronized_layers(self._task.model):
+        if own and self._replicas > 1 and has_synchronized_layers(self._task.model):
             # While one replica waits at a collective, the others overwrite Keras's list of losses.
             raise ConfigError(
                 "The model has losses of its own (add_loss, or an activity regularizer) together "

@@ -15,8 +15,7 @@ the graph. The events, in the order of the computation:
     "apply"       cross-replica   an optimizer gets gradients: optimizer, gradients (`Gradients`)
     "applied"     cross-replica   the optimizer has changed the variables: the same arguments
 
-"rows" and "outputs" also occur in an evaluation, where no "gradients" precedes them. "backward" and
-"differentiated" do not occur for a loss that gathers rows of several microbatches.
+"rows" and "outputs" also occur in an evaluation, where no "gradients" precedes them.
 """
 
 from collections.abc import Iterator

@@ -55,28 +55,22 @@ def change_unless_overflow(
     Args:
       strategy: The strategy.
       finite: Whether the sums over the replicas are finite, bool [].
-      change: Applies gradients and returns their global norm, float64 [], or further norms too.
+      change: Applies gradients and returns their global norm, float64 [].
       undo: Restores what was changed before.
 
     Returns:
-      The norms; 0 for a skipped update.
+      The norm; 0 for a skipped update.
     """
-    shapes = [tf.TensorShape([])]
 
-    def make() -> tf.Tensor:
-        norms = change()
-        shapes.append(norms.shape)
-        return norms
-
-    def skip() -> tf.Tensor:  # traced after `make`
+    def skip() -> tf.Tensor:
         undo()
-        return tf.zeros(shapes[-1], tf.float64)
+        return tf.zeros([], tf.float64)
 
     if packs(strategy):
         # The host asks once, not once for each device.
         with tf.device("CPU:0"):
             finite = tf.identity(finite)
-    return tf.cond(finite, make, skip)
+    return tf.cond(finite, change, skip)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,24 +81,16 @@ class Changes:
       sums: Metric sums of the update, float64 [n].
       norms: Returns what an update adds to `gradient_norms`, if it was made, bool []; None:
         nothing.
-      noise: The next `gradient_noise`, or None.
-      layers: Returns what an update adds to `layer_norms`, like `norms`.
     """
 
     sums: tf.Tensor
     norms: Callable[[tf.Tensor], tf.Tensor] | None
-    noise: tf.Tensor | None
-    layers: Callable[[tf.Tensor], tf.Tensor] | None = None
 
     def made(self, state: TrainingState) -> dict[str, tf.Tensor]:
         """Returns the changed fields after an update that was made, but for the loss scale."""
         changed = {"step": state.step + 1, "sums": state.sums + self.sums}
         if self.norms is not None:
             changed["gradient_norms"] = state.gradient_norms + self.norms(tf.constant(True))
-        if self.layers is not None:
-            changed["layer_norms"] = state.layer_norms + self.layers(tf.constant(True))
-        if self.noise is not None:
-            changed["gradient_noise"] = self.noise
         return changed
 
     def by_selection(
@@ -130,10 +116,6 @@ class Changes:
         }
         if self.norms is not None:
             changed["gradient_norms"] = state.gradient_norms + self.norms(finite)
-        if self.layers is not None:
-            changed["layer_norms"] = state.layer_norms + self.layers(finite)
-        if self.noise is not None:
-            changed["gradient_noise"] = tf.where(finite, self.noise, state.gradient_noise)
         return changed
 
     def by_branch(
@@ -161,10 +143,7 @@ class Changes:
     @property
     def _of_made(self) -> list[str]:
         """Names of the fields of `made`."""
-        names = ["step", "sums"]
-        names += ["gradient_norms"] * (self.norms is not None)
-        names += ["layer_norms"] * (self.layers is not None)
-        return names + ["gradient_noise"] * (self.noise is not None)
+        return ["step", "sums", *["gradient_norms"] * (self.norms is not None)]
 
 
 def _fields(scale: tf.Tensor, count: tf.Tensor, skipped: tf.Tensor) -> dict[str, tf.Tensor]:

@@ -15,7 +15,7 @@ from ddl.errors import ConfigError, did_you_mean
 from ddl.random import batch_counter
 from ddl.step.effects.python_draws import Generators, check_python_draws
 from ddl.step.moving_statistics import allow_replica_writes, restoring
-from ddl.tasks.gather import GatherCall, own_rows
+from ddl.tasks.gather import own_rows
 from ddl.tasks.parts import layers_of, variables_of
 from ddl.tasks.task import LossFunction, PerExample, Task
 from ddl.tasks.weight_names import names_resembling_weight, unread
@@ -34,7 +34,7 @@ class Probe:
     Attributes:
       graph: Graph of the last trace.
       microbatch: Microbatch of the last trace, which knows what drew random numbers.
-      gathers: Calls of `ddl.gather` in the last trace that succeeded.
+      gathers: Whether the last trace that succeeded called `ddl.gather`.
       unread: Features of the last evaluation trace that are named like weights and that the task
         did not read.
     """
@@ -63,7 +63,7 @@ class Probe:
         self._check = check
         self.graph = tf.Graph()
         self.microbatch: microbatch.Microbatch | None = None
-        self.gathers: Sequence[GatherCall] = ()
+        self.gathers = False
         self.unread: Sequence[str] = ()
         self._drawn: tuple[bool, int, _Way] | None = None
 
@@ -218,7 +218,7 @@ class Probe:
         if generators.states() != before:
             self._drawn = training, rows, way
         assert self.microbatch is not None
-        self.gathers = self.microbatch.gathers
+        self.gathers = self.microbatch.has_gathered
         return outputs[-1]
 
 

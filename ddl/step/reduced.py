@@ -16,23 +16,8 @@ class Reduced(NamedTuple):
         unscaled.
       finite: Whether all values are finite, bool []; None without loss scaling.
       sums: The loss's metric sums of the global batch, float64 [size of its `MetricSums`].
-      noise: Estimates of |G|² and tr Σ (`ddl.step.noise_scale`), float64 [2]; NaN for a batch that
-        is not full; None without an estimator.
     """
 
     values: list[Any] | Deferred | InShares
     finite: tf.Tensor | None
     sums: tf.Tensor
-    noise: tf.Tensor | None
-
-
-class Origin(NamedTuple):
-    """The call of `update.gradients` that computed a gradient.
-
-    Attributes:
-      loss: Name of the loss; "" for a gradient that the step has combined.
-      noise: Estimates of its noise (`Reduced`), float64 [2], or None.
-    """
-
-    loss: str = ""
-    noise: tf.Tensor | None = None

@@ -27,11 +27,6 @@ class TrainingState(NamedTuple):
       rewinds: int64 [], number of rewinds to a checkpoint after training diverged.
       batches_left_out: int64 [], batches left out by rewinds, and with parameter servers also those
         lost with a worker.
-      gradient_noise: float64 [2 · optimizers], averages of |G|² and tr Σ of each optimizer
-        (`ddl.step.noise_scale`); parameter groups count as one optimizer. Without an estimator
-        two zeros.
-      layer_norms: float64 [n], sums of the norms of layers and their counts since the last read
-        (`ddl.step.monitoring`); empty without them. No checkpoint holds them.
     """
 
     step: tf.Tensor
@@ -44,8 +39,6 @@ class TrainingState(NamedTuple):
     diverged_for: tf.Tensor
     rewinds: tf.Tensor
     batches_left_out: tf.Tensor
-    gradient_noise: tf.Tensor
-    layer_norms: tf.Tensor
 
     @classmethod
     def initial(
@@ -53,8 +46,6 @@ class TrainingState(NamedTuple):
         loss_scale: float,
         sums: tf.Tensor,
         optimizers: int = 1,
-        estimates_noise: bool = False,
-        norms_of_layers: int = 0,
     ) -> "TrainingState":
         """Returns the state before the first update.
 
@@ -62,15 +53,11 @@ class TrainingState(NamedTuple):
           loss_scale: Initial loss scale; 1 without loss scaling.
           sums: Empty metric sums, float64 [n].
           optimizers: Number of optimizers; parameter groups count as one.
-          estimates_noise: Whether the gradient noise of each is estimated.
-          norms_of_layers: Number of sums of norms of layers.
         """
         zero = tf.zeros([], tf.int64)
         scale = tf.constant(loss_scale, tf.float32)
         pairs = tf.zeros([2 * optimizers], tf.float64)
-        noise = pairs if estimates_noise else pairs[:2]
-        layers = tf.zeros([norms_of_layers], tf.float64)
-        return cls(zero, zero, zero, scale, zero, sums, pairs, zero, zero, zero, noise, layers)
+        return cls(zero, zero, zero, scale, zero, sums, pairs, zero, zero, zero)
 
     def skipping_to(self, position: int, rewinds: int) -> "TrainingState":
         """Returns the state that resumes at batch number `position`, after `rewinds` rewinds.
@@ -98,5 +85,4 @@ class TrainingState(NamedTuple):
         return self._replace(
             sums=tf.zeros_like(self.sums),
             gradient_norms=tf.zeros_like(self.gradient_norms),
-            layer_norms=tf.zeros_like(self.layer_norms),
         )

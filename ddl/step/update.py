@@ -24,13 +24,10 @@ from ddl.microbatch import Draws
 from ddl.precision import LossScale
 from ddl.step.compiled.compiler import Compiler
 from ddl.step.global_gradient import GlobalGradient
-from ddl.step.gradients import Clip, packs
+from ddl.step.gradients import packs
 from ddl.step.metric_sums import SumsOfLosses
-from ddl.step.monitoring import NormsOfLayers
-from ddl.step.monitoring.counted import counted_norms, norms_of_layers
 from ddl.step.monitoring.phases import phase
 from ddl.step.moving_statistics import Statistics
-from ddl.step.noise_scale import by_optimizer
 from ddl.step.observing import observe
 from ddl.step.order_of_sums import fixed_order_of_sums
 from ddl.step.overflow import Changes, KeptValues, all_finite, change_unless_overflow
@@ -60,13 +57,10 @@ class UpdateStep:
       optimizers: The optimizers by name, prepared by `ddl.step.gradients.prepare_optimizer`.
       statistics: Variables that the forward pass changes; restored when an update is skipped.
       averages: Averages of the weights, moved by every update that is not skipped; None: none.
-      clips: Limits of the gradients that each optimizer applies, by its name in the step.
+      clips: Largest global norm of the gradients that each optimizer applies, or None, by its name
+        in the step.
       loss_scale: Rule of the dynamic loss scale; None: no loss scaling.
-      layer_norms: Norms of layers, or None: not computed.
       sharding: The shares of the optimizers' slots; None: each replica holds whole slots.
-
-    Raises:
-      ConfigError: If the noise scale cannot be estimated.
     """
 
     plan: StepPlan
@@ -74,19 +68,9 @@ class UpdateStep:
     optimizers: Mapping[str, keras.optimizers.Optimizer]
     statistics: Statistics
     averages: WeightAverages | None
-    clips: Mapping[str, Clip]
+    clips: Mapping[str, float | None]
     loss_scale: LossScale | None
-    layer_norms: NormsOfLayers | None = None
     sharding: Sharding | None = None
-
-    def __post_init__(self) -> None:
-        if self.gradient.noise_scale is None:
-            return
-        for optimizer in self.plan.groups:
-            loss = self.plan.only_loss_of(optimizer)
-            spec = self.pipelines[self.plan.sources[loss]].source.element_spec
-            weights = "weight" in spec or self.plan.losses[loss].task_weighs
-            self.gradient.noise_scale.check(self.gradient.parts, weights_are_given=weights)
 
     @property
     def strategy(self) -> tf.distribute.Strategy:
@@ -144,16 +128,14 @@ class UpdateStep:
 
     @property
     def is_whole(self) -> bool:
-        """Whether XLA compiles an update as one piece, without the rounding of an all-reduce."""
-        return self.compiler.is_whole and not self.gradient.all_reduce.rounds
+        """Whether XLA compiles an update as one piece."""
+        return self.compiler.is_whole
 
     def _made(self, batches: Mapping[str, Batch], state: TrainingState) -> TrainingState:
         """Makes the update of `__call__`, one replica's in one piece that XLA compiles."""
         observe("update")
         work = _Work(self, state)
         update = Update(work, state, batches, self.plan.only_moved)
-        if self.gradient.noise_scale is not None:
-            update.books.noise = by_optimizer(state.gradient_noise, self.plan.groups)
         update.run(self.plan.run)
         self.plan.check_trace([call.identity for call in update.calls], update.batches.taken)
         work.finish(update.books)
@@ -172,23 +154,17 @@ class UpdateStep:
     def changing_fields(self) -> list[str]:
         """Names of the state's fields that an update may change."""
         names = ["step", "batches", "sums", "diverged_for"]
-        if any(clip.norm is not None for clip in self.clips.values()):
+        if any(clip is not None for clip in self.clips.values()):
             names.append("gradient_norms")
-        names += ["layer_norms"] * (self.layer_norms is not None)
-        names += ["gradient_noise"] * (self.gradient.noise_scale is not None)
         if self.loss_scale is not None:
             names += ["skipped_in_a_row", "loss_scale", "finite_updates"]
         return names
 
     def _next_state(self, state: TrainingState, books: Books) -> TrainingState:
-        noise = norms = layers = None
-        if self.gradient.noise_scale is not None:
-            noise = tf.concat([books.noise[name] for name in self.plan.groups], axis=0)
+        norms = None
         if "gradient_norms" in self.changing_fields:
-            norms = functools.partial(counted_norms, books.norms, self.plan)
-        if self.layer_norms is not None:
-            layers = functools.partial(norms_of_layers, books.norms, self.plan)
-        changes = Changes(self.metrics.joined(books.sums), norms, noise, layers)
+            norms = functools.partial(_counted_norms, books.norms, self.plan)
+        changes = Changes(self.metrics.joined(books.sums), norms)
         if self.loss_scale is None:
             changed = changes.made(state)
         elif books.finite is not None and packs(self.strategy) and not self.compiler.is_on:
@@ -203,6 +179,27 @@ class UpdateStep:
             diverged_for=tf.where(finite, batches, state.diverged_for),
             **changed,
         )
+
+
+def _counted_norms(
+    norms: Mapping[str, tuple[tf.Tensor, tf.Tensor | int]], plan: StepPlan, finite: tf.Tensor
+) -> tf.Tensor:
+    """Returns sum and number of the global norms of each optimizer: float64 [2 · optimizers].
+
+    Args:
+      norms: Sum and number of the norms of each optimizer in an update, by its name.
+      plan: The plan of the step.
+      finite: Whether the update was made, bool [].
+    """
+    made = tf.cast(finite, tf.float64)
+    counted: list[tf.Tensor] = []
+    for name in plan.groups:
+        norm, count = norms[name]
+        if plan.keeps_values:  # else a change that is skipped has the norm 0
+            norm = tf.where(finite, norm, tf.zeros_like(norm))
+        once = isinstance(count, int) and count == 1
+        counted += [norm, made if once else made * tf.cast(count, tf.float64)]
+    return tf.stack(counted)
 
 
 class _Work:
@@ -290,15 +287,10 @@ class _Work:
             norm = apply(
                 *(self.strategy, gradients.to_apply, gradients.variables, used),
                 *(update.clips[optimizer], self._state.step, update.compiler),
-                *(update.layer_norms, update.sharding),
+                update.sharding,
             )
         observe("applied", optimizer=optimizer, gradients=gradients)
         return norm
-
-    def add_noise(self, books: Books, optimizer: str, new: tf.Tensor | None) -> None:
-        noise_scale = self._update.gradient.noise_scale
-        if noise_scale is not None and new is not None:
-            books.noise[optimizer] = noise_scale.next(books.noise[optimizer], new)
 
     def change(
         self, number: int, change: Callable[[], tf.Tensor], finite: tf.Tensor | None
@@ -333,13 +325,12 @@ class _Work:
     def carried(self, books: Books) -> dict[str, Any]:
         update = self._update
         sums = {name: loss.metrics.zeros() for name, loss in self._plan.losses.items()}
-        layers = update.layer_norms
-        nothing = (tf.zeros([] if layers is None else [1 + layers.size], tf.float64), 0)
+        nothing = (tf.zeros([], tf.float64), 0)
         norms = {
             name: tuple(tf.cast(x, tf.float64) for x in books.norms.get(name, nothing))
             for name in self._plan.groups
         }
-        carried = {"sums": sums | books.sums, "norms": norms, "noise": books.noise}
+        carried = {"sums": sums | books.sums, "norms": norms}
         if update.loss_scale is not None:
             carried["finite"] = tf.constant(True) if books.finite is None else books.finite
         return carried

@@ -1,7 +1,7 @@
 """An exponential moving average of the weights, which often evaluates better than the weights."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -71,8 +71,6 @@ class WeightAverages:
     Attributes:
       rule: The averaging rule.
       variables: The averages, one variable for each weight or statistic.
-      shares: The shape of the whole average, by the id of a variable of which each replica holds
-        its share alone (`ddl.step.sharding.averages`).
     """
 
     def __init__(
@@ -83,27 +81,17 @@ class WeightAverages:
     ):
         """Starts at the present values of `weights`, which may include statistics."""
         self.rule = rule
-        self.shares: Mapping[int, tf.TensorShape] = {}
         self._strategy = strategy
         self._weights = list(weights)
         with strategy.scope():
             self.variables = [
                 tf.Variable(
-                    self._initial(weight),
+                    weight,
                     trainable=False,
                     name=f"{AVERAGE_PREFIX}{weight.name.split(':')[0]}",
                 )
                 for weight in self._weights
             ]
-
-    @property
-    def distinct(self) -> list[tf.Variable]:
-        """The averages; of one in shares, each share of this worker."""
-        return [
-            copy
-            for variable in self.variables
-            for copy in (self._copies(variable) if id(variable) in self.shares else [variable])
-        ]
 
     def update(self, update: tf.Tensor, compiler: Compiler) -> None:
         """Moves the averages. Cross-replica context, in a graph.
@@ -112,11 +100,13 @@ class WeightAverages:
           update: Number of the update that was made, int64 [], counted from 1.
           compiler: Compiles what each replica does, or not.
         """
-        if self._in_buffers(compiler):
+        if path_of(self._strategy).packs_tensors or compiler.is_on:
+            narrow = all(variable.dtype == tf.float32 for variable in self.variables)
+            step = self.rule.step_at(update, tf.float32 if narrow else tf.float64)
             self._strategy.extended.update(
                 self.variables[0],
                 lambda _, step: compiler(lambda: self._move_buffers(step)),
-                args=(self._step_of_buffers(update),),
+                args=(step,),
                 group=False,
             )
             return
@@ -135,17 +125,10 @@ class WeightAverages:
             how = move if weight.trainable else move_unless_equal
             self._strategy.extended.update(average, how, args=(weight,))
 
-    def _in_buffers(self, compiler: Compiler) -> bool:
-        return path_of(self._strategy).packs_tensors or compiler.is_on
-
-    def _step_of_buffers(self, update: tf.Tensor) -> tf.Tensor:
-        narrow = all(variable.dtype == tf.float32 for variable in self.variables)
-        return self.rule.step_at(update, tf.float32 if narrow else tf.float64)
-
     def _move_buffers(self, step: tf.Tensor) -> None:
         """Moves one replica's averages as `update` does, with few kernels."""
         averages = [tf.convert_to_tensor(average) for average in self.variables]
-        weights = [self._own(weight) for weight in self._weights]
+        weights = [tf.convert_to_tensor(weight) for weight in self._weights]
         packed = Packed(averages)
         moved = list(packed.buffers)
         pairs = zip(packed.buffers, packed.alike(weights), strict=True)
@@ -167,14 +150,6 @@ class WeightAverages:
         for variable, value, before in zip(self.variables, values, averages, strict=True):
             if value is not before:
                 tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
-
-    def _initial(self, weight: tf.Variable) -> Any:
-        """Returns the value that the average of a weight is made with."""
-        return weight
-
-    def _own(self, weight: tf.Variable) -> tf.Tensor:
-        """Returns what a replica averages of a weight. Replica or update context."""
-        return tf.convert_to_tensor(weight)
 
     def of(self, variables: Sequence[tf.Variable]) -> list[tf.Variable]:
         """Returns the averages of the given model variables."""

@@ -8,24 +8,20 @@ fewer of them on more replicas, and computes something else. `gather` gives it t
                    in the backward pass. The all-reduce of the weights' gradients stays the same.
     padding        `mask` is False for it, so that it is no negative; its own loss weighs 0
     evaluation     over each batch of the evaluation, on any number of replicas
-    microbatches   across="global_batch": three passes over them (`ddl.step.across_examples`); else
-                   an error at the start, since the loss would depend on ACCUMULATION_STEPS
+    microbatches   an error at the start, since the loss would depend on ACCUMULATION_STEPS
 
 The check of row independence holds what was gathered: a loss may depend on other rows only so.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
 
 from ddl import microbatch
-from ddl.errors import ConfigError, check_choice
+from ddl.errors import ConfigError
 from ddl.layers.replica_gather import gather_over_replicas
-from ddl.layers.shards import lockstep
 from ddl.microbatch import Microbatch
-
-Across = Literal["microbatch", "global_batch"]
 
 
 class Gathered(NamedTuple):
@@ -42,23 +38,11 @@ class Gathered(NamedTuple):
     own: tf.Tensor
 
 
-class GatherCall(NamedTuple):
-    """A call of `gather`.
-
-    Attributes:
-      across: Its argument `across`.
-      specs: Dtype of each tensor, and its shape without the rows.
-    """
-
-    across: Across
-    specs: tuple[tf.TensorSpec, ...]
-
-
-Gathering: TypeAlias = Callable[[list[tf.Tensor], Across, Microbatch], Gathered]
+Gathering: TypeAlias = Callable[[list[tf.Tensor], Microbatch], Gathered]
 """Gathers the tensors of a structure; `Gathered.rows` is a list of as many tensors."""
 
 
-def gather(x: Any, across: Across = "microbatch") -> Gathered:
+def gather(x: Any) -> Gathered:
     """Returns the rows of all replicas, for a loss across examples. Replica context.
 
         def per_example(self, features, training):  # InfoNCE
@@ -75,15 +59,12 @@ def gather(x: Any, across: Across = "microbatch") -> Gathered:
     Args:
       x: Tensor, or structure of tensors (tuples, lists, dicts), [rows, …] each, with one row for
         each row of the loss; of floating, integer or bool dtypes.
-      across: With ACCUMULATION_STEPS = 1, both mean the same. Otherwise "microbatch" is an error,
-        and "global_batch" gathers the rows of all microbatches. It takes three forward passes
-        instead of one.
 
     Raises:
-      ConfigError: Outside of a loss that a Trainer runs; in a loop, conditional or function; if a
-        tensor has another first dimension than the batch, or another dtype.
+      ConfigError: Outside of a loss that a Trainer runs; with ACCUMULATION_STEPS > 1; in a loop,
+        conditional or function; if a tensor has another first dimension than the batch, or another
+        dtype.
     """
-    check_choice("ddl.gather: across", across, get_args(Across))
     current = microbatch.current()
     if current is None or not current.rows:  # a step computes no rows
         raise ConfigError(
@@ -97,25 +78,35 @@ def gather(x: Any, across: Across = "microbatch") -> Gathered:
             "tf.recompute_grad of a loss: all replicas must call it together. Gather before it, "
             "and use the result in it."
         )
-    if lockstep.current() is not None:
-        raise ConfigError(
-            "Trainer.batch_shards excludes ddl.gather, also in an evaluation: a loss across "
-            "examples would see the rows of a shard. Remove Trainer.batch_shards, or return values "
-            "of each example alone."
-        )
     tensors = [_checked(one, current.rows) for one in tf.nest.flatten(x)]
     if not tensors:
         raise ConfigError(
             f"ddl.gather takes a tensor or a structure of tensors, got {x!r:.80}. Pass at least "
             "one tensor."
         )
-    specs = tuple(tf.TensorSpec(one.shape[1:], one.dtype) for one in tensors)
-    current.gathers.append(GatherCall(across, specs))
-    gathered = (current.gathering or _over_replicas)(tensors, across, current)
+    current.has_gathered = True
+    gathered = (current.gathering or _over_replicas)(tensors, current)
     return gathered._replace(rows=tf.nest.pack_sequence_as(x, list(gathered.rows)))
 
 
-def own_rows(tensors: list[tf.Tensor], across: Across, current: Microbatch) -> Gathered:
+class MicrobatchesError(ConfigError):
+    """A loss gathers the rows of its batch, of which a microbatch has only a part."""
+
+    def __init__(self, where: str):
+        """Writes the message; `where` names the loss."""
+        super().__init__(
+            f"{where} calls ddl.gather, which needs the whole global batch at once, but "
+            "ACCUMULATION_STEPS > 1 splits it. Set ACCUMULATION_STEPS = 1; if the batch does not "
+            "fit into memory, use Trainer.remat, more replicas, or a smaller GLOBAL_BATCH_SIZE."
+        )
+
+
+def refuse_microbatches(tensors: list[tf.Tensor], current: Microbatch) -> Gathered:
+    """Raises MicrobatchesError (`Gathering`), for losses that only the update can trace."""
+    raise MicrobatchesError("The loss")
+
+
+def own_rows(tensors: list[tf.Tensor], current: Microbatch) -> Gathered:
     """Gathers only the rows of this replica, for trials on a single replica (`Gathering`)."""
     mask = tf.ones([current.rows], tf.bool) if current.mask is None else current.mask
     return Gathered(tensors, mask, positions_of(current))
@@ -126,10 +117,10 @@ def positions_of(current: Microbatch) -> tf.Tensor:
     return tf.cast(current.first_row, tf.int64) + tf.range(current.rows, dtype=tf.int64)
 
 
-def _over_replicas(tensors: list[tf.Tensor], across: Across, current: Microbatch) -> Gathered:
+def _over_replicas(tensors: list[tf.Tensor], current: Microbatch) -> Gathered:
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
-        return own_rows(tensors, across, current)
+        return own_rows(tensors, current)
     if current.mask is None:
         gathered = gather_over_replicas(tensors)
         mask = tf.ones([gathered[0].shape[0]], tf.bool)
@@ -181,9 +172,9 @@ class HeldRows:
         self.gathered: list[Gathered] = list(gathered or [])
         self._given = None if gathered is None else iter(gathered)
 
-    def __call__(self, tensors: list[tf.Tensor], across: Across, current: Microbatch) -> Gathered:
+    def __call__(self, tensors: list[tf.Tensor], current: Microbatch) -> Gathered:
         """Gathers (`Gathering`)."""
         if self._given is not None:
             return next(self._given)
-        self.gathered.append(own_rows(tensors, across, current))
+        self.gathered.append(own_rows(tensors, current))
         return self.gathered[-1]

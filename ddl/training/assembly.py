@@ -22,17 +22,16 @@ from ddl.precision import LossScale
 from ddl.random import seed_by_replica
 from ddl.seeds import hashed
 from ddl.step import gradients as gradient_path
-from ddl.step.across_examples.checks import check_gathers
 from ddl.step.all_reduce import AllReduce
 from ddl.step.compiled.compiler import Compiler
+from ddl.step.global_gradient import GlobalGradient
 from ddl.step.moving_statistics import Statistics, allow_replica_writes
 from ddl.step.objective import Objective
 from ddl.step.remat import Parts
 from ddl.step.sharding import sharding_of, variables_of
-from ddl.step.sharding.averages import averages_of
-from ddl.step.shards.gradient import gradient_of
 from ddl.step.update import UpdateStep
 from ddl.step.verbs.plan import StepPlan
+from ddl.step.weight_average import WeightAverages
 from ddl.tasks.parts import layers_of, seed_generators_of
 from ddl.tasks.task import LossFunction, Task, has_step
 from ddl.training.asynchronous.loop import CoordinatedEvaluation
@@ -180,15 +179,13 @@ def assemble(
             evaluation = CoordinatedEvaluation(evaluated, eval_pipeline, strategy)
         else:
             xla = Compiler(options.jit_compile, strategy, "evaluation")
-            evaluation = Evaluation(evaluated, eval_pipeline, strategy, xla, options.batch_shards)
-    check_gathers(plan, options.accumulation_steps, options.gradient_noise_scale is not None)
+            evaluation = Evaluation(evaluated, eval_pipeline, strategy, xla)
+    plan.check_gathers(options.accumulation_steps)
     check_created_in_scope(plan.trained, strategy)
     layers = layers_of(task)
     in_training = {id(x) for one in plan.objectives for x in one.training_layers}
     training_layers = [layer for layer in layers if id(layer) in in_training]
-    warn_of_replica_dependence(
-        training_layers, strategy, options.accumulation_steps, task, options.batch_shards
-    )
+    warn_of_replica_dependence(training_layers, strategy, options.accumulation_steps, task)
     warn_of_tf32(strategy)
     rows = RowIndependence(
         task,
@@ -239,7 +236,7 @@ def assemble(
     kept_finite = [
         *(v.value for v in of_models),
         *(v for one in optimizers.values() for v in variables_of(one, update.sharding)),
-        *(update.averages.distinct if update.averages else ()),
+        *(update.averages.variables if update.averages else ()),
         *(copy for copies in weights.replica_statistics for copy in copies[1:]),
     ]
     return Assembly(
@@ -309,28 +306,25 @@ def _update(
     allow_replica_writes(layers, strategy)
     statistics = Statistics(layers, strategy)
     communication = options.communication or Communication()
-    all_reduce = AllReduce(strategy, communication, options.gradient_dtype)
-    shards = options.shard_optimizer_state, options.shard_gradients
-    sharding = sharding_of(optimizers, plan.variables, all_reduce, strategy, *shards)
+    all_reduce = AllReduce(strategy, communication)
+    sharding = sharding_of(
+        optimizers, plan.variables, all_reduce, strategy, options.shard_optimizer_state
+    )
     if (loss_scale := options.loss_scale) == "auto":
         in_float16 = computes_in_float16(layers if has_step(task) else [task.model])
-        loss_scale = LossScale() if options.gradient_dtype == "float16" or in_float16 else None
+        loss_scale = LossScale() if in_float16 else None
     trained = [v.value for v in plan.trained]
-    averages = averages_of(options.weight_average, trained, statistics.floating, sharding, strategy)
-    if options.gradient_noise_scale is not None and any(map(plan.frozen_until, optimizers)):
-        raise ConfigError(
-            "The gradient noise scale is that of all variables, but a parameter group is frozen "
-            "for a while. Remove gradient_noise_scale, or Group.frozen_until."
+    averages = None
+    if options.weight_average is not None:
+        averages = WeightAverages(
+            options.weight_average, [*trained, *statistics.floating], strategy
         )
-    gradient = gradient_of(
-        options.batch_shards,
-        plan.objectives,
+    gradient = GlobalGradient(
         strategy=strategy,
         compiler=Compiler(options.jit_compile, strategy, "training"),
         pipelines=train,
         all_reduce=all_reduce,
         scales=loss_scale is not None,
-        noise_scale=options.gradient_noise_scale,
         statistics=statistics,
         own=[v for v in plan.own if id(v) not in {id(t.value) for t in plan.trained}],
         complete=plan.known(layers) if has_step(task) else frozen_variables(layers),
@@ -343,8 +337,7 @@ def _update(
         optimizers=optimizers,
         statistics=statistics,
         averages=averages,
-        clips=gradient_path.clips_by_name(options.clip_norm, options.clip_value, list(plan.groups)),
+        clips=gradient_path.clips_by_name(options.clip_norm, list(plan.groups)),
         loss_scale=loss_scale,
-        layer_norms=options.layer_norms.of(plan.trained, strategy) if options.layer_norms else None,
         sharding=sharding,
     )

@@ -11,15 +11,9 @@ from ddl.data.pipeline import Batch
 from ddl.data.pipeline.buckets import buckets_of
 from ddl.data.pipeline.placed_order import on_host_if_placed
 from ddl.errors import DataError
-from ddl.layers.shards import lockstep
-from ddl.layers.shards.tree import sum_in_tree
-from ddl.microbatch import Microbatch
 from ddl.step.compiled.compiler import Compiler
 from ddl.step.objective import Objective
 from ddl.step.order_of_sums import fixed_order_of_sums
-from ddl.step.shards.all_reduce import sum_over_replicas
-from ddl.step.shards.checks import check_operations
-from ddl.step.shards.rows import rows_of
 from ddl.step.state import TrainingState
 from ddl.training.loop.device_errors import device_errors
 from ddl.training.loop.stale_traces import explaining_stale_traces
@@ -37,7 +31,6 @@ class Evaluation:
         pipeline: BatchPipeline | None,
         strategy: tf.distribute.Strategy,
         compiler: Compiler,
-        shards: int | None = None,
     ):
         """Keeps the arguments; traces at the first run.
 
@@ -46,10 +39,8 @@ class Evaluation:
           pipeline: The evaluation data; None if each call of `run_on` gives its own.
           strategy: The strategy.
           compiler: Compiles the sums of a batch.
-          shards: `batch_shards` of `ddl.Trainer`.
         """
         self._compiler = compiler
-        self._shards = shards
         self._objective = objective
         self._pipeline: Any = pipeline
         self._strategy = strategy
@@ -124,21 +115,8 @@ class Evaluation:
             microbatch = pipeline.microbatch(
                 batch, features, training=False, step=step, position=position
             )
-            if self._shards is not None:
-                return sum_of_shards(features, microbatch)
             with microbatch.forward():
                 return self._objective(features, training=False)[1]
-
-        def sum_of_shards(features: dict[str, tf.Tensor], of_replica: Microbatch) -> tf.Tensor:
-            def sums() -> tf.Tensor:
-                shard = lockstep.current()
-                assert shard is not None
-                own, microbatch = rows_of(shard, features, of_replica, pipeline.always_full)
-                with microbatch.forward():
-                    return self._objective(own, training=False)[1]
-
-            count = self._shards // self._strategy.num_replicas_in_sync
-            return sum_in_tree(lockstep.over_shards(count, sums, check=check_operations))
 
         def add_batch(turn: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             with on_host_if_placed(self._strategy):
@@ -147,10 +125,7 @@ class Evaluation:
 
             def added(batch: Batch) -> tf.Tensor:
                 per_replica = self._strategy.run(replica_sums, args=(batch,))
-                if self._shards is None:
-                    return sums + self._strategy.reduce("SUM", per_replica, axis=None)
-                (total,) = sum_over_replicas(self._strategy, [per_replica])
-                return sums + self._strategy.experimental_local_results(total)[0]
+                return sums + self._strategy.reduce("SUM", per_replica, axis=None)
 
             if bucket_iterator is None:
                 return following, added(batch)

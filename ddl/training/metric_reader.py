@@ -5,8 +5,6 @@ from absl import logging
 from ddl.errors import DataError
 from ddl.figures import GRADIENT_NORM
 from ddl.optimizers.named import figure
-from ddl.step import noise_scale
-from ddl.step.monitoring.histograms import Histogram
 from ddl.step.state import TrainingState
 from ddl.step.update import UpdateStep
 
@@ -16,7 +14,6 @@ class MetricReader:
 
     Attributes:
       last_read: The step at which the means were last read.
-      histograms: Histograms of layers, by name, as `keep_histograms` found them.
     """
 
     def __init__(self, update: UpdateStep):
@@ -27,31 +24,20 @@ class MetricReader:
         """
         self._update = update
         self.last_read = 0
-        self.histograms: dict[str, Histogram] = {}
         self._weight_seen = False
 
     def means(self, state: TrainingState) -> dict[str, float]:
-        """Returns the means of loss and metrics, of the norms, and the noise scale."""
+        """Returns the means of loss and metrics, and of the norms."""
         means = self._update.metrics.means(state.sums)
         norms = state.gradient_norms.numpy().reshape(-1, 2)
         for name, (total, count) in zip(self._update.plan.groups, norms, strict=True):
-            if self._update.clips[name].norm is not None and count:
+            if self._update.clips[name] is not None and count:
                 means[figure(GRADIENT_NORM, name)] = float(total / count)
-        if self._update.layer_norms is not None:
-            means |= self._update.layer_norms.figures(state.layer_norms)
-        if self._update.gradient.noise_scale is not None:
-            means |= noise_scale.figures(state.gradient_noise, self._update.plan.groups)
         return means
-
-    def keep_histograms(self, state: TrainingState) -> None:
-        """Keeps the histograms of a state whose sums are about to be reset."""
-        if self._update.layer_norms is not None:
-            self.histograms = self._update.layer_norms.histograms(state.layer_norms)
 
     def restart(self, step: int) -> None:
         """Counts the updates since the last read from `step` on."""
         self.last_read = step
-        self.histograms = {}
 
     def check_some_weight(self, state: TrainingState) -> None:
         """Raises DataError, or logs, if all examples since the last read have weight 0."""

@@ -57,8 +57,6 @@ class LoopRunner:
             scale,
             update.metrics.zeros(),
             len(update.plan.groups),
-            estimates_noise=update.gradient.noise_scale is not None,
-            norms_of_layers=update.layer_norms.size if update.layer_norms else 0,
         )
         self.stop = StopFlag(workers)
         self.loop: TrainingLoop | CoordinatedLoop

@@ -84,7 +84,6 @@ def _planned(
         groups=groups,
         variables=variables,
         applies=dict.fromkeys(variables, 1),
-        applied=dict.fromkeys(groups, (BUILT_IN,)),
     )
 
 

@@ -13,10 +13,7 @@ from ddl.metrics import OfAllOutputs
 from ddl.optimizers.named import Optimizers, from_keras_name
 from ddl.precision import LossScale
 from ddl.signals import deferring_interrupt
-from ddl.step.all_reduce import GradientDtype
 from ddl.step.gradients import Limit
-from ddl.step.monitoring import LayerNorms
-from ddl.step.noise_scale import GradientNoiseScale
 from ddl.step.remat import Remat
 from ddl.step.state import TrainingState
 from ddl.step.weight_average import ExponentialMovingAverage
@@ -27,7 +24,6 @@ from ddl.training.assembly import assemble
 from ddl.training.checks.arguments import Options, check_strategy
 from ddl.training.checks.batch_size import check_batch_split
 from ddl.training.checks.fixed_settings import check_attribute
-from ddl.training.checks.shards import check_shards
 from ddl.training.checks.tables import warn_of_dense_updates
 from ddl.training.metric_reader import MetricReader
 from ddl.training.pace import Pace
@@ -68,14 +64,9 @@ class Trainer(Evaluating):
         seed: int = 0,
         shuffle: bool = True,
         accumulation_steps: int = 1,
-        batch_shards: int | None = None,
         clip_norm: Limit = None,
-        clip_value: Limit = None,
         weight_average: ExponentialMovingAverage | None = None,
         loss_scale: LossScale | Literal["auto"] | None = "auto",
-        gradient_noise_scale: GradientNoiseScale | None = None,
-        layer_norms: LayerNorms | None = None,
-        gradient_dtype: GradientDtype | None = None,
         max_skipped_updates: int = 50,
         steps_per_loop: int | None = None,
         data_on_device: bool | Literal["auto"] = "auto",
@@ -83,7 +74,6 @@ class Trainer(Evaluating):
         jit_compile: JitCompile = "auto",
         remat: Remat | None = None,
         shard_optimizer_state: bool = False,
-        shard_gradients: bool = False,
     ) -> None:
         """Checks everything that can be checked before training, and builds the optimizer slots.
 
@@ -104,20 +94,12 @@ class Trainer(Evaluating):
           shuffle: Whether to reshuffle the training data each epoch. A `StreamSource` shuffles
             through a buffer; evaluation data are never shuffled.
           accumulation_steps: Microbatches per replica and update.
-          batch_shards: Parts of a microbatch, a power of two and a multiple of the replicas: trains
-            to the same bits on any number of devices (docs/same_bits.md); None: to rounding.
           clip_norm: Largest global norm of the gradient of the global batch, or that of each
             optimizer by its name; None: no clipping.
-          clip_value: Largest absolute value of a gradient entry, instead of `clip_norm`.
           weight_average: Keeps an average of the weights, which evaluation and export use; None:
             no average.
-          loss_scale: "auto" uses dynamic loss scaling if the model computes in float16, or if
-            `gradient_dtype` is "float16"; None: no loss scaling.
-          gradient_dtype: Dtype to which gradients are rounded for the all-reduce; None: not
-            rounded.
-          gradient_noise_scale: Estimates the gradient noise scale, the batch size worth using;
-            None: no estimate.
-          layer_norms: Logs the norms of gradient, weights and update of each layer; None: not.
+          loss_scale: "auto" uses dynamic loss scaling if the model computes in float16; None:
+            no loss scaling.
           max_skipped_updates: Consecutive overflows after which training counts as diverged.
           steps_per_loop: Updates per call of the training loop; None adapts to about a second.
           data_on_device: Whether to keep the arrays on the devices and gather batches there; "auto"
@@ -127,12 +109,9 @@ class Trainer(Evaluating):
             or "auto": on GPUs, except for what XLA cannot compile. Changes only rounding.
           remat: Selects layers that the backward pass computes again, to take less memory; None:
             none. Results do not change.
-          shard_optimizer_state: Whether each replica keeps slots and averages of its share of the
-            weights alone, to take less memory. Changes only rounding. `optimizer.variables` and
-            `averages.variables` then hold shares.
-          shard_gradients: With `shard_optimizer_state` and several microbatches, whether each
-            replica also keeps the sum of the gradients for its share alone, for which it sends the
-            gradients of each microbatch. Changes only rounding.
+          shard_optimizer_state: Whether each replica keeps the slots of its share of the weights
+            alone, to take less memory. Changes only rounding. `optimizer.variables` then hold
+            shares.
 
         Raises:
           ConfigError: If an argument is out of range, model or optimizer was made outside the
@@ -153,12 +132,10 @@ class Trainer(Evaluating):
         self.optimizer = optimizer
         self.global_batch_size = global_batch_size
         self.accumulation_steps = accumulation_steps
-        self.batch_shards = batch_shards
         self.jit_compile = jit_compile
         self.pace = Pace(steps_per_loop)
         check_batch_split(global_batch_size, self.strategy.num_replicas_in_sync, accumulation_steps)
         options = Options.of(given)
-        check_shards(options, self.strategy)
         parts = assemble(task, optimizer, train_data, eval_data, self.strategy, options)
         warn_of_dense_updates(parts.update)
         self._parts = parts

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 import ddl
 from tests.checking.tiny import Tiny, classifier, cross_entropy, data, layers, sgd, trainer
-from tests.step.across_examples.tasks import InfoNce
 from tests.step.verbs import own_steps
+from tests.tasks.across_examples import InfoNce
 
 NAMES: list[str] = []
 
@@ -139,7 +139,8 @@ def every_second_update(**where: Any) -> ddl.Trainer:
 def several_steps_on_a_batch(**where: Any) -> ddl.Trainer:
     class Repeated(Tiny):
         def step(self, update, batch):
-            update.repeat(3, lambda turn: update.minimize(self.per_example, batch))
+            for _ in range(3):
+                update.minimize(self.per_example, batch)
 
     return trainer(Repeated(ddl.layers.Dropout(0.3)), **where)
 
@@ -285,16 +286,9 @@ def a_recurrent_model(**where: Any) -> ddl.Trainer:
             hidden = [layers.Reshape((3, 2)), layers.GRU(4), layers.Dense(3)]
             self.model = keras.Sequential([keras.Input((6,)), *hidden])
 
-    return trainer(Recurrent(), ddl.optimizers.FusedAdam(1e-2), clip_value=0.01, **where)
+    return trainer(Recurrent(), ddl.optimizers.FusedAdam(1e-2), clip_norm=0.01, **where)
 
 
-@right
 def gathered_negatives(**where: Any) -> ddl.Trainer:
-    task = InfoNce()
-    task.across = "global_batch"
-    return trainer(task, **where)
-
-
-def gathered_negatives_of_one_microbatch(**where: Any) -> ddl.Trainer:
     """Refused with several microbatches, which is no mistake."""
     return trainer(InfoNce(), **where)

@@ -8,7 +8,6 @@ import tensorflow as tf
 import ddl
 from ddl.checkpoints.checkpoints import Checkpoints
 from ddl.checkpoints.export import export_model
-from ddl.checkpoints.restoring import saved_fields
 from ddl.errors import ConfigError, ModelDirectoryError
 from ddl.tasks.parts import layers_of
 from tests.checkpoints.model_styles import MODELS, STYLES, Attributes, Containers, task
@@ -232,7 +231,7 @@ def saved_without_containers(folder, trainer):
     parts = {"model": trainer.model, "optimizer": trainer.optimizer}
     checkpoints._checkpoint = tf.train.Checkpoint(
         **parts,
-        state=saved_fields(checkpoints._state),
+        state=checkpoints._state._asdict(),
         random_generators=trainer.generator_states,
     )
     checkpoints.save()

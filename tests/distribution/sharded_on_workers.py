@@ -29,7 +29,7 @@ ARGUMENTS = {
 
 OVERFLOWS = {
     "shares": {},
-    "of gradients too": {"shard_gradients": True, "remat": Remat("first")},
+    "and computed again": {"remat": Remat("first")},
 }
 """Arguments of trainers in shares, of which a batch overflows on the second worker, by name."""
 
@@ -63,12 +63,6 @@ def main(folder: Path) -> None:
         Checkpoints(folder / name, resumed).restore_latest()
         resumed.train(2, progress=False)
         found |= {f"{name}/{number}": value for number, value in enumerate(of(resumed))}
-    # Also with the sum of the gradients in shares, and a layer computed again.
-    arguments = ARGUMENTS | {"shard_gradients": True, "remat": Remat("first")}
-    another = make(strategy, True, adamw, **arguments)
-    Checkpoints(folder / "sharded", another).restore_latest()
-    another.train(2, progress=False)
-    found |= {f"of each microbatch/{number}": value for number, value in enumerate(of(another))}
     again = make(strategy, False, adamw, **ARGUMENTS, remat=Remat("first"))
     assert again.remat_parts is not None
     again.train(5, progress=False)

@@ -50,7 +50,6 @@ def test_two_workers_train_and_resume_as_one_device(tmp_path):
         assert_close(named(worker, "straight"), of(one))
         assert_close(named(worker, "sharded"), named(worker, "straight"), atol=0)
         assert_close(named(worker, "one"), of(one))
-        assert_close(named(worker, "of each microbatch"), of(one))
         assert_close(named(worker, "computed again"), of(one))
     assert_close(named(found[0], "straight"), named(found[1], "straight"), atol=0)
     resumed = make(make_strategy("one_device", 1), False, adamw, **ARGUMENTS)

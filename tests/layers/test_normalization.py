@@ -6,7 +6,6 @@ import tensorflow as tf
 import ddl.layers.normalization
 from ddl.errors import ConfigError
 from ddl.layers.normalization import batch_moments, take_over_moments
-from ddl.layers.shards import lockstep
 from tests.conftest import make_strategy, microbatch
 
 RANDOM = np.random.default_rng(0)
@@ -60,14 +59,12 @@ def test_the_moving_moments_where_nothing_counts():
     np.testing.assert_array_equal(variance, moving[1])
 
 
-@pytest.mark.parametrize("shards", [None, 2])
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_so_it_is_with_shards_and_replicas(replicas, shards):
-    """The first shard reads the moving moments for all."""
+def test_so_it_is_with_replicas(replicas):
     strategy = make_strategy("mirrored" if replicas > 1 else "one_device", replicas)
     moving = [tf.constant([1.0, 2.0]), tf.constant([3.0, 4.0])]
 
-    def one():
+    def replica():
         inputs = tf.fill([4, 2], np.inf)
         with tf.GradientTape() as tape:
             tape.watch(inputs)
@@ -75,15 +72,12 @@ def test_so_it_is_with_shards_and_replicas(replicas, shards):
             loss = tf.reduce_sum(mean * variance)
         return mean, variance, tape.gradient(loss, inputs)
 
-    def replica():
-        return [one()] if shards is None else lockstep.over_shards(shards, one)
-
-    for found in tf.function(lambda: strategy.run(replica), autograph=False)():
-        of_each = [strategy.experimental_local_results(value) for value in found]
-        for mean, variance, gradient in zip(*of_each, strict=True):
-            np.testing.assert_array_equal(mean, moving[0])
-            np.testing.assert_array_equal(variance, moving[1])
-            np.testing.assert_array_equal(gradient, np.zeros([4, 2]))
+    found = tf.function(lambda: strategy.run(replica), autograph=False)()
+    of_each = [strategy.experimental_local_results(value) for value in found]
+    for mean, variance, gradient in zip(*of_each, strict=True):
+        np.testing.assert_array_equal(mean, moving[0])
+        np.testing.assert_array_equal(variance, moving[1])
+        np.testing.assert_array_equal(gradient, np.zeros([4, 2]))
 
 
 def moments_over_replicas(strategy, inputs, counts):

@@ -113,7 +113,7 @@ def test_refuses_keras_loss_scaling():
     [
         ({"clipnorm": 1.0}, "clip_norm"),
         ({"global_clipnorm": 1.0}, "clip_norm"),
-        ({"clipvalue": 1.0}, "clip_value"),
+        ({"clipvalue": 1.0}, "clip_norm"),
         ({"gradient_accumulation_steps": 2}, "accumulation_steps"),
         ({"use_ema": True}, "weight_average"),
         ({"loss_scale_factor": 8.0}, "loss_scale"),

@@ -46,9 +46,8 @@ class Counting:
         return ddl.PerExample(tf.ones_like(features["one"][:, 0]))  # never gets better
 
     def step(self, update, batch):
-        update.repeat(
-            3, lambda turn: update.minimize(self.of_often, batch, self.often, optimizer="often")
-        )
+        for _ in range(3):
+            update.minimize(self.of_often, batch, self.often, optimizer="often")
         update.when(
             update.step % 2 == 1,
             lambda: update.minimize(self.of_seldom, batch, self.seldom, optimizer="seldom"),

@@ -4,15 +4,12 @@ import os
 import threading
 import tracemalloc
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
 from ddl.errors import ModelDirectoryError
-from ddl.figures import HISTOGRAM_LIMITS
 from ddl.run import metric_lines
-from ddl.run.writers import HistogramLinesWriter, JsonLinesWriter, TensorBoardWriter, Writers
-from ddl.step.monitoring.histograms import Histogram
+from ddl.run.writers import JsonLinesWriter, TensorBoardWriter, Writers
 
 
 def lines(path):
@@ -363,47 +360,3 @@ def test_a_link_beside_the_event_files_is_not_followed(tmp_path):
     assert [
         path.name for path in (tmp_path / "train").iterdir() if "tfevents" not in path.name
     ] == []
-
-
-def test_histograms_go_to_their_file_and_to_tensorboard(tmp_path):
-    values = np.array([-0.3, 0.0, 0.6, 0.7])
-    bins = [-np.inf, *HISTOGRAM_LIMITS, np.inf]
-    histograms = {"layer_weights/a": Histogram(np.histogram(values, bins)[0])}
-    path = tmp_path / "histograms.jsonl"
-    events, own = TensorBoardWriter(tmp_path), HistogramLinesWriter(path)
-    writers = Writers([JsonLinesWriter(tmp_path / "metrics.jsonl"), events, own])
-    writers.drop_after(0)
-    assert not path.exists()
-    for step in (10, 20):
-        writers.write_histograms(step, 0.5, "train", histograms)
-    writers.close()
-    (line, later) = lines(path)
-    assert (line["step"], line["epoch"], line["split"], later["step"]) == (10, 0.5, "train", 20)
-    assert line["layer_weights/a"]["from"] == -0.5
-    counts = line["layer_weights/a"]["counts"]
-    assert (counts[0], counts[-1], sum(counts)) == (1, 2, 4)
-    (file,) = (tmp_path / "train").iterdir()
-    (value,) = [
-        value
-        for record in tf.data.TFRecordDataset(str(file)).as_numpy_iterator()
-        if (event := tf.compat.v1.Event.FromString(record)).step == 20
-        for value in event.summary.value
-    ]
-    assert value.tag == "layer_weights/a"
-    assert value.metadata.plugin_data.plugin_name == "histograms"
-    bars = tf.make_ndarray(value.tensor)
-    assert bars.shape == (len(counts), 3)
-    np.testing.assert_array_equal(bars[[0, -1]], [[-0.5, -0.25, 1], [0.5, 1, 2]])
-    writers.drop_after(10)
-    assert [line["step"] for line in lines(path)] == [10]
-    assert not (tmp_path / "metrics.jsonl").exists()
-
-
-def test_damaged_histograms_stop_no_run(tmp_path):
-    path, reported = tmp_path / "histograms.jsonl", []
-    path.write_text('{"step": 1, "a": {"from": 0, "counts": [1]}}\nno line of ddl\n')
-    HistogramLinesWriter(path, reported.append).drop_after(1)
-    (report,) = reported
-    assert "is damaged and was renamed to" in report
-    assert "no line of ddl" in (tmp_path / "histograms.damaged.jsonl").read_text()
-    assert not path.exists()

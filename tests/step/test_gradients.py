@@ -61,8 +61,6 @@ def test_a_limit_is_not_rounded_in_float64():
     gradients = [tf.constant([3.0, 4.0], tf.float64)]
     clipped, _ = gradient_path.clip_by_global_norm(gradients, 0.1)
     np.testing.assert_allclose(clipped[0], [0.06, 0.08], rtol=1e-15)
-    by_value = gradient_path.clip_by_value(gradients, 0.1)
-    np.testing.assert_array_equal(by_value[0], [0.1, 0.1])
 
 
 def test_gradients_of_several_number_formats_have_one_norm():
@@ -77,15 +75,6 @@ def test_clipping_changes_no_bit_below_the_limit():
     gradient = tf.constant(np.random.default_rng(0).normal(size=100))
     clipped, _ = gradient_path.clip_by_global_norm([gradient], 1e3)
     np.testing.assert_array_equal(clipped[0], gradient)
-
-
-def test_clipping_by_value_moves_each_entry():
-    clipped = gradient_path.clip_by_value(
-        [tf.constant([3.0, -0.5, -2.0]), slices([[5.0, 0.1]], [2])], 1.0
-    )
-    np.testing.assert_array_equal(clipped[0], [1.0, -0.5, -1.0])
-    assert isinstance(clipped[1], tf.IndexedSlices)
-    np.testing.assert_array_equal(clipped[1].values, np.float32([[1.0, 0.1]]))
 
 
 def test_a_repeated_row_is_counted_once():

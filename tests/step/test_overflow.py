@@ -42,8 +42,8 @@ def test_skips_are_counted_until_an_update_is_made(by_branch):
     def next_fields(state, finite):
         new, norms = tf.constant([1.0, math.inf], tf.float64), tf.constant([2.0, 1], tf.float64)
         if by_branch:  # the norms of a skipped update are never asked for
-            return Changes(new, lambda _: norms, None).by_branch(state, finite, rule)
-        changes = Changes(new, lambda made: norms * tf.cast(made, tf.float64), None)
+            return Changes(new, lambda _: norms).by_branch(state, finite, rule)
+        changes = Changes(new, lambda made: norms * tf.cast(made, tf.float64))
         return changes.by_selection(state, finite, rule)
 
     state = TrainingState.initial(8.0, tf.zeros([2], tf.float64))
@@ -65,9 +65,9 @@ def test_a_branch_keeps_the_scale_within_its_limits():
         (LossScale(1.0, growth_interval=None), False, 2.0**24),
     ):
         for method in ("by_branch", "by_selection"):
-            changes = Changes(state.sums, None, None)
+            changes = Changes(state.sums, None)
             fields = getattr(changes, method)(state, tf.constant(finite), rule)
             assert float(fields["loss_scale"]) == expected
     low = state._replace(loss_scale=tf.constant(1.0))
-    fields = Changes(state.sums, None, None).by_branch(low, tf.constant(False), LossScale())
+    fields = Changes(state.sums, None).by_branch(low, tf.constant(False), LossScale())
     assert float(fields["loss_scale"]) == 1

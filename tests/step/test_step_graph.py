@@ -125,7 +125,6 @@ def test_operations_of_a_step_of_the_digits_cnn(name, replicas):
         {},
         {"clip_norm": 1.0},
         {"loss_scale": ddl.LossScale()},
-        {"gradient_noise_scale": ddl.GradientNoiseScale(), "accumulation_steps": 2},
     ],
     ids=str,
 )
@@ -149,8 +148,7 @@ def test_an_update_changes_what_it_says(arguments):
 
 def test_no_sum_of_three_whose_order_is_by_chance():
     """See `ddl.step.order_of_sums`: not between replicas, not in a norm, not in a gradient."""
-    arguments = {"clip_norm": 1.0, "gradient_noise_scale": ddl.GradientNoiseScale()}
-    trained = trainer(make_strategy("mirrored", 4), **arguments)
+    trained = trainer(make_strategy("mirrored", 4), clip_norm=1.0)
     graph = trained._runner.loop._loop.get_concrete_function(
         trained._runner.loop._iterator_from(trained.state), tf.constant(0, tf.int64), trained.state
     ).graph.as_graph_def()

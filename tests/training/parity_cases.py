@@ -149,7 +149,6 @@ _WHOLE = {"accumulation_steps": 1}
 CASES: dict[str, Case] = {
     "plain": Case(),
     "clipping by global norm, biting at every step": Case(arguments={"clip_norm": 0.05}),
-    "clipping by value": Case(arguments={"clip_value": 0.002}),
     "decoupled weight decay": Case(optimizer=lambda: sgd(weight_decay=0.01)),
     "L2": Case(task=l2),
     "accumulation 2 against the whole batch": Case(
@@ -204,11 +203,11 @@ COMBINED = {
         arguments={"accumulation_steps": 2, "clip_norm": 0.05},
         in_float32=False,
     ),
-    "combined: sparse gradients, weights of tokens, clipping by value, AdamW": Case(
+    "combined: sparse gradients, weights of tokens, clipping, AdamW": Case(
         task=Tagging,
         data=_sentences(),
         optimizer=lambda: keras.optimizers.AdamW(0.01),
-        arguments={"clip_value": 0.01},
+        arguments={"clip_norm": 0.05},
     ),
     "combined: noise, accumulation, uneven batches made on the host, Lamb": Case(
         task=noisy,

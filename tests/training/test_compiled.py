@@ -83,7 +83,7 @@ CASES = {
     "digits CNN": (Case(digits_cnn, sgd, digits()), 1),
     "digits MLP": (
         Case(
-            digits_mlp, optimizers.FusedSGD, digits(), {"clip_value": 0.01, "eval_data": digits(50)}
+            digits_mlp, optimizers.FusedSGD, digits(), {"clip_norm": 0.01, "eval_data": digits(50)}
         ),
         1,
     ),

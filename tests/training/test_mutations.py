@@ -136,17 +136,6 @@ def keep_the_moments_of_a_skipped_update(patch: Patch) -> None:
     patch.setattr(KeptValues, "restore", lambda *_: None)
 
 
-def clip_values_before_the_reduce(patch: Patch) -> None:
-    clip, reduce = gradient_path.clip_by_value, AllReduce.__call__
-
-    def mutated(self, gradients, variables):
-        clipped = self._strategy.run(lambda own: clip(own, 0.01), args=(gradients,))
-        return reduce(self, clipped, variables)
-
-    patch.setattr(AllReduce, "__call__", mutated)
-    patch.setattr(gradient_path, "clip_by_value", lambda gradients, _: gradients)
-
-
 def give_all_microbatches_one_position(patch: Patch) -> None:
     first_row = BatchPipeline._first_row
     patch.setattr(
@@ -166,7 +155,6 @@ PARITY = [
     (leave_out_the_reduce, ON_CENTRAL, SPARSE),
     (let_keras_reduce_again, ON_TWO, "plain"),
     (clip_before_the_reduce, ON_TWO, RICH),
-    (clip_values_before_the_reduce, ON_TWO, SPARSE),
     (forget_the_position, ON_TWO, NOISY),
     (forget_the_position, ON_TWO, "augmentation"),
     (forget_the_position, ON_CENTRAL, RICH),

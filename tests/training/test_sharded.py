@@ -1,6 +1,5 @@
 """Trainers whose optimizers' state is in shares, and trainers whose state is whole."""
 
-import contextlib
 import functools
 import logging
 
@@ -15,12 +14,10 @@ from ddl.errors import ConfigError, TrainingDiverged
 from ddl.optimizers import Group
 from ddl.precision import set_precision
 from ddl.step.compiled.compiler import Compiler
-from ddl.step.gradients import Clip
 from ddl.step.sharding import InShares, applying, optimizers, shares
 from ddl.step.verbs.parts import OptimizerPart
 from tests.conftest import LikeGpus, make_strategy
 from tests.step.sharding.trainers import (
-    DATA,
     adamw,
     after_an_overflow,
     assert_close,
@@ -46,14 +43,6 @@ def without_kernels():
     return optimizer
 
 
-def lars():
-    return ddl.optimizers.LARS(0.5, weight_decay=0.01)
-
-
-def lamb(**arguments):
-    return ddl.optimizers.LAMB(0.01, weight_decay=0.1, **arguments)
-
-
 def groups():
     return ddl.optimizers.ParameterGroups(
         {
@@ -73,21 +62,17 @@ def whole(replicas, optimizer, *arguments):
 @pytest.mark.parametrize(
     ("replicas", "optimizer", "arguments"),
     [
-        (2, adamw, {"clip_norm": 0.3, "accumulation_steps": 2, "gradient_dtype": None}),
-        (2, sgd, {"clip_norm": 0.3, "accumulation_steps": 2, "shard_gradients": True}),
-        (4, lamb, {"accumulation_steps": 2, "shard_gradients": True, "gradient_noise_scale": True}),
-        (4, without_biases, {"clip_value": 0.01, "remat": ddl.Remat("first")}),
+        (2, adamw, {"clip_norm": 0.3, "accumulation_steps": 2}),
+        (2, sgd, {"clip_norm": 0.3, "accumulation_steps": 2}),
+        (4, without_biases, {"clip_norm": 0.01, "remat": ddl.Remat("first")}),
         (2, without_kernels, {"weight_average": ddl.ExponentialMovingAverage(0.9)}),
         (4, functools.partial(keras.optimizers.SGD, 0.1, momentum=0.9, nesterov=True), {}),
         (2, functools.partial(keras.optimizers.RMSprop, 0.01, momentum=0.5, centered=True), {}),
-        (2, functools.partial(keras.optimizers.Adagrad, 0.1), {"gradient_noise_scale": True}),
-        (2, functools.partial(ddl.optimizers.FusedAdagrad, 0.1), {"layer_norms": True}),
+        (2, functools.partial(keras.optimizers.Adagrad, 0.1), {}),
+        (2, functools.partial(ddl.optimizers.FusedAdagrad, 0.1), {"clip_norm": 0.3}),
         (2, functools.partial(ddl.optimizers.FusedRMSprop, 0.01), {}),
         (2, functools.partial(ddl.optimizers.FusedAdam, 0.01, amsgrad=True), {}),
         (2, functools.partial(ddl.optimizers.MomentumSGD, 0.1, weight_decay=0.01), {}),
-        (2, lars, {"clip_norm": 0.3}),
-        (4, functools.partial(lamb, epsilon=0.0, exclude=()), {}),
-        (2, lamb, {"jit_compile": "on"}),
         (2, functools.partial(keras.optimizers.Lion, 0.001), {}),
         (2, functools.partial(keras.optimizers.Nadam, 0.01), {}),
         (2, functools.partial(keras.optimizers.Ftrl, 0.01, l1_regularization_strength=0.1), {}),
@@ -95,13 +80,9 @@ def whole(replicas, optimizer, *arguments):
 )
 def test_updates_are_the_same(replicas, optimizer, arguments):
     set_precision("float64")
-    if arguments.get("gradient_noise_scale"):
-        arguments = arguments | {"gradient_noise_scale": ddl.GradientNoiseScale()}
-    if arguments.get("layer_norms"):
-        arguments = {"layer_norms": ddl.LayerNorms(), "clip_norm": 0.3}
     strategy = make_strategy("mirrored", replicas)
     trainer = make(strategy, True, optimizer, **arguments)
-    plain = {k: v for k, v in arguments.items() if k not in ("shard_gradients", "remat")}
+    plain = {k: v for k, v in arguments.items() if k != "remat"}
     assert_close(figures(trainer), figures(make(strategy, False, optimizer, **plain)))
     assert trainer.trace_count == 1
 
@@ -119,7 +100,7 @@ def test_parameter_groups_are_the_same():
     assert_close(trained(True), trained(False))
 
 
-@pytest.mark.parametrize("optimizer", [adamw, lars, lamb])
+@pytest.mark.parametrize("optimizer", [adamw, sgd])
 def test_collectives_exchange_the_same(gpu_path, optimizer):
     set_precision("float64")
     trainer = make(LikeGpus(4), True, optimizer, clip_norm=0.3)
@@ -171,8 +152,8 @@ def test_a_share_of_a_weight_takes_memory_once_its_gradient_is_in_shares(monkeyp
         given = strategy.run(lambda: tf.identity(gradient))
         applying.apply_to_shares(
             *(trainer.sharding, InShares([given]), [variable]),
-            *([OptimizerPart(trainer.optimizer, [0])], Clip(None, None)),
-            *(tf.constant(0, tf.int64), Compiler("off", strategy, "training"), None),
+            *([OptimizerPart(trainer.optimizer, [0])], None),
+            *(tf.constant(0, tf.int64), Compiler("off", strategy, "training")),
         )
 
     monkeypatch.setattr(applying, "own_share", own_share)
@@ -214,39 +195,23 @@ def plain_after_an_overflow(replicas):
     return figures(after_an_overflow(make_strategy("mirrored", replicas), False))
 
 
-@pytest.mark.parametrize(("replicas", "shard_gradients"), [(2, False), (2, True), (4, True)])
-def test_shares_and_layers_computed_again_work_together(replicas, shard_gradients):
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_shares_and_layers_computed_again_work_together(replicas):
     """With microbatches, clipping, averages, and an overflow on one replica in mixed_float16."""
     strategy = make_strategy("mirrored", replicas)
-    trainer = after_an_overflow(
-        strategy, True, shard_gradients=shard_gradients, remat=ddl.Remat("first")
-    )
+    trainer = after_an_overflow(strategy, True, remat=ddl.Remat("first"))
     assert_close(figures(trainer), plain_after_an_overflow(replicas), atol=1e-6)
     assert trainer.skipped_updates == 1
     assert trainer.sharding is not None
     assert trainer.remat_parts is not None
 
 
-def test_shares_of_gradients_are_exchanged_as_on_gpus(gpu_path):
+def test_shares_are_exchanged_as_on_gpus(gpu_path):
     """Each replica adds in variables on its own device; compiled."""
     set_precision("float64")
     arguments = {"accumulation_steps": 2, "clip_norm": 0.3}
-    trainer = make(LikeGpus(2), True, sgd, shard_gradients=True, jit_compile="on", **arguments)
+    trainer = make(LikeGpus(2), True, sgd, jit_compile="on", **arguments)
     assert_close(figures(trainer), whole(2, sgd, *arguments.items()))
-
-
-def test_shares_of_gradients_need_shares_and_microbatches(caplog):
-    strategy = make_strategy("mirrored", 2)
-    expected = pytest.raises(ConfigError, match="--shard_gradients .* needs --shard_optimizer")
-    with strategy.scope(), expected:
-        ddl.Trainer(
-            *(ddl.Classification(network()), sgd(), DATA),
-            global_batch_size=16,
-            shard_gradients=True,
-        )
-    with caplog.at_level(logging.WARNING):
-        make(strategy, True, shard_gradients=True)
-    assert "shard_gradients) has no effect with one microbatch" in caplog.text
 
 
 class OwnSteps(ddl.Classification):
@@ -357,10 +322,9 @@ def deal_a_share_to_the_wrong_replica(patch):
 def reduce_twice(patch):
     summed = optimizers.summed_to_shares
 
-    def twice(gradients, sent):
-        once = summed(gradients, sent)
+    def twice(gradients):
         shapes = [gradient.shape for gradient in gradients]
-        return summed(shares.gathered(once, shapes), sent)
+        return summed(shares.gathered(summed(gradients), shapes))
 
     patch.setattr(optimizers, "summed_to_shares", twice)
 
@@ -391,16 +355,6 @@ def test_a_broken_part_fails_the_parity(mutate, monkeypatch):
         assert_close(found, plain)
 
 
-def test_norms_of_shares_alone_fail_the_parity(monkeypatch):
-    set_precision("float64")
-    strategy = make_strategy("mirrored", 2)
-    with monkeypatch.context() as patch:
-        patch.setattr(applying, "norms_given", lambda *_: contextlib.nullcontext())
-        found = figures(make(strategy, True, lamb), steps=2)
-    with pytest.raises(AssertionError):
-        assert_close(found, figures(make(strategy, False, lamb), steps=2))
-
-
 # ------------------------------------------------------------ refusals
 
 
@@ -425,6 +379,8 @@ class Own(keras.optimizers.SGD):
     [
         ddl.optimizers.LazyAdam,
         ddl.optimizers.AdamWScheduleFree,
+        ddl.optimizers.LAMB,
+        ddl.optimizers.LARS,
         keras.optimizers.Lamb,
         keras.optimizers.Adafactor,
         keras.optimizers.Muon,
@@ -433,7 +389,7 @@ class Own(keras.optimizers.SGD):
 )
 def test_optimizers_that_are_not_known_to_compute_by_entry_are_refused(optimizer):
     name = optimizer.__name__
-    with pytest.raises(ConfigError, match=f"compute each entry.*got {name}. Leave the flag out"):
+    with pytest.raises(ConfigError, match=f"elementwise optimizers only.*got {name}. Leave"):
         make(make_strategy("mirrored", 2), True, optimizer)
 
 

@@ -231,21 +231,6 @@ def test_bfloat16_trains_without_a_loss_scale():
     assert trainer.step == 50
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_gradients_that_travel_as_float16_have_a_loss_scale(replicas):
-    """Without the scale, small gradients would be lost; large ones must not become infinite."""
-    strategy = make_strategy("mirrored", replicas)
-    assert make_trainer(strategy, gradient_dtype="bfloat16").loss_scale is None
-    trainer = make_trainer(strategy, gradient_dtype="float16")
-    assert trainer.loss_scale > 1
-    trainer.train(30)
-    plain = on_two_replicas()
-    plain.train(trainer.step)
-    for value, reference in zip(weights_and_slots(trainer), weights_and_slots(plain), strict=True):
-        assert np.all(np.isfinite(value))
-        np.testing.assert_allclose(value, reference, rtol=0.05, atol=0.02)
-
-
 def test_float16_trains_and_an_overflow_is_skipped_and_halves_the_scale(strategy):
     scale = ddl.LossScale(initial=2.0**24)
     trainer = make_trainer(strategy, precision="mixed_float16", loss_scale=scale, clip_norm=1.0)
@@ -457,8 +442,6 @@ def test_weights_that_are_not_finite_are_named():
         ({"batch": 32.0}, "global_batch_size must be an integer of at least 1, got 32.0"),
         ({"batch": 30}, "4 replicas.* got 30. Use 28 or 32"),
         ({"clip_norm": 0.0}, "clip_norm must be greater than 0, .* got 0.0"),
-        ({"clip_value": -1.0}, "clip_value must be greater than 0, .* got -1.0"),
-        ({"clip_norm": 1.0, "clip_value": 1.0}, "clip_norm and clip_value exclude each other"),
         ({"batch": 3}, "batch size .* got 3. Use 4"),
         ({"accumulation_steps": 3}, "4 replicas × 3 accumulation steps.*24 or 36"),
         ({"accumulation_steps": 0}, "accumulation_steps must be .* got 0"),

@@ -1,5 +1,5 @@
 """Slots and averages in shares; checkpoints hold them whole, so replicas may change."""
 
-from ddl.checkpoints.slots.whole import WholeSlot, whole_averages, with_whole_slots
+from ddl.checkpoints.slots.whole import WholeSlot, with_whole_slots
 
-__all__ = ["WholeSlot", "whole_averages", "with_whole_slots"]
+__all__ = ["WholeSlot", "with_whole_slots"]

@@ -1,4 +1,4 @@
-"""Whole slots and averages in the place of shares, in the objects that a checkpoint saves."""
+"""Whole slots in the place of shares, in the objects that a checkpoint saves."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,13 +11,12 @@ from tensorflow.python.trackable.base import VARIABLE_VALUE_KEY
 from ddl.distribution.workers import Workers
 from ddl.step.sharding import Sharding
 from ddl.step.sharding.shares import copied_share, gathered
-from ddl.step.weight_average import WeightAverages
 
 _Trackable: Any = tf.__internal__.tracking.Trackable
 
 
 class WholeSlot(_Trackable):
-    """A slot or an average as a checkpoint holds it: of its weight's shape, without padding.
+    """A slot as a checkpoint holds it: of its weight's shape, without padding.
 
     Attributes:
       variable: The shares of this worker's replicas.
@@ -109,19 +108,6 @@ def with_whole_slots(optimizer: keras.optimizers.Optimizer, sharding: Sharding |
         is_same = all(others[key] is item for key, item in own.items())
         children[name] = replaced(child) if is_same else _Holder(others)
     return _Holder(children)
-
-
-def whole_averages(averages: WeightAverages, strategy: tf.distribute.Strategy) -> list[Any]:
-    """Returns what a checkpoint saves of averages: one whole value for each.
-
-    Args:
-      averages: The averages.
-      strategy: Their strategy.
-    """
-    return [
-        WholeSlot(one, averages.shares[id(one)], strategy) if id(one) in averages.shares else one
-        for one in averages.variables
-    ]
 
 
 class _Holder(_Trackable):

@@ -165,7 +165,7 @@ def _sizes(facts: "FactsOfRun", number: int) -> str:
     """Returns the sizes of microbatches as a text."""
     sizes = facts["sizes"].items()
     texts = [f"{f'{name} ' if name else ''}{size // number:,}" for name, size in sizes]
-    return f"{', '.join(texts)} per {facts['part']}"
+    return f"{', '.join(texts)} per replica"
 
 
 def _evaluations(facts: "FactsOfRun", number: int) -> str:

@@ -13,7 +13,6 @@ import tensorflow as tf
 
 from ddl import microbatch
 from ddl.errors import ConfigError
-from ddl.layers.shards import lockstep
 
 
 class Partners(NamedTuple):
@@ -56,12 +55,11 @@ def partners(values: Sequence[tf.Tensor], asking: str) -> Partners:
             "Mix before the model splits examples into parts."
         )
     # Of a single microbatch on a single replica, the first row is known to be 0.
-    part = "replica" if lockstep.current() is None else "shard"
     if rows % 2 and not (isinstance(current.first_row, int) and current.first_row == 0):
         raise ConfigError(
-            f"{asking} mixes the rows 2k and 2k + 1 of a batch, so each {part} must have an even "
+            f"{asking} mixes the rows 2k and 2k + 1 of a batch, so each replica must have an even "
             f"number of rows in a microbatch, got {rows}. Set GLOBAL_BATCH_SIZE to a multiple of "
-            f"2 × {part}s × ACCUMULATION_STEPS."
+            f"2 × replicas × ACCUMULATION_STEPS."
         )
     if current.pairing is not None:
         return current.pairing(values, current.mask)

@@ -2,6 +2,5 @@
 
 from ddl.optimizers.layerwise.lamb import LAMB
 from ddl.optimizers.layerwise.lars import LARS
-from ddl.optimizers.layerwise.norms import ByNorms
 
-__all__ = ["LAMB", "LARS", "ByNorms"]
+__all__ = ["LAMB", "LARS"]

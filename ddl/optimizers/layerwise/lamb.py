@@ -6,15 +6,15 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ddl.devices.packing import Packed, unstacked
+from ddl.devices.packing import Packed, norms, unstacked
 from ddl.errors import check_no_text
 from ddl.optimizers.exclusions import excluded
-from ddl.optimizers.fused import dense, temporary
-from ddl.optimizers.layerwise.norms import ByNorms, check_not_negative, or_one, or_ones
+from ddl.optimizers.fused import Together, dense, temporary
+from ddl.optimizers.layerwise.norms import check_not_negative, norm, or_one, or_ones
 
 
 @keras.saving.register_keras_serializable("ddl")
-class LAMB(ByNorms, keras.optimizers.Lamb):
+class LAMB(Together, keras.optimizers.Lamb):
     """Layer-wise Adam: You et al. 2019, "Large Batch Optimization for Deep Learning".
 
     Algorithm 2 of the paper, with φ the identity, at the learning rate η:
@@ -77,24 +77,6 @@ class LAMB(ByNorms, keras.optimizers.Lamb):
             self._excluded = excluded(variables, self._exclude, "LAMB.exclude")
         super().build(variables)
 
-    def compared(
-        self, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
-    ) -> list[tf.Tensor | None]:
-        """Returns the directions of the coming update; see `ByNorms.compared`."""
-        found: list[tf.Tensor | None] = []
-        for gradient, variable in zip(gradients, variables, strict=True):
-            place = self._get_variable_index(variable)
-            if place in self._excluded:
-                found.append(None)
-                continue
-            gradient = dense(gradient, variable.value.dtype)
-            first, second = self._momentums[place].value, self._velocities[place].value
-            mean = first + (1 - self.beta_1) * (gradient - first)
-            square = second + (1 - self.beta_2) * (tf.square(gradient) - second)
-            weights = tf.convert_to_tensor(variable.value)
-            found.append(self._direction(mean, square) + self._decay * weights)
-        return found
-
     def _direction(self, mean: tf.Tensor, square: tf.Tensor) -> tf.Tensor:
         """Returns r of the class's docstring, without decay, from the moments of this update."""
         dtype = mean.dtype
@@ -123,7 +105,7 @@ class LAMB(ByNorms, keras.optimizers.Lamb):
         if place not in self._excluded:
             weights = tf.convert_to_tensor(variable)
             update += self._decay * weights
-            weight_norm, update_norm = self._norms(place, weights, update)
+            weight_norm, update_norm = norm(weights), norm(update)
             ratio = or_one(weight_norm / update_norm, weight_norm, update_norm)
             update *= tf.cast(ratio, dtype)
         variable.assign_sub(tf.cast(learning_rate, dtype) * update)
@@ -173,8 +155,7 @@ class LAMB(ByNorms, keras.optimizers.Lamb):
             packed = Packed(directions)
             pairs = zip(packed.buffers, packed.alike(weights), strict=True)
             directions = packed.unpacked([r + self._decay * w for r, w in pairs])
-        indices = [self._get_variable_index(variables[place]) for place in places]
-        weight_norms, update_norms = self._norms_of_each(indices, weights, directions)
+        weight_norms, update_norms = norms(weights), norms(directions)
         ratios = or_ones(weight_norms / update_norms, weight_norms, update_norms)
         rates = unstacked(learning_rate * ratios)
         for place, direction, rate in zip(places, directions, rates, strict=True):

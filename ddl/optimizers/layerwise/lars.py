@@ -6,16 +6,16 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ddl.devices.packing import Packed, unstacked
+from ddl.devices.packing import Packed, norms, unstacked
 from ddl.errors import ConfigError, check_no_text
 from ddl.optimizers.exclusions import excluded
-from ddl.optimizers.fused import dense
+from ddl.optimizers.fused import Together, dense
 from ddl.optimizers.fused_sgd import MomentumSGD
-from ddl.optimizers.layerwise.norms import ByNorms, check_not_negative, or_one, or_ones
+from ddl.optimizers.layerwise.norms import check_not_negative, norm, or_one, or_ones
 
 
 @keras.saving.register_keras_serializable("ddl")
-class LARS(ByNorms, MomentumSGD):
+class LARS(Together, MomentumSGD):
     """Layer-wise adaptive rate scaling: You et al. 2017, "Large Batch Training of CNNs".
 
     Algorithm 1 of the paper, for each variable with weights w and gradient g, at the rate γ:
@@ -93,16 +93,6 @@ class LARS(ByNorms, MomentumSGD):
             self._excluded = excluded(variables, self._exclude, "LARS.exclude")
         super().build(variables)
 
-    def compared(
-        self, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
-    ) -> list[tf.Tensor | None]:
-        """Returns the gradients; see `ByNorms.compared`."""
-        places = [self._get_variable_index(variable) for variable in variables]
-        return [
-            None if place in self._excluded else dense(gradient, gradient.dtype)
-            for place, gradient in zip(places, gradients, strict=True)
-        ]
-
     def update_step(
         self, gradient: tf.Tensor | tf.IndexedSlices, variable: tf.Variable, learning_rate: Any
     ) -> None:
@@ -117,7 +107,7 @@ class LARS(ByNorms, MomentumSGD):
         place = self._get_variable_index(variable)
         if place not in self._excluded:
             weights = tf.convert_to_tensor(variable)
-            weight_norm, gradient_norm = self._norms(place, weights, gradient)
+            weight_norm, gradient_norm = norm(weights), norm(gradient)
             rate = (
                 self.trust_coefficient
                 * weight_norm
@@ -143,8 +133,7 @@ class LARS(ByNorms, MomentumSGD):
         if places:
             own = [gradients[place] for place in places]
             weights = [tf.convert_to_tensor(variables[place]) for place in places]
-            indices = [self._get_variable_index(variables[place]) for place in places]
-            weight_norms, gradient_norms = self._norms_of_each(indices, weights, own)
+            weight_norms, gradient_norms = norms(weights), norms(own)
             divisors = gradient_norms + self._decay * weight_norms + self.epsilon
             rates = self.trust_coefficient * weight_norms / divisors
             rates = or_ones(rates, weight_norms, gradient_norms)

@@ -12,13 +12,11 @@ from ddl.run.console import RunConsole
 from ddl.run.directory import RunDirectory
 from ddl.run.predicting.settings import Predictions
 from ddl.run.trackers import MLflow, WeightsAndBiases
-from ddl.step.monitoring import LayerNorms
 from ddl.step.remat import Remat
 from ddl.training.checks.model import depends_on_microbatches
 from ddl.training.trainer import Trainer
 
-# A resumed run may change its length, its periods and its microbatches: the updates stay the same;
-# with `batch_shards` they would have other bits with other microbatches.
+# A resumed run may change its length, its periods and its microbatches: the updates stay the same.
 # Any other difference makes it another run.
 _MAY_CHANGE = (
     "RunPlan.train_steps",
@@ -36,10 +34,6 @@ _MAY_CHANGE = (
     "RunPlan.trackers",
     *(f"MLflow.{field.name}" for field in dataclasses.fields(MLflow)),
     *(f"WeightsAndBiases.{field.name}" for field in dataclasses.fields(WeightsAndBiases)),
-    "Trainer.layer_norms",
-    *(f"LayerNorms.{field.name}" for field in dataclasses.fields(LayerNorms)),
-    "Trainer.gradient_noise_scale",
-    "GradientNoiseScale.decay",
     "Trainer.remat",
     *(f"Remat.{field.name}" for field in dataclasses.fields(Remat)),
 )
@@ -48,7 +42,6 @@ _OF_CALLBACKS = re.compile(
     rf"(?:[\w./-]+/)?(?:{'|'.join(callbacks.__all__)})\.|RunPlan\.callbacks:"
 )
 _MICROBATCHES = "Trainer.accumulation_steps"
-_AS_WRITTEN = ("ACCUMULATION_STEPS:", f"{_MICROBATCHES}:")
 # These follow from data and batch size, which are compared with the checkpoint's metadata.
 _STEPS_PER_EPOCH = ("epochs_to_steps.steps_per_epoch", "warmup_steps.steps_per_epoch")
 
@@ -73,11 +66,10 @@ def compare_with_saved_config(
     if saved is None:
         return
     may_change = {*_MAY_CHANGE, *_STEPS_PER_EPOCH}
-    microbatches = () if strict and trainer.batch_shards else (_MICROBATCHES,)
     if plateaus_of(trainer.optimizer):
         may_change.remove("RunPlan.eval_every")
     try:
-        changes = config.differences(saved, ignore=(*may_change, *microbatches))
+        changes = config.differences(saved, ignore=(*may_change, _MICROBATCHES))
     except (ConfigError, ValueError) as error:
         raise ModelDirectoryError(
             f"{directory.config} must be the config that ddl saved, but it cannot be read: {error}"
@@ -92,13 +84,10 @@ def compare_with_saved_config(
     if changes:
         listing = "\n".join(f"  {line}" for line in changes)
         if strict:
-            why = ""
-            if trainer.batch_shards and any(line.startswith(_AS_WRITTEN) for line in changes):
-                why = " With Trainer.batch_shards, the number of microbatches decides about bits."
             raise ModelDirectoryError(
                 f"--model_dir={directory.path} holds a run with another config. The differences "
                 f"(saved → given):\n{listing}\nPass another --model_dir, or the config of that "
-                f"run.{why}"
+                "run."
             )
         console.line(
             f"The config differs from that of the run in {directory.path} (saved → given):\n"

@@ -22,16 +22,13 @@ class FactsOfRun(TypedDict):
     """Facts about a run.
 
     Attributes:
-      sizes: Examples per replica and update of each source of training data, by its name; with
-        `Trainer.batch_shards` per shard.
-      part: "replica" or "shard", to which the sizes belong.
+      sizes: Examples per replica and update of each source of training data, by its name.
       configured: ACCUMULATION_STEPS of the config.
       depends_on: Reasons why the result depends on the number of microbatches; empty if none.
       evaluates: Whether the run has evaluation data.
     """
 
     sizes: dict[str, int]
-    part: str
     configured: int
     depends_on: list[str]
     evaluates: bool
@@ -76,19 +73,16 @@ def make_updates(
 
 def _facts(trainer: Trainer, configured: int) -> FactsOfRun:
     replicas = trainer.strategy.num_replicas_in_sync
-    shards = [] if trainer.batch_shards is None else ["Trainer.batch_shards"]
     drawing = [type(trainer.task).__name__] if seed_generators_of(trainer.task) else []
     return {
         "sizes": {
-            name: pipeline.global_batch_size // (trainer.batch_shards or replicas)
+            name: pipeline.global_batch_size // replicas
             for name, pipeline in trainer.pipelines.items()
         },
-        "part": "shard" if shards else "replica",
         "configured": configured,
         "depends_on": [
             *names_that_depend_on_microbatches(trainer.training_layers),
             *drawing,
-            *shards,
         ],
         "evaluates": trainer.has_eval_data,
     }

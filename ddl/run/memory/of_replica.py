@@ -19,8 +19,7 @@ class Held:
     Attributes:
       weights: The variables of the layers.
       gradients: The gradients of a microbatch.
-      summed: The sum of the gradients over the microbatches, or the share of it; 0 for one
-        microbatch.
+      summed: The sum of the gradients over the microbatches; 0 for one microbatch.
       slots: The optimizers' variables.
       averages: The averages of the weights.
       kept: Values that an update keeps, in case a gradient overflows.
@@ -55,8 +54,6 @@ def held_by_replica(trainer: Trainer, activations: Activations) -> Held:
     slots = [v.value for one in by_name(trainer.optimizer).values() for v in one.variables]
     gradients = bytes_of(trained)
     summed = gradients if trainer.accumulation_steps > 1 else 0
-    if trainer.sharding is not None and trainer.sharding.each_microbatch:
-        summed = -(-summed // trainer.strategy.num_replicas_in_sync)
     return Held(
         weights=bytes_of(weights.values()),
         gradients=gradients,

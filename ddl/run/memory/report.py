@@ -59,14 +59,10 @@ def _held(trainer: Trainer, held: Held, activations: Activations) -> dict[str, s
     texts = {f"memory, {name}": _text(size) for name, size in rows.items() if size}
     if trainer.sharding is not None:
         replicas = trainer.strategy.num_replicas_in_sync
-        for name, of in (("optimizer", "slots"), ("averages", "averages")):
-            if rows[name]:
-                texts[f"memory, {name}"] += (
-                    f", a replica's share of the {of} of {replicas} replicas"
-                )
+        if rows["optimizer"]:
+            texts["memory, optimizer"] += f", a replica's share of the slots of {replicas} replicas"
     if held.summed:
-        what = "sum" if held.summed == held.gradients else "share of the sum"
-        texts["memory, gradients"] += f", of the {what} over microbatches and of one microbatch"
+        texts["memory, gradients"] += ", of the sum over microbatches and of one microbatch"
     if held.activations is not None:
         texts["memory, activations"] = _of_activations(trainer, activations)
     return texts

@@ -53,7 +53,6 @@ def switches(trainer: Trainer, held: Held, available: int) -> Iterator[Switch]:
     """
     found: list[Callable[[Held], Switch | None]] = [
         lambda now: _sharded(trainer, now),
-        lambda now: _with_shares_of_gradients(trainer, now),
         lambda now: _in_bfloat16(now),
         _with_remat(trainer, held),
         lambda now: _accumulating(trainer, now, available),
@@ -76,23 +75,12 @@ def switches(trainer: Trainer, held: Held, available: int) -> Iterator[Switch]:
 def _sharded(trainer: Trainer, held: Held) -> Switch | None:
     replicas = trainer.strategy.num_replicas_in_sync
     known = all(map(is_known, by_name(trainer.optimizer).values()))
-    if replicas == 1 or trainer.sharding is not None or not known or trainer.batch_shards:
+    if replicas == 1 or trainer.sharding is not None or not known:
         return None
     if traits_of(trainer.strategy).replicates_handles:
         return None
-    own = dataclasses.replace(
-        held, slots=-(-held.slots // replicas), averages=-(-held.averages // replicas)
-    )
+    own = dataclasses.replace(held, slots=-(-held.slots // replicas))
     return Switch("--shard_optimizer_state", own)
-
-
-def _with_shares_of_gradients(trainer: Trainer, held: Held) -> Switch | None:
-    sharding = trainer.sharding
-    if sharding is None or sharding.each_microbatch or not held.summed:
-        return None
-    summed = -(-held.summed // trainer.strategy.num_replicas_in_sync)
-    own = dataclasses.replace(held, summed=summed)
-    return Switch("--shard_gradients", own, "sends the gradients of each microbatch")
 
 
 def _in_bfloat16(held: Held) -> Switch | None:
@@ -106,7 +94,7 @@ def _accumulating(trainer: Trainer, held: Held, available: int) -> Switch | None
     """Returns the smallest number of microbatches that fits, or the largest number."""
     if held.activations is None:
         return None
-    parts = trainer.batch_shards or trainer.strategy.num_replicas_in_sync
+    parts = trainer.strategy.num_replicas_in_sync
     sizes = [one.global_batch_size // parts for one in trainer.pipelines.values()]
     batch, now, activations = math.gcd(*sizes), trainer.accumulation_steps, held.activations
     held = dataclasses.replace(held, summed=held.summed or held.gradients)
@@ -122,7 +110,7 @@ def _accumulating(trainer: Trainer, held: Held, available: int) -> Switch | None
 
 def _dependence(trainer: Trainer) -> str:
     layers = names_that_depend_on_microbatches(trainer.training_layers)
-    if not layers and not seed_generators_of(trainer.task) and not trainer.batch_shards:
+    if not layers and not seed_generators_of(trainer.task):
         return ""
     what = f" ({', '.join(layers[:3])}{', …' if len(layers) > 3 else ''})" if layers else ""
     return f"changes the result{what}"

@@ -21,8 +21,7 @@ Check these causes, the most frequent first:
 - the data: look whether the inputs belong to their labels, and are scaled.
 - whatever keeps a loss from zero by design: dropout, augmentation, mixing, label smoothing, masked
   tokens, distillation. Set them to zero for this check.
-- the last layer: an activation that the loss applies again, or too few outputs.
-- layers that do not learn: Trainer.layer_norms = @LayerNorms() logs the norms of each layer."""
+- the last layer: an activation that the loss applies again, or too few outputs."""
 
 _DIFFERS = """\
 In an evaluation the loss on the same batch is {loss:.4g}. Some layers behave differently there than

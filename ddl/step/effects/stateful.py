@@ -7,9 +7,9 @@ import tensorflow as tf
 from tensorflow.core.framework import node_def_pb2
 from tensorflow.python.framework import op_def_registry
 
-# Operations that TensorFlow counts as stateful and that may run twice, or once for each shard. They
-# read variables, check values, or send tensors between replicas, which all replicas do together.
-# What calls functions is as harmless as the functions.
+# Operations that TensorFlow counts as stateful and that may run twice. They read variables, check
+# values, or send tensors between replicas, which all replicas do together. What calls functions is
+# as harmless as the functions.
 _HARMLESS = re.compile(
     r"^(ReadVariableOp|ResourceGather(Nd)?|VariableShape|VarIsInitializedOp|Assert|Placeholder|"
     r"PartitionedCall|StatefulPartitionedCall|While|If|Case|CheckNumerics(V2)?|StatelessRandomGetAlg|Collective\w+|Nccl\w+)$"

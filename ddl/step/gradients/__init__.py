@@ -6,10 +6,8 @@ clips and checks before the all-reduce, on each replica's own share.
 """
 
 from ddl.step.gradients.clipping import (
-    Clip,
     Limit,
     clip_by_global_norm,
-    clip_by_value,
     clips_by_name,
     squared_norm,
 )
@@ -32,14 +30,12 @@ from ddl.step.gradients.values import (
 )
 
 __all__ = [
-    "Clip",
     "Gradient",
     "Limit",
     "add_regularization",
     "check_none_left_out",
     "check_used",
     "clip_by_global_norm",
-    "clip_by_value",
     "clips_by_name",
     "left_out",
     "multiply",

@@ -1,10 +1,9 @@
-"""Clipping of the gradient of the global batch, by its norm or by value.
+"""Clipping of the gradient of the global batch by its norm.
 
 Each optimizer may have a limit of its own (`clips_by_name`). `ddl.step.verbs.applying` clips after
 the penalties are added, and before the optimizers update.
 """
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
@@ -13,70 +12,36 @@ import tensorflow as tf
 from ddl.devices.packing import Packed, norm
 from ddl.errors import ConfigError
 from ddl.optimizers.named import ONLY
-from ddl.step.gradients.values import Gradient, each, multiply, packs, values_of, widest
-
-
-@dataclasses.dataclass(frozen=True)
-class Clip:
-    """Limits of a gradient that is applied.
-
-    Attributes:
-      norm: Largest global norm, or None.
-      value: Largest absolute value of an entry, or None.
-
-    Raises:
-      ConfigError: If a limit is not positive, or both are given.
-    """
-
-    norm: float | None
-    value: float | None
-
-    def __post_init__(self) -> None:
-        for name, macro, limit in (
-            ("clip_norm", "CLIP_NORM", self.norm),
-            ("clip_value", "Trainer.clip_value", self.value),
-        ):
-            if limit is not None and not limit > 0:
-                raise ConfigError(
-                    f"Trainer.{name} must be greater than 0, or None, got {limit}. Set "
-                    f"{macro} = None to leave gradients unclipped."
-                )
-        if self.norm is not None and self.value is not None:
-            raise ConfigError(
-                f"clip_norm and clip_value exclude each other, got clip_norm = {self.norm} "
-                f"and clip_value = {self.value}. Set one of them to None."
-            )
-
+from ddl.step.gradients.values import Gradient, multiply, packs, values_of, widest
 
 Limit: TypeAlias = float | Mapping[str, float | None] | None
 """A limit of all gradients, or that of each optimizer by its name; None: no limit."""
 
 
-def clips_by_name(norm: Limit, value: Limit, optimizers: Sequence[str]) -> dict[str, Clip]:
-    """Returns the limits of each optimizer's gradients.
+def clips_by_name(limit: Limit, optimizers: Sequence[str]) -> dict[str, float | None]:
+    """Returns the largest global norm of each optimizer's gradients; None: no limit.
 
     Args:
-      norm: `Trainer.clip_norm`.
-      value: `Trainer.clip_value`.
+      limit: `Trainer.clip_norm`.
       optimizers: Names of the optimizers.
 
     Raises:
       ConfigError: If a limit is not positive, or names no optimizer, or leaves one out.
     """
-    limits = []
-    for name, limit in (("clip_norm", norm), ("clip_value", value)):
-        if not isinstance(limit, Mapping):
-            limits.append(dict.fromkeys(optimizers, limit))
-            continue
-        if limit.keys() != set(optimizers):
-            known = "only one, without a name" if list(optimizers) == [ONLY] else optimizers
+    limits = limit if isinstance(limit, Mapping) else dict.fromkeys(optimizers, limit)
+    if limits.keys() != set(optimizers):
+        known = "only one, without a name" if list(optimizers) == [ONLY] else ", ".join(optimizers)
+        raise ConfigError(
+            f"Trainer.clip_norm gives limits for {', '.join(limits)}, but the Trainer has the "
+            f"optimizers {known}. Give one number, or one for each optimizer; None means no limit."
+        )
+    for one in limits.values():
+        if one is not None and not one > 0:
             raise ConfigError(
-                f"Trainer.{name} gives limits for {', '.join(limit)}, but the Trainer has the "
-                f"optimizers {known if isinstance(known, str) else ', '.join(known)}. Give one "
-                "number, or one for each optimizer; None means no limit."
+                f"Trainer.clip_norm must be greater than 0, or None, got {one}. Set "
+                "CLIP_NORM = None to leave gradients unclipped."
             )
-        limits.append(dict(limit))
-    return {name: Clip(limits[0][name], limits[1][name]) for name in optimizers}
+    return dict(limits)
 
 
 def clip_by_global_norm(
@@ -129,13 +94,3 @@ def squared_norm(gradients: Sequence[Gradient]) -> tf.Tensor:
         values = Packed(values, shared=True).buffers
     halves = [tf.cast(tf.nn.l2_loss(value), wide) for value in values]
     return 2 * (halves[0] if len(halves) == 1 and packs() else tf.reduce_sum(tf.stack(halves)))
-
-
-def clip_by_value(gradients: Sequence[Gradient], clip_value: float) -> list[Gradient]:
-    """Clips each entry to [-clip_value, clip_value].
-
-    Args:
-      gradients: As in `clip_by_global_norm`.
-      clip_value: The largest absolute value allowed.
-    """
-    return each(gradients, lambda values: tf.clip_by_value(values, -clip_value, clip_value))

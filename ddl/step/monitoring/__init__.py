@@ -1,5 +1,1 @@
-"""Figures of the update that are computed when asked for."""
-
-from ddl.step.monitoring.layer_norms import LayerNorms, NormsOfLayers
-
-__all__ = ["LayerNorms", "NormsOfLayers"]
+"""Observers of the trace of an update."""

@@ -12,8 +12,6 @@ from typing import Any
 import tensorflow as tf
 
 from ddl import microbatch
-from ddl.layers.shards import lockstep
-from ddl.step.across_examples.gathering import OwnRowsKept, RowsGiven
 from ddl.step.compiled.one_replica import is_first_replica
 
 _CONVOLUTIONS = {
@@ -54,7 +52,6 @@ class ModelFlops:
         self._traces: list[int] = []
         self._graph: Any = None
         self._first = self._backward = 0
-        self._in_shard = False
 
     @property
     def of_microbatch(self) -> int | None:
@@ -84,17 +81,10 @@ class ModelFlops:
         if current is None or not current.training or not is_first_replica():
             return
         if event == "rows":
-            if isinstance(current.gathering, (OwnRowsKept, RowsGiven)):
-                self.reason = "a loss gathers rows of several microbatches, in three passes"
-            # Shards that exchange values are traced by turns.
-            if self._in_shard:
-                self.reason = "layers exchange values between the shards of Trainer.batch_shards"
-            self._in_shard = lockstep.current() is not None
             self._first = self._backward = graph.num_operations()
         elif event == "backward":
             self._backward = graph.num_operations()
         elif event == "differentiated":
-            self._in_shard = False
             operations = graph.get_operations()[self._first : self._backward]
             # TensorFlow removes what no gradient needs, such as that of the first layer's input.
             operations += _ancestors(values["gradients"], graph, self._backward)

@@ -22,8 +22,7 @@ def dense_if_compiled(
     one replica it also saves nothing if the optimizer computes on all rows; several replicas would
     send all rows of a dense gradient to each other. Replica context, in a graph.
 
-    Not for microbatches, of which `GradientSums` adds up the rows, nor for an all-reduce that
-    rounds dense gradients.
+    Not for microbatches, of which `GradientSums` adds up the rows.
 
     Args:
       gradients: The gradients, one per variable; None where the loss does not depend on it.

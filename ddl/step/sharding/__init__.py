@@ -1,4 +1,4 @@
-"""Sharded optimizer state: each replica keeps slots and averages of its share of every weight.
+"""Sharded optimizer state: each replica keeps the slots of its share of every weight.
 
 ZeRO stage 1 of Rajbhandari et al. 2020, "ZeRO: Memory optimizations toward training trillion
 parameter models". A tensor is cut into one share for each replica, padded to one size.
@@ -8,16 +8,13 @@ parameter models". A tensor is cut into one share for each replica, padded to on
     replica         unscale, penalties, clip, optimizer   its share of slots and weights
     cross-replica   all-gather                            whole weights
 
-Several microbatches are added up whole, and reduced once. With `--shard_gradients` (stage 2), each
-is reduced, and the sum is in shares too.
+Several microbatches are added up whole, and reduced once.
 
 An optimizer that computes entry by entry makes the same update on shares. Both exchanges together
 send what an all-reduce sends. A step of one's own may compute with gradients, so those that
 `update.gradients` returns are whole on all replicas, and `update.apply` takes shares of them.
 
-Averages of the weights are in shares, too (`averages.py`): an update moves them without
-communication, and an evaluation gathers them. Checkpoints hold whole slots and averages
-(`ddl.checkpoints.slots`).
+Checkpoints hold whole slots (`ddl.checkpoints.slots`). Averages of the weights are whole.
 """
 
 from ddl.step.sharding.in_shares import InShares

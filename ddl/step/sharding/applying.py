@@ -11,12 +11,9 @@ from ddl.optimizers.checks import refusing_reductions
 from ddl.step import gradients as gradient_path
 from ddl.step.compiled.compiler import Compiler
 from ddl.step.compiled.deferred import Deferred
-from ddl.step.gradients import Clip
-from ddl.step.monitoring import NormsOfLayers
 from ddl.step.sharding.in_shares import InShares
-from ddl.step.sharding.norms import norms_given
 from ddl.step.sharding.optimizers import Sharding, free
-from ddl.step.sharding.shares import entries_of_share, gathered, own_share
+from ddl.step.sharding.shares import gathered, own_share
 from ddl.step.verbs.parts import OptimizerPart, unless_frozen
 
 
@@ -25,10 +22,9 @@ def apply_to_shares(
     gradients: list[Any] | Deferred | InShares,
     variables: Sequence[keras.Variable],
     parts: Sequence[OptimizerPart],
-    clip: Clip,
+    clip: float | None,
     step: tf.Tensor,
     compiler: Compiler,
-    layers: NormsOfLayers | None,
 ) -> tf.Tensor:
     """Applies a gradient to each replica's share. Cross-replica context, in a graph.
 
@@ -38,22 +34,20 @@ def apply_to_shares(
         that follow.
       variables: The variables.
       parts: The optimizers and what each updates.
-      clip: The limits.
+      clip: The largest global norm, or None.
       step: Number of updates made before this one, int64 [].
       compiler: Compiles the optimizers' computation, or not.
-      layers: Computes norms of layers too, or None.
 
     Returns:
-      The global norm before clipping, float64 []; with `layers` float64 [1 + layers], with the
-      norms of their gradients.
+      The global norm before clipping, float64 [].
     """
     shares = gradients.values if isinstance(gradients, InShares) else sharding.cut([*gradients])
     shares = _with_penalties(sharding, shares, variables)
-    shares, norms = _clipped(sharding, shares, variables, parts, clip, step, layers)
+    shares, norm = _clipped(sharding, shares, variables, parts, clip, step)
     for part in parts:
         own = functools.partial(_update, sharding, shares, variables, part, compiler)
         unless_frozen(part, step, own)
-    return norms
+    return norm
 
 
 def _with_penalties(
@@ -78,46 +72,29 @@ def _clipped(
     shares: list[Any],
     variables: Sequence[keras.Variable],
     parts: Sequence[OptimizerPart],
-    clip: Clip,
+    clip: float | None,
     step: tf.Tensor,
-    layers: NormsOfLayers | None,
 ) -> tuple[list[Any], tf.Tensor]:
-    """Returns clipped gradients, and the norms of `apply_to_shares`."""
+    """Returns clipped gradients, and the norm of `apply_to_shares`."""
     run = sharding.strategy.run
-    norm, of_layers = tf.zeros([], tf.float64), None
+    norm = tf.zeros([], tf.float64)
 
     def squares(own: list[tf.Tensor]) -> tf.Tensor:
-        context = tf.distribute.get_replica_context()
         of_parts = [[own[place] for place in part.places] for part in parts]
-        found = [tf.cast(gradient_path.squared_norm(one), tf.float64) for one in of_parts]
-        if layers is None:
-            return tf.stack(found)
-        replica = int(tf.get_static_value(context.replica_id_in_sync_group))
-        entries = [
-            entries_of_share(variable.value.shape, replica, context.num_replicas_in_sync)
-            for variable in variables
-        ]
-        return tf.concat([found, layers.of_shares(own, entries, variables, step)], axis=0)
+        return tf.stack([tf.cast(gradient_path.squared_norm(one), tf.float64) for one in of_parts])
 
-    if clip.norm is not None or layers is not None:
-        totals = sharding.total(run(squares, args=(shares,)))
-        if layers is not None:
-            of_layers = layers.of_totals(totals[len(parts) :])
-    if clip.norm is not None:
+    if clip is not None:
+        of_parts = sharding.total(run(squares, args=(shares,)))
         active = tf.stack([step >= part.frozen_until for part in parts])
-        of_parts = totals[: len(parts)]
         squared = tf.reduce_sum(tf.where(active, of_parts, tf.zeros_like(of_parts)))
         norm = tf.sqrt(squared)
         widest = gradient_path.widest([variable.value for variable in variables])
 
         def clipped(own: list[tf.Tensor], squared: tf.Tensor) -> list[Any]:
-            return gradient_path.clip_by_global_norm(own, clip.norm or 0.0, squared)[0]
+            return gradient_path.clip_by_global_norm(own, clip, squared)[0]
 
         shares = run(clipped, args=(shares, tf.cast(squared, widest)))
-    if clip.value is not None:
-        limit = clip.value
-        shares = run(lambda own: gradient_path.clip_by_value(own, limit), args=(shares,))
-    return list(shares), norm if of_layers is None else tf.concat([[norm], of_layers], axis=0)
+    return list(shares), norm
 
 
 def _update(
@@ -164,8 +141,7 @@ def _update(
         sharding.allocate(stand_ins)
     own = [shares[place] for place in part.places]
     strategy.run(fill, args=(own,))
-    given = norms_given(sharding, optimizer, own, updated, stand_ins)
-    with given, refusing_reductions(strategy):
+    with refusing_reductions(strategy):
         strategy.run(update, args=(own,))
     for variable, value in zip(updated, strategy.run(whole), strict=True):
         strategy.extended.update(variable.value, _assign, args=(value,), group=False)

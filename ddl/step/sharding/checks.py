@@ -9,8 +9,6 @@ from absl import logging
 from ddl.distribution.traits import traits_of
 from ddl.errors import ConfigError, either
 from ddl.optimizers import (
-    LAMB,
-    LARS,
     FusedAdagrad,
     FusedAdam,
     FusedAdamW,
@@ -29,9 +27,6 @@ _BY_ENTRY: tuple[type[keras.optimizers.Optimizer], ...] = (
     keras.optimizers.SGD,
 )
 """Optimizers that compute each entry of a weight from the same entry of gradient and slots."""
-
-_BY_NORMS: tuple[type[keras.optimizers.Optimizer], ...] = (LARS, LAMB)
-"""Optimizers that also use norms of whole variables, which `ddl.step.sharding.norms` computes."""
 
 
 def has_shares(strategy: tf.distribute.Strategy) -> bool:
@@ -60,7 +55,7 @@ def has_shares(strategy: tf.distribute.Strategy) -> bool:
 
 def is_known(optimizer: keras.optimizers.Optimizer) -> bool:
     """Returns whether shares update as whole weights with an optimizer."""
-    return type(optimizer) in (*_BY_ENTRY, *_BY_NORMS)
+    return type(optimizer) in _BY_ENTRY
 
 
 def check_optimizers(optimizers: Mapping[str, keras.optimizers.Optimizer]) -> None:
@@ -68,12 +63,9 @@ def check_optimizers(optimizers: Mapping[str, keras.optimizers.Optimizer]) -> No
     for optimizer in optimizers.values():
         if not is_known(optimizer):
             known = either([of.__name__ for of in _BY_ENTRY])
-            by_norms = either([of.__name__ for of in _BY_NORMS])
             raise ConfigError(
-                f"{_FLAG} needs an optimizer that is known to compute each entry of a weight from "
-                f"the same entry of its gradient and slots: {known}; or from norms of whole "
-                f"variables besides: {by_norms}; got {type(optimizer).__name__}. Leave the flag "
-                "out, or use one of these optimizers."
+                f"{_FLAG} supports elementwise optimizers only, got {type(optimizer).__name__}. "
+                f"Leave the flag out, or use {known}."
             )
         if optimizer.built:
             raise ConfigError(

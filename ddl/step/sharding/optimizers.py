@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from ddl.step.all_reduce import AllReduce
-from ddl.step.gradients import prepare_optimizer, squared_norm
+from ddl.step.gradients import prepare_optimizer
 from ddl.step.overflow import all_finite
 from ddl.step.sharding.checks import check_optimizers, has_shares
 from ddl.step.sharding.shares import own_share, size_of_share, summed_to_shares
@@ -38,22 +38,16 @@ class Sharding:
     Attributes:
       strategy: The strategy.
       slots: The slots in shares, by the id of the optimizer's variable.
-      each_microbatch: Whether the gradients of each microbatch are reduced to shares, so that their
-        sum is in shares too; else their whole sum is.
     """
 
-    def __init__(
-        self, strategy: tf.distribute.Strategy, all_reduce: AllReduce, each_microbatch: bool = False
-    ):
+    def __init__(self, strategy: tf.distribute.Strategy, all_reduce: AllReduce):
         """Keeps the arguments.
 
         Args:
           strategy: The strategy, with several replicas.
-          all_reduce: Sums over the replicas, and knows to which dtype gradients are rounded.
-          each_microbatch: As above.
+          all_reduce: Sums over the replicas.
         """
         self.strategy = strategy
-        self.each_microbatch = each_microbatch
         self.slots: dict[int, ShardOfSlot] = {}
         self._all_reduce = all_reduce
         self._stand_ins: dict[tuple[int, int], keras.Variable] = {}
@@ -126,9 +120,7 @@ class Sharding:
         Args:
           gradients: The gradients of each replica; whole.
         """
-        sent = self._all_reduce.dtype
-        summed = self.strategy.run(lambda own: summed_to_shares(own, sent), args=(gradients,))
-        return list(summed)
+        return list(self.strategy.run(summed_to_shares, args=(gradients,)))
 
     def cut(self, values: Sequence[Any]) -> list[Any]:
         """Returns shares of values that all replicas hold whole. Cross-replica, in a graph."""
@@ -141,14 +133,6 @@ class Sharding:
     def total(self, values: Any) -> tf.Tensor:
         """Returns the sum over the replicas of a vector of each, float64 [n]."""
         return self._all_reduce.of_sums(values)
-
-    def squared_norm(self, shares: list[Any]) -> tf.Tensor:
-        """Returns the squared norm of gradients in shares, float64 []."""
-
-        def square(own: list[tf.Tensor]) -> tf.Tensor:
-            return tf.cast(squared_norm(own), tf.float64)[tf.newaxis]
-
-        return self.total(self.strategy.run(square, args=(shares,)))[0]
 
     def finite(self, shares: list[Any]) -> tf.Tensor:
         """Returns whether gradients in shares are finite on all replicas, bool []."""
@@ -206,7 +190,6 @@ def sharding_of(
     all_reduce: AllReduce,
     strategy: tf.distribute.Strategy,
     wanted: bool,
-    each_microbatch: bool,
 ) -> Sharding | None:
     """Builds the slots of optimizers, in shares if that is wanted and there are several replicas.
 
@@ -216,7 +199,6 @@ def sharding_of(
       all_reduce: Sums over the replicas.
       strategy: The strategy in whose scope the optimizers were made.
       wanted: `Trainer.shard_optimizer_state`.
-      each_microbatch: `Trainer.shard_gradients`.
 
     Returns:
       The shares; None if each replica holds whole slots.
@@ -226,7 +208,7 @@ def sharding_of(
     """
     sharding = None
     if wanted and has_shares(strategy):
-        sharding = Sharding(strategy, all_reduce, each_microbatch)
+        sharding = Sharding(strategy, all_reduce)
         check_optimizers(optimizers)
     for name, optimizer in optimizers.items():
         if sharding is not None:

@@ -16,12 +16,6 @@ def size_of_share(shape: tf.TensorShape, replicas: int) -> int:
     return -(-int(shape.num_elements()) // replicas)
 
 
-def entries_of_share(shape: tf.TensorShape, replica: int, replicas: int) -> int:
-    """Returns the number of entries of a replica's share without its padding."""
-    size = size_of_share(shape, replicas)
-    return min(max(int(shape.num_elements()) - replica * size, 0), size)
-
-
 def share_of(value: tf.Tensor, replica: int, replicas: int) -> tf.Tensor:
     """Returns a replica's share of a tensor: [entries of a share]. In any context.
 
@@ -49,26 +43,18 @@ def own_share(value: tf.Tensor) -> tf.Tensor:
     return share_of(value, int(replica), context.num_replicas_in_sync)
 
 
-def summed_to_shares(
-    gradients: Sequence[tf.Tensor | tf.IndexedSlices], sent: tf.DType | None
-) -> list[tf.Tensor]:
+def summed_to_shares(gradients: Sequence[tf.Tensor | tf.IndexedSlices]) -> list[tf.Tensor]:
     """Sums tensors over the replicas; returns this replica's share of each sum.
 
     Args:
       gradients: This replica's gradients. Sparse ones become dense.
-      sent: Dtype to which the gradients and their sums are rounded, or None.
     """
     replicas = tf.distribute.get_replica_context().num_replicas_in_sync
     dense = [tf.convert_to_tensor(gradient) for gradient in gradients]
     rows = [_rows(gradient, replicas) for gradient in dense]
-    if sent is not None:
-        rows = [tf.cast(row, sent) for row in rows]
     # The backward pass computes the last layers' gradients first, so they are sent first.
     sums = scatter_over_replicas(rows[::-1])[::-1]
-    return [
-        tf.cast(tf.reshape(own, [-1]), gradient.dtype)
-        for own, gradient in zip(sums, dense, strict=True)
-    ]
+    return [tf.reshape(own, [-1]) for own in sums]
 
 
 def gathered(shares: Sequence[tf.Tensor], shapes: Sequence[tf.TensorShape]) -> list[tf.Tensor]:

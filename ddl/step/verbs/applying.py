@@ -15,8 +15,7 @@ from ddl.optimizers.fused import rows_merged
 from ddl.step import gradients as gradient_path
 from ddl.step.compiled.compiler import Compiler
 from ddl.step.compiled.deferred import Deferred
-from ddl.step.gradients import Clip, Gradient
-from ddl.step.monitoring import NormsOfLayers
+from ddl.step.gradients import Gradient
 from ddl.step.sharding import InShares, Sharding
 from ddl.step.sharding.applying import apply_to_shares
 from ddl.step.verbs.parts import OptimizerPart, unless_frozen
@@ -27,10 +26,9 @@ def apply(
     gradients: list[Any] | Deferred | InShares,
     variables: Sequence[keras.Variable],
     parts: Sequence[OptimizerPart],
-    clip: Clip,
+    clip: float | None,
     step: tf.Tensor,
     compiler: Compiler,
-    layers: NormsOfLayers | None = None,
     sharding: Sharding | None = None,
 ) -> tf.Tensor:
     """Applies a gradient. Cross-replica context, in a graph.
@@ -41,27 +39,19 @@ def apply(
         also in shares.
       variables: The variables.
       parts: The optimizers and what each updates.
-      clip: The limits.
+      clip: The largest global norm, or None.
       step: Number of updates made before this one, int64 [].
       compiler: Compiles the computation of each replica, or leaves it as it is.
-      layers: Computes norms of layers too, or None.
       sharding: The shares of the optimizers' slots; None: each replica holds whole slots.
 
     Returns:
       The global norm before clipping, float64 []; 0 without a limit of the norm. Frozen parts do
-      not count in it. With `layers` float64 [1 + layers.size]: the norms and counts of the layers
-      follow.
+      not count in it.
     """
-    before = None if layers is None else strategy.run(lambda: layers.read(variables))
     if sharding is not None:
-        norms = apply_to_shares(sharding, gradients, variables, parts, clip, step, compiler, layers)
-    else:
-        assert not isinstance(gradients, InShares)
-        norms = _apply_whole(strategy, gradients, variables, parts, clip, step, compiler, layers)
-    if layers is None:
-        return norms
-    moved = strategy.run(lambda before: layers.of_weights(before, variables, step), args=(before,))
-    return tf.concat([norms, strategy.experimental_local_results(moved)[0]], axis=0)
+        return apply_to_shares(sharding, gradients, variables, parts, clip, step, compiler)
+    assert not isinstance(gradients, InShares)
+    return _apply_whole(strategy, gradients, variables, parts, clip, step, compiler)
 
 
 def _apply_whole(
@@ -69,12 +59,11 @@ def _apply_whole(
     gradients: list[Any] | Deferred,
     variables: Sequence[keras.Variable],
     parts: Sequence[OptimizerPart],
-    clip: Clip,
+    clip: float | None,
     step: tf.Tensor,
     compiler: Compiler,
-    layers: NormsOfLayers | None,
 ) -> tf.Tensor:
-    """Applies a gradient to whole slots; returns the norms of gradients that `apply` returns."""
+    """Applies a gradient to whole slots; returns the norm that `apply` returns."""
     values = gradients.values if isinstance(gradients, Deferred) else gradients
 
     def clipped(own: list[Gradient]) -> tuple[list[Gradient], tf.Tensor]:
@@ -82,15 +71,11 @@ def _apply_whole(
             own = gradient_path.multiply(own, gradients.factor())
         own = gradient_path.add_regularization(own, variables)
         norm = tf.zeros([], tf.float64)
-        of_layers = None if layers is None else layers.of_gradients(own, variables, step)
-        if clip.norm is not None:
+        if clip is not None:
             frozen = any(part.frozen_until for part in parts)
             squared = _squared_norm(own, parts, step) if frozen else None
-            own, norm = gradient_path.clip_by_global_norm(own, clip.norm, squared)
-        if clip.value is not None:
-            own = gradient_path.clip_by_value(own, clip.value)
-        norm = tf.cast(norm, tf.float64)
-        return own, norm if of_layers is None else tf.concat([[norm], of_layers], axis=0)
+            own, norm = gradient_path.clip_by_global_norm(own, clip, squared)
+        return own, tf.cast(norm, tf.float64)
 
     def update(part: OptimizerPart, own: list[Gradient]) -> None:
         pairs = [(own[place], variables[place]) for place in part.places]

@@ -4,12 +4,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import tensorflow as tf
-
 from ddl.data.pipeline import Batch
 from ddl.errors import ConfigError, did_you_mean
 from ddl.step.verbs.misuse import Guarded, NoSuchName
-from ddl.step.verbs.turns import Turns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,12 +15,12 @@ class StepBatch(Guarded):
 
     Attributes:
       source: Name of its source; "" if the Trainer has a single one.
-      place: Its place among the batches of the source in the update, a Python integer or int32 [].
+      place: Its place among the batches of the source in the update.
       batch: All batches of the source in the update.
     """
 
     source: str
-    place: int | tf.Tensor
+    place: int
     batch: Batch
 
     _called = "batch"
@@ -99,20 +96,19 @@ class StepBatches:
         given = {name: StepBatch(name, 0, batch) for name, batch in self._batches.items()}
         return given[""] if list(given) == [""] else BatchesBySource(given)
 
-    def next(self, batch: StepBatch, turns: Turns) -> StepBatch:
-        """Returns a further batch of the same source; in each turn of a repeat another one.
+    def next(self, batch: StepBatch, is_in_branch: bool) -> StepBatch:
+        """Returns a further batch of the same source.
 
         Raises:
-          ConfigError: Where the number of batches of an update would depend on a tensor.
+          ConfigError: In a branch, where the number of batches of an update depends on a tensor.
         """
-        if turns.count is None:
+        if is_in_branch:
             raise ConfigError(
                 "update.next must read the same number of batches in each update, but was called "
-                "within update.when, or within an update.repeat whose number of turns is a tensor. "
-                "Call it before update.when, or give update.repeat a Python integer."
+                "within update.when. Call it before update.when."
             )
-        place = self.taken[batch.source] + turns.place
-        self.taken[batch.source] += turns.count
+        place = self.taken[batch.source]
+        self.taken[batch.source] += 1
         return StepBatch(batch.source, place, self._batches[batch.source])
 
 

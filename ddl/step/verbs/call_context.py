@@ -28,7 +28,7 @@ class CallContext:
 
     @contextmanager
     def in_present_graph(self) -> Iterator[None]:
-        """Allows verbs in the current graph, that of a branch or turn, within the `with` block."""
+        """Allows verbs in the current graph, that of a branch, within the `with` block."""
         earlier, self._graph = self._graph, tf.compat.v1.get_default_graph()
         try:
             yield
@@ -75,8 +75,8 @@ class CallContext:
         if tf.compat.v1.get_default_graph() is not self._graph:
             raise ConfigError(
                 f"update.{verb} was called within tf.cond, tf.while_loop or tf.function, whose "
-                "graph the update cannot use. Use update.when(condition, function), or "
-                "update.repeat(times, function)."
+                "graph the update cannot use. Use update.when(condition, function), or a "
+                "Python `for`."
             )
 
     def check_not_moved(self, verb: str, variables: Sequence[tf.Variable]) -> None:

@@ -1,4 +1,4 @@
-"""The control flow of a step: `when` and `repeat`, which carry the sums of the verbs."""
+"""The control flow of a step: `when`, which carries the sums of the verbs."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,12 +10,11 @@ from ddl.errors import ConfigError, check_takes
 from ddl.step.verbs.call_context import CallContext
 from ddl.step.verbs.draws import StepDraws
 from ddl.step.verbs.misuse import Guarded
-from ddl.step.verbs.turns import Turns
 from ddl.step.verbs.work import Books, Work
 
 
 class ControlFlow(Guarded):
-    """The part of an update that runs verbs in branches and in turns of a loop.
+    """The part of an update that runs verbs in branches.
 
     Attributes:
       books: Sums of the update so far.
@@ -31,7 +30,7 @@ class ControlFlow(Guarded):
         self._work = work
         self._draws = draws
         self._call_context = CallContext()
-        self._turns = Turns()
+        self._is_in_branch = False
         self.books = Books()
 
     def when(self, condition: tf.Tensor, function: Callable[[], Any]) -> None:
@@ -51,50 +50,23 @@ class ControlFlow(Guarded):
         check_takes("The function of update.when", function, ())
 
         def make() -> Any:
-            with self._inside(before, self._turns.in_branch()):
+            with self._in_branch(before):
                 function()
                 return self._work.carried(self.books)
 
         before = self._work.carried(self.books)
         self.books = Books.of(tf.cond(holds, make, lambda: before))
 
-    def repeat(self, times: int | tf.Tensor, function: Callable[[tf.Tensor], Any]) -> None:
-        """Calls a function, which may call this update, several times, with new draws each time.
-
-        Args:
-          times: Number of turns, an integer; at most 4,096 for a repeat within a repeat, and at
-            most 4,095 for one around another.
-          function: Takes the number of the turn, int64 [], from 0; its result is not used.
-
-        Raises:
-          ConfigError: If `times` is not an integer, the function takes other arguments, or this is
-            a repeat within two others, or one of two nested repeats has too many turns.
-        """
-        self._call_context.check("repeat")
-        count = self._turns.check_repeat(times)
-        check_takes("The function of update.repeat", function, ("turn",))
-        if tf.get_static_value(count) == 0:
-            return  # the verbs of no turn are not part of the step
-
-        def body(turn: tf.Tensor, so_far: Any) -> Any:
-            with self._inside(so_far, self._turns.in_turn(turn, count)):
-                function(turn)
-                return turn + 1, self._work.carried(self.books)
-
-        start = (tf.zeros([], tf.int64), self._work.carried(self.books))
-        self.books = Books.of(tf.while_loop(lambda turn, _: turn < count, body, start)[1])
-
     @contextmanager
-    def _inside(self, books: Any, turns: Turns) -> Iterator[None]:
+    def _in_branch(self, books: Any) -> Iterator[None]:
         """Makes verbs add to other sums, in the present graph, within the `with` block."""
-        earlier = self._turns, self.books
-        self._turns = turns
-        self.books = Books.of(books)
+        earlier = self._is_in_branch, self.books
+        self._is_in_branch, self.books = True, Books.of(books)
         try:
-            with self._call_context.in_present_graph(), self._draws.in_turn(turns.number).forward():
+            with self._call_context.in_present_graph(), self._draws.in_branch().forward():
                 yield
         finally:
-            self._turns, self.books = earlier
+            self._is_in_branch, self.books = earlier
 
 
 def _condition(given: Any) -> tf.Tensor:

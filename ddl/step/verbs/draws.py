@@ -50,15 +50,12 @@ class StepDraws:
         """Makes this source that of the thread within the `with` block."""
         return self._first.forward()
 
-    def in_turn(self, turn: tf.Tensor | None) -> Microbatch:
-        """Returns the source for a branch, or for a turn of a loop. In its graph.
+    def in_branch(self) -> Microbatch:
+        """Returns the source for a branch, in the branch's graph.
 
         It continues to count the draws, so that no two draws of a step are the same.
-
-        Args:
-          turn: Number of the turn, int64 []; None outside of a loop.
         """
-        return dataclasses.replace(self._first, draws=Draws(_OF_STEP, turn))
+        return dataclasses.replace(self._first)
 
 
 def same_on_replicas(
@@ -85,7 +82,7 @@ def same_on_replicas(
 
 
 def check_draws(task: Any, graph: tf.Graph) -> None:
-    """Raises ConfigError if a step draws with `tf.random`, also in branches and turns.
+    """Raises ConfigError if a step draws with `tf.random`, also in branches.
 
     Args:
       task: The task.

@@ -11,7 +11,6 @@ import tensorflow as tf
 from ddl import microbatch
 from ddl.errors import ConfigError
 from ddl.step.objective import Objective
-from ddl.tasks.gather import GatherCall
 
 OfExample: TypeAlias = Callable[[list[tf.Tensor]], list[tf.Tensor]]
 """Changes the gradients of one example, a tensor of each variable's shape."""
@@ -28,7 +27,7 @@ def check_no_batch_moments(layers: Sequence[keras.layers.Layer]) -> None:
             )
 
 
-def check_no_gathers(gathers: Sequence[GatherCall]) -> None:
+def check_no_gathers(gathers: bool) -> None:
     """Raises ConfigError if a loss reads the rows of other examples."""
     if gathers:
         raise ConfigError(

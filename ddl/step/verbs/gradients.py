@@ -13,7 +13,6 @@ from ddl.optimizers.rows.duplicates import in_pairs
 from ddl.step import gradients as gradient_path
 from ddl.step.compiled.deferred import Deferred
 from ddl.step.gradients import Gradient
-from ddl.step.reduced import Origin
 from ddl.step.sharding.in_shares import InShares
 from ddl.step.verbs.draws import same_on_replicas
 from ddl.step.verbs.misuse import NO_LIST, Guarded, mapped, scalar
@@ -40,7 +39,6 @@ class Gradients(Guarded):
         gradients with different draws.
       checked: Whether the update has checked these values for overflow. Results of arithmetic are
         checked when they are applied, since a division may overflow.
-      origin: The call that computed them; also that of their multiples.
       is_shared: Whether the step may use them elsewhere than in one `apply`.
     """
 
@@ -54,7 +52,6 @@ class Gradients(Guarded):
         values: Sequence[Any] | Deferred | InShares,
         draws: Draws | None = None,
         checked: bool = False,
-        origin: Origin = Origin(),  # noqa: B008
     ):
         """Keeps the arguments.
 
@@ -64,14 +61,12 @@ class Gradients(Guarded):
           values: One reduced value per variable.
           draws: As above.
           checked: As above.
-          origin: As above.
         """
         self._strategy = strategy
         self.variables = tuple(variables)
         self._values: Any = values if isinstance(values, Deferred | InShares) else list(values)
         self.draws = draws
         self.checked = checked
-        self.origin = origin
         self.is_shared = True
         self._opaque = False
         self.graph = tf.compat.v1.get_default_graph()
@@ -122,7 +117,7 @@ class Gradients(Guarded):
         values = self._strategy.run(
             lambda own, by: gradient_path.multiply(own, by), args=(self.of_replicas, number)
         )
-        return Gradients(self._strategy, self.variables, values, self.draws, origin=self.origin)
+        return Gradients(self._strategy, self.variables, values, self.draws)
 
     __rmul__ = __mul__
 
@@ -291,8 +286,8 @@ def check_usable(gradients: Gradients) -> None:
         graph = getattr(graph, "outer_graph", None)
     if graph is None and not tf.executing_eagerly():
         raise ConfigError(
-            "Gradients that were computed within update.when or update.repeat cannot be used "
-            "outside of it. Apply them there."
+            "Gradients that were computed within update.when cannot be used outside of it. Apply "
+            "them there."
         )
 
 

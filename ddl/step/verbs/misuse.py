@@ -136,8 +136,8 @@ def _converted(error: Exception, task: Any, classes: dict[str, type]) -> str | N
     if _needs_a_value(error, text):
         return (
             f"{name}.step uses a tensor where Python needs a value, such as in `if` or `for`: the "
-            "step is traced once, before any value is known. Use update.when(condition, function) "
-            "or update.repeat(times, function)."
+            "step is traced once, before any value is known. Use update.when(condition, function), "
+            "or a Python `for` over a range."
         )
     called = re.match(r"(\w+)\.(\w+)\(\) (.*)", text)
     of = {kind.__name__: what for what, kind in classes.items()}

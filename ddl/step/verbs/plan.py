@@ -14,6 +14,7 @@ from ddl.optimizers.named import ONLY
 from ddl.step.objective import Objective
 from ddl.step.verbs.gradients import Gradients
 from ddl.step.verbs.misuse import explained
+from ddl.tasks.gather import MicrobatchesError
 from ddl.tasks.task import LossFunction, Task, has_step
 
 BUILT_IN = "per_example"
@@ -32,8 +33,6 @@ class StepPlan:
       variables: The variables that each optimizer updates, by the name of the optimizer.
       applies: Number of updates that each optimizer makes in a step, once it is not frozen; None if
         it depends on a tensor.
-      applied: Names of the losses whose gradients each optimizer of the step applies, by its name;
-        "" stands for gradients that the step has combined.
       means: The objective of each function that the step averages or sums, by its name.
       only_moved: Names of the losses that the step computes within `moved` alone.
       sources: Name of the source of each loss and function, by its name.
@@ -55,7 +54,6 @@ class StepPlan:
     groups: Mapping[str, Mapping[str, Group]]
     variables: Mapping[str, list[keras.Variable]]
     applies: Mapping[str, int | None]
-    applied: Mapping[str, Sequence[str]]
     means: Mapping[str, Objective] = dataclasses.field(default_factory=dict)
     sources: Mapping[str, str] = dataclasses.field(default_factory=lambda: {BUILT_IN: ""})
     batches: Mapping[str, int] = dataclasses.field(default_factory=lambda: {"": 1})
@@ -112,6 +110,12 @@ class StepPlan:
                 "the same batches in each trace."
             )
 
+    def check_gathers(self, microbatches: int) -> None:
+        """Raises MicrobatchesError if the step gathers rows of a batch that is split."""
+        for name, objective in {**self.losses, **self.means}.items():
+            if microbatches > 1 and objective.gathers:
+                raise MicrobatchesError(f"{type(self.task).__name__}.{name}")
+
     def objectives_of(self, source: str) -> list[Objective]:
         """Returns the objectives of what the step computes of a source's batches."""
         every = {**self.losses, **self.means}
@@ -158,29 +162,6 @@ class StepPlan:
         groups = (own for own in self.groups.values() if optimizer in own)
         return next(groups)[optimizer].frozen_until
 
-    def only_loss_of(self, optimizer: str) -> str:
-        """Returns the name of the loss whose gradients an optimizer of the step applies.
-
-        Raises:
-          ConfigError: If it applies those of several losses, or gradients that the step combines.
-        """
-        losses = self.applied[optimizer]
-        if len(losses) == 1 and losses[0]:
-            return losses[0]
-        using = "" if optimizer == ONLY else f" with the optimizer {optimizer!r}"
-        given = (
-            "gradients that it has combined: a sum, a difference, a part, or a result of `and_of` "
-            "or `map`"
-            if "" in losses
-            else f"the gradients of the losses {', '.join(losses)}"
-        )
-        raise ConfigError(
-            f"The gradient noise scale of an optimizer is that of one loss, but "
-            f"{type(self.task).__name__}.step applies{using} {given}. Remove "
-            "Trainer.gradient_noise_scale; or return the sum of the losses from one method, and "
-            "apply what update.gradients returns for it, or a multiple."
-        )
-
     def to_restore(self, optimizers: Mapping[str, keras.optimizers.Optimizer]) -> list[tf.Variable]:
         """Returns the variables that a skipped update restores, besides statistics."""
         if not self.keeps_values:
@@ -207,7 +188,7 @@ def _described(call: tuple[str, str, bool] | None) -> str:
     if call is None:
         return "missing"
     verb, name, sometimes = call
-    return f"{verb} {name}".rstrip() + (" within when or repeat" if sometimes else "")
+    return f"{verb} {name}".rstrip() + (" within when" if sometimes else "")
 
 
 def name_of_loss(task: Any, loss: Any, name: str | None) -> str:

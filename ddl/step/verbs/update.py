@@ -10,7 +10,6 @@ from ddl.data.pipeline import Batch
 from ddl.errors import check_takes
 from ddl.microbatch import Draws
 from ddl.step.overflow import KeptValues
-from ddl.step.reduced import Origin
 from ddl.step.state import TrainingState
 from ddl.step.verbs.batches import StepBatch, StepBatches, check_batch
 from ddl.step.verbs.changes import add, check_decay, move_towards, weights_of_both
@@ -50,7 +49,7 @@ class Update(ControlFlow):
     _called = "update"
     _offered = (
         *("gradients", "apply", "minimize", "moved", "average", "mean", "sum"),
-        *("next", "when", "repeat", "step"),
+        *("next", "when", "step"),
     )
 
     def __init__(
@@ -91,16 +90,17 @@ class Update(ControlFlow):
     def next(self, batch: StepBatch) -> StepBatch:
         """Returns a further batch of the source of a batch, of the same size.
 
-            update.repeat(5, lambda turn: update.minimize(self.criticize, update.next(batch), …))
+            for _ in range(5):
+                update.minimize(self.criticizes, update.next(batch), self.critic)
 
         Each update reads the same number of batches, so an epoch has fewer updates.
 
         Raises:
-          ConfigError: Within `when`, or a `repeat` whose number of turns is a tensor.
+          ConfigError: Within `when`.
         """
         self._call_context.check("next")
         check_batch("next", batch)
-        return self.batches.next(batch, self._turns)
+        return self.batches.next(batch, self._is_in_branch)
 
     def gradients(
         self,
@@ -153,8 +153,7 @@ class Update(ControlFlow):
         self.books.add_check(reduced.finite)
         if not self._call_context.has_moved or name in self._only_moved:
             self.books.add_sums(name, reduced.sums)
-        of = Origin(name, reduced.noise)
-        return Gradients(self._work.strategy, variables, reduced.values, draws, True, of)
+        return Gradients(self._work.strategy, variables, reduced.values, draws, True)
 
     def mean(
         self,
@@ -236,12 +235,10 @@ class Update(ControlFlow):
         check_gradients("update.apply", gradients)
         self._call_context.check_not_moved("apply", [v.value for v in gradients.variables])
         name = self._work.name_of_optimizer(optimizer)
-        of = gradients.origin.loss
-        self._record("apply", name, gradients.variables, checks=not gradients.checked, loss=of)
+        self._record("apply", name, gradients.variables, checks=not gradients.checked)
         if not gradients.checked:
             self.books.add_check(self._work.finite(gradients.of_replicas))
         self.books.add_norm(name, self._change(lambda: self._work.apply(name, gradients)))
-        self._work.add_noise(self.books, name, gradients.origin.noise)
 
     def minimize(
         self,
@@ -338,13 +335,10 @@ class Update(ControlFlow):
         number = sum(call.changes for call in self.calls)
         return self._work.change(number, change, self.books.finite)
 
-    def _record(
-        self, verb: str, name: str, variables: Sequence[Any], checks: bool = False, loss: str = ""
-    ) -> None:
+    def _record(self, verb: str, name: str, variables: Sequence[Any], checks: bool = False) -> None:
         checks = checks or verb in ("gradients", "sum")
-        turns, moved = self._turns, self._call_context.has_moved
-        call = Call(verb, name, variables, not turns.is_always, checks, turns.count, loss, moved)
+        call = Call(verb, name, variables, self._is_in_branch, checks, self._call_context.has_moved)
         self.calls.append(call)
 
     def _draws_of(self, earlier: Gradients | None) -> Draws:
-        return Draws(self._passes, self._turns.number) if earlier is None else draws_of(earlier)
+        return Draws(self._passes) if earlier is None else draws_of(earlier)

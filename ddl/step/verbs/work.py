@@ -24,11 +24,8 @@ class Call(NamedTuple):
       verb: "gradients", "sum", "apply" or "average".
       name: Name of the loss, function or optimizer; "" for an average.
       variables: Variables of the gradient, or those that the verb changes.
-      sometimes: Whether the call is within `when` or `repeat`.
+      sometimes: Whether the call is within `when`.
       checks: Whether it checks values for overflow.
-      times: How often an update makes it; None if that depends on a tensor.
-      loss: For `apply`, the name of the loss whose gradients it applies; "" for gradients that the
-        step has combined.
       moved: Whether the call is within `moved`.
     """
 
@@ -37,8 +34,6 @@ class Call(NamedTuple):
     variables: Sequence[Any]
     sometimes: bool
     checks: bool
-    times: int | None = 1
-    loss: str = ""
     moved: bool = False
 
     @property
@@ -97,9 +92,6 @@ class Work(Protocol):
     ) -> tf.Tensor:
         """Makes change `number` of the update, counted from 1, unless a gradient overflowed."""
 
-    def add_noise(self, books: "Books", optimizer: str, new: tf.Tensor | None) -> None:
-        """Adds the estimates of the noise of a gradient, if any, to an optimizer's averages."""
-
     def carried(self, books: "Books") -> Any:
         """Returns the books as tensors, with the same structure everywhere in the step."""
 
@@ -113,14 +105,12 @@ class Books:
       sums: Metric sums of each loss, by its name.
       norms: Sum and number of the gradient norms of each optimizer, by its name: float64 [] each;
         the number is a Python integer outside of control flow.
-      noise: The averages of the gradient noise of each optimizer, by its name: float64 [2].
     """
 
     def __init__(self) -> None:
         self.finite: tf.Tensor | None = None
         self.sums: dict[str, tf.Tensor] = {}
         self.norms: dict[str, tuple[tf.Tensor, tf.Tensor | int]] = {}
-        self.noise: dict[str, tf.Tensor] = {}
 
     @classmethod
     def of(cls, carried: Mapping[str, Any]) -> "Books":

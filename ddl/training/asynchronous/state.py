@@ -55,7 +55,6 @@ class SharedState:
             self._skipped = tf.Variable(tf.zeros([], tf.int64), trainable=False)
             self._sums = tf.Variable(state.sums, trainable=False)
             self._gradient_norms = tf.Variable(state.gradient_norms, trainable=False)
-            self._gradient_noise = tf.Variable(state.gradient_noise, trainable=False)
             self._begun = tf.Variable(tf.zeros([slots], tf.int64), trainable=False)
 
     # ------------------------------------------------------------ eager, while no worker computes
@@ -69,7 +68,6 @@ class SharedState:
             (self._skipped, tf.zeros([], tf.int64)),
             (self._sums, state.sums),
             (self._gradient_norms, state.gradient_norms),
-            (self._gradient_noise, state.gradient_noise),
             (self._begun, tf.zeros([self.slots], tf.int64)),
         ):
             variable.assign(value)
@@ -93,7 +91,6 @@ class SharedState:
             finite_updates=self._finite_updates.read_value(),
             sums=sums,
             gradient_norms=self._gradient_norms.read_value(),
-            gradient_noise=self._gradient_noise.read_value(),
             diverged_for=before.diverged_for + tf.cast(~finite, tf.int64),
             batches_left_out=before.batches_left_out + tf.maximum(lost, 0),
         )
@@ -118,7 +115,6 @@ class SharedState:
             skipped_in_a_row=self._skipped_in_a_row.read_value(),
             loss_scale=self._loss_scale.read_value(),
             finite_updates=self._finite_updates.read_value(),
-            gradient_noise=self._gradient_noise.read_value(),
         )
 
     def add(self, before: TrainingState, after: TrainingState) -> list[tf.Operation]:
@@ -150,10 +146,6 @@ class SharedState:
         return [
             self._sums.assign_add(after.sums, read_value=False),
             self._gradient_norms.assign_add(after.gradient_norms, read_value=False),
-            # Adds the update's change of the averages, computed from those it started with.
-            self._gradient_noise.assign_add(
-                after.gradient_noise - before.gradient_noise, read_value=False
-            ),
             self._skipped.assign_add(tf.cast(~made, tf.int64), read_value=False),
             count(self._skipped_in_a_row, ~made),
             count(self._finite_updates, made & ~moved),

@@ -7,17 +7,13 @@ from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
-from absl import logging
 
 from ddl.choices import JIT_COMPILE, JitCompile
 from ddl.distribution.communication import Communication
 from ddl.errors import ConfigError, check_choice
 from ddl.metrics import OfAllOutputs
 from ddl.precision import LossScale
-from ddl.step.all_reduce import GradientDtype
 from ddl.step.gradients import Limit
-from ddl.step.monitoring import LayerNorms
-from ddl.step.noise_scale import GradientNoiseScale
 from ddl.step.remat import Remat
 from ddl.step.weight_average import ExponentialMovingAverage
 
@@ -114,20 +110,14 @@ class Options:
     seed: int
     shuffle: bool
     accumulation_steps: int
-    batch_shards: int | None
     clip_norm: Limit
-    clip_value: Limit
     weight_average: ExponentialMovingAverage | None
     loss_scale: LossScale | Literal["auto"] | None
-    gradient_noise_scale: GradientNoiseScale | None
-    layer_norms: LayerNorms | None
-    gradient_dtype: GradientDtype | None
     data_on_device: bool | Literal["auto"]
     communication: Communication | None
     jit_compile: JitCompile
     remat: Remat | None
     shard_optimizer_state: bool
-    shard_gradients: bool
     max_skipped_updates: int
 
     @classmethod
@@ -138,18 +128,13 @@ class Options:
     def __post_init__(self) -> None:
         check_number("seed", self.seed, "an integer")
         check_limits("clip_norm", self.clip_norm)
-        check_limits("clip_value", self.clip_value)
         check_number("max_skipped_updates", self.max_skipped_updates, "an integer")
         check_flag("shuffle", self.shuffle)
         check_flag("data_on_device", self.data_on_device, auto=True)
         check_flag("shard_optimizer_state", self.shard_optimizer_state)
-        check_flag("shard_gradients", self.shard_gradients)
-        self._check_shares_of_gradients()
         check_choice("Trainer.jit_compile", self.jit_compile, JIT_COMPILE)
         for name, kind, example in (
             ("weight_average", ExponentialMovingAverage, "ddl.ExponentialMovingAverage()"),
-            ("gradient_noise_scale", GradientNoiseScale, "ddl.GradientNoiseScale()"),
-            ("layer_norms", LayerNorms, "ddl.LayerNorms()"),
             ("communication", Communication, "ddl.distribution.Communication()"),
             ("remat", Remat, "ddl.Remat()"),
         ):
@@ -158,18 +143,4 @@ class Options:
         if self.max_skipped_updates < 1:
             raise ConfigError(
                 f"Trainer.max_skipped_updates must be at least 1, got {self.max_skipped_updates}."
-            )
-
-    def _check_shares_of_gradients(self) -> None:
-        name = "--shard_gradients (Trainer.shard_gradients)"
-        if self.shard_gradients and not self.shard_optimizer_state:
-            raise ConfigError(
-                f"{name} needs --shard_optimizer_state, whose shares it keeps the sum of the "
-                "gradients in, got shard_optimizer_state=False. Pass both, or leave both out."
-            )
-        if self.shard_gradients and self.accumulation_steps == 1:
-            logging.warning(
-                "%s has no effect with one microbatch, whose gradients are not added up. Leave it "
-                "out, or raise ACCUMULATION_STEPS.",
-                name,
             )

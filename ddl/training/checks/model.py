@@ -46,7 +46,6 @@ def warn_of_replica_dependence(
     strategy: tf.distribute.Strategy,
     microbatches: int = 1,
     task: Any = None,
-    shards: int | None = None,
 ) -> None:
     """Logs what makes a run depend on the number of replicas or microbatches.
 
@@ -59,10 +58,8 @@ def warn_of_replica_dependence(
       strategy: The strategy, which has the number of replicas.
       microbatches: Microbatches per replica and update.
       task: The task, whose own seed generators are logged.
-      shards: `Trainer.batch_shards`, with which replicas do not matter.
     """
-    replicas = strategy.num_replicas_in_sync if shards is None else 1
-    numbers = {"replica": replicas, "microbatch": microbatches}
+    numbers = {"replica": strategy.num_replicas_in_sync, "microbatch": microbatches}
     parts = [part for part, number in numbers.items() if number > 1]
     drawing = [layer for layer in layers if _draws_by_replica(layer)]
     per = " and ".join(parts)

@@ -14,7 +14,7 @@ from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, DataError
 from ddl.microbatch import Microbatch
 from ddl.step.state import TrainingState
-from ddl.tasks.gather import Across, Gathered
+from ddl.tasks.gather import Gathered
 from ddl.training.loop.device_errors import device_errors
 
 
@@ -242,7 +242,7 @@ class Prediction:
         return outputs
 
 
-def _refuse(tensors: list[tf.Tensor], across: Across, current: Microbatch) -> Gathered:
+def _refuse(tensors: list[tf.Tensor], current: Microbatch) -> Gathered:
     """Refuses `ddl.gather` (`ddl.tasks.gather.Gathering`)."""
     raise ConfigError(
         "ddl.gather was called in predict, but an output must not depend on the other examples of "

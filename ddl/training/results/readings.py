@@ -4,7 +4,6 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from ddl.step.monitoring.histograms import Histogram
 from ddl.training import optimizer_counts
 from ddl.training.assembly import Assembly
 from ddl.training.loop import TrainingLoop
@@ -97,9 +96,8 @@ class Readings:
         """Returns the means of loss and metrics since the last read, and resets them.
 
         Adds them to `history`. With `clip_norm`, the result also holds "gradient_norm", the mean
-        global norm before clipping. With `gradient_noise_scale`, it also holds
-        "gradient_noise_scale", in examples, a moving average over all updates so far. Both have a
-        "/NAME" for each of several optimizers.
+        global norm before clipping. It has a "/NAME" for
+        each of several optimizers.
 
         Raises:
           DataError: If the feature "weight" was 0 for all examples so far.
@@ -110,22 +108,12 @@ class Readings:
         means = self.peek_metrics()
         self._runner.state = state.without_metrics()
         if is_new:
-            self._metrics.keep_histograms(state)
             self._record("train", means)
         return means
 
     def peek_metrics(self) -> dict[str, float]:
         """Returns the same means as `read_metrics`, without resetting or recording them."""
         return self._metrics.means(self._runner.state)
-
-    @property
-    def layer_histograms(self) -> dict[str, Histogram]:
-        """Histograms of the updates that the last `read_metrics` covered, by name.
-
-        Names are such as "layer_gradients/dense". Empty without `LayerNorms.histogram_every`, and
-        if no update of these was counted.
-        """
-        return dict(self._metrics.histograms)
 
     def _record(self, split: str, figures: dict[str, float]) -> None:
         """Adds figures of this step to the history."""

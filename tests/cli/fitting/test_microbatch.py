@@ -12,7 +12,7 @@ from ddl.errors import ConfigError
 from tests.processes import forked
 
 ROOT = Path(__file__).parents[3]
-FACTS = {"sizes": {"": 64}, "part": "replica", "configured": 1, "depends_on": [], "evaluates": True}
+FACTS = {"sizes": {"": 64}, "configured": 1, "depends_on": [], "evaluates": True}
 
 
 @pytest.fixture
@@ -143,18 +143,6 @@ def test_cpus_need_a_limit(tmp_path):
     assert result.returncode == 1
     assert "--fit_memory on CPUs needs --memory_limit" in result.stderr
     assert not (tmp_path / "run").exists()
-
-
-def test_shards_divide_too(flags, monkeypatch, capsys):
-    """Another number changes bits, so none is set."""
-    facts = {"sizes": {"": 8}, "part": "shard", "depends_on": ["Trainer.batch_shards"]}
-    tried = replace_trial(monkeypatch, 1, configured=2, **facts)
-    microbatch.fit_memory()
-    assert tried == [1]
-    assert flags.gin_param[-1] == "ACCUMULATION_STEPS = 2"
-    output = capsys.readouterr().out
-    assert "microbatches of 8 per shard" in output
-    assert "(Trainer.batch_shards)" in output
 
 
 def test_a_second_name_of_a_flag_is_not_passed_on(flags, monkeypatch, tmp_path):

@@ -172,14 +172,6 @@ def test_sparse_gradients_stay_sparse():
     assert changed.sum() == changed[1:4].sum() == 3
 
 
-def test_rounded_gradients_are_rounded_outside_of_the_pieces():
-    """In one piece with what follows, XLA on GPUs would leave the rounding out."""
-    plain = trainer(keras.layers.ReLU)
-    rounded = trainer(keras.layers.ReLU, gradient_dtype="bfloat16")
-    assert len(pieces(plain)) == 1 + 1
-    assert len(pieces(rounded)) == 1 + 3
-
-
 def test_an_optimizer_that_sums_over_replicas_is_refused():
     class Summing(keras.optimizers.SGD):
         def update_step(self, gradient, variable, learning_rate):

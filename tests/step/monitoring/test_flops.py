@@ -1,14 +1,11 @@
 """Operations of an update, against their formulas."""
 
-import types
-
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import ddl
-from ddl.step.monitoring import flops
 from tests.conftest import make_strategy
 
 BATCH, WIDTH, UNITS, CLASSES = 8, 20, 16, 3
@@ -103,32 +100,3 @@ def test_a_condition_that_decides_is_named():
     trainer = traced(task=Sometimes)
     assert trainer.model_flops is None
     assert "a condition or a loop of the step" in trainer.reason_without_flops
-
-
-class Nearest(ddl.Classification):
-    """Scores each example by its nearest other one of the batch."""
-
-    def per_example(self, features, training):
-        vectors = self.model(features["image"], training=training)
-        others = ddl.gather(vectors, across="global_batch").rows
-        return ddl.PerExample(tf.reduce_min(tf.reduce_sum(vectors[:, None] - others, -1), -1))
-
-
-def test_passes_over_gathered_rows_are_not_counted():
-    trainer = traced(task=Nearest, accumulation_steps=2)
-    assert trainer.model_flops is None
-    assert "gathers rows of several microbatches" in trainer.reason_without_flops
-
-
-def test_shards_that_are_traced_by_turns_are_not_counted(monkeypatch):
-    """Their kernels need a process of their own: see tests/step/shards."""
-    current = types.SimpleNamespace(training=True, gathering=None)
-    monkeypatch.setattr(flops.microbatch, "current", lambda: current)
-    monkeypatch.setattr(flops.lockstep, "current", object)
-    counted = flops.ModelFlops()
-    for event in ("update", "gradients", "rows", "differentiated", "rows", "differentiated"):
-        counted(event, gradients=[])
-    assert counted.reason == ""
-    for event in ("rows", "rows"):
-        counted(event, gradients=[])
-    assert "between the shards" in counted.reason

@@ -124,14 +124,3 @@ def test_microbatches_add_up_rows(monkeypatch):
     assert given
     assert all(given)
     assert_same(compiled, plain)
-
-
-@pytest.mark.usefixtures("gpu_path")
-def test_a_rounding_all_reduce_leaves_gradients_of_rows_alone():
-    """`gradient_dtype` rounds dense gradients alone."""
-    compiled, plain = (
-        trained(choice, 6, keras.optimizers.SGD, gradient_dtype="bfloat16")
-        for choice in ("on", "off")
-    )
-    tables = (trainer.model.get_weights()[0] for trainer in (compiled, plain))
-    np.testing.assert_allclose(*tables, rtol=0, atol=1e-6)

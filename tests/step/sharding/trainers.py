@@ -111,7 +111,7 @@ def held(trainer) -> list[np.ndarray]:
     optimizers = by_name(trainer.optimizer).values()
     slots = [v.value for one in optimizers for v in one.variables]
     copies = [trainer.strategy.experimental_local_results(variable) for variable in slots]
-    averages = [] if trainer.averages is None else trainer.averages.distinct
+    averages = [] if trainer.averages is None else trainer.averages.variables
     return [
         *weights(trainer),
         *(copy.numpy() for each in copies for copy in each),

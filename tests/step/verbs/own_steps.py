@@ -145,13 +145,11 @@ class Critic(Gan):
         self.seen = tf.Variable(0.0, trainable=False, dtype=tf.float64)
 
     def step(self, update: Any, batch: Any) -> None:
-        def criticize(turn: tf.Tensor) -> None:
-            update.minimize(self.real_or_fake, batch, self.discriminator, optimizer="discriminator")
-
         def generate() -> None:
             update.minimize(self.fools, batch, self.generator, optimizer="generator")
 
-        update.repeat(3, criticize)
+        for _ in range(3):
+            update.minimize(self.real_or_fake, batch, self.discriminator, optimizer="discriminator")
         update.when(update.step % 2 == 0, generate)
         update.average(self.shown, of=self.generator, decay=0.9)
         self.seen.assign_add(1.0)

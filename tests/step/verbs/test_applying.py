@@ -146,12 +146,3 @@ def test_several_optimizers_without_a_step_are_pointed_to_groups():
         ddl.Trainer(
             Grouped(), {"a": momentum(0.1), "b": momentum(0.2)}, data(48), global_batch_size=16
         )
-
-
-def test_a_frozen_group_has_no_noise_scale():
-    with pytest.raises(ConfigError, match="a parameter group is frozen"):
-        build(
-            "Grouped",
-            make_strategy("mirrored", 2),
-            gradient_noise_scale=ddl.GradientNoiseScale(),
-        )

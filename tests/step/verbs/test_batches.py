@@ -64,12 +64,10 @@ class Semi:
         for place, mean in enumerate(means):
             self.note(place, mean)
 
-        def small(turn):
+        for turn in range(4):
             own = update.next(unlabelled)
             self.note(turn + 3, update.mean(self.unlabelled_numbers, own))
             update.minimize(self.small, own)
-
-        update.repeat(4, small)
         update.minimize(self.per_example, further)
 
 
@@ -216,20 +214,12 @@ def in_when(task, update, batch):
     update.when(update.step > 0, lambda: minimizing_next(task, update, batch))
 
 
-def in_unknown_repeat(task, update, batch):
-    update.repeat(update.step + 1, lambda turn: minimizing_next(task, update, batch))
-
-
 def of_all_sources(task, update, batch):
     update.minimize(task.per_example, batch)
 
 
 def of_one_source(task, update, batch):
     update.minimize(task.per_example, batch["one"])
-
-
-def repeating_backwards(task, update, batch):
-    update.repeat(-1, lambda turn: minimizing_next(task, update, batch))
 
 
 def of_two_forms(task, update, batch):
@@ -240,11 +230,9 @@ def of_two_forms(task, update, batch):
 TWO = {"one": {"x": np.ones([24, 6])}, "other": {"x": np.ones([24, 6]), "z": np.ones(24)}}
 REFUSED = [
     (in_when, None, 8, "update.next must read the same number of batches in each update"),
-    (in_unknown_repeat, None, 8, "or give update.repeat a Python integer"),
     (of_all_sources, TWO, 8, r"got those of the sources one, other\. Pass one.*batch\[\"one\"\]"),
     (of_two_forms, TWO, 8, "'per_example' of the sources 'one' and 'other', whose batches have"),
     (of_one_source, TWO, 8, "never uses the source 'other'"),
-    (repeating_backwards, None, 8, "times must be at least 0, got -1"),
     (of_two_forms, TWO, {"one": 8}, "gives the sizes of one, but .* has one, other"),
     (of_two_forms, None, {"one": 8}, "one source without a name"),
     (of_two_forms, TWO, {"one": 8, "other": 0}, "integer of at least 1, got 0"),

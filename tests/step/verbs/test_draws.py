@@ -65,14 +65,6 @@ def test_each_draw_differs_and_no_number_of_replicas_changes_it():
     assert each_differs([one, kept(step, steps=2)])
 
 
-def test_each_turn_draws_anew():
-    def step(task, update, batch):
-        update.minimize(task.per_example, batch)
-        update.repeat(4, lambda turn: task.keep(turn, task.draw()))
-
-    assert each_differs(kept(step))
-
-
 def test_a_map_draws_the_same_on_all_replicas_and_later_draws_differ():
     def step(task, update, batch):
         gradients = update.gradients(task.per_example, batch)
@@ -90,7 +82,7 @@ def test_a_map_draws_the_same_on_all_replicas_and_later_draws_differ():
     assert each_differs(values[:2])
 
 
-@pytest.mark.parametrize("where", ["map", "step", "turn"])
+@pytest.mark.parametrize("where", ["map", "step", "branch"])
 def test_a_draw_of_tensorflow_is_refused(where):
     """On each replica it gives other numbers."""
 
@@ -98,15 +90,15 @@ def test_a_draw_of_tensorflow_is_refused(where):
         def noisy(gradient, variable=None):
             return gradient + tf.random.normal(gradient.shape, dtype=gradient.dtype)
 
-        def turn(number):
-            task.keep(number, noisy(tf.zeros([2])))
+        def draw():
+            task.keep(0, noisy(tf.zeros([2])))
 
         gradients = update.gradients(task.per_example, batch)
         update.apply(gradients.map(noisy) if where == "map" else gradients)
         if where == "step":
-            turn(0)
-        elif where == "turn":
-            update.repeat(2, lambda number: update.when(update.step > 0, lambda: turn(number)))
+            draw()
+        elif where == "branch":
+            update.when(update.step > 0, draw)
 
     with pytest.raises(ConfigError, match=r"draws random numbers with tf.random \(.*shared=True"):
         kept(step)

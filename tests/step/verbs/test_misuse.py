@@ -116,10 +116,6 @@ MISUSED = [
     (lambda t, u, b: u.when(None, lambda: None), "the condition must be a bool scalar.*got None"),
     (lambda t, u, b: u.when(True, print("")), "of update.when must be a function without arg"),
     (lambda t, u, b: u.when(u.step > 1, lambda x: None), r"without arguments, got .*<lambda>\(x\)"),
-    (lambda t, u, b: u.repeat(2, lambda: None), r"of update.repeat must be a function of \(turn\)"),
-    (lambda t, u, b: u.repeat(None, lambda turn: None), "times must be an integer, got None"),
-    (lambda t, u, b: u.repeat([2, 3], lambda turn: None), r"times must be an integer, got \[2, 3"),
-    (lambda t, u, b: u.repeat(lambda turn: None, 2), "times must be an integer, got <function"),
     (lambda t, u, b: float(u.step), "uses a tensor where Python needs a value"),
     (lambda t, u, b: u.step.numpy(), "uses a tensor where Python needs a value"),
     (lambda t, u, b: np.asarray(u.step), "uses a tensor where Python needs a value"),
@@ -198,11 +194,6 @@ def test_an_update_that_was_kept():
 def test_moved_without_with():
     with pytest.raises(ConfigError, match="moves nothing unless it is used in a `with` statement"):
         trainer(lambda t, u, b: u.moved(t.model, gradients(t, u, b)))
-
-
-def test_a_repeat_of_no_turns_trains_nothing():
-    with pytest.raises(ConfigError, match="applies no gradients"):
-        trainer(lambda t, u, b: u.repeat(0, lambda turn: u.minimize(t.per_example, b)))
 
 
 @pytest.mark.parametrize("each", [lambda g: g[0], lambda g: None, lambda g: [None] * len(g)])

@@ -18,7 +18,6 @@ from ddl.step.verbs import update as verbs
 from ddl.step.verbs.batches import StepBatch, StepBatches
 from ddl.step.verbs.control_flow import ControlFlow
 from ddl.step.verbs.plan import StepPlan
-from ddl.step.verbs.turns import Turns
 from tests.step.verbs import (
     test_applying,
     test_batches,
@@ -34,10 +33,7 @@ examples_as_a_loop = test_each_example.test_what_a_loop_over_the_examples_comput
 groups_as_a_loop = test_applying.test_groups_are_what_a_loop_without_ddl_computes
 batches_in_order = test_batches.test_each_update_reads_the_next_batches_in_order
 of_a_padded_batch = test_mean.test_of_a_full_and_of_a_padded_batch
-overflow_in_turns = test_update.test_an_overflow_in_the_turns_of_a_repeat_alone_changes_nothing
-anew_in_nested_turns = test_update.test_a_repeat_within_a_repeat_draws_anew_in_each_turn
 draws_again = test_update.test_each_pass_draws_anew_unless_told_to_draw_the_same
-draws_again_in_a_turn = test_update.test_a_pass_within_a_turn_may_draw_the_same
 mean_draws_again = test_update.test_a_mean_may_draw_what_a_pass_drew
 moves_statistics = test_update.test_each_pass_moves_statistics_unless_told_otherwise
 later_draws_differ = test_draws.test_a_map_draws_the_same_on_all_replicas_and_later_draws_differ
@@ -183,65 +179,27 @@ def run_a_branch_always(patch: Patch) -> None:
     patch.setattr("ddl.step.verbs.control_flow._condition", lambda given: tf.constant(True))
 
 
-def make_one_turn_too_few(patch: Patch) -> None:
-    check_repeat = Turns.check_repeat
-    patch.setattr(Turns, "check_repeat", lambda self, times: check_repeat(self, times) - 1)
-
-
 def lose_the_sums_of_a_branch(patch: Patch) -> None:
-    keep_the_books_of_before(patch, "when")
-
-
-def lose_the_sums_of_turns(patch: Patch) -> None:
-    keep_the_books_of_before(patch, "repeat")
-
-
-def keep_the_books_of_before(patch: Patch, verb: str) -> None:
-    call = getattr(ControlFlow, verb)
+    when = ControlFlow.when
 
     def mutated(self, *args):
         before = self.books
-        call(self, *args)
+        when(self, *args)
         finite, self.books = self.books.finite, before
         self.books.finite = finite
 
-    patch.setattr(ControlFlow, verb, mutated)
+    patch.setattr(ControlFlow, "when", mutated)
 
 
 def lose_the_checks_of_a_branch(patch: Patch) -> None:
-    forget_the_checks_after(patch, "when")
-
-
-def lose_the_checks_of_turns(patch: Patch) -> None:
-    forget_the_checks_after(patch, "repeat")
-
-
-def forget_the_checks_after(patch: Patch, verb: str) -> None:
-    call = getattr(ControlFlow, verb)
+    when = ControlFlow.when
 
     def mutated(self, *args):
         before = self.books.finite
-        call(self, *args)
+        when(self, *args)
         self.books.finite = before
 
-    patch.setattr(ControlFlow, verb, mutated)
-
-
-def draw_the_same_in_each_turn(patch: Patch) -> None:
-    number_turns(patch, lambda turn: tf.zeros([], tf.int64))
-
-
-def draw_by_the_inner_turn_alone(patch: Patch) -> None:
-    number_turns(patch, lambda turn: turn)
-
-
-def number_turns(patch: Patch, number: Callable[[tf.Tensor], tf.Tensor]) -> None:
-    in_turn = Turns.in_turn
-
-    def mutated(self, turn, times):
-        return dataclasses.replace(in_turn(self, turn, times), number=number(turn))
-
-    patch.setattr(Turns, "in_turn", mutated)
+    patch.setattr(ControlFlow, "when", mutated)
 
 
 def draw_anew_when_told_to_draw_the_same(patch: Patch) -> None:
@@ -250,12 +208,7 @@ def draw_anew_when_told_to_draw_the_same(patch: Patch) -> None:
 
 
 def draw_the_same_in_each_pass(patch: Patch) -> None:
-    patch.setattr(verbs.Update, "_draws_of", lambda self, earlier: Draws(0, self._turns.number))
-
-
-def forget_the_turn_of_earlier_draws(patch: Patch) -> None:
-    draws_of = verbs.draws_of
-    patch.setattr(verbs, "draws_of", lambda earlier: draws_of(earlier)._replace(turn=None))
+    patch.setattr(verbs.Update, "_draws_of", lambda self, earlier: Draws(0))
 
 
 def draw_after_a_map_what_it_drew(patch: Patch) -> None:
@@ -270,18 +223,9 @@ def move_the_statistics_in_each_pass(patch: Patch) -> None:
 def use_the_given_batch_again(patch: Patch) -> None:
     further = StepBatches.next
 
-    def mutated(self, batch, turns):
-        taken = further(self, batch, turns)
+    def mutated(self, batch, is_in_branch):
+        taken = further(self, batch, is_in_branch)
         return StepBatch(taken.source, 0, taken.batch)
-
-    patch.setattr(StepBatches, "next", mutated)
-
-
-def use_one_batch_in_all_turns(patch: Patch) -> None:
-    further = StepBatches.next
-
-    def mutated(self, batch, turns):
-        return further(self, batch, dataclasses.replace(turns, place=0))
 
     patch.setattr(StepBatches, "next", mutated)
 
@@ -347,16 +291,8 @@ def overflow(name: str, loss: str) -> None:
         (lose_the_checks_of_a_branch, overflow, ["Critic", "fools"]),
         (keep_no_weights, overflow, ["Critic", "fools"]),
         (leave_a_partial_update_behind, overflow, ["Critic", "fools"]),
-        # update.repeat
-        (make_one_turn_too_few, same, ["Critic"]),
-        (lose_the_sums_of_turns, same, ["Critic"]),
-        (lose_the_checks_of_turns, overflow_in_turns, []),
-        (draw_the_same_in_each_turn, test_update.test_each_turn_draws_anew, []),
-        (draw_the_same_in_each_turn, test_draws.test_each_turn_draws_anew, []),
-        (draw_by_the_inner_turn_alone, anew_in_nested_turns, []),
         # update.next
         (use_the_given_batch_again, batches_in_order, []),
-        (use_one_batch_in_all_turns, batches_in_order, []),
         (use_batches_again_after_a_restart, batches_in_order, []),
         # update.mean and update.sum
         (leave_out_the_reduce_of_a_mean, of_a_padded_batch, [("mirrored", 2, 1)]),
@@ -367,7 +303,6 @@ def overflow(name: str, loss: str) -> None:
         (draw_anew_when_told_to_draw_the_same, draws_again, []),
         (draw_anew_when_told_to_draw_the_same, mean_draws_again, []),
         (draw_the_same_in_each_pass, draws_again, []),
-        (forget_the_turn_of_earlier_draws, draws_again_in_a_turn, []),
         (move_the_statistics_in_each_pass, moves_statistics, [False]),
         (draw_after_a_map_what_it_drew, later_draws_differ, []),
     ],

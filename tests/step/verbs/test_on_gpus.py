@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("rows_checked_on_one_device")
 
 @pytest.mark.parametrize(("name", "microbatches"), [("Critic", 1), ("Centered", 2)])
 def test_two_devices_end_as_one(name, microbatches):
-    """Turns, branches, an average, a mean, own variables and two optimizers, with padding."""
+    """Branches, an average, a mean, own variables and two optimizers, with padding."""
     figures, values = on_one_device(name)
     with device_path.taking(dataclasses.replace(device_path.GPU, compiles=False)):
         trainer = build(name, LikeGpus(2), clip_norm=0.5, accumulation_steps=microbatches)

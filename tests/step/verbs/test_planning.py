@@ -208,7 +208,7 @@ def test_a_feature_read_in_the_step():
     refused(r"A step cannot read batch\['x'\].* Read the features in a loss", step)
 
 
-@pytest.mark.parametrize("within", ["step", "branch", "turn"])
+@pytest.mark.parametrize("within", ["step", "branch"])
 @pytest.mark.parametrize(
     "make",
     [
@@ -224,10 +224,8 @@ def test_a_variable_made_in_the_step(make, within):
         minimize(task, update, batch)
         if within == "step":
             make()
-        elif within == "branch":
-            update.when(update.step > 0, make)
         else:
-            update.repeat(2, lambda turn: make())
+            update.when(update.step > 0, make)
 
     refused("step must not make variables", step)
 
@@ -246,7 +244,7 @@ class Memory:
         self.rows = tf.Variable(tf.zeros([4, 2]), trainable=False)
 
 
-@pytest.mark.parametrize("within", ["step", "branch", "turn"])
+@pytest.mark.parametrize("within", ["step", "branch"])
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_an_assigned_variable_that_no_attribute_leads_to(replicas, within):
     strategy = make_strategy("mirrored" if replicas > 1 else "one_device", replicas)
@@ -259,10 +257,8 @@ def test_an_assigned_variable_that_no_attribute_leads_to(replicas, within):
 
         if within == "step":
             count()
-        elif within == "branch":
-            update.when(update.step > 0, count)
         else:
-            update.repeat(2, lambda turn: count())
+            update.when(update.step > 0, count)
 
     refused(
         r"assigns to a variable .*float32 \(4, 2\), to which no attribute of Task leads.*Keep the",
@@ -405,16 +401,15 @@ def test_gradients_that_leave_their_control_flow(verb):
         update.when(
             update.step > 0, lambda: inside.append(update.gradients(task.per_example, batch))
         )
-        update.repeat(2, lambda turn: inside.append(update.gradients(task.per_example, batch)))
         own = update.gradients(task.per_example, batch)
         if verb == "apply":
             update.apply(inside[0])
         elif verb == "add":
-            update.apply(own + inside[1])
+            update.apply(own + inside[0])
         else:
-            update.apply(update.gradients(task.per_example, batch, same_draws_as=inside[1]))
+            update.apply(update.gradients(task.per_example, batch, same_draws_as=inside[0]))
 
-    refused("computed within update.when or update.repeat cannot be used outside", step)
+    refused("computed within update.when cannot be used outside", step)
 
 
 @pytest.mark.parametrize("given", [True, "sum"])
@@ -427,60 +422,22 @@ def test_draws_of_no_pass(given):
     refused("same_draws_as must be gradients that update.gradients returned", step)
 
 
-def test_times_that_are_no_integer():
-    refused(
-        "times must be an integer, got 2.7",
-        lambda task, update, batch: update.repeat(2.7, lambda turn: None),
-    )
-
-
-def test_three_repeats():
-    def step(task, update, batch):
-        def within(function):
-            return lambda turn: update.repeat(2, function)
-
-        update.repeat(2, within(within(lambda turn: minimize(task, update, batch))))
-
-    refused("in one other update.repeat, not in two, got a third level. Make one repeat", step)
-
-
-@pytest.mark.parametrize(
-    ("outer", "inner", "match"),
-    [
-        (2, 4097, "within another one can have at most 4,096 turns.*got 4,097"),
-        (4096, 2, "around another one can have at most 4,095 turns.*got 4,096"),
-    ],
-)
-def test_nested_repeats_of_too_many_turns(outer, inner, match):
-    def step(task, update, batch):
-        def turn(i):
-            update.repeat(inner, lambda j: minimize(task, update, batch))
-
-        update.repeat(outer, lambda i: update.when(update.step >= 0, lambda: turn(i)))
-
-    refused(match, step)
-
-
-@pytest.mark.parametrize("times", ["step", "sum"])
-def test_a_number_of_turns_that_is_0_while_planning(times):
+@pytest.mark.parametrize("of", ["step", "sum"])
+def test_a_condition_that_is_false_while_planning(of):
     """The state begins at 0, and the sums of a planning trace are 0."""
 
     def step(task, update, batch):
-        def turn(number):
+        def change():
             update.average(task.slow, of=task.model, decay=0.5)
-            task.turns.assign_add(1)
+            task.changes.assign_add(1)
 
         own = update.gradients(task.per_example, batch)
-        of_what = {
-            "step": lambda: update.step,
-            "sum": lambda: update.sum(task.ones, batch),
-        }
         update.apply(own)
-        update.repeat(tf.cast(of_what[times](), tf.int32), turn)
+        update.when((update.step if of == "step" else update.sum(task.ones, batch)) > 0, change)
         update.average(task.slow, of=task.model, decay=0.5)
 
     def make(step):
-        task = Task(step, turns=tf.Variable(0, trainable=False))
+        task = Task(step, changes=tf.Variable(0, trainable=False))
         task.slow = keras.models.clone_model(task.model)
         task.ones = lambda features, training: tf.ones([features["x"].shape[0]])
         task.ones.__name__ = "ones"
@@ -496,8 +453,7 @@ def test_a_number_of_turns_that_is_0_while_planning(times):
         trained.train(1)
         weights = [v.value.numpy() for v in trained.model.trainable_variables]
         expected = [0.5 * (a + w) for a, w in zip(expected, weights, strict=True)]
-    turns = {"step": 0 + 1 + 2, "sum": 3 * 16}[times]
-    assert trained.task.turns.numpy() == turns
+    assert trained.task.changes.numpy() == {"step": 2, "sum": 3}[of]
     for average, own in zip(update.averages.variables, expected, strict=True):
         np.testing.assert_allclose(average.numpy(), own, rtol=0, atol=1e-12)
 
@@ -609,7 +565,7 @@ def test_parameter_servers_have_no_global_batch(monkeypatch):
     refused("--strategy=parameter_server cannot run", minimize, strategy=strategy)
 
 
-@pytest.mark.parametrize("verb", ["gradients", "apply", "average", "when", "repeat", "moved"])
+@pytest.mark.parametrize("verb", ["gradients", "apply", "average", "when", "moved"])
 @pytest.mark.parametrize("way", ["cond", "while_loop", "function", "run"])
 def test_a_verb_in_control_flow_of_tensorflow(verb, way):
     def step(task, update, batch):
@@ -626,7 +582,6 @@ def test_a_verb_in_control_flow_of_tensorflow(verb, way):
                     "apply": lambda: update.apply(gradients),
                     "average": lambda: update.average(task.slow, of=task.model, decay=0.5),
                     "when": lambda: update.when(update.step > 3, lambda: None),
-                    "repeat": lambda: update.repeat(2, lambda turn: None),
                 }[verb]()
             return tf.constant(0)
 
@@ -648,7 +603,7 @@ def test_a_verb_in_control_flow_of_tensorflow(verb, way):
     refused(
         "within a loss or `strategy.run`"
         if way == "run"
-        else rf"update.{verb} was called within tf.cond.*update.when.*update.repeat",
+        else rf"update.{verb} was called within tf.cond.*update.when.*Python `for`",
         step,
         make=make,
     )

@@ -154,33 +154,14 @@ def test_an_overflow_on_one_replica_changes_nothing_anywhere(name, loss, average
     check_that_an_overflow_changes_nothing(name, loss, averaged)
 
 
-def in_the_turns_of_a_repeat_alone(task):
-    """Makes no gradient of a Gan depend on the discriminator's weights after its turns."""
-
-    def step(update, batch):
-        def criticize(turn):
-            update.minimize(task.real_or_fake, batch, task.discriminator, optimizer="discriminator")
-
-        update.minimize(task.fools, batch, task.generator, optimizer="generator")
-        update.repeat(2, criticize)
-
-    task.step = step
-
-
-def test_an_overflow_in_the_turns_of_a_repeat_alone_changes_nothing():
-    check_that_an_overflow_changes_nothing(
-        "Gan", "real_or_fake", change=in_the_turns_of_a_repeat_alone
-    )
-
-
-def check_that_an_overflow_changes_nothing(name, loss, averaged=False, change=lambda task: None):
+def check_that_an_overflow_changes_nothing(name, loss, averaged=False):
     batch, replica = 2, 1  # Critic generates in even batches
     trainer = build(
         name,
         make_strategy("mirrored", 2),
         precision="mixed_float16",
         examples=48,
-        change=lambda task: (overflowing(loss, replica, batch)(task), change(task)),
+        change=overflowing(loss, replica, batch),
         loss_scale=ddl.LossScale(1024.0),
         weight_average=ddl.ExponentialMovingAverage(0.9) if averaged else None,
         max_skipped_updates=1,
@@ -451,23 +432,6 @@ def test_each_pass_draws_anew_unless_told_to_draw_the_same():
     assert one == again != other
 
 
-def test_a_pass_within_a_turn_may_draw_the_same():
-    """As in SAM within a repeat: the numbers of that turn, not those of another."""
-
-    def step(task, update, batch):
-        def turn(number):
-            one = update.gradients(task.per_example, batch)
-            again = update.gradients(task.per_example, batch, same_draws_as=one)
-            keep(task, 2 * number, one)
-            keep(task, 2 * number + 1, again)
-            update.apply(again)
-
-        update.repeat(2, turn)
-
-    one, again, other, other_again = drawn(step)
-    assert one == again != other == other_again
-
-
 def test_a_mean_may_draw_what_a_pass_drew():
     """The gradient by the bias is the mean of the pass's noise."""
 
@@ -481,33 +445,6 @@ def test_a_mean_may_draw_what_a_pass_drew():
     of_pass, same, other, _ = drawn(step)
     assert same == pytest.approx(of_pass, abs=1e-12)
     assert abs(other - of_pass) > 1e-6
-
-
-def test_each_turn_draws_anew():
-    def step(task, update, batch):
-        def turn(number):
-            gradients = update.gradients(task.per_example, batch)
-            keep(task, number, gradients)
-            update.apply(gradients)
-
-        update.repeat(4, turn)
-
-    assert len(set(drawn(step))) == 4
-
-
-def test_a_repeat_within_a_repeat_draws_anew_in_each_turn():
-    def step(task, update, batch):
-        def outer(i):
-            def inner(j):
-                gradients = update.gradients(task.per_example, batch)
-                keep(task, 2 * i + j, gradients)
-                update.apply(gradients)
-
-            update.repeat(2, inner)
-
-        update.repeat(2, outer)
-
-    assert len(set(drawn(step))) == 4
 
 
 def test_moved_restores_the_bits_and_average_follows_its_rule():

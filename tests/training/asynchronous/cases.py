@@ -65,20 +65,6 @@ def ranges(strategy: tf.distribute.Strategy) -> Any:
     return [float(np.max(np.abs(ours - theirs))) for ours, theirs in zip(*found, strict=True)]
 
 
-def noise(strategy: tf.distribute.Strategy) -> Any:
-    """Returns the gradient noise scale after one loop, here and on one device."""
-    found = []
-    for where in (strategy, tf.distribute.OneDeviceStrategy("CPU:0")):
-        trained = trainer(
-            where,
-            "float32",
-            accumulation_steps=2,
-            gradient_noise_scale=ddl.GradientNoiseScale(0.9),
-        )
-        found.append(trained.train(50)["gradient_noise_scale"])
-    return found
-
-
 def rmsprop(strategy: tf.distribute.Strategy) -> Any:
     """Returns the loss with an optimizer that creates a temporary variable in each update."""
     trained = trainer(strategy, "float32", lambda: ddl.optimizers.FusedRMSprop(0.001))

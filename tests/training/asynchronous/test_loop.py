@@ -40,15 +40,13 @@ def two_workers():
 @pytest.mark.slow
 def test_one_worker_trains_what_one_device_does():
     """It waits for nobody, so that nothing of an update may differ."""
-    found = run(1, "parity", "ranges", "noise")
+    found = run(1, "parity", "ranges")
     assert found["parity"].keys() == set(PARITY)
     for name, differences in found["parity"].items():
         assert differences
         for kind, difference in differences.items():
             assert difference <= 1e-10, (name, kind)
     assert max(found["ranges"]) <= 1e-10
-    ours, theirs = found["noise"]
-    assert ours == pytest.approx(theirs, rel=1e-3)
 
 
 @pytest.mark.slow

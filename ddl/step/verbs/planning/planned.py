@@ -109,7 +109,6 @@ def plan_of(
         batches=planned.batches,
         variables=variables_by_optimizer,
         applies=numbers,
-        applied={used: sorted({c.loss for c in applies if c.name == used}) for used in groups},
         calls=[call.identity for call in calls],
         changes=len(changes),
         only_moved={c.name for c in gradients} - {c.name for c in gradients if not c.moved},
@@ -132,5 +131,5 @@ def _number_of(
     """Returns how often a step updates any of the variables; None if it depends on a tensor."""
     ids = set(map(id, variables))
     of_optimizer = [call for call in applies if call.name == optimizer]
-    own = [call.times for call in of_optimizer if any(id(v) in ids for v in call.variables)]
-    return None if None in own else sum(times for times in own if times is not None)
+    own = [call for call in of_optimizer if any(id(v) in ids for v in call.variables)]
+    return None if any(call.sometimes for call in own) else len(own)

@@ -83,10 +83,7 @@ def plan_step(
 
 
 def _unknown(value: tf.Tensor) -> tf.Tensor:
-    """Returns a tensor without a static value, as the update has one when it is traced.
-
-    TensorFlow reads a constant, such as a number of turns, while it traces.
-    """
+    """Returns a tensor without a static value, as the update has one when it is traced."""
     return tf.raw_ops.PlaceholderWithDefault(input=value, shape=value.shape)
 
 
@@ -164,7 +161,7 @@ class _PlanningTrace:
     ) -> Reduced:
         nothing = tf.zeros([], tf.float64)
         values = [_unknown(tf.zeros(v.shape, v.dtype)) for v in variables]
-        return Reduced(values, finite=None, sums=nothing, noise=None)
+        return Reduced(values, finite=None, sums=nothing)
 
     def applied_alone(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -188,9 +185,6 @@ class _PlanningTrace:
         self, number: int, change: Callable[[], tf.Tensor], finite: tf.Tensor | None
     ) -> tf.Tensor:
         return tf.zeros([], tf.float64)  # the trace holds the writes of the step itself alone
-
-    def add_noise(self, books: Books, optimizer: str, new: tf.Tensor | None) -> None:
-        pass
 
     def carried(self, books: Books) -> dict[str, Any]:
         return {"finite": tf.constant(True)}

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from ddl.step.shards.digest import digest_of
+from ddl.checkpoints.snapshot import digest_of
 
 
 def of(*texts):

@@ -1,7 +1,7 @@
 """Tasks across examples, and what a loop over a whole batch without padding would compute."""
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import keras
 import numpy as np
@@ -22,24 +22,19 @@ def data(examples: int = 21) -> dict[str, np.ndarray]:
 
 
 class Task:
-    """A model, and a loss of its output.
-
-    Attributes:
-      across: Passed to `ddl.gather`.
-    """
+    """A model, and a loss of its output."""
 
     def __init__(self, *, dropout: bool = True, normalized: bool = False) -> None:
         middle = [layers.BatchNormalization(synchronized=True)] if normalized else []
         middle += [ddl.layers.Dropout(0.3)] if dropout else []
         hidden = layers.Dense(8, "tanh")
         self.model = keras.Sequential([keras.Input((6,)), hidden, *middle, layers.Dense(4)])
-        self.across: Literal["microbatch", "global_batch"] = "microbatch"
 
     def embedded(self, x: tf.Tensor, training: bool) -> tf.Tensor:
         return tf.math.l2_normalize(self.model(x, training=training), axis=-1)
 
     def gather(self, x: Any) -> ddl.tasks.gather.Gathered:
-        return ddl.gather(x, across=self.across)
+        return ddl.gather(x)
 
 
 class InfoNce(Task):
@@ -131,7 +126,6 @@ def build(
     strategy: tf.distribute.Strategy,
     *,
     examples: int = 21,
-    accumulation_steps: int = 1,
     precision: Any = "float64",
     change: Callable[[Any], None] | None = None,
     made: dict[str, bool] | None = None,
@@ -143,7 +137,6 @@ def build(
       name: Name of the task.
       strategy: The strategy.
       examples: Number of examples.
-      accumulation_steps: Number of microbatches; the task gathers over the global batch if > 1.
       precision: The precision.
       change: Changes the task.
       made: Arguments of the task.
@@ -153,8 +146,6 @@ def build(
     keras.utils.set_random_seed(7)
     with strategy.scope():
         task = TASKS[name](**(made or {}))
-        if accumulation_steps > 1:
-            task.across = "global_batch"
         if change is not None:
             change(task)
         optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
@@ -165,7 +156,6 @@ def build(
         global_batch_size=BATCH,
         eval_data=data(examples),
         strategy=strategy,
-        accumulation_steps=accumulation_steps,
         **options,
     )
 

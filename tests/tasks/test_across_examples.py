@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from ddl.precision import set_precision
 from tests.conftest import LikeGpus, make_strategy
-from tests.step.across_examples.tasks import BATCH, TASKS, build, copies, data
+from tests.tasks.across_examples import BATCH, TASKS, build, copies, data
 
 UPDATES = 5  # each second batch has 5 rows and 11 of padding
 
@@ -23,16 +23,14 @@ def on_one_device(name, **options):
     return figures, trainer.evaluate(), [values[0] for values in copies(trainer)]
 
 
-# Task, strategy, replicas, microbatches.
+# Task, strategy, replicas.
 ELSEWHERE = [
-    ("InfoNce", "mirrored", 4, 1),
-    ("InfoNce", "mirrored", 2, 2),
-    ("Triplets", "central_storage", 2, 1),
-    ("Triplets", "one_device", 1, 4),
-    ("Covariances", "mirrored", 2, 2),
-    ("BarlowTwins", "mirrored", 2, 2),
-    ("Weighted", "mirrored", 2, 2),
-    ("OwnStep", "mirrored", 2, 2),
+    ("InfoNce", "mirrored", 4),
+    ("Triplets", "central_storage", 2),
+    ("Covariances", "mirrored", 2),
+    ("BarlowTwins", "mirrored", 2),
+    ("Weighted", "mirrored", 2),
+    ("OwnStep", "mirrored", 2),
 ]
 
 
@@ -42,10 +40,10 @@ def test_the_same_on_any_devices(case):
     check_same(*case)
 
 
-def check_same(name, kind, replicas, accumulation_steps=1, **options):
+def check_same(name, kind, replicas, **options):
     figures, evaluated, values = on_one_device(name)
     strategy = make_strategy(kind, replicas) if isinstance(kind, str) else kind(replicas)
-    trainer = build(name, strategy, accumulation_steps=accumulation_steps, **options)
+    trainer = build(name, strategy, **options)
     assert trainer.train(UPDATES) == pytest.approx(figures, abs=1e-10)
     assert trainer.evaluate() == pytest.approx(evaluated, abs=1e-10)
     for all_copies, value in zip(copies(trainer), values, strict=True):
@@ -57,26 +55,19 @@ def test_data_from_the_host_are_gathered_in_the_same_order():
     check_same("Triplets", "mirrored", 2, data_on_device=False)
 
 
-@pytest.mark.parametrize("microbatches", [1, 2])
-def test_by_the_path_of_gpus(microbatches, gpu_path):
-    check_same("Triplets", LikeGpus, 2, microbatches)
+def test_by_the_path_of_gpus(gpu_path):
+    check_same("Triplets", LikeGpus, 2)
 
 
 @pytest.mark.parametrize("name", ["InfoNce", "Triplets", "Covariances", "BarlowTwins"])
 def test_what_a_loop_without_padding_computes(name):
     """A batch of 16 rows and one of 5, each as a whole, by a loop without ddl."""
-    check_loop(name, "mirrored", 2, 1)
+    check_loop(name, "mirrored", 2)
 
 
-def check_loop(name, kind, replicas, accumulation_steps):
+def check_loop(name, kind, replicas):
     made = {"dropout": False}
-    trainer = build(
-        name,
-        make_strategy(kind, replicas),
-        made=made,
-        shuffle=False,
-        accumulation_steps=accumulation_steps,
-    )
+    trainer = build(name, make_strategy(kind, replicas), made=made, shuffle=False)
     trainer.train(4)
     set_precision("float64")
     keras.utils.set_random_seed(7)
@@ -108,13 +99,12 @@ def test_in_half_precision(precision):
     """One update, where only rounding differs; all replicas stay equal to the bit."""
     made, tolerance = {"dropout": False}, {"mixed_float16": 1e-3, "mixed_bfloat16": 1e-2}[precision]
     values = []
-    for replicas, accumulation_steps in ((1, 1), (2, 1), (2, 2)):
+    for replicas in (1, 2):
         trainer = build(
             "Weighted",
             make_strategy("mirrored", replicas),
             precision=precision,
             made=made,
-            accumulation_steps=accumulation_steps,
         )
         before = [one[0] for one in copies(trainer)]
         trainer.train(1)
