@@ -29,8 +29,6 @@ def parts_for_evaluation(trainer: Trainer) -> dict[str, Any]:
     parts = model_parts(trainer.task, trainer.generator_states)
     if trainer.averages is not None:
         parts["averages"] = whole_averages(trainer.averages, trainer.strategy)
-    if trainer.schedule_free is not None:
-        parts["schedule_free"] = trainer.schedule_free.variables
     return parts
 
 

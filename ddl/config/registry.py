@@ -72,7 +72,6 @@ OWN: tuple[str, ...] = (
     "ddl.step.monitoring:LayerNorms",
     "ddl.step.noise_scale:GradientNoiseScale",
     "ddl.step.remat:Remat",
-    "ddl.optimizers:AdamWScheduleFree",
     "ddl.optimizers:FusedAdagrad",
     "ddl.optimizers:FusedAdam",
     "ddl.optimizers:FusedAdamW",

@@ -7,12 +7,10 @@ from ddl.optimizers.fused_sgd import FusedSGD, MomentumSGD
 from ddl.optimizers.groups import Group, ParameterGroups, layerwise_decay
 from ddl.optimizers.layerwise import LAMB, LARS
 from ddl.optimizers.rows.lazy_adam import LazyAdam
-from ddl.optimizers.schedule_free import AdamWScheduleFree
 
 __all__ = [
     "LAMB",
     "LARS",
-    "AdamWScheduleFree",
     "FusedAdagrad",
     "FusedAdam",
     "FusedAdamW",

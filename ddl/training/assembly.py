@@ -53,7 +53,6 @@ from ddl.training.evaluation import Evaluation
 from ddl.training.evaluation_weights import EvaluationWeights
 from ddl.training.results.corpus_figures import CorpusFigures
 from ddl.training.results.other_data import OtherData
-from ddl.training.schedule_free import ScheduleFreeWeights, schedule_free_weights
 from ddl.training.step_plan import evaluation_objective, not_evaluated, step_plan
 
 
@@ -72,7 +71,6 @@ class Assembly:
       generator_states: States of the Keras seed generators in the task's layers: int64 [2] each.
       update: The update, with the averages and the statistics.
       evaluation_weights: The weights for evaluation.
-      schedule_free: The averages of schedule-free optimizers; None if there are none.
       given: Evaluations and predictions on data that a call gives.
       corpus: The figures of all outputs of an evaluation.
       finite: Check of all variables that an update may change.
@@ -89,7 +87,6 @@ class Assembly:
     generator_states: list[tf.Variable]
     update: UpdateStep
     evaluation_weights: EvaluationWeights
-    schedule_free: ScheduleFreeWeights | None
     given: OtherData
     corpus: CorpusFigures
     finite: VariablesFinite
@@ -225,15 +222,7 @@ def assemble(
         first.source if of_one else None,
     )
     corpus = CorpusFigures(options.corpus_metrics, given, workers := Workers(strategy))
-    schedule_free = schedule_free_weights(
-        optimizers,
-        plan.variables,
-        strategy,
-        averages=update.averages is not None,
-        averaged=plan.averaged,
-        statistics=bool(update.statistics.floating),
-    )
-    weights = EvaluationWeights(update.averages, update.statistics, strategy, schedule_free)
+    weights = EvaluationWeights(update.averages, update.statistics, strategy)
     models = layers if has_step(task) else [task.model]
     of_models = list({id(v): v for model in models for v in model.variables}.values())
     kept_finite = [
@@ -253,7 +242,6 @@ def assemble(
         generator_states,
         update,
         weights,
-        schedule_free,
         given,
         corpus,
         VariablesFinite(kept_finite, workers),

@@ -424,7 +424,6 @@ class Own(keras.optimizers.SGD):
     "optimizer",
     [
         ddl.optimizers.LazyAdam,
-        ddl.optimizers.AdamWScheduleFree,
         keras.optimizers.Lamb,
         keras.optimizers.Adafactor,
         keras.optimizers.Muon,
