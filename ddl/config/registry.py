@@ -84,7 +84,6 @@ OWN: tuple[str, ...] = (
     "ddl.optimizers:MomentumSGD",
     "ddl.optimizers:ParameterGroups",
     "ddl.optimizers:exclude_from_weight_decay",
-    "ddl.optimizers:layerwise_decay",
     "ddl.optimizers.plateau:ReduceOnPlateau",
     "ddl.precision:LossScale",
     "ddl.precision:set_numerics",

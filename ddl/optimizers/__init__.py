@@ -4,7 +4,7 @@ from ddl.optimizers.exclusions import exclude_from_weight_decay
 from ddl.optimizers.fused_adam import FusedAdam, FusedAdamW
 from ddl.optimizers.fused_rmsprop import FusedAdagrad, FusedRMSprop
 from ddl.optimizers.fused_sgd import FusedSGD, MomentumSGD
-from ddl.optimizers.groups import Group, ParameterGroups, layerwise_decay
+from ddl.optimizers.groups import Group, ParameterGroups
 from ddl.optimizers.layerwise import LAMB, LARS
 from ddl.optimizers.rows.lazy_adam import LazyAdam
 
@@ -21,5 +21,4 @@ __all__ = [
     "MomentumSGD",
     "ParameterGroups",
     "exclude_from_weight_decay",
-    "layerwise_decay",
 ]
