@@ -80,7 +80,6 @@ OWN: tuple[str, ...] = (
     "ddl.optimizers:Group",
     "ddl.optimizers:LAMB",
     "ddl.optimizers:LARS",
-    "ddl.optimizers:LazyAdam",
     "ddl.optimizers:MomentumSGD",
     "ddl.optimizers:ParameterGroups",
     "ddl.optimizers:exclude_from_weight_decay",

@@ -6,7 +6,6 @@ from ddl.optimizers.fused_rmsprop import FusedAdagrad, FusedRMSprop
 from ddl.optimizers.fused_sgd import FusedSGD, MomentumSGD
 from ddl.optimizers.groups import Group, ParameterGroups
 from ddl.optimizers.layerwise import LAMB, LARS
-from ddl.optimizers.rows.lazy_adam import LazyAdam
 
 __all__ = [
     "LAMB",
@@ -17,7 +16,6 @@ __all__ = [
     "FusedRMSprop",
     "FusedSGD",
     "Group",
-    "LazyAdam",
     "MomentumSGD",
     "ParameterGroups",
     "exclude_from_weight_decay",

@@ -423,7 +423,6 @@ class Own(keras.optimizers.SGD):
 @pytest.mark.parametrize(
     "optimizer",
     [
-        ddl.optimizers.LazyAdam,
         keras.optimizers.Lamb,
         keras.optimizers.Adafactor,
         keras.optimizers.Muon,
