@@ -29,7 +29,6 @@ from ddl.data.packaged import load_digits, penguins, romeo_and_juliet, shapes
 from ddl.data.pipeline import BatchPipeline
 from ddl.data.random_access import RandomAccessSource
 from ddl.data.records import RecordSource
-from ddl.data.replay import ReplayBuffer
 from ddl.data.source import IndexedSource, Source
 from ddl.data.storage.folders import store
 from ddl.data.stream import StreamSource
@@ -47,7 +46,6 @@ __all__ = [
     "PyDatasetSource",
     "RandomAccessSource",
     "RecordSource",
-    "ReplayBuffer",
     "Source",
     "StreamSource",
     "as_source",

@@ -10,7 +10,6 @@ import tensorflow as tf
 from ddl.data import BatchPipeline, as_source
 from ddl.data.checks import check_same_classes, check_same_features
 from ddl.data.conversion import sources_by_name
-from ddl.data.pipeline import pipeline_type
 from ddl.distribution.communication import Communication
 from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
@@ -274,8 +273,8 @@ def _pipeline(
     """Returns a pipeline, of data that the task has checked."""
     source = as_source(data, "Trainer.eval_data")
     if (check := getattr(task, "check", None)) is not None:
-        source.check_by(check)
-    return pipeline_type(source)(
+        check(source)
+    return BatchPipeline(
         source,
         global_batch_size,
         seed=options.seed,

@@ -1,13 +1,12 @@
 """The training loop on the devices: many updates in one `tf.function`, without Python."""
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from ddl.data.checks import data_errors
-from ddl.data.pipeline import Batch, LivePipeline
+from ddl.data.pipeline import Batch
 from ddl.data.pipeline.buckets import buckets_of
 from ddl.data.pipeline.placed_order import (
     from_host,
@@ -91,7 +90,6 @@ class TrainingLoop:
         # Not kept while in use: after an error the iterator would be ahead of the state.
         iterator, self._iterator, self._position = self._iterator, None, None
         with (
-            self._reading(),
             data_errors(*self._sources),
             device_errors(),
             explaining_stale_traces(),
@@ -103,15 +101,6 @@ class TrainingLoop:
     @property
     def _sources(self) -> list[Source]:
         return [pipeline.source for pipeline in self._update.pipelines.values()]
-
-    @contextmanager
-    def _reading(self) -> Iterator[None]:
-        """Keeps the rows of replay buffers as they are while a loop runs."""
-        with ExitStack() as stack:
-            for pipeline in self._update.pipelines.values():
-                if isinstance(pipeline, LivePipeline):
-                    stack.enter_context(pipeline.reading(self._update.strategy))
-            yield
 
     def _prepare_iterator(self, state: TrainingState) -> None:
         """Sets the iterator to the state's batch."""
@@ -153,10 +142,10 @@ class TrainingLoop:
         buckets = buckets_of(pipelines)
 
         def taken() -> tuple[dict[str, Any], Any]:
-            given = {name: next(one) for name, one in iterators.items() if one is not None}
+            given = {name: next(one) for name, one in iterators.items()}
             return given, None if buckets is None else next(bucket_iterator)
 
-        wait = self.input_wait if any(one is not None for one in iterators.values()) else None
+        wait = self.input_wait
 
         # A loop variable is computed, by kernels of its own on a GPU, even if no layer reads it.
         made_next = (lambda _: ()) if path_of(strategy).places_order else batch_counter
@@ -165,11 +154,6 @@ class TrainingLoop:
             before = state._replace(**carried)
             counter = batch_counter(before.batches) if isinstance(ahead, tuple) else ahead
             given, bucket = taken() if wait is None else wait.timed(taken)
-            given |= {
-                name: own.rows(before.batches, strategy)
-                for name, own in pipelines.items()
-                if isinstance(own, LivePipeline)
-            }
             given = {n: pipelines[n].on_devices(rows, strategy) for n, rows in given.items()}
             batches = {n: Batch(given[n], resident[n], counter) for n in pipelines}
             if buckets is None:
