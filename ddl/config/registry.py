@@ -25,7 +25,6 @@ OWN: tuple[str, ...] = (
     "ddl.callbacks:WorstExamples",
     "ddl.data:ImageFolder",
     "ddl.data:Mixture",
-    "ddl.data:bucketed",
     "ddl.data:concatenation",
     "ddl.data:endless",
     "ddl.data:from_items",

@@ -33,7 +33,7 @@ from ddl.data.source import IndexedSource, Source
 from ddl.data.storage.folders import store
 from ddl.data.stream import StreamSource
 from ddl.data.synthetic import synthetic_arrays, synthetic_images
-from ddl.data.varying import bucketed, packed, token_lines
+from ddl.data.varying import packed, token_lines
 
 __all__ = [
     "ArraySource",
@@ -50,7 +50,6 @@ __all__ = [
     "StreamSource",
     "as_source",
     "batch_indices",
-    "bucketed",
     "concatenation",
     "endless",
     "from_items",

@@ -7,7 +7,6 @@ import tensorflow as tf
 
 from ddl.data.checks import data_errors
 from ddl.data.pipeline import Batch
-from ddl.data.pipeline.buckets import buckets_of
 from ddl.data.pipeline.placed_order import (
     from_host,
     kept_on_host,
@@ -116,12 +115,10 @@ class TrainingLoop:
         if self._orders_in_graph():
             return None
         first = int(state.batches)
-        iterators = {
+        return {
             name: pipeline.iterator(self._update.strategy, first)
             for name, pipeline in self._update.pipelines.items()
         }
-        buckets = buckets_of(self._update.pipelines)
-        return iterators, None if buckets is None else buckets.iterator(first)
 
     def _orders_in_graph(self) -> bool:
         strategy, pipelines = self._update.strategy, self._update.pipelines
@@ -138,12 +135,9 @@ class TrainingLoop:
         resident = {name: own.resident_arrays(strategy) for name, own in pipelines.items()}
         if iterator is None:
             return self._over_arrays(resident, end, state)
-        iterators, bucket_iterator = iterator
-        buckets = buckets_of(pipelines)
 
-        def taken() -> tuple[dict[str, Any], Any]:
-            given = {name: next(one) for name, one in iterators.items()}
-            return given, None if buckets is None else next(bucket_iterator)
+        def taken() -> dict[str, Any]:
+            return {name: next(one) for name, one in iterator.items()}
 
         wait = self.input_wait
 
@@ -153,18 +147,10 @@ class TrainingLoop:
         def update(carried: Carried, ahead: Any, _: Any) -> tuple[Carried, Any]:
             before = state._replace(**carried)
             counter = batch_counter(before.batches) if isinstance(ahead, tuple) else ahead
-            given, bucket = taken() if wait is None else wait.timed(taken)
+            given = taken() if wait is None else wait.timed(taken)
             given = {n: pipelines[n].on_devices(rows, strategy) for n, rows in given.items()}
             batches = {n: Batch(given[n], resident[n], counter) for n in pipelines}
-            if buckets is None:
-                return self._updated(batches, before, made_next)
-            ((name, batch),) = batches.items()
-            return buckets.each(
-                bucket,
-                batch,
-                strategy,
-                lambda cut: self._updated({name: cut}, before, made_next),
-            )
+            return self._updated(batches, before, made_next)
 
         with on_host_if_placed(strategy):
             left = end - state.step

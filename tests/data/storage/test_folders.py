@@ -147,9 +147,6 @@ def test_what_cannot_be_stored(tmp_path):
         store(ArraySource(x=np.arange(3, dtype=np.uint32)), tmp_path / "new")
     with pytest.raises(DataError, match="Data without a known length cannot be stored"):
         store(ddl.data.endless(lambda: iter([{"x": 1}]), steps_per_epoch=1), tmp_path / "new")
-    lengths = ArraySource(token=np.ones((6, 4), int), length=np.arange(1, 7) % 4 + 1)
-    with pytest.raises(ConfigError, match="A BucketedSource cannot be stored"):
-        store(ddl.data.bucketed(lengths, [2, 4]), tmp_path / "new")
     mixed = ddl.data.Mixture(
         [{"x": [1.0, 2]}, {"x": [3.0]}], [0.5, 0.5], later_shares={1: [0.9, 0.1]}
     )
