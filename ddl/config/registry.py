@@ -67,7 +67,6 @@ OWN: tuple[str, ...] = (
     "ddl.models:table_mlp",
     "ddl.models:unet",
     "ddl.models:vit",
-    "ddl.models:wide_resnet",
     "ddl.step.monitoring:LayerNorms",
     "ddl.step.noise_scale:GradientNoiseScale",
     "ddl.step.remat:Remat",
