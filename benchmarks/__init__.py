@@ -3,25 +3,16 @@
 BENCHMARKS = (
     "loop_overhead",
     "first_step",
-    "precision",
     "scaling",
     "weak_scaling",
     "simulated_cluster",
     "input_pipelines",
     "step_cost",
-    "progress_bar",
     "gan",
     "examples",
-    "across_examples",
-    "gather_cost",
-    "cross_device",
-    "tracing",
     "gpu_counts",
-    "max_pooling",
-    "augmentation",
     "gpt_cpu",
     "large_embeddings",
-    "epoch_order",
     "checkpoint_cost",
     "memory",
     "parity",
@@ -30,14 +21,8 @@ BENCHMARKS = (
 
 LONG = (
     "large_batch",
-    "callback_cost",
-    "large_data",
-    "remat",
     "configs",
-    "sharding",
-    "monitors",
     "check_time",
-    "split_table",
 )
 """Benchmarks that run only when named."""
 

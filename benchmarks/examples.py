@@ -209,13 +209,6 @@ class Examples:
             Finding("accuracy, %", 100 * end["accuracy"], "a constant", 98.0),
         ]
 
-    def _replay(self) -> list[Finding]:
-        won = [line["won"] for line in self.run("replay").lines("train") if "won" in line]
-        if not won:  # a short run
-            return self._metrics("replay")
-        figure = "games won, %"
-        return [Finding(figure, 100 * won[-1], "at step 250", 100 * won[0], is_target=True)]
-
     def _sam(self) -> list[Finding]:
         sam, seeds = "examples/sam.gin", f"{self._seeds} seeds"
         accuracy, of_plain = (self._percent(config, "accuracy") for config in (sam, CNN))

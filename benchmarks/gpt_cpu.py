@@ -11,10 +11,10 @@ loop is a step in a tf.while with TensorFlow's fused Adam. ddl also runs with XL
 fit, tuned" compares ddl without XLA with the faster of both tuned fits. Two further targets compare
 like with like: both with XLA, and both without.
 
-About two thirds of the time of all kernels are matrix products, in ddl and in the bare loop alike
-(`python -m benchmarks.kernel_shares gpt_cpu ddl_alone`, or `bare_loop`). The rest are elementwise
-operations and sums of the same layers, which XLA joins. ddl's own operations around the model take
-little of it, so that no change of ddl's step brings ddl without XLA to the speed of a fit with XLA.
+About two thirds of the time of all kernels are matrix products, in ddl and in the bare loop alike.
+The rest are elementwise operations and sums of the same layers, which XLA joins. ddl's own
+operations around the model take little of it, so that no change of ddl's step brings ddl without
+XLA to the speed of a fit with XLA.
 
 Each contender has fresh processes, each of which waits while another one computes. A figure is the
 median of what the processes found, with the lowest and the highest. A ratio compares a process of

@@ -14,7 +14,6 @@ from benchmarks.report import PEERS
 from ddl import data
 
 BATCH, BUFFER, FILES, COLUMNS, WINDOW = 256, 10_000, 8, 8, 64
-BOUNDARIES = [15, 31, 47, 63]
 MIXED = {"shares": [0.4, 0.6]}
 NAMES = [f"x{number}" for number in range(COLUMNS)]
 

@@ -13,7 +13,6 @@ import tensorflow as tf
 
 from benchmarks.input_data import (
     BATCH,
-    BOUNDARIES,
     BUFFER,
     COLUMNS,
     MIXED,
@@ -102,10 +101,6 @@ def _lines(given: Data) -> data.Source:
 
 def _windows(given: Data) -> data.Source:
     return data.token_windows(given.folder / "text.txt", WINDOW - 1)
-
-
-def _by_length(given: Data) -> data.Source:
-    return data.bucketed(data.token_lines(str(given.folder / "lines.txt")), BOUNDARIES)
 
 
 def _packed(given: Data) -> data.Source:
@@ -231,18 +226,6 @@ def _token_lines(given: Data) -> tf.data.Dataset:
     return lines.map(tokens, num_parallel_calls=tf.data.AUTOTUNE)
 
 
-def _tf_by_length(given: Data) -> tf.data.Dataset:
-    return (
-        _token_lines(given)
-        .map(lambda token: {"token": token, "length": tf.size(token)})
-        .bucket_by_sequence_length(
-            lambda element: element["length"],
-            [boundary + 1 for boundary in BOUNDARIES[:-1]],
-            [BATCH] * len(BOUNDARIES),
-        )
-    )
-
-
 def _tf_joined_lines(given: Data) -> tf.data.Dataset:
     rows = _token_lines(given).unbatch().batch(WINDOW - 1)
     return rows.padded_batch(BATCH).map(lambda token: {"token": token})
@@ -325,7 +308,6 @@ KINDS = {
     "Parquet table": Kind(_parquet, "slices of pyarrow's columns", _columns),
     "lines of text": Kind(_lines, "TextLineDataset", _text),
     "windows of tokens": Kind(_windows, "slices of windows", _slices_of_tokens),
-    "lines of tokens, by length": Kind(_by_length, "bucket_by_sequence_length", _tf_by_length),
     "lines of tokens, packed": Kind(_packed, "lines joined and cut", _tf_joined_lines),
     "Python generator": Kind(_generator, GENERATOR, _from_generator),
     "keras.utils.PyDataset": Kind(_py_dataset, "from_generator of batches", _of_batches),

@@ -8,12 +8,10 @@ bare step in a tf.while: rows are read and updated alone, without metrics. The a
 batches in the order of the arrays, while ddl shuffles. ddl also runs with two microbatches, and on
 two virtual CPUs.
 
-`python -m benchmarks.kernel_shares large_embeddings ddl_alone 2000 200` shows each kernel of an
-update, and with `bare_loop` those of the bare loop. Both look up rows, merge those of one index and
-update them, which takes most of the time. ddl alone computes the order of the examples and the
-metrics. Keras adds Adagrad's epsilon within the root and TensorFlow's sparse kernel adds it
-outside, so ddl reads and writes the rows of the accumulator and of the table with four kernels, and
-some elementwise ones, in place of one.
+ddl and the bare loop look up rows, merge those of one index and update them, which takes most of
+the time. ddl alone computes the order of the examples and the metrics. Keras adds Adagrad's epsilon
+within the root and TensorFlow's sparse kernel adds it outside, so ddl reads and writes the rows of
+the accumulator and of the table with four kernels, and some elementwise ones, in place of one.
 
 The growth with the rows has two causes, and the bare loop has them too. A batch looks up 2,048
 rows, of which about 1,280 differ in a table of 2,000 and nearly all in one of 1,000,000: 1.6 times

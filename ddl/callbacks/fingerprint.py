@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ddl.data import ReplayBuffer
 from ddl.optimizers.named import by_name
 from ddl.tasks.parts import copies_of, layers_of, own_variables_of, variables_of
 from ddl.training.trainer import Trainer
@@ -28,7 +27,7 @@ class Fingerprint:
         self._traced: Any = None
 
     def __call__(self, holder: object) -> list[float]:
-        """Returns the checksums, of each variable, the learning rates and the replay buffers.
+        """Returns the checksums, of each variable, and the learning rates.
 
         Args:
           holder: The object of the callback, whose variables count too; None for none.
@@ -37,11 +36,9 @@ class Fingerprint:
         # Not traced by a call: TensorFlow warns of frequent traces.
         self._traced = self._traced or self._of_weights.get_concrete_function()
         own = own_variables_of(trainer.task, layers_of(trainer.task)) + variables_of([holder])
-        sources = [pipeline.source for pipeline in trainer.pipelines.values()]
         return [
             *map(int, self._traced().numpy()),
             *trainer.learning_rates.values(),
-            *(one.digest for one in sources if isinstance(one, ReplayBuffer)),
             *(zlib.crc32(_bytes_of(_first_copy(variable))) for variable in own),
         ]
 

@@ -162,7 +162,7 @@ class Moment:
 
     @property
     def data(self) -> Any:
-        """The training data, such as a `ddl.data.ReplayBuffer`; or each source by its name."""
+        """The training data, or each source by its name."""
         sources = {name: one.source for name, one in self.trainer.pipelines.items()}
         return sources.get("", sources)
 

@@ -134,7 +134,7 @@ class ConfusionMatrix(AfterEvaluation):
         Raises:
           ConfigError: If the task has no `predict`, or the data have no such label; with parameter
             servers.
-          DataError: If the data have no order, such as batches by length.
+          DataError: If the data have no order, such as a stream in shards.
         """
         super().check(trainer)
         _check_predicts(self, trainer)

@@ -52,7 +52,7 @@ class WorstExamples(AfterEvaluation):
         Raises:
           ConfigError: If the task has no `per_example`, or the data have weights; with parameter
             servers.
-          DataError: If the data have no order, such as batches by length.
+          DataError: If the data have no order, such as a stream in shards.
         """
         super().check(trainer)
         if traits_of(trainer.strategy).asynchronous:

@@ -90,22 +90,17 @@ def small_data(notes: list[str]) -> Iterator[None]:
     Args:
       notes: Gets a line if a source cannot be cut.
     """
-    type_of = assembly.pipeline_type
+    pipeline = assembly.BatchPipeline
 
-    def pipeline_type(source: Source) -> Any:
-        pipeline = type_of(source)
+    def of_first_examples(source: Source, global_batch_size: int, **options: Any) -> Any:
+        short = shortened(source, global_batch_size, notes)
+        return pipeline(short, global_batch_size, **options)
 
-        def of_first_examples(source: Source, global_batch_size: int, **options: Any) -> Any:
-            short = shortened(source, global_batch_size, notes)
-            return pipeline(short, global_batch_size, **options)
-
-        return of_first_examples
-
-    assembly.pipeline_type = pipeline_type
+    assembly.BatchPipeline = of_first_examples  # type: ignore[assignment, misc]
     try:
         yield
     finally:
-        assembly.pipeline_type = type_of
+        assembly.BatchPipeline = pipeline  # type: ignore[misc]
 
 
 def _widens(name: str, dtype: tf.DType) -> bool:

@@ -15,7 +15,6 @@ import tensorflow as tf
 
 from ddl.checkpoints.comparison import some
 from ddl.checkpoints.slots import WholeSlot
-from ddl.data import ReplayBuffer
 from ddl.errors import ConfigError
 from ddl.tasks.parts import attributes_of, copies_of, layers_of, models_of, variables_of
 from ddl.tasks.task import Task
@@ -155,7 +154,6 @@ def _named(holder: object, optimizers: bool = False) -> dict[tuple[str, ...], An
     """
     named: dict[tuple[str, ...], AnyVariable] = {}
     seen: set[int] = set()
-    with_list: Any = (ReplayBuffer, *([keras.optimizers.Optimizer] if optimizers else []))
 
     def look(item: object, path: tuple[str, ...]) -> None:
         if id(item) in seen:
@@ -175,7 +173,7 @@ def _named(holder: object, optimizers: bool = False) -> dict[tuple[str, ...], An
         elif isinstance(item, list | tuple):
             for index, value in enumerate(item):
                 look(value, (*path, str(index)))
-        elif isinstance(item, with_list):
+        elif optimizers and isinstance(item, keras.optimizers.Optimizer):
             look(item.variables, path)
         elif item is holder or isinstance(item, _HOLDERS) or hasattr(item, "per_example"):
             seen.add(id(item))

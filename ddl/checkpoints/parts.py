@@ -8,7 +8,6 @@ import tensorflow as tf
 from ddl.checkpoints.contents import model_parts, saved_variables
 from ddl.checkpoints.of_callbacks import parts_of_callbacks
 from ddl.checkpoints.slots import with_whole_slots
-from ddl.data import ReplayBuffer
 from ddl.optimizers.named import ONLY, by_name
 from ddl.optimizers.plateau import plateaus_of
 from ddl.training.trainer import Trainer
@@ -29,8 +28,6 @@ def parts_for_evaluation(trainer: Trainer) -> dict[str, Any]:
     parts = model_parts(trainer.task, trainer.generator_states)
     if trainer.averages is not None:
         parts["averages"] = trainer.averages.variables
-    if trainer.schedule_free is not None:
-        parts["schedule_free"] = trainer.schedule_free.variables
     return parts
 
 
@@ -53,11 +50,6 @@ def parts_for_training(trainer: Trainer, callbacks: Sequence[object]) -> dict[st
         parts = {"optimizer": optimizers[ONLY], "plateau": plateaus.get(ONLY)}
     else:
         parts = {"optimizer": optimizers, "plateau": plateaus}
-    parts["replay"] = {
-        name or "data": pipeline.source.variables
-        for name, pipeline in trainer.pipelines.items()
-        if isinstance(pipeline.source, ReplayBuffer)
-    }
     parts = {name: part for name, part in parts.items() if part}
     if callbacks:
         others = saved_variables(tf.train.Checkpoint(**parts_for_evaluation(trainer), **parts))

@@ -28,11 +28,10 @@ from ddl.data.packaged import load_digits, penguins, romeo_and_juliet, shapes
 from ddl.data.pipeline import BatchPipeline
 from ddl.data.random_access import RandomAccessSource
 from ddl.data.records import RecordSource
-from ddl.data.replay import ReplayBuffer
 from ddl.data.source import IndexedSource, Source
 from ddl.data.stream import StreamSource
 from ddl.data.synthetic import synthetic_arrays, synthetic_images
-from ddl.data.varying import bucketed, packed, token_lines
+from ddl.data.varying import packed, token_lines
 
 __all__ = [
     "ArraySource",
@@ -45,12 +44,10 @@ __all__ = [
     "PyDatasetSource",
     "RandomAccessSource",
     "RecordSource",
-    "ReplayBuffer",
     "Source",
     "StreamSource",
     "as_source",
     "batch_indices",
-    "bucketed",
     "concatenation",
     "endless",
     "from_items",

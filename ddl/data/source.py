@@ -6,7 +6,7 @@ feature "weight", a float [], is the example's weight in losses and metrics.
 
 import abc
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,14 +46,6 @@ class Source(abc.ABC):
     @abc.abstractmethod
     def element_spec(self) -> dict[str, tf.TensorSpec]:
         """Shape and dtype of each feature of one example; all shapes are static."""
-
-    def check_by(self, check: Callable[["Source"], None]) -> None:
-        """Calls a task's `check` for the source; a `ReplayBuffer` also for rows that it gets later.
-
-        Raises:
-          DataError: As `check`.
-        """
-        check(self)
 
     def steps_per_epoch(self, global_batch_size: int) -> int:
         """Returns the batches per epoch; all but the last one are full.

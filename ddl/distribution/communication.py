@@ -90,8 +90,6 @@ def cross_device_ops(
 ) -> tf.distribute.CrossDeviceOps | None:
     """Returns the all-reduce of `mirrored`; None leaves the choice to TensorFlow.
 
-    `python -m benchmarks.cross_device` compares the alternatives.
-
     Args:
       communication: The options.
       path: The path for the replicas' devices, which decides what `auto` means.

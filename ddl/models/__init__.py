@@ -11,7 +11,6 @@ from ddl.models.residual import resnet
 from ddl.models.segmentation import unet
 from ddl.models.tabular import table_mlp
 from ddl.models.transformers import gpt, vit
-from ddl.models.wide_residual import wide_resnet
 
 __all__ = [
     "bert",
@@ -26,5 +25,4 @@ __all__ = [
     "table_mlp",
     "unet",
     "vit",
-    "wide_resnet",
 ]

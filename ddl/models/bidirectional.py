@@ -33,8 +33,8 @@ def bert(
       blocks: Number of blocks.
       dropout: Dropout rate of the vectors, of the attention and of each branch.
       packed: Whether the model takes documents of varying length, such as the rows of
-        `ddl.data.packed` and `ddl.data.bucketed`: a dict of "token", "segment" and "position", each
-        int64 [batch, length] of any length. A token then attends to those of its own document.
+        `ddl.data.packed`: a dict of "token", "segment" and "position", each int64 [batch, length]
+        of any length. A token then attends to those of its own document.
 
     Returns:
       A model from tokens, int64 [batch, positions], to logits [batch, positions, vocabulary]. The

@@ -4,24 +4,19 @@ from ddl.optimizers.exclusions import exclude_from_weight_decay
 from ddl.optimizers.fused_adam import FusedAdam, FusedAdamW
 from ddl.optimizers.fused_rmsprop import FusedAdagrad, FusedRMSprop
 from ddl.optimizers.fused_sgd import FusedSGD, MomentumSGD
-from ddl.optimizers.groups import Group, ParameterGroups, layerwise_decay
+from ddl.optimizers.groups import Group, ParameterGroups
 from ddl.optimizers.layerwise import LAMB, LARS
-from ddl.optimizers.rows.lazy_adam import LazyAdam
-from ddl.optimizers.schedule_free import AdamWScheduleFree
 
 __all__ = [
     "LAMB",
     "LARS",
-    "AdamWScheduleFree",
     "FusedAdagrad",
     "FusedAdam",
     "FusedAdamW",
     "FusedRMSprop",
     "FusedSGD",
     "Group",
-    "LazyAdam",
     "MomentumSGD",
     "ParameterGroups",
     "exclude_from_weight_decay",
-    "layerwise_decay",
 ]

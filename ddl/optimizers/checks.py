@@ -17,7 +17,6 @@ import tensorflow as tf
 from keras.optimizers.schedules import LearningRateSchedule
 
 from ddl.errors import ConfigError
-from ddl.optimizers.schedule_free import AdamWScheduleFree
 
 # Arguments of Keras's optimizers that act per replica, before the all-reduce or per micro-step, and
 # the alternative in ddl.
@@ -68,12 +67,10 @@ def check_optimizer(optimizer: Any) -> None:
                 f"The optimizer {type(optimizer).__name__} overrides {method}, which ddl does not "
                 f"call. Remove the override. {ours}"
             )
-    kerass = isinstance(optimizer, keras.optimizers.ScheduleFreeAdamW)
-    if kerass and not isinstance(optimizer, AdamWScheduleFree):
+    if isinstance(optimizer, keras.optimizers.ScheduleFreeAdamW):
         raise ConfigError(
-            "Keras's ScheduleFreeAdamW must be replaced by ddl's AdamWScheduleFree, which takes "
-            "the same arguments. Keras's reads its momentum after it has changed it, so its "
-            "weights are not those of Defazio et al. 2024, and cannot be evaluated."
+            "Trainer.optimizer cannot be keras.optimizers.ScheduleFreeAdamW: evaluations would use "
+            "the weights of its gradients instead of their average. Use AdamW with a schedule."
         )
     _check_learning_rate(optimizer)
 

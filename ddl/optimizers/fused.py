@@ -133,7 +133,7 @@ class Fused(keras.optimizers.Optimizer):
     ) -> None:
         """Updates the rows that a sparse gradient names, and reads no others.
 
-        Called only if `supports_sparse_updates`. The default is Keras's sparse update.
+        Called only if `supports_sparse_updates`.
 
         Args:
           gradient: Holds each row once, in the variable's dtype.
@@ -141,7 +141,7 @@ class Fused(keras.optimizers.Optimizer):
           index: Index of the variable among those the optimizer was built with.
           scalars: Result of `scalars`, in the variable's dtype.
         """
-        super().update_step(gradient, variable, scalars["lr"])
+        raise NotImplementedError
 
     def unsupported_reason(self, dtype: tf.DType) -> str | None:
         """Returns why variables of a dtype need Keras's arithmetic; None if `fused_step` works."""

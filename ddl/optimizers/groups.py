@@ -2,14 +2,12 @@
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
 
 from ddl.errors import ConfigError, did_you_mean
-from ddl.optimizers.learning_rate import Rate
-from ddl.optimizers.schedules import Scaled
 
 ONLY = "optimizer"
 """Name of the optimizer of a Trainer that was given one without a name."""
@@ -116,62 +114,6 @@ class ParameterGroups:
                 f"ParameterGroups: each of {', '.join(self.groups)} needs an optimizer of its own, "
                 "but two are the same object. In gin, use a scope for each: @backbone/SGD()."
             )
-
-
-def layerwise_decay(
-    optimizer: Callable[..., keras.optimizers.Optimizer],
-    learning_rate: Rate,
-    blocks: Sequence[str],
-    decay: float,
-) -> ParameterGroups:
-    """Makes groups whose learning rate falls from the output of a model towards its input.
-
-    With n blocks, block i (from 0, at the input) has the rate times decay^(n - 1 - i): Howard and
-    Ruder 2018, "Universal language model fine-tuning", and Clark et al. 2020, "ELECTRA". Call it in
-    the strategy's scope, like the constructor of an optimizer.
-
-    Args:
-      optimizer: Makes an optimizer from the argument `learning_rate`, such as its class.
-      learning_rate: Rate or schedule of the last block.
-      blocks: A regular expression for the variables of each block, from input to output. The last
-        may be "", for all variables that no other block names.
-      decay: Factor of the rate from a block to the one before, more than 0 and at most 1.
-
-    Returns:
-      The groups "block_0", "block_1", ….
-
-    Raises:
-      ConfigError: If `decay` is out of range, there are fewer than two blocks, or `optimizer` is an
-        optimizer already.
-    """
-    if not callable(optimizer) or isinstance(optimizer, keras.optimizers.Optimizer):
-        raise ConfigError(
-            "layerwise_decay.optimizer must be a class or function that makes an optimizer, got "
-            f"{optimizer!r:.80}. In gin, write @SGD instead of @SGD()."
-        )
-    if not 0 < decay <= 1:
-        raise ConfigError(
-            f"layerwise_decay.decay must be greater than 0 and at most 1, got {decay}."
-        )
-    if isinstance(blocks, str) or len(blocks) < 2:
-        raise ConfigError(
-            "layerwise_decay.blocks must be a list of at least two patterns, from the input of the "
-            f"model to its output, got {blocks!r}."
-        )
-    last = len(blocks) - 1
-    return ParameterGroups(
-        {
-            f"block_{place}": Group(
-                optimizer(learning_rate=_scaled(learning_rate, decay ** (last - place))),
-                [pattern] if pattern else None,
-            )
-            for place, pattern in enumerate(blocks)
-        }
-    )
-
-
-def _scaled(rate: Rate, factor: float) -> Any:
-    return rate * factor if isinstance(rate, int | float) else Scaled(rate, factor)
 
 
 def assign(

@@ -8,7 +8,6 @@ import keras
 import tensorflow as tf
 
 from ddl.errors import ConfigError, check_choice
-from ddl.optimizers.learning_rate import Rate, in_float64
 from ddl.optimizers.schedule import Schedule
 
 
@@ -206,39 +205,6 @@ class OneCycle(Schedule):
         if self.shape == "cosine":
             done = (1 - tf.cos(math.pi * done)) / 2
         return first + (last - first) * done
-
-
-@keras.saving.register_keras_serializable("ddl")
-class Scaled(Schedule):
-    """A schedule times a constant factor, such as for a block of `layerwise_decay`."""
-
-    def __init__(self, schedule: Rate, factor: float):
-        """Initializes the schedule.
-
-        Args:
-          schedule: The schedule to multiply.
-          factor: The factor, more than 0.
-
-        Raises:
-          ConfigError: If the factor is out of range, or the schedule is a `ReduceOnPlateau`, which
-            must be the outermost schedule of its optimizer.
-        """
-        _check_positive(factor=factor)
-        if hasattr(schedule, "observe"):
-            raise ConfigError(
-                f"{type(schedule).__name__} cannot be scaled, because it must be the outermost "
-                "schedule of its optimizer. Give each optimizer one of its own."
-            )
-        self.schedule = schedule
-        self.factor = factor
-        self._in_float64 = in_float64(schedule)
-        if (boundaries := getattr(schedule, "boundaries", None)) is not None:
-            self.boundaries = boundaries  # `LearningRate` asks from where they count
-
-    def __call__(self, step: Any) -> tf.Tensor:
-        """Returns the rate of update `step` (int [], counted from 0): float64 []."""
-        rate = self._in_float64
-        return self.factor * tf.cast(rate(step) if callable(rate) else rate, tf.float64)
 
 
 def _check_positive(**numbers: float) -> None:

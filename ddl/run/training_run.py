@@ -272,8 +272,6 @@ def warm_start(trainer: Trainer, run_plan: RunPlan, console: RunConsole) -> None
                 "RunPlan.warm_start."
             )
         console.line(str(run_plan.warm_start.apply(trainer.model, trainer.averages)))
-        if trainer.schedule_free is not None:
-            trainer.schedule_free.reset()
 
 
 def report_replica_change(saved: SavedCheckpoint, trainer: Trainer, console: RunConsole) -> None:

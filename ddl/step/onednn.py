@@ -21,7 +21,7 @@ def needs_own_graph(graph: tf.Graph, strategy: tf.distribute.Strategy) -> bool:
     rewrites the gradient of max pooling only if the pooling itself is already rewritten. The graph
     of a `tf.while` is cyclic and has no such order: from build to build the same gradient gets the
     oneDNN kernel or the plain one. The plain one makes an update of a small CNN up to a fifth
-    slower (`python -m benchmarks.max_pooling`).
+    slower.
 
     Max pooling that runs only in training is not detected. Max pooling in a loop of the model
     itself remains in that loop's graph.
@@ -47,6 +47,6 @@ def in_own_graph_if(needed: bool, function: Callable[[], _Result]) -> _Result:
 def in_own_graph(function: _Function) -> _Function:
     """Returns the function as a `tf.function` that is never inlined into the calling loop.
 
-    The call costs time (`python -m benchmarks.max_pooling`), noticeable only in the smallest steps.
+    The call costs time, noticeable only in the smallest steps: docs/decisions.md.
     """
     return tf.function(function, autograph=False, experimental_attributes={"_noinline": True})

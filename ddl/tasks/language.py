@@ -112,7 +112,7 @@ class MaskedLanguageModel:
     the masked tokens of the global batch.
 
     Padding is never masked. The data tell it by "segment", which is 0 there (`ddl.data.packed`), or
-    by "length" (`ddl.data.bucketed`, `ddl.data.token_lines`); the model must then take "segment".
+    by "length" (`ddl.data.token_lines`); the model must then take "segment".
     """
 
     def __init__(

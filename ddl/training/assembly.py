@@ -10,7 +10,6 @@ import tensorflow as tf
 from ddl.data import BatchPipeline, as_source
 from ddl.data.checks import check_same_classes, check_same_features
 from ddl.data.conversion import sources_by_name
-from ddl.data.pipeline import pipeline_type
 from ddl.distribution.communication import Communication
 from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
@@ -52,7 +51,6 @@ from ddl.training.evaluation import Evaluation
 from ddl.training.evaluation_weights import EvaluationWeights
 from ddl.training.results.corpus_figures import CorpusFigures
 from ddl.training.results.other_data import OtherData
-from ddl.training.schedule_free import ScheduleFreeWeights, schedule_free_weights
 from ddl.training.step_plan import evaluation_objective, not_evaluated, step_plan
 
 
@@ -71,7 +69,6 @@ class Assembly:
       generator_states: States of the Keras seed generators in the task's layers: int64 [2] each.
       update: The update, with the averages and the statistics.
       evaluation_weights: The weights for evaluation.
-      schedule_free: The averages of schedule-free optimizers; None if there are none.
       given: Evaluations and predictions on data that a call gives.
       corpus: The figures of all outputs of an evaluation.
       finite: Check of all variables that an update may change.
@@ -88,7 +85,6 @@ class Assembly:
     generator_states: list[tf.Variable]
     update: UpdateStep
     evaluation_weights: EvaluationWeights
-    schedule_free: ScheduleFreeWeights | None
     given: OtherData
     corpus: CorpusFigures
     finite: VariablesFinite
@@ -222,15 +218,7 @@ def assemble(
         first.source if of_one else None,
     )
     corpus = CorpusFigures(options.corpus_metrics, given, workers := Workers(strategy))
-    schedule_free = schedule_free_weights(
-        optimizers,
-        plan.variables,
-        strategy,
-        averages=update.averages is not None,
-        averaged=plan.averaged,
-        statistics=bool(update.statistics.floating),
-    )
-    weights = EvaluationWeights(update.averages, update.statistics, strategy, schedule_free)
+    weights = EvaluationWeights(update.averages, update.statistics, strategy)
     models = layers if has_step(task) else [task.model]
     of_models = list({id(v): v for model in models for v in model.variables}.values())
     kept_finite = [
@@ -250,7 +238,6 @@ def assemble(
         generator_states,
         update,
         weights,
-        schedule_free,
         given,
         corpus,
         VariablesFinite(kept_finite, workers),
@@ -283,8 +270,8 @@ def _pipeline(
     """Returns a pipeline, of data that the task has checked."""
     source = as_source(data, "Trainer.eval_data")
     if (check := getattr(task, "check", None)) is not None:
-        source.check_by(check)
-    return pipeline_type(source)(
+        check(source)
+    return BatchPipeline(
         source,
         global_batch_size,
         seed=options.seed,

@@ -8,7 +8,6 @@ from absl import logging
 from ddl.data import BatchPipeline
 from ddl.data.checks import data_errors
 from ddl.data.pipeline import Batch
-from ddl.data.pipeline.buckets import buckets_of
 from ddl.data.pipeline.placed_order import on_host_if_placed
 from ddl.errors import DataError
 from ddl.step.compiled.compiler import Compiler
@@ -62,9 +61,7 @@ class Evaluation:
         # all. It is not kept while in use: after an error its position would be wrong.
         iterator, self._iterator = self._iterator, None
         if iterator is None:
-            buckets = buckets_of({"": self._pipeline})
-            own = self._pipeline.iterator(self._strategy, repeats=True)
-            iterator = own, None if buckets is None else buckets.iterator(0)
+            iterator = self._pipeline.iterator(self._strategy, repeats=True)
         means = self._means(iterator, state)
         if not self._pipeline.source.is_endless:  # their data set may be read in this order once
             self._iterator = iterator
@@ -80,8 +77,7 @@ class Evaluation:
         """
         self._pipeline = pipeline
         try:
-            # In the shape of the last boundary: the trace does not know the buckets of later data.
-            return self._means((pipeline.iterator(self._strategy, 0), None), state)
+            return self._means(pipeline.iterator(self._strategy, 0), state)
         finally:
             self._pipeline = None
 
@@ -105,7 +101,6 @@ class Evaluation:
     ) -> tf.Tensor:
         """Returns the metric sums over `num_batches` batches: float64 [size]."""
         pipeline = self._pipeline
-        rows, bucket_iterator = iterator
 
         def replica_sums(batch: Batch) -> tf.Tensor:
             return self._compiler(lambda: sums_of(batch))
@@ -121,18 +116,9 @@ class Evaluation:
         def add_batch(turn: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             with on_host_if_placed(self._strategy):
                 number, following = tf.cast(turn, tf.int64), turn + 1
-            batch = pipeline.next_batch(rows, self._strategy, number)
-
-            def added(batch: Batch) -> tf.Tensor:
-                per_replica = self._strategy.run(replica_sums, args=(batch,))
-                return sums + self._strategy.reduce("SUM", per_replica, axis=None)
-
-            if bucket_iterator is None:
-                return following, added(batch)
-            buckets = buckets_of({"": pipeline})
-            assert buckets is not None
-            bucket = next(bucket_iterator)
-            return following, buckets.each(bucket, batch, self._strategy, added)
+            batch = pipeline.next_batch(iterator, self._strategy, number)
+            per_replica = self._strategy.run(replica_sums, args=(batch,))
+            return following, sums + self._strategy.reduce("SUM", per_replica, axis=None)
 
         def goes_on(turn: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
             with on_host_if_placed(self._strategy):

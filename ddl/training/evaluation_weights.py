@@ -9,15 +9,13 @@ from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError
 from ddl.step.moving_statistics import Statistics, synchronized
 from ddl.step.weight_average import WeightAverages
-from ddl.training.schedule_free import ScheduleFreeWeights
 
 
 class EvaluationWeights:
     """Gives the model one set of weights for all replicas within a `with` block.
 
     In training, statistics may be replica-local (in layers that are not synchronized), and the
-    trainer, or a schedule-free optimizer, may keep an average of the weights. An evaluation never
-    changes the run.
+    trainer may keep an average of the weights. An evaluation never changes the run.
 
     Attributes:
       replica_statistics: For each variable that may differ between replicas, the copy of each
@@ -29,7 +27,6 @@ class EvaluationWeights:
         averages: WeightAverages | None,
         statistics: Statistics,
         strategy: tf.distribute.Strategy,
-        schedule_free: ScheduleFreeWeights | None = None,
     ):
         """Keeps the arguments; changes no variable.
 
@@ -37,9 +34,8 @@ class EvaluationWeights:
           averages: The averages that the trainer keeps, if any.
           statistics: The statistics of the layers.
           strategy: The strategy.
-          schedule_free: The averages of schedule-free optimizers, if any; not with `averages`.
         """
-        self._averages = schedule_free or averages
+        self._averages = averages
         variables = statistics.floating
         if averages is not None:
             variables = variables + averages.of(variables)

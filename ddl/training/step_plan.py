@@ -9,7 +9,6 @@ from ddl.data import BatchPipeline
 from ddl.distribution.traits import traits_of
 from ddl.errors import ConfigError
 from ddl.optimizers.groups import Group, assign
-from ddl.optimizers.schedule_free import AdamWScheduleFree
 from ddl.step.objective import Objective
 from ddl.step.verbs.gradients import trainable_variables
 from ddl.step.verbs.plan import BUILT_IN, StepPlan
@@ -69,12 +68,6 @@ def _planned(
         raise ConfigError(
             "--strategy=parameter_server cannot run ParameterGroups: its workers count the "
             "updates of one optimizer. Pass one optimizer, or use another strategy."
-        )
-    schedule_free = [g for g in own_groups.values() if isinstance(g.optimizer, AdamWScheduleFree)]
-    if schedule_free and traits_of(strategy).asynchronous:
-        raise ConfigError(
-            "--strategy=parameter_server cannot run AdamWScheduleFree: updates of several workers "
-            "at once would mix its weights. Use another optimizer, or another strategy."
         )
     of_task = objective(None, "")
     variables = assign(own_groups, trainable_variables(task.model))

@@ -169,8 +169,6 @@ class Trainer(Evaluating):
         """States of the Keras seed generators in the task's layers: int64 [2] each."""
         self.averages = parts.update.averages
         """Averages of the weights and of the moving statistics; None without `weight_average`."""
-        self.schedule_free = parts.schedule_free
-        """Averages of schedule-free optimizers, which evaluations use; None if there are none."""
         self.replica_statistics = parts.evaluation_weights.replica_statistics
         """This worker's copies of each replica-local statistic, and of the statistic's average."""
         self.history = History()

@@ -42,12 +42,6 @@ def test_formulas_are_the_sum_of_their_rounds(n):
     assert halving_doubling(4e6, n, LINK) == pytest.approx(halving_doubling_by_rounds(4e6, n, LINK))
 
 
-def test_ring_is_bound_by_bandwidth_for_large_gradients_and_by_latency_for_small_ones():
-    assert ring(1e12, 1000, LINK) == pytest.approx(2e12 / 1e9, rel=0.01)
-    assert ring(1, 1000, LINK) == pytest.approx(1998e-5, rel=0.01)
-    assert halving_doubling(1, 1024, LINK) == pytest.approx(20e-5, rel=0.01)
-
-
 @pytest.mark.parametrize("algorithm", ["ring", "halving_doubling", "hierarchical"])
 def test_one_machine_is_a_ring_inside(algorithm):
     assert all_reduce(1e6, 4, CLUSTER, algorithm) == ring(1e6, 4, LINK)
@@ -61,10 +55,6 @@ def test_several_machines():
         1e6, 4, CLUSTER.between
     )
     assert all_reduce(1e6, 16, CLUSTER, "ring") == ring(1e6, 16, CLUSTER.between)
-
-
-def test_hierarchical_saves_latency():
-    assert all_reduce(1e4, 256, CLUSTER, "hierarchical") < all_reduce(1e4, 256, CLUSTER, "ring") / 3
 
 
 def test_no_more_is_hidden_than_the_backward_pass_takes():

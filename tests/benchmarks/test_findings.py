@@ -3,7 +3,6 @@
 import json
 
 import numpy as np
-import pytest
 
 from benchmarks import loop_overhead, scaling, simulated_cluster
 from benchmarks.loop_overhead import DDL, FIT, FLOOR, ORBIT, TUNED, Case, Found
@@ -31,29 +30,6 @@ def test_tables_name_all_and_leave_out_what_has_not_run():
     assert row[4] == "–"
     names = [row[0] for row in loop_overhead.milliseconds({CASE: found()}).rows]
     assert names == list(loop_overhead.FUNCTIONS)
-
-
-class FakeContender:
-    def __init__(self, values):
-        self.values = list(values)
-
-    def start_window(self):
-        pass
-
-    def end_window(self):
-        return self.values.pop(0)
-
-    window = end_window
-
-
-def test_the_warm_up_does_not_count():
-    contenders = {
-        FIT: FakeContender([9, 9, 0.5, 0.5, 0.5]),
-        DDL: FakeContender([9, 9, 0.2, 0.2, 0.2]),
-    }
-    result = loop_overhead.by_turns(CASE, contenders)
-    np.testing.assert_allclose(result.times[DDL], [20.0] * 3)
-    assert not any(contender.values for contender in contenders.values())
 
 
 def test_a_figure_of_a_process_is_its_median_and_the_faster_tuned_fit_counts(monkeypatch):
@@ -87,12 +63,3 @@ def test_the_model_beside_published_figures():
     assert none <= published <= all_
     for published, none, _ in rows.values():
         assert abs(published - none) < 5
-
-
-def test_forecasts_fall_with_the_replicas():
-    for one in simulated_cluster.FORECASTS:
-        table, plot = simulated_cluster.forecast(*one)
-        assert [row[0] for row in table.rows][:1] == ["8"]
-        for series in plot.series:
-            assert series.y[0] == pytest.approx(100)
-            assert all(a >= b - 1e-9 for a, b in zip(series.y, series.y[1:], strict=False))

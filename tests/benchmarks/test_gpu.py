@@ -1,19 +1,13 @@
 """The benchmark on GPUs, tried on a CPU, and what it computes its figures from."""
 
 import sys
-from typing import ClassVar
 
-import numpy as np
 import pytest
-import tensorflow as tf
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from benchmarks import __main__ as runner
 from benchmarks import command, device_trace, gpu, gpu_contenders, gpu_counts
 from benchmarks.gpu_cases import CASES, Case
-from benchmarks.turns import Failed
-from ddl.devices.peak_rates import peak_of
-from ddl.step.monitoring.flops import flops_of
 
 TINY = Case("tiny GPT", 4, 2, 16, tokens=6, rounds=1)
 
@@ -60,79 +54,6 @@ def test_a_contender_that_failed_is_named():
     assert f"Orbit, {CASES[0]}: skipped" in report.notes
 
 
-def test_a_process_that_fails_stops_no_other(monkeypatch):
-    def in_processes(cases):
-        for case in cases:
-            died = case.precision == "tf32"
-            yield case, Failed("its process died") if died else run_of([1.0, 1.0, 1.0, 1.0])
-
-    monkeypatch.setattr(command, "need_gpu", lambda name: None)
-    monkeypatch.setattr(gpu, "in_processes", in_processes)
-    report = [*gpu.measure(False, "GPT")][-1]
-    assert len(report.tables[0].rows) == 3
-    assert "A process of GPT 32, tf32 failed: its process died." in report.notes
-
-
-class Built:
-    """A contender of which one dies while it is built, and one while it is measured."""
-
-    log: ClassVar[list[str]] = []
-
-    def __init__(self, function, cases, environment):
-        ((self.name, *_),) = map(lambda case: str(case).split(" "), cases)
-        self.turn = 0
-
-    def start_window(self):
-        self.turn += 1
-
-    def end_window(self):
-        self.log.append(f"{self.name} built")
-        if self.name == "MLP":
-            raise Failed("died building")
-
-    def window(self):
-        self.log.append(f"{self.name} measured")
-        if self.name == "CNN":
-            raise Failed("died measuring")
-        return {"found": self.turn}
-
-    def close(self):
-        self.log.append(f"{self.name} closed")
-
-
-def test_cases_are_built_side_by_side_and_measured_alone(monkeypatch):
-    monkeypatch.setattr(gpu, "Contender", Built)
-    monkeypatch.setattr(gpu, "SIDE_BY_SIDE", 3)
-    cases = [Case(name, 1, 1, 1) for name in ("MLP", "CNN", "GPT", "ResNet-50")]
-    (_, mlp), (_, cnn), (_, gpt), (_, resnet) = gpu.in_processes(cases)
-    assert (str(mlp), str(cnn)) == ("died building", "died measuring")
-    assert gpt == resnet == {"found": 1}
-    built = [f"{name} built" for name in ("MLP", "CNN", "GPT")]
-    measured = ["MLP closed", "CNN measured", "CNN closed", "GPT measured", "GPT closed"]
-    of_last = [f"ResNet-50 {what}" for what in ("built", "measured", "closed")]
-    assert Built.log == built + measured + of_last
-
-
-def test_a_window_is_at_most_an_epoch():
-    """Keras's fit ends at the end of its arrays, and would make fewer updates than the others."""
-    with pytest.raises(ValueError, match="3 batches need more than 11 examples"):
-        Case("MLP", 4, 3, 11)
-
-
-def test_parts_name_their_cases():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(command, "need_gpu", lambda name: None)
-        run = run_of([1.0, 1.0, 1.0, 1.0])
-        patch.setattr(gpu, "in_processes", lambda cases: ((case, run) for case in cases))
-        reports = [*gpu.measure(False, "ResNet-50")]
-        assert len(reports) == 4 * gpu.PROCESSES
-        assert len(reports[-1].tables[0].rows) == 4
-        two = [*gpu.measure(True, "MLP 64, tf32; CNN 512, float32")][-1]
-        assert [row[0] for row in two.tables[0].rows] == ["MLP 64, tf32", "CNN 512, float32"]
-        with pytest.raises(SystemExit, match="No case contains 'ResNet-51': MLP 64, float32, "):
-            next(gpu.measure(False, "ResNet-51"))
-
-
 @pytest.mark.skipif(command.machine()["gpus"] != "none", reason="there is a GPU")
 def test_it_says_that_it_needs_a_gpu(monkeypatch):
     with pytest.raises(SystemExit, match="needs an NVIDIA GPU, and this machine has none"):
@@ -156,65 +77,6 @@ def test_operations_of_an_update_are_counted_without_a_gpu():
     assert name == "MLP: mixed_float16"
     assert 15 < added < 40
     assert (crossing, on_host) == (1, 0)  # whether the gradients are finite
-
-
-# ------------------------------------------------------------ operations
-
-
-def counted(function, *arguments):
-    return flops_of(tf.function(function).get_concrete_function(*arguments).graph)
-
-
-def test_operations_of_products():
-    a, b = tf.ones([3, 5, 7]), tf.ones([3, 7, 2])
-    expected = 2 * 3 * 5 * 7 * 2
-    assert counted(tf.matmul, a, b) == expected
-    assert counted(lambda a: tf.matmul(a, b, transpose_a=True), tf.ones([3, 7, 5])) == expected
-    assert counted(lambda a, b: tf.einsum("bij,bjk->bik", a, b), a, b) == expected
-    assert counted(lambda a, b: a[:, :, :2] * b[:, :5], a, b) == 0
-
-
-def test_operations_of_a_convolution_and_its_gradients():
-    images, filters = tf.ones([2, 9, 9, 4]), tf.ones([3, 3, 4, 6])
-
-    def gradients(images, filters):
-        with tf.GradientTape() as tape:
-            tape.watch([images, filters])
-            result = tf.nn.conv2d(images, filters, 2, "VALID")
-        return tape.gradient(result, [images, filters])
-
-    once = 2 * (2 * 4 * 4) * (3 * 3 * 4 * 6)  # positions of the result, and entries of the filters
-    assert counted(gradients, images, filters) == 3 * once
-
-
-def test_operations_of_an_update():
-    case = Case("MLP", 64, 1, 64)
-    first, second = 784 * 128, 128 * 10
-    # Forward, gradient of the weights, and of the second layer's input alone.
-    assert gpu_contenders.flops(case) == 2 * 64 * (2 * first + 3 * second)
-
-
-def test_operations_of_a_gpt():
-    width, positions, vocabulary = 8, 6, 11
-    weights = width * (3 * width + width + 2 * 4 * width + vocabulary)
-    attention = 2 * positions * width  # scores, and the sums that they weight
-    tokens = TINY.batch * positions
-    assert gpu_contenders.flops(TINY) == 3 * 2 * tokens * (weights + attention)
-
-
-# ------------------------------------------------------------ peak rates and profiles
-
-
-def test_peak_rates():
-    assert peak_of("NVIDIA H100 80GB HBM3", "mixed_bfloat16") == 989.5e12
-    assert peak_of("NVIDIA H100 PCIe", "tf32") == 378e12
-    assert peak_of("NVIDIA L4", "float32") == 30.3e12
-    assert peak_of("Tesla V100-SXM2-16GB", "mixed_bfloat16") is None
-    assert peak_of("Tesla V100-FHHL-16GB", "float32") is None
-    assert peak_of("NVIDIA A10-8Q", "float32") is None
-    assert peak_of("Tesla V100S-PCIE-32GB", "mixed_float16") == 130e12
-    for other in ("CPU", "NVIDIA RTX A1000 Laptop GPU", "NVIDIA T400 4GB"):
-        assert peak_of(other, "float32") is None
 
 
 def profile():
@@ -249,7 +111,3 @@ def test_idle_time_and_copies_of_a_profile():
     assert trace.idle == pytest.approx(5e-6)
     assert (trace.kernels, trace.copies("H2D"), trace.copies("D2H")) == (3, 1, 0)
     assert trace.copied("H2D") == 513
-
-
-def test_a_profile_without_a_gpu():
-    assert device_trace.traced(lambda: tf.matmul(np.ones([2, 2]), np.ones([2, 2]))) is None

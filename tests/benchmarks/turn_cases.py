@@ -1,4 +1,4 @@
-"""Contenders for test_turns.py and test_beside_rivals.py, in a module that processes can import."""
+"""Contenders for test_turns.py, in a module that processes can import."""
 
 import os
 
@@ -14,8 +14,3 @@ def contender(case: str, turns: Turns) -> None:
     if case == "dies":
         os._exit(3)
     turns.take(lambda: None)
-
-
-def skips(case: str, turns: Turns) -> None:
-    """Fails in each case."""
-    raise Failed("no such package")

@@ -342,9 +342,11 @@ def test_a_confusion_matrix_needs_scores_of_classes(replicas):
 
 
 def test_a_confusion_matrix_needs_one_order():
-    data = {"length": np.full(40, 3), **DATA}
-    trainer = make_trainer(data, eval_data=ddl.data.bucketed(data, [3], features=["image"]))
-    with pytest.raises(DataError, match="ConfusionMatrix needs examples in one order, got batches"):
+    def read(_, shard):
+        return tf.data.Dataset.from_tensor_slices(DATA).shard(2, shard)
+
+    trainer = make_trainer(eval_data=ddl.data.StreamSource(read, [20, 20]))
+    with pytest.raises(DataError, match="ConfusionMatrix needs examples in one order, got a str"):
         ConfusionMatrix().check(trainer)
 
 

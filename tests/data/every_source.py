@@ -132,10 +132,6 @@ def packed(folder):
     return ddl.data.packed(ddl.data.token_lines(folder / "text.txt"), 30)
 
 
-def bucketed(folder):
-    return ddl.data.bucketed(ddl.data.token_lines(folder / "text.txt"), [12, 13])
-
-
 def items(folder):
     return ddl.data.from_items(
         [(image, label) for image, label in zip(IMAGES, LABELS, strict=True)]
@@ -214,7 +210,7 @@ SOURCES = {
         *(arrays, image_folder, npy, npz, csv_table, parquet_table, lines, windows, records),
         *(damaged, mixture, items, py_dataset, endless_py_dataset, generator),
         *(generator_from_start, filtered, shuffled, stream),
-        *(concatenated, part, fold, packed, bucketed),
+        *(concatenated, part, fold, packed),
         *((array_records,) if HAS_ARRAY_RECORD else ()),
     )
 }

@@ -5,7 +5,6 @@ import threading
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import ddl
 from ddl.data.locking import one_at_a_time
@@ -50,31 +49,10 @@ def test_no_garbage_is_collected_while_a_lock_is_held():
 def test_examples_that_depend_on_the_batch_are_not_found_by_number():
     data = {"token": np.ones((6, 4), int), "length": np.arange(1, 7) % 4 + 1}
     mixture = ddl.data.Mixture([data, data], [0.5, 0.5])
-    bucketed = ddl.data.bucketed(data, [2, 4])
-    for source, kind in ((mixture, "Mixture"), (bucketed, "BucketedSource")):
-        for wrap in (
-            lambda one: ddl.data.skip_damaged(one, limit=1),
-            lambda one: ddl.data.subset(one, first=2),
-            lambda one: ddl.data.concatenation([one]),
-        ):
-            with pytest.raises(ddl.errors.DataError, match=f"those of a {kind} depend on the bat"):
-                wrap(source)
-
-
-def test_lengths_that_change_with_the_seed_are_an_error():
-    class Changing(ddl.data.DecodedSource):
-        element_spec = {  # noqa: RUF012
-            "token": tf.TensorSpec([4], tf.int64),
-            "length": tf.TensorSpec([], tf.int64),
-        }
-
-        def __len__(self):
-            return 32
-
-        def example(self, index, seed):
-            length = tf.random.stateless_uniform([], seed, 1, 5, tf.int64)
-            return {"token": tf.ones([4], tf.int64), "length": length}
-
-    source = ddl.data.bucketed(Changing(), [2, 4])
-    with pytest.raises(tf.errors.InvalidArgumentError, match="not the one that was read first"):
-        list(source.batches(4, 0, seed=3, shuffle=True).take(8))
+    for wrap in (
+        lambda one: ddl.data.skip_damaged(one, limit=1),
+        lambda one: ddl.data.subset(one, first=2),
+        lambda one: ddl.data.concatenation([one]),
+    ):
+        with pytest.raises(ddl.errors.DataError, match="those of a Mixture depend on the bat"):
+            wrap(mixture)

@@ -82,13 +82,10 @@ def test_rows_of_weight_0_are_left_out(features):
     [
         (DATA, ["plaice"], "'plaice' the data do not have"),
         ({**DATA, "text": np.array(["a"] * N)}, None, "'text' is text"),
-        ("bucketed", None, "OfAllOutputs needs examples in one order, got batches by length"),
         ("shards", None, "OfAllOutputs needs examples in one order, got a stream of 2 shards"),
     ],
 )
 def test_evaluation_data_are_checked_when_the_trainer_is_made(data, features, message):
-    if data == "bucketed":
-        data = ddl.data.bucketed({**DATA, "length": np.full(N, 3)}, [3], features=["x"])
     if data == "shards":
         sizes = [11, 10]
         data = ddl.data.StreamSource(

@@ -15,14 +15,13 @@ def trainable(model) -> int:
 
 
 # Counts of BERT-base for masked tokens without vectors of sentences, of GPT-2 small, of DeiT-S, of
-# the code of Wide ResNets, of torchvision's ResNets, and of a U-Net with normalization.
+# the code of torchvision's ResNets, and of a U-Net with normalization.
 @pytest.mark.parametrize(
     ("build", "count", "output"),
     [
         (lambda: models.bert(30_522, 512), 109_512_762, (None, 512, 30_522)),
         (lambda: models.gpt(50_257, 1024), 124_439_808, (None, 1024, 50_257)),
         (lambda: models.vit((224, 224, 3), 1000), 22_050_664, (None, 1000)),
-        (lambda: models.wide_resnet((32, 32, 3), 10), 36_479_194, (None, 10)),
         (lambda: models.resnet((224, 224, 3), 1000), 25_557_032, (None, 1000)),
         (
             lambda: models.resnet((224, 224, 3), 1000, blocks=(2, 2, 2, 2), bottleneck=False),
@@ -31,7 +30,7 @@ def trainable(model) -> int:
         ),
         (lambda: models.unet((64, 64, 3), 2), 31_037_698, (None, 64, 64, 2)),
     ],
-    ids=["bert", "gpt", "vit", "wide_resnet", "resnet_50", "resnet_18", "unet"],
+    ids=["bert", "gpt", "vit", "resnet_50", "resnet_18", "unet"],
 )
 def test_parameters_and_shapes(build, count, output):
     model = build()
@@ -138,8 +137,6 @@ def test_an_application_of_keras_for_logits():
         (lambda: models.gpt(16, 6, width=8, heads=3), "divide gpt.width, got 3 .* Change one"),
         (lambda: models.gpt(0, 6), "gpt.vocabulary must be at least 1, got 0"),
         (lambda: models.vit((30, 32, 3), 2), "vit.patch must divide .* 16 for 30 × 32"),
-        (lambda: models.wide_resnet((8, 8, 3), 2, depth=20), "depth must be 6·n \\+ 4"),
-        (lambda: models.wide_resnet((8, 8, 3), 2, widening=0), "widening must be at least 1"),
         (lambda: models.unet((20, 16, 3), 2), "multiples of 16, got \\(20, 16\\)"),
         (lambda: models.unet((16, 16, 3), 2, widths=(4,)), "at least 2 levels"),
         (

@@ -108,6 +108,11 @@ def test_refuses_keras_loss_scaling():
         prepare(lambda: K.LossScaleOptimizer(K.SGD(0.1)))
 
 
+def test_refuses_kerass_schedule_free_optimizer():
+    with pytest.raises(ConfigError, match="cannot be .*ScheduleFreeAdamW"):
+        prepare(lambda: K.ScheduleFreeAdamW(0.1))
+
+
 @pytest.mark.parametrize(
     ("arguments", "ours"),
     [

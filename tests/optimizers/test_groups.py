@@ -4,12 +4,9 @@ import keras
 import pytest
 
 from ddl.errors import ConfigError
-from ddl.optimizers import Group, ParameterGroups, layerwise_decay
+from ddl.optimizers import Group, ParameterGroups
 from ddl.optimizers.groups import assign
-from ddl.optimizers.learning_rate import LearningRate, learning_rate_at
 from ddl.optimizers.named import by_name, frozen_until, groups_by_name
-from ddl.optimizers.plateau import ReduceOnPlateau
-from ddl.optimizers.schedules import Scaled, StepDecay
 
 
 def sgd(rate=0.1):
@@ -90,45 +87,3 @@ def test_names():
     assert {name: list(own) for name, own in groups_by_name(groups).items()} == {
         "optimizer": ["a", "b"]
     }
-
-
-def test_layerwise_decay_of_a_number_and_of_a_schedule():
-    blocks = ["^embed/", "^block/", ""]
-    schedule = StepDecay(0.4, [10], 0.5)
-    for rate, expected in ((0.4, 0.4), (LearningRate(schedule), 0.2)):
-        groups = layerwise_decay(keras.optimizers.SGD, rate, blocks, 0.5).groups
-        assert [group.variables for group in groups.values()] == [["^embed/"], ["^block/"], None]
-        rates = [learning_rate_at(group.optimizer, 10) for group in groups.values()]
-        assert rates == pytest.approx([expected / 4, expected / 2, expected], rel=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "match"),
-    [
-        ({"decay": 0.0}, "decay must be greater than 0 and at most 1"),
-        ({"decay": 1.5}, "decay must be greater than 0 and at most 1"),
-        ({"blocks": ["a"]}, "at least two patterns"),
-        ({"blocks": "ab"}, "at least two patterns"),
-        ({"optimizer": sgd()}, "write @SGD instead of @SGD"),
-    ],
-)
-def test_layerwise_decay_refuses(arguments, match):
-    given = {"blocks": ["a", ""], "decay": 0.5, **arguments}
-    with pytest.raises(ConfigError, match=match):
-        layerwise_decay(**{"optimizer": keras.optimizers.SGD, "learning_rate": 0.1, **given})
-
-
-def test_a_plateau_cannot_be_scaled():
-    with pytest.raises(ConfigError, match="ReduceOnPlateau cannot be scaled"):
-        Scaled(ReduceOnPlateau(0.1), 0.5)
-
-
-def test_a_scaled_schedule_is_serialized_whole():
-    schedule = Scaled(StepDecay(0.4, [10], 0.5), 0.25)
-    again = keras.optimizers.schedules.deserialize(keras.optimizers.schedules.serialize(schedule))
-    assert [float(again(step)) for step in (0, 10)] == [0.1, 0.05]
-
-
-def test_a_scaled_schedule_keeps_the_question_from_where_its_boundaries_count():
-    with pytest.raises(ConfigError, match="schedule_begins"):
-        LearningRate(Scaled(StepDecay(0.4, [10], 0.5), 0.5), warmup_steps=5)

@@ -11,7 +11,7 @@ import tensorflow as tf
 import ddl
 from ddl.errors import ConfigError, ModelDirectoryError, NotReady
 from ddl.run.from_checkpoints import SavedWeights
-from tests.run.test_train import DIGITS_MLP, REGULARIZED, contents, metrics, run, tensors
+from tests.run.test_train import REGULARIZED, contents, metrics, run, tensors
 
 
 @pytest.fixture(scope="module")
@@ -75,37 +75,6 @@ def test_own_weights_instead_of_averages(tmp_path):
     kernel = next(n for n, w in enumerate(own) if w.path.endswith("logits/kernel"))
     assert any(np.array_equal(own[kernel], value) for value in saved)
     assert not any(np.array_equal(averaged[kernel], value) for value in saved)
-
-
-def test_a_schedule_free_optimizer_exports_the_weights_that_are_evaluated(tmp_path):
-    """With β = 0.8, y = 0.2·z + 0.8·x: the checkpoint holds y and z, and the export x."""
-    model_dir = tmp_path / "run"
-    params = ["Trainer.optimizer = @AdamWScheduleFree()", "PRECISION = 'float64'"]
-    params += ["AdamWScheduleFree.learning_rate = 0.01", "AdamWScheduleFree.beta_1 = 0.8"]
-    given = {**DIGITS_MLP, "allow_unused": ["FusedSGD.*", "LearningRate.*", "LEARNING_RATE"]}
-    run(model_dir, *params, **given)
-    run(model_dir, *params, **given, mode="export")
-    model = keras.models.load_model(model_dir / "export" / "model.keras")
-    saved = tensors(model_dir)
-    for weight in model.trainable_weights:
-        of_shape = [v for v in saved.values() if v.shape == tuple(weight.shape)]
-        y_and_z = [
-            (y, z)
-            for y in of_shape
-            for z in of_shape
-            if np.allclose((y - 0.2 * z) / 0.8, weight.numpy(), rtol=0, atol=1e-12)
-        ]
-        assert any(np.abs(y - z).max() > 1e-3 for y, z in y_and_z), weight.path
-        assert not any(np.array_equal(value, weight.numpy()) for value in of_shape)
-    images, labels = ddl.data.load_digits("test")
-    last = metrics(model_dir, "eval")[-1]
-    served = tf.saved_model.load(str(model_dir / "export" / "saved_model"))
-    for compute in (model, served.serve):
-        logits = np.asarray(compute(tf.constant(images, model.inputs[0].dtype)))
-        assert (logits.argmax(-1) == labels).mean() == pytest.approx(last["accuracy"], abs=1e-9)
-    run(model_dir, *params, **given, mode="export", saved_weights=SavedWeights(averaged=False))
-    own = keras.models.load_model(model_dir / "export" / "model.keras").trainable_weights
-    assert all(any(np.array_equal(w.numpy(), v) for v in saved.values()) for w in own)
 
 
 class Clock:

@@ -134,12 +134,6 @@ NORMALIZED = {
         "pixels",
         lambda: ddl.Segmentation(ddl.models.unet((8, 8, 1), 4, widths=(4, 6))),
     ),
-    "wide_resnet": (
-        "images",
-        lambda: ddl.Classification(
-            ddl.models.wide_resnet((8, 8, 1), 3, depth=10, widening=1, dropout=0.2)
-        ),
-    ),
     "resnet": (
         "images",
         lambda: ddl.Classification(

@@ -377,8 +377,6 @@ class Own(keras.optimizers.SGD):
 @pytest.mark.parametrize(
     "optimizer",
     [
-        ddl.optimizers.LazyAdam,
-        ddl.optimizers.AdamWScheduleFree,
         ddl.optimizers.LAMB,
         ddl.optimizers.LARS,
         keras.optimizers.Lamb,

@@ -31,21 +31,12 @@ def joined(dataset: tf.data.Dataset, batches: int, replicas: int) -> tf.data.Dat
         return {name: of_update(rows) for name, rows in element.items()}
 
     def of_update(rows: tf.Tensor) -> tf.Tensor:
-        order = grouped_by_replica(batches, rows.shape[1], replicas)
+        # Batches one after the other, their rows grouped by replica, become one group a replica.
+        order = np.arange(batches * rows.shape[1]).reshape(batches, replicas, -1)
+        order = order.transpose(1, 0, 2).ravel()
         return tf.gather(tf.reshape(rows, [len(order), *rows.shape[2:]]), order)
 
     return dataset.batch(batches, drop_remainder=True).map(by_replica)
-
-
-def grouped_by_replica(batches: int, rows: int, replicas: int) -> np.ndarray:
-    """Returns the order that groups the rows of several batches by replica, int [batches · rows].
-
-    Args:
-      batches: Number of batches, one after the other.
-      rows: Rows of each batch, grouped by replica.
-      replicas: Number of replicas.
-    """
-    return np.arange(batches * rows).reshape(batches, replicas, -1).transpose(1, 0, 2).ravel()
 
 
 def as_sent(dataset: tf.data.Dataset, widens: bool, is_full: bool) -> tf.data.Dataset:

@@ -5,7 +5,6 @@ import tensorflow as tf
 
 from ddl.data.arrays import is_in_memory
 from ddl.data.order import batch_indices
-from ddl.data.pipeline.live import LivePipeline
 from ddl.data.pipeline.pipeline import BatchPipeline
 from ddl.data.source import IndexedSource
 from ddl.distribution.workers import Workers
@@ -28,8 +27,6 @@ def first_examples(
     Returns:
       Features [count, …].
     """
-    if isinstance(pipeline, LivePipeline):
-        return pipeline.first_examples(count)
     if is_in_memory(pipeline.source):  # avoids the start-up time of tf.data
         with tf.device("CPU:0"):
             indices, _ = batch_indices(

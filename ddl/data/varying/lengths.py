@@ -13,7 +13,7 @@ from ddl.errors import DataError
 _AT_ONCE = 1024
 
 
-def lengths_of(source: RandomAccess, name: str, user: str) -> np.ndarray:
+def lengths_of(source: RandomAccess, name: str) -> np.ndarray:
     """Returns the length of each example, int64 [n].
 
     They are those of the attribute `lengths` of the source, if it has one, or of an array in
@@ -22,7 +22,6 @@ def lengths_of(source: RandomAccess, name: str, user: str) -> np.ndarray:
     Args:
       source: The source.
       name: Name of the feature that holds the length, integer [].
-      user: The function that asks, for the message.
 
     Raises:
       DataError: If there is no such feature, a length is negative, or the attribute `lengths` is
@@ -31,9 +30,9 @@ def lengths_of(source: RandomAccess, name: str, user: str) -> np.ndarray:
     spec = source.element_spec.get(name)
     if spec is None or spec.shape.rank or not spec.dtype.is_integer:
         raise DataError(
-            f"{user} needs the length of each example as a feature {name!r}, an integer []; the "
+            f"packed needs the length of each example as a feature {name!r}, an integer []; the "
             f"data have {', '.join(sorted(source.element_spec))}. Add it, or set "
-            f"{user}.length_name."
+            "packed.length_name."
         )
     lengths = getattr(source, "lengths", None)
     if lengths is None:
@@ -43,7 +42,7 @@ def lengths_of(source: RandomAccess, name: str, user: str) -> np.ndarray:
         raise DataError(
             f"The attribute lengths of {type(source).__name__} must hold one integer for each of "
             f"its {len(source):,} examples, got {lengths.dtype} of shape {lengths.shape}. Correct "
-            f"it, or remove it, so that {user} reads the feature {name!r} of all examples."
+            f"it, or remove it, so that packed reads the feature {name!r} of all examples."
         )
     lengths = lengths.astype(np.int64)
     if lengths.min() < 0:

@@ -61,7 +61,7 @@ def packed(
         )
     check_choice("packed.too_long", too_long, get_args(TooLong))
     source = with_random_access(data, "packed")
-    lengths = lengths_of(source, length_name, "packed")
+    lengths = lengths_of(source, length_name)
     spec = source.element_spec.get(token_name)
     if spec is None or spec.shape.rank != 1 or not spec.dtype.is_integer:
         raise DataError(

@@ -29,7 +29,7 @@ def token_lines(
     *,
     encode: Callable[[list[bytes]], Sequence[Sequence[int]]] | None = None,
 ) -> RandomAccessSource:
-    """Builds a source of the tokens of each line of text files, to pack or to batch by length.
+    """Builds a source of the tokens of each line of text files, to pack.
 
     Empty lines are left out.
 

@@ -11,7 +11,6 @@ from ddl.errors import ConfigError
 from ddl.optimizers.learning_rate import LearningRate, learning_rates_at
 from ddl.optimizers.named import by_name
 from ddl.optimizers.plateau import ReduceOnPlateau, plateau_of, rate_without_plateau
-from ddl.optimizers.schedules import Scaled
 from ddl.run.plan import RunPlan
 
 
@@ -28,9 +27,6 @@ def learning_rate_summary(optimizer: keras.optimizers.Optimizer, steps: int) -> 
     """
     plateau = plateau_of(optimizer)
     learning_rate = rate_without_plateau(optimizer)
-    is_scaled = isinstance(learning_rate, Scaled)
-    if is_scaled:
-        learning_rate = learning_rate.schedule
     looked_at = {*range(0, max(steps, 1), max(1, -(-steps // 1000))), max(steps - 1, 0)}
     description = {}
     if isinstance(learning_rate, LearningRate):
@@ -41,7 +37,7 @@ def learning_rate_summary(optimizer: keras.optimizers.Optimizer, steps: int) -> 
                 "warm-up updates. Lower WARMUP_STEPS or WARMUP_EPOCHS, or train longer."
             )
         looked_at.add(warmup)
-        description = {} if is_scaled else learning_rate.description()
+        description = learning_rate.description()
     if plateau is not None:
         description["on a plateau"] = plateau.description()
     with tf.device("CPU:0"):  # a GPU would wait for the host at each of a thousand turns

@@ -7,12 +7,11 @@ import tensorflow as tf
 
 from ddl import config
 from ddl.choices import SanityMode
-from ddl.data import IndexedSource, ReplayBuffer, as_source
+from ddl.data import IndexedSource, as_source
 from ddl.data.conversion import sources_by_name
-from ddl.data.pipeline import pipeline_type
+from ddl.data.pipeline import BatchPipeline
 from ddl.data.pipeline.first_examples import first_examples
 from ddl.data.source import Source
-from ddl.errors import ConfigError
 from ddl.seeds import hashed
 from ddl.training.checks.batch_size import sizes_by_source
 
@@ -114,11 +113,6 @@ def _first(
     shuffle: bool,
 ) -> dict[str, tf.Tensor]:
     """Returns the first examples of a source, [count, …] each, on the host."""
-    if isinstance(source, ReplayBuffer):
-        raise ConfigError(
-            "--overfit_batch needs data that exist before the run, got a ReplayBuffer, which the "
-            "run fills itself. Leave --overfit_batch out; --fast_run takes a ReplayBuffer."
-        )
-    pipeline = pipeline_type(source)(source, batch, seed=seed, shuffle=shuffle, resident=False)
+    pipeline = BatchPipeline(source, batch, seed=seed, shuffle=shuffle, resident=False)
     with tf.device("CPU:0"):
         return first_examples(pipeline, count, strategy)

@@ -51,8 +51,7 @@ def _reasons(
     if not updates_rows(optimizer):
         reasons.append(
             f"{type(optimizer).__name__} computes on all rows (FusedAdagrad and SGD without "
-            "momentum do not; LazyAdam does not, but differs from Adam; ParameterGroups gives the "
-            "table an optimizer of its own)"
+            "momentum do not; ParameterGroups gives the table an optimizer of its own)"
         )
     if optimizer.weight_decay and optimizer._use_weight_decay(variable):
         reasons.append(

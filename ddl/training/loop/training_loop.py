@@ -1,14 +1,12 @@
 """The training loop on the devices: many updates in one `tf.function`, without Python."""
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from ddl.data.checks import data_errors
-from ddl.data.pipeline import Batch, LivePipeline
-from ddl.data.pipeline.buckets import buckets_of
+from ddl.data.pipeline import Batch
 from ddl.data.pipeline.placed_order import (
     from_host,
     kept_on_host,
@@ -91,7 +89,6 @@ class TrainingLoop:
         # Not kept while in use: after an error the iterator would be ahead of the state.
         iterator, self._iterator, self._position = self._iterator, None, None
         with (
-            self._reading(),
             data_errors(*self._sources),
             device_errors(),
             explaining_stale_traces(),
@@ -103,15 +100,6 @@ class TrainingLoop:
     @property
     def _sources(self) -> list[Source]:
         return [pipeline.source for pipeline in self._update.pipelines.values()]
-
-    @contextmanager
-    def _reading(self) -> Iterator[None]:
-        """Keeps the rows of replay buffers as they are while a loop runs."""
-        with ExitStack() as stack:
-            for pipeline in self._update.pipelines.values():
-                if isinstance(pipeline, LivePipeline):
-                    stack.enter_context(pipeline.reading(self._update.strategy))
-            yield
 
     def _prepare_iterator(self, state: TrainingState) -> None:
         """Sets the iterator to the state's batch."""
@@ -127,12 +115,10 @@ class TrainingLoop:
         if self._orders_in_graph():
             return None
         first = int(state.batches)
-        iterators = {
+        return {
             name: pipeline.iterator(self._update.strategy, first)
             for name, pipeline in self._update.pipelines.items()
         }
-        buckets = buckets_of(self._update.pipelines)
-        return iterators, None if buckets is None else buckets.iterator(first)
 
     def _orders_in_graph(self) -> bool:
         strategy, pipelines = self._update.strategy, self._update.pipelines
@@ -149,14 +135,11 @@ class TrainingLoop:
         resident = {name: own.resident_arrays(strategy) for name, own in pipelines.items()}
         if iterator is None:
             return self._over_arrays(resident, end, state)
-        iterators, bucket_iterator = iterator
-        buckets = buckets_of(pipelines)
 
-        def taken() -> tuple[dict[str, Any], Any]:
-            given = {name: next(one) for name, one in iterators.items() if one is not None}
-            return given, None if buckets is None else next(bucket_iterator)
+        def taken() -> dict[str, Any]:
+            return {name: next(one) for name, one in iterator.items()}
 
-        wait = self.input_wait if any(one is not None for one in iterators.values()) else None
+        wait = self.input_wait
 
         # A loop variable is computed, by kernels of its own on a GPU, even if no layer reads it.
         made_next = (lambda _: ()) if path_of(strategy).places_order else batch_counter
@@ -164,23 +147,10 @@ class TrainingLoop:
         def update(carried: Carried, ahead: Any, _: Any) -> tuple[Carried, Any]:
             before = state._replace(**carried)
             counter = batch_counter(before.batches) if isinstance(ahead, tuple) else ahead
-            given, bucket = taken() if wait is None else wait.timed(taken)
-            given |= {
-                name: own.rows(before.batches, strategy)
-                for name, own in pipelines.items()
-                if isinstance(own, LivePipeline)
-            }
+            given = taken() if wait is None else wait.timed(taken)
             given = {n: pipelines[n].on_devices(rows, strategy) for n, rows in given.items()}
             batches = {n: Batch(given[n], resident[n], counter) for n in pipelines}
-            if buckets is None:
-                return self._updated(batches, before, made_next)
-            ((name, batch),) = batches.items()
-            return buckets.each(
-                bucket,
-                batch,
-                strategy,
-                lambda cut: self._updated({name: cut}, before, made_next),
-            )
+            return self._updated(batches, before, made_next)
 
         with on_host_if_placed(strategy):
             left = end - state.step

@@ -10,7 +10,6 @@ from ddl.data import ArraySource, BatchPipeline, as_source
 from ddl.data.checks import check_same_classes, check_same_features, warn_of_another_kind
 from ddl.data.source import Source
 from ddl.data.stream import StreamSource
-from ddl.data.varying import BucketedSource
 from ddl.distribution.traits import traits_of
 from ddl.errors import ConfigError, DataError, check_no_text, check_takes
 from ddl.step.compiled.compiler import Compiler
@@ -304,11 +303,6 @@ def check_one_order(source: Source, what: str) -> None:
         raise DataError(
             f"{what} needs examples in one order, got a stream of {source.shards} shards. "
             "Pass a stream without shards, or one shard at a time."
-        )
-    if isinstance(source, BucketedSource):
-        raise DataError(
-            f"{what} needs examples in one order, got batches by length. Pass the data without "
-            f"bucketed, with features of length {source.width}."
         )
 
 

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import ddl
-from ddl.data.pipeline import BatchPipeline, LivePipeline, WorkerBatches
+from ddl.data.pipeline import BatchPipeline, WorkerBatches
 from ddl.errors import ConfigError
 from tests.conftest import make_strategy
 from tests.data import every_source, test_records
@@ -123,9 +123,3 @@ def test_an_object_of_the_chief_is_refused(folder):
     source = ddl.data.RecordSource(numbers(folder), decode)
     with pytest.raises(ConfigError, match="RecordSource reads an object of the chief's memory"):
         WorkerBatches(BatchPipeline(source, BATCH))
-
-
-def test_rows_that_the_run_makes_are_refused():
-    buffer = ddl.data.ReplayBuffer(4, {"x": np.zeros(4, "f4")})
-    with pytest.raises(ConfigError, match="ReplayBuffer"):
-        WorkerBatches(LivePipeline(buffer, BATCH))

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from ddl.devices.path import CPU, GPU, taking
-from ddl.optimizers import FusedAdagrad, FusedSGD, LazyAdam
+from ddl.optimizers import FusedAdagrad, FusedSGD
 from ddl.optimizers.rows.subtracting import subtract_rows
 
 PATHS = {"CPU": CPU, "GPU": GPU}
@@ -35,7 +35,7 @@ def test_each_path_subtracts_the_same_bits(dtype):
     np.testing.assert_array_equal(after[0], expected)
 
 
-@pytest.mark.parametrize("make", [FusedAdagrad, FusedSGD, LazyAdam])
+@pytest.mark.parametrize("make", [FusedAdagrad, FusedSGD])
 @pytest.mark.parametrize("name", PATHS)
 def test_updates_of_rows_use_the_kernel_of_their_path(make, name):
     """The kernel that subtracts at once takes twice as long on a CPU."""

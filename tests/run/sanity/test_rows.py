@@ -1,13 +1,11 @@
 """The data of the sanity modes."""
 
 import numpy as np
-import pytest
 import tensorflow as tf
 
 from ddl import config
-from ddl.data import ArraySource, ReplayBuffer
-from ddl.data.pipeline import pipeline_type
-from ddl.errors import ConfigError
+from ddl.data import ArraySource
+from ddl.data.pipeline import BatchPipeline
 from ddl.run.sanity.rows import Rows, _first
 from tests.conftest import make_strategy
 
@@ -26,16 +24,10 @@ def test_the_first_batch_is_that_of_the_run():
     source = ArraySource({"x": np.arange(10)})
     strategy = make_strategy("one_device", 1)
     rows = _first(source, 4, 4, strategy, seed=7, shuffle=True)
-    pipeline = pipeline_type(source)(source, 4, seed=7, shuffle=True)
+    pipeline = BatchPipeline(source, 4, seed=7, shuffle=True)
     batch = next(iter(source.batches(4, 0, seed=pipeline.order_seed, shuffle=True).take(1)))
     np.testing.assert_array_equal(rows["x"], batch["x"])
     assert sorted(rows["x"].numpy()) != [0, 1, 2, 3]
-
-
-def test_data_that_the_run_makes_are_refused():
-    source = ReplayBuffer(8, {"x": np.zeros(2, "f4")})
-    with pytest.raises(ConfigError, match="a ReplayBuffer, which the run fills itself"):
-        _first(source, 4, 4, make_strategy("one_device", 1), seed=0, shuffle=True)
 
 
 def test_a_replaced_value_is_taken_and_the_text_stays():

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import ddl
-from ddl.optimizers import FusedAdagrad, FusedSGD, LazyAdam, MomentumSGD
+from ddl.optimizers import FusedAdagrad, FusedSGD, MomentumSGD
 from ddl.optimizers.rows.sparse_updates import updates_rows
 from ddl.precision import set_precision
 from tests.conftest import make_strategy
@@ -221,7 +221,6 @@ def test_says_at_the_start_which_updates_move_all_rows(caplog):
     [
         (FusedAdagrad(0.1), True),
         (FusedSGD(0.1), True),
-        (LazyAdam(0.1), True),
         (MomentumSGD(0.1, momentum=0.0), True),
         (keras.optimizers.SGD(0.1), True),
         (keras.optimizers.SGD(0.1, momentum=0.9), False),

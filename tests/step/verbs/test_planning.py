@@ -678,23 +678,6 @@ def test_evaluation_by_a_function_of_its_own():
     assert trained.evaluate()["loss"] == pytest.approx(float(tf.reduce_mean(expected)), abs=1e-12)
 
 
-def test_weights_of_a_schedule_free_optimizer_that_the_step_assigns():
-    def step(task, update, batch):
-        minimize(task, update, batch)
-        for variable in task.model.trainable_variables:
-            variable.assign(tf.clip_by_value(variable.value, -0.1, 0.1))
-
-    strategy = make_strategy("mirrored", 2)
-    with strategy.scope():
-        optimizer = ddl.optimizers.AdamWScheduleFree(0.1)
-    refused(
-        "step assigns to .*kernel.*, which AdamWScheduleFree updates",
-        step,
-        optimizer=optimizer,
-        strategy=strategy,
-    )
-
-
 def test_a_loss_across_examples():
     def step(task, update, batch):
         def across(features, training):

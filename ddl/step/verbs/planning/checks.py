@@ -6,38 +6,7 @@ import keras
 import tensorflow as tf
 
 from ddl.errors import ConfigError
-from ddl.optimizers.schedule_free import AdamWScheduleFree
 from ddl.step.verbs.work import Call
-
-
-def check_schedule_free(
-    name: str,
-    optimizer: keras.optimizers.Optimizer,
-    applies: Sequence[Call],
-    used: str,
-    variables: Sequence[keras.Variable],
-    by_hand: Sequence[tf.Variable],
-) -> None:
-    """Raises ConfigError for a schedule-free optimizer whose average would not be defined.
-
-    The average of a variable counts the updates of the optimizer, so it must update all of its
-    variables at once, and nothing else may change them.
-    """
-    ids = set(map(id, variables))
-    parts = [ids & set(map(id, call.variables)) for call in applies if call.name == used]
-    if not isinstance(optimizer, AdamWScheduleFree):
-        return
-    if assigned := [v.path for v in variables if any(v.value is own for own in by_hand)]:
-        raise ConfigError(
-            f"{name}.step assigns to {', '.join(assigned)}, which AdamWScheduleFree updates, so "
-            "that its average is not defined. Leave the assignment out, or use another optimizer."
-        )
-    if any(part and part != ids for part in parts):
-        raise ConfigError(
-            f"{name}.step applies gradients of some of the variables of AdamWScheduleFree, which "
-            "must update all of them at once. Join the gradients with `and_of`, or give each part "
-            "an optimizer of its own."
-        )
 
 
 def check_known(name: str, known: Sequence[tf.Variable], calls: Sequence[Call]) -> None:

@@ -11,7 +11,7 @@ from ddl.optimizers.groups import Group, assign
 from ddl.step.effects.written import check_step_writes, written_in
 from ddl.step.objective import Objective
 from ddl.step.verbs.plan import StepPlan
-from ddl.step.verbs.planning.checks import check_covered, check_known, check_schedule_free
+from ddl.step.verbs.planning.checks import check_covered, check_known
 from ddl.step.verbs.work import Call
 from ddl.tasks.parts import layers_of, own_variables_of
 from ddl.tasks.task import Task
@@ -98,8 +98,6 @@ def plan_of(
         for optimizer, updated in assign(own_groups, _variables_of(applies, used)).items():
             variables_by_optimizer[optimizer] = updated
             numbers[optimizer] = _number_of(applies, used, updated)
-            of = own_groups[optimizer].optimizer
-            check_schedule_free(name, of, applies, used, updated, by_hand)
     return StepPlan(
         task=task,
         losses={n: loss for n, loss in planned.losses.items() if n not in means},
