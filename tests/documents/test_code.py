@@ -168,7 +168,10 @@ PROGRAMS = {
     "moved_tutorial.py": (r"^1 .*'accuracy': [\d.]+", {"EPOCHS = 10": "EPOCHS = 1"}),
     "my_gan.py": ("loss/real_or_fake", {"train(100)": "train(2)"}),
     "notebook.py": ("'accuracy'", {"train_epochs=5": "train_steps=2"}),
-    "outer_loop.py": (r"^4 .*'accuracy'", {"LAST = 300": "LAST = 4", "(50,": "(2,", "(100,": "(4,"}),
+    "outer_loop.py": (
+        r"^4 .*'accuracy'",
+        {"LAST = 300": "LAST = 4", "(50,": "(2,", "(100,": "(4,"},
+    ),
     "questions.py": (
         r"^[\d.]+ [\d.]+$",
         {"train_epochs=3": "train_steps=2", "train_epochs=4": "train_steps=4"},
