@@ -71,19 +71,6 @@ def a_weight_by_the_replica(**where: Any) -> ddl.Trainer:
     return trainer(Weighed(), **where)
 
 
-@planted("layer", "division by the number of replicas", "other computation")
-def another_branch_on_several_replicas(**where: Any) -> ddl.Trainer:
-    class Branching(Tiny):
-        def __init__(self):
-            super().__init__()
-            self.squash = layers.Activation("tanh")
-
-        def inputs(self, x):
-            return self.squash(x) if tf.distribute.get_strategy().num_replicas_in_sync > 2 else x
-
-    return trainer(Branching(), **where)
-
-
 # ------------------------------------------------------------ gradients
 
 

@@ -50,18 +50,6 @@ def synchronized_normalization(**where: Any) -> ddl.Trainer:
 
 
 @right
-def every_second_update(**where: Any) -> ddl.Trainer:
-    class Sometimes(Tiny):
-        def step(self, update, batch):
-            gradients = update.gradients(self.per_example, batch)
-            update.apply(gradients.of(self.model.layers[0]))
-            last = gradients.of(self.model.layers[1])
-            update.when(update.step % 2 == 0, lambda: update.apply(last))
-
-    return trainer(Sometimes(), **where)
-
-
-@right
 def a_variational_autoencoder(**where: Any) -> ddl.Trainer:
     class Autoencoder:
         def __init__(self):

@@ -30,14 +30,16 @@ def test_a_notebook(tmp_path, monkeypatch):
     (path,) = (path for path in NOTEBOOKS if path.stem == "own_step")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
     notebook = nbformat.read(path, as_version=4)
+    for cell in notebook.cells:
+        cell.source = cell.source.replace("(0.0, 0.05)", "(0.05,)").replace("epochs=10", "epochs=2")
     resources = {"metadata": {"path": str(tmp_path)}}
     NotebookClient(notebook, timeout=600, resources=resources).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     texts = [output.get("text") or output["data"]["text/plain"] for output in outputs]
-    assert float(re.search(r"0\.05: ([\d.]+)", texts[-1])[1]) > 0.9
+    assert float(re.search(r"0\.05: ([\d.]+)", texts[-1])[1]) > 0.5
     assert not any("\x1b" in text for text in texts)
     htmls = [output.get("data", {}).get("text/html", "") for output in outputs]
-    assert sum("<progress" in html for html in htmls) == 2
+    assert sum("<progress" in html for html in htmls) == 1
 
 
 def of_keras() -> dict[str, str]:

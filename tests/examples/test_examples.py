@@ -20,7 +20,7 @@ from tests.conftest import make_strategy
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
 SMALL = ("cnn.blocks = ((8,),)", "cnn.hidden_units = (16,)")
-PARITY = ("gan", "byol", "simclr")
+PARITY = ("gan", "byol", "dp_sgd")
 
 _INPUTS = tempfile.TemporaryDirectory(prefix="ddl-examples-")
 

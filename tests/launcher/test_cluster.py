@@ -243,10 +243,10 @@ def test_logs_that_cannot_be_written_are_an_error(play, tmp_path):
 
 
 def test_the_last_lines_are_those_of_the_last_start(tmp_path):
-    for turn in range(2):
-        log = ProcessLog(tmp_path / "worker-1.log", f"start {turn}")
-        log.writing.write(b"".join(b"%d %d\n" % (turn, line) for line in range(30)))
-        assert log.last_lines(20) == [f"{turn} {line}" for line in range(10, 30)]
+    for lines in (30, 3):
+        log = ProcessLog(tmp_path / "worker-1.log", "start")
+        log.writing.write(b"".join(b"%d of %d\n" % (line, lines) for line in range(lines)))
+        assert log.last_lines(20) == [f"{line} of {lines}" for line in range(lines)][-20:]
         log.close()
 
 

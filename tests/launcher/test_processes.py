@@ -133,6 +133,10 @@ def test_a_launcher_that_is_killed_leaves_nothing_behind(launch, tmp_path):
     program = """
 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
     signal.signal(number, signal.SIG_IGN)
+def end(*arguments):
+    note("ended-alone")
+    os._exit(1)
+signal.signal(signal.SIGALRM, end)
 running()
 wait_for_ever()
 """
@@ -142,3 +146,4 @@ wait_for_ever()
     launcher.kill()
     launcher.wait()
     wait_for(lambda: not any(is_running(file) for file in files))
+    assert not (tmp_path / "ended-alone").exists()
