@@ -6,7 +6,7 @@ copy; bytes that cross between host and device, or between devices, without thos
 and operations that a GPU leaves to the host, for want of a kernel or because TensorFlow keeps their
 data in host memory. TensorFlow's graph optimizer joins some of these operations before they run.
 Kernels and library calls of six trainers were counted with TensorFlow 2.21, and the operations
-differ from them by less than 15% (`tests/gpu/test_updates.py`). Matrix products, convolutions,
+differ from them by less than 15%. Matrix products, convolutions,
 fused batch normalization and max pooling are library calls; the others are kernels. The host counts
 the updates, so that nothing crosses for the condition of the loop.
 

@@ -1,6 +1,5 @@
 """Factories that are no factories of trainers, and tasks that no check can compare."""
 
-import subprocess
 import sys
 import uuid
 
@@ -53,17 +52,3 @@ def random_names(strategy, accumulation_steps):
 
 def three_rows(strategy, accumulation_steps):
     return made(strategy, accumulation_steps, rows=3)
-
-
-def one_row(strategy, accumulation_steps):
-    return made(strategy, accumulation_steps, rows=1)
-
-
-by_lambda = lambda strategy, accumulation_steps: made(strategy, accumulation_steps)  # noqa: E731
-
-
-def with_a_child(strategy, accumulation_steps):
-    """Starts a process that would outlive the check, prints much, and fails."""
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    print("printed " * 1_000_000)
-    raise RuntimeError(f"started {child.pid}")

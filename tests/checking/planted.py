@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 import ddl
-from tests.checking.tiny import BATCH, Tiny, cross_entropy, data, layers, sgd, trainer
+from tests.checking.tiny import BATCH, Tiny, cross_entropy, layers, sgd, trainer
 
 EXPECTED: dict[str, tuple[str, set[str]]] = {}
 
@@ -42,30 +42,11 @@ def a_mean_over_the_replica(**where: Any) -> ddl.Trainer:
     return trainer(Mean(), **where)
 
 
-@planted("start", "refused")
-def negatives_of_the_replica(**where: Any) -> ddl.Trainer:
-    class Local(Tiny):
-        def changed(self, loss, features):
-            z = tf.math.l2_normalize(self.model(features["x"]), axis=-1)
-            return cross_entropy({"label": tf.range(z.shape[0])}, z @ tf.transpose(z)) + loss
-
-    return trainer(Local(), **where)
-
-
 @planted("loss", "mean over the replica")
 def a_division_by_the_rows(**where: Any) -> ddl.Trainer:
     class Divided(Tiny):
         def changed(self, loss, features):
             return loss / tf.cast(tf.shape(features["x"])[0], loss.dtype)
-
-    return trainer(Divided(), **where)
-
-
-@planted("loss", "division by the number of replicas")
-def a_division_by_the_replicas(**where: Any) -> ddl.Trainer:
-    class Divided(Tiny):
-        def changed(self, loss, features):
-            return loss / tf.distribute.get_strategy().num_replicas_in_sync
 
     return trainer(Divided(), **where)
 
@@ -80,18 +61,6 @@ def a_second_all_reduce(**where: Any) -> ddl.Trainer:
     return trainer(Reduced(), **where)
 
 
-@planted("start", "refused")
-def negatives_of_the_batch(**where: Any) -> ddl.Trainer:
-    class Contrastive(Tiny):
-        def per_example(self, features, training):
-            z = tf.math.l2_normalize(self.model(features["x"], training=training), axis=1)
-            rows = tf.range(tf.shape(z)[0])
-            similar = tf.matmul(z, z, transpose_b=True) / 0.1
-            return ddl.PerExample(tf.nn.sparse_softmax_cross_entropy_with_logits(rows, similar))
-
-    return trainer(Contrastive(), **where)
-
-
 @planted("loss", "depends on the replica")
 def a_weight_by_the_replica(**where: Any) -> ddl.Trainer:
     class Weighed(Tiny):
@@ -100,19 +69,6 @@ def a_weight_by_the_replica(**where: Any) -> ddl.Trainer:
             return loss * (1 + tf.cast(replica, loss.dtype))
 
     return trainer(Weighed(), **where)
-
-
-@planted("layer", "division by the number of replicas", "other computation")
-def another_branch_on_several_replicas(**where: Any) -> ddl.Trainer:
-    class Branching(Tiny):
-        def __init__(self):
-            super().__init__()
-            self.squash = layers.Activation("tanh")
-
-        def inputs(self, x):
-            return self.squash(x) if tf.distribute.get_strategy().num_replicas_in_sync > 2 else x
-
-    return trainer(Branching(), **where)
 
 
 # ------------------------------------------------------------ gradients
@@ -132,23 +88,6 @@ def a_clip_in_a_custom_gradient(**where: Any) -> ddl.Trainer:
     return trainer(Clipping(), **where)
 
 
-@planted("gradients", "clip before the reduce")
-def signs_before_the_reduce(**where: Any) -> ddl.Trainer:
-    @tf.custom_gradient
-    def signed(kernel):
-        return tf.identity(kernel), lambda upstream: tf.sign(upstream) * 1e-3
-
-    class Signs(Tiny):
-        def __init__(self):
-            super().__init__()
-            self.scale = self.model.layers[0].bias
-
-        def changed(self, loss, features):
-            return loss * tf.exp(tf.reduce_sum(signed(tf.convert_to_tensor(self.scale.value))))
-
-    return trainer(Signs(), **where)
-
-
 @planted("gradients", "padding counted", "layer losses")
 def an_activity_regularizer(**where: Any) -> ddl.Trainer:
     penalty = keras.regularizers.L2(0.1)
@@ -163,78 +102,12 @@ def dropout_of_keras(**where: Any) -> ddl.Trainer:
     return trainer(Tiny(layers.Dropout(0.3)), **where)
 
 
-@planted("layer", "draw by replica")
-def noise_of_tensorflow(**where: Any) -> ddl.Trainer:
-    class Noisy(Tiny):
-        def inputs(self, x):
-            return x + tf.random.normal(tf.shape(x), dtype=x.dtype)
-
-    return trainer(Noisy(), **where)
-
-
-@planted("layer", "draw by replica")
-def noise_with_a_fixed_seed(**where: Any) -> ddl.Trainer:
-    class Noisy(Tiny):
-        def inputs(self, x):
-            return x + tf.random.stateless_normal(tf.shape(x), seed=[1, 2], dtype=x.dtype)
-
-    return trainer(Noisy(), **where)
-
-
-@planted("layer", "draw by replica")
-def noise_of_keras(**where: Any) -> ddl.Trainer:
-    class Noisy(Tiny):
-        def inputs(self, x):
-            return x + keras.random.normal(x.shape, dtype=x.dtype)
-
-    return trainer(Noisy(), **where)
-
-
-@planted("start", "refused")
-def noise_of_numpy(**where: Any) -> ddl.Trainer:
-    class Noisy(Tiny):
-        def inputs(self, x):
-            return x + np.random.normal(size=[1, 6])
-
-    return trainer(Noisy(), **where)
-
-
 @planted("layer", "moments not synchronized")
 def plain_batch_normalization(**where: Any) -> ddl.Trainer:
     return trainer(Tiny(layers.BatchNormalization()), **where)
 
 
 # ------------------------------------------------------------ state
-
-
-@planted("own variables", "state of a replica")
-def a_counter_in_a_loss(**where: Any) -> ddl.Trainer:
-    class Counting(Tiny):
-        def __init__(self):
-            super().__init__()
-            self.seen = tf.Variable(
-                0.0, trainable=False, aggregation=tf.VariableAggregation.SUM, dtype=tf.float64
-            )
-
-        def changed(self, loss, features):
-            self.seen.assign_add(tf.ones([], tf.float64))
-            return loss
-
-    return trainer(Counting(), **where)
-
-
-@planted("own variables", "state of a replica")
-def an_average_in_a_loss(**where: Any) -> ddl.Trainer:
-    class Averaging(Tiny):
-        def __init__(self):
-            super().__init__()
-            self.usual = tf.Variable(0.0, trainable=False, dtype=tf.float64)
-
-        def changed(self, loss, features):
-            self.usual.assign_add(0.1 * (tf.reduce_mean(loss) - self.usual))
-            return loss
-
-    return trainer(Averaging(), **where)
 
 
 class CountingLayer(layers.Layer):
@@ -254,74 +127,7 @@ def a_counter_in_a_layer(**where: Any) -> ddl.Trainer:
     return trainer(Tiny(CountingLayer()), **where)
 
 
-@planted("applied gradients", "not in the checkpoint")
-def a_schedule_in_python(**where: Any) -> ddl.Trainer:
-    class Scheduled(Tiny):
-        def __init__(self):
-            super().__init__()
-            self.updates = 0
-
-        def next_factor(self):
-            self.updates += 1
-            return np.float64(1 / self.updates)
-
-        def step(self, update, batch):
-            factor = tf.ensure_shape(tf.numpy_function(self.next_factor, [], tf.float64), [])
-            update.apply(update.gradients(self.per_example, batch) * factor)
-
-    return trainer(Scheduled(), **where)
-
-
 # ------------------------------------------------------------ step, optimizer, data
-
-
-@planted("applied gradients", "depends on the replica")
-def a_clip_by_map_with_a_limit_of_the_replica(**where: Any) -> ddl.Trainer:
-    class Clipping(Tiny):
-        def clipped(self, gradient, variable):
-            replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-            limit = 0.01 * tf.cast(1 + replica, gradient.dtype)
-            return gradient * tf.minimum(limit / tf.norm(gradient), 1.0)
-
-        def step(self, update, batch):
-            update.apply(update.gradients(self.per_example, batch).map(self.clipped))
-
-    return trainer(Clipping(), **where)
-
-
-@planted("own variables", "division by the number of replicas")
-def a_counter_of_the_replicas_in_a_step(**where: Any) -> ddl.Trainer:
-    replicas = where["strategy"].num_replicas_in_sync
-
-    class Counting(Tiny):
-        def __init__(self):
-            super().__init__()
-            self.seen = tf.Variable(0.0, trainable=False, dtype=tf.float64)
-
-        def step(self, update, batch):
-            update.minimize(self.per_example, batch)
-            self.seen.assign_add(BATCH * replicas)
-
-    return trainer(Counting(), **where)
-
-
-@planted("own variables", "state of a replica")
-def a_moving_mean_that_a_map_assigns(**where: Any) -> ddl.Trainer:
-    class Averaging(Tiny):
-        def __init__(self):
-            super().__init__()
-            self.usual = tf.Variable(
-                0.0, trainable=False, aggregation=tf.VariableAggregation.SUM, dtype=tf.float64
-            )
-
-        def noted(self, gradient, variable):
-            self.usual.assign_add(0.1 * (tf.norm(gradient) - self.usual))
-            return gradient
-
-        def step(self, update, batch):
-            update.apply(update.gradients(self.per_example, batch).map(self.noted))
-
-    return trainer(Averaging(), **where)
 
 
 @planted("applied gradients", "not in the checkpoint")
@@ -337,18 +143,6 @@ def noise_of_a_generator_in_python(**where: Any) -> ddl.Trainer:
     return trainer(Noisy(), **where)
 
 
-@planted("applied gradients", "division by the number of replicas")
-def a_step_that_divides_by_the_replicas(**where: Any) -> ddl.Trainer:
-    strategy = where["strategy"]
-
-    class Dividing(Tiny):
-        def step(self, update, batch):
-            replicas = strategy.num_replicas_in_sync
-            update.apply(update.gradients(self.per_example, batch) / float(replicas))
-
-    return trainer(Dividing(), **where)
-
-
 @planted("updated weights", "division by the number of replicas")
 def a_rate_by_the_replicas(**where: Any) -> ddl.Trainer:
     class Scaling(keras.optimizers.SGD):
@@ -357,17 +151,6 @@ def a_rate_by_the_replicas(**where: Any) -> ddl.Trainer:
             super().update_step(gradient, variable, learning_rate * replicas)
 
     return trainer(Tiny(), Scaling(0.05), **where)
-
-
-@planted("start", "refused")
-def an_optimizer_that_reduces(**where: Any) -> ddl.Trainer:
-    class Reducing(keras.optimizers.SGD):
-        def apply(self, grads, trainable_variables=None):
-            context = tf.distribute.get_replica_context()
-            grads = [context.all_reduce(tf.distribute.ReduceOp.SUM, g) for g in grads]
-            super().apply(grads, trainable_variables)
-
-    return trainer(Tiny(), Reducing(0.05), **where)
 
 
 @planted("updated weights", "optimizer")
@@ -384,9 +167,3 @@ def an_optimizer_with_noise(**where: Any) -> ddl.Trainer:
 def a_batch_for_each_replica(**where: Any) -> ddl.Trainer:
     replicas = where["strategy"].num_replicas_in_sync
     return trainer(Tiny(), sgd(), global_batch_size=BATCH * replicas, **where)
-
-
-@planted("rows", "data")
-def data_without_a_seed(**where: Any) -> ddl.Trainer:
-    noise = np.random.default_rng().normal(size=(60, 6))
-    return trainer(Tiny(), train_data=data() | {"x": data()["x"] + noise}, **where)

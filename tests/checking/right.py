@@ -4,13 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 import ddl
-from tests.checking.tiny import Tiny, classifier, cross_entropy, data, layers, sgd, trainer
-from tests.step.verbs import own_steps
-from tests.tasks.across_examples import InfoNce
+from tests.checking.tiny import Tiny, classifier, layers, sgd, trainer
 
 NAMES: list[str] = []
 
@@ -23,155 +20,33 @@ def right(make: _Make) -> _Make:
     return make
 
 
-def own_step(name: str, **where: Any) -> ddl.Trainer:
-    task, optimizer = own_steps.TASKS[name]
-    return trainer(task(), optimizer(), **where)
-
-
-# ------------------------------------------------------------ steps
-
-
 @right
 def gan(**where: Any) -> ddl.Trainer:
-    return own_step("Gan", **where)
-
-
-@right
-def sam_with_synchronized_normalization(**where: Any) -> ddl.Trainer:
-    return own_step("Sam", **where)
-
-
-@right
-def byol(**where: Any) -> ddl.Trainer:
-    return own_step("Byol", **where)
-
-
-@right
-def gradient_surgery(**where: Any) -> ddl.Trainer:
-    return own_step("Surgery", **where)
-
-
-@right
-def repeat_when_average_and_a_counter(**where: Any) -> ddl.Trainer:
-    return own_step("Critic", **where)
-
-
-@right
-def clipping_by_group(**where: Any) -> ddl.Trainer:
-    class Clipping(Tiny):
-        def step(self, update, batch):
-            gradients = update.gradients(self.per_example, batch)
-            first, last = (gradients.of(layer) for layer in self.model.layers)
-            first *= tf.minimum(1.0, 0.1 / tf.cast(first.norm(), tf.float32))
-            update.apply(first.and_of(last.map(lambda g, v: tf.clip_by_norm(g, 0.1))))
-
-    return trainer(Clipping(), **where)
-
-
-@right
-def an_area_of_keras(**where: Any) -> ddl.Trainer:
-    class Area(Tiny):
-        auc = ddl.metrics.KerasMetric("AUC")
-
-        def per_example(self, features, training):
-            output = super().per_example(features, training)
-            chance = 1 - tf.exp(-output.loss)
-            return output._replace(metrics={"auc": self.auc(features["label"] > 0, chance)})
-
-    return trainer(Area(), **where)
-
-
-@right
-def a_gradient_penalty(**where: Any) -> ddl.Trainer:
-    class Penalized(Tiny):
-        def per_example(self, features, training):
-            x = tf.convert_to_tensor(features["x"])
-            with tf.GradientTape() as tape:
-                tape.watch(x)
-                logits = self.model(x, training=training)
-                top = tf.reduce_max(logits, axis=1)
-            slopes = tape.gradient(top, x)
-            penalty = tf.square(tf.norm(slopes, axis=1) - 1)
-            return ddl.PerExample(cross_entropy(features, logits) + penalty)
-
-    return trainer(Penalized(), **where)
-
-
-@right
-def two_optimizers(**where: Any) -> ddl.Trainer:
-    class TwoRates(Tiny):
-        def step(self, update, batch):
-            gradients = update.gradients(self.per_example, batch)
-            update.apply(gradients.of(self.model.layers[0]), "body")
-            update.apply(gradients.of(self.model.layers[1]), "head")
-
-    optimizers = {"body": sgd(), "head": keras.optimizers.Adam(1e-2)}
-    return trainer(TwoRates(), optimizers, **where)
-
-
-@right
-def a_counter_in_the_step(**where: Any) -> ddl.Trainer:
-    class Counting(Tiny):
+    class Gan:
         def __init__(self):
-            super().__init__()
-            self.updates = tf.Variable(0, trainable=False, dtype=tf.int64)
+            self.generator = keras.Sequential([keras.Input((4,)), layers.Dense(6)])
+            self.critic = classifier()
+
+        def real_or_fake(self, features, training):
+            noise = ddl.random.normal(self, (features["x"].shape[0], 4))
+            real, fake = self.critic(features["x"]), self.critic(self.generator(noise))
+            return ddl.PerExample(tf.nn.softplus(fake[:, 0]) + tf.nn.softplus(-real[:, 0]))
+
+        def fools(self, features, training):
+            noise = ddl.random.normal(self, (features["x"].shape[0], 4))
+            return ddl.PerExample(tf.nn.softplus(-self.critic(self.generator(noise))[:, 0]))
 
         def step(self, update, batch):
-            update.minimize(self.per_example, batch)
-            self.updates.assign_add(1)
+            update.minimize(self.real_or_fake, batch, self.critic, optimizer="critic")
+            update.minimize(self.fools, batch, self.generator, optimizer="generator")
 
-    return trainer(Counting(), **where)
-
-
-@right
-def every_second_update(**where: Any) -> ddl.Trainer:
-    class Sometimes(Tiny):
-        def step(self, update, batch):
-            gradients = update.gradients(self.per_example, batch)
-            update.apply(gradients.of(self.model.layers[0]))
-            last = gradients.of(self.model.layers[1])
-            update.when(update.step % 2 == 0, lambda: update.apply(last))
-
-    return trainer(Sometimes(), **where)
+    optimizers = {"critic": sgd(), "generator": keras.optimizers.Adam(1e-2)}
+    return trainer(Gan(), optimizers, **where)
 
 
 @right
-def several_steps_on_a_batch(**where: Any) -> ddl.Trainer:
-    class Repeated(Tiny):
-        def step(self, update, batch):
-            for _ in range(3):
-                update.minimize(self.per_example, batch)
-
-    return trainer(Repeated(ddl.layers.Dropout(0.3)), **where)
-
-
-@right
-def a_slow_copy(**where: Any) -> ddl.Trainer:
-    class Lookahead(Tiny):
-        def __init__(self):
-            super().__init__()
-            self.slow = classifier()
-            self.slow.trainable = False
-
-        def step(self, update, batch):
-            update.minimize(self.per_example, batch)
-            update.average(self.slow, of=self.model, decay=0.9)
-
-    return trainer(Lookahead(), **where)
-
-
-# ------------------------------------------------------------ random numbers, normalization
-
-
-@right
-def dropout_by_position(**where: Any) -> ddl.Trainer:
-    return trainer(Tiny(ddl.layers.Dropout(0.3)), **where)
-
-
-@right
-def noise_layers_by_position(**where: Any) -> ddl.Trainer:
-    noise = [ddl.layers.GaussianNoise(0.1), ddl.layers.AlphaDropout(0.2)]
-    return trainer(Tiny(*noise), **where)
+def synchronized_normalization(**where: Any) -> ddl.Trainer:
+    return trainer(Tiny(layers.BatchNormalization(synchronized=True)), **where)
 
 
 @right
@@ -196,19 +71,6 @@ def a_variational_autoencoder(**where: Any) -> ddl.Trainer:
     return trainer(Autoencoder(), keras.optimizers.Adam(1e-3), **where)
 
 
-@right
-def synchronized_normalization(**where: Any) -> ddl.Trainer:
-    return trainer(Tiny(layers.BatchNormalization(synchronized=True)), **where)
-
-
-@right
-def normalization_of_each_example(**where: Any) -> ddl.Trainer:
-    return trainer(Tiny(layers.LayerNormalization()), **where)
-
-
-# ------------------------------------------------------------ weights, models, optimizers
-
-
 class Tagging:
     """A class for each token, a mask, and sparse gradients of the embedding."""
 
@@ -226,69 +88,3 @@ class Tagging:
 @right
 def masks_and_sparse_embeddings(**where: Any) -> ddl.Trainer:
     return trainer(Tagging(), keras.optimizers.Adam(1e-2), clip_norm=0.1, **where)
-
-
-@right
-def weights_in_the_data(**where: Any) -> ddl.Trainer:
-    weight = np.random.default_rng(1).integers(0, 3, 60).astype("float32")
-    return trainer(Tiny(), train_data=data() | {"weight": weight}, **where)
-
-
-@right
-def metrics(**where: Any) -> ddl.Trainer:
-    class Measured(Tiny):
-        def per_example(self, features, training):
-            logits = self.model(features["x"], training=training)
-            found = tf.equal(tf.argmax(logits, axis=1), features["label"])
-            return ddl.PerExample(
-                cross_entropy(features, logits), {"accuracy": tf.cast(found, tf.float32)}
-            )
-
-    return trainer(Measured(), **where)
-
-
-@right
-def an_average_of_the_weights(**where: Any) -> ddl.Trainer:
-    return trainer(Tiny(), weight_average=ddl.ExponentialMovingAverage(0.9), **where)
-
-
-@right
-def clipping_and_weight_decay(**where: Any) -> ddl.Trainer:
-    return trainer(Tiny(), keras.optimizers.AdamW(1e-2), clip_norm=0.01, **where)
-
-
-@right
-def penalties_and_lamb(**where: Any) -> ddl.Trainer:
-    task = Tiny(kernel_regularizer=keras.regularizers.L2(0.01))
-    return trainer(task, ddl.optimizers.LAMB(1e-2, weight_decay=1e-2), **where)
-
-
-@right
-def a_frozen_teacher(**where: Any) -> ddl.Trainer:
-    class Distilled(Tiny):
-        def __init__(self):
-            super().__init__()
-            self.teacher = classifier(layers.Dropout(0.5))
-            self.teacher.trainable = False
-
-        def per_example(self, features, training):
-            logits = self.model(features["x"], training=training)
-            wanted = self.teacher(features["x"], training=False)
-            return ddl.PerExample(tf.reduce_sum(tf.square(logits - wanted), axis=1))
-
-    return trainer(Distilled(), **where)
-
-
-@right
-def a_recurrent_model(**where: Any) -> ddl.Trainer:
-    class Recurrent(Tiny):
-        def __init__(self):
-            hidden = [layers.Reshape((3, 2)), layers.GRU(4), layers.Dense(3)]
-            self.model = keras.Sequential([keras.Input((6,)), *hidden])
-
-    return trainer(Recurrent(), ddl.optimizers.FusedAdam(1e-2), clip_norm=0.01, **where)
-
-
-def gathered_negatives(**where: Any) -> ddl.Trainer:
-    """Refused with several microbatches, which is no mistake."""
-    return trainer(InfoNce(), **where)

@@ -17,7 +17,7 @@ from tests.layers.transforms.test_augmentation import LAYERS as AUGMENTATIONS
 ROWS = 16
 MOST = ROWS - 1  # elements of a tensor in host memory
 
-PRECISIONS = ["float32", "mixed_float16", "mixed_bfloat16", "float64"]
+PRECISIONS = ["float32", "mixed_float16", "float64"]
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +59,7 @@ def test_layers_that_draw(layer_class, arguments, shape):
 )
 def test_augmentations(layer_class, arguments):
     layer = layer_class(**arguments)
-    for dtype in ("uint8", "float32", "float16", "bfloat16", "float64", "int64", "uint16"):
+    for dtype in ("uint8", "float32", "bfloat16"):
         images = tf.zeros([ROWS, 6, 5, 3], dtype)
         assert not left_to_host(lambda x: layer(x, training=True), images), dtype
 
@@ -68,10 +68,6 @@ def cnn():
     return ddl.models.cnn(
         (8, 8, 1), 5, blocks=((3,),), hidden_units=(4,), batch_normalization=True, block_dropout=0.3
     )
-
-
-def small_resnet():
-    return ddl.models.resnet((16, 16, 3), 5, blocks=(1, 1), width=4, stem="large")
 
 
 def mlp():
@@ -86,8 +82,8 @@ def loss_of(task, names, training):
     return loss
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("build", [cnn, small_resnet, mlp])
+@pytest.mark.parametrize("precision", ["float32", "mixed_float16"])
+@pytest.mark.parametrize("build", [cnn, mlp])
 def test_models_and_classification(build, precision):
     set_precision(precision)
     model = build()
@@ -128,20 +124,3 @@ def test_what_runs_on_the_host_is_found():
     assert any(
         "Sum: input, int32[16, 3], is in host memory" in x for x in left_to_host(counts_in_int32, x)
     )
-
-
-def test_so_is_what_a_loop_does():
-    def loop(x):
-        def turn(number, x):
-            return number + 1, tf.cast(tf.cast(x, tf.int32) * 2, x.dtype)
-
-        return tf.while_loop(lambda number, _: number < 3, turn, (tf.constant(0, tf.int64), x))[1]
-
-    assert any(
-        "Mul: x, int32" in line for line in left_to_host(loop, tf.zeros([ROWS, 3], tf.int64))
-    )
-
-
-def test_so_are_int32_arguments():
-    lines = left_to_host(tf.bitwise.invert, tf.zeros([ROWS], tf.int32))
-    assert any(line.startswith("Placeholder: output, int32[16]") for line in lines)

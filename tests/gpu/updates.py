@@ -1,7 +1,7 @@
 """The operations of one update, counted in the graph of the training loop.
 
 Device 1 of the CPU stands for the GPU, and device 0 for the host, so that the graph shows what
-crosses between the two. The number of operations follows that of the kernels (`test_updates.py`).
+crosses between the two. The number of operations follows that of the kernels.
 """
 
 import dataclasses

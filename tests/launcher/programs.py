@@ -1,6 +1,5 @@
 """Small programs that stand in for ddl.main in a cluster's processes, and what is asked of them."""
 
-import json
 import time
 from pathlib import Path
 
@@ -38,30 +37,6 @@ def start_another():
     subprocess.Popen([sys.executable, "-S", "-c", ignore + tell + end])
     wait_for(name + "-child.pid")
 """
-
-# Each worker ends with the next of its statuses once all are there; a negative one is a signal, and
-# with None it waits.
-IN_TURN = """
-statuses = json.loads(os.environ["STATUSES"])[index]
-turn = len(list(pathlib.Path().glob(f"{name}.turn.*")))
-note(f"{name}.turn.{turn}", json.dumps(config["cluster"]["worker"]))
-wait_for(*(f"worker-{other}.turn.{turn}" for other in range(len(config["cluster"]["worker"]))))
-status = statuses[min(turn, len(statuses) - 1)]
-if status is None:
-    wait_for_ever()
-if status < 0:
-    os.kill(os.getpid(), -status)
-sys.exit(status)
-"""
-
-
-def in_turn(launch, *statuses, **options):
-    environment = {"STATUSES": json.dumps(statuses)}
-    return finish(launch(IN_TURN, len(statuses), environment=environment, **options))
-
-
-def turns(folder: Path) -> int:
-    return len(list(folder.glob("worker-0.turn.*")))
 
 
 def finish(launcher):

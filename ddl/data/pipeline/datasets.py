@@ -32,8 +32,8 @@ def joined(dataset: tf.data.Dataset, batches: int, replicas: int) -> tf.data.Dat
 
     def of_update(rows: tf.Tensor) -> tf.Tensor:
         # Batches one after the other, their rows grouped by replica, become one group a replica.
-        order = np.arange(batches * rows.shape[1]).reshape(batches, replicas, -1)
-        order = order.transpose(1, 0, 2).ravel()
+        places = np.arange(batches * rows.shape[1]).reshape(batches, replicas, -1)
+        order = places.transpose(1, 0, 2).ravel()
         return tf.gather(tf.reshape(rows, [len(order), *rows.shape[2:]]), order)
 
     return dataset.batch(batches, drop_remainder=True).map(by_replica)
