@@ -36,7 +36,6 @@ LONG = (
     "configs",
     "sharding",
     "batch_shards",
-    "monitors",
     "check_time",
     "split_table",
 )

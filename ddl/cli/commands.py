@@ -11,7 +11,6 @@ from absl import flags
 
 from ddl.cli.arguments import asks_for_help, parse, with_aliases
 from ddl.cli.flags import list_of_flags
-from ddl.diagnosis import stacks
 from ddl.errors import UNEXPECTED_STATUS, ConfigError, DataError, DdlError, WorkerLost
 from ddl.output import printable, protect_standard_streams, say
 from ddl.user_code import debug
@@ -108,7 +107,6 @@ def exiting_on_errors() -> Iterator[None]:
     except DdlError as error:
         say(_text_of(error))
         if isinstance(error, WorkerLost):
-            stacks.keep(str(error), error)
             # TensorFlow's own exit would wait for the lost worker.
             _leave(error.exit_status)
         sys.exit(error.exit_status)

@@ -20,8 +20,6 @@ def check_flags_fit_mode() -> None:
         ("averaged_weights", reads_saved),
         ("follow_timeout", FLAGS.mode == "eval"),
         ("profile", trains),
-        ("spans", trains),
-        ("peak_tflops", trains),
         *((name, trains) for name in SANITY_MODES),
         ("fit_memory", trains),
         ("predictions", FLAGS.mode == "predict"),

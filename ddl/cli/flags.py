@@ -203,18 +203,7 @@ def define_flags() -> None:
     flags.DEFINE_string(
         "profile",
         None,
-        "Steps to profile, such as 100:110: those after step 100 up to step 110. SIGUSR2 profiles "
-        "the next ones.",
-    )
-    flags.DEFINE_bool(
-        "spans", False, "Write the phases of a training to spans/, as a trace for Perfetto."
-    )
-    flags.DEFINE_float(
-        "peak_tflops",
-        None,
-        "Peak rate of the device of a replica, in 10^12 floating-point operations per second, for "
-        "the figure mfu. The default is that of a table of NVIDIA's GPUs.",
-        lower_bound=1e-6,
+        "Steps to profile, such as 100:110: those after step 100 up to step 110.",
     )
     flags.DEFINE_enum(
         "data_on_device",

@@ -9,7 +9,6 @@ from pathlib import Path
 from ddl.checkpoints.durable_files import write_atomically
 from ddl.errors import ModelDirectoryError, NotReady
 from ddl.files import unwritable
-from ddl.run.timing import goodput
 
 MARK = "sanity_run.txt"
 """Name of the file that marks a directory as that of a sanity mode; its first line names it."""
@@ -38,7 +37,6 @@ class RunDirectory:
       operative_config: operative_config.gin, all values used, including defaults.
       metrics: metrics.jsonl.
       histograms: histograms.jsonl, for runs with histograms of layers.
-      goodput: goodput.json, the time of the run's whole life.
       export: Folder of the exported model.
     """
 
@@ -61,7 +59,6 @@ class RunDirectory:
         self.operative_config = self.path / "operative_config.gin"
         self.metrics = self.path / "metrics.jsonl"
         self.histograms = self.path / "histograms.jsonl"
-        self.goodput = self.path / goodput.NAME
         self.export = self.path / "export"
         existing = self.path
         with self._reaching():

@@ -47,9 +47,6 @@ def run(
     profile: tuple[int, int] | None = None,
     predictions: str | None = None,
     sanity: SanityMode | None = None,
-    spans: bool = False,
-    peak_tflops: float | None = None,
-    began: float | None = None,
     memory_limit: int | None = None,
 ) -> None:
     """Trains, evaluates, exports or predicts, as the loaded gin config and the mode say.
@@ -69,10 +66,6 @@ def run(
       profile: The step to begin a profile after, and its last step.
       predictions: With mode `predict`, the file to write: .jsonl, .npz or .parquet.
       sanity: A mode that looks for errors, in a directory of its own; None makes a real run.
-      spans: Whether a training writes its phases for Perfetto.
-      peak_tflops: Peak rate of the device of a replica, in 10^12 operations per second; None takes
-        that of a table of GPUs.
-      began: When the command began, in seconds since 1970; None: now.
       memory_limit: With `dry_run`, memory in MiB to compare with: of this process on CPUs, else of
         a GPU; None takes what the device has.
 
@@ -140,8 +133,6 @@ def run(
         console.summary(
             "memory of each replica", memory_of_replica(trainer, activations, memory_limit)
         )
-        if (flops := trainer.model_flops) is not None:
-            console.line(f"Operations in products and convolutions of a step: {flops:,.4g}")
         console.line(f"One step on one batch: {format_figures(figures)}")
         Checkpoints("", trainer).check()  # reads and writes no files
         console.line("\n" + config.operative_config_text().strip())
@@ -182,9 +173,6 @@ def run(
             *(trainer, run_plan, files, console, stop),
             evaluates=evaluates,
             profile=profile,
-            spans=spans,
-            peak_tflops=peak_tflops,
-            began=began,
             before_restore=lambda: compare_with_saved_config(
                 directory, trainer, console, strict=True
             ),

@@ -27,7 +27,6 @@ from ddl.step.across_examples.passes import ThreePasses
 from ddl.step.all_reduce import AllReduce
 from ddl.step.compiled.compiler import Compiler
 from ddl.step.compiled.deferred import Deferred
-from ddl.step.monitoring.phases import phase
 from ddl.step.moving_statistics import Statistics
 from ddl.step.noise_scale import GradientNoiseScale, of_sums, squared_norm_of
 from ddl.step.objective import Objective
@@ -102,7 +101,7 @@ class GlobalGradient:
           ConfigError: If the loss does not depend on a variable; while tracing.
         """
         gradients, sums = self.of_replicas(objective, variables, batch, state, draws, each)
-        with phase("all_reduce"):
+        with tf.name_scope("ddl_all_reduce"):
             sums = self.all_reduce.of_sums(sums)
             gradients = self.all_reduce(gradients, variables)
         gradients = gradient_path.with_each_row_once(gradients, self.strategy)
@@ -243,7 +242,7 @@ class GlobalGradient:
         """Returns gradients and sums of microbatch `index`. Replica context."""
         features, microbatch = self.examples(batch, index, state, draws)
         tape = tf.GradientTape(persistent=each is not None)
-        with tape, microbatch.forward(), phase("forward"):
+        with tape, microbatch.forward(), tf.name_scope("ddl_forward"):
             if each is None:
                 loss, sums = objective(features, training=True)
             else:
@@ -252,7 +251,7 @@ class GlobalGradient:
                 loss *= tf.cast(state.loss_scale, loss.dtype)
         others = self.left_out(tape.watched_variables(), variables)
         updated = [v.value for v in variables]
-        with microbatch.backward(), phase("backward"):
+        with microbatch.backward(), tf.name_scope("ddl_backward"):
             observe("backward")
             if each is None:
                 gradients = tape.gradient(loss, updated + others)

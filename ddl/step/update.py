@@ -28,7 +28,6 @@ from ddl.step.gradients import Clip, packs
 from ddl.step.metric_sums import SumsOfLosses
 from ddl.step.monitoring import NormsOfLayers
 from ddl.step.monitoring.counted import counted_norms, norms_of_layers
-from ddl.step.monitoring.phases import phase
 from ddl.step.moving_statistics import Statistics
 from ddl.step.noise_scale import by_optimizer
 from ddl.step.observing import observe
@@ -286,7 +285,7 @@ class _Work:
             OptimizerPart(update.optimizers[name], places, self._plan.frozen_until(name))
             for name, places in parts.items()
         ]
-        with phase("update"):
+        with tf.name_scope("ddl_update"):
             norm = apply(
                 *(self.strategy, gradients.to_apply, gradients.variables, used),
                 *(update.clips[optimizer], self._state.step, update.compiler),

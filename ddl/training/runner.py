@@ -3,11 +3,9 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from ddl.diagnosis.phases import during
 from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError
-from ddl.step.monitoring.flops import ModelFlops
 from ddl.step.monitoring.repetition import Repetition
 from ddl.step.observing import observed_by
 from ddl.step.state import TrainingState
@@ -30,7 +28,6 @@ class LoopRunner:
       loop: The training loop.
       stop: Flag that ends a loop.
       restores: Number of states that were restored so far.
-      flops: Floating-point operations of the model in the traced update.
     """
 
     def __init__(
@@ -76,7 +73,6 @@ class LoopRunner:
         self._max_skipped_updates = max_skipped_updates
         self._lost_at: int | None = None  # the step after which a loop was cut off
         self.restores = 0
-        self.flops = ModelFlops()
         self._repetition = Repetition()
 
     @property
@@ -116,36 +112,27 @@ class LoopRunner:
         """Runs one loop, to step `end` or less far, and checks the state reached."""
         start = self.step
         with self._pace.loop() as timer:
-            # In its first call, TensorFlow optimizes the graph.
-            kind, before = ("loop", None) if self._has_run else ("tracing", "tracing")
-            with during("preparing the training loop", kind=before), self._observed():
+            with observed_by(self._repetition):
                 self.loop.trace(self.state)
             # After an error in the loop, model and optimizer are ahead of the state.
             self._lost_at = start
-            first = self.state
-            with during("the training loop", lambda: _position(first, end), kind):
-                self.state = self.loop.run(first, end)
-                reached = self.step  # waits for the devices
+            self.state = self.loop.run(self.state, end)
+            reached = self.step  # waits for the devices
             self._lost_at = None
             timer.steps = reached - start
             timer.traced = not self._has_run
         if not self._has_run:
             self._settings.take_for_training()
             if isinstance(self.loop, TrainingLoop) and self.loop.input_wait is not None:
-                self.loop.input_wait.restart()  # its time counts as tracing
+                self.loop.input_wait.restart()  # the speed leaves this loop out, too
         self._has_run = True
         check_state_finite(self.state, self._update, self._max_skipped_updates)
 
     def trace(self) -> None:
         """Traces the loop without running it."""
-        with during("tracing the training loop", kind="tracing"), self._observed():
+        with observed_by(self._repetition):
             self.loop.trace(self.state)
         self._settings.take_for_training()
-
-    @contextmanager
-    def _observed(self) -> Iterator[None]:
-        with observed_by(self.flops), observed_by(self._repetition):
-            yield
 
     def restore(self, state: TrainingState) -> None:
         """Takes over a state to which model and optimizer belong."""
@@ -178,9 +165,3 @@ class LoopRunner:
                 "have made further updates. Restore a checkpoint with restore_latest, or create a "
                 "new model, optimizer and Trainer."
             )
-
-
-def _position(state: TrainingState, end: int) -> str:
-    """Describes a loop that began at a state, for a run that is stuck in it."""
-    step, batch = int(state.step), int(state.batches)
-    return f" from step {step:,} to at most {end:,}, from batch {batch:,} on"

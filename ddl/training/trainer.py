@@ -289,25 +289,6 @@ class Trainer(Evaluating):
         self._parts.check_for_training()
         self._runner.trace()
 
-    @property
-    def model_flops(self) -> int | None:
-        """Floating-point operations of an update, over all replicas; None if not countable.
-
-        Counted are matrix products and convolutions of the forward and backward passes, with
-        padding; a multiplication with its addition counts 2. None also before the first trace, and
-        if a condition or a loop, such as that of a recurrent layer, decides about the operations.
-        """
-        of_microbatch = self._runner.flops.of_microbatch
-        if of_microbatch is None:
-            return None
-        return of_microbatch * self.accumulation_steps * self.strategy.num_replicas_in_sync
-
-    @property
-    def reason_without_flops(self) -> str:
-        """Why `model_flops` is None; "" if it is not."""
-        batches = "batches have several lengths"
-        return "" if self.model_flops is not None else self._runner.flops.reason or batches
-
     def check_finite(self) -> None:
         """Raises TrainingDiverged if a weight, slot, statistic or average is not finite.
 

@@ -7,7 +7,6 @@ weights and momentum.
 import os
 import queue
 import random
-import re
 import signal
 import threading
 import time
@@ -163,15 +162,6 @@ def test_killed_without_restarts_all_are_gone_and_the_dead_is_named(tmp_path, vi
     assert process.returncode == 128 + signal.SIGKILL
     # The other worker may be gone when the launcher looks, if the kernel frees memory slowly.
     assert f"worker {victim} was killed by SIGKILL." in watched.text()
-    # On a busy machine the launcher may kill the survivor before it has said what it was doing.
-    if moment == "step" and "it did not end within 5 s of SIGTERM" not in watched.text():
-        reports = [*model_dir.glob("stacks/*")]
-        assert len(reports) == 1, watched.text()
-        text = reports[0].read_text()
-        assert f"Worker {victim}" in text
-        assert "the run, after step" in text
-        # Each loop is followed by a collective, whether a worker was asked to stop.
-        assert re.search("the training loop from step|a collective of all workers", text)
 
 
 @pytest.mark.slow

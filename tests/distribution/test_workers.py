@@ -2,7 +2,6 @@
 
 import ast
 import gc
-import json
 import os
 import shutil
 import signal
@@ -16,7 +15,6 @@ import tensorflow as tf
 
 from ddl.distribution import multi_worker, workers
 from ddl.errors import ConfigError, ModelDirectoryError, WorkerLost
-from ddl.run.timing.goodput import read
 from tests.distribution.whole_clusters import (
     addresses,
     arguments,
@@ -76,11 +74,6 @@ def test_workers_train_what_one_device_does(tmp_path, one_device, workers, devic
     ]
     for ours_line, line in zip(lines(model_dir), lines(one_device), strict=True):
         assert ours_line["loss"] == pytest.approx(line["loss"], abs=1e-9)
-    (*_, last) = (model_dir / "metrics.jsonl").read_text().split('"split": "train"')
-    measured = json.loads("{" + last.splitlines()[0].lstrip(", "))
-    assert measured["slowest_worker"] in range(workers)
-    assert measured["time/workers"] > 0
-    assert read(model_dir / "goodput.json").seconds["workers"] > 0
     assert_none_left(model_dir)
 
 

@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from ddl.run.timing.phase_times import NAME, PHASES, PhaseTimes
 
 from ddl.errors import ConfigError, installing
 from ddl.report import __main__ as command
@@ -20,7 +21,6 @@ from ddl.report.pictures import write_pictures
 from ddl.report.record import Record, read
 from ddl.report.sections.markup import breakable
 from ddl.report.writing import write_report
-from ddl.run.timing.phase_times import NAME, PHASES, PhaseTimes
 from tests.report import browser
 from tests.run.test_earlier_runs import COMMAND, EARLIER
 from tests.run.test_earlier_runs import run as train

@@ -74,7 +74,6 @@ def test_what_a_run_writes(finished):
         "config.gin",
         "operative_config.gin",
         "metrics.jsonl",
-        "goodput.json",
         "train",
         "eval",
         "checkpoints",

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from ddl.run.checks.microbatches import FactsOfRun
 
 _OF_THIS_RUN_ALONE = (
-    *("fit_memory", "memory_limit", "model_dir", "mode", "dry_run", "profile", "spans", "cluster"),
-    *("peak_tflops", "gin_bindings"),  # the latter is a name of gin_param
+    *("fit_memory", "memory_limit", "model_dir", "mode", "dry_run", "profile", "cluster"),
+    "gin_bindings",  # a name of gin_param
 )
 _MACRO = "ACCUMULATION_STEPS"
 _SAVED = re.compile(rf"^{_MACRO} = (\d+)$", re.MULTILINE)

@@ -11,7 +11,6 @@ from ddl.microbatch import Draws
 from ddl.step import gradients as gradient_path
 from ddl.step.accumulation import over_microbatches
 from ddl.step.global_gradient import GlobalGradient
-from ddl.step.monitoring.phases import phase
 from ddl.step.objective import Objective
 from ddl.step.reduced import Reduced
 from ddl.step.rows.summing import added
@@ -48,11 +47,11 @@ def gradient_in_shares(
     given = (objective, variables, batch, state, draws)
     if sharding.each_microbatch and gradient.microbatches > 1 and not objective.gathers:
         shares, sums = _sums_of_shares(sharding, gradient, *given)
-        with phase("all_reduce"):
+        with tf.name_scope("ddl_all_reduce"):
             sums = gradient.all_reduce.of_sums(sums)
     else:
         gradients, sums = gradient.of_replicas(*given)
-        with phase("all_reduce"):
+        with tf.name_scope("ddl_all_reduce"):
             sums = gradient.all_reduce.of_sums(sums)
             shares = sharding.summed(gradients)
     sums, noise = gradient.gradient_noise(
@@ -90,7 +89,7 @@ def _sums_of_shares(
 
     def one(index: Any, so_far: Any) -> Any:
         gradients, sums = run(on_replica, args=(batch.batch, batch.place, index))
-        with phase("all_reduce"):
+        with tf.name_scope("ddl_all_reduce"):
             own = sharding.summed(gradients), sums
         return own if so_far is None else run(added, args=(so_far, own))
 

@@ -13,7 +13,6 @@ from ddl.microbatch import Draws, Microbatch
 from ddl.step import gradients as gradient_path
 from ddl.step.accumulation import over_microbatches
 from ddl.step.global_gradient import GlobalGradient
-from ddl.step.monitoring.phases import phase
 from ddl.step.objective import Objective
 from ddl.step.reduced import Reduced
 from ddl.step.shards.all_reduce import sum_over_replicas
@@ -70,7 +69,7 @@ class ShardedGradient(GlobalGradient):
         check_each(each)
         layout = Layout.of(variables)
         packed = self._packed(objective, variables, batch, state, draws, layout)
-        with phase("all_reduce"):
+        with tf.name_scope("ddl_all_reduce"):
             *buffers, sums = sum_over_replicas(self.strategy, packed)
         sums = self._of_first_replica(sums)
         gradients = self.strategy.run(layout.unpacked, args=(buffers,))

@@ -7,7 +7,6 @@ from typing import Any
 
 from ddl.data import BatchPipeline
 from ddl.data.source import Source
-from ddl.diagnosis.phases import during
 from ddl.errors import ConfigError
 from ddl.signals import deferring_interrupt
 from ddl.step.state import TrainingState
@@ -21,7 +20,6 @@ class Evaluating(Readings):
     """The part of `ddl.Trainer` that evaluates and predicts."""
 
     @hiding_frames
-    @during("an evaluation", kind="evaluation")
     def evaluate(self, data: Any = None, *others: Any, averaged: bool = True) -> dict[str, float]:
         """Returns loss and metrics of a data set, each example counted once.
 
@@ -67,7 +65,6 @@ class Evaluating(Readings):
         return means
 
     @hiding_frames
-    @during("a prediction")
     def predict(
         self,
         data: Any,
