@@ -30,7 +30,7 @@ try:
     from absl import flags
 
     from ddl.cli.commands import exiting_on_errors, parse_command_line
-    from ddl.cli.flag_checks import check_fit_memory, check_flags_fit_mode, parse_sanity_mode
+    from ddl.cli.flag_checks import check_flags_fit_mode, parse_sanity_mode
     from ddl.cli.flags import FLAGS, parse_checkpoint, parse_gpus, parse_profile
     from ddl.cli.placing import build_placement
 except KeyboardInterrupt:  # else Python prints a traceback
@@ -47,10 +47,6 @@ def run(argv: Sequence[str] | None = None) -> None:
     # Stacks of all threads on standard error, even while the main thread waits in TensorFlow.
     faulthandler.register(signal.SIGQUIT, file=2, all_threads=True)
     with exiting_on_errors():
-        if FLAGS.fit_memory:
-            from ddl.cli.fitting.microbatch import fit_memory
-
-            fit_memory()
         start(gpus, checkpoint)
 
 
@@ -72,7 +68,6 @@ def check_flags() -> tuple[list[int] | None, str | int]:
     parse_profile(FLAGS.profile)
     check_flags_fit_mode()
     parse_sanity_mode()
-    check_fit_memory()
     if FLAGS.profile and FLAGS.dry_run:
         raise flags.Error("--profile has no effect with --dry_run. Leave one of them out.")
     return gpus, checkpoint
@@ -114,7 +109,6 @@ def start(gpus: Sequence[int] | None, checkpoint: str | int) -> None:
             profile=parse_profile(FLAGS.profile),
             predictions=FLAGS.predictions,
             sanity=parse_sanity_mode(),
-            memory_limit=FLAGS.memory_limit,
         )
 
 

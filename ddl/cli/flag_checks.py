@@ -21,7 +21,6 @@ def check_flags_fit_mode() -> None:
         ("follow_timeout", FLAGS.mode == "eval"),
         ("profile", trains),
         *((name, trains) for name in SANITY_MODES),
-        ("fit_memory", trains),
         ("predictions", FLAGS.mode == "predict"),
     ):
         if FLAGS[name].present and not is_read:
@@ -53,14 +52,4 @@ def parse_sanity_mode() -> SanityMode | None:
         raise flags.Error("--overfit_batch and --fast_run exclude each other. Leave one out.")
     if given and FLAGS.dry_run:
         raise flags.Error(f"--{given[0]} has no effect with --dry_run. Leave one of them out.")
-    if given and FLAGS.fit_memory:
-        raise flags.Error(f"--fit_memory has no effect with --{given[0]}. Leave one of them out.")
     return given[0] if given else None
-
-
-def check_fit_memory() -> None:
-    """Raises `flags.Error` if --memory_limit has no effect."""
-    if FLAGS.memory_limit is not None and not (FLAGS.fit_memory or FLAGS.dry_run):
-        raise flags.Error(
-            "--memory_limit has no effect without --fit_memory or --dry_run. Pass one of them."
-        )

@@ -82,19 +82,6 @@ def define_flags() -> None:
         False,
         "Train, evaluate, save, restore and export on two batches. Writes to MODEL_DIR-fast_run.",
     )
-    flags.DEFINE_bool(
-        "fit_memory",
-        False,
-        "Set ACCUMULATION_STEPS to the smallest number whose microbatches fit into memory. "
-        "Processes of their own try it before training.",
-    )
-    flags.DEFINE_integer(
-        "memory_limit",
-        None,
-        "Memory in MiB. With --fit_memory on CPUs: what the process may take. With --dry_run: what "
-        "the process on CPUs, or each GPU, has; by default what the machine says.",
-        lower_bound=1,
-    )
     flags.DEFINE_enum(
         "strategy",
         "auto",

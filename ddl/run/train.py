@@ -1,9 +1,12 @@
 """One run from a config: build → train, evaluate, export or predict."""
 
 import re
+import resource
 import secrets
 from collections.abc import Sequence
 from contextlib import closing
+
+import tensorflow as tf
 
 from ddl import config
 from ddl.checkpoints.checkpoints import Checkpoints
@@ -20,7 +23,6 @@ from ddl.run.console import RunConsole, format_figures
 from ddl.run.directory import RunDirectory
 from ddl.run.from_checkpoints import SavedWeights, evaluate_saved, export_saved, follow
 from ddl.run.lengths import check_lengths, resolve_lengths, withhold_lengths
-from ddl.run.memory import memory_of_replica
 from ddl.run.placement import Placement
 from ddl.run.plan import RunPlan
 from ddl.run.predicting.predict import Predicting
@@ -31,8 +33,6 @@ from ddl.run.sanity.rows import replace_data
 from ddl.run.summary import notes, summary
 from ddl.run.training_run import Files, train_to_end, warm_start
 from ddl.signals import StopSignals
-from ddl.step.observing import observed_by
-from ddl.step.remat.activations import Activations
 from ddl.training.trainer import Trainer
 
 
@@ -47,7 +47,6 @@ def run(
     profile: tuple[int, int] | None = None,
     predictions: str | None = None,
     sanity: SanityMode | None = None,
-    memory_limit: int | None = None,
 ) -> None:
     """Trains, evaluates, exports or predicts, as the loaded gin config and the mode say.
 
@@ -66,8 +65,6 @@ def run(
       profile: The step to begin a profile after, and its last step.
       predictions: With mode `predict`, the file to write: .jsonl, .npz or .parquet.
       sanity: A mode that looks for errors, in a directory of its own; None makes a real run.
-      memory_limit: With `dry_run`, memory in MiB to compare with: of this process on CPUs, else of
-        a GPU; None takes what the device has.
 
     Raises:
       ConfigError: If the config, a flag or the mode is invalid, or workers differ in them.
@@ -128,12 +125,9 @@ def run(
         console.line(note)
     if dry_run or directory is None:
         warm_start(trainer, run_plan, console)
-        with observed_by(activations := Activations()):
-            figures = trainer.train(1)
-        console.summary(
-            "memory of each replica", memory_of_replica(trainer, activations, memory_limit)
-        )
+        figures = trainer.train(1)
         console.line(f"One step on one batch: {format_figures(figures)}")
+        console.line(f"Peak memory: {peak_memory()}")
         Checkpoints("", trainer).check()  # reads and writes no files
         console.line("\n" + config.operative_config_text().strip())
         return
@@ -214,6 +208,15 @@ def build(
         config.build("Predictions")
         config.build("TextCodec")
         return config.build("RunPlan"), trainer
+
+
+def peak_memory() -> str:
+    """Returns the largest memory that this process, and each of its GPUs, has used so far."""
+    peaks = {"process": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10}  # Linux: KiB
+    for gpu in tf.config.list_logical_devices("GPU"):
+        name = gpu.name.removeprefix("/device:")
+        peaks[name] = tf.config.experimental.get_memory_info(name)["peak"]
+    return ", ".join(f"{name} {peak / 2**20:,.0f} MiB" for name, peak in peaks.items())
 
 
 def resolve_seed(directory: RunDirectory | None, workers: Workers) -> None:
