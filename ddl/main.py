@@ -30,7 +30,7 @@ try:
     from absl import flags
 
     from ddl.cli.commands import exiting_on_errors, parse_command_line
-    from ddl.cli.flag_checks import check_flags_fit_mode, parse_sanity_mode
+    from ddl.cli.flag_checks import check_flags_fit_mode
     from ddl.cli.flags import FLAGS, parse_checkpoint, parse_gpus, parse_profile
     from ddl.cli.placing import build_placement
 except KeyboardInterrupt:  # else Python prints a traceback
@@ -67,7 +67,6 @@ def check_flags() -> tuple[list[int] | None, str | int]:
     gpus, checkpoint = parse_gpus(FLAGS.gpus), parse_checkpoint(FLAGS.checkpoint)
     parse_profile(FLAGS.profile)
     check_flags_fit_mode()
-    parse_sanity_mode()
     if FLAGS.profile and FLAGS.dry_run:
         raise flags.Error("--profile has no effect with --dry_run. Leave one of them out.")
     return gpus, checkpoint
@@ -108,7 +107,6 @@ def start(gpus: Sequence[int] | None, checkpoint: str | int) -> None:
             follow_timeout=FLAGS.follow_timeout,
             profile=parse_profile(FLAGS.profile),
             predictions=FLAGS.predictions,
-            sanity=parse_sanity_mode(),
         )
 
 

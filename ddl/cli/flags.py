@@ -71,17 +71,6 @@ def define_flags() -> None:
     flags.DEFINE_bool(
         "dry_run", False, "Build everything, make one step, print the config and write nothing."
     )
-    flags.DEFINE_bool(
-        "overfit_batch",
-        False,
-        "Train on the first batch alone, and say whether the loss fell to near zero. Writes to "
-        "MODEL_DIR-overfit_batch.",
-    )
-    flags.DEFINE_bool(
-        "fast_run",
-        False,
-        "Train, evaluate, save, restore and export on two batches. Writes to MODEL_DIR-fast_run.",
-    )
     flags.DEFINE_enum(
         "strategy",
         "auto",

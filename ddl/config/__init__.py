@@ -20,7 +20,6 @@ from ddl.config.current import (
     places_mentioned,
     provenance,
     read,
-    replace_built,
     set_macro,
     withhold_macro,
 )
@@ -40,7 +39,6 @@ __all__ = [
     "places_mentioned",
     "provenance",
     "read",
-    "replace_built",
     "set_macro",
     "withhold_macro",
 ]

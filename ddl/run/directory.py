@@ -10,22 +10,6 @@ from ddl.checkpoints.durable_files import write_atomically
 from ddl.errors import ModelDirectoryError, NotReady
 from ddl.files import unwritable
 
-MARK = "sanity_run.txt"
-"""Name of the file that marks a directory as that of a sanity mode; its first line names it."""
-
-
-def sanity_mode_of(path: Path) -> str | None:
-    """Returns the sanity mode that wrote a directory, such as "fast_run"; None if none did.
-
-    Raises:
-      OSError: If the directory cannot be reached.
-    """
-    try:
-        lines = (path / MARK).read_text(encoding="utf-8", errors="replace").splitlines()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return lines[0] if lines else "overfit_batch"
-
 
 class RunDirectory:
     """The files under model_dir. Nothing is created before `open`.
@@ -44,8 +28,8 @@ class RunDirectory:
         """Checks that the directory can be used. Changes nothing on disk.
 
         Raises:
-          ModelDirectoryError: If `path` is a URL, is or lies under a file, cannot be reached or
-            written, or was written by --overfit_batch or --fast_run.
+          ModelDirectoryError: If `path` is a URL, is or lies under a file, or cannot be reached or
+            written.
         """
         if "://" in str(path):
             raise ModelDirectoryError(
@@ -73,21 +57,6 @@ class RunDirectory:
                 f"--model_dir={self.path}: {existing} cannot be written. Change its permissions, "
                 "or pass another directory."
             )
-        with self._reaching():
-            self._check_mark()
-
-    def _check_mark(self) -> None:
-        """Raises ModelDirectoryError if a sanity mode wrote the directory."""
-        if (mode := self._marked_by()) is not None:
-            raise ModelDirectoryError(
-                f"--model_dir={self.path} was written by --{mode}, which is no real run. Pass "
-                f"another --model_dir, such as {str(self.path).removesuffix(f'-{mode}')}, or "
-                f"remove {self.path}."
-            )
-
-    def _marked_by(self) -> str | None:
-        """Returns the sanity mode that wrote the directory; None if none did."""
-        return sanity_mode_of(self.path)
 
     @contextmanager
     def _reaching(self) -> Iterator[None]:

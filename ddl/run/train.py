@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from ddl import config
 from ddl.checkpoints.checkpoints import Checkpoints
-from ddl.choices import Mode, SanityMode
+from ddl.choices import Mode
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError
 from ddl.optimizers.plateau import plateaus_of
@@ -27,9 +27,6 @@ from ddl.run.placement import Placement
 from ddl.run.plan import RunPlan
 from ddl.run.predicting.predict import Predicting
 from ddl.run.profiling import check_steps
-from ddl.run.sanity.directory import SanityDirectory
-from ddl.run.sanity.modes import check_one_process, note_of, run_sanity_mode
-from ddl.run.sanity.rows import replace_data
 from ddl.run.summary import notes, summary
 from ddl.run.training_run import Files, train_to_end, warm_start
 from ddl.signals import StopSignals
@@ -46,7 +43,6 @@ def run(
     follow_timeout: float | None = None,
     profile: tuple[int, int] | None = None,
     predictions: str | None = None,
-    sanity: SanityMode | None = None,
 ) -> None:
     """Trains, evaluates, exports or predicts, as the loaded gin config and the mode say.
 
@@ -64,7 +60,6 @@ def run(
         one checkpoint.
       profile: The step to begin a profile after, and its last step.
       predictions: With mode `predict`, the file to write: .jsonl, .npz or .parquet.
-      sanity: A mode that looks for errors, in a directory of its own; None makes a real run.
 
     Raises:
       ConfigError: If the config, a flag or the mode is invalid, or workers differ in them.
@@ -82,13 +77,7 @@ def run(
             "process with --cluster=none."
         )
     console = RunConsole(shows=workers.is_chief)
-    if sanity is not None:
-        check_one_process(sanity, placement.strategy)
-    directory = None
-    if model_dir is not None:
-        directory = (
-            RunDirectory(model_dir) if sanity is None else SanityDirectory(model_dir, sanity)
-        )
+    directory = None if model_dir is None else RunDirectory(model_dir)
     if directory is not None and not dry_run:
         report_failures_in(directory.path)
     what = saved_weights or SavedWeights()
@@ -103,7 +92,7 @@ def run(
         "predictions": predictions,
     }
     check_same_on_all(workers, flags)
-    run_plan, trainer = build(placement, workers, directory, sanity)
+    run_plan, trainer = build(placement, workers, directory)
     predicting = None
     if mode == "predict":
         if predictions is None:
@@ -155,14 +144,6 @@ def run(
         directory.write_configs(config.config_text(), config.operative_config_text())
 
     with StopSignals(trainer.request_stop) as stop:
-        if isinstance(directory, SanityDirectory) and sanity is not None:
-            console.line(note_of(sanity, directory, trainer))
-            run_sanity_mode(
-                *(sanity, trainer, run_plan, directory, console, stop),
-                evaluates=evaluates,
-                opened=opened,
-            )
-            return
         train_to_end(
             *(trainer, run_plan, files, console, stop),
             evaluates=evaluates,
@@ -175,10 +156,7 @@ def run(
 
 
 def build(
-    placement: Placement,
-    workers: Workers,
-    directory: RunDirectory | None = None,
-    sanity: SanityMode | None = None,
+    placement: Placement, workers: Workers, directory: RunDirectory | None = None
 ) -> tuple[RunPlan, Trainer]:
     """Builds the run plan and the Trainer from the loaded config.
 
@@ -188,7 +166,6 @@ def build(
       placement: Strategy, communication and the other settings from flags.
       workers: The workers of the strategy.
       directory: Directory of the run; its saved seed is used if the config binds none.
-      sanity: The sanity mode, which trains on other data; None: a real run.
 
     Raises:
       DdlError: For errors that the user can fix, such as a ConfigError or a DataError.
@@ -198,8 +175,7 @@ def build(
     with placement.strategy.scope():
         config.build("set_numerics")
         batches = resolve_lengths()
-        others = {} if sanity is None else replace_data(sanity, placement.strategy)
-        trainer = config.build("Trainer", **vars(placement), **others)
+        trainer = config.build("Trainer", **vars(placement))
         check_lengths(batches, trainer)
         # Building the plan would report a mistyped metric as one without a direction.
         check_best_metric(config.build_bound("Retention", "best_metric"), trainer)
