@@ -54,7 +54,6 @@ if TYPE_CHECKING:  # for completion and types, which cannot follow `__getattr__`
     from ddl.tasks.supervised import Supervised
     from ddl.tasks.task import PerExample, Task
     from ddl.training.trainer import Trainer
-    from ddl.user_code import debug
 
 _HOME = {
     "Checkpoints": "ddl.checkpoints.checkpoints",
@@ -82,7 +81,6 @@ _HOME = {
     "Update": "ddl.step.verbs.update",
     "WarmStart": "ddl.checkpoints.warm_start",
     "current_batch": "ddl.tasks.current_batch",
-    "debug": "ddl.user_code",
     "fit": "ddl.run.fit",
     "gather": "ddl.tasks.gather",
 }
@@ -120,7 +118,6 @@ __all__ = [
     "WarmStart",
     "__version__",
     "current_batch",
-    "debug",
     "fit",
     "gather",
 ]

@@ -23,10 +23,7 @@ from ddl.distribution.communication import Communication, cross_device_ops
 from ddl.microbatch import Microbatch
 from ddl.random import batch_counter
 from ddl.training.checks.row_independence import RowIndependence
-from ddl.user_code import debug
 from tests.processes import forked
-
-debug()  # a failing test shows all frames
 
 # What was imported stays. Searching it for garbage takes 5% of the time of all tests.
 gc.collect()

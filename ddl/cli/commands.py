@@ -13,7 +13,6 @@ from ddl.cli.arguments import asks_for_help, parse, with_aliases
 from ddl.cli.flags import list_of_flags
 from ddl.errors import UNEXPECTED_STATUS, ConfigError, DataError, DdlError, WorkerLost
 from ddl.output import printable, protect_standard_streams, say
-from ddl.user_code import debug
 
 _Parsed = TypeVar("_Parsed")
 
@@ -101,7 +100,6 @@ def exiting_on_errors() -> Iterator[None]:
     The status is that of a DdlError, 130 for an interrupt, and `UNEXPECTED_STATUS` with a traceback
     for any other error.
     """
-    debug()
     try:
         yield
     except DdlError as error:

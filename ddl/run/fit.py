@@ -30,12 +30,10 @@ from ddl.training.actions import Action, checked_actions
 from ddl.training.results.history import History
 from ddl.training.results.progress import is_interactive
 from ddl.training.trainer import Trainer
-from ddl.user_code import hiding_frames
 
 Period = int | Literal["epoch"] | None
 
 
-@hiding_frames
 def fit(
     trainer: Trainer,
     model_dir: str | os.PathLike[str] | None = None,

@@ -36,7 +36,6 @@ from ddl.training.results.evaluating import Evaluating
 from ddl.training.results.history import History
 from ddl.training.results.progress import shown
 from ddl.training.runner import LoopRunner
-from ddl.user_code import hiding_frames
 
 
 class Trainer(Evaluating):
@@ -54,7 +53,6 @@ class Trainer(Evaluating):
     one, make a new Trainer with a new optimizer.
     """
 
-    @hiding_frames
     def __init__(
         self,
         task: Task | StepTask,
@@ -225,7 +223,6 @@ class Trainer(Evaluating):
     def state(self, state: TrainingState) -> None:
         self.restore(state)
 
-    @hiding_frames
     def train(
         self,
         steps: int | None = None,
@@ -283,7 +280,6 @@ class Trainer(Evaluating):
         """Withdraws a request to stop that no training has answered yet."""
         self._runner.stop.withdraw()
 
-    @hiding_frames
     def trace(self) -> None:
         """Traces the training loop without running it, to raise errors in the task early."""
         self._parts.check_for_training()

@@ -13,13 +13,11 @@ from ddl.step.state import TrainingState
 from ddl.training.checks.arguments import check_one_data_set
 from ddl.training.results.other_data import check_one_order
 from ddl.training.results.readings import Readings
-from ddl.user_code import hiding_frames
 
 
 class Evaluating(Readings):
     """The part of `ddl.Trainer` that evaluates and predicts."""
 
-    @hiding_frames
     def evaluate(self, data: Any = None, *others: Any, averaged: bool = True) -> dict[str, float]:
         """Returns loss and metrics of a data set, each example counted once.
 
@@ -64,7 +62,6 @@ class Evaluating(Readings):
         parts.settings.take_for_evaluation()
         return means
 
-    @hiding_frames
     def predict(
         self,
         data: Any,
@@ -108,7 +105,6 @@ class Evaluating(Readings):
         self._parts.settings.take_for_evaluation()
         return outputs
 
-    @hiding_frames
     def predict_batches(
         self,
         data: Any,
