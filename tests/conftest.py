@@ -89,8 +89,7 @@ class LikeGpus(tf.distribute.MirroredStrategy):
 @pytest.fixture(autouse=True)
 def _name_of_the_program(monkeypatch):
     """Restores the name under which this process speaks, which a command that a test calls sets."""
-    monkeypatch.setattr(output._REPORTS, "program", output._REPORTS.program)
-    monkeypatch.setattr(output._REPORTS, "quiet", output._REPORTS.quiet)
+    monkeypatch.setattr(output, "_program", output._program)
 
 
 @pytest.fixture

@@ -79,8 +79,7 @@ def _parse(
 ) -> _Parsed:
     arguments = with_aliases(sys.argv if argv is None else argv)
     wants_help = asks_for_help(arguments)
-    # A listing is often read through head or less, which may end first.
-    protect_standard_streams(name, quiet=wants_help or takes_others)
+    protect_standard_streams(name)
     if wants_help:
         print(f"{documentation}\nFlags:\n{list_of_flags(values)}")
         sys.exit(0)

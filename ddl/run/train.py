@@ -14,7 +14,6 @@ from ddl.choices import Mode
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError
 from ddl.optimizers.plateau import plateaus_of
-from ddl.output import report_failures_in
 from ddl.run.checks.config_changes import compare_with_saved_config
 from ddl.run.checks.learning_rate import check_plateau
 from ddl.run.checks.plan import check_best_metric, check_run_plan, without_effect
@@ -78,8 +77,6 @@ def run(
         )
     console = RunConsole(shows=workers.is_chief)
     directory = None if model_dir is None else RunDirectory(model_dir)
-    if directory is not None and not dry_run:
-        report_failures_in(directory.path)
     what = saved_weights or SavedWeights()
     flags = {
         **{"mode": mode, "dry_run": dry_run, "follow_timeout": follow_timeout},

@@ -76,8 +76,7 @@ def test_a_name_that_processes_cannot_import(factory, message):
 
 def test_a_missing_config_is_found_before_processes_start(monkeypatch, capsys):
     monkeypatch.setattr(checked, "record", None)
-    monkeypatch.setattr(output._REPORTS, "program", output._REPORTS.program)
-    monkeypatch.setattr(output._REPORTS, "quiet", output._REPORTS.quiet)
+    monkeypatch.setattr(output, "_program", output._program)
     with pytest.raises(SystemExit) as exit_:
         door.run(["check", "--gin_file=absent.gin"])
     for name in door.FLAGS:
