@@ -12,7 +12,7 @@ from ddl.step.state import TrainingState
 from ddl.step.update import UpdateStep
 from ddl.training.actions import Action
 from ddl.training.asynchronous.loop import CoordinatedLoop
-from ddl.training.checks.fixed_settings import FixedSettings
+from ddl.training.checks.fixed_settings import TrainedVariables
 from ddl.training.divergence import check_state_finite
 from ddl.training.evaluation_weights import EvaluationWeights
 from ddl.training.loop import TrainingLoop
@@ -35,7 +35,7 @@ class LoopRunner:
         update: UpdateStep,
         workers: Workers,
         pace: Pace,
-        settings: FixedSettings,
+        trained: TrainedVariables,
         weights: EvaluationWeights,
         max_skipped_updates: int,
     ):
@@ -45,7 +45,7 @@ class LoopRunner:
           update: Makes one update.
           workers: The workers of the strategy.
           pace: Measures the loops and says how long they are.
-          settings: Settings that must not change once the loop is traced.
+          trained: The choice of trained variables, which an action must not change.
           weights: The weights for evaluation, which an action must not leave in the model.
           max_skipped_updates: Consecutive skipped updates after which training counts as diverged.
         """
@@ -68,7 +68,7 @@ class LoopRunner:
         self._update = update
         self._workers = workers
         self._pace = pace
-        self._settings = settings
+        self._trained = trained
         self._weights = weights
         self._max_skipped_updates = max_skipped_updates
         self._lost_at: int | None = None  # the step after which a loop was cut off
@@ -102,7 +102,7 @@ class LoopRunner:
                 for action in actions:
                     action(self.step)
                 if actions:
-                    self._settings.check_for_training()
+                    self._trained.check()
                     self._weights.check_not_applied()
             if self.stop.take():
                 return True
@@ -121,10 +121,9 @@ class LoopRunner:
             self._lost_at = None
             timer.steps = reached - start
             timer.traced = not self._has_run
-        if not self._has_run:
-            self._settings.take_for_training()
-            if isinstance(self.loop, TrainingLoop) and self.loop.input_wait is not None:
-                self.loop.input_wait.restart()  # the speed leaves this loop out, too
+        wait = self.loop.input_wait if isinstance(self.loop, TrainingLoop) else None
+        if wait is not None and not self._has_run:
+            wait.restart()  # the speed leaves this loop out, too
         self._has_run = True
         check_state_finite(self.state, self._update, self._max_skipped_updates)
 
@@ -132,7 +131,6 @@ class LoopRunner:
         """Traces the loop without running it."""
         with observed_by(self._repetition):
             self.loop.trace(self.state)
-        self._settings.take_for_training()
 
     def restore(self, state: TrainingState) -> None:
         """Takes over a state to which model and optimizer belong."""

@@ -201,7 +201,7 @@ class Trainer(Evaluating):
             parts.update,
             parts.workers,
             self.pace,
-            parts.settings,
+            parts.trained,
             parts.evaluation_weights,
             max_skipped_updates,
         )
@@ -249,8 +249,8 @@ class Trainer(Evaluating):
           KeyboardInterrupt: On SIGINT, in the main thread under Python's default handler. Training
             ends as after `request_stop`: the trainer can be saved, and can train further.
           ConfigError: If not one length is given, the task cannot be trained, the call is within
-            `evaluation_weights` or an iterator of `predict_batches` is open, or a fixed setting was
-            changed.
+            `evaluation_weights` or an iterator of `predict_batches` is open, or other variables
+            are to be trained than before.
           DataError: If the data cannot be read, or all examples so far have weight 0.
           WorkerLost: If a parameter server was lost.
         """

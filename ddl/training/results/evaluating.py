@@ -31,7 +31,7 @@ class Evaluating(Readings):
             Within `evaluation_weights` the weights of that block are evaluated.
 
         Raises:
-          ConfigError: If there are no data, or several, or if a fixed setting was changed.
+          ConfigError: If there are no data, or several.
           DataError: If the data cannot be read, have other features than the training data, or if
             all examples have weight 0.
           KeyboardInterrupt: On SIGINT, in the main thread, after the evaluation.
@@ -52,14 +52,14 @@ class Evaluating(Readings):
                 "The Trainer has no evaluation data. Pass eval_data to its constructor, or data to "
                 "evaluate."
             )
-        parts.check_for_evaluation(pipeline)
+        if pipeline is not None:
+            parts.rows.check(pipeline, [False])
         with deferring_interrupt(), self.evaluation_weights(averaged=averaged):
             means = run(self._runner.state)
             if pipeline is not None:
                 means |= parts.corpus.of(pipeline.source, self._runner.state, means["loss"])
             if data is None and averaged:
                 self._record("eval", means)
-        parts.settings.take_for_evaluation()
         return means
 
     def predict(
@@ -88,8 +88,7 @@ class Evaluating(Readings):
           Arrays [n, …], in the structure that `predict` of the task, or `function`, returns.
 
         Raises:
-          ConfigError: If the task has no `predict` or its outputs are not [batch, …], or if a fixed
-            setting was changed.
+          ConfigError: If the task has no `predict` or its outputs are not [batch, …].
           DataError: If the data cannot be read, or a feature is missing or has another shape than
             in the training data.
           KeyboardInterrupt: On SIGINT, in the main thread, after the prediction.
@@ -97,13 +96,10 @@ class Evaluating(Readings):
         check_one_data_set("predict", data, others)
         self._parts.workers.check_together("Trainer.predict")
         self._runner.check_not_lost()
-        self._parts.check_for_evaluation()
         with deferring_interrupt(), self.evaluation_weights(averaged=averaged):
-            outputs = self._parts.given.predict(
+            return self._parts.given.predict(
                 data, self._runner.state, function, weightless=weightless
             )
-        self._parts.settings.take_for_evaluation()
-        return outputs
 
     def predict_batches(
         self,
@@ -141,12 +137,10 @@ class Evaluating(Readings):
         parts = self._parts
         parts.workers.check_together("Trainer.predict_batches")
         self._runner.check_not_lost()
-        parts.check_for_evaluation()
         with self.evaluation_weights(averaged=averaged):
             yield from parts.given.predict_batches(
                 data, self._runner.state, features, first_batch, keeps=keeps
             )
-        parts.settings.take_for_evaluation()
 
     def check_predicts(self, what: str, source: Source) -> None:
         """Checks that the task has outputs, and the data an order, without reading any.
