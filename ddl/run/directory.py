@@ -1,14 +1,19 @@
 """The directory of a run: its paths, its lock and its config files."""
 
+import ast
 import fcntl
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from ddl.checkpoints.durable_files import write_atomically
 from ddl.errors import ModelDirectoryError, NotReady
 from ddl.files import unwritable
+
+_MACRO = re.compile(r"^([A-Z][A-Z0-9_]*) = (.+)$", re.MULTILINE)
 
 
 class RunDirectory:
@@ -95,6 +100,14 @@ class RunDirectory:
                 "another --model_dir."
             ) from error
 
+    def macros(self) -> dict[str, Any]:
+        """Returns the macros that a run from a config has written, by name; {} without a config."""
+        try:
+            text = self.operative_config.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return {}
+        return {name: _literal(value) for name, value in _MACRO.findall(text)}
+
     def open(self) -> None:
         """Creates the directory and locks it; see `claim`.
 
@@ -160,6 +173,14 @@ class RunDirectory:
             write_atomically(path, text)
         except OSError as error:
             raise ModelDirectoryError(unwritable(path, error)) from error
+
+
+def _literal(text: str) -> Any:
+    """Returns the value of a literal; any other text as it is."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
 
 
 class NoCheckpoints:

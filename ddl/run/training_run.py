@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 from ddl.callbacks.calling import holders_of, names_of
@@ -15,6 +15,7 @@ from ddl.figures import is_measured
 from ddl.run.checks.learning_rate import constant_rates, report_restored_rates
 from ddl.run.console import RunConsole
 from ddl.run.directory import NoCheckpoints, RunDirectory
+from ddl.run.hyperparameters import session
 from ddl.run.loop import OuterLoop
 from ddl.run.monitor import Monitor
 from ddl.run.plan import RunPlan
@@ -174,8 +175,13 @@ def train_to_end(
             profiler=profiler,
             monitor=Monitor(trainer) if workers.is_chief else None,
         )
+        shown: AbstractContextManager[None] = nullcontext()
+        if files is not None and workers.is_chief and (macros := files.directory.macros()):
+            split = files.directory.path / ("eval" if evaluates else "train")
+            shown = session(split, macros, console.line)
         try:
-            loop.run()
+            with shown:
+                loop.run()
         finally:
             writers.close()
         where = "" if files is None else f", written to {files.directory.path}"

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorboard.plugins.hparams.api_pb2 import Status
 
 import ddl
 from ddl import config
@@ -27,6 +28,7 @@ from ddl.errors import (
 from ddl.run import train
 from ddl.run.placement import Placement
 from tests.conftest import make_strategy
+from tests.run.test_hyperparameters import sessions
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 DIGITS_MLP = {"gin_file": "digits_mlp.gin"}
@@ -67,6 +69,15 @@ def finished(tmp_path_factory) -> Path:
     model_dir = tmp_path_factory.mktemp("finished") / "run"
     run(model_dir)
     return model_dir
+
+
+def test_the_macros_are_hyperparameters_beside_the_figures_of_evaluations(finished):
+    (hyperparameters,), ends = sessions(finished / "eval")
+    assert hyperparameters["TRAIN_STEPS"] == 40
+    assert hyperparameters["PRECISION"] == "float32"
+    assert "CLIP_NORM" not in hyperparameters  # None
+    assert ends == [Status.STATUS_SUCCESS]
+    assert sessions(finished / "train") == ([], [])
 
 
 def test_what_a_run_writes(finished):
