@@ -7,8 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
 import ddl.main
-from ddl.cli import tensorflow_messages as quiet
+import ddl.run.train
+from ddl.training.pace import Pace
+from ddl.training.trainer import Trainer
 
 times: dict[str, float] = {}
 
@@ -37,11 +41,6 @@ def noting(function: Callable[..., Any], before: str = "", after: str = "") -> C
 
     return wrapped
 
-
-with quiet.quiet_start_up():
-    import ddl.run.train
-    from ddl.training.pace import Pace
-    from ddl.training.trainer import Trainer
 
 loop = Pace.loop
 

@@ -9,11 +9,9 @@ without metrics.
 
 The contenders of a case share a process, and compute by turns; each case has several fresh
 processes. The processes of several cases build and compile side by side, and then each measures
-alone, so the time of the first window is that of a busy machine. MFU is the share of the GPU's peak
-rate that the matrix products and convolutions of the updates take: their operations are counted in
-the graph, and the peak rates are those of NVIDIA's data sheets (`ddl.devices.peak_rates`). Idle
-time and kernels are read from TensorFlow's profiler, in an extra window. Memory is the peak during
-updates, without that of the other contenders.
+alone, so the time of the first window is that of a busy machine. Idle time and kernels are read
+from TensorFlow's profiler, in an extra window. Memory is the peak during updates, without that of
+the other contenders.
 
 `--only=ResNet-50` measures the cases whose names contain the text, and `--only='MLP 64; GPT'` those
 that contain one of several. No further process starts after nine minutes for each case; with
@@ -33,7 +31,6 @@ from benchmarks.gpu_cases import CASES, Case
 from benchmarks.repeats import over_processes
 from benchmarks.report import Bar, Cell, Plot, Report, Series, Spread, Table
 from benchmarks.turns import Contender, Failed
-from ddl.devices.peak_rates import peak_of
 
 DDL, FIT, ORBIT, BARE = NAMES = ("ddl", "Keras fit", "Orbit", "bare step")
 PROCESSES = 3
@@ -133,14 +130,6 @@ def rate(case: Case, runs: Sequence[Mapping[str, Any]]) -> Cell:
     return "–" if times is None else over_processes(case.batch * case.tokens / times * 1e3)
 
 
-def mfu(case: Case, runs: Sequence[Mapping[str, Any]], name: str = DDL) -> Cell:
-    """Returns a contender's share of the GPU's peak rate, in percent."""
-    times, peak = figures(runs, name, "ms"), peak_of(runs[0]["device"], case.precision)
-    if times is None or peak is None:
-        return "–"
-    return over_processes(runs[0]["flops"] / (times / 1e3) / peak * 100)
-
-
 def reported(found: Found, failed: Mapping[Case, str] | None = None) -> Report:
     """Returns the report of what is measured, and of the cases whose processes failed."""
     rows: list[list[Cell]] = []
@@ -148,11 +137,9 @@ def reported(found: Found, failed: Mapping[Case, str] | None = None) -> Report:
     bars = []
     for case, runs in found.items():
         ratios = {name: ratio(runs, name) for name in (FIT, ORBIT, BARE)}
-        rows.append(
-            [str(case), rate(case, runs), mfu(case, runs), *(r or "–" for r in ratios.values())]
-        )
+        rows.append([str(case), rate(case, runs), *(r or "–" for r in ratios.values())])
         each += [
-            [f"{case}: {name}", mfu(case, runs, name)]
+            [f"{case}: {name}"]
             + [spread(runs, name, kind) for kind in ("ms", "idle", "kernels", "memory", "first")]
             for name in NAMES
         ]
@@ -161,8 +148,8 @@ def reported(found: Found, failed: Mapping[Case, str] | None = None) -> Report:
         if (value := ratios[FIT]) is not None:
             bars.append(Bar(f"{case}: ddl's speed / {FIT}'s", value, 1.0))
     unit = "images or tokens/s"
-    columns = ["", unit, "MFU, %", f"speed / {FIT}", f"speed / {ORBIT}", f"time / {BARE}"]
-    others = ["", "MFU, %", "ms", "idle, ms", "kernels", "memory, MB", "first window, s"]
+    columns = ["", unit, f"speed / {FIT}", f"speed / {ORBIT}", f"time / {BARE}"]
+    others = ["", "ms", "idle, ms", "kernels", "memory, MB", "first window, s"]
     devices = ", ".join(sorted({run["device"] for runs in found.values() for run in runs}))
     counts = ", ".join(f"{case} {len(runs)}" for case, runs in found.items())
     failures = [

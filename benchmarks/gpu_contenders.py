@@ -29,7 +29,6 @@ from benchmarks.turns import Failed, Turns
 from ddl import distribution
 from ddl.optimizers import FusedAdam
 from ddl.precision import set_numerics, set_tf32
-from ddl.step.monitoring.flops import flops_of
 
 Window = Callable[[], object]
 
@@ -259,13 +258,6 @@ CONTENDERS: dict[str, Callable[[Case], Window]] = {
 # ------------------------------------------------------------ a process
 
 
-def flops(case: Case) -> int:
-    """Counts the operations of an update, forward and backward."""
-    update = tf.function(_bare(case), autograph=False)
-    batch = [tf.TensorSpec([case.batch, *array.shape[1:]], array.dtype) for array in arrays(case)]
-    return flops_of(update.get_concrete_function(*batch).graph)
-
-
 def measure(case: Case, turns: Turns) -> None:
     """Builds a case on the first GPU in one turn, and measures it in the next."""
     turns.wait()
@@ -286,7 +278,6 @@ class Contenders:
         set_tf32(case.precision == "tf32")
         arrays.cache_clear()
         self._case = case
-        self._operations = flops(case)
         self._windows: dict[str, Window] = {}
         self._first: dict[str, float] = {}
         self._held: dict[str, int] = {}
@@ -309,11 +300,11 @@ class Contenders:
         """Measures all contenders by turns.
 
         Returns:
-          The device's name, the operations of an update, and for each contender its milliseconds an
-          update and the other figures of `_figures`, or a text that says why it failed.
+          The device's name, and for each contender its milliseconds an update and the other figures
+          of `_figures`, or a text that says why it failed.
         """
         case = self._case
-        found: dict[str, Any] = {"device": _device_name(), "flops": self._operations}
+        found: dict[str, Any] = {"device": _device_name()}
         found |= self._failed
         times = interleaved(
             {name: lambda window=window: seconds(window) for name, window in self._windows.items()},

@@ -15,7 +15,6 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from benchmarks.repeats import seconds
-from ddl.cli.tensorflow_messages import quiet_start_up
 
 _TIMEOUT_SECONDS = 1800  # only ends what hangs
 
@@ -111,14 +110,12 @@ class Contender:
 def _serve(
     function: str, cases: Sequence[Any], environment: dict[str, str], connection: Connection
 ) -> None:
-    os.environ.update(environment)
+    os.environ.update({"TF_CPP_MIN_LOG_LEVEL": "2", **environment})
     turns = Turns(connection)
     module, _, name = function.partition(":")
     for case in cases:
         try:
-            with quiet_start_up():
-                contender = getattr(importlib.import_module(module), name)
-            contender(case, turns)
+            getattr(importlib.import_module(module), name)(case, turns)
         except (EOFError, BrokenPipeError):
             return
         except Failed as error:

@@ -52,7 +52,6 @@ if TYPE_CHECKING:  # for completion and types, which cannot follow `__getattr__`
     from ddl.tasks.supervised import Supervised
     from ddl.tasks.task import PerExample, Task
     from ddl.training.trainer import Trainer
-    from ddl.user_code import debug
 
 _HOME = {
     "Checkpoints": "ddl.checkpoints.checkpoints",
@@ -78,7 +77,6 @@ _HOME = {
     "Update": "ddl.step.verbs.update",
     "WarmStart": "ddl.checkpoints.warm_start",
     "current_batch": "ddl.tasks.current_batch",
-    "debug": "ddl.user_code",
     "find_learning_rate": "ddl.run.range_test",
     "fit": "ddl.run.fit",
     "gather": "ddl.tasks.gather",
@@ -115,7 +113,6 @@ __all__ = [
     "WarmStart",
     "__version__",
     "current_batch",
-    "debug",
     "find_learning_rate",
     "fit",
     "gather",

@@ -30,10 +30,10 @@ def run(argv: Sequence[str] | None = None) -> None:
     elif name == "help" and rest[:1] and rest[0] in SUBCOMMANDS:
         start(rest[0], ["--help"])
     elif name in HELP or (name == "help" and not rest):
-        protect_standard_streams("ddl", quiet=True)
+        protect_standard_streams("ddl")
         print(overview())
     elif name == "--version":
-        protect_standard_streams("ddl", quiet=True)
+        protect_standard_streams("ddl")
         print(f"ddl {__version__}")
     elif name.startswith("-"):
         start("train", arguments)

@@ -19,7 +19,6 @@ Mode = Literal["train_and_eval", "train", "eval", "export", "predict"]
 Pin = Literal["none", "cores", "gpus"]
 JitCompile = Literal["off", "auto", "on"]
 ClusterName = Literal["auto", "tf_config", "slurm", "none"]
-SanityMode = Literal["overfit_batch", "fast_run"]
 
 STRATEGIES: tuple[str, ...] = get_args(StrategyName)
 CROSS_DEVICE_OPS: tuple[str, ...] = get_args(CrossDeviceOps)
@@ -28,7 +27,6 @@ MODES: tuple[str, ...] = get_args(Mode)
 PINS: tuple[str, ...] = get_args(Pin)
 JIT_COMPILE: tuple[str, ...] = get_args(JitCompile)
 CLUSTERS: tuple[str, ...] = get_args(ClusterName)
-SANITY_MODES: tuple[str, ...] = get_args(SanityMode)
 
 PREDICTIONS = (".jsonl", ".npz", ".parquet")
 

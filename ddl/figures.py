@@ -59,25 +59,16 @@ LOSS_SCALE = "loss_scale"
 SKIPPED_UPDATES = "skipped_updates"
 REWINDS = "rewinds"
 EXAMPLES_PER_SECOND = "examples_per_second"
-MFU = "mfu"
-TIME = "time"
-TIME_SHARE = "time_share"
-SLOWEST_WORKER = "slowest_worker"
-PROCESS_MEMORY = "process_memory_mib"
+INPUT_SHARE = "input_share"
 GPU_UTILIZATION = "gpu_utilization"
-GPU_MEMORY = "gpu_memory_mib"
 
 RESERVED = (
     *("loss", "step", "epoch", "split", LEARNING_RATE, GRADIENT_NORM, EXAMPLES_PER_SECOND),
-    *(LOSS_SCALE, SKIPPED_UPDATES, REWINDS, MFU),
+    *(LOSS_SCALE, SKIPPED_UPDATES, REWINDS),
 )
 """Keys of metrics.jsonl that ddl writes itself; a task's metric cannot have these names."""
 
 _WITH_NAMES = ("loss", LOSS_WEIGHT, LEARNING_RATE, GRADIENT_NORM)
-
-# Figures of the machine, which repeat in no other run.
-_MEASURED = (PROCESS_MEMORY, SLOWEST_WORKER)
-_MEASURED_WITH_NAMES = (TIME, TIME_SHARE, GPU_UTILIZATION, GPU_MEMORY)
 
 
 def is_reserved(metric: str) -> bool:
@@ -87,12 +78,11 @@ def is_reserved(metric: str) -> bool:
 
 
 def is_measured(metric: str) -> bool:
-    """Returns whether a figure tells of the machine: of time and memory, not of the training.
+    """Returns whether a figure is one of the machine, which repeats in no other run.
 
     These go to metrics.jsonl and TensorBoard, and are neither printed nor in the history.
     """
-    first, slash, _ = metric.partition("/")
-    return first in _MEASURED_WITH_NAMES if slash else metric in _MEASURED
+    return metric == INPUT_SHARE or metric.startswith(f"{GPU_UTILIZATION}/")
 
 
 def is_one_of_many(name: str) -> bool:

@@ -98,7 +98,7 @@ def run(argv: Sequence[str] | None = None) -> None:
       argv: The program's name, then the arguments; None takes those of this process.
     """
     arguments = list(sys.argv if argv is None else argv)
-    protect_standard_streams("ddl-launch", quiet=asks_for_help(arguments))
+    protect_standard_streams("ddl-launch")
     if asks_for_help(arguments):
         print(f"{__doc__}\nFlags:\n{FLAGS.get_help()}")
         sys.exit(0)

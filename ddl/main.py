@@ -19,23 +19,20 @@ Exit status:
        the signal ended.
 """
 
+import faulthandler
 import os
+import signal
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-
-_BEGAN = time.time()
 
 try:
     from absl import flags
 
     from ddl.cli.commands import exiting_on_errors, parse_command_line
-    from ddl.cli.flag_checks import check_fit_memory, check_flags_fit_mode, parse_sanity_mode
+    from ddl.cli.flag_checks import check_flags_fit_mode
     from ddl.cli.flags import FLAGS, parse_checkpoint, parse_gpus, parse_profile
     from ddl.cli.placing import build_placement
-    from ddl.diagnosis.phases import during
-    from ddl.diagnosis.stacks import shown_on_quit
 except KeyboardInterrupt:  # else Python prints a traceback
     sys.exit(130)
 
@@ -47,12 +44,9 @@ def run(argv: Sequence[str] | None = None) -> None:
       argv: The program's name, then the arguments; None takes those of this process.
     """
     gpus, checkpoint = parse_command_line("ddl", __doc__, FLAGS, argv, check_flags)
-    with shown_on_quit(), exiting_on_errors():
-        if FLAGS.fit_memory:
-            from ddl.cli.fitting.microbatch import fit_memory
-
-            with during("the search for the largest microbatch"):
-                fit_memory()
+    # Stacks of all threads on standard error, even while the main thread waits in TensorFlow.
+    faulthandler.register(signal.SIGQUIT, file=2, all_threads=True)
+    with exiting_on_errors():
         start(gpus, checkpoint)
 
 
@@ -73,11 +67,8 @@ def check_flags() -> tuple[list[int] | None, str | int]:
     gpus, checkpoint = parse_gpus(FLAGS.gpus), parse_checkpoint(FLAGS.checkpoint)
     parse_profile(FLAGS.profile)
     check_flags_fit_mode()
-    parse_sanity_mode()
-    check_fit_memory()
-    for name in ("profile", "spans"):
-        if FLAGS[name].value and FLAGS.dry_run:
-            raise flags.Error(f"--{name} has no effect with --dry_run. Leave one of them out.")
+    if FLAGS.profile and FLAGS.dry_run:
+        raise flags.Error("--profile has no effect with --dry_run. Leave one of them out.")
     return gpus, checkpoint
 
 
@@ -88,8 +79,7 @@ def start(gpus: Sequence[int] | None, checkpoint: str | int) -> None:
       gpus: Indices of the GPUs to use; None means all.
       checkpoint: Checkpoint to evaluate, export or predict with: `latest`, `best`, or a step.
     """
-    with during("the start-up"):
-        placement = build_placement(gpus)
+    placement = build_placement(gpus)
     if placement is None:  # a parameter server or its worker has served
         sys.stdout.flush()
         sys.stderr.flush()
@@ -117,11 +107,6 @@ def start(gpus: Sequence[int] | None, checkpoint: str | int) -> None:
             follow_timeout=FLAGS.follow_timeout,
             profile=parse_profile(FLAGS.profile),
             predictions=FLAGS.predictions,
-            sanity=parse_sanity_mode(),
-            spans=FLAGS.spans,
-            peak_tflops=FLAGS.peak_tflops,
-            began=_BEGAN,
-            memory_limit=FLAGS.memory_limit,
         )
 
 

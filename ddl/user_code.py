@@ -1,27 +1,19 @@
 """Attribution of errors to the user's own code: the modules of a config, its tasks and functions.
 
-`ddl.debug` shows or hides the frames of ddl and other libraries in tracebacks.
-
 Such an error repeats at each start, so a launcher must not restart the command. Failures of the
 system may pass: they stay as they are, and so do errors that no line of the user's raised.
 """
 
 import contextlib
 import dataclasses
-import functools
-import inspect
 import linecache
 import os
 import re
 import sysconfig
 import traceback
-from collections.abc import Callable, Collection, Iterator
-from types import TracebackType
-from typing import Any, TypeVar, cast
+from collections.abc import Collection, Iterator
 
 from ddl.errors import ConfigError, DdlError
-
-_Callable = TypeVar("_Callable", bound=Callable[..., Any])
 
 # Errors of the system that repeat: the user's code names a file that it cannot open.
 _LASTING = (
@@ -152,86 +144,6 @@ def attributing_errors(packages: Collection[str] = ()) -> Iterator[None]:
         if place is None:
             raise
         raise ConfigError(f"{place} raised {message_of(error)}\n    {place.text}") from error
-
-
-_shown = {"all frames": False}
-_NOTE = "The frames of libraries are hidden. Call ddl.debug() to see all."
-
-
-def debug(shows_all_frames: bool = True) -> None:
-    """Shows all frames in the tracebacks of errors, or hides those of libraries again.
-
-    By default the traceback of an error in a call of ddl shows the user's lines and the message.
-    The commands show all frames of an unexpected error.
-    """
-    _shown["all frames"] = shows_all_frames
-
-
-def hiding_frames(function: _Callable) -> _Callable:
-    """Decorates a public function or generator: hides libraries' frames in its errors."""
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return function(*args, **kwargs)
-        except BaseException as error:
-            _shorten(error)
-            raise
-
-    @functools.wraps(function)
-    def generate(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return (yield from function(*args, **kwargs))
-        except BaseException as error:
-            _shorten(error)
-            raise
-
-    return cast(_Callable, generate if inspect.isgeneratorfunction(function) else call)
-
-
-def _shorten(error: BaseException) -> None:
-    """Hides the frames of libraries, and says so, unless all frames are shown."""
-    if _shown["all frames"]:
-        return
-    _hide_frames(error)
-    _shorten_message(error)
-    is_own = isinstance(error, DdlError) or not isinstance(error, Exception)
-    if not is_own and _NOTE not in getattr(error, "__notes__", ()):
-        error.add_note(_NOTE)
-
-
-def _shorten_message(error: BaseException) -> None:
-    """Leaves the reason and the user's line of a message in which TensorFlow lists all frames."""
-    text = getattr(error, "_message", None)
-    if isinstance(text, str) and text.startswith("Graph execution error"):
-        reason = message_of(error).removeprefix(f"{type(error).__name__}: ")
-        frames = [Place(file, int(line)) for file, line in _FRAME_IN_TEXT.findall(text)]
-        own = [one for one in frames if not is_of_library(one.file)]
-        vars(error)["_message"] = "\n".join([reason, *(one.note for one in own[-1:])])
-
-
-def _hide_frames(error: BaseException) -> None:
-    """Removes the frames of libraries from an error and the errors that it came from."""
-    seen: set[int] = set()
-    one: BaseException | None = error
-    while one is not None and id(one) not in seen:
-        seen.add(id(one))
-        frames = None
-        for trace in reversed(list(_traces(one.__traceback__))):
-            file = trace.tb_frame.f_code.co_filename
-            if not (file.startswith(_LIBRARIES) or _INSTALLED.search(file)):
-                frames = TracebackType(frames, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)
-        one.__traceback__ = frames
-        if isinstance(one, DdlError | KeyboardInterrupt):  # the message says all
-            one.__cause__, one.__suppress_context__ = None, True
-            return
-        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
-
-
-def _traces(trace: TracebackType | None) -> Iterator[TracebackType]:
-    while trace is not None:
-        yield trace
-        trace = trace.tb_next
 
 
 def is_of_user(file: str) -> bool:

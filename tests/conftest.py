@@ -23,10 +23,7 @@ from ddl.distribution.communication import Communication, cross_device_ops
 from ddl.microbatch import Microbatch
 from ddl.random import batch_counter
 from ddl.training.checks.row_independence import RowIndependence
-from ddl.user_code import debug
 from tests.processes import forked
-
-debug()  # a failing test shows all frames
 
 # What was imported stays. Searching it for garbage takes 5% of the time of all tests.
 gc.collect()
@@ -133,8 +130,7 @@ class LikeGpus(tf.distribute.MirroredStrategy):
 @pytest.fixture(autouse=True)
 def _name_of_the_program(monkeypatch):
     """Restores the name under which this process speaks, which a command that a test calls sets."""
-    monkeypatch.setattr(output._REPORTS, "program", output._REPORTS.program)
-    monkeypatch.setattr(output._REPORTS, "quiet", output._REPORTS.quiet)
+    monkeypatch.setattr(output, "_program", output._program)
 
 
 @pytest.fixture

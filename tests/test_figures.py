@@ -53,8 +53,8 @@ def test_what_the_config_says_counts_but_a_loss_is_minimized():
         ("gradient_norm/generator", True),
         ("step", True),
         ("step/seconds", False),
-        ("time/loop", True),
-        ("process_memory_mib", True),
+        ("input_share", True),
+        ("gpu_utilization/0", True),
         ("recall/loss", False),
     ],
 )
@@ -63,8 +63,8 @@ def test_names_of_figures_that_ddl_writes(metric, reserved):
 
 
 def test_figures_of_the_machine_are_told_apart():
-    names = ("loss", "time/loop", "time", "slowest_worker")
-    assert [name for name in names if is_measured(name)] == ["time/loop", "slowest_worker"]
+    names = ("loss", "gpu_utilization/0", "gpu_utilization", "input_share")
+    assert [name for name in names if is_measured(name)] == ["gpu_utilization/0", "input_share"]
 
 
 def written_names(tree: ast.Module) -> Iterator[str]:
@@ -85,7 +85,7 @@ def written_names(tree: ast.Module) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    "line", ["f['rewinds'] = 1", "f[f'time/{kind}'] = 1", "figure('gradient_norm', name)"]
+    "line", ["f['rewinds'] = 1", "f[f'loss_weight/{name}'] = 1", "figure('gradient_norm', name)"]
 )
 def test_a_name_that_is_written_is_seen(line):
     assert NAMES & set(written_names(ast.parse(line)))

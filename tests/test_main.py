@@ -1,6 +1,8 @@
 """The command line, as processes of its own."""
 
+import faulthandler
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -86,10 +88,9 @@ def test_help_needs_no_tensorflow():
             "--profile has no effect with --mode=eval. Leave it out",
         ),
         ([DIGITS, "--dry_run", "--profile=1:2"], "--profile has no effect with --dry_run"),
-        ([DIGITS, "--dry_run", "--spans"], "--spans has no effect with --dry_run"),
         (
-            [DIGITS, "--model_dir=x", "--mode=export", "--spans"],
-            "--spans has no effect with --mode=export. Leave it out",
+            [DIGITS, "--model_dir=x", "--mode=export", "--profile=1:2"],
+            "--profile has no effect with --mode=export. Leave it out",
         ),
         (
             [DIGITS, "--model_dir=x", "--mode=export", "--follow_timeout=1"],
@@ -245,6 +246,24 @@ def test_a_parameter_server_leaves_without_the_exit_of_tensorflow(monkeypatch):
     monkeypatch.setattr(main.os, "_exit", leave)
     with pytest.raises(Left, match="0"):
         main.start(None, "latest")
+
+
+def test_sigquit_shows_the_stacks_and_the_command_continues(monkeypatch, capfd):
+    done = []
+
+    def start(*_):
+        os.kill(os.getpid(), signal.SIGQUIT)
+        done.append(True)
+
+    monkeypatch.setattr(main, "start", start)
+    try:
+        main.run(["ddl", DIGITS, "--dry_run"])
+    finally:
+        faulthandler.unregister(signal.SIGQUIT)
+    assert done
+    shown = capfd.readouterr().err
+    assert "(most recent call first)" in shown
+    assert f'File "{__file__}"' in shown
 
 
 @pytest.mark.parametrize("command", ["ddl train", "ddl.main", "ddl.launch", "ddl.check"])

@@ -14,14 +14,13 @@ PACKAGE = Path(ddl.__file__).parent
 BENCHMARKS = Path(benchmarks.__file__).parent
 
 GROUND = {
-    *("choices", "diagnosis", "errors", "figures", "files", "microbatch", "output", "devices"),
+    *("choices", "errors", "figures", "files", "microbatch", "output", "devices"),
     *("precision", "random", "seeds", "signals", "user_code"),
 }
 _LEARNING = {"data", "layers", "metrics", "models", "tasks", "optimizers"}
 
 # Each package with all that it may import: only packages that stand before it in this list.
 MAY_IMPORT: dict[str, set[str]] = {
-    "diagnosis": {"files", "output"},
     "devices": {"microbatch"},
     "config": {"choices", "errors", "user_code"},
     "distribution": GROUND,

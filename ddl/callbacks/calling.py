@@ -13,7 +13,6 @@ import numpy as np
 from ddl.callbacks.fingerprint import Fingerprint
 from ddl.callbacks.moment import Media, MediaWriter, Moment
 from ddl.callbacks.schedule import AfterEvaluation, AfterSave, Callback, Every
-from ddl.diagnosis.phases import during
 from ddl.distribution.workers import Workers, alone
 from ddl.errors import ConfigError, definition_of
 from ddl.figures import is_reserved
@@ -188,8 +187,7 @@ class Calls:
             stack.enter_context(trainer.busy())
             if by_chief:
                 stack.enter_context(alone(trainer.strategy, f"the callback {name} (on='chief')"))
-            with during(f"the callback {name}", kind="callbacks"):
-                returned = callback.function(moment)
+            returned = callback.function(moment)
         if must_keep and self._fingerprint(holder) != before:
             raise ConfigError(
                 f"The callback {name} changed what a checkpoint holds, but "

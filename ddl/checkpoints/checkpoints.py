@@ -25,7 +25,6 @@ from ddl.distribution.workers import Workers
 from ddl.errors import ModelDirectoryError
 from ddl.step.state import TrainingState
 from ddl.training.trainer import Trainer
-from ddl.user_code import hiding_frames
 
 
 class Checkpoints:
@@ -131,7 +130,6 @@ class Checkpoints:
         self._of_callbacks.check()
         check_covers(self._checkpoint, self._trainer.variables_in_use)
 
-    @hiding_frames
     def save(
         self,
         metrics: Mapping[str, float] | None = None,
@@ -271,7 +269,6 @@ class Checkpoints:
         """
         return self._restore(self.best, False)[0]
 
-    @hiding_frames
     def _restore(
         self, find: Callable[[], SavedCheckpoint | None], scheduled: bool, keeps: bool = False
     ) -> tuple[SavedCheckpoint | None, bool]:
@@ -309,7 +306,6 @@ class Checkpoints:
             self._directory.write_list()
         return saved
 
-    @hiding_frames
     def restore_model(self, saved: SavedCheckpoint | None = None) -> SavedCheckpoint:
         """Restores weights, averages, step and data position, for evaluation or export.
 

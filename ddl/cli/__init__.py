@@ -1,1 +1,1 @@
-"""The command line: flags, argument parsing, device set-up and a quiet start-up."""
+"""The command line: flags, argument parsing and device set-up."""

@@ -11,10 +11,8 @@ from absl import flags
 
 from ddl.cli.arguments import asks_for_help, parse, with_aliases
 from ddl.cli.flags import list_of_flags
-from ddl.diagnosis import stacks
 from ddl.errors import UNEXPECTED_STATUS, ConfigError, DataError, DdlError, WorkerLost
 from ddl.output import printable, protect_standard_streams, say
-from ddl.user_code import debug
 
 _Parsed = TypeVar("_Parsed")
 
@@ -40,8 +38,7 @@ def parse_command_line(
     """
     arguments = with_aliases(sys.argv if argv is None else argv)
     wants_help = asks_for_help(arguments)
-    # Help is often read through head or less, which may end first.
-    protect_standard_streams(name, quiet=wants_help)
+    protect_standard_streams(name)
     if wants_help:
         print(f"{documentation}\nFlags:\n{list_of_flags(values)}")
         sys.exit(0)
@@ -66,13 +63,11 @@ def exiting_on_errors() -> Iterator[None]:
     The status is that of a DdlError, 130 for an interrupt, and `UNEXPECTED_STATUS` with a traceback
     for any other error.
     """
-    debug()
     try:
         yield
     except DdlError as error:
         say(_text_of(error))
         if isinstance(error, WorkerLost):
-            stacks.keep(str(error), error)
             # TensorFlow's own exit would wait for the lost worker.
             _leave(error.exit_status)
         sys.exit(error.exit_status)

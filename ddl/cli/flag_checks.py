@@ -2,7 +2,7 @@
 
 from absl import flags
 
-from ddl.choices import PREDICTIONS, SANITY_MODES, SanityMode
+from ddl.choices import PREDICTIONS
 from ddl.cli.flags import FLAGS
 from ddl.errors import either
 
@@ -20,10 +20,6 @@ def check_flags_fit_mode() -> None:
         ("averaged_weights", reads_saved),
         ("follow_timeout", FLAGS.mode == "eval"),
         ("profile", trains),
-        ("spans", trains),
-        ("peak_tflops", trains),
-        *((name, trains) for name in SANITY_MODES),
-        ("fit_memory", trains),
         ("predictions", FLAGS.mode == "predict"),
     ):
         if FLAGS[name].present and not is_read:
@@ -42,27 +38,3 @@ def check_flags_fit_mode() -> None:
             raise flags.Error(
                 f"--predictions must end with {either(PREDICTIONS)}, got {FLAGS.predictions}."
             )
-
-
-def parse_sanity_mode() -> SanityMode | None:
-    """Returns which of --overfit_batch and --fast_run is given; None for a real run.
-
-    Raises:
-      flags.Error: If both are given, or one with a flag that it changes nothing in.
-    """
-    given: list[SanityMode] = [name for name in SANITY_MODES if FLAGS[name].value]  # type: ignore[misc]
-    if len(given) > 1:
-        raise flags.Error("--overfit_batch and --fast_run exclude each other. Leave one out.")
-    if given and FLAGS.dry_run:
-        raise flags.Error(f"--{given[0]} has no effect with --dry_run. Leave one of them out.")
-    if given and FLAGS.fit_memory:
-        raise flags.Error(f"--fit_memory has no effect with --{given[0]}. Leave one of them out.")
-    return given[0] if given else None
-
-
-def check_fit_memory() -> None:
-    """Raises `flags.Error` if --memory_limit has no effect."""
-    if FLAGS.memory_limit is not None and not (FLAGS.fit_memory or FLAGS.dry_run):
-        raise flags.Error(
-            "--memory_limit has no effect without --fit_memory or --dry_run. Pass one of them."
-        )

@@ -69,30 +69,6 @@ def define_flags() -> None:
     flags.DEFINE_bool(
         "dry_run", False, "Build everything, make one step, print the config and write nothing."
     )
-    flags.DEFINE_bool(
-        "overfit_batch",
-        False,
-        "Train on the first batch alone, and say whether the loss fell to near zero. Writes to "
-        "MODEL_DIR-overfit_batch.",
-    )
-    flags.DEFINE_bool(
-        "fast_run",
-        False,
-        "Train, evaluate, save, restore and export on two batches. Writes to MODEL_DIR-fast_run.",
-    )
-    flags.DEFINE_bool(
-        "fit_memory",
-        False,
-        "Set ACCUMULATION_STEPS to the smallest number whose microbatches fit into memory. "
-        "Processes of their own try it before training.",
-    )
-    flags.DEFINE_integer(
-        "memory_limit",
-        None,
-        "Memory in MiB. With --fit_memory on CPUs: what the process may take. With --dry_run: what "
-        "the process on CPUs, or each GPU, has; by default what the machine says.",
-        lower_bound=1,
-    )
     flags.DEFINE_enum(
         "strategy",
         "auto",
@@ -195,18 +171,7 @@ def define_flags() -> None:
     flags.DEFINE_string(
         "profile",
         None,
-        "Steps to profile, such as 100:110: those after step 100 up to step 110. SIGUSR2 profiles "
-        "the next ones.",
-    )
-    flags.DEFINE_bool(
-        "spans", False, "Write the phases of a training to spans/, as a trace for Perfetto."
-    )
-    flags.DEFINE_float(
-        "peak_tflops",
-        None,
-        "Peak rate of the device of a replica, in 10^12 floating-point operations per second, for "
-        "the figure mfu. The default is that of a table of NVIDIA's GPUs.",
-        lower_bound=1e-6,
+        "Steps to profile, such as 100:110: those after step 100 up to step 110.",
     )
     flags.DEFINE_enum(
         "data_on_device",

@@ -2,8 +2,6 @@
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from absl import flags
 
@@ -28,14 +26,12 @@ def load_prepared(values: flags.FlagValues) -> None:
     )
 
 
-@contextmanager
-def prepare() -> Iterator[None]:
-    """Lets a config find the user's modules, and keeps TensorFlow's import in the block quiet."""
-    # TensorFlow takes seconds to import, so the flags are checked before.
-    from ddl.cli.tensorflow_messages import quiet_start_up
+def prepare() -> None:
+    """Lets a config find the user's modules, and silences TensorFlow's start-up messages.
 
+    Call it before TensorFlow is imported. A TF_CPP_MIN_LOG_LEVEL of the environment stays.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     # A config imports the user's own modules, from the current folder.
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
-    with quiet_start_up():
-        yield

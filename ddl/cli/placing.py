@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from ddl.cli.flags import FLAGS, parse_on_device
@@ -26,53 +25,48 @@ def build_placement(gpus: Sequence[int] | None) -> "Placement | None":
     Raises:
       DdlError: If the config, the devices or the cluster cannot be used.
     """
-    # Imports subprocess, which --help does not need.
-    from ddl.cli.tensorflow_messages import quiet_start_up
     from ddl.distribution.slurm import check_cluster, join_cluster
 
-    with prepare():
-        # Each of the two checks what it can before TensorFlow is imported.
-        if check_cluster(FLAGS.cluster) == "tf_config":
-            return_freed_memory_of_server()
-        load_prepared(FLAGS)
+    prepare()
+    # Each of the two checks what it can before TensorFlow is imported.
+    if check_cluster(FLAGS.cluster) == "tf_config":
+        return_freed_memory_of_server()
+    load_prepared(FLAGS)
 
-        from ddl.distribution import parameter_servers
-        from ddl.distribution.communication import Communication
-        from ddl.distribution.devices import configure_devices
-        from ddl.distribution.strategies import build_strategy, choose_strategy
-        from ddl.distribution.timeouts import ClusterTimeouts
-        from ddl.distribution.traits import TRAITS
-        from ddl.run.placement import Placement
+    from ddl.distribution import parameter_servers
+    from ddl.distribution.communication import Communication
+    from ddl.distribution.devices import configure_devices
+    from ddl.distribution.strategies import build_strategy, choose_strategy
+    from ddl.distribution.timeouts import ClusterTimeouts
+    from ddl.distribution.traits import TRAITS
+    from ddl.run.placement import Placement
 
-        join_cluster(FLAGS.cluster)
-        configure_devices(
-            num_virtual_devices=FLAGS.num_virtual_devices,
-            gpus=gpus,
-            memory_growth=FLAGS.memory_growth,
-            deterministic_ops=FLAGS.deterministic_ops,
-            virtual_gpu_memory=FLAGS.virtual_gpu_memory,
-        )
-        choose_tf32(FLAGS.tf32 == "on")
-        communication = Communication(
-            cross_device_ops=FLAGS.cross_device_ops,
-            num_packs=FLAGS.num_packs,
-            bytes_per_pack=FLAGS.bytes_per_pack,
-            collectives=FLAGS.collectives,
-            timeout_seconds=FLAGS.communication_timeout,
-        )
-        timeouts = ClusterTimeouts(
-            join=FLAGS.join_timeout, peer=FLAGS.peer_timeout, stall=FLAGS.stall_timeout
-        )
-        name = choose_strategy(FLAGS.strategy)
+    join_cluster(FLAGS.cluster)
+    configure_devices(
+        num_virtual_devices=FLAGS.num_virtual_devices,
+        gpus=gpus,
+        memory_growth=FLAGS.memory_growth,
+        deterministic_ops=FLAGS.deterministic_ops,
+        virtual_gpu_memory=FLAGS.virtual_gpu_memory,
+    )
+    choose_tf32(FLAGS.tf32 == "on")
+    communication = Communication(
+        cross_device_ops=FLAGS.cross_device_ops,
+        num_packs=FLAGS.num_packs,
+        bytes_per_pack=FLAGS.bytes_per_pack,
+        collectives=FLAGS.collectives,
+        timeout_seconds=FLAGS.communication_timeout,
+    )
+    timeouts = ClusterTimeouts(
+        join=FLAGS.join_timeout, peer=FLAGS.peer_timeout, stall=FLAGS.stall_timeout
+    )
+    name = choose_strategy(FLAGS.strategy)
     traits = TRAITS[name]
     if traits.asynchronous and parameter_servers.serves_here():
         parameter_servers.serve(timeouts)
         return None
-    # A process may be killed while it joins a cluster, so its output is not held back.
-    with nullcontext() if traits.several_processes else quiet_start_up():
-        strategy = build_strategy(name, communication, timeouts)
     return Placement(
-        strategy,
+        build_strategy(name, communication, timeouts),
         communication,
         FLAGS.steps_per_loop,
         parse_on_device(FLAGS.data_on_device),

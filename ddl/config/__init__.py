@@ -18,7 +18,6 @@ from ddl.config.current import (
     operative_config_text,
     places_mentioned,
     read,
-    replace_built,
     set_macro,
     withhold_macro,
 )
@@ -36,7 +35,6 @@ __all__ = [
     "operative_config_text",
     "places_mentioned",
     "read",
-    "replace_built",
     "set_macro",
     "withhold_macro",
 ]

@@ -234,20 +234,6 @@ def build_bound(name: str, parameter: str) -> Any:
     )
 
 
-def replace_built(name: str, parameter: str, product: Any) -> bool:
-    """Makes a later `build(name)` take another value than the bound one, which stays in the texts.
-
-    Args:
-      name: As in `build_bound`.
-      parameter: As in `build_bound`.
-      product: The value.
-
-    Returns:
-      Whether the parameter is bound; if not, nothing changes.
-    """
-    return registry.replace_built(full_selector(name), parameter, product)
-
-
 def check_all_used(allowed_unused: Sequence[str] = ()) -> list[str]:
     """Checks that a call so far has used every binding and macro; see `ddl.config.usage`.
 

@@ -268,21 +268,3 @@ def build_bound(selector: str, parameter: str) -> Any:
     if not isinstance(bound[parameter], _Built):
         bound[parameter] = _Built(bound[parameter])
     return copy.deepcopy(bound[parameter])
-
-
-def replace_built(selector: str, parameter: str, product: Any) -> bool:
-    """Makes later calls take another value for a bound parameter; saved texts keep the bound one.
-
-    Args:
-      selector: Full name of the item.
-      parameter: A parameter of the item; only bindings outside of scopes count.
-      product: The value.
-
-    Returns:
-      Whether the parameter is bound; if not, nothing changes.
-    """
-    if parameter not in gin_config._CONFIG.get(("", selector), {}):
-        return False
-    build_bound(selector, parameter)
-    gin_config._CONFIG["", selector][parameter].product = product
-    return True

@@ -20,7 +20,6 @@ from collections.abc import Callable, Mapping
 from tensorflow.python.eager import context
 from tensorflow.python.framework import errors
 
-from ddl.diagnosis import stacks
 from ddl.errors import TrainingDiverged, TrainingInterrupted, WorkerLost
 from ddl.output import say
 
@@ -198,7 +197,6 @@ class Peers:
         threading.Thread(target=_break_off, args=(text,), daemon=True).start()
         if not self._is_over.wait(self._grace):
             say(text)
-            stacks.keep(text)
             self._end(WorkerLost.exit_status)
 
 

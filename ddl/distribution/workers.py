@@ -11,7 +11,6 @@ from typing import cast
 import numpy as np
 import tensorflow as tf
 
-from ddl.diagnosis.phases import during
 from ddl.distribution.traits import traits_of
 from ddl.errors import ConfigError, DdlError, ModelDirectoryError
 
@@ -124,8 +123,7 @@ class Workers:
         if self.number == 1:
             return np.asarray(values, np.float64)
         self.check_together("The call")
-        with during("a collective of all workers", kind="workers"):
-            total = _summing_of(self._strategy)(tf.constant(values, tf.float64)).numpy()
+        total = _summing_of(self._strategy)(tf.constant(values, tf.float64)).numpy()
         return total / self.replicas_of_each
 
 

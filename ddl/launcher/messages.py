@@ -20,6 +20,6 @@ def quote(lines: Iterable[str]) -> None:
     _print(output.standard_error(), (f"  {line}" for line in lines))
 
 
-def _print(stream: output.FailSafeStream, lines: Iterable[str]) -> None:
+def _print(stream: output.Dropping, lines: Iterable[str]) -> None:
     stream.writelines(f"{line}\n" for line in lines)
     stream.flush()

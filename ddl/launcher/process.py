@@ -12,8 +12,8 @@ from ddl.launcher.pinning import Pinning
 from ddl.launcher.tasks import ClusterTask
 
 # Signals that the launcher blocks and waits for.
-PASSED_ON = (signal.SIGQUIT, signal.SIGUSR2)
-"""Signals that the launcher passes on and that end nothing: stacks, and a profile."""
+PASSED_ON = (signal.SIGQUIT,)
+"""Signals that the launcher passes on and that end nothing: SIGQUIT shows stacks."""
 
 HEARD = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, *PASSED_ON)
 

@@ -1,31 +1,19 @@
 """The directory of a run: its paths, its lock and its config files."""
 
+import ast
 import fcntl
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from ddl.checkpoints.durable_files import write_atomically
 from ddl.errors import ModelDirectoryError, NotReady
 from ddl.files import unwritable
-from ddl.run.timing import goodput
 
-MARK = "sanity_run.txt"
-"""Name of the file that marks a directory as that of a sanity mode; its first line names it."""
-
-
-def sanity_mode_of(path: Path) -> str | None:
-    """Returns the sanity mode that wrote a directory, such as "fast_run"; None if none did.
-
-    Raises:
-      OSError: If the directory cannot be reached.
-    """
-    try:
-        lines = (path / MARK).read_text(encoding="utf-8", errors="replace").splitlines()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return lines[0] if lines else "overfit_batch"
+_MACRO = re.compile(r"^([A-Z][A-Z0-9_]*) = (.+)$", re.MULTILINE)
 
 
 class RunDirectory:
@@ -37,7 +25,6 @@ class RunDirectory:
       config: config.gin, the bound config.
       operative_config: operative_config.gin, all values used, including defaults.
       metrics: metrics.jsonl.
-      goodput: goodput.json, the time of the run's whole life.
       export: Folder of the exported model.
     """
 
@@ -45,8 +32,8 @@ class RunDirectory:
         """Checks that the directory can be used. Changes nothing on disk.
 
         Raises:
-          ModelDirectoryError: If `path` is a URL, is or lies under a file, cannot be reached or
-            written, or was written by --overfit_batch or --fast_run.
+          ModelDirectoryError: If `path` is a URL, is or lies under a file, or cannot be reached or
+            written.
         """
         if "://" in str(path):
             raise ModelDirectoryError(
@@ -59,7 +46,6 @@ class RunDirectory:
         self.config = self.path / "config.gin"
         self.operative_config = self.path / "operative_config.gin"
         self.metrics = self.path / "metrics.jsonl"
-        self.goodput = self.path / goodput.NAME
         self.export = self.path / "export"
         existing = self.path
         with self._reaching():
@@ -74,21 +60,6 @@ class RunDirectory:
                 f"--model_dir={self.path}: {existing} cannot be written. Change its permissions, "
                 "or pass another directory."
             )
-        with self._reaching():
-            self._check_mark()
-
-    def _check_mark(self) -> None:
-        """Raises ModelDirectoryError if a sanity mode wrote the directory."""
-        if (mode := self._marked_by()) is not None:
-            raise ModelDirectoryError(
-                f"--model_dir={self.path} was written by --{mode}, which is no real run. Pass "
-                f"another --model_dir, such as {str(self.path).removesuffix(f'-{mode}')}, or "
-                f"remove {self.path}."
-            )
-
-    def _marked_by(self) -> str | None:
-        """Returns the sanity mode that wrote the directory; None if none did."""
-        return sanity_mode_of(self.path)
 
     @contextmanager
     def _reaching(self) -> Iterator[None]:
@@ -126,6 +97,14 @@ class RunDirectory:
                 f"{self.config} cannot be read: {error}. Restore the file from a backup, or pass "
                 "another --model_dir."
             ) from error
+
+    def macros(self) -> dict[str, Any]:
+        """Returns the macros that a run from a config has written, by name; {} without a config."""
+        try:
+            text = self.operative_config.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return {}
+        return {name: _literal(value) for name, value in _MACRO.findall(text)}
 
     def open(self) -> None:
         """Creates the directory and locks it; see `claim`.
@@ -192,6 +171,14 @@ class RunDirectory:
             write_atomically(path, text)
         except OSError as error:
             raise ModelDirectoryError(unwritable(path, error)) from error
+
+
+def _literal(text: str) -> Any:
+    """Returns the value of a literal; any other text as it is."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
 
 
 class NoCheckpoints:

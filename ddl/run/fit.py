@@ -3,11 +3,10 @@
 import numbers
 import os
 import threading
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from signal import SIG_DFL, SIGINT, SIGQUIT, getsignal
+from signal import SIGINT
 from typing import Any, Literal
 
 from ddl.callbacks.calling import checked_callbacks
@@ -15,7 +14,6 @@ from ddl.callbacks.early_stopping import EarlyStopping
 from ddl.callbacks.schedule import Callback
 from ddl.checkpoints.retention import Retention
 from ddl.checkpoints.warm_start import WarmStart
-from ddl.diagnosis.stacks import shown_on_quit
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, ModelDirectoryError, TrainingInterrupted
 from ddl.optimizers.plateau import plateaus_of
@@ -32,12 +30,10 @@ from ddl.training.actions import Action, checked_actions
 from ddl.training.results.history import History
 from ddl.training.results.progress import is_interactive
 from ddl.training.trainer import Trainer
-from ddl.user_code import hiding_frames
 
 Period = int | Literal["epoch"] | None
 
 
-@hiding_frames
 def fit(
     trainer: Trainer,
     model_dir: str | os.PathLike[str] | None = None,
@@ -58,8 +54,6 @@ def fit(
     trackers: Sequence[Tracker] = (),
     progress: bool = True,
     profile: tuple[int, int] | None = None,
-    spans: bool = False,
-    peak_tflops: float | None = None,
 ) -> History:
     """Makes a whole run: trains, evaluates, logs, saves and resumes, as `ddl.main` does.
 
@@ -91,10 +85,6 @@ def fit(
       progress: Whether to print lines, and in a terminal or a notebook a progress bar.
       profile: The step to begin a profile after and its last step, such as (100, 110). The profile
         is written under `model_dir`, for TensorBoard.
-      spans: Whether to write the phases of the run under `model_dir`, as a trace for Perfetto.
-      peak_tflops: Peak rate of the device of a replica, in 10^12 floating-point operations per
-        second, of which the figure "mfu" is the share that the model's products take. None takes
-        that of a table of GPUs; without it there is no such figure.
 
     Returns:
       The trainer's history, with the figures of earlier calls.
@@ -108,14 +98,12 @@ def fit(
       KeyboardInterrupt: On SIGINT, after the update in progress, and after saving.
       TrainingInterrupted: On SIGTERM, as on SIGINT; on a signal to another worker too.
     """
-    began = time.time()
     if not isinstance(trainer, Trainer):
         raise ConfigError(
             f"fit needs a ddl.Trainer, got {type(trainer).__name__}. Write ddl.fit(ddl.Trainer(…), "
             "train_epochs=5)."
         )
     _check_length(train_steps, train_epochs)
-    _check_number("peak_tflops", peak_tflops, numbers.Real, "a number")
     callbacks = checked_callbacks(callbacks, "callbacks", EarlyStopping)
     given_rules = [one for one in callbacks if isinstance(one, EarlyStopping)]
     if early_stopping is None and len(given_rules) == 1:
@@ -128,8 +116,7 @@ def fit(
             f"{given} needs evaluation data. Pass eval_data to the Trainer, or leave {given} out."
         )
     retention = _with_best(retention or Retention(), early_stopping, restore_best)
-    writes = {"profile": profile is not None, "spans": bool(spans)}
-    _check_directory(model_dir, retention, restore_best, on_divergence, writes)
+    _check_directory(model_dir, retention, restore_best, on_divergence, profile)
     run_plan = RunPlan(
         train_steps=train_steps,
         train_epochs=train_epochs,
@@ -167,9 +154,6 @@ def fit(
                 actions=actions,
                 keeps_history=True,
                 profile=profile,
-                spans=spans,
-                peak_tflops=peak_tflops,
-                began=began,
                 remedy="Raise train_steps or train_epochs to train longer.",
             )
         except TrainingInterrupted as interrupted:
@@ -239,7 +223,7 @@ def _check_directory(
     retention: Retention,
     restore_best: bool,
     on_divergence: str,
-    writes: Mapping[str, bool],
+    profile: tuple[int, int] | None,
 ) -> None:
     """Raises ConfigError if an argument needs a directory to write to and there is none."""
     if model_dir is not None:
@@ -251,11 +235,8 @@ def _check_directory(
         "on_divergence='rewind'": on_divergence == "rewind",
         "retention.every": retention.every is not None,
     }
-    for name, given in writes.items():
-        if given:
-            raise ConfigError(
-                f"{name} needs a place to write to. Pass model_dir, such as 'runs/a'."
-            )
+    if profile is not None:
+        raise ConfigError("profile needs a place to write to. Pass model_dir, such as 'runs/a'.")
     for name, given in needs.items():
         if given:
             raise ConfigError(f"{name} needs checkpoints. Pass model_dir, such as 'runs/digits'.")
@@ -279,8 +260,6 @@ def _check_same_run(files: Files, trainer: Trainer) -> None:
 def _stopping(trainer: Trainer) -> Iterator[StopSignals | None]:
     """Stops the training on SIGINT and SIGTERM; yields None outside of the main thread.
 
-    Shows stacks on SIGQUIT, unless the caller handles this signal.
-
     Raises:
       KeyboardInterrupt: If a SIGINT was received.
       TrainingInterrupted: If a SIGTERM was received.
@@ -289,9 +268,8 @@ def _stopping(trainer: Trainer) -> Iterator[StopSignals | None]:
         yield None
         return
     stop = StopSignals(trainer.request_stop, second_ends=not is_interactive())
-    shown = shown_on_quit() if getsignal(SIGQUIT) == SIG_DFL else nullcontext()
     try:
-        with shown, stop:
+        with stop:
             yield stop
     except TrainingInterrupted as interrupted:
         if stop.received != SIGINT:

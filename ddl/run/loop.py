@@ -8,7 +8,6 @@ from ddl.callbacks.calling import Calls
 from ddl.callbacks.early_stopping import Evaluations
 from ddl.callbacks.moment import MediaWriter
 from ddl.checkpoints.checkpoints import Checkpoints
-from ddl.diagnosis.phases import during
 from ddl.distribution.workers import Workers
 from ddl.errors import ModelDirectoryError, TrainingDiverged, TrainingInterrupted
 from ddl.figures import EXAMPLES_PER_SECOND, LOSS_SCALE, REWINDS, SKIPPED_UPDATES
@@ -19,10 +18,9 @@ from ddl.optimizers.plateau import ReduceOnPlateau, plateaus_of
 from ddl.run.checks.learning_rate import constant_rates, report_restored_rates
 from ddl.run.console import RunConsole
 from ddl.run.directory import NoCheckpoints
+from ddl.run.monitor import Monitor
 from ddl.run.plan import RunPlan
 from ddl.run.profiling import Profiler
-from ddl.run.timing.monitor import Monitor
-from ddl.run.timing.utilization import Utilization
 from ddl.run.writers import Writers
 from ddl.signals import StopSignals
 from ddl.training.actions import Action, EachLoop, Periodic
@@ -49,7 +47,6 @@ class OuterLoop:
         media: MediaWriter | None = None,
         profiler: Profiler | None = None,
         monitor: Monitor | None = None,
-        utilization: Utilization | None = None,
     ):
         """Keeps the parts of a run and schedules the actions.
 
@@ -65,8 +62,7 @@ class OuterLoop:
           actions: Further actions, called after the evaluations and before a checkpoint.
           media: Receives the images, texts and histograms of callbacks; None writes none.
           profiler: Profiles some of the updates; None profiles none.
-          monitor: Measures time and memory; None measures nothing.
-          utilization: The share of the peak rate that a speed takes; None computes none.
+          monitor: Measures waits for input and GPUs; None measures nothing.
         """
         self._trainer = trainer
         self._run_plan = run_plan
@@ -91,11 +87,9 @@ class OuterLoop:
         periodic = [Periodic(every, self._evaluate, last) for every in evaluated_every]
         self._profiler = profiler
         self._monitor = monitor
-        self._utilization = utilization
         # The checkpoint comes last: once a step is saved, its logs are already written.
         self._actions: list[Action] = [
             *([] if profiler is None else [profiler.ending]),
-            *([] if monitor is None else [EachLoop(monitor.loop_ended)]),
             EachLoop(self._show_progress),
             Periodic(run_plan.log_every, self._log, last),
             *periodic,
@@ -164,7 +158,7 @@ class OuterLoop:
         self._add_speed(figures, trainer.pace.take_steps_per_second())
         self._logged = (step, figures)
         if self._monitor is not None:
-            figures = figures | self._monitor.figures(step)
+            figures = figures | self._monitor.figures()
         self._write(step, "train", figures)
 
     def _write(self, step: int, split: str, figures: Mapping[str, float]) -> None:
@@ -225,9 +219,8 @@ class OuterLoop:
     def _save(self, step: int, scheduled: bool = True) -> None:
         evaluated_at, figures = self._evaluated
         figures = figures if evaluated_at == step else {}
-        with during("saving a checkpoint", lambda: f" of step {step:,}", kind="saving"):
-            self._trainer.check_finite()
-            saved = self._checkpoints.save(figures, scheduled, self._calls.ending())
+        self._trainer.check_finite()
+        saved = self._checkpoints.save(figures, scheduled, self._calls.ending())
         if saved and self._calls.follow_saves and (path := self._checkpoints.written()):
             self._calls.after_save(path)
 
@@ -266,7 +259,7 @@ class OuterLoop:
 
     def _finish(self) -> None:
         """Waits for the chief's last write; raises on all workers if it failed."""
-        with during("the last write", kind="saving"), self._workers.failing_together():
+        with self._workers.failing_together():
             self._checkpoints.finish()
 
     def _rewind(self, error: TrainingDiverged) -> None:
@@ -283,17 +276,12 @@ class OuterLoop:
                 "RunPlan.max_rewinds allows."
             ) from error
         rates = constant_rates(trainer.optimizer)
-        if self._monitor is not None:
-            self._monitor.loop_ended(trainer.step)
-        with during("restoring a checkpoint", kind="restoring"):
-            restored = self._checkpoints.restore_latest(scheduled=True)
+        restored = self._checkpoints.restore_latest(scheduled=True)
         if restored is None:
             raise TrainingDiverged(f"{error} There is no checkpoint to rewind to.") from error
         first = int(trainer.state.batches)
         end = int(state.batches) - max(0, int(state.diverged_for) - 1)
         trainer.restore(trainer.state.skipping_to(end, rewinds + 1))
-        if self._monitor is not None:
-            self._monitor.begin(trainer.step)
         self._writers.drop_after(trainer.step)
         self._evaluated, self._logged, self._best_step = (-1, {}), (-1, {}), -1
         self._calls.forget_end()
@@ -310,5 +298,3 @@ class OuterLoop:
     def _add_speed(self, figures: dict[str, float], steps_per_second: float | None) -> None:
         if steps_per_second is not None:
             figures[EXAMPLES_PER_SECOND] = steps_per_second * self._examples_per_step
-            if self._utilization is not None:
-                figures |= self._utilization.figures(steps_per_second)

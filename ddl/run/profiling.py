@@ -1,22 +1,14 @@
 """Profiles of some updates of a run by TensorFlow's profiler."""
 
-import signal
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import tensorflow as tf
 
 from ddl.errors import ConfigError
-from ddl.run.timing import phase_times
 from ddl.training.actions import EachLoop
 from ddl.training.pace import Pace
-
-ON_REQUEST = 10
-"""Updates that a request, such as SIGUSR2, profiles at least."""
 
 
 def check_steps(steps: tuple[int, int] | None, total: int) -> None:
@@ -57,7 +49,7 @@ def missed(steps: tuple[int, int] | None, reached: int) -> str | None:
     if reached >= last:
         return (
             f"There is no profile of steps {first:,} to {last:,}, since the run continues from "
-            f"step {reached:,}. Pass steps from {reached} on, or send SIGUSR2."
+            f"step {reached:,}. Pass steps from {reached} on."
         )
     return (
         f"The profile begins after step {reached:,}, from which the run continues, not after step "
@@ -66,7 +58,7 @@ def missed(steps: tuple[int, int] | None, reached: int) -> str | None:
 
 
 class Profiler:
-    """Profiles a range of updates, and on request the loops that come next.
+    """Profiles a range of updates.
 
     Use it on all workers, in eager, cross-replica context. Each worker writes the profile of its
     own devices. The loops meanwhile do not count for the speed. A failure of the profiler is
@@ -76,7 +68,7 @@ class Profiler:
     def __init__(
         self,
         folder: Path,
-        steps: tuple[int, int] | None,
+        steps: tuple[int, int],
         pace: Pace,
         report: Callable[[str], None],
     ):
@@ -84,22 +76,16 @@ class Profiler:
 
         Args:
           folder: Folder of this worker's profiles.
-          steps: The step to begin after and the last step to profile; None profiles on request
-            alone.
+          steps: The step to begin after and the last step to profile.
           pace: Measures the speed.
           report: Prints a line.
         """
         self._folder = folder
-        self._steps = steps
+        self._steps: tuple[int, int] | None = steps
         self._pace = pace
         self._report = report
-        self._is_requested = False
         self._since = self._reached = 0
         self._until: int | None = None
-
-    def request(self) -> None:
-        """Profiles the next loops until they made `ON_REQUEST` updates. From any thread."""
-        self._is_requested = True
 
     @property
     def ending(self) -> "_Ending":
@@ -121,9 +107,6 @@ class Profiler:
             return
         if self._steps is not None and self._steps[0] <= step < self._steps[1]:
             self._begin(step, self._steps[1])
-        elif self._is_requested:
-            self._is_requested = False
-            self._begin(step, step + ON_REQUEST)
 
     def _begin(self, step: int, until: int) -> None:
         try:
@@ -159,14 +142,6 @@ class Profiler:
             f"The profile of steps {since:,} to {step:,} is in {self._folder}. With the package "
             f"tensorboard-plugin-profile, tensorboard --logdir={self._folder} shows it."
         )
-        try:
-            times = phase_times.measured(self._folder_after(since), since, step)
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            self._report(f"The phases of the profile cannot be read: {reason}.")
-        else:
-            if times is not None:
-                self._report(times.line())
 
     def _folder_after(self, step: int) -> Path:
         return self._folder / f"after-step-{step}"
@@ -175,22 +150,6 @@ class Profiler:
         self._steps = None  # else the next loop would try again
         first = (str(error).splitlines() or [type(error).__name__])[0]
         self._report(f"There is no profile: {first} Training continues.")
-
-    @contextmanager
-    def on_signal(self) -> Iterator[None]:
-        """Makes SIGUSR2 a request within the `with` block, in the main thread."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def handle(number: int, frame: FrameType | None) -> None:
-            self.request()
-
-        previous = signal.signal(signal.SIGUSR2, handle)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGUSR2, signal.SIG_DFL if previous is None else previous)
 
 
 def _options() -> Any:

@@ -1,17 +1,19 @@
 """One run from a config: build → train, evaluate, export or predict."""
 
 import re
+import resource
 import secrets
 from collections.abc import Sequence
 from contextlib import closing
 
+import tensorflow as tf
+
 from ddl import config
 from ddl.checkpoints.checkpoints import Checkpoints
-from ddl.choices import Mode, SanityMode
+from ddl.choices import Mode
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError
 from ddl.optimizers.plateau import plateaus_of
-from ddl.output import report_failures_in
 from ddl.run.checks.config_changes import compare_with_saved_config
 from ddl.run.checks.learning_rate import check_plateau
 from ddl.run.checks.plan import check_best_metric, check_run_plan, without_effect
@@ -20,19 +22,13 @@ from ddl.run.console import RunConsole, format_figures
 from ddl.run.directory import RunDirectory
 from ddl.run.from_checkpoints import SavedWeights, evaluate_saved, export_saved, follow
 from ddl.run.lengths import check_lengths, resolve_lengths, withhold_lengths
-from ddl.run.memory import memory_of_replica
 from ddl.run.placement import Placement
 from ddl.run.plan import RunPlan
 from ddl.run.predicting.predict import Predicting
 from ddl.run.profiling import check_steps
-from ddl.run.sanity.directory import SanityDirectory
-from ddl.run.sanity.modes import check_one_process, note_of, run_sanity_mode
-from ddl.run.sanity.rows import replace_data
 from ddl.run.summary import notes, summary
 from ddl.run.training_run import Files, train_to_end, warm_start
 from ddl.signals import StopSignals
-from ddl.step.observing import observed_by
-from ddl.step.remat.activations import Activations
 from ddl.training.trainer import Trainer
 
 
@@ -46,11 +42,6 @@ def run(
     follow_timeout: float | None = None,
     profile: tuple[int, int] | None = None,
     predictions: str | None = None,
-    sanity: SanityMode | None = None,
-    spans: bool = False,
-    peak_tflops: float | None = None,
-    began: float | None = None,
-    memory_limit: int | None = None,
 ) -> None:
     """Trains, evaluates, exports or predicts, as the loaded gin config and the mode say.
 
@@ -68,13 +59,6 @@ def run(
         one checkpoint.
       profile: The step to begin a profile after, and its last step.
       predictions: With mode `predict`, the file to write: .jsonl, .npz or .parquet.
-      sanity: A mode that looks for errors, in a directory of its own; None makes a real run.
-      spans: Whether a training writes its phases for Perfetto.
-      peak_tflops: Peak rate of the device of a replica, in 10^12 operations per second; None takes
-        that of a table of GPUs.
-      began: When the command began, in seconds since 1970; None: now.
-      memory_limit: With `dry_run`, memory in MiB to compare with: of this process on CPUs, else of
-        a GPU; None takes what the device has.
 
     Raises:
       ConfigError: If the config, a flag or the mode is invalid, or workers differ in them.
@@ -92,15 +76,7 @@ def run(
             "process with --cluster=none."
         )
     console = RunConsole(shows=workers.is_chief)
-    if sanity is not None:
-        check_one_process(sanity, placement.strategy)
-    directory = None
-    if model_dir is not None:
-        directory = (
-            RunDirectory(model_dir) if sanity is None else SanityDirectory(model_dir, sanity)
-        )
-    if directory is not None and not dry_run:
-        report_failures_in(directory.path)
+    directory = None if model_dir is None else RunDirectory(model_dir)
     what = saved_weights or SavedWeights()
     flags = {
         **{"mode": mode, "dry_run": dry_run, "follow_timeout": follow_timeout},
@@ -112,7 +88,7 @@ def run(
         "predictions": predictions,
     }
     check_same_on_all(workers, flags)
-    run_plan, trainer = build(placement, workers, directory, sanity)
+    run_plan, trainer = build(placement, workers, directory)
     predicting = None
     if mode == "predict":
         if predictions is None:
@@ -134,14 +110,9 @@ def run(
         console.line(note)
     if dry_run or directory is None:
         warm_start(trainer, run_plan, console)
-        with observed_by(activations := Activations()):
-            figures = trainer.train(1)
-        console.summary(
-            "memory of each replica", memory_of_replica(trainer, activations, memory_limit)
-        )
-        if (flops := trainer.model_flops) is not None:
-            console.line(f"Operations in products and convolutions of a step: {flops:,.4g}")
+        figures = trainer.train(1)
         console.line(f"One step on one batch: {format_figures(figures)}")
+        console.line(f"Peak memory: {peak_memory()}")
         Checkpoints("", trainer).check()  # reads and writes no files
         console.line("\n" + config.operative_config_text().strip())
         return
@@ -169,21 +140,10 @@ def run(
         directory.write_configs(config.config_text(), config.operative_config_text())
 
     with StopSignals(trainer.request_stop) as stop:
-        if isinstance(directory, SanityDirectory) and sanity is not None:
-            console.line(note_of(sanity, directory, trainer))
-            run_sanity_mode(
-                *(sanity, trainer, run_plan, directory, console, stop),
-                evaluates=evaluates,
-                opened=opened,
-            )
-            return
         train_to_end(
             *(trainer, run_plan, files, console, stop),
             evaluates=evaluates,
             profile=profile,
-            spans=spans,
-            peak_tflops=peak_tflops,
-            began=began,
             before_restore=lambda: compare_with_saved_config(
                 directory, trainer, console, strict=True
             ),
@@ -192,10 +152,7 @@ def run(
 
 
 def build(
-    placement: Placement,
-    workers: Workers,
-    directory: RunDirectory | None = None,
-    sanity: SanityMode | None = None,
+    placement: Placement, workers: Workers, directory: RunDirectory | None = None
 ) -> tuple[RunPlan, Trainer]:
     """Builds the run plan and the Trainer from the loaded config.
 
@@ -205,7 +162,6 @@ def build(
       placement: Strategy, communication and the other settings from flags.
       workers: The workers of the strategy.
       directory: Directory of the run; its saved seed is used if the config binds none.
-      sanity: The sanity mode, which trains on other data; None: a real run.
 
     Raises:
       DdlError: For errors that the user can fix, such as a ConfigError or a DataError.
@@ -215,8 +171,7 @@ def build(
     with placement.strategy.scope():
         config.build("set_numerics")
         batches = resolve_lengths()
-        others = {} if sanity is None else replace_data(sanity, placement.strategy)
-        trainer = config.build("Trainer", **vars(placement), **others)
+        trainer = config.build("Trainer", **vars(placement))
         check_lengths(batches, trainer)
         # Building the plan would report a mistyped metric as one without a direction.
         check_best_metric(config.build_bound("Retention", "best_metric"), trainer)
@@ -224,6 +179,15 @@ def build(
         config.build_bound("Predictions", "data")
         config.build("Predictions")
         return config.build("RunPlan"), trainer
+
+
+def peak_memory() -> str:
+    """Returns the largest memory that this process, and each of its GPUs, has used so far."""
+    peaks = {"process": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10}  # Linux: KiB
+    for gpu in tf.config.list_logical_devices("GPU"):
+        name = gpu.name.removeprefix("/device:")
+        peaks[name] = tf.config.experimental.get_memory_info(name)["peak"]
+    return ", ".join(f"{name} {peak / 2**20:,.0f} MiB" for name, peak in peaks.items())
 
 
 def resolve_seed(directory: RunDirectory | None, workers: Workers) -> None:

@@ -1,34 +1,30 @@
 """A run that trains: compare → restore → loop → close."""
 
 import dataclasses
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 from ddl.callbacks.calling import holders_of, names_of
 from ddl.callbacks.early_stopping import Evaluations
 from ddl.checkpoints.checkpoints import Checkpoints
 from ddl.checkpoints.directory import SavedCheckpoint
-from ddl.diagnosis import stacks
-from ddl.diagnosis.phases import during, observed_by
-from ddl.diagnosis.spans import written_in
-from ddl.diagnosis.times import Times
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError
 from ddl.figures import is_measured
 from ddl.run.checks.learning_rate import constant_rates, report_restored_rates
 from ddl.run.console import RunConsole
 from ddl.run.directory import NoCheckpoints, RunDirectory
+from ddl.run.hyperparameters import session
 from ddl.run.loop import OuterLoop
+from ddl.run.monitor import Monitor
 from ddl.run.plan import RunPlan
 from ddl.run.profiling import Profiler, check_steps, missed
-from ddl.run.timing.monitor import Monitor, WithoutMeasured
-from ddl.run.timing.utilization import Utilization, peak_of_replica
 from ddl.run.trackers.tracker import TrackerWriter
 from ddl.run.writers import (
     JsonLinesWriter,
     TensorBoardWriter,
+    WithoutMeasured,
     Writer,
     Writers,
 )
@@ -91,9 +87,6 @@ def train_to_end(
     opened: Callable[[], None] = nothing,
     keeps_history: bool = False,
     profile: tuple[int, int] | None = None,
-    spans: bool = False,
-    peak_tflops: float | None = None,
-    began: float | None = None,
     remedy: str = "Raise TRAIN_STEPS or TRAIN_EPOCHS to train longer.",
 ) -> None:
     """Resumes a run or begins it, and trains to its end, its early end or a stop.
@@ -111,23 +104,17 @@ def train_to_end(
       before_restore: Called if there are checkpoints, before one is restored.
       opened: Called on the chief when the directory is created and locked.
       keeps_history: Whether an empty history gets the lines of metrics.jsonl.
-      profile: The step to begin a profile after, and its last step; None profiles only on SIGUSR2.
-      spans: Whether to write the phases of the run for Perfetto; needs `files`.
-      peak_tflops: Peak rate of the device of a replica, in 10^12 operations per second; None takes
-        that of a table of GPUs.
-      began: When the command began, in seconds since 1970; None: now.
+      profile: The step to begin a profile after, and its last step; None profiles nothing.
       remedy: Remedy for a run that has reached its end already.
 
     Raises:
       DdlError: As `OuterLoop.run`, `Checkpoints.restore_latest` and `RunDirectory.open`.
     """
-    times, began = Times("start_up"), began or time.time()
     workers = Workers(trainer.strategy)
     total = run_plan.total_steps(trainer.steps_per_epoch)
     check_steps(profile, total)
     evaluations = Evaluations(run_plan.early_stopping) if run_plan.early_stopping else None
     with ExitStack() as stack:
-        stack.enter_context(observed_by(times))
         if files is not None:
             stack.callback(files.directory.release)
             if workers.is_chief:
@@ -160,9 +147,6 @@ def train_to_end(
         if (without := missed(profile, trainer.step)) is not None:
             console.line(without)
         trainer.trace()
-        utilization = Utilization(trainer, peak_of_replica(trainer, peak_tflops))
-        if utilization.line is not None:
-            console.line(utilization.line)
         own: list[Writer] = [WithoutMeasured(trainer.history)]
         if files is not None:
             files.checkpoints.check()
@@ -178,42 +162,29 @@ def train_to_end(
         writers.drop_after(trainer.step)
         checkpoints = files.checkpoints if files is not None else NoCheckpoints()
         profiler = None
-        stacks.keep_in(None if files is None else files.directory.path)
-        if files is not None:
+        if files is not None and profile is not None:
             folder = files.directory.profiles(workers.index, workers.number)
             profiler = Profiler(folder, profile, trainer.pace, console.line)
-            if spans:
-                name = f"worker {workers.index}"
-                stack.enter_context(written_in(files.directory.path, name, console.line))
-        monitor = Monitor(
-            trainer,
-            times,
-            files.directory.goodput if files is not None and workers.is_chief else None,
-            began,
-            console.line,
-        )
         loop = OuterLoop(
             *(trainer, run_plan, checkpoints, writers, console, stop, evaluates),
             evaluations=evaluations,
             actions=actions,
             media=files.events if files is not None and workers.is_chief else None,
             profiler=profiler,
-            monitor=monitor,
-            utilization=utilization,
+            monitor=Monitor(trainer) if workers.is_chief else None,
         )
-        if profiler is not None:
-            stack.enter_context(profiler.on_signal())
+        shown: AbstractContextManager[None] = nullcontext()
+        if files is not None and workers.is_chief and (macros := files.directory.macros()):
+            split = files.directory.path / ("eval" if evaluates else "train")
+            shown = session(split, macros, console.line)
         try:
-            with during("the run", lambda: f", after step {trainer.step:,}", kind="between"):
+            with shown:
                 loop.run()
         finally:
             writers.close()
-            goodput = monitor.close()
         where = "" if files is None else f", written to {files.directory.path}"
         seconds = trainer.pace.total_seconds
         console.line(f"Done: step {trainer.step:,} after {seconds:,.1f} s of training{where}.")
-        if goodput is not None:
-            console.line(goodput)
 
 
 def _restore(
@@ -228,8 +199,7 @@ def _restore(
       Name of the callback that ended the run, if one did.
     """
     rates = constant_rates(trainer.optimizer)
-    with during("restoring a checkpoint", kind="restoring"):
-        saved, kept = (None, False) if files is None else files.checkpoints.resume()
+    saved, kept = (None, False) if files is None else files.checkpoints.resume()
     if saved is not None and kept:
         console.line(f"Continuing at step {trainer.step:,}, at which the trainer saved {saved}.")
         return saved.metadata.ended_by

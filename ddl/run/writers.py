@@ -17,11 +17,12 @@ from absl import logging
 
 from ddl.checkpoints.durable_files import sync, write_atomically
 from ddl.errors import ModelDirectoryError
+from ddl.figures import is_measured
 from ddl.files import open_itself, unwritable
 from ddl.run.event_files import TensorBoardWriter
 from ddl.run.metric_lines import chunks, parsed, start_of_last_line
 
-__all__ = ["JsonLinesWriter", "TensorBoardWriter", "Writer", "Writers"]
+__all__ = ["JsonLinesWriter", "TensorBoardWriter", "WithoutMeasured", "Writer", "Writers"]
 
 # Attempts to open a file that others replace, a millisecond apart.
 _ATTEMPTS = 2000
@@ -208,6 +209,27 @@ class JsonLinesWriter:
 
     def _error(self, error: OSError) -> ModelDirectoryError:
         return ModelDirectoryError(unwritable(self._path, error))
+
+
+class WithoutMeasured:
+    """Passes a writer all figures but those of the machine."""
+
+    def __init__(self, writer: Writer):
+        """Keeps the writer."""
+        self._writer = writer
+
+    def write(self, step: int, epoch: float, split: str, values: Mapping[str, float]) -> None:
+        """See `Writer`."""
+        kept = {name: value for name, value in values.items() if not is_measured(name)}
+        self._writer.write(step, epoch, split, kept)
+
+    def drop_after(self, last_step: int) -> None:
+        """See `Writer`."""
+        self._writer.drop_after(last_step)
+
+    def close(self) -> None:
+        """See `Writer`."""
+        self._writer.close()
 
 
 class Writers:

@@ -25,7 +25,6 @@ from ddl.step.accumulation import over_microbatches
 from ddl.step.all_reduce import AllReduce
 from ddl.step.compiled.compiler import Compiler
 from ddl.step.compiled.deferred import Deferred
-from ddl.step.monitoring.phases import phase
 from ddl.step.moving_statistics import Statistics
 from ddl.step.objective import Objective
 from ddl.step.observing import observe
@@ -98,7 +97,7 @@ class GlobalGradient:
           ConfigError: If the loss does not depend on a variable; while tracing.
         """
         gradients, sums = self.of_replicas(objective, variables, batch, state, draws, each)
-        with phase("all_reduce"):
+        with tf.name_scope("ddl_all_reduce"):
             sums = self.all_reduce.of_sums(sums)
             gradients = self.all_reduce(gradients, variables)
         gradients = gradient_path.with_each_row_once(gradients, self.strategy)
@@ -222,7 +221,7 @@ class GlobalGradient:
         """Returns gradients and sums of microbatch `index`. Replica context."""
         features, microbatch = self.examples(batch, index, state, draws)
         tape = tf.GradientTape(persistent=each is not None)
-        with tape, microbatch.forward(), phase("forward"):
+        with tape, microbatch.forward(), tf.name_scope("ddl_forward"):
             if each is None:
                 loss, sums = objective(features, training=True)
             else:
@@ -232,7 +231,7 @@ class GlobalGradient:
         watched = tape.watched_variables()
         others = gradient_path.left_out(watched, variables, self.own, self.complete)
         updated = [v.value for v in variables]
-        with microbatch.backward(), phase("backward"):
+        with microbatch.backward(), tf.name_scope("ddl_backward"):
             observe("backward")
             if each is None:
                 gradients = tape.gradient(loss, updated + others)

@@ -1,7 +1,8 @@
 """A hook through which `ddl.checking` reads the tensors of an update while it is traced.
 
-In a normal run the only observer counts operations (`ddl.step.monitoring.flops`) and adds none to
-the graph. The events, in the order of the computation:
+In a normal run the only observer warns of operations that do not repeat their bits
+(`ddl.step.monitoring.repetition`) and adds none to the graph. The events, in the order of the
+computation:
 
     "update"      cross-replica   the trace of an update begins
     "gradients"   cross-replica   a gradient or a sum begins: loss, the name of the loss

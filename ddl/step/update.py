@@ -26,7 +26,6 @@ from ddl.step.compiled.compiler import Compiler
 from ddl.step.global_gradient import GlobalGradient
 from ddl.step.gradients import packs
 from ddl.step.metric_sums import SumsOfLosses
-from ddl.step.monitoring.phases import phase
 from ddl.step.moving_statistics import Statistics
 from ddl.step.observing import observe
 from ddl.step.order_of_sums import fixed_order_of_sums
@@ -283,7 +282,7 @@ class _Work:
             OptimizerPart(update.optimizers[name], places, self._plan.frozen_until(name))
             for name, places in parts.items()
         ]
-        with phase("update"):
+        with tf.name_scope("ddl_update"):
             norm = apply(
                 *(self.strategy, gradients.to_apply, gradients.variables, used),
                 *(update.clips[optimizer], self._state.step, update.compiler),

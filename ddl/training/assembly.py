@@ -36,7 +36,7 @@ from ddl.tasks.task import LossFunction, Task, has_step
 from ddl.training.asynchronous.loop import CoordinatedEvaluation
 from ddl.training.checks.arguments import Options
 from ddl.training.checks.batch_size import sizes_by_source
-from ddl.training.checks.fixed_settings import FixedSettings
+from ddl.training.checks.fixed_settings import TrainedVariables
 from ddl.training.checks.model import (
     check_created_in_scope,
     computes_in_float16,
@@ -72,7 +72,7 @@ class Assembly:
       given: Evaluations and predictions on data that a call gives.
       corpus: The figures of all outputs of an evaluation.
       finite: Check of all variables that an update may change.
-      settings: The settings that must not change.
+      trained: The choice of trained variables, which must not change.
     """
 
     workers: Workers
@@ -88,7 +88,7 @@ class Assembly:
     given: OtherData
     corpus: CorpusFigures
     finite: VariablesFinite
-    settings: FixedSettings
+    trained: TrainedVariables
 
     @property
     def first(self) -> BatchPipeline:
@@ -96,23 +96,13 @@ class Assembly:
         return next(iter(self.train.values()))
 
     def check_for_training(self) -> None:
-        """Raises ConfigError for a changed setting, or rows that depend on each other."""
-        self.settings.check_for_training()
+        """Raises ConfigError for other trained variables, or rows that depend on each other."""
+        self.trained.check()
         of_one = list(self.train) == [""]
         modes = [True, False] if of_one and self.eval_pipeline is not None else [True]
         with self.workers.failing_together():
             for name, pipeline in self.train.items():
                 self.rows.check(pipeline, modes, name)
-
-    def check_for_evaluation(self, pipeline: BatchPipeline | None = None) -> None:
-        """Raises ConfigError as `check_for_training`, of what the evaluation reads.
-
-        Args:
-          pipeline: The data to evaluate on; None checks the settings alone.
-        """
-        self.settings.check_for_evaluation()
-        if pipeline is not None:
-            self.rows.check(pipeline, [False])
 
 
 def assemble(
@@ -241,7 +231,7 @@ def assemble(
         given,
         corpus,
         VariablesFinite(kept_finite, workers),
-        FixedSettings(task, layers, list(optimizers.values()), plan.trained, plan.read),
+        TrainedVariables(task, layers),
     )
 
 

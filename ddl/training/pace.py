@@ -47,6 +47,8 @@ class Pace:
         self._seconds = 0.0
         self.counts = True
         """Whether loops count for the speed; not while a profiler slows them down."""
+        self.timed_seconds = 0.0
+        """Seconds of the loops that count for the speed."""
         self.total_seconds = 0.0
         """Seconds spent in loops, tracing included; a resumed run adds to the restored value."""
         self.steps_per_second: float | None = None
@@ -71,6 +73,7 @@ class Pace:
     def _record(self, steps: int, seconds: float) -> None:
         self._steps += steps
         self._seconds += seconds
+        self.timed_seconds += seconds
         if steps and seconds > 0:
             self.steps_per_second = steps / seconds
         if self._fixed is None and steps:

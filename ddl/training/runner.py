@@ -3,18 +3,16 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from ddl.diagnosis.phases import during
 from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError
-from ddl.step.monitoring.flops import ModelFlops
 from ddl.step.monitoring.repetition import Repetition
 from ddl.step.observing import observed_by
 from ddl.step.state import TrainingState
 from ddl.step.update import UpdateStep
 from ddl.training.actions import Action
 from ddl.training.asynchronous.loop import CoordinatedLoop
-from ddl.training.checks.fixed_settings import FixedSettings
+from ddl.training.checks.fixed_settings import TrainedVariables
 from ddl.training.divergence import check_state_finite
 from ddl.training.evaluation_weights import EvaluationWeights
 from ddl.training.loop import TrainingLoop
@@ -30,7 +28,6 @@ class LoopRunner:
       loop: The training loop.
       stop: Flag that ends a loop.
       restores: Number of states that were restored so far.
-      flops: Floating-point operations of the model in the traced update.
     """
 
     def __init__(
@@ -38,7 +35,7 @@ class LoopRunner:
         update: UpdateStep,
         workers: Workers,
         pace: Pace,
-        settings: FixedSettings,
+        trained: TrainedVariables,
         weights: EvaluationWeights,
         max_skipped_updates: int,
     ):
@@ -48,7 +45,7 @@ class LoopRunner:
           update: Makes one update.
           workers: The workers of the strategy.
           pace: Measures the loops and says how long they are.
-          settings: Settings that must not change once the loop is traced.
+          trained: The choice of trained variables, which an action must not change.
           weights: The weights for evaluation, which an action must not leave in the model.
           max_skipped_updates: Consecutive skipped updates after which training counts as diverged.
         """
@@ -69,12 +66,11 @@ class LoopRunner:
         self._update = update
         self._workers = workers
         self._pace = pace
-        self._settings = settings
+        self._trained = trained
         self._weights = weights
         self._max_skipped_updates = max_skipped_updates
         self._lost_at: int | None = None  # the step after which a loop was cut off
         self.restores = 0
-        self.flops = ModelFlops()
         self._repetition = Repetition()
 
     @property
@@ -104,7 +100,7 @@ class LoopRunner:
                 for action in actions:
                     action(self.step)
                 if actions:
-                    self._settings.check_for_training()
+                    self._trained.check()
                     self._weights.check_not_applied()
             if self.stop.take():
                 return True
@@ -114,36 +110,25 @@ class LoopRunner:
         """Runs one loop, to step `end` or less far, and checks the state reached."""
         start = self.step
         with self._pace.loop() as timer:
-            # In its first call, TensorFlow optimizes the graph.
-            kind, before = ("loop", None) if self._has_run else ("tracing", "tracing")
-            with during("preparing the training loop", kind=before), self._observed():
+            with observed_by(self._repetition):
                 self.loop.trace(self.state)
             # After an error in the loop, model and optimizer are ahead of the state.
             self._lost_at = start
-            first = self.state
-            with during("the training loop", lambda: _position(first, end), kind):
-                self.state = self.loop.run(first, end)
-                reached = self.step  # waits for the devices
+            self.state = self.loop.run(self.state, end)
+            reached = self.step  # waits for the devices
             self._lost_at = None
             timer.steps = reached - start
             timer.traced = not self._has_run
-        if not self._has_run:
-            self._settings.take_for_training()
-            if isinstance(self.loop, TrainingLoop) and self.loop.input_wait is not None:
-                self.loop.input_wait.restart()  # its time counts as tracing
+        wait = self.loop.input_wait if isinstance(self.loop, TrainingLoop) else None
+        if wait is not None and not self._has_run:
+            wait.restart()  # the speed leaves this loop out, too
         self._has_run = True
         check_state_finite(self.state, self._update, self._max_skipped_updates)
 
     def trace(self) -> None:
         """Traces the loop without running it."""
-        with during("tracing the training loop", kind="tracing"), self._observed():
+        with observed_by(self._repetition):
             self.loop.trace(self.state)
-        self._settings.take_for_training()
-
-    @contextmanager
-    def _observed(self) -> Iterator[None]:
-        with observed_by(self.flops), observed_by(self._repetition):
-            yield
 
     def restore(self, state: TrainingState) -> None:
         """Takes over a state to which model and optimizer belong."""
@@ -176,9 +161,3 @@ class LoopRunner:
                 "have made further updates. Restore a checkpoint with restore_latest, or create a "
                 "new model, optimizer and Trainer."
             )
-
-
-def _position(state: TrainingState, end: int) -> str:
-    """Describes a loop that began at a state, for a run that is stuck in it."""
-    step, batch = int(state.step), int(state.batches)
-    return f" from step {step:,} to at most {end:,}, from batch {batch:,} on"

@@ -1,6 +1,5 @@
 """The computation of a trainer: the plan of its step, and the objective of its evaluation."""
 
-import dataclasses
 from collections.abc import Callable, Mapping
 
 import tensorflow as tf
@@ -14,7 +13,6 @@ from ddl.step.verbs.gradients import trainable_variables
 from ddl.step.verbs.plan import BUILT_IN, StepPlan
 from ddl.step.verbs.planning import plan_step
 from ddl.tasks.task import LossFunction, Task, evaluation_loss, has_step
-from ddl.training.checks.read_attributes import ReadAttributes
 
 
 def step_plan(
@@ -30,19 +28,6 @@ def step_plan(
       ConfigError: If the strategy cannot run a step of one's own, the step is misused, or there are
         several optimizers without a step.
     """
-    read = ReadAttributes(task)
-    with read.noted():
-        plan = _planned(task, groups, objective, strategy, data)
-    return dataclasses.replace(plan, read=read.names)
-
-
-def _planned(
-    task: Task,
-    groups: Mapping[str, Mapping[str, Group]],
-    objective: Callable[[LossFunction | None, str], Objective],
-    strategy: tf.distribute.Strategy,
-    data: Mapping[str, BatchPipeline],
-) -> StepPlan:
     name = type(task).__name__
     if has_step(task):
         if traits_of(strategy).asynchronous:

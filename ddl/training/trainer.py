@@ -32,7 +32,6 @@ from ddl.training.results.evaluating import Evaluating
 from ddl.training.results.history import History
 from ddl.training.results.progress import shown
 from ddl.training.runner import LoopRunner
-from ddl.user_code import hiding_frames
 
 
 class Trainer(Evaluating):
@@ -50,7 +49,6 @@ class Trainer(Evaluating):
     one, make a new Trainer with a new optimizer.
     """
 
-    @hiding_frames
     def __init__(
         self,
         task: Task | StepTask,
@@ -178,7 +176,7 @@ class Trainer(Evaluating):
             parts.update,
             parts.workers,
             self.pace,
-            parts.settings,
+            parts.trained,
             parts.evaluation_weights,
             max_skipped_updates,
         )
@@ -200,7 +198,6 @@ class Trainer(Evaluating):
     def state(self, state: TrainingState) -> None:
         self.restore(state)
 
-    @hiding_frames
     def train(
         self,
         steps: int | None = None,
@@ -227,8 +224,8 @@ class Trainer(Evaluating):
           KeyboardInterrupt: On SIGINT, in the main thread under Python's default handler. Training
             ends as after `request_stop`: the trainer can be saved, and can train further.
           ConfigError: If not one length is given, the task cannot be trained, the call is within
-            `evaluation_weights` or an iterator of `predict_batches` is open, or a fixed setting was
-            changed.
+            `evaluation_weights` or an iterator of `predict_batches` is open, or other variables
+            are to be trained than before.
           DataError: If the data cannot be read, or all examples so far have weight 0.
           WorkerLost: If a parameter server was lost.
         """
@@ -258,30 +255,10 @@ class Trainer(Evaluating):
         """Withdraws a request to stop that no training has answered yet."""
         self._runner.stop.withdraw()
 
-    @hiding_frames
     def trace(self) -> None:
         """Traces the training loop without running it, to raise errors in the task early."""
         self._parts.check_for_training()
         self._runner.trace()
-
-    @property
-    def model_flops(self) -> int | None:
-        """Floating-point operations of an update, over all replicas; None if not countable.
-
-        Counted are matrix products and convolutions of the forward and backward passes, with
-        padding; a multiplication with its addition counts 2. None also before the first trace, and
-        if a condition or a loop, such as that of a recurrent layer, decides about the operations.
-        """
-        of_microbatch = self._runner.flops.of_microbatch
-        if of_microbatch is None:
-            return None
-        return of_microbatch * self.accumulation_steps * self.strategy.num_replicas_in_sync
-
-    @property
-    def reason_without_flops(self) -> str:
-        """Why `model_flops` is None; "" if it is not."""
-        batches = "batches have several lengths"
-        return "" if self.model_flops is not None else self._runner.flops.reason or batches
 
     def check_finite(self) -> None:
         """Raises TrainingDiverged if a weight, slot, statistic or average is not finite.

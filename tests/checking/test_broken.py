@@ -5,6 +5,7 @@ import re
 import pytest
 
 from ddl import check as door
+from ddl import output
 from ddl.checking import check, checked, worker
 from ddl.checking.configurations import ONE, WRITER
 from ddl.checking.recording import Recording
@@ -68,6 +69,7 @@ def test_a_name_that_processes_cannot_import(factory, message):
 )
 def test_bad_flags_are_found_before_processes_start(flags, message, capsys, monkeypatch):
     monkeypatch.setattr(checked, "record", None)
+    monkeypatch.setattr(output, "_program", output._program)
     with pytest.raises(SystemExit) as exit_:
         door.run(["check", *flags])
     for name in door.FLAGS:

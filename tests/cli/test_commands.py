@@ -20,8 +20,7 @@ def without_end_of_the_process(monkeypatch):
 
     monkeypatch.setattr(os, "_exit", leave)
     # What a command sets for its process.
-    monkeypatch.setattr(output._REPORTS, "program", output._REPORTS.program)
-    monkeypatch.setattr(output._REPORTS, "quiet", output._REPORTS.quiet)
+    monkeypatch.setattr(output, "_program", output._program)
 
 
 @pytest.mark.parametrize(

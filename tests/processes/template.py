@@ -76,12 +76,11 @@ def _end(status: int) -> NoReturn:
 
 
 def _import_what_programs_import() -> None:
-    from ddl.cli.tensorflow_messages import quiet_start_up
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    import ddl.main
+    import ddl.run.from_checkpoints
+    import ddl.run.train  # noqa: F401
 
-    with quiet_start_up():
-        import ddl.main
-        import ddl.run.from_checkpoints
-        import ddl.run.train  # noqa: F401
     _forget_packages()
     gc.collect()
     gc.freeze()  # a collection in a fork would copy all memory of the template

@@ -12,7 +12,6 @@ import pytest
 
 import ddl
 from ddl.callbacks.early_stopping import EarlyStopping, Evaluations
-from ddl.diagnosis import stacks
 from ddl.errors import ConfigError, DataError, ModelDirectoryError, TrainingInterrupted
 from ddl.figures import is_measured
 from ddl.run import fit
@@ -213,34 +212,6 @@ def test_a_signal_after_the_last_update_says_that_none_is_lost(trainer):
     with pytest.raises(TrainingInterrupted, match=message):
         ddl.fit(trainer, train_steps=2, actions=[action], progress=False)
     assert trainer.step == 2
-
-
-def test_sigquit_shows_the_stacks_and_the_run_continues(trainer, tmp_path, monkeypatch, capfd):
-    phases, described = [], threading.Event()
-    monkeypatch.setattr(stacks, "say", lambda text: (phases.append(text), described.set()))
-
-    def hangs(step):
-        if step == 3:
-            os.kill(os.getpid(), signal.SIGQUIT)
-            assert described.wait(60)
-
-    ddl.fit(trainer, tmp_path, train_steps=5, actions=[EachLoop(hangs)], progress=False)
-    assert trainer.step == 5
-    assert "the run, after step 3" in phases[0]
-    # faulthandler writes 100 threads at most, and earlier tests may have left some.
-    assert "(most recent call first)" in capfd.readouterr().err
-    assert signal.getsignal(signal.SIGQUIT) == signal.SIG_DFL
-
-
-def test_a_callers_handler_of_sigquit_stays(trainer):
-    received = []
-    before = signal.signal(signal.SIGQUIT, lambda number, _: received.append(number))
-    try:
-        action = EachLoop(lambda _: os.kill(os.getpid(), signal.SIGQUIT))
-        ddl.fit(trainer, train_steps=2, actions=[action], progress=False)
-    finally:
-        signal.signal(signal.SIGQUIT, before)
-    assert received == [signal.SIGQUIT] * 2
 
 
 @pytest.mark.parametrize("has_prompt", [False, True])

@@ -1,9 +1,7 @@
 """The interface of a tracker, and the writer that sends the figures of a run to one."""
 
-import ast
 import importlib.util
 import queue
-import re
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -23,8 +21,6 @@ FOLDER = "trackers"
 
 # Seconds that the end of a run waits for a tracker. A preempted machine gives about 30.
 _PATIENCE = 20.0
-
-_MACRO = re.compile(r"^([A-Z][A-Z0-9_]*) = (.+)$", re.MULTILINE)
 
 
 class Session(Protocol):
@@ -151,27 +147,10 @@ class TrackerWriter:
         run_id = None
         with suppress(FileNotFoundError):
             run_id = (folder / "run_id").read_text(encoding="utf-8").strip() or None
-        session = self._tracker.begin(folder, settings_of(self._directory), run_id)
+        session = self._tracker.begin(folder, self._directory.macros(), run_id)
         if session.id != run_id:
             write_atomically(folder / "run_id", session.id + "\n")
         return session
-
-
-def settings_of(directory: RunDirectory) -> dict[str, Any]:
-    """Returns the macros that a run from a config has written, by name; {} for one from Python."""
-    try:
-        text = directory.operative_config.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return {}
-    return {name: _literal(value) for name, value in _MACRO.findall(text)}
-
-
-def _literal(text: str) -> Any:
-    """Returns the value of a literal; any other text as it is."""
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
 
 
 def checked_trackers(trackers: Any, where: str) -> tuple[Tracker, ...]:

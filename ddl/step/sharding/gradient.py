@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 import keras
+import tensorflow as tf
 
 from ddl.microbatch import Draws
 from ddl.step import gradients as gradient_path
 from ddl.step.global_gradient import GlobalGradient
-from ddl.step.monitoring.phases import phase
 from ddl.step.objective import Objective
 from ddl.step.reduced import Reduced
 from ddl.step.sharding.in_shares import InShares
@@ -40,7 +40,7 @@ def gradient_in_shares(
       ConfigError: As `GlobalGradient`.
     """
     gradients, sums = gradient.of_replicas(objective, variables, batch, state, draws)
-    with phase("all_reduce"):
+    with tf.name_scope("ddl_all_reduce"):
         sums = gradient.all_reduce.of_sums(sums)
         shares = sharding.summed(gradients)
     finite = sharding.finite(shares) if gradient.scales else None

@@ -46,7 +46,6 @@ class StepPlan:
       own: Variables that the task keeps outside of its layers.
       frozen: Weights of layers that no verb changes; the step may assign to them.
       assigned: Saved variables that the step itself assigns, such as a learning rate.
-      read: Names of the task's numbers and texts that its trace has read.
     """
 
     task: Task
@@ -65,7 +64,6 @@ class StepPlan:
     own: Sequence[tf.Variable] = ()
     frozen: Sequence[tf.Variable] = ()
     assigned: Sequence[tf.Variable] = ()
-    read: Collection[str] = ()
 
     @property
     def run(self) -> Callable[[Any, Any], None]:

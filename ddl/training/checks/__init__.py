@@ -1,1 +1,1 @@
-"""Checks before training: batch sizes, the model, row independence, fixed settings."""
+"""Checks before training: batch sizes, the model, row independence, settings that are fixed."""

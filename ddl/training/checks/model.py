@@ -117,16 +117,10 @@ def depends_on_microbatches(layers: Sequence[keras.layers.Layer]) -> bool:
     The result depends on it if a layer takes statistics of a microbatch, or draws by replica.
     Variables that a user's layer writes in its forward pass are not examined.
     """
-    return bool(names_that_depend_on_microbatches(layers))
-
-
-def names_that_depend_on_microbatches(layers: Sequence[keras.layers.Layer]) -> list[str]:
-    """Returns the names of the layers that `depends_on_microbatches` finds."""
-    return [
-        layer.name
+    return any(
+        isinstance(layer, keras.layers.BatchNormalization) or _draws_by_replica(layer)
         for layer in layers
-        if isinstance(layer, keras.layers.BatchNormalization) or _draws_by_replica(layer)
-    ]
+    )
 
 
 def _draws_by_replica(layer: keras.layers.Layer) -> bool:

@@ -7,21 +7,17 @@ from typing import Any
 
 from ddl.data import BatchPipeline
 from ddl.data.source import Source
-from ddl.diagnosis.phases import during
 from ddl.errors import ConfigError
 from ddl.signals import deferring_interrupt
 from ddl.step.state import TrainingState
 from ddl.training.checks.arguments import check_one_data_set
 from ddl.training.results.other_data import check_one_order
 from ddl.training.results.readings import Readings
-from ddl.user_code import hiding_frames
 
 
 class Evaluating(Readings):
     """The part of `ddl.Trainer` that evaluates and predicts."""
 
-    @hiding_frames
-    @during("an evaluation", kind="evaluation")
     def evaluate(self, data: Any = None, *others: Any, averaged: bool = True) -> dict[str, float]:
         """Returns loss and metrics of a data set, each example counted once.
 
@@ -35,7 +31,7 @@ class Evaluating(Readings):
             Within `evaluation_weights` the weights of that block are evaluated.
 
         Raises:
-          ConfigError: If there are no data, or several, or if a fixed setting was changed.
+          ConfigError: If there are no data, or several.
           DataError: If the data cannot be read, have other features than the training data, or if
             all examples have weight 0.
           KeyboardInterrupt: On SIGINT, in the main thread, after the evaluation.
@@ -56,18 +52,16 @@ class Evaluating(Readings):
                 "The Trainer has no evaluation data. Pass eval_data to its constructor, or data to "
                 "evaluate."
             )
-        parts.check_for_evaluation(pipeline)
+        if pipeline is not None:
+            parts.rows.check(pipeline, [False])
         with deferring_interrupt(), self.evaluation_weights(averaged=averaged):
             means = run(self._runner.state)
             if pipeline is not None:
                 means |= parts.corpus.of(pipeline.source, self._runner.state, means["loss"])
             if data is None and averaged:
                 self._record("eval", means)
-        parts.settings.take_for_evaluation()
         return means
 
-    @hiding_frames
-    @during("a prediction")
     def predict(
         self,
         data: Any,
@@ -94,8 +88,7 @@ class Evaluating(Readings):
           Arrays [n, …], in the structure that `predict` of the task, or `function`, returns.
 
         Raises:
-          ConfigError: If the task has no `predict` or its outputs are not [batch, …], or if a fixed
-            setting was changed.
+          ConfigError: If the task has no `predict` or its outputs are not [batch, …].
           DataError: If the data cannot be read, or a feature is missing or has another shape than
             in the training data.
           KeyboardInterrupt: On SIGINT, in the main thread, after the prediction.
@@ -103,15 +96,11 @@ class Evaluating(Readings):
         check_one_data_set("predict", data, others)
         self._parts.workers.check_together("Trainer.predict")
         self._runner.check_not_lost()
-        self._parts.check_for_evaluation()
         with deferring_interrupt(), self.evaluation_weights(averaged=averaged):
-            outputs = self._parts.given.predict(
+            return self._parts.given.predict(
                 data, self._runner.state, function, weightless=weightless
             )
-        self._parts.settings.take_for_evaluation()
-        return outputs
 
-    @hiding_frames
     def predict_batches(
         self,
         data: Any,
@@ -148,12 +137,10 @@ class Evaluating(Readings):
         parts = self._parts
         parts.workers.check_together("Trainer.predict_batches")
         self._runner.check_not_lost()
-        parts.check_for_evaluation()
         with self.evaluation_weights(averaged=averaged):
             yield from parts.given.predict_batches(
                 data, self._runner.state, features, first_batch, keeps=keeps
             )
-        parts.settings.take_for_evaluation()
 
     def check_predicts(self, what: str, source: Source) -> None:
         """Checks that the task has outputs, and the data an order, without reading any.

@@ -16,7 +16,6 @@ from ddl.step.compiled.compiler import Compiler
 from ddl.step.objective import Objective
 from ddl.step.state import TrainingState
 from ddl.training.asynchronous.loop import CoordinatedEvaluation
-from ddl.training.checks.task_code import code_of_methods
 from ddl.training.evaluation import Evaluation
 from ddl.training.results.prediction import Prediction
 
@@ -86,7 +85,7 @@ class OtherData:
         if traits_of(self._strategy).asynchronous:
             objective = self._objective(pipeline)
             return CoordinatedEvaluation(objective, pipeline, self._strategy).run(state)
-        form = (_form(pipeline), code_of_methods(self._task))
+        form = _form(pipeline)
         if form not in self._evaluations:
             objective = self._objective(pipeline)
             evaluation = Evaluation(objective, None, self._strategy, self._compiler())
@@ -242,7 +241,7 @@ class OtherData:
         weightless: bool = True,
     ) -> Prediction:
         weightless = weightless or "weight" not in pipeline.source.element_spec
-        form = (_form(pipeline), code_of_methods(self._task), features, function, weightless)
+        form = (_form(pipeline), features, function, weightless)
         if form not in self._predictions:
             name = f"{type(self._task).__name__}.predict"
             if function is not None:

@@ -19,7 +19,7 @@ from ddl.figures import (
     SKIPPED_UPDATES,
     is_one_of_many,
 )
-from ddl.output import printable, say, standard_output
+from ddl.output import Dropping, printable, say, standard_output
 from ddl.training.actions import EachLoop
 
 _ORDER = ("loss", "accuracy")
@@ -69,7 +69,7 @@ def open_bar(console: Console, step: int, total: int) -> Bar | None:
         return None
     if console.is_terminal:
         return _TerminalBar(console, step, total)
-    if console.file is standard_output() and (display := _notebook_display()) is not None:
+    if isinstance(console.file, Dropping) and (display := _notebook_display()) is not None:
         return _NotebookBar(display, step, total)
     return None
 

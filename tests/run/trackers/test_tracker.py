@@ -9,7 +9,7 @@ from ddl.errors import ConfigError, TrainingInterrupted
 from ddl.run.directory import RunDirectory
 from ddl.run.plan import RunPlan
 from ddl.run.trackers import tracker as trackers
-from ddl.run.trackers.tracker import TrackerWriter, check_installed, settings_of
+from ddl.run.trackers.tracker import TrackerWriter, check_installed
 from ddl.run.writers import Writers
 
 
@@ -142,7 +142,7 @@ def test_without_a_directory_no_id_is_kept():
 
 
 def test_a_run_from_python_has_no_macros(directory):
-    assert settings_of(directory) == {}
+    assert directory.macros() == {}
 
 
 def test_refusals():

@@ -1,1 +1,0 @@
-"""Where the time of a run goes, and what its process and its GPUs use."""
