@@ -12,7 +12,6 @@ from ddl.distribution.traits import traits_of
 from ddl.errors import ConfigError, TrainingDiverged
 from ddl.optimizers.named import by_name
 from ddl.training.trainer import Trainer
-from ddl.user_code import hiding_frames
 
 _FEWEST = 10
 
@@ -34,7 +33,6 @@ class RangeTest:
     suggested: float | None
 
 
-@hiding_frames
 def find_learning_rate(
     trainer: Trainer, lowest: float = 1e-6, highest: float = 10.0, steps: int = 200
 ) -> RangeTest:
