@@ -18,12 +18,12 @@ from ddl.optimizers.plateau import ReduceOnPlateau, plateaus_of
 from ddl.run.checks.learning_rate import constant_rates, report_restored_rates
 from ddl.run.console import RunConsole
 from ddl.run.directory import NoCheckpoints
-from ddl.run.monitor import Monitor
 from ddl.run.plan import RunPlan
 from ddl.run.profiling import Profiler
 from ddl.run.writers import Writers
 from ddl.signals import StopSignals
 from ddl.training.actions import Action, EachLoop, Periodic
+from ddl.training.monitor import Monitor
 from ddl.training.trainer import Trainer
 
 

@@ -15,9 +15,8 @@ from ddl.figures import is_measured
 from ddl.run.checks.learning_rate import constant_rates, report_restored_rates
 from ddl.run.console import RunConsole
 from ddl.run.directory import NoCheckpoints, RunDirectory
-from ddl.run.hyperparameters import session
+from ddl.run.event_files import session
 from ddl.run.loop import OuterLoop
-from ddl.run.monitor import Monitor
 from ddl.run.plan import RunPlan
 from ddl.run.profiling import Profiler, check_steps, missed
 from ddl.run.trackers.tracker import TrackerWriter
@@ -30,6 +29,7 @@ from ddl.run.writers import (
 )
 from ddl.signals import StopSignals
 from ddl.training.actions import Action
+from ddl.training.monitor import Monitor
 from ddl.training.trainer import Trainer
 
 

@@ -8,7 +8,7 @@ from tensorboard.plugins.hparams import metadata
 from tensorboard.plugins.hparams.api_pb2 import Status
 
 from ddl.errors import TrainingDiverged, TrainingInterrupted
-from ddl.run.hyperparameters import session
+from ddl.run.event_files import session
 
 MACROS = {
     "SEED": 3,

@@ -5,8 +5,8 @@ import types
 
 import pytest
 
-from ddl.run import monitor
-from ddl.run.monitor import Monitor
+from ddl.training import monitor
+from ddl.training.monitor import Monitor
 
 
 class Trained:
