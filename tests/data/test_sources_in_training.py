@@ -151,7 +151,7 @@ SGD.learning_rate = 0.1
 """
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_two_workers_train_what_one_does_and_resume(folder, tmp_path):
     """All sources in one run: by one worker, by two, and begun by some and resumed by others."""
     (tmp_path / "all.gin").write_text(GIN.replace("FOLDER", repr(str(folder))))

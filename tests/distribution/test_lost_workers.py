@@ -21,8 +21,8 @@ LONG = ["TRAIN_STEPS = 100000", "EVAL_EVERY = 100000", "CHECKPOINT_EVERY = 20"]
 LIMITS = ["--join_timeout=30", "--peer_timeout=6", "--stall_timeout=6"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("victim", "number"), [(0, signal.SIGSTOP), (2, signal.SIGKILL)])
+@pytest.mark.processes
+@pytest.mark.parametrize(("victim", "number"), [(0, signal.SIGSTOP)])
 def test_lost_in_training(tmp_path, victim, number):
     model_dir = tmp_path / "run"
     hosts = addresses(3)
@@ -46,7 +46,7 @@ def test_lost_in_training(tmp_path, victim, number):
     assert_none_left(model_dir)
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_a_worker_that_never_comes(tmp_path):
     model_dir = tmp_path / "run"
     hosts = addresses(3)

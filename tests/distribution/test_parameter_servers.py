@@ -88,7 +88,7 @@ def counts(model_dir):
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_a_killed_worker_is_started_again_alone_and_all_stop_after_saving(tmp_path):
     model_dir = tmp_path / "run"
     plan = ["TRAIN_STEPS = 1000000", "EVAL_EVERY = 1000000", "CHECKPOINT_EVERY = 1000000"]

@@ -44,7 +44,7 @@ def one_device(tmp_path_factory):
     return model_dir
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_workers_agree_on_the_step_at_which_they_stop(tmp_path):
     """One of them is asked; all save and end at the same step, with 75."""
     model_dir = tmp_path / "run"
@@ -97,7 +97,7 @@ os._exit(0)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_each_worker_reads_its_own_rows_alone(tmp_path):
     """Of lookups, shards of a stream and record files; two microbatches, for each its rows."""
     records = str(tmp_path / "records")
@@ -130,7 +130,7 @@ class Overflowing(ddl.Classification):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_workers_that_differ_are_refused_with_the_differences(tmp_path):
     model_dir = tmp_path / "run"
     hosts = addresses(2)

@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,26 +14,6 @@ def stop(number: int) -> bool:
     while (states := _states(number)) - set("TtZX"):
         time.sleep(0.0005)
     return bool(states & set("Tt"))
-
-
-def stop_when(number: int, condition: Callable[[], bool], wait: Callable[[], None]) -> bool:
-    """Stops a process while a condition holds that it makes true for some milliseconds.
-
-    Args:
-      number: ID of the process.
-      condition: The condition.
-      wait: Waits until the condition seems to hold.
-
-    Returns:
-      Whether it is stopped and the condition holds; not if the process has ended.
-    """
-    while True:
-        wait()
-        if not stop(number):
-            return False
-        if condition():
-            return True
-        os.kill(number, signal.SIGCONT)  # it was too late: the next time
 
 
 def _states(number: int) -> set[str]:

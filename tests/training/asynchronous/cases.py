@@ -6,12 +6,10 @@ Prints the result of each named function as a line of JSON. Functions that keep 
 folder that the environment variable CASES names.
 """
 
-import hashlib
 import json
 import os
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -22,15 +20,13 @@ import tensorflow as tf
 
 import ddl
 from ddl import config, microbatch
-from ddl.checkpoints.checkpoints import Checkpoints
 from ddl.distribution.communication import Communication
 from ddl.distribution.parameter_servers import build_parameter_server_strategy, start_server
 from ddl.distribution.timeouts import ClusterTimeouts
 from ddl.launcher.tasks import cluster_tasks, free_ports, tf_configs
 from ddl.precision import LossScale, set_precision
 from ddl.run import train
-from ddl.run.checks.servers import bytes_of_servers
-from tests.training import parity_cases, split_tables
+from tests.training import parity_cases
 
 
 def build(workers: int, servers: int) -> tf.distribute.Strategy:
@@ -194,156 +190,6 @@ def _error(call: Callable[[], Any]) -> str | None:
 # ------------------------------------------------------------ tables in parts, data from files
 
 PARTS = 4
-ONE_DEVICE = "CPU:0"
-
-
-def split(strategy: tf.distribute.Strategy) -> Any:
-    """Returns the largest differences of tables in parts from whole ones on one device."""
-    found = {}
-    for optimizer in split_tables.OPTIMIZERS:
-        trainer = split_tables.make_trainer(strategy, PARTS, optimizer)
-        alone = split_tables.make_trainer(tf.distribute.OneDeviceStrategy(ONE_DEVICE), 0, optimizer)
-        found[optimizer] = split_tables.largest(
-            split_tables.results(trainer, PARTS), split_tables.results(alone, 0)
-        )
-    return found
-
-
-def places(strategy: tf.distribute.Strategy) -> Any:
-    """Returns the devices of the parts and of their slots, and the text on the servers' bytes."""
-    trainer = split_tables.make_trainer(strategy, PARTS, "FusedAdagrad")
-    tables = trainer.model.get_layer("table").tables
-    slots = trainer.optimizer.variables[-len(trainer.model.trainable_variables) :][:PARTS]
-    found = [[variable.value.device for variable in each] for each in (tables, slots)]
-    return [*found, bytes_of_servers(trainer)["parameter servers"]]
-
-
-def split_counts(strategy: tf.distribute.Strategy) -> Any:
-    """Returns the counts of 200 updates of several workers, and how much the loss fell."""
-    trainer = split_tables.make_trainer(strategy, PARTS, "FusedAdagrad", "float32")
-    first = trainer.train(5)["loss"]
-    last = trainer.train(200)["loss"]
-    iterations = int(trainer.optimizer.iterations.numpy())
-    batches = int(trainer.state.batches)
-    return {"counts": [trainer.step, iterations, batches], "fell": last / first}
-
-
-def not_finite(strategy: tf.distribute.Strategy) -> Any:
-    """Returns the error for a part that is not finite."""
-    trainer = split_tables.make_trainer(strategy, PARTS)
-    trainer.check_finite()
-    table = trainer.model.get_layer("table").tables[2]
-    values = np.array(table)
-    values[3] = np.inf
-    table.assign(values)
-    try:
-        trainer.check_finite()
-    except ddl.errors.TrainingDiverged as error:
-        return str(error)
-    return None
-
-
-def save_split(strategy: tf.distribute.Strategy) -> Any:
-    """Trains, saves a checkpoint, and returns a digest of its values."""
-    trainer = split_tables.make_trainer(strategy, PARTS, "FusedAdagrad")
-    trainer.train(7)
-    checkpoints = Checkpoints(os.environ["CASES"], trainer)
-    assert checkpoints.save()
-    checkpoints.finish()
-    return digest(trainer)
-
-
-def restore_split(strategy: tf.distribute.Strategy) -> Any:
-    """Returns digests of the values of a run that resumes, and of one that only evaluates."""
-    resumed, evaluates = (
-        split_tables.make_trainer(strategy, PARTS, "FusedAdagrad") for _ in range(2)
-    )
-    assert Checkpoints(os.environ["CASES"], resumed).restore_latest() is not None
-    Checkpoints(os.environ["CASES"], evaluates).restore_model()
-    return [digest(resumed), digest(evaluates)]
-
-
-def digest(trainer: ddl.Trainer) -> dict[str, Any]:
-    """Returns the step, and digests of weights and of the optimizer's variables."""
-    found: dict[str, Any] = {"step": trainer.step}
-    for kind in ("model", "optimizer"):
-        values = [np.array(variable) for variable in getattr(trainer, kind).variables]
-        found[kind] = hashlib.blake2b(b"".join(value.tobytes() for value in values)).hexdigest()
-    return found
-
-
-def records(folder: str) -> ddl.data.RecordSource:
-    """Returns a source of a TFRecord file with 131 images, which are shifted by their seed."""
-    file = os.path.join(folder, "images.tfrecord")
-    if not os.path.exists(file):
-        with tf.io.TFRecordWriter(file) as writer:
-            for image, label in zip(*parity_cases.UNEVEN.values(), strict=True):
-                writer.write(image.tobytes() + bytes([label]))
-
-    def decode(record: tf.Tensor, seed: tf.Tensor) -> dict[str, tf.Tensor]:
-        values = tf.ensure_shape(tf.io.decode_raw(record, tf.uint8), [37])
-        image = tf.cast(tf.reshape(values[:36], [6, 6, 1]), tf.float32)
-        shift = tf.random.stateless_uniform([], seed, 0, 20)
-        return {"image": image + shift, "label": tf.cast(values[36], tf.int64)}
-
-    return ddl.data.RecordSource([file], decode)
-
-
-def file_trainer(strategy: tf.distribute.Strategy, precision: Any = "float64") -> ddl.Trainer:
-    """Builds a trainer that reads files for training and evaluation."""
-    set_precision(precision)
-    keras.utils.set_random_seed(3)
-    with strategy.scope():
-        return ddl.Trainer(
-            parity_cases.mlp(),
-            keras.optimizers.SGD(1e-4),
-            records(os.environ["CASES"]),
-            eval_data=records(os.environ["CASES"]),
-            global_batch_size=32,
-            steps_per_loop=30,
-        )
-
-
-def files(strategy: tf.distribute.Strategy) -> Any:
-    """Returns losses, evaluations and weights of data from files, here and on one device."""
-    found = []
-    for where in (strategy, tf.distribute.OneDeviceStrategy(ONE_DEVICE)):
-        trainer = file_trainer(where)
-        losses = [trainer.train(1)["loss"], trainer.train(30)["loss"], trainer.evaluate()["loss"]]
-        found.append([*losses, *(float(np.sum(v)) for v in trainer.model.variables)])
-    return found
-
-
-def file_counts(strategy: tf.distribute.Strategy) -> Any:
-    """Returns the counts of 100 updates of several workers from files, and the two evaluations."""
-    trainer = file_trainer(strategy, "float32")
-    trainer.train(100)
-    alone = file_trainer(tf.distribute.OneDeviceStrategy(ONE_DEVICE), "float32")
-    for variable, value in zip(alone.model.variables, trainer.model.variables, strict=True):
-        variable.assign(value.numpy())
-    iterations = int(trainer.optimizer.iterations.numpy())
-    counts = [trainer.step, iterations, int(trainer.state.batches)]
-    return {"counts": counts, "evaluations": [trainer.evaluate(), alone.evaluate()]}
-
-
-def damaged_file(strategy: tf.distribute.Strategy) -> Any:
-    """Returns the error of a record that a worker cannot read."""
-    folder = Path(os.environ["CASES"]) / "damaged"
-    folder.mkdir()
-    records(str(folder))
-    content = bytearray((folder / "images.tfrecord").read_bytes())
-    content[20 * 53 + 14] ^= 1  # a record has 16 bytes around its 37
-    source = records(str(folder))
-    (folder / "images.tfrecord").write_bytes(content)
-    with strategy.scope():
-        trainer = ddl.Trainer(
-            parity_cases.mlp(), keras.optimizers.SGD(1e-4), source, global_batch_size=32
-        )
-    try:
-        trainer.train(20)
-    except ddl.errors.DataError as error:
-        return str(error)
-    return None
 
 
 if __name__ == "__main__":

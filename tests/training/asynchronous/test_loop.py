@@ -32,12 +32,7 @@ def run(workers: int, *names: str, servers: int = 2, folder: str | Path = "") ->
     return found
 
 
-@pytest.fixture(scope="module")
-def two_workers():
-    return run(2, "by_split", "counts", "overflows", "bfloat16", "rmsprop", "refused")
-
-
-@pytest.mark.slow
+@pytest.mark.processes
 def test_one_worker_trains_what_one_device_does():
     """It waits for nobody, so that nothing of an update may differ."""
     found = run(1, "parity", "ranges")
@@ -49,65 +44,39 @@ def test_one_worker_trains_what_one_device_does():
     assert max(found["ranges"]) <= 1e-10
 
 
-@pytest.mark.slow
-def test_every_update_of_every_worker_is_counted(two_workers):
-    found = two_workers["counts"]
-    assert found["step"] == found["iterations"] == found["batches"] == 400
-    assert found["examples"] == 0  # read, and begun anew
-    assert found["loss"] < 0.8
-    assert found["traces"] == 1
-
-
-@pytest.mark.slow
-def test_each_worker_has_temporary_variables_of_its_own(two_workers):
-    assert two_workers["rmsprop"] < 0.8
-
-
-@pytest.mark.slow
-def test_workers_share_an_evaluation(two_workers):
-    ours, theirs = two_workers["counts"]["evaluation"]
+@pytest.mark.processes
+def test_two_workers():
+    """One cluster, since its start takes longest."""
+    found = run(2, "by_split", "counts", "overflows", "bfloat16", "rmsprop", "refused")
+    counts = found["counts"]
+    assert counts["step"] == counts["iterations"] == counts["batches"] == 400
+    assert counts["examples"] == 0  # read, and begun anew
+    assert counts["loss"] < 0.8
+    assert counts["traces"] == 1
+    ours, theirs = counts["evaluation"]
     assert ours == pytest.approx(theirs, abs=1e-5)
-
-
-@pytest.mark.slow
-def test_each_split_reports_its_own_figures(two_workers):
-    trained, trained_alone, evaluated, evaluated_alone = two_workers["by_split"]
+    assert found["rmsprop"] < 0.8  # each worker has temporary variables of its own
+    trained, trained_alone, evaluated, evaluated_alone = found["by_split"]
     assert trained.keys() == {"loss", "accuracy", "AUC", "twos"}
     assert trained["twos"] == 2
     assert trained == pytest.approx(trained_alone, abs=1e-6)
     assert evaluated["AUC"] == pytest.approx(evaluated_alone["AUC"], abs=1e-6)
     assert evaluated.keys() == {"loss", "accuracy", "AUC", "position"}
     assert evaluated["position"] == 5
-
-
-@pytest.mark.slow
-def test_overflows_are_skipped_and_lower_the_scale(two_workers):
-    found = two_workers["overflows"]
-    assert found["step"] == found["iterations"] == 200
-    assert found["skipped"] >= 1
-    assert 1 <= found["scale"] < 2.0**24
+    overflows = found["overflows"]
+    assert overflows["step"] == overflows["iterations"] == 200
+    assert overflows["skipped"] >= 1
+    assert 1 <= overflows["scale"] < 2.0**24
     # Two workers that overflow at one scale halve it once.
-    assert found["scale"] >= 2.0 ** (24 - found["skipped"])
-    assert found["finite"]
-    assert found["loss"] < 0.9
-
-
-@pytest.mark.slow
-def test_bfloat16_needs_no_scale(two_workers):
-    found = two_workers["bfloat16"]
-    assert found["step"] == 200
-    assert found["scale"] is None
-    assert found["loss"] < 0.9
-
-
-@pytest.mark.slow
-def test_only_arrays_can_be_sent(two_workers):
-    assert "got RandomAccessSource. Convert the data to TFRecord" in two_workers["refused"][0]
-
-
-@pytest.mark.slow
-def test_nothing_predicts(two_workers):
-    for name, error in zip(("predict", "--mode=predict"), two_workers["refused"][1:], strict=True):
+    assert overflows["scale"] >= 2.0 ** (24 - overflows["skipped"])
+    assert overflows["finite"]
+    assert overflows["loss"] < 0.9
+    assert found["bfloat16"]["step"] == 200
+    assert found["bfloat16"]["scale"] is None
+    assert found["bfloat16"]["loss"] < 0.9
+    of_source, *of_predictions = found["refused"]
+    assert "got RandomAccessSource. Convert the data to TFRecord" in of_source
+    for name, error in zip(("predict", "--mode=predict"), of_predictions, strict=True):
         assert error == (
             f"{name} does not run with parameter servers. Export the model, or restore a "
             "checkpoint under another strategy."
