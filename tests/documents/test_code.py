@@ -30,7 +30,6 @@ NOT_RUN = {
     "python -m ddl.main --gin_file=configs/digits_cnn.gin --dry_run": DRY,
     "python -m ddl.main --gin_file=configs/mnist_mlp.gin --gin_param=\"DATA = 'synthetic'\" "
     "--dry_run": DRY,
-    "python -m ddl.main --gin_file=configs/play_gpt.gin --model_dir=runs/play_gpt": "takes minutes",
     "grep sha256 runs/a/checkpoints/step-*.json runs/b/checkpoints/step-*.json": "reads two runs; "
     "tests/step/shards/test_same_bits.py compares digests",
     "python -m benchmarks parity": "takes minutes; tests/training/test_parity.py runs "
