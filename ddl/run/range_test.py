@@ -23,7 +23,8 @@ class RangeTest:
     Attributes:
       rates: Learning rate of each update.
       losses: Mean loss of each update's batch, before the update.
-      smoothed: The losses, smoothed by a Gaussian centred on each: a mean of past losses would lag.
+      smoothed: The losses, up to four times the first, smoothed by a Gaussian centred on each: a
+        mean of past losses would lag.
       suggested: Rate at which the smoothed loss falls fastest; None if the loss does not fall.
     """
 
@@ -84,7 +85,8 @@ def find_learning_rate(
             checkpoints.restore_latest()
             optimizer.learning_rate.assign(before)
     rates = rates[: len(losses)]
-    smoothed = _smooth(np.array(losses), width=0.03 * steps)
+    # A single huge loss at the end would hide all others.
+    smoothed = _smooth(np.minimum(losses, 4 * abs(losses[0])), width=0.03 * steps)
     falls = smoothed.min() < 0.95 * smoothed[0]  # else the slope is noise
     steepest = float(rates[np.argmin(np.gradient(smoothed))]) if falls else None
     return RangeTest(rates, np.array(losses), smoothed, steepest)

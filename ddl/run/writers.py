@@ -239,11 +239,10 @@ class Writers:
         """Keeps the writers in order."""
         self._writers = list(writers)
 
-    def write(self, step: int, epoch: float, split: str, values: Mapping[str, Any]) -> None:
-        """Writes the metrics with each writer; see `Writer`. Only metrics.jsonl gets texts."""
-        figures = {name: value for name, value in values.items() if not isinstance(value, str)}
-        for one in self._writers:
-            one.write(step, epoch, split, values if isinstance(one, JsonLinesWriter) else figures)
+    def write(self, step: int, epoch: float, split: str, values: Mapping[str, float]) -> None:
+        """Writes the metrics with each writer; see `Writer`."""
+        for writer in self._writers:
+            writer.write(step, epoch, split, values)
 
     def drop_after(self, last_step: int) -> None:
         """Drops later steps from each writer; see `Writer`."""

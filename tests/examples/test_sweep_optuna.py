@@ -54,7 +54,7 @@ def test_each_trial_is_a_run_with_its_own_values(sweep, tmp_path, capsys):
 
 def test_a_pruned_trial_stops_its_run(sweep, tmp_path, monkeypatch):
     monkeypatch.setattr(optuna.Trial, "should_prune", lambda trial: bool(lines_of(tmp_path)))
-    with pytest.raises(ValueError, match="No trials are completed yet"):
+    with pytest.raises(ValueError, match="Record does not exist"):
         sweep(1, "TRAIN_STEPS = 100_000_000")
     study = optuna.load_study(study_name="sweep", storage=f"sqlite:///{tmp_path}/study.db")
     assert study.trials[0].state.name == "PRUNED"

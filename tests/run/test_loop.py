@@ -85,7 +85,7 @@ def weights_without(first, end):
     return weights(straight)
 
 
-def run(folder, trainer, reported=None, until=None, **plan):
+def run(folder, trainer, reported=None, **plan):
     """Like ddl.run.train, from here on; returns the trainer at the end."""
     plan = RunPlan(**{"train_steps": STEPS, "log_every": 5, "checkpoint_every": 5, **plan})
     report = (reported if reported is not None else []).append
@@ -100,7 +100,7 @@ def run(folder, trainer, reported=None, until=None, **plan):
     writers = Writers([json_lines, console])
     writers.drop_after(trainer.step)
     with StopSignals(trainer.request_stop) as stop:
-        OuterLoop(trainer, plan, checkpoints, writers, console, stop, True).run(until)
+        OuterLoop(trainer, plan, checkpoints, writers, console, stop, True).run()
     return trainer
 
 

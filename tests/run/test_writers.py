@@ -315,22 +315,6 @@ def test_writers_write_to_each(tmp_path):
     assert lines(tmp_path / "a") == lines(tmp_path / "b") != []
 
 
-def test_only_json_lines_get_texts(tmp_path):
-    path, others = tmp_path / "metrics.jsonl", []
-
-    class Other:
-        def write(self, step, epoch, split, values):
-            others.append(values)
-
-    Writers([JsonLinesWriter(path), Other()]).write(3, 1.0, "train", {"loss": 2.0, "sha256": "ab"})
-    assert path.read_bytes() == (
-        b'{"step": 3, "epoch": 1.0, "split": "train", "loss": 2.0, "sha256": "ab"}\n'
-    )
-    assert others == [{"loss": 2.0}]
-    (chunk,) = metric_lines.chunks(path)
-    assert chunk.steps == {3}  # a whole chunk is checked at once, as without texts
-
-
 @pytest.mark.parametrize("exists", [True, False])
 def test_a_planted_link_is_not_followed(tmp_path, exists):
     other = tmp_path / "other"
