@@ -64,7 +64,7 @@ def find_learning_rate(
     optimizer = _optimizer_of(trainer)
     rates, losses = np.geomspace(lowest, highest, steps), list[float]()
     trainer.trace()  # a layer may create variables in its first call
-    before = float(optimizer.learning_rate)
+    before = keras.ops.convert_to_numpy(optimizer.learning_rate)
     with TemporaryDirectory() as folder:
         checkpoints = Checkpoints(folder, trainer)
         checkpoints.save()

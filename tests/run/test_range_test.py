@@ -38,7 +38,9 @@ def test_the_suggested_rate_lies_below_the_divergence(trainer):
     # Each update multiplies the distance by 1 - 2 · rate, and the loss is that before it.
     rates = found.rates[:-1].astype("f4").astype("f8")  # Keras keeps the rate in float32
     distances = TARGETS.mean() * np.cumprod(np.concatenate([[1.0], 1 - 2 * rates]))
-    np.testing.assert_allclose(found.losses, distances**2 + TARGETS.var(), rtol=1e-9)
+    # Near a rate of 0.5 the distance vanishes, and rates above it enlarge what rounding left.
+    few = np.searchsorted(rates, 0.4)
+    np.testing.assert_allclose(found.losses[:few], (distances**2 + TARGETS.var())[:few], rtol=1e-9)
     assert 0.01 < found.suggested < 0.1
 
 
