@@ -1,0 +1,85 @@
+"""Any devices train what a plain loop trains: losses, weights, averages, evaluations, predictions.
+
+`cases.py` describes the runs; `plain_loop.py` is the loop, without ddl. All are in float64, and
+agree to 1e-10.
+"""
+
+import keras
+import numpy as np
+import pytest
+
+import ddl
+from tests.conftest import make_strategy, name_of
+from tests.contract.cases import (
+    BATCH,
+    CASES,
+    ON_TWO,
+    OTHER_NUMBERS,
+    check_parity,
+    expected,
+    in_float64,
+)
+
+ONE, TWO, FOUR = ("one_device", 1), ("mirrored", 2), ("mirrored", 4)
+CENTRAL = ("central_storage", 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [
+        *(("images", where) for where in (ONE, TWO, FOUR, CENTRAL)),
+        *(("tokens", where) for where in (ONE, TWO, FOUR, CENTRAL)),
+        *(("numbers", where) for where in (ONE, FOUR, CENTRAL)),
+        *(("a skipped update", where) for where in (TWO, CENTRAL)),
+    ],
+    ids=lambda each: each if isinstance(each, str) else name_of(each),
+)
+def test_training_equals_the_plain_loop(name, where):
+    check_parity(name, where)
+
+
+@pytest.mark.parametrize("name", ON_TWO)
+def test_training_on_two_devices_equals_the_formula(name):
+    check_parity(name, TWO, evaluates=False)
+
+
+@pytest.mark.parametrize("name", ["images", "tokens"])
+def test_the_clip_bites_at_some_updates(name):
+    """Otherwise the scale of the gradient would not show, or the clip."""
+    limit = CASES[name].arguments["clip_norm"]
+    norms = expected(name)[1].norms
+    assert min(norms) < 0.9 * limit
+    assert max(norms) > 1.1 * limit
+
+
+def check_evaluation(where):
+    """Raises AssertionError unless metrics are those of Keras on all examples at once."""
+    inputs, labels = OTHER_NUMBERS["x"], (OTHER_NUMBERS["y"][:, 0] > 0).astype("i4")
+    weight = np.linspace(0, 2, len(labels)).astype("f4")
+    data = {"x": inputs, "label": labels, "weight": weight}
+    with in_float64():
+        keras.utils.set_random_seed(3)
+        with make_strategy(*where).scope():
+            layers = [keras.Input((4,)), keras.layers.Dense(1, "sigmoid")]
+            model = keras.Sequential(layers)
+            metrics = ["accuracy", "AUC", keras.metrics.Precision(name="precision")]
+            task = ddl.Supervised(model, "binary_crossentropy", metrics=metrics, input_name="x")
+            trainer = ddl.Trainer(
+                task, keras.optimizers.SGD(), data, eval_data=data, global_batch_size=BATCH
+            )
+        found = trainer.evaluate()
+        chances, targets = model(inputs).numpy(), labels[:, np.newaxis]
+        of_keras = {
+            "loss": keras.metrics.BinaryCrossentropy(dtype="float64"),
+            "accuracy": keras.metrics.BinaryAccuracy(dtype="float64"),
+            "AUC": keras.metrics.AUC(dtype="float64"),
+            "precision": keras.metrics.Precision(dtype="float64"),
+        }
+        for name, metric in of_keras.items():
+            metric.update_state(targets, chances, weight)
+            assert abs(found[name] - float(metric.result())) <= 1e-10, name
+
+
+@pytest.mark.parametrize("where", [ONE, FOUR, CENTRAL], ids=name_of)
+def test_an_evaluation_equals_keras_on_all_examples_at_once(where):
+    check_evaluation(where)
