@@ -5,6 +5,7 @@ import gc
 import itertools
 import os
 import subprocess
+import time
 import types
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -29,6 +30,18 @@ from tests.processes import forked
 gc.collect()
 gc.freeze()
 gc.set_threshold(10_000, 20, 20)
+
+_TRACED = 1.0  # seconds of a test that traced something
+
+
+@pytest.fixture(autouse=True)
+def _graphs_freed():
+    """Frees the graphs of a test: to the garbage collector they are few objects, and it waits."""
+    began = time.monotonic()
+    yield
+    if time.monotonic() - began > _TRACED:
+        gc.collect()
+
 
 # A busy machine draws examples slowly: no fault of a test.
 hypothesis.settings.register_profile(
