@@ -5,7 +5,8 @@ A task's `step` uses ddl's verbs. Its `plain` makes the same update on whole bat
 """
 
 import collections
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import keras
@@ -55,9 +56,11 @@ class Plain:
     """
 
     def __init__(self, data: Any, sizes: Any, optimizers: Any):
-        self._sources = {"": batches(data, sizes)} if "x" in data else {
-            name: batches(values, sizes[name]) for name, values in data.items()
-        }
+        self._sources = (
+            {"": batches(data, sizes)}
+            if "x" in data
+            else {name: batches(values, sizes[name]) for name, values in data.items()}
+        )
         self._optimizers = optimizers if isinstance(optimizers, dict) else {None: optimizers}
         self._sums: dict[str, Any] = collections.defaultdict(lambda: np.zeros(2))
         self.step = 0
@@ -80,13 +83,13 @@ class Plain:
     def figures(self) -> dict[str, float]:
         """The mean of each loss over all examples so far."""
         means = {f"loss/{name}": total / weight for name, (total, weight) in self._sums.items()}
-        return means if len(means) > 1 else {"loss": value for value in means.values()}
+        return means if len(means) > 1 else {"loss": next(iter(means.values()))}
 
 
 class Gan:
     """Two losses, two models, two optimizers; a weight penalty and a limit of one norm."""
 
-    trainer = {"clip_norm": {"generator": None, "discriminator": 0.3}}
+    trainer = MappingProxyType({"clip_norm": {"generator": None, "discriminator": 0.3}})
 
     def __init__(self) -> None:
         self.generator = mlp(3)
@@ -128,7 +131,7 @@ class Gan:
 class WganGp:
     """Gulrajani et al. 2017: two turns of the critic, each with a batch of its own."""
 
-    trainer: dict[str, Any] = {}
+    trainer: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self) -> None:
         self.generator, self.critic = mlp(3), mlp(1)
@@ -173,7 +176,7 @@ class WganGp:
 class OneOptimizer:
     """A task with one optimizer, and examples with weights."""
 
-    trainer: dict[str, Any] = {}
+    trainer: Mapping[str, Any] = MappingProxyType({})
 
     @staticmethod
     def optimizers() -> Any:
@@ -326,7 +329,7 @@ class PcGrad(OneModel):
 class TwoSources(OneModel):
     """A loss on examples with weights, and one on examples of a second source."""
 
-    sizes = {"labelled": 4, "unlabelled": BATCH}
+    sizes = MappingProxyType({"labelled": 4, "unlabelled": BATCH})
 
     @staticmethod
     def data() -> Any:
