@@ -31,14 +31,18 @@ Trainer.train_data = @small_data()
 Trainer.eval_data = @small_data()
 """
 
-KEEPING = """
-RunPlan.callbacks = [@keep/Every(), @die/Every()]
-keep/Every.steps = 12
-keep/Every.function = @KeepWeights()
-KeepWeights.file = %WEIGHTS
+DYING = """
+RunPlan.callbacks = [@die/Every()]
 die/Every.steps = 5
 die/Every.function = @DieOnce()
 DieOnce.file = %DEATH
+"""
+
+KEEPING = """
+RunPlan.callbacks = [@die/Every(), @keep/Every()]
+keep/Every.steps = 12
+keep/Every.function = @KeepWeights()
+KeepWeights.file = %WEIGHTS
 """
 
 

@@ -69,9 +69,10 @@ def values(trainer):
 
 def lines(folder):
     """The figures of a run, without those of time and memory."""
-    names = ("step", "epoch", "split", "loss", "accuracy", "loss_scale")
+    names = ("step", "epoch", "loss", "accuracy", "loss_scale")
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{name: row.get(name) for name in names} for row in rows]
+    figures = [{name: row[name] for name in names if name in row} for row in rows]
+    return [{**own, row["split"]: True} for own, row in zip(figures, rows, strict=True)]
 
 
 def assert_close(found, wanted, tolerance=0.0):
