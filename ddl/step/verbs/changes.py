@@ -62,8 +62,9 @@ def move_towards(
     decay: float | tf.Tensor,
 ) -> None:
     """Moves variables towards others, keeping the share `decay`. Cross-replica context."""
-    share = 1 - tf.cast(decay, tf.float64)
     varies = tf.is_tensor(decay) or isinstance(decay, tf.Variable)
+    # TensorFlow would read a Python number as float32.
+    share = 1 - tf.cast(decay if varies else np.float64(decay), tf.float64)
     move = _move_or_assign if varies else _assign if decay == 0 else _move
     for variable, source in zip(targets, sources, strict=True):
         how = move if variable.dtype.is_floating else _assign

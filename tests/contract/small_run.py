@@ -1,0 +1,100 @@
+"""What the config of a small run refers to: a task, its data, and two callbacks."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import gin
+import keras
+import numpy as np
+import tensorflow as tf
+
+import ddl
+
+CONFIG = """
+import tests.contract.small_run
+include 'standard.gin'
+SEED = 0
+GLOBAL_BATCH_SIZE = 8
+TRAIN_STEPS = 12
+EVAL_EVERY = 6
+CHECKPOINT_EVERY = 3
+LOG_EVERY = 3
+PRECISION = 'float64'
+CLIP_NORM = 0.5
+Trainer.task = @SmallTask()
+Trainer.optimizer = @SGD()
+SGD.learning_rate = 0.1
+SGD.momentum = 0.9
+Trainer.train_data = @small_data()
+Trainer.eval_data = @small_data()
+"""
+
+DYING = """
+RunPlan.callbacks = [@die/Every()]
+die/Every.steps = 5
+die/Every.function = @DieOnce()
+DieOnce.file = %DEATH
+"""
+
+KEEPING = """
+RunPlan.callbacks = [@die/Every(), @keep/Every()]
+keep/Every.steps = 12
+keep/Every.function = @KeepWeights()
+KeepWeights.file = %WEIGHTS
+"""
+
+
+@gin.register
+def small_data():
+    """20 examples: the last batch of an epoch has four."""
+    x = np.random.default_rng(0).normal(size=(20, 3))
+    return {"x": x, "label": (x.sum(1) > 0).astype("int32")}
+
+
+@gin.register
+class SmallTask:
+    """A classifier of noisy examples whose first weights are always the same."""
+
+    def __init__(self):
+        layers, random = keras.layers, np.random.default_rng(1)
+        normalization = layers.BatchNormalization(synchronized=True)
+        hidden = [layers.Dense(4, "tanh"), normalization, layers.Dense(2)]
+        self.model = keras.Sequential([keras.Input((3,)), *hidden])
+        for variable in self.model.trainable_variables:
+            variable.assign(random.normal(size=variable.shape))
+
+    def per_example(self, features, training):
+        x = features["x"]
+        if training:
+            x += tf.cast(ddl.random.normal(self, x.shape), x.dtype)
+        logits = self.model(x, training=training)
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(features["label"], logits)
+        return ddl.PerExample(losses)
+
+
+@gin.register
+class KeepWeights:
+    """Writes the weights to a file."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def __call__(self, moment):
+        if moment.is_chief:
+            np.savez(self.file, *moment.trainer.model.get_weights())
+
+
+@gin.register
+class DieOnce:
+    """Kills the second worker as SIGKILL does, unless there is no file or one that is not empty."""
+
+    def __init__(self, file):
+        self.file = Path(file)
+
+    def __call__(self, moment):
+        task = json.loads(os.environ["TF_CONFIG"])["task"]
+        if task["index"] == 1 and self.file.exists() and not self.file.read_text():
+            self.file.write_text("died")
+            os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,202 @@
+"""A run that ended anywhere ends, started again, with the weights that it would have had."""
+
+import json
+import shutil
+from types import SimpleNamespace
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ddl
+from ddl.callbacks import AfterSave, Every
+from ddl.errors import DdlError
+from tests.conftest import make_strategy
+
+ROWS, BATCH, STEPS = 20, 8, 8  # three steps an epoch; the last batch has 4 rows
+X = np.random.default_rng(0).normal(size=(ROWS, 3))
+DATA = {"x": X, "label": (X.sum(1) > 0).astype("int32")}
+PERIODS = {"eval_every": 4, "log_every": 2, "progress": False}
+
+
+class Task:
+    """A classifier of noisy examples."""
+
+    def __init__(self):
+        layers = keras.layers
+        normalization = layers.BatchNormalization(synchronized=True)
+        hidden = [layers.Dense(4, "tanh"), normalization, layers.Dense(2)]
+        self.model = keras.Sequential([keras.Input((3,)), *hidden])
+
+    def per_example(self, features, training):
+        x = features["x"]
+        if training:
+            x += tf.cast(ddl.random.normal(self, x.shape), x.dtype)
+        logits = self.model(x, training=training)
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(features["label"], logits)
+        right = tf.argmax(logits, -1, tf.int32) == features["label"]
+        return ddl.PerExample(losses, {"accuracy": tf.cast(right, losses.dtype)})
+
+
+def make_trainer(kind="mirrored", replicas=2, data=DATA):
+    """A trainer with Adam, an average of the weights and a loss scale that grows."""
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    keras.utils.set_random_seed(7)
+    strategy = make_strategy(kind, replicas)
+    with strategy.scope():
+        task, optimizer = Task(), keras.optimizers.Adam(0.01)
+    return ddl.Trainer(
+        task,
+        optimizer,
+        data,
+        eval_data=DATA,
+        global_batch_size=BATCH,
+        strategy=strategy,
+        seed=3,
+        weight_average=ddl.ExponentialMovingAverage(0.9),
+        loss_scale=ddl.LossScale(4.0, growth_interval=3),
+    )
+
+
+def values(trainer):
+    variables = [*trainer.model.variables, *trainer.optimizer.variables]
+    own = [v.numpy() for v in variables]
+    with trainer.evaluation_weights():
+        return [*own, *trainer.model.get_weights(), trainer.loss_scale, trainer.step]
+
+
+def lines(folder):
+    """The figures of a run, without those of time and memory."""
+    names = ("step", "epoch", "loss", "accuracy", "loss_scale")
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    figures = [{name: row[name] for name in names if name in row} for row in rows]
+    return [{**own, row["split"]: True} for own, row in zip(figures, rows, strict=True)]
+
+
+def assert_close(found, wanted, tolerance=0.0):
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=tolerance)
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """An uninterrupted run, and copies of its directory as a kill after each save leaves it."""
+    folder = tmp_path_factory.mktemp("straight")
+    copies = {}
+
+    def keep(moment):
+        copies[moment.step] = shutil.copytree(folder / "run", folder / f"killed-{moment.step}")
+
+    trainer = make_trainer()
+    options = {"checkpoint_every": 1, "callbacks": [AfterSave(keep)]}
+    ddl.fit(trainer, folder / "run", train_steps=STEPS, **options, **PERIODS)
+    return SimpleNamespace(values=values(trainer), lines=lines(folder / "run"), killed_at=copies)
+
+
+def killed_at(straight, step, tmp_path):
+    return shutil.copytree(straight.killed_at[step], tmp_path / "run")
+
+
+@pytest.mark.parametrize("step", [1, 3, 5])
+def test_a_killed_run_resumes_to_the_same_bits(straight, step, tmp_path):
+    """Within an epoch, at its end, and with metrics that were not logged yet."""
+    folder, trainer = killed_at(straight, step, tmp_path), make_trainer()
+    ddl.fit(trainer, folder, train_steps=STEPS, checkpoint_every=1, **PERIODS)
+    assert_close(values(trainer), straight.values)
+    assert lines(folder) == straight.lines
+
+
+@pytest.mark.parametrize(
+    ("kind", "replicas"), [("one_device", 1), ("mirrored", 4), ("central_storage", 2)]
+)
+def test_a_killed_run_resumes_on_other_devices(straight, kind, replicas, tmp_path):
+    folder, trainer = killed_at(straight, 2, tmp_path), make_trainer(kind, replicas)
+    ddl.fit(trainer, folder, train_steps=STEPS, checkpoint_every=None, **PERIODS)
+    assert_close(values(trainer), straight.values, 1e-10)
+    for found, wanted in zip(lines(folder), straight.lines, strict=True):
+        assert found == pytest.approx(wanted, rel=1e-10)
+
+
+def test_a_run_that_failed_or_was_stopped_resumes_to_the_same_bits(straight, tmp_path):
+    """It fails between checkpoints, so that a step is computed again; then it is asked to stop."""
+
+    def fail(moment):
+        if moment.step == 3:
+            raise OSError("the disk failed")
+
+    options = {"train_steps": STEPS, "checkpoint_every": 2, **PERIODS}
+    with pytest.raises(OSError, match="the disk failed"):
+        ddl.fit(make_trainer(), tmp_path, callbacks=[Every(1, fail)], **options)
+    trainer = make_trainer()
+
+    def stop(moment):
+        if moment.step == 5:
+            trainer.request_stop()
+
+    ddl.fit(trainer, tmp_path, callbacks=[Every(1, stop)], **options)
+    assert trainer.step == 5
+    ddl.fit(trainer, tmp_path, **options)
+    assert_close(values(trainer), straight.values)
+    assert lines(tmp_path) == straight.lines
+
+
+class Failing:
+    """Examples that cannot be read any more after so many reads."""
+
+    def __init__(self, reads):
+        self._left = reads
+
+    def __len__(self):
+        return ROWS
+
+    def __getitem__(self, index):
+        if self._left == 0:
+            raise OSError("the disk failed")
+        self._left -= 1
+        return {name: values[index] for name, values in DATA.items()}
+
+
+def test_a_run_whose_data_failed_resumes_to_the_same_bits(straight, tmp_path):
+    options = {"train_steps": STEPS, "checkpoint_every": 1, **PERIODS}
+    trainer = make_trainer(data=ddl.data.from_items(Failing(reads=50)))  # eight steps read 56
+    with pytest.raises((DdlError, OSError, tf.errors.OpError), match="the disk failed"):
+        ddl.fit(trainer, tmp_path, **options)
+    assert trainer.step < STEPS
+    trainer = make_trainer(data=ddl.data.from_items(Failing(reads=1_000)))
+    ddl.fit(trainer, tmp_path, **options)
+    assert_close(values(trainer), straight.values)
+    assert lines(tmp_path) == straight.lines
+
+
+class Counting:
+    """A task whose weights count how often each example was seen."""
+
+    def __init__(self):
+        self.model = keras.Sequential([keras.Input((ROWS,)), keras.layers.Dense(1, use_bias=False)])
+
+    def per_example(self, features, training):
+        return ddl.PerExample(self.model(features["one_hot"], training=training)[:, 0])
+
+
+def test_an_epoch_sees_each_example_once_across_resumes(tmp_path):
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+
+    def make():
+        with make_strategy("mirrored", 2).scope():
+            task, optimizer = Counting(), keras.optimizers.SGD(4.0)
+            task.model.set_weights([np.zeros((ROWS, 1))])
+            data = {"one_hot": np.eye(ROWS)}
+            return ddl.Trainer(task, optimizer, data, global_batch_size=4)
+
+    seen, trainers = {}, [make(), make()]
+    for steps, trainer in zip((3, 5, 8, 10), [*trainers, *trainers], strict=True):
+        ddl.fit(trainer, tmp_path, train_steps=steps, checkpoint_every=None, progress=False)
+        seen[steps] = -trainer.model.get_weights()[0][:, 0]
+    np.testing.assert_array_equal(seen[5], np.ones(ROWS))
+    np.testing.assert_array_equal(seen[10], np.full(ROWS, 2))
+    assert sorted(seen[3]) == [0] * 8 + [1] * 12
+    assert sorted(seen[8] - 1) == [0] * 8 + [1] * 12
+    assert (seen[3] != seen[8] - 1).any()  # each epoch has an order of its own
