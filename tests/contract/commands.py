@@ -30,6 +30,7 @@ class Ended(NamedTuple):
 
 def ddl_main(*arguments: object) -> Ended:
     """Runs `python -m ddl.main ARGUMENTS` in this process, with flags of its own."""
+    assert len(tf.config.list_logical_devices("CPU")) == 4  # and no command can change it now
     keras.utils.clear_session()
     main = importlib.import_module("ddl.main")
     out, err, status = io.StringIO(), io.StringIO(), 0

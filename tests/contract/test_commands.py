@@ -26,7 +26,10 @@ WITHOUT_TENSORFLOW = {
     "ddl train --help": (0, ["model_dir"]),
     "ddl.main --gin_fil=a.gin": (1, ["gin_fil", "gin_file"]),
     "ddl.main": (1, ["--gin_file"]),
-    "ddl.launch --num_wokers=2": (1, ["num_wokers", "num_workers"]),
+    f"ddl.launch --num_wokers=2 -- --gin_file={SMALL} --model_dir=run": (
+        1,
+        ["num_wokers", "num_workers"],
+    ),
     "ddl chek": (1, ["chek", "check"]),
     f"ddl.main --gin_file={SMALL} --model_dir=run --strategy=miror": (1, ["miror", "mirrored"]),
 }
@@ -80,7 +83,7 @@ WRONG_FLAGS = [
     ([*RUN, "--strategy=tpu"], "TPU"),
     ([*RUN, "--strategy=parameter_server"], "parameter_server", "TF_CONFIG"),
     ([*RUN, "--strategy=multi_worker_mirrored"], "multi_worker_mirrored", "TF_CONFIG"),
-    ([*RUN, "--cluster=slurm"], "Slurm"),
+    ([*RUN, "--cluster=slurm"], "--cluster=slurm", "SLURM_"),
     ([*RUN, "--shard_optimizer_state", "--gin_param=Trainer.shard_optimizer_state = True"], "flag"),
 ]
 

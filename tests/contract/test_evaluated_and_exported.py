@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 
+import keras
 import numpy as np
 import pytest
 
@@ -11,9 +12,14 @@ import ddl
 from tests.contract.commands import FOUR_DEVICES, finished, lines, saved, small
 from tests.processes import forked
 
-# The checkpoints of both evaluations stay; the best one is the first, by the largest loss.
+# The rate rises after the first evaluation, so that the first checkpoint is the best one.
 PLAN = (
-    *("CHECKPOINT_EVERY = 6", "Retention.best_metric = 'loss'", "Retention.best_mode = 'max'"),
+    *("CHECKPOINT_EVERY = 6", "Retention.best_metric = 'loss'"),
+    *(
+        "LearningRate.schedule = @PiecewiseConstantDecay()",
+        "PiecewiseConstantDecay.boundaries = [6]",
+    ),
+    *("PiecewiseConstantDecay.values = [%LEARNING_RATE, 5.0]",),
     *("Trainer.weight_average = @ExponentialMovingAverage()",),
     *("ExponentialMovingAverage.decay = 0.5", "Predictions.features = ['label']"),
 )
@@ -127,8 +133,6 @@ def test_an_export_predicts_the_same_without_ddl(exported, predicted, tmp_path):
 
 def test_the_average_of_the_weights_is_what_is_exported(exported):
     """A checkpoint holds the weights and their average; with a decay of 0.5 they are not equal."""
-    import keras
-
     model = keras.saving.load_model(exported / "export" / "model.keras")
     kernels = [weight.numpy() for weight in model.trainable_weights if len(weight.shape) == 2]
     for kernel in kernels:
@@ -136,12 +140,3 @@ def test_the_average_of_the_weights_is_what_is_exported(exported):
         equal = [np.array_equal(value, kernel) for value in same]
         assert sum(equal) == 1  # not the weights, and not the momentum
         assert len(equal) >= 3
-
-
-def test_python_has_the_weights_of_a_run(run, exported):
-    """`ddl.WarmStart` takes them from a checkpoint."""
-    start = ("RunPlan.warm_start = @WarmStart()", f"WarmStart.checkpoint = '{run}'")
-    other = finished(run.parent / "other", *start, "LEARNING_RATE = 1e-9", "TRAIN_STEPS = 1")
-    assert lines(other, "eval")[0]["loss"] == pytest.approx(
-        lines(run, "eval")[-1]["loss"], abs=1e-4
-    )

@@ -55,7 +55,7 @@ def test_metrics_have_a_line_for_each_period(run):
     assert [line["step"] for line in lines(run, "train")] == [3, 6, 9, 12]
     assert [line["step"] for line in lines(run, "eval")] == [6, 12]
     for line in lines(run):
-        assert line["epoch"] == pytest.approx(line["step"] * 64 / 1437, rel=0.01)
+        assert line["epoch"] == pytest.approx(line["step"] / 23, rel=1e-4)  # 1,437 / 64
         assert {"loss", "accuracy"} <= line.keys()
         assert all(math.isfinite(line[name]) for name in line.keys() - {"split"})
     for line in lines(run, "train"):
@@ -109,8 +109,9 @@ def test_a_longer_run_goes_on_from_the_last_checkpoint(run, tmp_path):
     assert "step 8" in small(longer).out
     ours, theirs = saved(longer), saved(run)
     assert all((ours[name] == value).all() for name, value in theirs.items())
-    # The shorter run also evaluated at its end.
-    assert [one for one in results(longer) if one[:2] != ("eval", 8)] == results(run)
+    assert results(longer)[-1] == results(run)[-1]
+    steps = [(line["split"], line["step"]) for line in lines(longer)]
+    assert len(set(steps)) == len(steps)
 
 
 def test_another_config_is_refused_with_the_difference(run):
@@ -125,9 +126,16 @@ def test_another_config_is_refused_with_the_difference(run):
 
 def test_retention_keeps_the_last_the_best_and_some(tmp_path):
     kept = ("Retention.last = 1", "Retention.every = 4")
-    best = ("Retention.best_metric = 'loss'", "Retention.best_mode = 'max'", "EVAL_EVERY = 2")
+    best = ("Retention.best_metric = 'loss'", "EVAL_EVERY = 2", "LEARNING_RATE = 1e-20")
     run = finished(tmp_path / "run", *kept, *best, "CHECKPOINT_EVERY = 2", "TRAIN_STEPS = 10")
-    assert saved_steps(run) == [2, 4, 8, 10]
+    assert saved_steps(run) == [2, 4, 8, 10]  # the first of equal ones is the best
+
+
+def test_a_run_starts_from_the_weights_of_another(run, tmp_path):
+    start = ("RunPlan.warm_start = @WarmStart()", f"WarmStart.checkpoint = '{run}'")
+    other = finished(tmp_path / "run", *start, "LEARNING_RATE = 1e-20", "TRAIN_STEPS = 1")
+    ours, theirs = lines(other, "eval")[0], lines(run, "eval")[-1]
+    assert (ours["loss"], ours["accuracy"]) == (theirs["loss"], theirs["accuracy"])
 
 
 def test_a_cut_last_line_is_written_again(copy, run):

@@ -9,9 +9,9 @@ NAMES = [
     ("TRAIN_STEPZ = 3", "own.gin:1", "TRAIN_STEPZ", "TRAIN_STEPS"),
     ("mlp.hidden_unit = (8,)", "own.gin:1", "hidden_unit.", "hidden_units"),
     ("SGD.momentun = 0.5", "own.gin:1", "momentun", "Did you mean momentum"),
-    ("Trainer.optimizer = @SDG()", "own.gin:1", "SDG", "Did you mean SGD"),
+    ("Trainer.optimizer = @SGDD()", "own.gin:1", "SGDD", "Did you mean SGD"),
     ("LEARNING_RATE = %LERNING_RATE", "own.gin:1", "%LERNING_RATE", "LEARNING_RATE"),
-    ("SEED = %A\nA = %B\nB = %A", "own.gin:", "%A", "%B"),
+    ("A = %B\nB = %A", "own.gin:1", "%A", "%B"),
     ("trian/images.split = 'train'", "own.gin:1", "trian", "train/images.split"),
     ("FAR = 3", "own.gin:1", "FAR", "never used"),
     ("Adam.beta_1 = 0.9", "own.gin:1", "Adam", "never used"),
@@ -66,7 +66,7 @@ RANGES = [
     ("LEARNING_RATE = 0", "learning rate", "got 0"),
     ("LEARNING_RATE = -0.1", "learning rate", "-0.1"),
     ("WARMUP_STEPS = 12", "12 updates", "warm-up"),
-    ("WARMUP_STEPS = 3\nWARMUP_EPOCHS = 0.1", "steps", "epochs", "3"),
+    ("WARMUP_STEPS = 3\nWARMUP_EPOCHS = 0.1", "WARMUP_STEPS", "WARMUP_EPOCHS"),
     ("RunPlan.on_divergence = 'retry'", "own.gin:1", "'retry'", "'rewind'"),
     ("Retention.every = 6", "CHECKPOINT_EVERY", "6"),
     ("Retention.best_metric = 'acuracy'", "acuracy", "accuracy"),
@@ -92,7 +92,7 @@ DATA = [
         "/abs",
     ),
     ("Classification.label_name = 'lable'", "lable", "label"),
-    ("Trainer.eval_data = None\ntest/images.split = 'test'", "EVAL_EVERY", "Trainer.eval_data"),
+    ("Trainer.eval_data = None", "test/images.split", "never used"),
 ]
 
 
