@@ -1,0 +1,158 @@
+"""The commands: flags, help, strategies and the dry run."""
+
+import subprocess
+import sys
+
+import pytest
+
+import ddl
+from tests.contract.commands import FOUR_DEVICES, SMALL, ddl_main, lines, small
+
+# The flags of ddl.main. A single one for the timeout of workers, worker_timeout, is to come.
+FLAGS = (
+    *("gin_file", "gin_param", "gin_bindings", "gin_search_path", "gin_allow_unused"),
+    *("model_dir", "mode", "checkpoint", "predictions", "follow_timeout", "dry_run"),
+    *("strategy", "cluster", "num_virtual_devices", "gpus", "deterministic_ops", "tf32"),
+    *("jit_compile", "shard_optimizer_state", "steps_per_loop", "profile"),
+)
+# An import of TensorFlow or Keras fails in such a process.
+GUARD = "import runpy, sys; sys.modules['tensorflow'] = sys.modules['keras'] = None; "
+
+WITHOUT_TENSORFLOW = {
+    "ddl.main --help": (0, [*FLAGS, "parameter_server", "75", "76"]),
+    "ddl.launch --help": (0, ["num_workers", "num_ps", "max_restarts"]),
+    "ddl.check --help": (0, ["gin_file"]),
+    "ddl --help": (0, ["train", "launch", "check"]),
+    "ddl train --help": (0, ["model_dir"]),
+    "ddl.main --gin_fil=a.gin": (1, ["gin_fil", "gin_file"]),
+    "ddl.main": (1, ["--gin_file"]),
+    f"ddl.launch --num_wokers=2 -- --gin_file={SMALL} --model_dir=run": (
+        1,
+        ["num_wokers", "num_workers"],
+    ),
+    "ddl chek": (1, ["chek", "check"]),
+    f"ddl.main --gin_file={SMALL} --model_dir=run --strategy=miror": (1, ["miror", "mirrored"]),
+}
+
+
+@pytest.mark.processes
+def test_help_and_wrong_flags_need_no_tensorflow(tmp_path):
+    running = {}
+    for command in WITHOUT_TENSORFLOW:
+        module, *arguments = command.split()
+        code = f"{GUARD} sys.argv = {[module, *arguments]!r}; "
+        code += f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+        running[command] = subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    for command, (status, words) in WITHOUT_TENSORFLOW.items():
+        out, err = running[command].communicate(timeout=600)
+        assert running[command].returncode == status, (command, err)
+        assert [word for word in words if word not in (err if status else out)] == [], command
+        assert "Traceback" not in err
+
+
+RUN = ("--model_dir=run",)
+WRONG_FLAGS = [
+    ([], "--model_dir"),
+    ([*RUN, "extra"], "'extra'"),
+    ([*RUN, "--model_dir=other"], "model_dir"),
+    (["--model_dir="], "--model_dir", "empty"),
+    ([*RUN, "--gin_file=absent.gin"], "absent.gin"),
+    ([*RUN, "--gin_param=LOG_EVRY = 3"], "LOG_EVRY", "LOG_EVERY"),
+    ([*RUN, "--gin.LOG_EVRY=3"], "LOG_EVRY", "LOG_EVERY"),
+    ([*RUN, "--mode=evaluate"], "mode", "train_and_eval"),
+    ([*RUN, "--num_virtual_devices=0"], "num_virtual_devices", "0"),
+    ([*RUN, "--num_virtual_devices=2"], "2 virtual devices", "4"),  # this process has 4
+    ([*RUN, "--gpus=x"], "--gpus", "'x'"),
+    ([*RUN, "--gpus=99"], "GPU 99"),
+    ([*RUN, "--steps_per_loop=0"], "steps_per_loop", "0"),
+    ([*RUN, "--jit_compile=maybe"], "jit_compile", "auto"),
+    ([*RUN, "--mode=eval", "--checkpoint=last"], "latest", "best", "'last'"),
+    ([*RUN, "--checkpoint=100"], "--checkpoint", "train_and_eval"),
+    ([*RUN, "--follow_timeout=5"], "--follow_timeout", "train_and_eval"),
+    ([*RUN, "--mode=predict"], "--predictions"),
+    ([*RUN, "--mode=predict", "--predictions=rows.csv"], "rows.csv", ".jsonl"),
+    ([*RUN, "--predictions=rows.npz"], "--predictions", "train_and_eval"),
+    ([*RUN, "--profile=11:10"], "--profile", "11:10"),
+    ([*RUN, "--profile=1:2", "--mode=eval"], "--profile", "eval"),
+    (["--dry_run", "--profile=1:2"], "--profile", "--dry_run"),
+    ([*RUN, "--strategy=tpu"], "TPU"),
+    ([*RUN, "--strategy=parameter_server"], "parameter_server", "TF_CONFIG"),
+    ([*RUN, "--strategy=multi_worker_mirrored"], "multi_worker_mirrored", "TF_CONFIG"),
+    ([*RUN, "--cluster=slurm"], "--cluster=slurm", "SLURM_"),
+    ([*RUN, "--shard_optimizer_state", "--gin_param=Trainer.shard_optimizer_state = True"], "flag"),
+]
+
+
+@pytest.mark.parametrize("row", WRONG_FLAGS, ids=lambda row: " ".join(row[0]))
+def test_a_wrong_flag_is_status_1_and_a_few_lines(row, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given, *words = row
+    ended = ddl_main(f"--gin_file={SMALL}", *given)
+    assert ended.status == 1
+    assert [word for word in words if word not in ended.err] == [], ended.err
+    assert "Traceback" not in ended.err
+    assert len(ended.err.strip().splitlines()) <= 6, ended.err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "config", ["", "nonsense", '{"cluster": {"worker": ["a:99999999"]}}', '{"cluster": []}']
+)
+def test_a_wrong_tf_config_is_named(config, tmp_path, monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", config or '{"cluster": {"worker": ["a:1", "b:1"]}}')
+    ended = small(tmp_path / "run")
+    assert ended.status == 1
+    assert "TF_CONFIG" in ended.err
+    assert "Traceback" not in ended.err
+
+
+@pytest.mark.parametrize(
+    ("strategy", "replicas"),
+    [("auto", 1), ("one_device", 1), ("mirrored", 4), ("central_storage", 4)],
+)
+def test_strategies_and_their_replicas(strategy, replicas):
+    ended = small(None, flags=(f"--strategy={strategy}", "--num_virtual_devices=4"))
+    assert ended.status == 0, ended.err
+    assert f"replicas: {replicas}" in ended.out.splitlines()
+
+
+def test_a_dry_run_shows_the_plan_and_leaves_nothing(tmp_path, monkeypatch):
+    """It is also to evaluate, save, restore and call each callback once, which is to come."""
+    monkeypatch.chdir(tmp_path)
+    warmed = ("SCALING_RULE = 'linear'", "BASE_BATCH_SIZE = 32", "WARMUP_STEPS = 4")
+    ended = small(None, *warmed, flags=("--model_dir=run", *FOUR_DEVICES))
+    assert ended.status == 0, ended.err
+    assert list(tmp_path.iterdir()) == []
+    plan = ("replicas: 4", "4 replicas × 16", "1,210", "1,437", "steps: 12", "0.1 at its peak")
+    resolved = ("LEARNING_RATE = 0.05", "SGD.momentum = 0.9", "SGD.nesterov = False")
+    for words in (*plan, "loss 2.", *resolved, "STEPS_PER_EPOCH = 23", "TOTAL_STEPS = 12"):
+        assert words in ended.out
+
+
+def test_the_forms_of_a_binding_and_later_files_override(tmp_path):
+    (tmp_path / "own.gin").write_text("TRAIN_STEPS = 9\nLOG_EVERY = 4\nEVAL_EVERY = None\n")
+    ended = ddl_main(
+        f"--gin_file={SMALL}",
+        f"--gin_search_path={tmp_path}",
+        "--gin_file=own.gin",
+        "--gin.TRAIN_STEPS=2",
+        "--gin_bindings=LOG_EVERY = 2",
+        "--gin_param=EVAL_EVERY = 1",
+        f"--model_dir={tmp_path}/run",
+        "--mode=train",
+        "--steps_per_loop=1",
+    )
+    assert ended.status == 0, ended.err
+    assert [(line["split"], line["step"]) for line in lines(tmp_path / "run")] == [("train", 2)]
+
+
+def test_the_public_names_of_the_design():
+    names = ("Trainer", "fit", "gather", "Update", "PerExample", "Task", "Classification")
+    assert set(names) <= set(dir(ddl))
+    for name in names:
+        assert getattr(ddl, name) is not None

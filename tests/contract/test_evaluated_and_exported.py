@@ -1,0 +1,142 @@
+"""Weights of a run that are evaluated, exported or predicted with, later and without ddl."""
+
+import json
+import shutil
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+import ddl
+from tests.contract.commands import FOUR_DEVICES, finished, lines, saved, small
+from tests.processes import forked
+
+# The rate rises after the first evaluation, so that the first checkpoint is the best one.
+PLAN = (
+    *("CHECKPOINT_EVERY = 6", "Retention.best_metric = 'loss'"),
+    *(
+        "LearningRate.schedule = @PiecewiseConstantDecay()",
+        "PiecewiseConstantDecay.boundaries = [6]",
+    ),
+    *("PiecewiseConstantDecay.values = [%LEARNING_RATE, 5.0]",),
+    *("Trainer.weight_average = @ExponentialMovingAverage()",),
+    *("ExponentialMovingAverage.decay = 0.5", "Predictions.features = ['label']"),
+)
+WITHOUT_DDL = """
+import sys
+sys.modules["ddl"] = None
+import keras, numpy as np, tensorflow as tf
+folder, images = sys.argv[1], np.load(sys.argv[2])
+model = keras.saving.load_model(folder + "/model.keras")
+served = tf.saved_model.load(folder + "/saved_model")
+np.savez(sys.argv[3], keras=model(images), saved_model=served.serve(images))
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return finished(tmp_path_factory.mktemp("finished") / "run", *PLAN)
+
+
+@pytest.fixture(scope="module")
+def exported(run, tmp_path_factory):
+    """A copy of the run with an export of its end."""
+    copy = shutil.copytree(run, tmp_path_factory.mktemp("exported") / "run")
+    ended = small(copy, *PLAN, flags=("--mode=export",))
+    assert ended.status == 0, ended.err
+    return copy
+
+
+@pytest.fixture(scope="module")
+def predicted(run, tmp_path_factory):
+    """The predictions for the test data."""
+    path = tmp_path_factory.mktemp("predicted") / "rows.npz"
+    ended = small(run, *PLAN, flags=("--mode=predict", f"--predictions={path}"))
+    assert ended.status == 0, ended.err
+    return np.load(path)
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "step"), [(None, 12), ("latest", 12), ("best", 6), ("6", 6), ("12", 12)]
+)
+def test_eval_mode_repeats_the_evaluation_of_a_checkpoint(run, tmp_path, checkpoint, step):
+    copy = shutil.copytree(run, tmp_path / "run")
+    (copy / "metrics.jsonl").unlink()
+    given = () if checkpoint is None else (f"--checkpoint={checkpoint}",)
+    ended = small(copy, *PLAN, flags=("--mode=eval", *given))
+    assert ended.status == 0, ended.err
+    assert f"step {step}" in ended.out
+    (expected,) = [line for line in lines(run, "eval") if line["step"] == step]
+    assert lines(copy, "eval") == [expected]
+
+
+def test_eval_mode_on_four_devices_agrees(run, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "run")
+    (copy / "metrics.jsonl").unlink()
+    ended = small(copy, *PLAN, flags=("--mode=eval", *FOUR_DEVICES))
+    assert ended.status == 0, ended.err
+    ours, theirs = lines(copy, "eval")[0], lines(run, "eval")[-1]
+    assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-6)
+    assert ours["accuracy"] == theirs["accuracy"]
+
+
+def test_a_follower_ends_with_the_run(run, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "run")
+    ended = small(copy, *PLAN, flags=("--mode=eval", "--follow_timeout=60"))
+    assert ended.status == 0, ended.err
+    assert lines(copy) == lines(run)  # no step twice
+
+
+@pytest.mark.parametrize("mode", ["eval", "export", "predict"])
+def test_without_a_checkpoint_nothing_is_made(tmp_path, mode):
+    given = ("--predictions=rows.npz",) if mode == "predict" else ()
+    ended = small(tmp_path / "none", *PLAN, flags=(f"--mode={mode}", *given))
+    assert ended.status == 1
+    assert "checkpoint" in ended.err
+    assert str(tmp_path / "none") in ended.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_predictions_are_rows_in_order(run, predicted):
+    _, labels = ddl.data.load_digits("test")
+    np.testing.assert_array_equal(predicted["label"], labels)
+    assert predicted["output"].shape == (360, 10)
+    accuracy = (predicted["output"].argmax(-1) == labels).mean()
+    assert accuracy == pytest.approx(lines(run, "eval")[-1]["accuracy"])
+
+
+def test_predictions_on_four_devices_as_json(run, predicted, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    flags = ("--mode=predict", f"--predictions={path}", *FOUR_DEVICES)
+    ended = small(run, *PLAN, flags=flags)
+    assert ended.status == 0, ended.err
+    rows = [json.loads(line) for line in path.open()]
+    assert [row["label"] for row in rows] == predicted["label"].tolist()
+    given = np.array([row["output"] for row in rows])
+    np.testing.assert_allclose(given, predicted["output"], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.processes
+def test_an_export_predicts_the_same_without_ddl(exported, predicted, tmp_path):
+    images, _ = ddl.data.load_digits("test")
+    np.save(tmp_path / "images.npy", images.astype("float32"))
+    (tmp_path / "load.py").write_text(WITHOUT_DDL)
+    paths = (exported / "export", tmp_path / "images.npy", tmp_path / "outputs.npz")
+    command = [sys.executable, str(tmp_path / "load.py"), *map(str, paths)]
+    loaded = forked.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=600)
+    assert loaded.returncode == 0, loaded.stderr
+    outputs = np.load(tmp_path / "outputs.npz")
+    for form in ("keras", "saved_model"):
+        np.testing.assert_allclose(outputs[form], predicted["output"], rtol=1e-5, atol=1e-5)
+
+
+def test_the_average_of_the_weights_is_what_is_exported(exported):
+    """A checkpoint holds the weights and their average; with a decay of 0.5 they are not equal."""
+    model = keras.saving.load_model(exported / "export" / "model.keras")
+    kernels = [weight.numpy() for weight in model.trainable_weights if len(weight.shape) == 2]
+    for kernel in kernels:
+        same = [value for value in saved(exported).values() if value.shape == kernel.shape]
+        equal = [np.array_equal(value, kernel) for value in same]
+        assert sum(equal) == 1  # not the weights, and not the momentum
+        assert len(equal) >= 3
