@@ -149,21 +149,3 @@ def test_an_unexpected_error_is_not_one_to_correct():
     result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert result.returncode == 70
     assert "KeyError: 'a'" in result.stderr
-
-
-def test_it_starts_ddl_main(tmp_path):
-    """ddl.main reports a missing config before it imports TensorFlow."""
-    command = [sys.executable, "-m", "ddl.launch", "--num_workers=2", "--max_restarts=2", "--"]
-    result = subprocess.run(
-        [*command, "--gin_file=absent.gin", "--model_dir=run"],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert result.returncode == 1
-    assert "ended with status 1" in result.stderr
-    assert "no config file absent.gin" in result.stderr
-    assert "No restart: status 1" in result.stderr
-    assert "worker 1, start" in (tmp_path / "run/logs/worker-1.log").read_text()

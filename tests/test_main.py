@@ -2,7 +2,6 @@
 
 import faulthandler
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -14,7 +13,6 @@ from ddl import main
 from tests.processes import forked
 
 ROOT = Path(__file__).parent.parent
-OF_TENSORFLOW = re.compile(r"[IWE]\d{4} |WARNING: All log messages before absl")
 DIGITS = f"--gin_file={ROOT}/configs/digits_cnn.gin"
 
 
@@ -34,14 +32,6 @@ def ddl_with(folder, text, *arguments):
     """Runs the digits with a config of the user's, beside a module if there is one."""
     (folder / "mine.gin").write_text(text)
     return ddl(DIGITS, "--gin_file=mine.gin", *arguments, cwd=folder, forks=True)
-
-
-def test_help_needs_no_tensorflow():
-    result = ddl("--help", imports_tensorflow=False)
-    assert result.returncode == 0
-    for flag in ("gin_file", "gin_param", "model_dir", "mode", "strategy", "num_virtual_devices"):
-        assert f"--{flag}" in result.stdout or f"--[no]{flag}" in result.stdout
-    assert "--dry_run" in result.stdout.replace("[no]", "")
 
 
 @pytest.mark.parametrize(
@@ -148,92 +138,11 @@ def test_a_wrong_tf_config_is_reported_without_tensorflow(cluster):
     assert "must name this process as one of its workers, got index 1 and 1" in result.stderr
 
 
-def test_a_run_from_the_command_line(tmp_path):
-    result = ddl(
-        DIGITS,
-        "--gin.TRAIN_STEPS=30",
-        "--gin_bindings=LOG_EVERY = 10",
-        "--gin_param=EVAL_EVERY = 30",
-        f"--model_dir={tmp_path}/run",
-        "--strategy=mirrored",
-        "--num_virtual_devices=2",
-        cwd=tmp_path,
-    )
-    assert result.returncode == 0, result.stderr
-    # TensorFlow's libraries log directly while they are loaded.
-    own = [line for line in result.stderr.splitlines() if not OF_TENSORFLOW.match(line)]
-    assert own == []
-    lines = result.stdout.splitlines()
-    assert "replicas: 2" in lines
-    assert [line.split(" ·")[0] for line in lines if "· train ·" in line] == [
-        "step 10",
-        "step 20",
-        "step 30",
-    ]
-    assert (tmp_path / "run" / "metrics.jsonl").exists()
-    result = ddl(
-        DIGITS,
-        "--gin_param=RunPlan.warm_start = @WarmStart()",
-        "--gin_param=WarmStart.checkpoint = 'run'",
-        "--gin_param=WarmStart.include = 'conv_'",
-        "--dry_run",
-        cwd=tmp_path,
-        forks=True,
-    )
-    assert result.returncode == 0, result.stderr
-    assert (
-        "Warm start from run/checkpoints/step-30. Read 4 weights: conv_1_1/kernel" in result.stdout
-    )
-    excluded = "Kept at their initial values, since WarmStart.include excludes them: hidden_1"
-    assert excluded in result.stdout
-
-
-def test_the_flags_of_virtual_gpus_belong_together(tmp_path):
-    flags = ["--num_virtual_devices=2", "--virtual_gpu_memory=100"]
-    result = ddl(DIGITS, "--dry_run", *flags, cwd=tmp_path, forks=True)
-    assert result.returncode == 1
-    assert "virtual_gpu_memory is the memory of each virtual GPU, but no GPU" in result.stderr
-
-
 def test_an_error_gives_the_places_of_the_names_that_it_mentions(tmp_path):
     result = ddl_with(tmp_path, "TRAIN_STEPS = -5", "--dry_run")
     assert result.returncode == 1
     assert "RunPlan.train_steps must be greater than 0, got -5" in result.stderr
     assert "  mine.gin:1: TRAIN_STEPS = -5" in result.stderr.splitlines()
-
-
-def test_an_error_is_a_few_lines_and_status_1(tmp_path):
-    result = ddl(DIGITS, "--gin_param=TRAIN_STEPZ = 3", f"--model_dir={tmp_path}/run", forks=True)
-    assert result.returncode == 1
-    assert "Did you mean TRAIN_STEPS?" in result.stderr
-    assert "Traceback" not in result.stderr
-    assert len(result.stderr.splitlines()) < 6
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_an_error_of_the_users_code_is_status_1_with_its_line(tmp_path):
-    (tmp_path / "mine.py").write_text(
-        "import gin, ddl\n"
-        "@gin.register\n"
-        "class Mine(ddl.Classification):\n"
-        "    def per_example(self, features, training):\n"
-        "        if training: features['absent']\n"  # traced after everything is built
-        "        return super().per_example(features, training)\n"
-    )
-    text = "import mine\nTrainer.task = @Mine()\nMine.model = @cnn()"
-    result = ddl_with(tmp_path, text, "--gin_allow_unused=*", "--model_dir=run")
-    assert result.returncode == 1
-    assert "ddl: mine.py:5 raised KeyError: 'absent'\n    if training:" in result.stderr
-    assert "Traceback" not in result.stderr
-
-
-def test_what_nobody_foresaw_keeps_its_traceback_and_is_status_70():
-    program = "import ddl.main as main; main.start = lambda *_: {}['a']; main.run()"
-    command = [sys.executable, "-c", program, DIGITS, "--dry_run"]
-    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-    assert result.returncode == 70
-    assert "Traceback" in result.stderr
-    assert result.stderr.endswith("KeyError: 'a'\n")
 
 
 class Left(BaseException):

@@ -11,7 +11,6 @@ import pytest
 
 from ddl.output import printable, say
 from ddl.run.console import RunConsole
-from tests.processes import forked
 
 ROOT = Path(__file__).parent.parent
 
@@ -79,16 +78,3 @@ def test_help_ends_well_whatever_becomes_of_it(redirection):
 def test_a_wrong_flag_is_status_1_whatever_becomes_of_its_message():
     command = f"{sys.executable} -m ddl.main --no_such_flag 2> /dev/full"
     assert subprocess.run(["bash", "-c", command], cwd=ROOT, check=False).returncode == 1
-
-
-@pytest.mark.parametrize("make", [full_disk, ended_reader])  # as in `ddl train … | head -1`
-def test_a_run_whose_output_fails_goes_to_its_end(tmp_path, make):
-    command = [sys.executable, "-m", "ddl.main", f"--gin_file={ROOT}/configs/digits_mlp.gin"]
-    plan = ("TRAIN_STEPS = 4", "LOG_EVERY = 2", "EVAL_EVERY = 4", "CHECKPOINT_EVERY = 4")
-    command += [f"--gin_param={param}" for param in plan]
-    with make() as failing, full_disk() as full:
-        process = forked.Popen(
-            [*command, f"--model_dir={tmp_path}/run"], cwd=ROOT, stdout=failing, stderr=full
-        )
-        assert process.wait(120) == 0
-    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 3

@@ -35,7 +35,6 @@ WITHOUT_TENSORFLOW = {
 }
 
 
-@pytest.mark.processes
 def test_help_and_wrong_flags_need_no_tensorflow(tmp_path):
     running = {}
     for command in WITHOUT_TENSORFLOW:

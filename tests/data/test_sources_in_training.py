@@ -1,10 +1,5 @@
 """Training from each kind of source computes the same on several devices and after a resume."""
 
-import os
-import shutil
-import subprocess
-import sys
-
 import keras
 import numpy as np
 import pytest
@@ -24,9 +19,6 @@ from tests.data.every_source import (
     OneWeightForEachColumn,
     weights,
 )
-from tests.documents.pages import ROOT
-from tests.processes import forked
-from tests.run.test_train import tensors
 
 BATCH, BEFORE, STEPS = 8, 2, 5
 # An epoch has three batches, so that the run stops in the middle of one and ends in another.
@@ -149,39 +141,3 @@ EverySource.folder = FOLDER
 Trainer.optimizer = @SGD()
 SGD.learning_rate = 0.1
 """
-
-
-@pytest.mark.processes
-def test_two_workers_train_what_one_does_and_resume(folder, tmp_path):
-    """All sources in one run: by one worker, by two, and begun by some and resumed by others."""
-    (tmp_path / "all.gin").write_text(GIN.replace("FOLDER", repr(str(folder))))
-
-    def run(name, steps, *command):
-        flags = [f"--gin_file={tmp_path}/all.gin", f"--model_dir={tmp_path / name}", "--mode=train"]
-        flags.append(f"--gin_param=TRAIN_STEPS = {steps}")
-        result = forked.run(
-            [sys.executable, "-m", *command, *flags],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        assert result.returncode == 0, result.stdout[-3000:]
-
-    two = ("ddl.launch", "--num_workers=2", "--")
-    run("one", STEPS, "ddl.main")
-    run("two", STEPS, *two)
-    run("resumed", BEFORE, *two)
-    run("resumed", STEPS, "ddl.main")
-    expected = tensors(tmp_path / "one")
-    shutil.copytree(tmp_path / "one", tmp_path / "grown")
-    for file in (tmp_path / "grown" / "checkpoints").glob("step-[45]*"):
-        file.unlink()
-    run("grown", STEPS, *two)
-    for other in ("two", "resumed", "grown"):
-        found = tensors(tmp_path / other)
-        assert any(len(value) > 100 for value in expected.values() if value.ndim)
-        for name, value in expected.items():
-            if value.dtype == np.float64:
-                np.testing.assert_allclose(value, found[name], rtol=0, atol=1e-10, err_msg=name)

@@ -1,6 +1,7 @@
 """Two workers, each with its share of the optimizer's state, train as one device does."""
 
 import numpy as np
+import pytest
 
 from ddl.checkpoints.checkpoints import Checkpoints
 from ddl.precision import set_precision
@@ -22,6 +23,7 @@ def of(trainer):
     return [*weights(trainer), *averages(trainer)]
 
 
+@pytest.mark.processes
 def test_two_workers_train_and_resume_as_one_device(tmp_path):
     """Also from the checkpoint of one device, and one device from that of the workers.
 

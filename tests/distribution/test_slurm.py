@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -269,22 +268,3 @@ def test_the_plain_job_makes_tf_config_of_its_number(tmp_path, index):
     assert rule["action"] == "FailJob"
     assert rule["onExitCodes"]["values"] == [1, 76]
     assert pod["restartPolicy"] == "Never"  # such a policy needs it
-
-
-def test_ddl_main_reads_slurm(tmp_path):
-    """Two processes started as srun would, which meet."""
-    environment = {**os.environ, **step(1, "localhost", "2")}
-    environment.pop("TF_CONFIG", None)
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "ddl.main", "--gin_file=configs/digits_mlp.gin"),
-            *("--dry_run", "--join_timeout=0.5"),
-        ],
-        env=environment,
-        cwd=CLUSTERS.parent.parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 77, done.stderr
-    assert "Worker 0 at localhost:10112 did not join within 0.5 s" in done.stderr

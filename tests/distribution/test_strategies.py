@@ -1,8 +1,6 @@
 """Strategies over the virtual devices of this process, and device set-up in one of its own."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import tensorflow as tf
@@ -110,14 +108,3 @@ def test_the_same_number_after_the_start_is_fine():
 
 def test_description_tells_virtual_devices():
     assert describe_devices(make_strategy("mirrored", 2)) == "2 of 4 virtual CPU devices"
-
-
-def test_virtual_devices_in_a_new_process():
-    program = (
-        "from ddl.distribution import *; configure_devices(num_virtual_devices=3);"
-        "print(build_strategy('mirrored').num_replicas_in_sync)"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert "3" in result.stdout.split()

@@ -1,10 +1,8 @@
 """Several real workers on this machine, as `ddl.launch` starts them."""
 
-import ast
 import gc
 import os
 import signal
-import subprocess
 import sys
 import weakref
 
@@ -224,38 +222,3 @@ def test_a_strategy_that_nobody_holds_is_freed():
     del strategy, function
     gc.collect()
     assert freed() is None
-
-
-SIGNALLED = """
-import json, os, signal, socket
-import tensorflow as tf
-from ddl.distribution.timeouts import ClusterTimeouts
-from ddl.launcher.tasks import free_ports
-from ddl.distribution.loopback import listening_sockets
-from ddl.distribution.multi_worker import build_multi_worker_strategy
-own = f"127.0.0.1:{free_ports(1)[0]}"
-task = {"type": "worker", "index": 0}
-os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": [own]}, "task": task})
-options = tf.distribute.experimental.CommunicationOptions()
-build_multi_worker_strategy(options, ClusterTimeouts(join=30.0))
-listening = listening_sockets(int(own.partition(":")[2]))
-bound = [one.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16) for one in listening]
-print(bound, flush=True)
-signal.raise_signal(signal.SIGTERM)
-os._exit(3)
-"""
-
-
-def test_sigterm_ends_a_worker_that_does_not_train_yet():
-    """TensorFlow, having joined, only notes it. A cluster of one; about 5 s.
-
-    Its server, which listens on all interfaces, is bound to the loopback device.
-    """
-    command = [sys.executable, "-c", SIGNALLED]
-    done = forked.run(
-        command, cwd=ROOT, check=False, timeout=300, stdout=subprocess.PIPE, text=True
-    )
-    assert done.returncode == -signal.SIGTERM
-    bound = ast.literal_eval(done.stdout)
-    assert bound
-    assert set(bound) == {b"lo\0"}

@@ -9,6 +9,8 @@ import pytest
 from tests.processes import forked
 from tests.run.whole_runs import ROOT, lines
 
+pytestmark = pytest.mark.processes
+
 SMALL = ("TRAIN_STEPS = 20", "EVAL_EVERY = 10", "CHECKPOINT_EVERY = None", "mlp.hidden_units = [8]")
 
 
@@ -58,8 +60,3 @@ def test_a_pruned_trial_stops_its_run(sweep, tmp_path, monkeypatch):
         sweep(1, "TRAIN_STEPS = 100_000_000")
     study = optuna.load_study(study_name="sweep", storage=f"sqlite:///{tmp_path}/study.db")
     assert study.trials[0].state.name == "PRUNED"
-
-
-def test_a_run_that_fails_ends_the_search(sweep):
-    with pytest.raises(RuntimeError, match="trial-0 ended with status 1"):
-        sweep(1, "mlp.no_such_parameter = 1")

@@ -1,7 +1,6 @@
 """Models of keras-hub, and what is refused. Most tests need the extra keras-hub."""
 
 import importlib.util
-import subprocess
 import sys
 
 import keras
@@ -10,7 +9,6 @@ import pytest
 
 import ddl
 from ddl import models
-from ddl.checkpoints.export import export_model
 from ddl.errors import ConfigError
 from tests.conftest import make_strategy
 
@@ -130,21 +128,6 @@ def test_weights_of_files_and_of_folders(tmp_path):
         models.keras_hub_model("GPT2CausalLM", preset=str(tmp_path / "preset"))
     with pytest.raises(ConfigError, match="has 'classes', but"):
         resnet(backbone=None, preset=str(tmp_path / "preset"), classes=5)
-
-
-@needs_keras_hub
-def test_an_export_loads_in_a_process_of_its_own(tmp_path):
-    model = models.keras_hub_model("GPT2CausalLM", backbone=GPT2)
-    path, _ = export_model(model, tmp_path / "export")
-    code = (
-        "import numpy as np; import ddl.models as m;"
-        f"model = m.load_exported({str(path)!r});"
-        "inputs = {'token_ids': np.ones((1, 6), int), 'padding_mask': np.ones((1, 6), bool)};"
-        f"np.save({str(tmp_path / 'outputs.npy')!r}, model(inputs))"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=400)
-    inputs = {"token_ids": np.ones((1, 6), int), "padding_mask": np.ones((1, 6), bool)}
-    np.testing.assert_allclose(np.load(tmp_path / "outputs.npy"), model(inputs), rtol=1e-5)
 
 
 @needs_keras_hub

@@ -87,6 +87,7 @@ def memory_of_trainers(number):
         show_memory()
 
 
+@pytest.mark.processes
 def test_five_trainers_take_the_memory_of_two_at_most():
     """A new process: the memory of this one depends on the tests before."""
     program = ["-m", "tests.training.results.test_cells_run_again"]
