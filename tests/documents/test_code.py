@@ -1,6 +1,6 @@
 """Every command and every code block of the documents works as shown."""
 
-import functools
+import importlib
 import re
 import shlex
 from pathlib import Path
@@ -12,10 +12,10 @@ import tensorflow as tf
 from pyarrow import csv, parquet
 
 import ddl
-from ddl import config, launch
+from ddl import config, launch, main
 from ddl.checkpoints.export import export_model
 from ddl.cli.arguments import parse, with_aliases
-from ddl.cli.subcommands import load
+from ddl.cli.subcommands import SUBCOMMANDS
 from ddl.distribution.communication import Communication
 from ddl.distribution.workers import Workers
 from ddl.optimizers.loss_weight import loss_weights
@@ -56,14 +56,17 @@ def test_commands_parse_and_their_configs_load(command, folder):
         return  # tests/documents/test_names.py reads it
     which = DDL.match(command)
     name = (which["module"] or which["name"]).replace("main", "train")
-    module, arguments = load(name), [name, *shlex.split(command[which.end() :])]
+    module, arguments = (
+        importlib.import_module(SUBCOMMANDS[name].module),
+        [name, *shlex.split(command[which.end() :])],
+    )
     if name == "launch":
         launch.build_cluster(arguments)
-        module = load("train")
+        module = main
     else:
         parse(module.FLAGS, with_aliases(arguments))
     try:
-        if module is load("train"):
+        if module is main:
             module.check_flags()
         config.load(module.FLAGS.gin_file, module.FLAGS.gin_param or ())
     finally:
@@ -135,7 +138,6 @@ def write_data(folder: Path) -> None:
     rows = [f"{20 + n},{n}.5,{('red', 'blue')[n % 2]},{('yes', 'no')[n % 2]}" for n in range(64)]
     (folder / "test.csv").write_text("\n".join(["age,income,colour,bought", *rows]))
     parquet.write_table(csv.read_csv(folder / "test.csv"), folder / "train.parquet")
-    ddl.data.store(ddl.data.ArraySource(image=images, label=labels), folder / "stored")
     for name in ("train-0.tfrecord", "test.tfrecord"):
         with tf.io.TFRecordWriter(str(folder / name)) as records:
             for image, label in zip(images, labels, strict=True):
@@ -183,8 +185,13 @@ PROGRAMS = {
 @pytest.fixture
 def one_device(monkeypatch):
     """`MirroredStrategy()` on one device; its own all-reduce cannot be used twice in a process."""
-    on_one = functools.partial(make_strategy, "mirrored", 1)
-    monkeypatch.setattr(tf.distribute, "MirroredStrategy", on_one)
+
+    class OnOneDevice(tf.distribute.MirroredStrategy):
+        def __init__(self, **_):
+            reduction = tf.distribute.ReductionToOneDevice()
+            super().__init__(["CPU:0"], cross_device_ops=reduction)
+
+    monkeypatch.setattr(tf.distribute, "MirroredStrategy", OnOneDevice)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

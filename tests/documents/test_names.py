@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import benchmarks
+from ddl.cli.flags import list_of_flags
 from ddl.cli.subcommands import SUBCOMMANDS
 from ddl.config import registry
 from tests.documents.pages import PAGES, ROOT, all_code, files, prose
@@ -110,7 +111,7 @@ def own_flags() -> set[str]:
     """Returns all flags of the commands, as --help lists them."""
     found = {"--help", "--version", "--gin.NAME", "--"}
     for _, (module, _) in SUBCOMMANDS.items():
-        text = importlib.import_module(module).FLAGS.get_help()
+        text = list_of_flags(importlib.import_module(module).FLAGS)
         for negative, name in re.findall(r"^ *(?:-\w,)?--(\[no\])?(\w+):", text, re.M):
             found |= {f"--{name}"} | ({f"--no{name}"} if negative else set())
     return found - ABSL
