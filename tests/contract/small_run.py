@@ -31,18 +31,14 @@ Trainer.train_data = @small_data()
 Trainer.eval_data = @small_data()
 """
 
-DYING = """
-RunPlan.callbacks = [@die/Every()]
+CALLBACKS = """
+RunPlan.callbacks = [@die/Every(), @keep/Every()]
 die/Every.steps = 5
 die/Every.function = @DieOnce()
-DieOnce.file = %DEATH
-"""
-
-KEEPING = """
-RunPlan.callbacks = [@die/Every(), @keep/Every()]
+DieOnce.file = 'FOLDER/death'
 keep/Every.steps = 12
 keep/Every.function = @KeepWeights()
-KeepWeights.file = %WEIGHTS
+KeepWeights.file = 'FOLDER/weights.npz'
 """
 
 

@@ -99,9 +99,9 @@ def killed_at(straight, step, tmp_path):
     return shutil.copytree(straight.killed_at[step], tmp_path / "run")
 
 
-@pytest.mark.parametrize("step", [1, 3, 5])
+@pytest.mark.parametrize("step", [3, 5])
 def test_a_killed_run_resumes_to_the_same_bits(straight, step, tmp_path):
-    """Within an epoch, at its end, and with metrics that were not logged yet."""
+    """At the end of an epoch, and within one; with metrics that were not logged yet."""
     folder, trainer = killed_at(straight, step, tmp_path), make_trainer()
     ddl.fit(trainer, folder, train_steps=STEPS, checkpoint_every=1, **PERIODS)
     assert_close(values(trainer), straight.values)

@@ -15,7 +15,7 @@ import pytest
 
 import ddl
 from tests.conftest import make_strategy
-from tests.contract.small_run import CONFIG, DYING, KEEPING, SmallTask, small_data
+from tests.contract.small_run import CALLBACKS, CONFIG, SmallTask, small_data
 from tests.processes import forked
 
 pytestmark = pytest.mark.processes
@@ -23,13 +23,13 @@ pytestmark = pytest.mark.processes
 ROOT = Path(__file__).parents[2]
 
 
-def flags_of(folder, config=CONFIG):
+def flags_of(folder, config):
     """Writes a config, and returns the flags of its run in a folder."""
-    (folder / "small.gin").write_text(config)
+    (folder / "small.gin").write_text(config.replace("FOLDER", str(folder)))
     return [f"--model_dir={folder / 'run'}", f"--gin_file={folder / 'small.gin'}"]
 
 
-def launch(folder, *flags, config=CONFIG):
+def launch(folder, config, *flags):
     """Runs a cluster to its end and returns its status, with all that it wrote."""
     command = [sys.executable, "-m", "ddl.launch", *flags, "--", *flags_of(folder, config)]
     ended = forked.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
@@ -42,37 +42,37 @@ def evaluations(folder):
     return {row["step"]: row["loss"] for row in rows if row["split"] == "eval"}
 
 
-def in_one_process(kind, replicas):
-    """Returns weights and loss of the run in this process."""
+@pytest.fixture(scope="module")
+def in_one_process():
+    """Weights and loss of the run in this process, on one device and on two."""
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
-    strategy = make_strategy(kind, replicas)
-    with strategy.scope():
-        task, optimizer = SmallTask(), keras.optimizers.SGD(0.1, momentum=0.9)
-    options = {"global_batch_size": 8, "seed": 0, "clip_norm": 0.5, "strategy": strategy}
-    trainer = ddl.Trainer(task, optimizer, small_data(), eval_data=small_data(), **options)
-    trainer.train(12, progress=False)
-    return trainer.model.get_weights(), trainer.evaluate()["loss"]
+    ends = []
+    for strategy in (make_strategy("one_device", 1), make_strategy("mirrored", 2)):
+        with strategy.scope():
+            task, optimizer = SmallTask(), keras.optimizers.SGD(0.1, momentum=0.9)
+        options = {"global_batch_size": 8, "seed": 0, "clip_norm": 0.5, "strategy": strategy}
+        trainer = ddl.Trainer(task, optimizer, small_data(), eval_data=small_data(), **options)
+        trainer.train(12, progress=False)
+        ends.append((trainer.model.get_weights(), trainer.evaluate()["loss"]))
+    return ends
 
 
 @pytest.mark.parametrize("dies", [False, True], ids=["undisturbed", "killed"])
-def test_two_workers_end_with_the_weights_of_one_process(tmp_path, dies):
+def test_two_workers_end_with_the_weights_of_one_process(in_one_process, tmp_path, dies):
     """Also if one is killed and the launcher starts both again."""
-    weights, death = tmp_path / "weights.npz", tmp_path / "death"
     if dies:
-        death.touch()
-    config = CONFIG + DYING + KEEPING + f"WEIGHTS = '{weights}'\nDEATH = '{death}'\n"
-    flags = ["--num_workers=2", f"--max_restarts={int(dies)}"]
-    status, output = launch(tmp_path, *flags, config=config)
+        (tmp_path / "death").touch()
+    restarts = f"--max_restarts={int(dies)}"
+    status, output = launch(tmp_path, CONFIG + CALLBACKS, "--num_workers=2", restarts)
     assert status == 0, output
     if dies:
-        assert death.read_text() == "died"
+        assert (tmp_path / "death").read_text() == "died"
         assert "worker 1 was killed by SIGKILL" in output
         assert "Restart 1 of 1" in output
-    with np.load(weights) as found:
+    with np.load(tmp_path / "weights.npz") as found:
         found = list(found.values())
-    for kind, replicas in (("one_device", 1), ("mirrored", 2)):
-        wanted, loss = in_one_process(kind, replicas)
+    for wanted, loss in in_one_process:
         for one, other in zip(found, wanted, strict=True):
             np.testing.assert_allclose(one, other, rtol=0, atol=1e-10)
         assert evaluations(tmp_path)[12] == pytest.approx(loss, rel=1e-10)
@@ -81,8 +81,7 @@ def test_two_workers_end_with_the_weights_of_one_process(tmp_path, dies):
 def test_a_worker_that_lost_another_names_it_and_ends_with_status_77(tmp_path):
     """Without a launcher: each process reads its place from TF_CONFIG."""
     (tmp_path / "death").touch()
-    config = CONFIG + DYING + f"DEATH = '{tmp_path / 'death'}'\n"
-    command = [sys.executable, "-m", "ddl.main", *flags_of(tmp_path, config)]
+    command = [sys.executable, "-m", "ddl.main", *flags_of(tmp_path, CONFIG + CALLBACKS)]
     with socket.socket() as one, socket.socket() as other:
         one.bind(("127.0.0.1", 0))
         other.bind(("127.0.0.1", 0))
@@ -105,7 +104,7 @@ def test_a_worker_that_lost_another_names_it_and_ends_with_status_77(tmp_path):
 
 def test_a_parameter_server_trains_and_evaluates(tmp_path):
     """Asynchronously, so that the weights are not those of one process."""
-    status, output = launch(tmp_path, "--num_workers=2", "--num_ps=1")
+    status, output = launch(tmp_path, CONFIG, "--num_workers=2", "--num_ps=1")
     assert status == 0, output
     losses = evaluations(tmp_path)
     assert sorted(losses) == [6, 12]
