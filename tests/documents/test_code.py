@@ -176,7 +176,7 @@ PROGRAMS = {
         r"(?m)^[\d.]+ [\d.]+$",
         {"train_epochs=3": "train_steps=2", "train_epochs=4": "train_steps=4"},
     ),
-    "rising_weight.py": (r"\[0\.1 +0\.2 +0\.3 +0\.4 *\]", {}),
+    "rising_weight.py": (r"(?s)\b0\.1\b.*\b0\.2\b.*\b0\.3.*\b0\.4", {}),
     "table.py": ("'mae'", {"train_epochs=40": "train_epochs=1"}),
     "windows.py": (r"^56 {", {}),
 }
