@@ -112,7 +112,7 @@ def test_a_wrong_tf_config_is_named(config, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("strategy", "replicas"),
-    [("auto", 1), ("one_device", 1), ("mirrored", 4), ("central_storage", 4)],
+    [("one_device", 1), ("mirrored", 4), ("central_storage", 4)],
 )
 def test_strategies_and_their_replicas(strategy, replicas):
     ended = small(None, flags=(f"--strategy={strategy}", "--num_virtual_devices=4"))
