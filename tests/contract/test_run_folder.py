@@ -3,6 +3,7 @@
 import math
 import shutil
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -39,8 +40,9 @@ def scalars(folder):
     for path in folder.glob("*.tfevents.*"):
         for event in tf.compat.v1.train.summary_iterator(str(path)):
             for value in event.summary.value:
-                if value.tensor.dtype == tf.float32.as_datatype_enum:
-                    found.append((event.step, value.tag, float(tf.make_ndarray(value.tensor))))
+                array = tf.make_ndarray(value.tensor)
+                if array.shape == () and array.dtype == np.float32:
+                    found.append((event.step, value.tag, float(array)))
     return found
 
 
