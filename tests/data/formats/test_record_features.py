@@ -99,10 +99,6 @@ def shard(folder, name):
             ["r-0-of-1.tfrecord", "r-0-of-2.tfrecord", "r-1-of-2.tfrecord"],
             r"matches two sets, .*r-\*-of-1\.tfrecord and .*r-\*-of-2\.tfrecord",
         ),
-        (
-            ["r-0-of-1.tfrecord.partial"],
-            r"must be finished files, got .*r-0-of-1\.tfrecord\.partial, .*not finish. Write",
-        ),
     ],
 )
 def test_shards_that_are_missing_or_too_many(tmp_path, names, message):

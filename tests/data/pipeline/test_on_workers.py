@@ -100,15 +100,15 @@ def test_workers_read_the_bits_of_other_strategies(folder, name, shuffle):
         (every_source.windows, "but _Windows reads files that are mapped into the chief's memory"),
         (every_source.damaged, "but _Tolerant reads them in Python"),
         (every_source.npy, "(in Python|mapped into the chief's memory)"),
-        (every_source.mixture, "got Mixture. Convert the data to TFRecord files"),
-        (every_source.stream, "got StreamSource. Convert the data to TFRecord files"),
-        (every_source.generator, "got EndlessSource. Convert the data to TFRecord files"),
+        (every_source.mixture, "got Mixture. Write the data into TFRecord files"),
+        (every_source.stream, "got StreamSource. Write the data into TFRecord files"),
+        (every_source.generator, "got EndlessSource. Write the data into TFRecord files"),
     ],
 )
 def test_data_that_need_python_on_the_worker_are_refused(folder, make, message):
     with pytest.raises(ConfigError, match=message) as caught:
         WorkerBatches(BatchPipeline(make(folder), BATCH))
-    assert "--format=tfrecord" in str(caught.value)
+    assert "TFRecord" in str(caught.value)
     assert "multi_worker_mirrored" in str(caught.value)
 
 

@@ -179,18 +179,6 @@ def run_a_branch_always(patch: Patch) -> None:
     patch.setattr("ddl.step.verbs.control_flow._condition", lambda given: tf.constant(True))
 
 
-def lose_the_sums_of_a_branch(patch: Patch) -> None:
-    when = ControlFlow.when
-
-    def mutated(self, *args):
-        before = self.books
-        when(self, *args)
-        finite, self.books = self.books.finite, before
-        self.books.finite = finite
-
-    patch.setattr(ControlFlow, "when", mutated)
-
-
 def lose_the_checks_of_a_branch(patch: Patch) -> None:
     when = ControlFlow.when
 
@@ -287,7 +275,6 @@ def overflow(name: str, loss: str) -> None:
         (change_the_sum_of_examples, examples_as_a_loop, [("mirrored", 2, 1)]),
         # update.when
         (run_a_branch_always, same, ["Critic"]),
-        (lose_the_sums_of_a_branch, same, ["Critic"]),
         (lose_the_checks_of_a_branch, overflow, ["Critic", "fools"]),
         (keep_no_weights, overflow, ["Critic", "fools"]),
         (leave_a_partial_update_behind, overflow, ["Critic", "fools"]),

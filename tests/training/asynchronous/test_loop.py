@@ -75,7 +75,7 @@ def test_two_workers():
     assert found["bfloat16"]["scale"] is None
     assert found["bfloat16"]["loss"] < 0.9
     of_source, *of_predictions = found["refused"]
-    assert "got RandomAccessSource. Convert the data to TFRecord" in of_source
+    assert "got RandomAccessSource. Write the data into TFRecord" in of_source
     for name, error in zip(("predict", "--mode=predict"), of_predictions, strict=True):
         assert error == (
             f"{name} does not run with parameter servers. Export the model, or restore a "
