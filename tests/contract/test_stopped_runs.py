@@ -64,10 +64,10 @@ def test_a_signal_saves_and_the_run_resumes(tmp_path, straight, number, step):
 @pytest.mark.processes
 def test_a_killed_run_resumes(tmp_path, straight):
     run = tmp_path / "run"
-    killed = process(run, **{acts.KILLED_AT: "7"})
+    killed = process(run, **{acts.KILLED_AT: "7", acts.MODEL_DIR: str(run)})
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    assert 7 not in saved_steps(run)
-    finished(run, *acts.EVERY_STEP)
+    assert saved_steps(run) == [4]
+    assert "step 4" in small(run, *acts.EVERY_STEP).out
     assert_same_end(run, straight)
 
 
