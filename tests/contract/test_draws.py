@@ -2,11 +2,12 @@
 
 import functools
 
+import keras
 import numpy as np
 import pytest
 
-from ddl.optimizers.learning_rate import LearningRate
 from tests.conftest import name_of
+from tests.contract.cases import in_float64
 from tests.contract.recorder import EXAMPLES, STREAMS, record
 
 EPOCH = 5  # updates: four batches of 32, and one of three examples
@@ -75,12 +76,9 @@ def test_draws_have_their_distributions():
     assert abs(bernoulli.mean() - 0.25) < 4 * (0.25 * 0.75 / 262) ** 0.5
 
 
-def test_the_learning_rate_scales_with_the_batch_and_warms_up():
-    """Goyal et al. 2017: from the base rate η to k·η, for a batch k times as large."""
-    rate = LearningRate(
-        0.1, scaling="linear", base_batch_size=8, global_batch_size=32,
-        warmup_steps=4, warmup_start=1 / 4,
-    )  # fmt: skip
+def test_each_update_has_the_rate_of_a_schedule():
+    with in_float64():
+        rate = keras.optimizers.schedules.PolynomialDecay(0.1, 4, end_learning_rate=0.4)
     expected = [0.1, 0.175, 0.25, 0.325, 0.4, 0.4]
     trained = record(TWO, 6, rate)
     of_rate_one = on_one_device()

@@ -111,7 +111,8 @@ def move_a_slot_in_a_skipped_update(patch: Patch) -> None:
     def mutated(self, number, make, finite):
         (optimizer,) = self._update.optimizers.values()
         slots = [v.value for v in optimizer.variables if v.path.endswith("momentum")]
-        assert slots
+        if not slots:
+            raise LookupError("the optimizer has no momentum")
 
         def move():
             for slot in slots:
@@ -274,7 +275,7 @@ MUTATIONS = [
 def _references():
     """Computes what the checks compare with before anything is broken."""
     on_one_device()
-    for name in cases.ALL:
+    for name in ("images", "tokens", "a skipped update", "an overflow on one replica"):
         cases.expected(name)
 
 

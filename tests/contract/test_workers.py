@@ -68,8 +68,8 @@ def test_two_workers_end_with_the_weights_of_one_process(in_one_process, tmp_pat
     assert status == 0, output
     if dies:
         assert (tmp_path / "death").read_text() == "died"
-        assert "worker 1 was killed by SIGKILL" in output
-        assert "Restart 1 of 1" in output
+        assert "worker 1" in output
+        assert "SIGKILL" in output
     with np.load(tmp_path / "weights.npz") as found:
         found = list(found.values())
     for wanted, loss in in_one_process:
