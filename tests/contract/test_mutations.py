@@ -282,7 +282,7 @@ def _references():
 @pytest.mark.parametrize(
     ("mutate", "check"), MUTATIONS, ids=[each[0].__name__ for each in MUTATIONS]
 )
-def test_a_check_fails_if_ddl_should(mutate, check, monkeypatch):
+def test_a_broken_update_fails_its_check(mutate, check, monkeypatch):
     mutate(monkeypatch)
     with pytest.raises((AssertionError, TrainingDiverged)):
         check()

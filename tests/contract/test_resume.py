@@ -13,15 +13,15 @@ import ddl
 from ddl.callbacks import AfterSave, Every
 from ddl.errors import DdlError
 from tests.conftest import make_strategy
-from tests.contract.small_run import SmallTask, small_data
+from tests.contract.noisy_task import NoisyTask, few_examples
 
 ROWS, BATCH, STEPS = 20, 8, 8  # three steps an epoch; the last batch has 4 rows
-DATA = small_data()
+DATA = few_examples()
 PERIODS = {"eval_every": 4, "log_every": 2, "progress": False}
 
 
-class Task(SmallTask):
-    """The small task with a step and two states of its own: a target network and a count."""
+class Task(NoisyTask):
+    """The noisy task with a step and two states of its own: a target network and a count."""
 
     def __init__(self):
         super().__init__()

@@ -83,11 +83,10 @@ def test_tensorboard_shows_the_figures_of_metrics(run, split):
 
 
 def test_tensorboard_shows_the_macros_as_hyperparameters(run):
-    (content,) = (
-        value.metadata.plugin_data.content
-        for _, value in summaries(run)
-        if value.tag == metadata.SESSION_START_INFO_TAG
-    )
+    (start,) = [
+        value for _, value in summaries(run) if value.tag == metadata.SESSION_START_INFO_TAG
+    ]
+    content = start.metadata.plugin_data.content
     shown = metadata.parse_session_start_info_plugin_data(content).hparams
     assert shown["LEARNING_RATE"].number_value == 0.05
     assert shown["GLOBAL_BATCH_SIZE"].number_value == 64

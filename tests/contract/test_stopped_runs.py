@@ -81,14 +81,14 @@ def kill():
     raise Killed
 
 
-def test_a_run_that_ends_before_its_first_save_begins_again(tmp_path, straight):
+def test_a_run_killed_before_its_first_save_begins_again(tmp_path, straight):
     with pytest.raises(Killed):
         act_at(1, kill, tmp_path / "run")
     finished(tmp_path / "run", *acts.EVERY_STEP)
     assert_same_end(tmp_path / "run", straight)
 
 
-def test_it_may_end_again_and_again(tmp_path, straight):
+def test_a_run_may_be_killed_again_and_again(tmp_path, straight):
     for step in (5, 5, 12):
         with pytest.raises(Killed):
             act_at(step, kill, tmp_path / "run")
