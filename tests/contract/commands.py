@@ -1,6 +1,7 @@
 """Commands of ddl in this process, since the start of TensorFlow takes longer than a small run."""
 
 import contextlib
+import importlib
 import io
 import json
 import os
@@ -32,6 +33,7 @@ def ddl_main(*arguments: object) -> Ended:
     """Runs `python -m ddl ARGUMENTS` in this process, with flags of its own."""
     assert len(tf.config.list_logical_devices("CPU")) == 4  # and no command can change it now
     keras.utils.clear_session()
+    importlib.import_module("ddl.main")  # defines the flags before they are saved
     out, err, status = io.StringIO(), io.StringIO(), 0
     with contextlib.ExitStack() as stack:
         stack.enter_context(flagsaver.flagsaver())

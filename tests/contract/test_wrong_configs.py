@@ -9,7 +9,7 @@ NAMES = [
     ("TRAIN_STEPZ = 3", "own.gin:1", "TRAIN_STEPZ", "TRAIN_STEPS"),
     ("mlp.hiden_units = (8,)", "own.gin:1", "hiden_units", "hidden_units"),
     ("SGD.momentun = 0.5", "own.gin:1", "momentun", "momentum"),
-    ("Trainer.optimizer = @SDG()", "own.gin:1", "SDG", "SGD"),
+    ("Trainer.optimizer = @Adm()", "own.gin:1", "Adm", "Adam"),
     ("LEARNING_RATE = %LERNING_RATE", "own.gin:1", "%LERNING_RATE", "LEARNING_RATE"),
     ("A = %B\nB = %A", "own.gin:1", "%A", "%B"),
     ("trian/images.split = 'train'", "own.gin:1", "trian", "train/images.split"),
