@@ -1,4 +1,4 @@
-"""A callback for configs, `@act`, that does at a step what a test or the environment says."""
+"""The callback `@act` for configs: after a step it does as a test or the environment asks."""
 
 import os
 import signal

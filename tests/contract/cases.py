@@ -220,6 +220,13 @@ ON_TWO: dict[str, Case] = {
         lambda: keras.optimizers.AdamW(0.05, weight_decay=0.125),
         lambda: plain_loop.of_keras(keras.optimizers.AdamW(0.05, weight_decay=0.125)),
     ),
+    "AdamW, each replica with slots of its own": dataclasses.replace(
+        _optimized(
+            lambda: keras.optimizers.AdamW(0.05, weight_decay=0.125),
+            lambda: plain_loop.of_keras(keras.optimizers.AdamW(0.05, weight_decay=0.125)),
+        ),
+        arguments={"shard_optimizer_state": True},
+    ),
     "LARS": _optimized(
         lambda: ddl.optimizers.LARS(
             0.125, momentum=0.875, weight_decay=0.125, trust_coefficient=0.5

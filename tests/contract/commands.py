@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import runpy
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -29,18 +30,19 @@ class Ended(NamedTuple):
 
 
 def ddl_main(*arguments: object) -> Ended:
-    """Runs `python -m ddl.main ARGUMENTS` in this process, with flags of its own."""
+    """Runs `python -m ddl ARGUMENTS` in this process, with flags of its own."""
     assert len(tf.config.list_logical_devices("CPU")) == 4  # and no command can change it now
     keras.utils.clear_session()
-    main = importlib.import_module("ddl.main")
+    importlib.import_module("ddl.main")  # defines the flags before they are saved
     out, err, status = io.StringIO(), io.StringIO(), 0
     with contextlib.ExitStack() as stack:
         stack.enter_context(flagsaver.flagsaver())
         stack.enter_context(mock.patch.object(os, "_exit", sys.exit))
+        stack.enter_context(mock.patch.object(sys, "argv", ["ddl", *map(str, arguments)]))
         stack.enter_context(contextlib.redirect_stdout(out))
         stack.enter_context(contextlib.redirect_stderr(err))
         try:
-            main.run(["ddl", *map(str, arguments)])
+            runpy.run_module("ddl", run_name="__main__")
         except SystemExit as ended:
             status = int(ended.code or 0)
     return Ended(status, out.getvalue(), err.getvalue())

@@ -17,8 +17,6 @@ STREAMS = ("normal", "uniform", "bernoulli", "shared", "again")
 class Noise(keras.layers.Layer):
     """A layer of a user's that draws five numbers for each example, by its position."""
 
-    draws_by_position = True
-
     def call(self, ids):
         rows = ids.shape[0]
         drawn = [

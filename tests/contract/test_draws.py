@@ -2,10 +2,10 @@
 
 import functools
 
+import keras
 import numpy as np
 import pytest
 
-from ddl.optimizers.learning_rate import LearningRate
 from tests.conftest import name_of
 from tests.contract.recorder import EXAMPLES, STREAMS, record
 
@@ -75,14 +75,9 @@ def test_draws_have_their_distributions():
     assert abs(bernoulli.mean() - 0.25) < 4 * (0.25 * 0.75 / 262) ** 0.5
 
 
-def test_the_learning_rate_scales_with_the_batch_and_warms_up():
-    """Goyal et al. 2017: from the base rate η to k·η, for a batch k times as large."""
-    rate = LearningRate(
-        0.1, scaling="linear", base_batch_size=8, global_batch_size=32,
-        warmup_steps=4, warmup_start=1 / 4,
-    )  # fmt: skip
-    expected = [0.1, 0.175, 0.25, 0.325, 0.4, 0.4]
+def test_each_update_has_the_rate_of_a_schedule():
+    rate = keras.optimizers.schedules.PiecewiseConstantDecay([1, 3], [0.125, 0.25, 0.5])
+    expected = [0.125, 0.125, 0.25, 0.25, 0.5, 0.5]
     trained = record(TWO, 6, rate)
-    of_rate_one = on_one_device()
-    for update, one, factor in zip(trained, of_rate_one, expected, strict=False):
+    for update, one, factor in zip(trained, on_one_device(), expected, strict=False):
         np.testing.assert_allclose(update.drawn, factor * one.drawn, rtol=0, atol=1e-10)

@@ -12,17 +12,20 @@ import ddl
 from tests.contract.commands import FOUR_DEVICES, finished, lines, saved, small
 from tests.processes import forked
 
-# The rate rises after the first evaluation, so that the first checkpoint is the best one.
-PLAN = (
-    *("CHECKPOINT_EVERY = 6", "Retention.best_metric = 'loss'"),
-    *(
-        "LearningRate.schedule = @PiecewiseConstantDecay()",
-        "PiecewiseConstantDecay.boundaries = [6]",
-    ),
-    *("PiecewiseConstantDecay.values = [%LEARNING_RATE, 5.0]",),
-    *("Trainer.weight_average = @ExponentialMovingAverage()",),
-    *("ExponentialMovingAverage.decay = 0.5", "Predictions.features = ['label']"),
+AVERAGED = (
+    "Trainer.weight_average = @ExponentialMovingAverage()",
+    "ExponentialMovingAverage.decay = 0.5",
 )
+# The rate rises after the first evaluation, so that the first checkpoint is the best one.
+NOT_AVERAGED = (
+    "CHECKPOINT_EVERY = 6",
+    "Retention.best_metric = 'loss'",
+    "LearningRate.schedule = @PiecewiseConstantDecay()",
+    "PiecewiseConstantDecay.boundaries = [6]",
+    "PiecewiseConstantDecay.values = [%LEARNING_RATE, 5.0]",
+    "Predictions.features = ['label']",
+)
+PLAN = (*NOT_AVERAGED, *AVERAGED)
 WITHOUT_DDL = """
 import sys
 sys.modules["ddl"] = None
@@ -133,8 +136,7 @@ def test_an_export_predicts_the_same_without_ddl(exported, predicted, tmp_path):
 
 def test_the_average_of_the_weights_is_what_is_exported(exported, tmp_path):
     """A checkpoint holds both; a run without the average has the weights alone."""
-    without = (*PLAN[:-3], PLAN[-1])
-    trained = saved(finished(tmp_path / "run", *without)).values()
+    trained = saved(finished(tmp_path / "run", *NOT_AVERAGED)).values()
     model = keras.saving.load_model(exported / "export" / "model.keras")
     kernel = model.trainable_weights[-2].numpy()
     assert any(np.array_equal(value, kernel) for value in saved(exported).values())

@@ -195,7 +195,7 @@ class DividedByTheMean(Across):
 )
 def test_a_loss_across_the_rows_of_a_replica_is_refused_at_the_start(of_task):
     trainer = make_trainer(of_task, 2)
-    with pytest.raises(ConfigError, match=r"must not depend on other examples.*ddl\.gather"):
+    with pytest.raises(ConfigError, match=r"other examples.*ddl\.gather"):
         trainer.train(1, progress=False)
     assert trainer.step == 0
 
@@ -211,5 +211,5 @@ class WithPadding(Clip):
 
 def test_a_loss_of_gathered_padding_is_refused_at_the_start():
     trainer = make_trainer(WithPadding, 2)
-    with pytest.raises(ConfigError, match="must not depend on padding.*mask"):
+    with pytest.raises(ConfigError, match="padding.*mask"):
         trainer.train(1, progress=False)

@@ -47,18 +47,6 @@ def test_precision_is_that_of_the_weights(tmp_path, precision):
     assert {value.dtype.name for value in kernels} == {expected}
 
 
-def test_accumulated_microbatches_train_as_one(tmp_path):
-    run, whole = (
-        finished(tmp_path / str(count), *SHORT, "PRECISION = 'float64'", *params)
-        for count, params in ((4, ["ACCUMULATION_STEPS = 4"]), (1, []))
-    )
-    ours, theirs = saved(run), saved(whole)
-    for name, value in theirs.items():
-        np.testing.assert_allclose(ours[name], value, rtol=0, atol=1e-12, err_msg=name)
-    assert lines(run)[-1]["step"] == 3
-    assert lines(run)[-1]["loss"] == pytest.approx(lines(whole)[-1]["loss"], abs=1e-12)
-
-
 def test_clip_norm_bounds_an_update(tmp_path):
     """The rate is 1, so that an update is the gradient, of norm 0.01 at most."""
     plain = ("SGD.momentum = 0.0", "LEARNING_RATE = 1.0", "CLIP_NORM = 0.01")

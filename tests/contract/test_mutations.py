@@ -111,7 +111,8 @@ def move_a_slot_in_a_skipped_update(patch: Patch) -> None:
     def mutated(self, number, make, finite):
         (optimizer,) = self._update.optimizers.values()
         slots = [v.value for v in optimizer.variables if v.path.endswith("momentum")]
-        assert slots
+        if not slots:
+            raise LookupError("the optimizer has no momentum")
 
         def move():
             for slot in slots:
@@ -274,14 +275,14 @@ MUTATIONS = [
 def _references():
     """Computes what the checks compare with before anything is broken."""
     on_one_device()
-    for name in cases.ALL:
+    for name in ("images", "tokens", "a skipped update", "an overflow on one replica"):
         cases.expected(name)
 
 
 @pytest.mark.parametrize(
     ("mutate", "check"), MUTATIONS, ids=[each[0].__name__ for each in MUTATIONS]
 )
-def test_a_check_fails_if_ddl_should(mutate, check, monkeypatch):
+def test_a_broken_update_fails_its_check(mutate, check, monkeypatch):
     mutate(monkeypatch)
     with pytest.raises((AssertionError, TrainingDiverged)):
         check()

@@ -13,30 +13,25 @@ import ddl
 from ddl.callbacks import AfterSave, Every
 from ddl.errors import DdlError
 from tests.conftest import make_strategy
+from tests.contract.noisy_task import NoisyTask, few_examples
 
 ROWS, BATCH, STEPS = 20, 8, 8  # three steps an epoch; the last batch has 4 rows
-X = np.random.default_rng(0).normal(size=(ROWS, 3))
-DATA = {"x": X, "label": (X.sum(1) > 0).astype("int32")}
+DATA = few_examples()
 PERIODS = {"eval_every": 4, "log_every": 2, "progress": False}
 
 
-class Task:
-    """A classifier of noisy examples."""
+class Task(NoisyTask):
+    """The noisy task with a step and two states of its own: a target network and a count."""
 
     def __init__(self):
-        layers = keras.layers
-        normalization = layers.BatchNormalization(synchronized=True)
-        hidden = [layers.Dense(4, "tanh"), normalization, layers.Dense(2)]
-        self.model = keras.Sequential([keras.Input((3,)), *hidden])
+        super().__init__()
+        self.target = keras.models.clone_model(self.model)
+        self.count = tf.Variable(0, dtype=tf.int64)
 
-    def per_example(self, features, training):
-        x = features["x"]
-        if training:
-            x += tf.cast(ddl.random.normal(self, x.shape), x.dtype)
-        logits = self.model(x, training=training)
-        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(features["label"], logits)
-        right = tf.argmax(logits, -1, tf.int32) == features["label"]
-        return ddl.PerExample(losses, {"accuracy": tf.cast(right, losses.dtype)})
+    def step(self, update, batch):
+        self.count.assign_add(1)
+        update.minimize(self.per_example, batch)
+        update.average(self.target, of=self.model, decay=0.5)
 
 
 def make_trainer(kind="mirrored", replicas=2, data=DATA):
@@ -63,6 +58,7 @@ def make_trainer(kind="mirrored", replicas=2, data=DATA):
 def values(trainer):
     variables = [*trainer.model.variables, *trainer.optimizer.variables]
     own = [v.numpy() for v in variables]
+    own += [*trainer.task.target.get_weights(), trainer.task.count.numpy()]
     with trainer.evaluation_weights():
         return [*own, *trainer.model.get_weights(), trainer.loss_scale, trainer.step]
 

@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorboard.plugins.hparams import metadata
 
 from tests.contract.commands import (
     assert_same_end,
@@ -34,16 +35,22 @@ def contents(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-def scalars(folder):
-    """Returns (step, name, value) of each scalar in TensorBoard's files of a folder."""
-    found = []
-    for path in folder.glob("*.tfevents.*"):
+def summaries(folder):
+    """Yields (step, summary value) of all of TensorBoard's files below a folder."""
+    for path in folder.rglob("*.tfevents.*"):
         for event in tf.compat.v1.train.summary_iterator(str(path)):
             for value in event.summary.value:
-                array = tf.make_ndarray(value.tensor)
-                if array.shape == () and array.dtype == np.float32:
-                    found.append((event.step, value.tag, float(array)))
-    return found
+                yield event.step, value
+
+
+def scalars(folder):
+    """Returns (step, name, value) of each scalar of a folder."""
+    arrays = ((step, value.tag, tf.make_ndarray(value.tensor)) for step, value in summaries(folder))
+    return [
+        (step, tag, float(array))
+        for step, tag, array in arrays
+        if array.shape == () and array.dtype == np.float32
+    ]
 
 
 def test_a_run_leaves_the_documented_files(run):
@@ -73,6 +80,23 @@ def test_tensorboard_shows_the_figures_of_metrics(run, split):
         assert any(
             step == line["step"] and value == pytest.approx(line["loss"]) for step, value in shown
         )
+
+
+def test_tensorboard_shows_the_macros_as_hyperparameters(run):
+    (start,) = [
+        value for _, value in summaries(run) if value.tag == metadata.SESSION_START_INFO_TAG
+    ]
+    content = start.metadata.plugin_data.content
+    shown = metadata.parse_session_start_info_plugin_data(content).hparams
+    assert shown["LEARNING_RATE"].number_value == 0.05
+    assert shown["GLOBAL_BATCH_SIZE"].number_value == 64
+    assert shown["PRECISION"].string_value == "float32"
+
+
+def test_a_profile_and_short_loops_leave_the_results(run, tmp_path):
+    other = finished(tmp_path / "run", flags=("--profile=5:6", "--steps_per_loop=2"))
+    assert list(other.rglob("*.xplane.pb"))
+    assert_same_end(other, run)
 
 
 def test_the_operative_config_repeats_the_run(run, tmp_path):

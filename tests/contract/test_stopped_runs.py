@@ -6,6 +6,7 @@ import resource
 import shutil
 import signal
 import sys
+import time
 
 import pytest
 
@@ -28,12 +29,6 @@ def straight(tmp_path_factory):
     return finished(tmp_path_factory.mktemp("straight") / "run", *acts.EVERY_STEP)
 
 
-@pytest.fixture(autouse=True)
-def _no_acts():
-    yield
-    acts.AT.clear()
-
-
 def act_at(step, function, model_dir) -> Ended:
     """Starts the run; once, after `step`, it calls the function."""
     acts.AT[step] = function
@@ -52,12 +47,19 @@ def process(model_dir, **variables):
 @pytest.mark.parametrize(("number", "step"), [(signal.SIGTERM, 4), (signal.SIGINT, 5)])
 def test_a_signal_saves_and_the_run_resumes(tmp_path, straight, number, step):
     run = tmp_path / "run"
-    ended = act_at(step, lambda: os.kill(os.getpid(), number), run)
+
+    def stop():
+        os.kill(os.getpid(), number)
+        time.sleep(1)  # a thread hears of the signal, on a busy machine later than at the next step
+
+    ended = act_at(step, stop, run)
     assert ended.status == 75
     assert "Traceback" not in ended.err
-    stopped = re.search(rf"{signal.Signals(number).name} at step (\d+) of 12", ended.err)
-    assert step <= saved_steps(run)[-1] == int(stopped[1]) < 12  # a thread hears of the signal
-    assert f"step {stopped[1]}" in small(run, *acts.EVERY_STEP).out
+    stopped = saved_steps(run)[-1]
+    assert step <= stopped < 12
+    for words in (signal.Signals(number).name, f"step {stopped}"):
+        assert words in ended.err
+    assert f"step {stopped}" in small(run, *acts.EVERY_STEP).out
     assert_same_end(run, straight)
 
 
@@ -79,14 +81,14 @@ def kill():
     raise Killed
 
 
-def test_a_run_that_ends_before_its_first_save_begins_again(tmp_path, straight):
+def test_a_run_killed_before_its_first_save_begins_again(tmp_path, straight):
     with pytest.raises(Killed):
         act_at(1, kill, tmp_path / "run")
     finished(tmp_path / "run", *acts.EVERY_STEP)
     assert_same_end(tmp_path / "run", straight)
 
 
-def test_it_may_end_again_and_again(tmp_path, straight):
+def test_a_run_may_be_killed_again_and_again(tmp_path, straight):
     for step in (5, 5, 12):
         with pytest.raises(Killed):
             act_at(step, kill, tmp_path / "run")
@@ -119,14 +121,14 @@ def full_disk(is_full):
     resource.setrlimit(resource.RLIMIT_FSIZE, (0 if is_full else hard, hard))
 
 
-def test_what_a_full_disk_refused_is_written_later(tmp_path, straight):
+def test_writes_that_a_full_disk_refused_are_repeated(tmp_path, straight):
     """The run trains on and ends as if there had been room."""
     acts.AT[10] = lambda: full_disk(False)
     try:
         ended = act_at(3, lambda: full_disk(True), tmp_path / "run")
     finally:
         full_disk(False)
-    assert "step 4 could not be written" in ended.err + ended.out
+    assert re.search(r"step.4\b.* written", ended.err + ended.out)
     assert ended.status == 0, ended.err
     assert saved_steps(tmp_path / "run")[-1] == 12
     assert_same_end(tmp_path / "run", straight)
@@ -158,7 +160,7 @@ def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(tmp_path, str
     damage(run, 12, ending)
     ended = small(run, *acts.EVERY_STEP)
     assert ended.status == 0, ended.err
-    assert "step-12 is damaged" in ended.out + ended.err
+    assert re.search(r"step.12\b.* damaged", ended.out + ended.err)
     assert "step 8" in ended.out
     assert_same_end(run, straight)
 

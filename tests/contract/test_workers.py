@@ -15,7 +15,7 @@ import pytest
 
 import ddl
 from tests.conftest import make_strategy
-from tests.contract.small_run import CALLBACKS, CONFIG, SmallTask, small_data
+from tests.contract.noisy_task import CALLBACKS, CONFIG, NoisyTask, few_examples
 from tests.processes import forked
 
 pytestmark = pytest.mark.processes
@@ -25,8 +25,8 @@ ROOT = Path(__file__).parents[2]
 
 def flags_of(folder, config):
     """Writes a config, and returns the flags of its run in a folder."""
-    (folder / "small.gin").write_text(config.replace("FOLDER", str(folder)))
-    return [f"--model_dir={folder / 'run'}", f"--gin_file={folder / 'small.gin'}"]
+    (folder / "noisy.gin").write_text(config.replace("FOLDER", str(folder)))
+    return [f"--model_dir={folder / 'run'}", f"--gin_file={folder / 'noisy.gin'}"]
 
 
 def launch(folder, config, *flags):
@@ -50,9 +50,9 @@ def in_one_process():
     ends = []
     for strategy in (make_strategy("one_device", 1), make_strategy("mirrored", 2)):
         with strategy.scope():
-            task, optimizer = SmallTask(), keras.optimizers.SGD(0.1, momentum=0.9)
+            task, optimizer = NoisyTask(), keras.optimizers.SGD(0.1, momentum=0.9)
         options = {"global_batch_size": 8, "seed": 0, "clip_norm": 0.5, "strategy": strategy}
-        trainer = ddl.Trainer(task, optimizer, small_data(), eval_data=small_data(), **options)
+        trainer = ddl.Trainer(task, optimizer, few_examples(), eval_data=few_examples(), **options)
         trainer.train(12, progress=False)
         ends.append((trainer.model.get_weights(), trainer.evaluate()["loss"]))
     return ends
@@ -68,8 +68,8 @@ def test_two_workers_end_with_the_weights_of_one_process(in_one_process, tmp_pat
     assert status == 0, output
     if dies:
         assert (tmp_path / "death").read_text() == "died"
-        assert "worker 1 was killed by SIGKILL" in output
-        assert "Restart 1 of 1" in output
+        assert "worker 1" in output
+        assert "SIGKILL" in output
     with np.load(tmp_path / "weights.npz") as found:
         found = list(found.values())
     for wanted, loss in in_one_process:

@@ -310,8 +310,8 @@ def test_a_mistake_is_named(row):
     assert len(message.splitlines()) <= 6, message
 
 
-def test_nothing_of_the_sound_parts_is_refused():
-    """Else the table could pass for another reason than the one that a row gives."""
+def test_correct_calls_are_accepted():
+    """Otherwise rows of the table could be refused for another reason than the mistake."""
     made = trainer(eval_data=(X, Y), clip_norm=1.0, accumulation_steps=2)
     figures = made.train(1)
     assert set(figures) >= {"loss", "accuracy"}

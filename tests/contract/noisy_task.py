@@ -1,4 +1,4 @@
-"""What the config of a small run refers to: a task, its data, and two callbacks."""
+"""A noisy task with its data, for Python and configs, and the callbacks of clusters."""
 
 import json
 import os
@@ -13,7 +13,7 @@ import tensorflow as tf
 import ddl
 
 CONFIG = """
-import tests.contract.small_run
+import tests.contract.noisy_task
 include 'standard.gin'
 SEED = 0
 GLOBAL_BATCH_SIZE = 8
@@ -23,12 +23,12 @@ CHECKPOINT_EVERY = 3
 LOG_EVERY = 3
 PRECISION = 'float64'
 CLIP_NORM = 0.5
-Trainer.task = @SmallTask()
+Trainer.task = @NoisyTask()
 Trainer.optimizer = @SGD()
 SGD.learning_rate = 0.1
 SGD.momentum = 0.9
-Trainer.train_data = @small_data()
-Trainer.eval_data = @small_data()
+Trainer.train_data = @few_examples()
+Trainer.eval_data = @few_examples()
 """
 
 CALLBACKS = """
@@ -43,14 +43,14 @@ KeepWeights.file = 'FOLDER/weights.npz'
 
 
 @gin.register
-def small_data():
+def few_examples():
     """20 examples: the last batch of an epoch has four."""
     x = np.random.default_rng(0).normal(size=(20, 3))
     return {"x": x, "label": (x.sum(1) > 0).astype("int32")}
 
 
 @gin.register
-class SmallTask:
+class NoisyTask:
     """A classifier of noisy examples whose first weights are always the same."""
 
     def __init__(self):
@@ -67,7 +67,8 @@ class SmallTask:
             x += tf.cast(ddl.random.normal(self, x.shape), x.dtype)
         logits = self.model(x, training=training)
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(features["label"], logits)
-        return ddl.PerExample(losses)
+        right = tf.argmax(logits, -1, tf.int32) == features["label"]
+        return ddl.PerExample(losses, {"accuracy": right})
 
 
 @gin.register
