@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from ddl import microbatch
 from ddl.data import BatchPipeline
-from ddl.microbatch import Draws, Microbatch
+from ddl.microbatch import Microbatch
 from ddl.step.all_reduce import AllReduce
 from ddl.step.global_gradient import GlobalGradient
 from ddl.step.gradients import multiply
@@ -208,7 +208,7 @@ def draw_anew_when_told_to_draw_the_same(patch: Patch) -> None:
 
 
 def draw_the_same_in_each_pass(patch: Patch) -> None:
-    patch.setattr(verbs.Update, "_draws_of", lambda self, earlier: Draws(0))
+    patch.setattr(verbs.Update, "_draws_of", lambda self, earlier: 0)
 
 
 def draw_after_a_map_what_it_drew(patch: Patch) -> None:
