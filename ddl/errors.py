@@ -38,7 +38,7 @@ def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
         raise ConfigError(f"{name} must be {either(map(repr, choices))}, got {value!r}.")
 
 
-def check_no_text(name: str, value: object, replaces: str = "") -> None:
+def check_no_text(name: str, value: object) -> None:
     """Checks that an argument that takes a list of texts is not a single text.
 
     Python would read a single text letter by letter.
@@ -46,15 +46,12 @@ def check_no_text(name: str, value: object, replaces: str = "") -> None:
     Args:
       name: Name of the argument, such as `LARS.exclude`.
       value: The argument.
-      replaces: Replacement for a single text; "" means a list of it.
 
     Raises:
       ConfigError: If `value` is a text; the message begins with `name`.
     """
     if isinstance(value, str | bytes):
-        raise ConfigError(
-            f"{name} must be a list, got the text {value!r:.80}. Write {replaces or [value]}."
-        )
+        raise ConfigError(f"{name} must be a list, got the text {value!r:.80}. Write {[value]}.")
 
 
 def check_takes(

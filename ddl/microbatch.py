@@ -12,7 +12,7 @@ import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
@@ -62,20 +62,6 @@ def without_traces_of_the_user() -> Iterator[None]:
         yield
     finally:
         tf.config.run_functions_eagerly(earlier)
-
-
-class Draws(NamedTuple):
-    """The identity of a pass's random numbers within an update.
-
-    Attributes:
-      number: Number of the pass in the step, from 0; the only pass of the built-in update has 0.
-    """
-
-    number: int = 0
-
-
-FIRST_PASS = Draws()
-"""The only pass of the built-in update."""
 
 
 class HeldMoments:
@@ -130,7 +116,8 @@ class Microbatch:
       position: In an evaluation, the number of global batches that training has consumed, int64
         []; None in training, where `counter` holds it. The `counter` of an evaluation begins at 0
         each time, so that each evaluation draws the same numbers.
-      draws: Which pass of the step this is; each draws numbers of its own.
+      draws: Number of the pass in the step, each of which draws numbers of its own; the only pass
+        of the built-in step has 0.
       weight: float32 [rows], the weights of the examples; None in a trial, where all are 1.
       step: Number of updates made so far, int64 []; None in a trial, where it is 0.
       gathering: How `ddl.gather` gets the rows of other replicas; None: from the replicas
@@ -151,7 +138,7 @@ class Microbatch:
     mask: tf.Tensor | None = None
     held_moments: HeldMoments | None = None
     position: tf.Tensor | None = None
-    draws: Draws = FIRST_PASS
+    draws: int = 0
     weight: tf.Tensor | None = None
     step: tf.Tensor | None = None
     gathering: Any = None
@@ -259,8 +246,7 @@ class Microbatch:
         Args:
           *identity: Values that no other stream of the same pass has.
         """
-        number = self.draws.number
-        return hashed(*identity, number) if number else hashed(*identity)
+        return hashed(*identity, self.draws) if self.draws else hashed(*identity)
 
     def has_drawn(self, owner: Any) -> bool:
         """Returns whether an object has drawn in this pass."""

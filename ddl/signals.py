@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -129,6 +129,7 @@ class StopSignals:
         while numbers := os.read(reading, 64):
             for number in numbers:
                 if number not in self._numbers:
+                    self._pass_on(number)
                     continue
                 if noted and self._second_ends:
                     os._exit(128 + number)
@@ -136,6 +137,12 @@ class StopSignals:
                     self._note(number)
                 noted = True
         os.close(reading)
+
+    def _pass_on(self, number: int) -> None:
+        """Passes a signal on to who set the descriptor before, such as asyncio in a notebook."""
+        with self._answering, suppress(OSError):  # its pipe may be full, or closed
+            if self._answer is not None and self._previous_descriptor >= 0:
+                os.write(self._previous_descriptor, bytes([number]))
 
     def _note(self, number: int) -> None:
         with self._answering:

@@ -26,8 +26,6 @@ from ddl.step.sharding.shares import gathered
 from ddl.tasks.parts import layers_of, own_variables_of
 from ddl.training.trainer import Trainer
 
-_LEFT_OUT = ("backward", "differentiated")
-
 
 class Recorder:
     """Records the values of one run (`ddl.step.observing.Observer`).
@@ -74,8 +72,6 @@ class Recorder:
 
     def __call__(self, event: str, **values: Any) -> None:
         """Takes an event of `ddl.step.observing`."""
-        if event in _LEFT_OUT:
-            return
         if event == "update":
             self._calls = 0
         elif self._in_pass or event not in ("rows", "outputs"):

@@ -13,16 +13,12 @@ from pathlib import Path
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
-def write_atomically(
-    path: Path, content: str | bytes | Iterable[bytes], *, synced: bool = True
-) -> None:
+def write_atomically(path: Path, content: str | bytes | Iterable[bytes]) -> None:
     """Replaces a file's content atomically: a crash leaves the old content or the new one.
 
     Args:
       path: The file.
       content: The new content; it may come in parts, so that the memory need not hold all.
-      synced: Whether to wait for the disk. Otherwise only a crash of the process, not one of the
-        machine, is sure to leave one of the two.
 
     Raises:
       OSError: If the content cannot be written; the old content then stays. Or if the folder
@@ -37,14 +33,12 @@ def write_atomically(
             for part in [content] if isinstance(content, bytes) else content:
                 file.write(part)
             file.flush()
-            if synced:
-                os.fsync(file.fileno())
+            os.fsync(file.fileno())
         os.replace(partial, path)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
-    if synced:
-        sync(path.parent)
+    sync(path.parent)
 
 
 def sync(path: Path) -> None:

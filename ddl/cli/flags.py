@@ -246,22 +246,16 @@ def list_of_flags(values: flags.FlagValues) -> str:
     Args:
       values: The flags; those of `ddl.main` are listed without absl's own.
     """
+    listed = (
+        FLAGS.get_flags_for_module(__name__)
+        if values is FLAGS
+        else [values[name] for name in values]
+    )
     # FlagValues.get_help leaves out the flags that another module defined.
     own = flags.FlagValues()
-    for flag in flags_of(values):
+    for flag in listed:
         own[flag.name] = flag
     return own.get_help()
-
-
-def flags_of(values: flags.FlagValues) -> list[flags.Flag]:
-    """Returns the flags of a command; those of `ddl.main` without absl's own.
-
-    Args:
-      values: The flags, as a command's module has them in `FLAGS`.
-    """
-    if values is FLAGS:
-        return list(FLAGS.get_flags_for_module(__name__))
-    return [values[name] for name in values]
 
 
 define_flags()

@@ -6,8 +6,8 @@ import sys
 from absl import flags
 
 
-def load_prepared(values: flags.FlagValues) -> None:
-    """Loads the config of a command line, in a block that `prepare` began.
+def load_config(values: flags.FlagValues) -> None:
+    """Loads the config of a command line. `prepare` comes first.
 
     Args:
       values: The parsed flags, with `gin_file`, `gin_param`, `gin_search_path` and

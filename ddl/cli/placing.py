@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ddl.cli.flags import FLAGS, parse_on_device
-from ddl.cli.loading import load_prepared, prepare
+from ddl.cli.loading import load_config, prepare
 
 if TYPE_CHECKING:
     from ddl.run.placement import Placement
@@ -31,7 +31,7 @@ def build_placement(gpus: Sequence[int] | None) -> "Placement | None":
     # Each of the two checks what it can before TensorFlow is imported.
     if check_cluster(FLAGS.cluster) == "tf_config":
         return_freed_memory_of_server()
-    load_prepared(FLAGS)
+    load_config(FLAGS)
 
     from ddl.distribution import parameter_servers
     from ddl.distribution.communication import Communication

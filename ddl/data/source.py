@@ -23,7 +23,6 @@ class Source(abc.ABC):
     Attributes:
       has_numbered_examples: For sources with random access: whether an epoch holds each example
         once, so that examples can be found by their indices.
-      depends_on_batches: Whether the size of the batches decides which examples an epoch holds.
       files_read: Paths of its files, whose names and sizes several workers compare.
       sources_read: The sources from which it takes its examples.
       maps_files: Whether its graph reads files that are mapped into memory; see `read_in_place`.
@@ -32,7 +31,6 @@ class Source(abc.ABC):
     """
 
     has_numbered_examples = True
-    depends_on_batches = False
     files_read: Sequence[str] = ()
     sources_read: Sequence["Source"] = ()
     maps_files = False

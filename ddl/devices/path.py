@@ -132,7 +132,7 @@ def path_of(strategy: tf.distribute.Strategy | None = None) -> DevicePath:
 
 def _has_servers(strategy: tf.distribute.Strategy) -> bool:
     # Private to TensorFlow. The public property cluster_resolver is None with parameter servers;
-    # tests/training/asynchronous/test_split_tables.py loses updates without this.
+    # tests/training/test_split_tables.py loses updates without this.
     return bool(strategy._should_use_with_coordinator)
 
 

@@ -4,14 +4,12 @@ Keras adds 1e-7 to the denominators of F-scores and of intersections over unions
 latter in float32. Their results here are exact to float64. A denominator of 0 gives 0, as in Keras.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
-
-States = Mapping[str, np.ndarray]
 
 
 def result_of(metric: keras.metrics.Metric) -> Callable[[list[np.ndarray]], Any]:

@@ -102,7 +102,7 @@ class RunDirectory:
         """Returns the macros that a run from a config has written, by name; {} without a config."""
         try:
             text = self.operative_config.read_text(encoding="utf-8")
-        except FileNotFoundError:
+        except (OSError, UnicodeDecodeError):  # they are a comfort, and end no run
             return {}
         return {name: _literal(value) for name, value in _MACRO.findall(text)}
 

@@ -127,19 +127,12 @@ class JsonLinesWriter:
                 raise self._error(error) from error
 
     def write(self, step: int, epoch: float, split: str, values: Mapping[str, float]) -> None:
-        """Writes metrics; see `Writer`."""
+        """Appends metrics as a line; see `Writer`. Reports the first failed write."""
         kept = {name: value if math.isfinite(value) else None for name, value in values.items()}
-        self.append({"step": step, "epoch": round(epoch, 6), "split": split, **kept})
-
-    def append(self, values: Mapping[str, Any]) -> None:
-        """Appends a line, reporting the first failed write.
-
-        Args:
-          values: The values by key, with a `step`.
-        """
+        line = {"step": step, "epoch": round(epoch, 6), "split": split, **kept}
         with self._lock:
             first_to_wait = not self._waiting
-            self._waiting.append(json.dumps(values) + "\n")
+            self._waiting.append(json.dumps(line) + "\n")
             try:
                 self._write_waiting()
             except OSError as error:

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from ddl.data import BatchPipeline
 from ddl.data.pipeline import Batch
-from ddl.microbatch import Draws, Microbatch
+from ddl.microbatch import Microbatch
 from ddl.step import gradients as gradient_path
 from ddl.step.accumulation import over_microbatches
 from ddl.step.all_reduce import AllReduce
@@ -27,7 +27,6 @@ from ddl.step.compiled.compiler import Compiler
 from ddl.step.compiled.deferred import Deferred
 from ddl.step.moving_statistics import Statistics
 from ddl.step.objective import Objective
-from ddl.step.observing import observe
 from ddl.step.overflow import all_finite, multiply_finite
 from ddl.step.reduced import Reduced
 from ddl.step.remat import Parts
@@ -80,7 +79,7 @@ class GlobalGradient:
         variables: Sequence[keras.Variable],
         batch: StepBatch,
         state: TrainingState,
-        draws: Draws,
+        draws: int,
         each: OfExample | None = None,
     ) -> Reduced:
         """Returns the gradient of an objective with respect to variables.
@@ -90,7 +89,7 @@ class GlobalGradient:
           variables: The variables.
           batch: The global batch.
           state: The state before the update.
-          draws: Identity of the pass's random numbers.
+          draws: Number of the pass, which has random numbers of its own.
           each: Changes the gradients of each example before they are added up, or None.
 
         Raises:
@@ -112,7 +111,7 @@ class GlobalGradient:
         variables: Sequence[keras.Variable],
         batch: StepBatch,
         state: TrainingState,
-        draws: Draws,
+        draws: int,
         each: OfExample | None = None,
     ) -> tuple[Any, Any]:
         """Returns gradients and metric sums of each replica before any reduce; see `__call__`."""
@@ -134,7 +133,7 @@ class GlobalGradient:
         return form.as_gradients(gradients), sums
 
     def sums(
-        self, objective: Objective, batch: StepBatch, state: TrainingState, draws: Draws
+        self, objective: Objective, batch: StepBatch, state: TrainingState, draws: int
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the weighted sums of the losses of an objective over the examples.
 
@@ -191,7 +190,7 @@ class GlobalGradient:
         return next(iter(self.pipelines.values())).microbatches
 
     def examples(
-        self, batch: StepBatch, index: tf.Tensor | int, state: TrainingState, draws: Draws
+        self, batch: StepBatch, index: tf.Tensor | int, state: TrainingState, draws: int
     ) -> tuple[dict[str, tf.Tensor], Microbatch]:
         """Returns the examples of microbatch `index`. Replica context."""
         pipeline, own = self.pipelines[batch.source], batch.batch
@@ -215,7 +214,7 @@ class GlobalGradient:
         batch: StepBatch,
         state: TrainingState,
         index: tf.Tensor | int,
-        draws: Draws,
+        draws: int,
         each: OfExample | None,
     ) -> tuple[list[Any], tf.Tensor]:
         """Returns gradients and sums of microbatch `index`. Replica context."""
@@ -232,7 +231,6 @@ class GlobalGradient:
         others = gradient_path.left_out(watched, variables, self.own, self.complete)
         updated = [v.value for v in variables]
         with microbatch.backward(), tf.name_scope("ddl_backward"):
-            observe("backward")
             if each is None:
                 gradients = tape.gradient(loss, updated + others)
             else:
@@ -240,7 +238,6 @@ class GlobalGradient:
                 given = (tape, loss, microbatch.mask, updated, each, scale, size)
                 gradients = sum_of_changed(*given)
                 gradients += tape.gradient(loss, others) if others else []
-            observe("differentiated", variables=variables, gradients=gradients)
         gradients, of_others = gradients[: len(variables)], gradients[len(variables) :]
         if self.microbatches == 1:
             gradients = dense_if_compiled(gradients, variables, self.by_rows)

@@ -8,9 +8,6 @@ computation:
     "gradients"   cross-replica   a gradient or a sum begins: loss, the name of the loss
     "rows"        replica         the rows of a microbatch: features
     "outputs"     replica         what the loss returned: name, output (`PerExample`)
-    "backward"    replica         the backward pass of a microbatch begins
-    "differentiated"  replica     it has ended: variables, gradients (the replica's own; those of
-                                  further variables follow, and None where there is none)
     "reduced"     cross-replica   the gradient of the global batch: variables, reduced (`Reduced`)
     "summed"      cross-replica   the sum over the global batch: loss, value
     "apply"       cross-replica   an optimizer gets gradients: optimizer, gradients (`Gradients`)

@@ -20,7 +20,6 @@ import tensorflow as tf
 from ddl.data import BatchPipeline
 from ddl.data.pipeline import Batch
 from ddl.errors import ConfigError
-from ddl.microbatch import Draws
 from ddl.precision import LossScale
 from ddl.step.compiled.compiler import Compiler
 from ddl.step.global_gradient import GlobalGradient
@@ -237,7 +236,7 @@ class _Work:
         loss: str,
         variables: Sequence[keras.Variable],
         batch: StepBatch,
-        draws: Draws,
+        draws: int,
         each: OfExample | None,
     ) -> Reduced:
         observe("gradients", loss=loss)
@@ -256,7 +255,7 @@ class _Work:
         yield
         self._sharding = None
 
-    def sums(self, name: str, values: Values, batch: StepBatch, draws: Draws) -> Summed:
+    def sums(self, name: str, values: Values, batch: StepBatch, draws: int) -> Summed:
         observe("gradients", loss=name)
         objective = self._plan.means[name].of(values)
         sums, weight = self._update.gradient.sums(objective, batch, self._state, draws)

@@ -12,7 +12,6 @@ from ddl.devices.replicas import is_on_server
 from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, TrainingDiverged
-from ddl.microbatch import FIRST_PASS
 from ddl.step.overflow import each_finite
 from ddl.step.state import TrainingState
 from ddl.step.update import UpdateStep
@@ -136,7 +135,8 @@ def _finite_gradients(update: UpdateStep, batch: Batch, state: TrainingState) ->
     (objective,) = update.plan.losses.values()
     variables = trainable_variables(update.plan.task.model)
     given = StepBatch("", 0, batch)
-    gradients, _ = update.gradient.of_replicas(objective, variables, given, state, FIRST_PASS)
+    # The numbers that the only pass of the update drew.
+    gradients, _ = update.gradient.of_replicas(objective, variables, given, state, draws=0)
     finite = update.strategy.run(each_finite, args=(gradients,))
     kept.restore()
     return tf.stack(update.strategy.experimental_local_results(finite))

@@ -159,8 +159,6 @@ class Trainer(Evaluating):
         """Updates of each optimizer in a step, by its name; None if that depends on a tensor."""
         self.kept_bytes = parts.update.kept_bytes
         """Bytes on each replica that an update keeps, to undo itself if a gradient overflows."""
-        self.remat_parts = parts.update.gradient.remat
-        """The parts of the models that the backward pass computes again; None without `remat`."""
         self.sharding = parts.update.sharding
         """The shares of the optimizers' slots; None if each replica holds whole slots."""
         self.generator_states = parts.generator_states

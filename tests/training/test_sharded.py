@@ -203,7 +203,7 @@ def test_shares_and_layers_computed_again_work_together(replicas):
     assert_close(figures(trainer), plain_after_an_overflow(replicas), atol=1e-6)
     assert trainer.skipped_updates == 1
     assert trainer.sharding is not None
-    assert trainer.remat_parts is not None
+    assert trainer._parts.update.gradient.remat is not None
 
 
 def test_shares_are_exchanged_as_on_gpus(gpu_path):

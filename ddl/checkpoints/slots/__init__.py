@@ -1,4 +1,4 @@
-"""Slots and averages in shares; checkpoints hold them whole, so replicas may change."""
+"""Slots in shares; checkpoints hold them whole, so replicas may change."""
 
 from ddl.checkpoints.slots.whole import WholeSlot, with_whole_slots
 

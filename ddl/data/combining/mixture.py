@@ -76,7 +76,6 @@ class Mixture(DecodedSource):
         self._pieces = [
             _Piece(first, _counts(pieces[first], len(self._sources))) for first in sorted(pieces)
         ]
-        self.depends_on_batches = len(self._pieces) > 1
 
     def __len__(self) -> int:
         """Returns the number of examples of an epoch."""

@@ -2,7 +2,7 @@
 
 import inspect
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -20,8 +20,6 @@ from ddl.errors import DataError, definition_of
 
 _COMPARED = 32
 """Examples that are read twice at the start, to find data that differ from read to read."""
-
-_Read = Callable[[int], Iterator[Any]]
 
 
 def endless(data: Any, *, steps_per_epoch: int | None = None) -> Source:
@@ -55,7 +53,7 @@ class EndlessSource(Source):
     as a function, so that each read begins with the first order again.
     """
 
-    def __init__(self, data: Any, steps_per_epoch: int | None, *, windows: bool = False):
+    def __init__(self, data: Any, steps_per_epoch: int | None):
         """Reads the first examples twice.
 
         Args:
@@ -65,7 +63,6 @@ class EndlessSource(Source):
             `start`, the number of the first example, if it has an argument of this name; its
             examples must then not end.
           steps_per_epoch: Batches that count as an epoch.
-          windows: As in `StreamSource`.
 
         Raises:
           ConfigError: If `steps_per_epoch` is missing or below 1.
@@ -85,7 +82,7 @@ class EndlessSource(Source):
         made = self._made(0)
         self._is_dataset = isinstance(made, tf.data.Dataset)
         if self._is_dataset:
-            check_not_batched(_with_names(made), windows)
+            check_not_batched(_with_names(made))
             spec = _with_names(made).element_spec
         else:
             first = next(iter(made), None)

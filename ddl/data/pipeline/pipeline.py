@@ -14,7 +14,7 @@ from ddl.data.pipeline.resident import ResidentArrays
 from ddl.data.source import IndexedSource, Source, weighted
 from ddl.devices.path import path_of
 from ddl.distribution.workers import Workers
-from ddl.microbatch import FIRST_PASS, Draws, Microbatch
+from ddl.microbatch import Microbatch
 from ddl.random import batch_counter
 
 
@@ -274,7 +274,7 @@ class BatchPipeline:
         training: bool,
         step: tf.Tensor,
         position: tf.Tensor | None = None,
-        draws: Draws = FIRST_PASS,
+        draws: int = 0,
     ) -> Microbatch:
         """Builds the `Microbatch` that layers query, for the rows of `examples`. Replica context.
 

@@ -127,8 +127,8 @@ class RandAugment(Augmentation):
         shear, angle = sign * _SHEAR * part, sign * float(np.deg2rad(_DEGREES * part))
         nothing = tf.zeros_like(sign)
 
-        def only(name: str, value: tf.Tensor, otherwise: tf.Tensor = nothing) -> tf.Tensor:
-            return tf.where(is_one[name], value, otherwise)
+        def only(name: str, value: tf.Tensor) -> tf.Tensor:
+            return tf.where(is_one[name], value, nothing)
 
         turned = only("rotate", angle)
         # In float64: the last bit of a float32 depends on the number of rows of a replica.

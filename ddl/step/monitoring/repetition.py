@@ -1,7 +1,6 @@
 """A warning of operations that do not repeat their bits on CPUs.
 
 Their kernels let several threads add to one place, in the order in which the threads come.
-`tests/training/test_all_layers.py` repeats every layer of Keras.
 """
 
 from collections.abc import Iterator

@@ -18,6 +18,6 @@ Checkpoints hold whole slots (`ddl.checkpoints.slots`). Averages of the weights 
 """
 
 from ddl.step.sharding.in_shares import InShares
-from ddl.step.sharding.optimizers import Sharding, ShardOfSlot, sharding_of, variables_of
+from ddl.step.sharding.optimizers import Sharding, sharding_of, variables_of
 
-__all__ = ["InShares", "ShardOfSlot", "Sharding", "sharding_of", "variables_of"]
+__all__ = ["InShares", "Sharding", "sharding_of", "variables_of"]

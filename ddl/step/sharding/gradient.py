@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
-from ddl.microbatch import Draws
 from ddl.step import gradients as gradient_path
 from ddl.step.global_gradient import GlobalGradient
 from ddl.step.objective import Objective
@@ -23,7 +22,7 @@ def gradient_in_shares(
     variables: Sequence[keras.Variable],
     batch: StepBatch,
     state: TrainingState,
-    draws: Draws,
+    draws: int,
 ) -> Reduced:
     """Returns the gradient of an objective in shares. Cross-replica context, in a graph.
 
@@ -34,7 +33,7 @@ def gradient_in_shares(
       variables: The variables.
       batch: The global batch.
       state: The state before the update.
-      draws: Identity of the pass's random numbers.
+      draws: Number of the pass, which has random numbers of its own.
 
     Raises:
       ConfigError: As `GlobalGradient`.

@@ -10,12 +10,12 @@ import tensorflow as tf
 
 from ddl import microbatch
 from ddl.errors import ConfigError
-from ddl.microbatch import Draws, Microbatch
+from ddl.microbatch import Microbatch
 
 _Result = TypeVar("_Result")
 
 _OF_STEP = -1
-"""Number of the step in `Draws`; its passes count from 0."""
+"""Number in the place of a pass's for what the step itself draws; passes count from 0."""
 
 _OF_TENSORFLOW = re.compile(
     "Random|Rng|Multinomial|TruncatedNormal|ParameterizedTruncatedNormal|Stateful(?!Partitioned)"
@@ -43,7 +43,7 @@ class StepDraws:
             counter=counter,
             first_row=0,
             rows=0,
-            draws=Draws(_OF_STEP),
+            draws=_OF_STEP,
         )
 
     def forward(self) -> AbstractContextManager[None]:

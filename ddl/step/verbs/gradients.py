@@ -8,7 +8,6 @@ import keras
 import tensorflow as tf
 
 from ddl.errors import ConfigError, check_takes
-from ddl.microbatch import Draws
 from ddl.optimizers.rows.duplicates import in_pairs
 from ddl.step import gradients as gradient_path
 from ddl.step.compiled.deferred import Deferred
@@ -35,8 +34,8 @@ class Gradients(Guarded):
     Attributes:
       variables: The variables, in the order of the values.
       values: One tensor per variable, of its shape and dtype; `tf.IndexedSlices` of looked-up rows.
-      draws: Identity of the random numbers that were drawn to compute the values; None for a sum of
-        gradients with different draws.
+      draws: Number of the pass whose random numbers were drawn to compute the values; None for a
+        sum of gradients with different draws.
       checked: Whether the update has checked these values for overflow. Results of arithmetic are
         checked when they are applied, since a division may overflow.
       is_shared: Whether the step may use them elsewhere than in one `apply`.
@@ -50,7 +49,7 @@ class Gradients(Guarded):
         strategy: tf.distribute.Strategy,
         variables: Sequence[keras.Variable],
         values: Sequence[Any] | Deferred | InShares,
-        draws: Draws | None = None,
+        draws: int | None = None,
         checked: bool = False,
     ):
         """Keeps the arguments.
@@ -207,7 +206,7 @@ class Gradients(Guarded):
                 "with `of`."
             )
         variables = [*self.variables, *other.variables]
-        draws = self.draws if self.draws is other.draws else None
+        draws = self.draws if self.draws == other.draws else None
         checked = self.checked and other.checked
         values = [*self.of_replicas, *other.of_replicas]
         return Gradients(self._strategy, variables, values, draws, checked)
@@ -243,7 +242,7 @@ class Gradients(Guarded):
             return [in_pairs(function, a, b) for a, b in zip(own, others, strict=True)]
 
         values = self._strategy.run(run, args=(self.of_replicas, other.of_replicas))
-        draws = self.draws if self.draws is other.draws else None
+        draws = self.draws if self.draws == other.draws else None
         return Gradients(self._strategy, self.variables, values, draws)
 
     def _check_same(self, other: "Gradients", what: str) -> None:
@@ -291,8 +290,8 @@ def check_usable(gradients: Gradients) -> None:
         )
 
 
-def draws_of(gradients: Any) -> Draws:
-    """Returns the draws of the passes that computed gradients.
+def draws_of(gradients: Any) -> int:
+    """Returns the number of the pass that computed gradients.
 
     Raises:
       ConfigError: If they are no gradients of one call, or cannot be used in the present graph.

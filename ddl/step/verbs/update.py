@@ -8,7 +8,6 @@ import tensorflow as tf
 
 from ddl.data.pipeline import Batch
 from ddl.errors import check_takes
-from ddl.microbatch import Draws
 from ddl.step.overflow import KeptValues
 from ddl.step.state import TrainingState
 from ddl.step.verbs.batches import StepBatch, StepBatches, check_batch
@@ -209,7 +208,7 @@ class Update(ControlFlow):
         return total
 
     def _sums(
-        self, verb: str, function: OfExamples, batch: StepBatch, name: str | None, draws: Draws
+        self, verb: str, function: OfExamples, batch: StepBatch, name: str | None, draws: int
     ) -> Summed:
         self._call_context.check(verb)
         check_batch(verb, batch)
@@ -340,5 +339,5 @@ class Update(ControlFlow):
         call = Call(verb, name, variables, self._is_in_branch, checks, self._call_context.has_moved)
         self.calls.append(call)
 
-    def _draws_of(self, earlier: Gradients | None) -> Draws:
-        return Draws(self._passes) if earlier is None else draws_of(earlier)
+    def _draws_of(self, earlier: Gradients | None) -> int:
+        return self._passes if earlier is None else draws_of(earlier)

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple, Protocol
 import keras
 import tensorflow as tf
 
-from ddl.microbatch import Draws
 from ddl.step.overflow import KeptValues
 from ddl.step.reduced import Reduced
 from ddl.step.verbs.batches import StepBatch
@@ -67,7 +66,7 @@ class Work(Protocol):
         loss: str,
         variables: Sequence[keras.Variable],
         batch: StepBatch,
-        draws: Draws,
+        draws: int,
         each: OfExample | None,
     ) -> Reduced:
         """Returns the gradient of a loss over the global batch."""
@@ -75,7 +74,7 @@ class Work(Protocol):
     def applied_alone(self) -> AbstractContextManager[None]:
         """Says that gradients of the `with` block are applied, and otherwise unused."""
 
-    def sums(self, name: str, values: Values, batch: StepBatch, draws: Draws) -> Summed:
+    def sums(self, name: str, values: Values, batch: StepBatch, draws: int) -> Summed:
         """Returns the sum of a function of the examples, and the sum of the weights."""
 
     def keep_statistics(self) -> KeptValues:

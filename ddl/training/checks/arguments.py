@@ -41,12 +41,6 @@ def check_strategy(strategy: Any) -> None:
     check_instance("strategy", strategy, tf.distribute.Strategy, example)
 
 
-def check_limits(name: str, value: Any) -> None:
-    """Raises ConfigError unless an argument is a number or None, or holds these by name."""
-    for limit in value.values() if isinstance(value, Mapping) else [value]:
-        check_number(name, limit, "a number", optional=True)
-
-
 def check_flag(name: str, value: Any, *, auto: bool = False) -> None:
     """Raises ConfigError if an argument of the Trainer is neither True nor False.
 
@@ -127,7 +121,9 @@ class Options:
 
     def __post_init__(self) -> None:
         check_number("seed", self.seed, "an integer")
-        check_limits("clip_norm", self.clip_norm)
+        limits = self.clip_norm
+        for limit in limits.values() if isinstance(limits, Mapping) else [limits]:
+            check_number("clip_norm", limit, "a number", optional=True)
         check_number("max_skipped_updates", self.max_skipped_updates, "an integer")
         check_flag("shuffle", self.shuffle)
         check_flag("data_on_device", self.data_on_device, auto=True)

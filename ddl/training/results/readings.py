@@ -96,8 +96,7 @@ class Readings:
         """Returns the means of loss and metrics since the last read, and resets them.
 
         Adds them to `history`. With `clip_norm`, the result also holds "gradient_norm", the mean
-        global norm before clipping. It has a "/NAME" for
-        each of several optimizers.
+        global norm before clipping, with a "/NAME" for each of several optimizers.
 
         Raises:
           DataError: If the feature "weight" was 0 for all examples so far.

@@ -10,7 +10,6 @@ import tensorflow as tf
 from ddl import microbatch
 from ddl.data.pipeline import Batch, BatchPipeline
 from ddl.errors import ConfigError
-from ddl.microbatch import Draws
 from ddl.optimizers.groups import Group
 from ddl.random import batch_counter
 from ddl.step.effects.python_draws import Generators, check_python_draws
@@ -156,7 +155,7 @@ class _PlanningTrace:
         loss: str,
         variables: Sequence[keras.Variable],
         batch: StepBatch,
-        draws: Draws,
+        draws: int,
         each: OfExample | None,
     ) -> Reduced:
         nothing = tf.zeros([], tf.float64)
@@ -166,7 +165,7 @@ class _PlanningTrace:
     def applied_alone(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def sums(self, name: str, values: Values, batch: StepBatch, draws: Draws) -> Summed:
+    def sums(self, name: str, values: Values, batch: StepBatch, draws: int) -> Summed:
         tried = self.losses[name].loss
         assert isinstance(tried, Values)
         zeros, one = tf.zeros(tried.shape, tf.float64), tf.ones([], tf.float64)
