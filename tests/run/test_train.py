@@ -2,19 +2,14 @@
 
 import dataclasses
 import json
-import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from tensorboard.plugins.hparams.api_pb2 import Status
 
-import ddl
 from ddl import config
 from ddl.config.usage import FROM_FLAGS
 from ddl.distribution.communication import Communication
@@ -23,7 +18,6 @@ from ddl.errors import (
     DataError,
     ModelDirectoryError,
     TrainingDiverged,
-    TrainingInterrupted,
 )
 from ddl.run import train
 from ddl.run.placement import Placement
@@ -80,109 +74,6 @@ def test_the_macros_are_hyperparameters_beside_the_figures_of_evaluations(finish
     assert sessions(finished / "train") == ([], [])
 
 
-def test_what_a_run_writes(finished):
-    names = {path.name for path in finished.iterdir()}
-    assert names == {
-        "config.gin",
-        "operative_config.gin",
-        "metrics.jsonl",
-        "train",
-        "eval",
-        "checkpoints",
-    }
-    assert [line["step"] for line in metrics(finished, "train")] == [10, 20, 30, 40]
-    assert [line["step"] for line in metrics(finished, "eval")] == [20, 40]
-    first = metrics(finished, "train")[0]
-    assert {"loss", "accuracy", "learning_rate", "epoch"} <= set(first)
-    assert first["epoch"] == pytest.approx(10 / 23, abs=1e-6)
-    assert "examples_per_second" in metrics(finished, "train")[-1]
-    assert sorted(path.name for path in (finished / "checkpoints").glob("*.index")) == [
-        "step-20.index",
-        "step-40.index",
-    ]
-    assert list((finished / "train").iterdir())
-    assert list((finished / "eval").iterdir())
-
-
-def test_strategies_agree(tmp_path):
-    run(tmp_path / "one", "PRECISION = 'float64'", **DIGITS_MLP)
-    run(tmp_path / "two", "PRECISION = 'float64'", **DIGITS_MLP, strategy=("mirrored", 2))
-    one, two = tensors(tmp_path / "one"), tensors(tmp_path / "two")
-    assert one.keys() == two.keys()
-    assert int(one["state/step/.ATTRIBUTES/VARIABLE_VALUE"]) == 40
-    assert any(value.dtype == np.float64 for value in one.values())
-    for name, value in one.items():
-        np.testing.assert_allclose(two[name], value, rtol=0, atol=1e-9, err_msg=name)
-
-
-def test_the_operative_config_repeats_the_run(finished, tmp_path):
-    config.load([str(finished / "operative_config.gin")])
-    placement = train.Placement(make_strategy("one_device", 1), Communication())
-    train.run(placement, str(tmp_path / "again"))
-    for name, value in tensors(finished).items():
-        np.testing.assert_array_equal(tensors(tmp_path / "again")[name], value, err_msg=name)
-
-
-def test_an_open_seed_is_drawn_written_down_and_kept(tmp_path):
-    run(tmp_path / "run", "SEED = None", "TRAIN_STEPS = 5", **DIGITS_MLP)
-    saved = (tmp_path / "run" / "operative_config.gin").read_text()
-    (line,) = [line for line in saved.splitlines() if line.startswith("SEED = ")]
-    assert line != "SEED = None"
-    run(tmp_path / "run", "SEED = None", "TRAIN_STEPS = 10", **DIGITS_MLP)
-    assert line in (tmp_path / "run" / "operative_config.gin").read_text().splitlines()
-    assert metrics(tmp_path / "run", "train")[-1]["step"] == 10
-
-
-def test_running_again_goes_on(finished, tmp_path):
-    model_dir = tmp_path / "run"
-    run(model_dir, "TRAIN_STEPS = 20")
-    run(model_dir)
-    assert [line["step"] for line in metrics(model_dir, "train")] == [10, 20, 30, 40]
-    for name, value in tensors(finished).items():
-        np.testing.assert_array_equal(tensors(model_dir)[name], value, err_msg=name)
-
-
-def test_a_finished_run_has_nothing_to_do(finished, tmp_path, capsys):
-    model_dir = tmp_path / "run"
-    shutil.copytree(finished, model_dir)
-    before = contents(model_dir)
-    run(model_dir)
-    assert "The run has reached step 40 of 40. Raise TRAIN_STEPS" in capsys.readouterr().out
-    after = contents(model_dir)
-    assert {name for name in after if before.get(name) != after[name]} <= {"checkpoints/checkpoint"}
-
-
-def test_a_signal_saves_and_the_run_goes_on(finished, tmp_path, monkeypatch):
-    import os
-    import signal
-
-    model_dir = tmp_path / "run"
-    evaluate = train.Trainer.evaluate
-
-    def interrupted(trainer):
-        if trainer.step == 20:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return evaluate(trainer)
-
-    monkeypatch.setattr(train.Trainer, "evaluate", interrupted)
-    with pytest.raises(TrainingInterrupted, match="SIGTERM at step 20 of 40") as raised:
-        run(model_dir)
-    assert raised.value.exit_status == 75
-    monkeypatch.undo()
-    run(model_dir)
-    for name, value in tensors(finished).items():
-        np.testing.assert_array_equal(tensors(model_dir)[name], value, err_msg=name)
-
-
-def test_another_config_is_refused_with_its_differences(finished):
-    before = contents(finished)
-    with pytest.raises(ModelDirectoryError) as raised:
-        run(finished, "GLOBAL_BATCH_SIZE = 128", "cnn.hidden_units = (32,)")
-    assert "GLOBAL_BATCH_SIZE: 64 → 128" in str(raised.value)
-    assert "cnn.hidden_units: (64,) → (32,)" in str(raised.value)
-    assert contents(finished) == before
-
-
 @pytest.mark.parametrize(
     "content",
     [
@@ -237,27 +128,6 @@ def test_a_damaged_line_is_named_before_an_evaluation(finished, tmp_path, capsys
     assert contents(model_dir) == before
 
 
-def test_eval_mode(finished, tmp_path, capsys):
-    model_dir = tmp_path / "run"
-    shutil.copytree(finished, model_dir)
-    run(model_dir, mode="eval")
-    assert metrics(model_dir, "eval") == metrics(finished, "eval")  # no step twice
-    assert "step 40 · epoch 1.74 · eval · loss" in capsys.readouterr().out
-
-
-def test_export_mode(finished, tmp_path):
-    model_dir = tmp_path / "run"
-    shutil.copytree(finished, model_dir)
-    run(model_dir, mode="export", strategy=("mirrored", 2))
-    images = np.random.default_rng(0).integers(0, 17, (5, 8, 8, 1)).astype(np.float32)
-    model = keras.models.load_model(model_dir / "export" / "model.keras")
-    served = tf.saved_model.load(str(model_dir / "export" / "saved_model"))
-    np.testing.assert_allclose(served.serve(images), model(images), rtol=1e-5, atol=1e-5)
-    kernel = next(v for n, v in tensors(finished).items() if v.shape == model.weights[-2].shape)
-    assert kernel.shape == (64, 10)
-    assert list(served.signatures) == ["serving_default", "serve"] or served.signatures
-
-
 REGULARIZED = {"gin_file": "digits_cnn_regularized.gin"}
 
 
@@ -267,32 +137,6 @@ def regularized(tmp_path_factory) -> Path:
     model_dir = tmp_path_factory.mktemp("regularized") / "run"
     run(model_dir, **REGULARIZED, strategy=("mirrored", 2))
     return model_dir
-
-
-def test_the_averaged_weights_are_evaluated_and_exported(regularized, tmp_path):
-    """The export needs only Keras: a model with ddl's dropout is loaded without ddl."""
-    model_dir = tmp_path / "run"
-    shutil.copytree(regularized, model_dir)
-    run(model_dir, **REGULARIZED, mode="eval")
-    last = metrics(model_dir, "eval")[-1]
-    run(model_dir, **REGULARIZED, mode="export")
-    saved = tensors(model_dir)
-    averages = [v for n, v in saved.items() if n.startswith("averages/")]
-    exported = keras.models.load_model(model_dir / "export" / "model.keras")
-    for weight in exported.weights:
-        if weight.dtype == "float32":
-            assert any(np.array_equal(weight.numpy(), average) for average in averages), weight.path
-    images, labels = ddl.data.load_digits("test")
-    accuracy = (exported(images).numpy().argmax(-1) == labels).mean()
-    assert accuracy == pytest.approx(last["accuracy"], abs=1e-6)
-    load = (
-        "import sys, keras; print(keras.models.load_model(sys.argv[1]).name, 'ddl' in sys.modules)"
-    )
-    path = str(tmp_path / "run" / "export" / "model.keras")
-    done = subprocess.run(
-        [sys.executable, "-c", load, path], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert done.stdout.strip() == "cnn False", done.stderr[-1000:]
 
 
 def test_other_microbatches_are_noted_if_statistics_depend_on_them(
@@ -359,33 +203,9 @@ def test_a_config_with_another_optimizer_than_the_included_one(tmp_path, capsys)
     assert "learning rate: 1 at its peak" in out
 
 
-@pytest.mark.parametrize("mode", ["eval", "export"])
-def test_without_a_checkpoint(tmp_path, mode):
-    with pytest.raises(ModelDirectoryError, match="There is no checkpoint in"):
-        run(tmp_path / "none", mode=mode)
-    assert not (tmp_path / "none").exists()
-
-
 def test_train_mode_does_not_evaluate(tmp_path):
     run(tmp_path / "run", "TRAIN_STEPS = 10", **DIGITS_MLP, mode="train")
     assert metrics(tmp_path / "run", "eval") == []
-
-
-def test_dry_run_writes_nothing_and_shows_the_plan(tmp_path, capsys):
-    run(tmp_path / "run", dry_run=True, strategy=("mirrored", 2))
-    assert not (tmp_path / "run").exists()
-    out = capsys.readouterr().out
-    for text in (
-        "replicas: 2",
-        "global batch size: 64 = 2 replicas × 32",
-        "steps: 40 (1.7 epochs)",
-        "learning rate: 0.05 at its peak",
-        "One step on one batch: loss 2.",
-        "FusedSGD.momentum = 0.9",
-    ):
-        assert text in out
-    peak = float(re.search(r"Peak memory: process ([\d,]+) MiB", out)[1].replace(",", ""))
-    assert 100 < peak < 100_000  # TensorFlow alone takes hundreds
 
 
 def test_a_run_resumes_with_layers_computed_again_and_without(tmp_path):

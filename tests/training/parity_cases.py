@@ -292,3 +292,10 @@ def largest_differences(
             # A NaN counts as an infinite difference.
             largest[kind] = max(largest.get(kind, 0.0), np.nan_to_num(difference, nan=np.inf))
     return largest
+
+
+def assert_small(name: str, largest: Mapping[str, float], bound: float) -> None:
+    """Checks that the largest differences of a run are within a bound, and that none is missing."""
+    assert {"losses", "weights", "slots", "averages"} <= largest.keys()
+    assert ("moments" in largest) == ("BatchNormalization" in name)
+    assert max(largest.values()) <= bound, largest

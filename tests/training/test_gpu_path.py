@@ -12,8 +12,14 @@ from ddl.data.pipeline import placed_order
 from ddl.training.loop import TrainingLoop
 from tests.conftest import LikeGpus, make_strategy, save
 from tests.step.test_step_graph import operations, trainer
-from tests.training.parity_cases import CASES, COMBINED, differences, make_trainer, reference
-from tests.training.test_parity import assert_small
+from tests.training.parity_cases import (
+    CASES,
+    COMBINED,
+    assert_small,
+    differences,
+    make_trainer,
+    reference,
+)
 from tests.training.test_trainer import all_copies, check_that_overflows_change_nothing
 
 RICH, SPARSE, NOISY = COMBINED

@@ -109,7 +109,7 @@ def assert_trains_as_one_device(trainer, uneven=False, atol=1e-10):
 
 
 # 130 examples in batches of 32 leave 2 for the last batch of an epoch: most replicas of 4 get
-# only padding. tests/training/test_parity.py compares everything else.
+# only padding. tests/contract/test_parity.py compares everything else.
 def test_four_replicas_train_and_evaluate_as_one_device():
     assert_trains_as_one_device(make_trainer(make_strategy("mirrored", 4)))
 
