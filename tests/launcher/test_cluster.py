@@ -98,9 +98,9 @@ def test_one_that_ignores_sigterm_is_killed_after_the_grace(play, capsys):
 
 
 def test_those_that_are_done_wait_for_the_others(play):
-    status, script = play(("worker 0", 0), *[signal.SIGUSR2] * 50, ("worker 1", 0))
+    status, script = play(("worker 0", 0), *[signal.SIGQUIT] * 50, ("worker 1", 0))
     assert status == 0
-    assert script.process("worker 1").received == [signal.SIGUSR2] * 50
+    assert script.process("worker 1").received == [signal.SIGQUIT] * 50
 
 
 def test_a_chief_that_is_done_ends_the_others(play):
@@ -124,7 +124,7 @@ def test_the_worst_status_is_that_of_the_whole(statuses, worst):
 @pytest.mark.parametrize("status", [KILLED, -signal.SIGTERM, 3, 70, 75, 77])
 def test_a_restart_and_all_is_well(play, capsys, tmp_path, status):
     again = ("worker 0", 0), ("worker 1", 0)
-    events = ("worker 1", status), *[signal.SIGUSR2] * 20, *again
+    events = ("worker 1", status), *[signal.SIGQUIT] * 20, *again
     ended, script = play(*events, max_restarts=3)
     assert ended == 0
     assert len(script.started) == 4
@@ -137,7 +137,7 @@ def test_a_restart_and_all_is_well(play, capsys, tmp_path, status):
 
 
 def test_as_many_restarts_as_are_allowed(play, capsys):
-    status, script = play(*[("worker 1", 3), signal.SIGUSR2] * 3, max_restarts=2)
+    status, script = play(*[("worker 1", 3), signal.SIGQUIT] * 3, max_restarts=2)
     assert status == 3
     assert len(script.started) == 6
     assert "No restart: --max_restarts=2 is reached." in capsys.readouterr().err
@@ -168,7 +168,7 @@ def test_a_worker_of_parameter_servers_is_restarted_alone(play, capsys):
 @pytest.mark.parametrize(("dies", "status"), [("worker 1", 1), ("worker 1", 77), ("ps 0", 3)])
 def test_an_end_that_ends_a_cluster_with_parameter_servers(play, capsys, dies, status):
     """An error in flags, a worker that lost another process, a parameter server."""
-    events = (dies, status), *[signal.SIGUSR2] * 20, (dies, status)
+    events = (dies, status), *[signal.SIGQUIT] * 20, (dies, status)
     ended, _ = play(*events, servers=1, max_restarts=1)
     assert ended == status
     assert "alone" not in capsys.readouterr().err
@@ -188,28 +188,28 @@ def test_a_signal_is_passed_on_to_all_and_nothing_restarts(play, capsys, number)
     assert "ended" not in errors
 
 
-def test_requests_for_stacks_and_profiles_are_passed_on_and_end_nothing(play):
+def test_requests_for_stacks_are_passed_on_and_end_nothing(play):
     ends = ("worker 0", 0), ("worker 1", 0)
-    status, script = play(signal.SIGQUIT, signal.SIGUSR2, *ends)
+    status, script = play(signal.SIGQUIT, *ends)
     assert status == 0
     received = [process.received for process in script.started]
-    assert received == [[signal.SIGQUIT, signal.SIGUSR2]] * 2
+    assert received == [[signal.SIGQUIT]] * 2
 
 
 def test_who_still_saves_is_not_disturbed_by_who_is_done(play):
     """A second SIGTERM would end ddl.main at once."""
     saves = {"worker 0": None, "worker 1": 75}
-    waits = [signal.SIGUSR2] * 100
+    waits = [signal.SIGQUIT] * 100
     status, script = play(
         signal.SIGTERM, *waits, ("worker 0", 75), on_signal=saves, grace_seconds=0.1
     )
     assert status == 75
-    assert {*script.process("worker 0").received} == {signal.SIGTERM, signal.SIGUSR2}
+    assert {*script.process("worker 0").received} == {signal.SIGTERM, signal.SIGQUIT}
 
 
 def test_a_second_signal_kills_all(play, capsys):
     saves = {"worker 0": None, "worker 1": 75}
-    status, _ = play(signal.SIGTERM, signal.SIGUSR2, signal.SIGINT, on_signal=saves)
+    status, _ = play(signal.SIGTERM, signal.SIGQUIT, signal.SIGINT, on_signal=saves)
     assert status == 128 + signal.SIGKILL  # and not that of the one that was able to save
     assert "killed worker 0: it was still running at the second signal." in capsys.readouterr().err
 
