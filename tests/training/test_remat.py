@@ -113,9 +113,7 @@ def repeats(trainer):
 @pytest.mark.parametrize(
     ("model", "remat", "name", "replicas", "arguments"),
     [
-        (residual, BLOCKS, "one_device", 1, {"accumulation_steps": 2, "clip_norm": 0.5}),
         (residual, BLOCKS, "mirrored", 2, {"accumulation_steps": 2, "clip_norm": 0.5}),
-        (residual, ddl.Remat("block*", together=2), "mirrored", 4, {}),
         (residual, ALL, "central_storage", 2, {}),
         (sequential, ddl.Remat(together=4), "mirrored", 2, {"clip_norm": 0.01}),
         (Subclassed, ddl.Remat("branch_*"), "mirrored", 2, {"accumulation_steps": 2}),
