@@ -15,6 +15,7 @@ import hypothesis
 import keras
 import pytest
 import tensorflow as tf
+from tensorflow.python.framework import ops
 
 from ddl import output
 from ddl.checking import processes
@@ -41,6 +42,18 @@ def _graphs_freed():
     yield
     if time.monotonic() - began > _TRACED:
         gc.collect()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _custom_gradients_forgotten():
+    """Frees a module's graphs: TensorFlow keeps each custom gradient, with its graph, for good."""
+    registered = ops.gradient_registry._registry
+    before = set(registered)
+    yield
+    for name in set(registered) - before:
+        if name.startswith("CustomGradient"):
+            del registered[name]
+    gc.collect()
 
 
 # A busy machine draws examples slowly: no fault of a test.
@@ -79,6 +92,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("processes"):
             item.add_marker(pytest.mark.flaky(reruns=1))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Prints each failure when it happens: a run that is cut off later has told it."""
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        print(f"\nFAILED {report.nodeid} ({report.when})\n{report.longreprtext}", flush=True)
 
 
 def unexpected_skips(config: pytest.Config) -> list[str]:

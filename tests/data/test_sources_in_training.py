@@ -110,9 +110,7 @@ def test_two_workers_read_the_rows_of_one_from_any_batch_on(name, folder):
 
 
 # Features that tell examples apart: the images all differ.
-@pytest.mark.parametrize(
-    "name", ["image_folder", "records", "stored", "items", "py_dataset", "stream"]
-)
+@pytest.mark.parametrize("name", ["image_folder", "records", "items", "py_dataset", "stream"])
 def test_every_example_once_an_epoch(name, folder):
     source = SOURCES[name](folder)
     pipeline = ddl.data.BatchPipeline(source, BATCH, seed=1)

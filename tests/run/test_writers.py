@@ -147,23 +147,6 @@ def test_a_file_larger_than_a_chunk(tmp_path, monkeypatch):
         writer.check()
 
 
-def test_no_more_than_some_chunks_are_in_memory(tmp_path, monkeypatch):
-    """A run of months has a file of gigabytes. Here of 4 MB, which ddl wrote or an editor saved."""
-    monkeypatch.setattr(metric_lines, "_CHUNK", 2**14)
-    path = tmp_path / "metrics.jsonl"
-    line = b'{"step": 7, "split": "train", "loss": %b}\n'
-    for number in (b"1.5", b"1.5 "):
-        path.write_bytes(line % number * (2**22 // len(line)))
-        writer = JsonLinesWriter(path)
-        for name, arguments in (("check", ()), ("has", (8, "eval", ())), ("drop_after", (6,))):
-            tracemalloc.start()
-            getattr(writer, name)(*arguments)
-            peak = tracemalloc.get_traced_memory()[1]
-            tracemalloc.stop()
-            assert peak < 2**20, name
-        assert path.read_bytes() == b""
-
-
 def test_lines_of_ddl_are_not_parsed_one_by_one(tmp_path, monkeypatch):
     monkeypatch.setattr(metric_lines, "parsed", lambda line: pytest.fail("parsed a line"))
     writer = JsonLinesWriter(tmp_path / "metrics.jsonl")

@@ -7,9 +7,7 @@ import tensorflow as tf
 
 import ddl
 from ddl.data import BatchPipeline
-from ddl.data.pipeline import pipeline as pipelines
 from ddl.data.pipeline import placed_order
-from ddl.training.loop import TrainingLoop
 from tests.conftest import LikeGpus, make_strategy, save
 from tests.step.test_step_graph import operations, trainer
 from tests.training.parity_cases import (
@@ -18,7 +16,6 @@ from tests.training.parity_cases import (
     assert_small,
     differences,
     make_trainer,
-    reference,
 )
 from tests.training.test_trainer import all_copies, check_that_overflows_change_nothing
 
@@ -117,62 +114,6 @@ def test_no_tuner_runs_over_a_distributed_data_set():
     assert given.options().autotune.enabled is False
     for own in iterator._iterators:
         assert own._dataset.options().autotune.enabled is False
-
-
-def give_all_replicas_the_first_rows(patch: pytest.MonkeyPatch) -> None:
-    for module in (placed_order, pipelines):
-        patch.setattr(module, "first_own_row", lambda *_: tf.zeros([], tf.int32))
-
-
-def swap_the_replicas_rows(patch: pytest.MonkeyPatch) -> None:
-    own_rows = BatchPipeline.own_rows
-
-    def mutated(self, strategy):
-        rows = own_rows(self, strategy)
-        rows = np.arange(self.global_batch_size) if rows is None else rows
-        return np.roll(rows, self.global_batch_size // strategy.num_replicas_in_sync)
-
-    patch.setattr(BatchPipeline, "own_rows", mutated)
-
-
-def take_another_batch(patch: pytest.MonkeyPatch) -> None:
-    taken = placed_order._taken
-
-    def mutated(ordered, place):
-        return taken({name: tf.roll(rows, 1, axis=0) for name, rows in ordered.items()}, place)
-
-    patch.setattr(placed_order, "_taken", mutated)
-
-
-def keep_the_iterator_of_another_batch(patch: pytest.MonkeyPatch) -> None:
-    begin = TrainingLoop._iterator_from
-    patch.setattr(
-        TrainingLoop,
-        "_iterator_from",
-        lambda self, state: begin(self, state._replace(batches=state.batches + 1)),
-    )
-
-
-def leave_out_the_distributed_iterator(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(BatchPipeline, "distributes", lambda *_: False)
-
-
-@pytest.mark.parametrize(
-    ("take_out", "name"),
-    [
-        (give_all_replicas_the_first_rows, SPARSE),
-        (swap_the_replicas_rows, NOISY),
-        (take_another_batch, PADDED),
-        (keep_the_iterator_of_another_batch, NOISY),
-        (leave_out_the_distributed_iterator, NOISY),
-    ],
-    ids=lambda value: getattr(value, "__name__", value),
-)
-def test_parity_fails_without(take_out, name, monkeypatch):
-    reference(name, "float64")  # of the unchanged code
-    take_out(monkeypatch)
-    with pytest.raises(AssertionError):
-        check_parity(2, name)
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
