@@ -119,7 +119,7 @@ def test_each_source_has_an_order_of_its_own():
     assert abs(means[0] - means[2]) > 1e-6
 
 
-ELSEWHERE = [("mirrored", 2)]
+ELSEWHERE = [("mirrored", 2, 1, "auto"), ("central_storage", 2, 2, False)]
 
 
 @pytest.fixture(scope="module")
