@@ -1,0 +1,1 @@
+"""Data: the order of examples, their sources, and batches for the replicas."""

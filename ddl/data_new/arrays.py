@@ -1,6 +1,5 @@
 """Arrays in memory, or mapped from files, as examples."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -39,8 +38,8 @@ class Arrays:
             if len(self.arrays[name]) != len(self.arrays[first]):
                 raise DataError(
                     f"All features must have the same number of examples, but {first!r} has "
-                    f"{len(self.arrays[first]):,} and {name!r} has {len(self.arrays[name]):,}. Pass "
-                    "arrays whose first dimensions are equal."
+                    f"{len(self.arrays[first]):,} and {name!r} has {len(self.arrays[name]):,}. "
+                    "Pass arrays whose first dimensions are equal."
                 )
         if not len(self):
             raise DataError(
@@ -75,8 +74,8 @@ def _as_array(name: str, data: Any) -> np.ndarray:
         array = np.asarray(data, object) if texts else np.asanyarray(data)
     except ValueError as error:
         raise DataError(
-            f"Feature {name!r} must be an array of numbers or text, with an entry for each example, "
-            f"but NumPy could not convert it: {str(error).rstrip('.')}. {ONE_LENGTH}"
+            f"Feature {name!r} must be an array of numbers or text, with an entry for each "
+            f"example, but NumPy could not convert it: {str(error).rstrip('.')}. {ONE_LENGTH}"
         ) from error
     if array.ndim == 0:
         raise DataError(

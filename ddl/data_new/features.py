@@ -10,7 +10,7 @@ from ddl.errors import DataError
 
 ONE_LENGTH = (
     "Pad all to one length in the reader, or pack several into rows of one length "
-    "(ddl.data_new.packed)."
+    "(ddl.data.packed)."
 )
 """The remedy for features whose shapes vary."""
 
@@ -31,8 +31,8 @@ def named(example: Any, what: str) -> dict[str, Any]:
         features = dict(inputs) if isinstance(inputs, Mapping) else {"image": inputs}
         if both := parts.keys() & features.keys():
             raise DataError(
-                f"{what} is a tuple (x, y) whose x has the feature {min(both)!r} too. Rename it, or "
-                "pass one dict of all features."
+                f"{what} is a tuple (x, y) whose x has the feature {min(both)!r} too. Rename it, "
+                "or pass one dict of all features."
             )
         example = features | {name: part for name, part in parts.items() if part is not None}
     if not isinstance(example, Mapping) or not example:
@@ -66,11 +66,12 @@ def tensorflow_dtype(name: str, value: np.ndarray) -> tf.DType:
     dtype = value.dtype if isinstance(value, np.ndarray | np.generic) else np.asarray(value).dtype
     if dtype.kind in "US":
         return tf.string
-    if dtype == object:
+    if dtype.kind == "O":
         if all(isinstance(one, str | bytes) for one in np.asarray(value, object).flat):
             return tf.string
         raise DataError(
-            f"Feature {name!r} must be numbers or text of one shape, got Python objects. {ONE_LENGTH}"
+            f"Feature {name!r} must be numbers or text of one shape, got Python objects. "
+            f"{ONE_LENGTH}"
         )
     try:
         return tf.as_dtype(dtype)

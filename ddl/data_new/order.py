@@ -4,11 +4,11 @@ Every example occurs exactly once per epoch. The order does not depend on replic
 or timing. Any batch of a run is computed from its number alone: to resume at step one million costs
 the same as to start at step 0.
 
-The permutation of more than 1,024 examples is a Feistel network whose rounds are keyed by Philox (Luby and Rackoff 1988, "How
-to construct pseudorandom permutations"; Salmon et al. 2011, "Parallel random numbers: as easy as 1,
-2, 3"). It permutes 4^k numbers, and walks along its cycles until a number below n comes (Black and
-Rogaway 2002, "Ciphers with arbitrary finite domains"). Fewer examples are sorted by random keys:
-blocks of a few bits would not reach all permutations.
+The permutation of more than 1,024 examples is a Feistel network whose rounds are keyed by Philox
+(Luby and Rackoff 1988, "How to construct pseudorandom permutations"; Salmon et al. 2011, "Parallel
+random numbers: as easy as 1, 2, 3"). It permutes 4^k numbers, and walks along its cycles until a
+number below n comes (Black and Rogaway 2002, "Ciphers with arbitrary finite domains"). Fewer
+examples are sorted by random keys: blocks of a few bits would not reach all permutations.
 """
 
 import functools
@@ -38,8 +38,8 @@ def steps_per_epoch(num_examples: int, global_batch_size: int) -> int:
     """
     if not 1 <= num_examples <= _LARGEST:
         raise DataError(
-            f"A data set must have from 1 to {_LARGEST:,} examples, got {num_examples:,}. Pass data "
-            "with examples, or correct the files or the split that the source reads."
+            f"A data set must have from 1 to {_LARGEST:,} examples, got {num_examples:,}. Pass "
+            "data with examples, or correct the files or the split that the source reads."
         )
     if not 1 <= global_batch_size <= _LARGEST_BATCH:
         raise ConfigError(

@@ -31,11 +31,11 @@ class Source:
     such data by itself; `decode` is the reason to write it:
 
         def decode(item, seed):
-            image = tf.io.decode_jpeg(item["jpeg"], 3)
-            image = tf.image.stateless_random_crop(tf.image.resize(image, [40, 40]), [32, 32, 3], seed)
+            image = tf.image.resize(tf.io.decode_jpeg(item["jpeg"], 3), [40, 40])
+            image = tf.image.stateless_random_crop(image, [32, 32, 3], seed)
             return {"image": image, "label": item["label"]}
 
-        source = ddl.data_new.Source(items, decode)
+        source = ddl.data.Source(items, decode)
 
     An item is a dict of arrays, numbers or text, or a tuple (x, y) or (x, y, weight) as Keras takes
     it; "weight", a float, is the example's weight in loss and metrics. An item must depend only on
@@ -161,7 +161,7 @@ class Source:
             if not hasattr(self.items, needed):
                 raise DataError(
                     f"A source needs __len__ and __getitem__ (or __getitems__), but {self.name} "
-                    f"has no {needed}. Pass a generator or a pipeline to ddl.data_new.stream."
+                    f"has no {needed}. Pass a generator or a pipeline to ddl.data.stream."
                 )
         if hasattr(self.items, "columns") and hasattr(self.items, "to_numpy"):
             raise DataError(
@@ -209,8 +209,8 @@ class Source:
         )
         if drawn := drawn_by_state(traced.graph.get_operations()):
             raise DataError(
-                f"{definition_of(self.decode)} draws random numbers by {drawn}, which a resumed run "
-                "would draw differently. Pass the seed to tf.random.stateless_uniform, "
+                f"{definition_of(self.decode)} draws random numbers by {drawn}, which a resumed "
+                "run would draw differently. Pass the seed to tf.random.stateless_uniform, "
                 "tf.image.stateless_random_flip_left_right or the like, or augment in the model."
             )
         return checked_spec(traced.structured_outputs, definition_of(self.decode))
