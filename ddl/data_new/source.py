@@ -103,6 +103,12 @@ class Source:
         """Returns the number of examples."""
         return self._length
 
+    def decoded(self, item: dict[str, tf.Tensor], seed: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Returns the features that `decode` makes of an item; see `Source`. In a graph."""
+        assert self.decode is not None
+        example = tf.autograph.experimental.do_not_convert(self.decode)(item, seed)
+        return named(example, definition_of(self.decode))
+
     def rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """Reads items, before `decode`. Called by threads of tf.data.
 
@@ -204,7 +210,7 @@ class Source:
 
     def _decoded_spec(self) -> dict[str, tf.TensorSpec]:
         check_takes("Source.decode", self.decode, ("item", "seed"))
-        traced = tf.function(self._decode_named, autograph=False).get_concrete_function(
+        traced = tf.function(self.decoded, autograph=False).get_concrete_function(
             self.row_spec, tf.TensorSpec([2], tf.int64)
         )
         if drawn := drawn_by_state(traced.graph.get_operations()):
@@ -214,11 +220,6 @@ class Source:
                 "tf.image.stateless_random_flip_left_right or the like, or augment in the model."
             )
         return checked_spec(traced.structured_outputs, definition_of(self.decode))
-
-    @tf.autograph.experimental.do_not_convert
-    def _decode_named(self, item: dict[str, tf.Tensor], seed: tf.Tensor) -> dict[str, tf.Tensor]:
-        assert self.decode is not None
-        return named(self.decode(item, seed), definition_of(self.decode))
 
 
 def _unreadable(name: str, item: str, error: Exception) -> DataError:
