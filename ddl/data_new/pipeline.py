@@ -275,9 +275,9 @@ class BatchPipeline:
         )
 
     def first_examples(self, count: int) -> dict[str, tf.Tensor]:
-        """Returns the first examples of a run, [count, …], with "weight" if the data have it. Eager.
+        """Returns the first examples of a run, [count, …]: features, and "weight" if the data have it.
 
-        They repeat if there are fewer. A stream is read from its beginning.
+        Eager. They repeat if there are fewer. A stream is read from its beginning.
         """
         source = self.source
         if isinstance(source, Stream):

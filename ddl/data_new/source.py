@@ -1,6 +1,7 @@
 """Examples with random access: a length, an index, and one specification of all examples."""
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,8 @@ from ddl.errors import DataError, check_takes, definition_of
 from ddl.seeds import drawn_by_state
 
 Example = Mapping[str, Any]
+
+_LOOKED_FOR_SECONDS = 60
 
 
 class Source:
@@ -126,6 +129,27 @@ class Source:
         except Exception as error:
             self.error = error
             raise
+
+    def damaged(self) -> str | None:
+        """Looks for the first example that cannot be decoded, for at most a minute.
+
+        Returns:
+          A sentence that names it, by `items.describe(index)` if the items have it; None if none is
+          found.
+        """
+        until = time.monotonic() + _LOOKED_FOR_SECONDS
+        for index in range(len(self) if self.decode is not None else 0):
+            rows = self.rows(np.array([index]))
+            item = {name: tf.constant(column[0]) for name, column in rows.items()}
+            try:
+                self.decoded(item, tf.zeros([2], tf.int64))
+            except tf.errors.OpError:
+                describe = getattr(self.items, "describe", None)
+                what = describe(index) if describe else f"item {index:,} of {self.name}"
+                return f"The first example that cannot be decoded is {what}."
+            if time.monotonic() > until:
+                break
+        return None
 
     def _rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         if self._read_rows is not None:
